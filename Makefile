@@ -1,0 +1,51 @@
+# Every target sets up what it needs in .venv from the pinned, hashed requirements; nothing else on the machine is touched.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test check lint types imports bench proto up down clean
+
+$(READY): requirements/dev.txt pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit("topoalign needs Python 3.11 or later") if sys.version_info < (3, 11) else None'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: $(READY)  ## the main job on a described machine, or on this one if it has an NVIDIA driver
+	$(BIN)/topoalign demo
+
+test: $(READY)  ## all tests
+	$(BIN)/python -m pytest
+
+check: lint types imports test  ## what must pass on main
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+imports: $(READY)
+	$(BIN)/lint-imports
+
+bench: $(READY)  ## all benchmarks
+	$(BIN)/topoalign bench
+
+proto: $(READY)  ## generates the kubelet's protocols anew from proto/
+	$(BIN)/python -m grpc_tools.protoc -I proto \
+	  --plugin=protoc-gen-python_betterproto2=$(BIN)/protoc-gen-python_betterproto2 \
+	  --python_betterproto2_out=services/allocator/topoalign/allocator/kubelet/api \
+	  --python_betterproto2_opt=client_generation=async --python_betterproto2_opt=server_generation=async \
+	  proto/deviceplugin.proto proto/podresources.proto
+
+up:  ## four services and NATS in containers, on a described machine
+	docker compose up --build --detach
+
+down:
+	docker compose down
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,155 @@
+"""
+Every error that topoalign raises on purpose.
+
+An error takes data, writes its own sentence, and its base says whose fault it is; each front (gRPC, HTTP, command line)
+maps the bases once. `code` is a stable CamelCase word, `str(error)` is what was found, `remedy` is what to do about it.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+
+class TopoalignError(Exception):
+    """Base of all of them. `code` names the kind; `remedy` says what the reader can do."""
+
+    code: ClassVar[str] = "Internal"
+
+    def __init__(self, finding: str, remedy: str) -> None:
+        super().__init__(finding)
+        self.finding = finding
+        self.remedy = remedy
+
+
+class BadRequest(TopoalignError):
+    """The caller's fault: what was asked or configured cannot be meant. Asking again unchanged will fail again."""
+
+    code = "BadRequest"
+
+
+class NoFit(TopoalignError):
+    """Nobody's fault: the request is sound and the node works, but they do not fit as the node is now."""
+
+    code = "NoFit"
+
+
+class Unavailable(TopoalignError):
+    """The machine's or a neighbour's fault: hardware, driver, disk or bus did not do its part. May pass by itself."""
+
+    code = "Unavailable"
+
+
+class InvalidField(BadRequest):
+    """A value in a request, setting or message is wrong; the field is named by its path."""
+
+    code = "InvalidField"
+
+    def __init__(self, field: str, finding: str, remedy: str) -> None:
+        self.field = field
+        super().__init__(f"{field}: {finding}", remedy)
+
+
+class UnknownDevice(BadRequest):
+    """Names a device that this node does not have, or no longer has."""
+
+    code = "UnknownDevice"
+
+    def __init__(self, devices: Sequence[str]) -> None:
+        self.devices = tuple(devices)
+        super().__init__(
+            f"not devices of this node: {quoted(devices)}",
+            "list the node's devices with `topoalign topo --wide` and use their ids as printed there",
+        )
+
+
+class NotFound(BadRequest):
+    """Names something that does not exist: an allocation, a node, a machine of the catalogue."""
+
+    code = "NotFound"
+
+    def __init__(self, kind: str, name: str, remedy: str) -> None:
+        self.kind, self.name = kind, name
+        super().__init__(f"no {kind} named {quoted([name])}", remedy)
+
+
+class InvalidMachine(BadRequest):
+    """A description of a machine cannot be read; line and column say where, counted from 1, where there is a place."""
+
+    code = "InvalidMachine"
+
+    def __init__(self, finding: str, remedy: str, line: int | None = None, column: int | None = None) -> None:
+        self.line, self.column = line, column
+        place = "" if line is None else f"line {line}: " if column is None else f"line {line}, column {column}: "
+        super().__init__(place + finding, remedy)
+
+
+class Undecodable(BadRequest):
+    """A message or journal record that is not what it claims to be."""
+
+    code = "Undecodable"
+
+    def __init__(self, what: str, finding: str) -> None:
+        super().__init__(f"{what} cannot be decoded: {finding}", "look at the writer; nothing of it was applied")
+
+
+class KubeletOwnsDevices(BadRequest):
+    """Asked to allocate over the bus on a node whose devices the kubelet hands out: two owners would clash."""
+
+    code = "KubeletOwnsDevices"
+
+    def __init__(self, node: str) -> None:
+        super().__init__(
+            f"the kubelet of node {node} hands out its devices",
+            "create a pod instead, or ask `what-if`, which works on every node",
+        )
+
+
+class DeviceInUse(NoFit):
+    """A device was named that a live allocation holds."""
+
+    code = "DeviceInUse"
+
+    def __init__(self, devices: Sequence[str], allocation: str) -> None:
+        self.devices, self.allocation = tuple(devices), allocation
+        super().__init__(
+            f"{quoted(devices)} belong to allocation {allocation}, which is live",
+            "release that allocation, or wait until its container has gone; `topoalign explain` names its owner",
+        )
+
+
+class BusUnavailable(Unavailable):
+    """The bus did not confirm in time. Whether it stored the message is unknown: say it again under the same id."""
+
+    code = "BusUnavailable"
+
+    def __init__(self, finding: str) -> None:
+        super().__init__(finding, "check that nats-server runs and is reachable; `topoalign doctor` tests it")
+
+
+class BusRefused(Unavailable):
+    """The bus answered, and the answer was no: permissions, limits, an older server, a store set up otherwise."""
+
+    code = "BusRefused"
+
+
+class DriverFault(Unavailable):
+    """The hardware or its driver library failed or did not answer in time."""
+
+    code = "DriverFault"
+
+
+class StateFault(Unavailable):
+    """The state directory cannot be used: locked by another process, unreadable, full, or damaged."""
+
+    code = "StateFault"
+
+
+def quoted(texts: Sequence[str], most: int = 8, width: int = 80) -> str:
+    """Foreign text made fit for a terminal, a log or a web page: no control characters, bounded in length and number."""
+    shown = ", ".join(repr(clean(text[: width + 1], width)) for text in texts[:most])
+    return shown if len(texts) <= most else f"{shown} and {len(texts) - most} more"
+
+
+def clean(text: str, width: int = 80) -> str:
+    """One line of printable text: control and format characters become `?`, and what is too long is cut."""
+    line = "".join(c if c.isprintable() else "?" for c in text)
+    return line if len(line) <= width else line[: width - 1] + "…"

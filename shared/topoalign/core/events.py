@@ -1,0 +1,205 @@
+"""
+The facts that topoalign announces.
+
+A fact is frozen, in the past tense and said by one writer only: discovery says what the hardware is, the allocator of a
+node says what it gave away. Whoever hears it may rely on it. Facts arrive at least once and, per writer and node, in
+order; `(node, epoch, seq)` tells a repetition from news. Fields are never renamed or re-used, only added.
+"""
+
+from enum import StrEnum
+from typing import Literal
+
+import msgspec
+
+from topoalign.core.ids import (
+    AllocationID,
+    ContainerName,
+    DeviceID,
+    Namespace,
+    NodeName,
+    PodName,
+    ResourceName,
+)
+from topoalign.core.topology.model import Topology
+
+
+class HealthState(StrEnum):
+    UNKNOWN = "unknown"
+    """Never judged, or its driver does not answer: offered to the kubelet as Unhealthy, but still listed."""
+    HEALTHY = "healthy"
+    UNHEALTHY = "unhealthy"
+
+
+class DeviceHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How one device is."""
+
+    state: HealthState
+    reason: str = ""
+    """Why it is not healthy, for people: `GPU is lost`, `the driver has not answered for 5 s`."""
+    cordoned: bool = False
+    """Kept back by an operator: not offered, whatever its state."""
+
+    @property
+    def usable(self) -> bool:
+        return self.state is HealthState.HEALTHY and not self.cordoned
+
+
+class Owner(msgspec.Struct, frozen=True, kw_only=True):
+    """The container that an allocation is for. PodResources knows no UID, so neither does this."""
+
+    namespace: Namespace
+    pod: PodName
+    container: ContainerName
+
+
+class MemoryBlock(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory or hugepages of one size, from a group of NUMA nodes."""
+
+    resource: ResourceName
+    nodes: tuple[int, ...]
+    """The group, ascending."""
+    size: int
+    """Bytes in all; part of it may be memory that an earlier container of the pod left to reuse."""
+    taken: tuple[int, ...]
+    """Bytes taken anew from each node of `nodes`."""
+
+
+class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one container holds. Over the kubelet's protocol it is one resource of a container, CPUs and memory unseen."""
+
+    id: AllocationID
+    owner: Owner | None = None
+    """None until it is known: the kubelet's Allocate does not say for whom."""
+    role: Literal["init", "sidecar", "app"] = "app"
+    devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
+    """In the order in which the container sees them."""
+    cpus: str = ""
+    """Exclusive CPUs as a list `0-3,8`; empty for a container in the shared pool."""
+    memory: tuple[MemoryBlock, ...] = ()
+    affinity: tuple[int, ...] | None = None
+    """NUMA node ids it was aligned to, ascending. None: the policy had no preference, or the kubelet did not say."""
+
+    @property
+    def device_ids(self) -> frozenset[DeviceID]:
+        return frozenset(device for devices in self.devices.values() for device in devices)
+
+
+class MemoryUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the memory manager knows of one NUMA node beyond its size (spec/kubelet.md section 5)."""
+
+    reserved: dict[ResourceName, int] = {}
+    """Bytes held by containers."""
+    cells: tuple[int, ...] = ()
+    """The group the node was last allocated with; empty stands for itself alone."""
+    assignments: int = 0
+    """Blocks that touch the node, counted once per resource."""
+
+
+class Fact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
+    """What all facts have in common."""
+
+    node: NodeName
+    epoch: int
+    """Changes when the writer's record starts afresh: forget what it said before, the whole follows."""
+
+
+class Reading(Fact, frozen=True, kw_only=True):
+    """A fact of which only the newest matters: it is whole in itself."""
+
+    revision: int
+    """Counts up within the epoch. The same number again is a repetition."""
+
+
+class LedgerFact(Fact, frozen=True, kw_only=True):
+    """A fact from the journal of a node's allocator."""
+
+    seq: int
+    """Position in the journal, from 1, without gaps."""
+
+
+class TopologyDiscovered(Reading, frozen=True, kw_only=True, tag="TopologyDiscovered"):
+    """The hardware of a node, whole. Said on start, on every change, and when asked."""
+
+    boot_id: str
+    """The kernel's boot id: tells a reboot from a restart of a service."""
+    source: str
+    """What it was read by: `nvml`, `sysfs`, or `described: <name>`."""
+    topology: Topology
+
+
+class DeviceHealthChanged(Reading, frozen=True, kw_only=True, tag="DeviceHealthChanged"):
+    """How every GPU and NIC of a node is. Said on start and on every change, always all devices."""
+
+    devices: dict[DeviceID, DeviceHealth]
+
+
+class AllocationGranted(LedgerFact, frozen=True, kw_only=True, tag="AllocationGranted"):
+    """A container has been given its devices. It is in the journal already: the node may stop in the next instant."""
+
+    allocation: Allocation
+
+
+class AllocationBound(LedgerFact, frozen=True, kw_only=True, tag="AllocationBound"):
+    """It has become known which container holds an allocation."""
+
+    allocation: AllocationID
+    owner: Owner
+
+
+class AllocationReleased(LedgerFact, frozen=True, kw_only=True, tag="AllocationReleased"):
+    """A container no longer holds its allocation."""
+
+    allocation: AllocationID
+    reason: str
+    """`released` on request, `gone` when its container ended, `superseded` when the kubelet gave its devices anew."""
+
+
+class AllocationRefused(LedgerFact, frozen=True, kw_only=True, tag="AllocationRefused"):
+    """A pod asked for devices and was refused; nothing changed."""
+
+    namespace: Namespace
+    pod: PodName
+    container: ContainerName | None
+    """Where it failed. None: the pod as a whole."""
+    reason: str
+    """The kubelet's word: TopologyAffinityError, SMTAlignmentError, UnexpectedAdmissionError."""
+    code: str
+    finding: str
+    remedy: str
+
+
+class AllocationDeviated(LedgerFact, frozen=True, kw_only=True, tag="AllocationDeviated"):
+    """The kubelet gave other devices than were preferred. The allocation is as the kubelet chose."""
+
+    allocation: AllocationID
+    preferred: tuple[DeviceID, ...]
+    allocated: tuple[DeviceID, ...]
+
+
+class AllocationsSnapshot(LedgerFact, frozen=True, kw_only=True, tag="AllocationsSnapshot"):
+    """All live allocations of a node. Said on start, when asked, and when the journal is compacted."""
+
+    allocations: tuple[Allocation, ...]
+    memory: dict[int, MemoryUse] = {}
+    digest: str
+    """`NodeState.digest` of what a listener that heard every fact before this one has."""
+
+
+Event = (
+    TopologyDiscovered
+    | DeviceHealthChanged
+    | AllocationGranted
+    | AllocationBound
+    | AllocationReleased
+    | AllocationRefused
+    | AllocationDeviated
+    | AllocationsSnapshot
+)
+LedgerEvent = (
+    AllocationGranted
+    | AllocationBound
+    | AllocationReleased
+    | AllocationRefused
+    | AllocationDeviated
+    | AllocationsSnapshot
+)

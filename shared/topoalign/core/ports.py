@@ -1,0 +1,143 @@
+"""
+What the services need from outside, as duties rather than as libraries.
+
+Each port has one suite of contract tests, and every adapter passes it: `MemoryBus` and the in-memory journal are as real as
+those over NATS and disk. Errors that may cross a port are named here; everything else is a defect of the adapter.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from enum import StrEnum
+from typing import Protocol
+
+import msgspec
+
+from topoalign.core.events import DeviceHealth, LedgerEvent
+from topoalign.core.ids import DeviceID
+from topoalign.core.topology.model import Topology
+
+
+class Clock(Protocol):
+    """Time. Durations come from `monotonic`; `wall` is only ever shown or recorded, never subtracted."""
+
+    def wall(self) -> float:
+        """Seconds since 1970."""
+
+    def monotonic(self) -> float:
+        """Seconds since some moment, never going back."""
+
+    async def sleep(self, seconds: float) -> None: ...
+
+
+class Stream(StrEnum):
+    """The streams a subscriber can follow (design: events.md, Stores)."""
+
+    ALLOCATIONS = "TOPOALIGN_ALLOCATIONS"
+    NODES = "TOPOALIGN_NODES"
+    DEADLETTERS = "TOPOALIGN_DEADLETTERS"
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """What travels: `wire` makes it of an event and an event of it."""
+
+    subject: str
+    headers: dict[str, str]
+    body: bytes
+
+
+class Received(msgspec.Struct, frozen=True, kw_only=True):
+    """A message and its place in its stream."""
+
+    message: Message
+    position: int
+    """Stream sequence, from 1. To go on after this one, follow the stream `after=position`."""
+
+
+Answer = Callable[[bytes], Awaitable[bytes]]
+"""Answers one request. It never raises: failures are answers too (`wire.failure`)."""
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing a service can be asked."""
+
+    name: str
+    """For people and statistics: `allocate`."""
+    subject: str
+    answer: Answer
+
+
+class Bus(Protocol):
+    """Events and questions between processes. NATS is one adapter, memory the other."""
+
+    async def publish(self, message: Message) -> int:
+        """
+        Stores the message in its stream and returns its position; a repetition of its `Nats-Msg-Id` is stored once.
+
+        Raises BusUnavailable when it is not known whether it was stored: publish the same message again. Raises
+        BusRefused when the bus said no.
+        """
+
+    def follow(
+        self, stream: Stream, subject: str, after: int = 0
+    ) -> AbstractAsyncContextManager[AsyncIterator[Received]]:
+        """
+        The stream's messages whose subject matches (`>` and `*` as in NATS), from those after this position to for ever.
+
+        In order, each at least once, in step with the reader: the next is fetched when the loop asks for it. A broken
+        connection is mended inside; a position before the oldest message kept begins with the oldest.
+        """
+
+    async def last_position(self, stream: Stream) -> int:
+        """Of the newest message of a stream, 0 if it is empty. Raises BusUnavailable."""
+
+    async def ask(self, subject: str, body: bytes, within: float) -> bytes:
+        """Asks whoever answers there, for at most `within` seconds. Raises BusUnavailable if nobody does, or not in time."""
+
+    def serve(self, service: str, endpoints: Sequence[Endpoint]) -> AbstractAsyncContextManager[None]:
+        """Answers questions while the context is open, as the service of this name (NATS micro: `nats micro ls`)."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether the bus can be reached, as far as is known."""
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the journal: facts that became true together."""
+
+    time: float
+    """Wall time in seconds, for people."""
+    events: tuple[LedgerEvent, ...]
+
+
+class Journal(Protocol):
+    """The record of one node's allocations: the truth that survives this process. One process has it at a time."""
+
+    def load(self) -> list[Entry]:
+        """All entries, oldest first. Raises StateFault if it cannot be read or trusted."""
+
+    def append(self, entry: Entry) -> None:
+        """Adds an entry; when this returns it is on disk. Raises StateFault, and then the entry is not in the journal."""
+
+    def rewrite(self, entries: Sequence[Entry]) -> None:
+        """Puts these in place of all, at once or not at all. Raises StateFault."""
+
+
+class Inventory(msgspec.Struct, frozen=True, kw_only=True):
+    """What a driver found."""
+
+    topology: Topology
+    health: Mapping[DeviceID, DeviceHealth]
+    """Of all GPUs and NICs."""
+    findings: tuple[str, ...] = ()
+    """What is odd and was worked round: a GPU that does not answer, links that differ from either end."""
+
+
+class Driver(Protocol):
+    """Reads the hardware of this node."""
+
+    @property
+    def source(self) -> str:
+        """`nvml`, `sysfs`, `described: dgx-a100`."""
+
+    async def read(self) -> Inventory:
+        """Reads everything anew. Raises DriverFault; a single lost device is reported in the inventory instead."""

@@ -1,0 +1,201 @@
+"""
+What is asked of a node, and under which rules it decides.
+
+Quantities are whole numbers in one unit each: `cpu` in millicores, `memory` and `hugepages-*` in bytes, every other
+resource as a count of devices. Requests come from outside, so `checked` looks at every field before anything is decided.
+"""
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Literal
+
+import msgspec
+
+from topoalign.core.errors import InvalidField, clean
+from topoalign.core.ids import CPU, MEMORY, ContainerName, Namespace, NodeName, PodName, ResourceName, is_hugepages
+
+LARGEST_QUANTITY = 2**63 - 1
+"""Kubernetes quantities are 64-bit; anything above is a mistake or an attack."""
+
+MOST_CONTAINERS = 1_000
+MOST_RESOURCES = 64
+
+
+class Mode(StrEnum):
+    """How a decision is meant."""
+
+    KUBELET = "kubelet"
+    """Exactly as the kubelet decides, including what is odd there: for predictions."""
+    BEST = "best"
+    """Ours, for admissions that topoalign decides itself: judged by what is free now, and never by CPU-less nodes."""
+
+
+class Qos(StrEnum):
+    GUARANTEED = "Guaranteed"
+    BURSTABLE = "Burstable"
+    BEST_EFFORT = "BestEffort"
+
+
+class ContainerRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What one container asks for."""
+
+    name: ContainerName
+    requests: dict[ResourceName, int] = {}
+    limits: dict[ResourceName, int] = {}
+    sidecar: bool = False
+    """An init container with restart policy Always: it runs on beside the app containers."""
+
+
+class PodRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What one pod asks for."""
+
+    namespace: Namespace = Namespace("default")
+    name: PodName
+    init_containers: tuple[ContainerRequest, ...] = ()
+    containers: tuple[ContainerRequest, ...]
+
+    @property
+    def qos(self) -> Qos:
+        """The QoS class as Kubernetes derives it from the CPU and memory of all containers."""
+        containers = (*self.init_containers, *self.containers)
+        asked = [c for c in containers if any(c.requests.get(r) or c.limits.get(r) for r in (CPU, MEMORY))]
+        if not asked:
+            return Qos.BEST_EFFORT
+        whole = all(
+            c.limits.get(r, 0) > 0 and c.requests.get(r, c.limits.get(r)) == c.limits.get(r)
+            for c in containers
+            for r in (CPU, MEMORY)
+        )
+        return Qos.GUARANTEED if whole else Qos.BURSTABLE
+
+
+class Policy(StrEnum):
+    """Topology policies by the kubelet's names."""
+
+    NONE = "none"
+    BEST_EFFORT = "best-effort"
+    RESTRICTED = "restricted"
+    SINGLE_NUMA_NODE = "single-numa-node"
+
+
+class Scope(StrEnum):
+    """What is aligned as one: each container, or the whole pod."""
+
+    CONTAINER = "container"
+    POD = "pod"
+
+
+class AdmissionRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How a node decides. Field names follow the kubelet's configuration where it has the same setting."""
+
+    policy: Policy = Policy.BEST_EFFORT
+    """Topology policy. The default admits every pod that fits: a first run refuses nobody."""
+    scope: Scope = Scope.CONTAINER
+    mode: Mode = Mode.BEST
+    placement: Literal["best-effort", "simple"] = "best-effort"
+    """Device policy: which GPUs, once the NUMA affinity is known."""
+    prefer_closest_numa_nodes: bool = False
+    max_allowable_numa_nodes: int = 8
+    """In mode `kubelet`, more NUMA nodes than this are refused, as the kubelet refuses to start. Mode `best` ignores it."""
+    cpu_manager: Literal["static", "none"] = "static"
+    reserved_cpus: str = ""
+    """CPUs kept for the system, as a list `0-3,8`."""
+    memory_manager: Literal["Static", "None"] = "Static"
+    reserved_memory: dict[int, dict[ResourceName, int]] = {}
+    """NUMA node id -> resource -> bytes kept for the system."""
+
+
+class AllocateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Asks the allocator of a node to admit a pod (`allocate`) or to say whether it would (`what-if`)."""
+
+    node: NodeName
+    pod: PodRequest
+    rules: dict[str, str | int | bool] = {}
+    """Rules that differ from the node's own, by the field names of `AdmissionRules`."""
+    request_id: str = ""
+    """Chosen by the asker. The same id again gets the same answer instead of a second allocation."""
+
+
+class ReleaseRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Gives back allocations: one by its id, or all of a pod named `namespace/name`."""
+
+    node: NodeName
+    target: str
+
+
+class ExplainRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Asks how a decision came about: of an allocation by its id, or the latest about a pod named `namespace/name`."""
+
+    node: NodeName
+    target: str
+
+
+class SnapshotRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Asks the allocator to announce all its live allocations anew; answered with the snapshot's (epoch, seq)."""
+
+    node: NodeName
+
+
+def checked(pod: PodRequest) -> PodRequest:
+    """The same request, if it can be meant. Raises InvalidField that names the field by its path."""
+    if not pod.containers:
+        raise InvalidField("pod.containers", "empty", "a pod has at least one container")
+    groups: Sequence[tuple[str, Sequence[ContainerRequest]]] = (
+        ("pod.initContainers", pod.init_containers),
+        ("pod.containers", pod.containers),
+    )
+    check_name("pod.namespace", pod.namespace)
+    check_name("pod.name", pod.name)
+    if len(pod.init_containers) + len(pod.containers) > MOST_CONTAINERS:
+        raise InvalidField("pod.containers", f"more than {MOST_CONTAINERS}", "split the pod")
+    seen: set[str] = set()
+    for path, containers in groups:
+        for position, container in enumerate(containers):
+            where = f"{path}[{position}]"
+            check_name(f"{where}.name", container.name)
+            if container.name in seen:
+                raise InvalidField(
+                    f"{where}.name", f"{container.name!r} stands twice", "give each container its own name"
+                )
+            seen.add(container.name)
+            if container.sidecar and path == "pod.containers":
+                raise InvalidField(f"{where}.sidecar", "set on an app container", "move it to initContainers")
+            check_quantities(f"{where}.requests", container.requests)
+            check_quantities(f"{where}.limits", container.limits)
+            check_limits(where, container)
+    return pod
+
+
+def check_name(path: str, name: str) -> None:
+    if not name or len(name) > 253 or name != clean(name, 253):
+        raise InvalidField(path, f"{clean(name, 60)!r} is not a Kubernetes name", "use 1 to 253 printable characters")
+
+
+def check_quantities(path: str, quantities: Mapping[ResourceName, int]) -> None:
+    if len(quantities) > MOST_RESOURCES:
+        raise InvalidField(path, f"{len(quantities)} resources", f"ask for at most {MOST_RESOURCES}")
+    for resource, amount in quantities.items():
+        where = f"{path}[{clean(resource, 80)}]"
+        if not resource or len(resource) > 317 or resource != clean(resource, 317):
+            raise InvalidField(where, "not a resource name", "use names such as cpu, memory or nvidia.com/gpu")
+        if not 0 <= amount <= LARGEST_QUANTITY:
+            raise InvalidField(
+                where, f"{amount} is outside 0 to 2^63-1", "ask for a whole number that a machine can have"
+            )
+
+
+def check_limits(path: str, container: ContainerRequest) -> None:
+    """Kubernetes' own rules: a request stays below its limit, and devices and hugepages have both or only a limit."""
+    for resource, amount in container.requests.items():
+        limit = container.limits.get(resource)
+        if limit is not None and amount > limit:
+            raise InvalidField(
+                f"{path}.requests[{resource}]",
+                f"{amount} is above the limit {limit}",
+                "raise the limit or lower the request",
+            )
+        if resource not in (CPU, MEMORY) and limit != amount:
+            kind = "hugepages" if is_hugepages(resource) else "a device"
+            raise InvalidField(
+                f"{path}.requests[{resource}]", f"differs from its limit {limit}", f"{kind} needs equal ones"
+            )

@@ -1,0 +1,42 @@
+"""
+Sets of NUMA nodes as plain integers: bit i is the node with id i.
+
+A node's id is not its position: ids may be sparse (0, 8, 252) and beyond 63, which an int takes without a limit. The
+order of masks is the kubelet's (spec/kubelet.md section 1): fewer nodes first, and among equally many the smaller number.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import combinations
+
+Mask = int
+
+
+def mask_of(nodes: Iterable[int]) -> Mask:
+    """The mask of these node ids. Raises ValueError for a negative id."""
+    mask = 0
+    for node in nodes:
+        mask |= 1 << node
+    return mask
+
+
+def nodes_of(mask: Mask) -> tuple[int, ...]:
+    """The node ids of a mask, ascending."""
+    nodes = []
+    while mask:
+        lowest = mask & -mask
+        nodes.append(lowest.bit_length() - 1)
+        mask ^= lowest
+    return tuple(nodes)
+
+
+def narrowness(mask: Mask) -> tuple[int, int]:
+    """Sorts masks as the kubelet does, the narrowest first."""
+    return (mask.bit_count(), mask)
+
+
+def masks_by_size(nodes: Iterable[int]) -> Iterator[Mask]:
+    """Every non-empty subset, by size and then in the order of positions, as the kubelet enumerates them: 2^n of them."""
+    bits = [1 << node for node in nodes]
+    for size in range(1, len(bits) + 1):
+        for chosen in combinations(bits, size):
+            yield sum(chosen)

@@ -1,0 +1,36 @@
+"""Lists of ids as the kernel writes them: `0-3,8` is 0, 1, 2, 3 and 8. Used for CPUs and for NUMA nodes."""
+
+import re
+from collections.abc import Iterable
+
+LARGEST_ID = 65_535
+"""Above any CPU or node id of a real machine, and small enough that a hostile range costs nothing."""
+
+_PART = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
+
+
+def parse_cpuset(text: str) -> frozenset[int]:
+    """Reads a list such as `0-3,8`; blank text is the empty set. Raises ValueError that names the part which is wrong."""
+    ids: set[int] = set()
+    if not text.strip():
+        return frozenset()
+    for part in text.strip().split(","):
+        match = _PART.fullmatch(part.strip())
+        if match is None:
+            raise ValueError(f"{part[:40]!r} is neither a number nor a range like 0-3")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first or last > LARGEST_ID:
+            raise ValueError(f"{part[:40]!r} is not an ascending range up to {LARGEST_ID}")
+        ids.update(range(first, last + 1))
+    return frozenset(ids)
+
+
+def format_cpuset(ids: Iterable[int]) -> str:
+    """Writes ids as the kernel does, runs as ranges: {0, 1, 2, 8} is `0-2,8`."""
+    runs: list[list[int]] = []
+    for number in sorted(set(ids)):
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

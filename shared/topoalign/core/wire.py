@@ -1,0 +1,231 @@
+"""
+How facts and questions look on the bus: subjects, headers, JSON. One explicit table; nothing is found by name.
+
+The format is the public contract of design/events.md: CloudEvents 1.0 in binary mode over NATS headers, the body one
+event in JSON. A node's name becomes one reversible subject token, because Kubernetes names contain dots.
+"""
+
+import re
+from datetime import UTC, datetime
+from typing import TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from topoalign.core.errors import BadRequest, NoFit, TopoalignError, Unavailable, Undecodable, clean
+from topoalign.core.events import (
+    AllocationBound,
+    AllocationDeviated,
+    AllocationGranted,
+    AllocationRefused,
+    AllocationReleased,
+    AllocationsSnapshot,
+    DeviceHealthChanged,
+    Event,
+    Fact,
+    LedgerFact,
+    TopologyDiscovered,
+)
+from topoalign.core.ids import NodeName
+from topoalign.core.ports import Message
+
+T = TypeVar("T")
+
+PREFIX = "topoalign.v1"
+LARGEST_BODY = 1_000_000
+"""Bytes; NATS refuses more than 1 MiB by default."""
+
+SUBJECTS: dict[type[Fact], tuple[str, str]] = {
+    TopologyDiscovered: ("topology.{node}", "discovery-topology"),
+    DeviceHealthChanged: ("health.{node}", "discovery-health"),
+    AllocationGranted: ("allocation.{node}.granted", "allocator"),
+    AllocationBound: ("allocation.{node}.bound", "allocator"),
+    AllocationReleased: ("allocation.{node}.released", "allocator"),
+    AllocationRefused: ("allocation.{node}.refused", "allocator"),
+    AllocationDeviated: ("allocation.{node}.deviated", "allocator"),
+    AllocationsSnapshot: ("allocation.{node}.snapshot", "allocator"),
+}
+"""Event -> its subject below the prefix, and the writer's part of its id."""
+
+_SAFE = re.compile(r"[A-Za-z0-9_-]")
+_ESCAPE = re.compile(r"=([0-9A-F]{2})")
+_events: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
+
+
+def token(name: str) -> str:
+    """One subject token for any name: other bytes than letters, digits, `_` and `-` become `=` and two hex digits."""
+    return "".join(c if _SAFE.match(c) else "".join(f"={byte:02X}" for byte in c.encode()) for c in name)
+
+
+def name_of(node_token: str) -> NodeName:
+    """The name that `token` was made of. Raises Undecodable for a token it never makes."""
+    raw = _ESCAPE.sub(lambda match: chr(int(match[1], 16)), node_token).encode("latin-1", "replace")
+    try:
+        name = NodeName(raw.decode())
+    except UnicodeDecodeError as error:
+        raise Undecodable(f"subject token {clean(node_token)!r}", "not UTF-8") from error
+    if token(name) != node_token:
+        raise Undecodable(f"subject token {clean(node_token)!r}", "not written by topoalign")
+    return name
+
+
+def subject(event: Event) -> str:
+    """Where this event is published."""
+    return f"{PREFIX}.{SUBJECTS[type(event)][0].format(node=token(event.node))}"
+
+
+def event_id(event: Event) -> str:
+    """`<writer>.<node token>.<epoch>.<seq or revision>`: equal only for repetitions of the same fact."""
+    number = event.seq if isinstance(event, LedgerFact) else event.revision
+    return f"{SUBJECTS[type(event)][1]}.{token(event.node)}.{event.epoch}.{number}"
+
+
+def encode(event: Event, time: float) -> Message:
+    """The message of an event that became true at `time` (wall seconds)."""
+    name, writer = type(event).__name__, SUBJECTS[type(event)][1].split("-")[0]
+    headers = {
+        "Nats-Msg-Id": event_id(event),
+        "ce-specversion": "1.0",
+        "ce-id": event_id(event),
+        "ce-type": f"{PREFIX}.{name}",
+        "ce-source": f"/topoalign/{writer}/{token(event.node)}",
+        "ce-time": datetime.fromtimestamp(time, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
+        "ce-datacontenttype": "application/json",
+    }
+    return Message(
+        subject=subject(event),
+        headers={key: quote(value, safe="!#$&'()*+,-./:;<=>?@[\\]^_`{|}~") for key, value in headers.items()},
+        body=msgspec.json.encode(event),
+    )
+
+
+def decode(message: Message) -> Event:
+    """
+    The event of a message. Raises Undecodable for anything that is not one, or that speaks for another node than its
+    subject; raises UnknownEvent for a well-formed event of a type that this version does not know.
+    """
+    what = f"message on {clean(message.subject)}"
+    if len(message.body) > LARGEST_BODY:
+        raise Undecodable(what, f"{len(message.body)} bytes, more than {LARGEST_BODY}")
+    kind = message.headers.get("ce-type", "")
+    known = {f"{PREFIX}.{event.__name__}" for event in SUBJECTS}
+    if kind.startswith(f"{PREFIX}.") and kind not in known:
+        raise UnknownEvent(kind)
+    try:
+        event = _events.decode(message.body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Undecodable(what, clean(str(error), 200)) from error
+    if subject(event) != message.subject:
+        raise Undecodable(what, f"its body is {type(event).__name__} of node {clean(event.node)!r}")
+    return event
+
+
+class UnknownEvent(BadRequest):
+    """A well-formed event of a later version: to be counted, not applied."""
+
+    code = "UnknownEvent"
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(f"event type {clean(kind)!r} is not known to this version", "update this program to see it")
+
+
+def allocation_subjects(node: NodeName | None = None) -> str:
+    """Matches the allocation events of one node, or of all."""
+    return f"{PREFIX}.allocation.{'*' if node is None else token(node)}.*"
+
+
+def dead_letter(service: str, message: Message, error: TopoalignError, time: float) -> Message:
+    """What a consumer says of a message that it could not decode or apply: the message as it was, and the reason."""
+    headers = {key: value for key, value in message.headers.items() if key.startswith("ce-")}
+    return Message(
+        subject=f"{PREFIX}.deadletter.{token(service)}",
+        headers={
+            **headers,
+            "topoalign-subject": quote(message.subject),
+            "topoalign-reason": quote(clean(str(error), 300)),
+            "topoalign-time": str(int(time)),
+        },
+        body=message.body[:LARGEST_BODY],
+    )
+
+
+def hints_subject(node: NodeName) -> str:
+    return f"{PREFIX}.hints.{token(node)}"
+
+
+def admission_subject(node: NodeName, verb: str) -> str:
+    """`verb` is allocate, release, what-if, explain or snapshot."""
+    return f"{PREFIX}.admission.{token(node)}.{verb}"
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True, tag="Failure"):
+    """The answer to a question that could not be answered."""
+
+    fault: str
+    """Whose: `request`, `fit` or `service`."""
+    code: str
+    finding: str
+    remedy: str
+
+
+class RemoteFailure(TopoalignError):
+    """A failure that another service answered with, as this side's error; `code` is the other side's."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.finding, failure.remedy)
+        self.failure = failure
+
+
+class RemoteBadRequest(RemoteFailure, BadRequest):
+    pass
+
+
+class RemoteNoFit(RemoteFailure, NoFit):
+    pass
+
+
+class RemoteUnavailable(RemoteFailure, Unavailable):
+    pass
+
+
+def answer(result: object) -> bytes:
+    """The body of a good answer."""
+    return msgspec.json.encode({"ok": result})
+
+
+def failure(error: TopoalignError) -> bytes:
+    """The body of a bad one."""
+    fault = "request" if isinstance(error, BadRequest) else "fit" if isinstance(error, NoFit) else "service"
+    code = error.failure.code if isinstance(error, RemoteFailure) else error.code
+    return msgspec.json.encode({"failure": Failure(fault=fault, code=code, finding=error.finding, remedy=error.remedy)})
+
+
+def answered(body: bytes, kind: type[T]) -> T:
+    """The result in an answer. Raises what the other side failed with, or Undecodable."""
+    try:
+        reply = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        if "failure" in reply:
+            raise remote(msgspec.json.decode(reply["failure"], type=Failure))
+        return msgspec.json.decode(reply["ok"], type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, RecursionError) as error:
+        raise Undecodable("an answer", clean(str(error), 200)) from error
+
+
+def remote(failed: Failure) -> RemoteFailure:
+    match failed.fault:
+        case "request":
+            return RemoteBadRequest(failed)
+        case "fit":
+            return RemoteNoFit(failed)
+        case _:
+            return RemoteUnavailable(failed)
+
+
+def question(body: bytes, kind: type[T]) -> T:
+    """What was asked. Raises Undecodable that names the field which is wrong."""
+    if len(body) > LARGEST_BODY:
+        raise Undecodable("the request", f"{len(body)} bytes, more than {LARGEST_BODY}")
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Undecodable("the request", clean(str(error), 200)) from error

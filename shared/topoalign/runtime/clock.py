@@ -1,0 +1,52 @@
+"""The real clock, and one for tests and simulations that moves only when told to."""
+
+import time
+from heapq import heappop, heappush
+from itertools import count
+
+import anyio
+
+
+class SystemClock:
+    """The clock of this machine."""
+
+    def wall(self) -> float:
+        return time.time()
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        await anyio.sleep(seconds)
+
+
+class ManualClock:
+    """Stands still until `advance` is called; who sleeps on it wakes in the order of the times they sleep to."""
+
+    def __init__(self, now: float = 1_700_000_000.0) -> None:
+        self._now = now
+        self._sleepers: list[tuple[float, int, anyio.Event]] = []
+        self._order = count()
+
+    def wall(self) -> float:
+        return self._now
+
+    def monotonic(self) -> float:
+        return self._now
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds <= 0:
+            await anyio.lowlevel.checkpoint()
+            return
+        woken = anyio.Event()
+        heappush(self._sleepers, (self._now + seconds, next(self._order), woken))
+        await woken.wait()
+
+    async def advance(self, seconds: float) -> None:
+        """Lets this much time pass, waking sleepers one by one and giving each a turn before the next."""
+        until = self._now + seconds
+        while self._sleepers and self._sleepers[0][0] <= until:
+            self._now, _, woken = heappop(self._sleepers)
+            woken.set()
+            await anyio.wait_all_tasks_blocked()
+        self._now = until
