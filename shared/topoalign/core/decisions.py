@@ -85,6 +85,8 @@ class PreferenceQuestion(msgspec.Struct, frozen=True, kw_only=True):
     must_include: tuple[DeviceID, ...]
     size: int
     container: ContainerName
+    near: tuple[DeviceID, ...] = ()
+    """Devices of other resources already decided for the container: NICs are chosen near its GPUs."""
 
 
 class Refused(NoFit):

@@ -1,0 +1,60 @@
+"""What the kubelet front needs of the allocator, and what the allocator needs of the kubelet's record."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from topoalign.core.events import Allocation, Owner
+from topoalign.core.ids import DeviceID, ResourceName
+from topoalign.core.state import NodeState
+
+
+class Desk(Protocol):
+    """The allocator as the front sees it. Implemented by `topoalign.allocator.service.Allocator`."""
+
+    @property
+    def state(self) -> NodeState:
+        """The node as it is now."""
+
+    @property
+    def version(self) -> int:
+        """Counts up with every change of `state`."""
+
+    async def beyond(self, version: int) -> None:
+        """Waits until `version` is greater than this one. Any number of callers may wait."""
+
+    def prefer(
+        self, resource: ResourceName, available: Sequence[DeviceID], must_include: Sequence[DeviceID], size: int
+    ) -> tuple[DeviceID, ...]:
+        """
+        The best connected set of `size` devices that holds `must_include`, by the node's device policy; () where the
+        API has no preference to give (size below 1, too few available, must_include not available or larger than size).
+        """
+
+    async def allocate(
+        self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]
+    ) -> tuple[Allocation, ...]:
+        """
+        Records that the kubelet gave these devices, one set per container; when this returns it is on disk.
+
+        Raises UnknownDevice, InvalidField (empty or repeated ids), DeviceInUse, StateFault. All sets or none.
+        """
+
+    async def reconcile(self) -> None:
+        """Compares the record with PodResources: binds owners, releases what is gone. Raises Unavailable."""
+
+
+class Holding(msgspec.Struct, frozen=True, kw_only=True):
+    """What the kubelet's PodResources says: this container holds these devices of one resource."""
+
+    owner: Owner
+    resource: ResourceName
+    devices: frozenset[DeviceID]
+
+
+class PodResources(Protocol):
+    """The kubelet's own list of who holds what."""
+
+    async def holdings(self) -> tuple[Holding, ...]:
+        """All devices of all containers that the kubelet knows. Raises Unavailable; waits 1 s at most."""
