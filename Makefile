@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+API ?= services/allocator/topoalign/allocator/kubelet/api
 
 .PHONY: demo test check lint types imports bench proto up down clean
 
@@ -35,9 +36,8 @@ bench: $(READY)  ## all benchmarks
 	$(BIN)/topoalign bench
 
 proto: $(READY)  ## generates the kubelet's protocols anew from proto/
-	$(BIN)/python -m grpc_tools.protoc -I proto \
-	  --plugin=protoc-gen-python_betterproto2=$(BIN)/protoc-gen-python_betterproto2 \
-	  --python_betterproto2_out=services/allocator/topoalign/allocator/kubelet/api \
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -I proto \
+	  --python_betterproto2_out=$(API) \
 	  --python_betterproto2_opt=client_generation=async --python_betterproto2_opt=server_generation=async \
 	  proto/deviceplugin.proto proto/podresources.proto
 

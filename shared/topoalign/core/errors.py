@@ -61,6 +61,31 @@ class UnknownDevice(BadRequest):
         )
 
 
+class DeviceUnusable(BadRequest):
+    """Names a device that is unhealthy, unknown or cordoned."""
+
+    code = "DeviceUnusable"
+
+    def __init__(self, device: str, state: str, reason: str) -> None:
+        self.device, self.state = device, state
+        super().__init__(
+            f"device {quoted([device])} is {state}: {clean(reason, 200)}",
+            "choose healthy devices; `topoalign doctor` and the node's log say what is wrong with this one",
+        )
+
+
+class PodAlreadyAllocated(BadRequest):
+    """A pod of this name holds devices already, and not what is asked now."""
+
+    code = "PodAlreadyAllocated"
+
+    def __init__(self, pod: str) -> None:
+        super().__init__(
+            f"pod {quoted([pod])} already holds an allocation of other resources",
+            "release it first, or ask under another pod name",
+        )
+
+
 class NotFound(BadRequest):
     """Names something that does not exist: an allocation, a node, a machine of the catalogue."""
 

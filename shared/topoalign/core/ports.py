@@ -121,6 +121,12 @@ class Journal(Protocol):
     def rewrite(self, entries: Sequence[Entry]) -> None:
         """Puts these in place of all, at once or not at all. Raises StateFault."""
 
+    def published(self) -> tuple[int, int]:
+        """(epoch, seq) up to which the bus is known to have the facts; (0, 0) at first. May lag behind after a crash."""
+
+    def mark_published(self, epoch: int, seq: int) -> None:
+        """Remembers that. Never raises: a mark that is lost means that facts are published again under the same ids."""
+
 
 class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     """What a driver found."""

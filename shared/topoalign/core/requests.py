@@ -106,14 +106,16 @@ class AdmissionRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class AllocateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Asks the allocator of a node to admit a pod (`allocate`) or to say whether it would (`what-if`)."""
+    """
+    Asks the allocator of a node to admit a pod (`allocate`) or to say whether it would (`what-if`).
+
+    Asking again for a pod that already holds what it asks for gets the same answer, so it is safe to repeat.
+    """
 
     node: NodeName
     pod: PodRequest
     rules: dict[str, str | int | bool] = {}
     """Rules that differ from the node's own, by the field names of `AdmissionRules`."""
-    request_id: str = ""
-    """Chosen by the asker. The same id again gets the same answer instead of a second allocation."""
 
 
 class ReleaseRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -137,7 +139,11 @@ class SnapshotRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 def checked(pod: PodRequest) -> PodRequest:
-    """The same request, if it can be meant. Raises InvalidField that names the field by its path."""
+    """
+    The same request, if it can be meant, with requests filled in from limits as the API server does.
+
+    Raises InvalidField that names the field by its path.
+    """
     if not pod.containers:
         raise InvalidField("pod.containers", "empty", "a pod has at least one container")
     groups: Sequence[tuple[str, Sequence[ContainerRequest]]] = (
@@ -163,7 +169,15 @@ def checked(pod: PodRequest) -> PodRequest:
             check_quantities(f"{where}.requests", container.requests)
             check_quantities(f"{where}.limits", container.limits)
             check_limits(where, container)
-    return pod
+    return msgspec.structs.replace(
+        pod,
+        init_containers=tuple(map(with_requests, pod.init_containers)),
+        containers=tuple(map(with_requests, pod.containers)),
+    )
+
+
+def with_requests(container: ContainerRequest) -> ContainerRequest:
+    return msgspec.structs.replace(container, requests={**container.limits, **container.requests})
 
 
 def check_name(path: str, name: str) -> None:

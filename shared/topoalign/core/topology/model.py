@@ -12,6 +12,7 @@ from functools import cached_property
 import msgspec
 
 from topoalign.core.ids import GPU, NIC, DeviceID, ResourceName
+from topoalign.core.topology.cpus import CpuTopology, cpu_topology
 from topoalign.core.topology.cpuset import format_cpuset
 from topoalign.core.topology.links import Link
 
@@ -184,6 +185,10 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, di
         for cpu in self.cpus:
             by_node.setdefault(cpu.node, set()).add(cpu.id)
         return {node: frozenset(cpus) for node, cpus in sorted(by_node.items())}
+
+    @cached_property
+    def cpu_topology(self) -> CpuTopology:
+        return cpu_topology(self.cpus)
 
     @cached_property
     def node_ids(self) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from topoalign.core.state import NodeState
 
 
 class Desk(Protocol):
-    """The allocator as the front sees it. Implemented by `topoalign.allocator.service.Allocator`."""
+    """The allocator as the front sees it. Implemented by `topoalign.allocator.handouts.Handouts`."""
 
     @property
     def state(self) -> NodeState:

@@ -1,0 +1,233 @@
+"""
+The bus's way in: somebody asks for a pod, and `admit` decides.
+
+Hints are asked from the hinting service, which answers from what the question carries. If it is silent, or what it says
+cannot be used, the same providers are asked in process: a decision never waits for a neighbour longer than that.
+"""
+
+from collections import OrderedDict
+from collections.abc import Generator, Sequence
+
+import anyio
+import msgspec
+import structlog
+from topoalign.core.admission import admission, admit
+from topoalign.core.hints.providers import answer as answer_in_process
+
+from topoalign.allocator.ledger import Ledger
+from topoalign.core import wire
+from topoalign.core.decisions import Admission, Decision, Explained, Explanation, PreferenceQuestion
+from topoalign.core.errors import (
+    BadRequest,
+    InvalidField,
+    KubeletOwnsDevices,
+    NotFound,
+    PodAlreadyAllocated,
+    Unavailable,
+    clean,
+)
+from topoalign.core.events import Allocation
+from topoalign.core.hints.model import HintAnswer, HintQuestion
+from topoalign.core.ids import CPU, AllocationID, DeviceID, NodeName, is_native
+from topoalign.core.placement import prefer
+from topoalign.core.ports import Bus, Endpoint
+from topoalign.core.requests import (
+    AdmissionRules,
+    AllocateRequest,
+    ExplainRequest,
+    Mode,
+    PodRequest,
+    ReleaseRequest,
+    SnapshotRequest,
+    checked,
+)
+from topoalign.core.state import NodeState
+from topoalign.core.topology.cpuset import parse_cpuset
+from topoalign.runtime.answers import answering
+
+Steps = Generator[HintQuestion | PreferenceQuestion, HintAnswer | tuple[DeviceID, ...] | None, Decision]
+
+REMEMBERED = 1_000
+"""Decisions kept for `explain`."""
+
+log = structlog.get_logger("topoalign.allocator.admissions")
+
+
+class Admissions:
+    """Answers allocate, release, what-if, explain and snapshot for one node."""
+
+    def __init__(
+        self, ledger: Ledger, bus: Bus, rules: AdmissionRules, *, kubelet_owns_devices: bool, hint_seconds: float = 0.25
+    ) -> None:
+        self._ledger, self._bus, self._rules = ledger, bus, rules
+        self._kubelet_owns_devices = kubelet_owns_devices
+        self._hint_seconds = hint_seconds
+        self._turn = anyio.Lock()
+        self._decisions: OrderedDict[str, Decision] = OrderedDict()
+        self.hint_fallbacks = 0
+        """Questions that were answered in process because the hinting service did not."""
+
+    def endpoints(self) -> Sequence[Endpoint]:
+        answers = {
+            "allocate": answering(AllocateRequest, self.allocate),
+            "release": answering(ReleaseRequest, self.release),
+            "what-if": answering(AllocateRequest, self.what_if),
+            "explain": answering(ExplainRequest, self.explain),
+            "snapshot": answering(SnapshotRequest, self.snapshot),
+        }
+        node = self._ledger.node
+        return [
+            Endpoint(name=verb, subject=wire.admission_subject(node, verb), answer=a) for verb, a in answers.items()
+        ]
+
+    async def allocate(self, request: AllocateRequest) -> Decision:
+        """Admits the pod and records what it gets, or refuses it and records that."""
+        self._own(request.node)
+        if self._kubelet_owns_devices:
+            raise KubeletOwnsDevices(self._ledger.node)
+        pod, rules = checked(request.pod), overridden(self._rules, request.rules)
+        async with self._turn:
+            if held := held_by(self._ledger, pod):
+                if not holds(held, pod):
+                    raise PodAlreadyAllocated(f"{pod.namespace}/{pod.name}")
+                return Admission(allocations=tuple(held), explanation=Explanation())
+            return self._record(pod, await self._decide(pod, rules))
+
+    async def what_if(self, request: AllocateRequest) -> Decision:
+        """The decision that `allocate` or the kubelet would make now. Nothing is recorded."""
+        self._own(request.node)
+        mode = Mode.KUBELET if self._kubelet_owns_devices else self._rules.mode
+        rules = overridden(msgspec.structs.replace(self._rules, mode=mode), request.rules)
+        return admit(self._ledger.state, checked(request.pod), rules)
+
+    async def release(self, request: ReleaseRequest) -> tuple[AllocationID, ...]:
+        """Gives back one allocation, or all of a pod."""
+        self._own(request.node)
+        if self._kubelet_owns_devices:
+            raise KubeletOwnsDevices(self._ledger.node)
+        async with self._turn:
+            names = tuple(allocation.id for allocation in self._named(request.target))
+            if not names:
+                raise NotFound(
+                    "live allocation or pod", request.target, "`topoalign watch --since 1` shows what there was"
+                )
+            self._ledger.release(names, "released")
+            return names
+
+    async def explain(self, request: ExplainRequest) -> Explained:
+        """What is held under this name, and how it was decided."""
+        self._own(request.node)
+        live = tuple(self._named(request.target))
+        decision = self._decisions.get(request.target)
+        if not live and decision is None:
+            raise NotFound("allocation or pod", request.target, "name an allocation's id, or a pod as NAMESPACE/NAME")
+        return Explained(allocations=live, decision=decision)
+
+    async def snapshot(self, request: SnapshotRequest) -> tuple[int, int]:
+        """Says all live allocations anew."""
+        self._own(request.node)
+        return self._ledger.announce()
+
+    def _own(self, node: NodeName) -> None:
+        if node != self._ledger.node:
+            raise InvalidField("node", f"{clean(node)!r} is not this node", f"ask {self._ledger.node!r} here")
+
+    def _named(self, target: str) -> list[Allocation]:
+        live = self._ledger.state.allocations
+        if target in live:
+            return [live[AllocationID(target)]]
+        return [a for a in live.values() if a.owner is not None and f"{a.owner.namespace}/{a.owner.pod}" == target]
+
+    async def _decide(self, pod: PodRequest, rules: AdmissionRules) -> Decision:
+        """Decides with hints from the hinting service; anew and at once if the node changed while that took its time."""
+        state = self._ledger.state
+        steps: Steps = admission(state, pod, rules)
+        try:
+            asked = next(steps)
+            while True:
+                if isinstance(asked, HintQuestion):
+                    asked = steps.send(await self._hints(asked, state))
+                else:
+                    asked = steps.send(preferred(asked, state, rules))
+        except StopIteration as done:
+            decision: Decision = done.value
+        return decision if self._ledger.state is state else admit(self._ledger.state, pod, rules)
+
+    async def _hints(self, question: HintQuestion, state: NodeState) -> HintAnswer:
+        subject = wire.hints_subject(self._ledger.node)
+        try:
+            body = await self._bus.ask(subject, msgspec.json.encode(question), self._hint_seconds)
+            return wire.answered(body, HintAnswer)
+        except (Unavailable, BadRequest) as error:
+            if self.hint_fallbacks == 0:
+                log.warning("hints are computed in process", finding=error.finding)
+            self.hint_fallbacks += 1
+        assert state.topology is not None, "admission asks for hints only where there is a topology"
+        return answer_in_process(question, state.topology)
+
+    def _record(self, pod: PodRequest, decision: Decision) -> Decision:
+        """Makes the decision true. Between here and the state it was made on nothing has changed."""
+        if isinstance(decision, Admission):
+            named = tuple(
+                msgspec.structs.replace(allocation, id=self._ledger.next_id(place))
+                for place, allocation in enumerate(decision.allocations)
+            )
+            decision = msgspec.structs.replace(decision, allocations=named)
+            self._ledger.grant(named)
+            for allocation in named:
+                self._remember(allocation.id, decision)
+        else:
+            self._ledger.refuse(pod, decision)
+        self._remember(f"{pod.namespace}/{pod.name}", decision)
+        return decision
+
+    def _remember(self, name: str, decision: Decision) -> None:
+        self._decisions[name] = decision
+        self._decisions.move_to_end(name)
+        while len(self._decisions) > REMEMBERED:
+            self._decisions.popitem(last=False)
+
+
+def preferred(asked: PreferenceQuestion, state: NodeState, rules: AdmissionRules) -> tuple[DeviceID, ...]:
+    """The device policy's answer."""
+    return prefer(
+        state.hardware, asked.resource, asked.available, asked.must_include, asked.size, rules.placement, asked.near
+    )
+
+
+def overridden(rules: AdmissionRules, changes: dict[str, str | int | bool]) -> AdmissionRules:
+    """The rules with these changes. Raises InvalidField that names the rule."""
+    try:
+        return msgspec.convert({**msgspec.to_builtins(rules), **changes}, AdmissionRules, strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidField("rules", clean(str(error), 200), "see `topoalign allocate --help` for the rules") from error
+
+
+def held_by(ledger: Ledger, pod: PodRequest) -> list[Allocation]:
+    """The live allocations of a pod of this name."""
+    return [
+        allocation
+        for allocation in ledger.state.allocations.values()
+        if allocation.owner is not None
+        and (allocation.owner.namespace, allocation.owner.pod) == (pod.namespace, pod.name)
+    ]
+
+
+def holds(held: Sequence[Allocation], pod: PodRequest) -> bool:
+    """Whether these allocations are what the pod asks for: as many of each device, CPU and byte per container."""
+    asked = {container.name: container for container in (*pod.init_containers, *pod.containers)}
+    for allocation in held:
+        container = asked.get(allocation.owner.container) if allocation.owner is not None else None
+        if container is None:
+            return False
+        devices = {name: amount for name, amount in container.limits.items() if amount and not is_native(name)}
+        sizes = {block.resource: 0 for block in allocation.memory}
+        for block in allocation.memory:
+            sizes[block.resource] += block.size
+        if (
+            {name: len(ids) for name, ids in allocation.devices.items()} != devices
+            or (allocation.cpus and len(parse_cpuset(allocation.cpus)) * 1000 != container.requests.get(CPU))
+            or any(container.requests.get(resource) != size for resource, size in sizes.items())
+        ):
+            return False
+    return True

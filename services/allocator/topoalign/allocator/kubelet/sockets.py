@@ -1,0 +1,159 @@
+"""
+Unix sockets in a directory that belongs to somebody else.
+
+The kubelet's directory is shared: the kubelet sweeps it when it starts, other plugins live in it, and an earlier process of
+ours may have left its socket behind. So a path is looked at before anything is done to it: only a socket that nobody
+serves is removed, never a link or a file, and never one that has come to be another's since we made it. A socket is
+ready for its owner alone from its first moment, and who connects is known by the uid that the kernel vouches for.
+"""
+
+import fcntl
+import os
+import socket
+import stat
+import struct
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from topoalign.core.errors import InvalidField, StateFault, clean
+
+LONGEST_PATH = 107
+"""Bytes of a socket's path that Linux takes."""
+
+BACKLOG = 64
+UCRED = struct.Struct("3i")
+"""pid, uid and gid, as SO_PEERCRED gives them."""
+
+
+class Identity(NamedTuple):
+    """Tells a file from any other that bears the same name later: an inode number alone is soon used again."""
+
+    device: int
+    inode: int
+    changed: int
+    """ctime in nanoseconds."""
+
+
+class Peer(NamedTuple):
+    """The process at the other end, when it connected or began to listen."""
+
+    pid: int
+    uid: int
+
+
+def identity(path: Path) -> Identity | None:
+    """Of the socket at this path; None if there is none. Links are not followed."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return Identity(found.st_dev, found.st_ino, found.st_ctime_ns) if stat.S_ISSOCK(found.st_mode) else None
+
+
+def peer(connection: socket.socket) -> Peer:
+    pid, uid, _ = UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))
+    return Peer(pid, uid)
+
+
+def listen(path: Path, field: str) -> socket.socket:
+    """
+    A socket that listens at this path, with mode 0600. What a dead process left there is removed.
+
+    Raises InvalidField about the setting `field` for a path that is too long, StateFault if the directory cannot be used,
+    if another process serves there, or if something stands there that is not a socket.
+    """
+    check_length(path, field)
+    try:
+        with directory_lock(path.parent):
+            clear(path)
+            listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+            try:
+                with owner_only():
+                    listening.bind(os.fspath(path))
+                listening.listen(BACKLOG)
+            except OSError:
+                listening.close()
+                raise
+    except OSError as error:
+        raise StateFault(
+            f"cannot listen at {clean(str(path), 200)}: {error.strerror}", "check the directory, its owner and its mode"
+        ) from error
+    return listening
+
+
+def check_length(path: Path, field: str) -> None:
+    """Raises InvalidField about the setting `field` if Linux cannot have a socket at this path."""
+    size = len(os.fsencode(path))
+    if size > LONGEST_PATH:
+        raise InvalidField(
+            field,
+            f"the socket path {clean(str(path), 200)} has {size} bytes, and Linux takes at most {LONGEST_PATH}",
+            "use a directory with a shorter path",
+        )
+
+
+def remove(path: Path, mine: Identity | None) -> None:
+    """Removes the socket if it is still the one that was made."""
+    if mine is not None and identity(path) == mine:
+        path.unlink(missing_ok=True)
+
+
+def clear(path: Path) -> None:
+    """Makes room for a socket. Raises StateFault if what is there is not ours to remove."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(found.st_mode):
+        raise StateFault(
+            f"{clean(str(path), 200)} is in the way: it is not a socket", "see what made it, then remove it by hand"
+        )
+    holder = server_of(path)
+    if holder is not None:
+        raise StateFault(
+            f"process {holder.pid} already serves {clean(str(path), 200)}", "stop it first: a node has one allocator"
+        )
+    path.unlink(missing_ok=True)
+
+
+def server_of(path: Path) -> Peer | None:
+    """Who listens at this path; None if nobody does any more."""
+    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)) as probe:
+        try:
+            probe.connect(os.fspath(path))
+        except BlockingIOError:
+            return Peer(0, 0)  # its queue is full: it lives, and does not say who it is
+        except OSError:
+            return None
+        return peer(probe)
+
+
+@contextmanager
+def directory_lock(directory: Path) -> Iterator[None]:
+    """
+    Keeps other processes of ours from looking at the same path between our look and our bind. It is on the directory
+    itself, so that no file is left behind; it is held for microseconds and never waited for.
+    """
+    held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StateFault(
+                f"another process is making a socket in {clean(str(directory), 200)}", "this passes by itself"
+            ) from error
+        yield
+    finally:
+        os.close(held)
+
+
+@contextmanager
+def owner_only() -> Iterator[None]:
+    """Files made in here are for their owner alone. There is no other moment at which a socket's mode could be set."""
+    before = os.umask(0o177)
+    try:
+        yield
+    finally:
+        os.umask(before)

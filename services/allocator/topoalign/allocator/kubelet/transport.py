@@ -1,0 +1,207 @@
+"""
+A gRPC server on a unix socket that can be left alone with whoever connects.
+
+grpclib carries the protocol; this adds what it leaves to its user. A peer of another user, or one connection too many, is
+closed before a byte is read. A request that grows past `LARGEST_REQUEST` ends with RESOURCE_EXHAUSTED while it is still
+arriving, and one that cannot be decoded with INVALID_ARGUMENT. Errors become gRPC statuses in one place, `answered`. A
+silent client is noticed by keepalive pings. A stream's generator is closed when its client goes, and stopping lets the calls
+that have begun end first.
+"""
+
+import os
+import socket
+from asyncio import BaseTransport
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, cast
+
+import anyio
+import grpclib.server
+import structlog
+from betterproto2.grpclib import ServiceBase
+from grpclib.config import Configuration
+from grpclib.const import Cardinality, Handler, Status
+from grpclib.encoding.proto import ProtoCodec
+from grpclib.exceptions import GRPCError
+from grpclib.protocol import H2Protocol
+
+from topoalign.allocator.kubelet import sockets
+from topoalign.core.errors import BadRequest, NoFit, TopoalignError, clean
+
+log = structlog.get_logger()
+
+LARGEST_REQUEST = 4 * 2**20
+"""Bytes; what Go's gRPC takes by default, and the ids of 60,000 devices."""
+
+MOST_CONNECTIONS = 64
+"""At a time. The kubelet needs one."""
+
+LONGEST_MESSAGE = 1_000
+"""Characters of a status message: it travels as a header, which clients bound."""
+
+KEEPALIVE = Configuration(
+    _keepalive_time=10.0,
+    _keepalive_timeout=10.0,
+    _keepalive_permit_without_calls=True,
+    _http2_max_pings_without_data=0,
+    _http2_min_sent_ping_interval_without_data=5.0,
+)
+"""Pings a silent peer every ten seconds for as long as it is there. grpclib's own: after two hours, twice."""
+
+STATUS = {BadRequest: Status.INVALID_ARGUMENT, NoFit: Status.FAILED_PRECONDITION}
+"""Whose fault it is, in gRPC's words; all else is the machine's: UNAVAILABLE."""
+
+Method = Callable[[Any], Awaitable[None]]
+
+
+class Servicer(ServiceBase):
+    """Mixed in before a generated service base: its calls are counted, guarded and answered as above."""
+
+    calls = 0
+    """Unary calls that have begun and not ended. Streams do not count: they end when we say so."""
+
+    def __mapping__(self) -> dict[str, Handler]:
+        return {path: handler._replace(func=self.guarded(handler)) for path, handler in super().__mapping__().items()}
+
+    def guarded(self, handler: Handler) -> Method:
+        async def call(stream: Any) -> None:
+            unary = handler.cardinality is Cardinality.UNARY_UNARY
+            self.calls += unary
+            try:
+                await answered(handler.func, stream)
+            finally:
+                self.calls -= unary
+
+        return call
+
+    async def _call_rpc_handler_server_stream(
+        self, handler: Callable[[Any], AsyncIterator[Any]], stream: Any, request: Any
+    ) -> None:
+        """As generated, but the generator is closed with the stream instead of whenever it is collected."""
+        async with aclosing(cast(AsyncGenerator[Any, None], handler(request))) as messages:
+            async for message in messages:
+                await stream.send_message(message)
+
+
+async def answered(method: Method, stream: Any) -> None:
+    """Answers one call, its errors as gRPC statuses."""
+    try:
+        await method(stream)
+    except TopoalignError as error:
+        status = next((status for kind, status in STATUS.items() if isinstance(error, kind)), Status.UNAVAILABLE)
+        raise GRPCError(status, clean(f"{error.code}: {error.finding}; {error.remedy}", LONGEST_MESSAGE)) from error
+    except AssertionError as error:
+        # grpclib and the generated code assert that a request has arrived, and has arrived whole
+        raise GRPCError(Status.INVALID_ARGUMENT, "the request ended early") from error
+    except NotImplementedError as error:
+        raise GRPCError(
+            Status.UNIMPLEMENTED, "compressed requests are not understood: send them as they are"
+        ) from error
+
+
+class Codec(ProtoCodec):
+    """Protobuf; bytes that are none are the sender's fault."""
+
+    def decode(self, data: bytes, message_type: Any) -> Any:
+        try:
+            return super().decode(data, message_type)
+        except Exception as error:  # betterproto2 lets many kinds through: EOFError, UnicodeDecodeError, KeyError, ...
+            raise GRPCError(
+                Status.INVALID_ARGUMENT, f"not a {message_type.__name__}: {type(error).__name__}"
+            ) from error
+
+
+class Guard(H2Protocol):
+    """One connection: looked at before it is served, and while requests arrive."""
+
+    server: "Server"
+
+    def connection_made(self, transport: BaseTransport) -> None:
+        super().connection_made(transport)
+        refusal = self.server.refusal(transport.get_extra_info("socket"))
+        if refusal is None:
+            self.server.connections.add(self)
+        else:
+            self.processor.close(refusal)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            super().data_received(data)
+        except Exception as error:  # h2 and grpclib raise many kinds at a peer that speaks something else
+            log.warning("connection closed", reason="not gRPC", error=clean(str(error) or type(error).__name__))
+            self.processor.close("not gRPC")
+            return
+        for stream in self.processor.streams.values():
+            if stream.data_received > LARGEST_REQUEST and stream.wrapper is not None and not stream.wrapper.cancelled:
+                stream.wrapper.cancel(
+                    GRPCError(Status.RESOURCE_EXHAUSTED, f"a request has at most {LARGEST_REQUEST} bytes")
+                )
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.server.connections.discard(self)
+        super().connection_lost(cast(Exception | None, exc))
+
+
+class Server(grpclib.server.Server):
+    """Serves one `Servicer` on one unix socket, once."""
+
+    def __init__(self, servicer: Servicer, path: Path, field: str) -> None:
+        """`field` names the setting that the path came from, for errors."""
+        super().__init__([servicer], codec=Codec(), config=KEEPALIVE)
+        self.servicer = servicer
+        self.path = path
+        self.field = field
+        self.identity: sockets.Identity | None = None
+        self.connections: set[Guard] = set()
+        self.draining = False
+        self.refused: set[str] = set()
+
+    async def listen(self) -> None:
+        """Binds and serves. Raises what `sockets.listen` raises."""
+        listening = sockets.listen(self.path, self.field)
+        self.identity = sockets.identity(self.path)
+        await self.start(sock=listening)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the socket is still where it was made."""
+        return self.identity is not None and sockets.identity(self.path) == self.identity
+
+    async def stop(self, within: float) -> None:
+        """Takes no new calls, lets those that have begun end for `within` seconds, then closes. Not to be cancelled."""
+        self.draining = True
+        sockets.remove(self.path, self.identity)
+        self.identity = None
+        with anyio.move_on_after(within, shield=True):
+            while self.servicer.calls:
+                await anyio.sleep(0.01)
+        if self._server is not None:
+            self.close()
+            for connection in tuple(self.connections):
+                connection.processor.close("stopping")
+            with anyio.move_on_after(within, shield=True):
+                await self.wait_closed()
+
+    def refusal(self, connection: socket.socket) -> str | None:
+        """Why a peer is not served, said once in the log per reason. None: it is."""
+        if self.draining:
+            return "stopping"
+        who = sockets.peer(connection)
+        if who.uid not in (0, os.geteuid()):
+            reason = f"peer runs as uid {who.uid}"
+        elif len(self.connections) >= MOST_CONNECTIONS:
+            reason = f"more than {MOST_CONNECTIONS} connections"
+        else:
+            return None
+        if reason not in self.refused and len(self.refused) < MOST_CONNECTIONS:
+            self.refused.add(reason)
+            log.warning("connection refused", reason=reason, pid=who.pid, socket=self.path.name)
+        return reason
+
+    def _protocol_factory(self) -> H2Protocol:
+        """grpclib offers no other place to look at a connection."""
+        plain = super()._protocol_factory()
+        guard = Guard(plain.handler, plain.config, plain.h2_config)
+        guard.server = self
+        return guard

@@ -1,0 +1,49 @@
+"""Runs the allocator of one node."""
+
+from pathlib import Path
+
+import anyio
+from anyio.abc import TaskStatus
+from topoalign.allocator.kubelet.front import KubeletFront
+from topoalign.allocator.kubelet.podresources import PodResourcesClient
+
+from topoalign.allocator.admissions import Admissions
+from topoalign.allocator.handouts import Handouts
+from topoalign.allocator.journal import open_journal
+from topoalign.allocator.ledger import Ledger
+from topoalign.allocator.service import Allocator
+from topoalign.allocator.settings import AllocatorSettings
+from topoalign.runtime.context import Context
+from topoalign.runtime.settings import from_environment
+
+
+async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+    settings = from_environment(AllocatorSettings, context.environment)
+    with open_journal(settings.state_dir, settings.node) as journal:
+        ledger = Ledger(settings.node, journal, context.clock)
+        handouts = front = None
+        if settings.kubelet_dir:
+            kubelet = PodResourcesClient(settings.pod_resources)
+            handouts = Handouts(ledger, context.clock, kubelet, placement=settings.rules.placement)
+            front = KubeletFront(handouts, Path(settings.kubelet_dir), context.clock)
+            context.checks["kubelet"] = front.reason
+        admissions = Admissions(
+            ledger,
+            context.bus,
+            settings.rules,
+            kubelet_owns_devices=front is not None,
+            hint_seconds=settings.hint_seconds,
+        )
+        allocator = Allocator(ledger, context.bus, context.clock, admissions, handouts)
+        allocator.watch(context.metrics)
+        context.checks["topology"] = allocator.topology_unknown
+        context.checks["outbox"] = allocator.outbox_full
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(
+                lambda *, task_status: allocator.run(
+                    reconcile_seconds=settings.reconcile_seconds, task_status=task_status
+                )
+            )
+            if front is not None:
+                await tasks.start(front.run)
+            task_status.started()

@@ -1,0 +1,64 @@
+"""
+Says on the bus what the journal has and the bus has not, in order and for as long as it takes.
+
+A publication that is not confirmed may have been stored all the same, so it is repeated under the same id; the stream and
+every listener drop the repetition. Nothing waits for this: the kubelet has its answer before the first try.
+"""
+
+import structlog
+
+from topoalign.allocator.ledger import Ledger
+from topoalign.core import wire
+from topoalign.core.errors import Unavailable
+from topoalign.core.ports import Bus, Clock
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
+"""Seconds between tries while the bus does not confirm; doubled each time."""
+
+log = structlog.get_logger("topoalign.allocator.outbox")
+
+
+class Outbox:
+    """Publishes the ledger's pending facts."""
+
+    def __init__(self, ledger: Ledger, bus: Bus, clock: Clock) -> None:
+        self._ledger, self._bus, self._clock = ledger, bus, clock
+        self._position = 0
+        self.failures = 0
+        """Tries in a row that were not confirmed."""
+
+    async def run(self) -> None:
+        while True:
+            version = self._ledger.version
+            while self._ledger.pending:
+                await self.publish_oldest()
+            await self._ledger.beyond(version)
+
+    async def publish_oldest(self) -> None:
+        event, time = self._ledger.pending[0]
+        message = wire.encode(event, time)
+        if len(message.body) > wire.LARGEST_BODY:
+            log.error("fact too large for the bus", type=type(event).__name__, seq=event.seq, bytes=len(message.body))
+            self._ledger.published(event)
+            return
+        try:
+            position = await self._bus.publish(message)
+        except Unavailable as error:
+            if self.failures == 0:
+                log.warning("bus does not confirm", finding=error.finding, remedy=error.remedy, seq=event.seq)
+            self.failures += 1
+            await self._clock.sleep(min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self.failures - 1, 10)))
+            return
+        if self.failures:
+            log.info("bus confirms again", tries=self.failures, waiting=len(self._ledger.pending))
+            self.failures = 0
+        self._ledger.published(event)
+        self.notice(position)
+
+    def notice(self, position: int) -> None:
+        """A stream whose positions go back has lost what it held: everything live is said anew."""
+        if position < self._position:
+            log.warning("the allocation stream went back", had=self._position, got=position)
+            self._position = position
+            self._ledger.announce()
+        self._position = max(position, self._position)

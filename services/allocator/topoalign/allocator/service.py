@@ -1,0 +1,110 @@
+"""
+The allocator of one node: its ledger, what it hears, what it says, and the two ways in.
+
+Allocations go on without the bus. What the hardware is like is heard from discovery; what was given away is said by the
+outbox; neither is waited for by a decision.
+"""
+
+from collections.abc import Awaitable, Callable
+
+import anyio
+import structlog
+from anyio.abc import TaskStatus
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from topoalign.allocator.admissions import Admissions
+from topoalign.allocator.handouts import Handouts
+from topoalign.allocator.ledger import Ledger
+from topoalign.allocator.outbox import Outbox
+from topoalign.client import Client
+from topoalign.core.errors import StateFault, Unavailable
+from topoalign.core.events import DeviceHealthChanged, TopologyDiscovered
+from topoalign.core.ports import Bus, Clock
+
+SERVICE = "topoalign-allocator"
+
+log = structlog.get_logger("topoalign.allocator")
+
+
+class Allocator:
+    """Runs what the allocator of a node consists of."""
+
+    def __init__(
+        self, ledger: Ledger, bus: Bus, clock: Clock, admissions: Admissions, handouts: Handouts | None
+    ) -> None:
+        """`handouts` is None on a node whose devices no kubelet hands out."""
+        self.ledger, self.admissions, self.handouts = ledger, admissions, handouts
+        self.outbox = Outbox(ledger, bus, clock)
+        self._bus, self._clock = bus, clock
+
+    async def run(self, *, reconcile_seconds: float, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Until cancelled. Started once questions are answered; the topology may come later."""
+        async with self._bus.serve(SERVICE, self.admissions.endpoints()), anyio.create_task_group() as tasks:
+            tasks.start_soon(self._hear)
+            tasks.start_soon(self.outbox.run)
+            if self.handouts is not None:
+                tasks.start_soon(self._reconcile, self.handouts.reconcile, reconcile_seconds)
+            task_status.started()
+
+    async def _hear(self) -> None:
+        async for heard in Client(self._bus).nodes(node=self.ledger.node):
+            if isinstance(heard.event, TopologyDiscovered | DeviceHealthChanged):
+                self.ledger.hear(heard.event)
+
+    async def _reconcile(self, reconcile: Callable[[], Awaitable[None]], seconds: float) -> None:
+        """Looks at the kubelet's list again and again; says once when it cannot, and once when it can again."""
+        failing = False
+        while True:
+            try:
+                await reconcile()
+                if failing:
+                    log.info("PodResources answers again")
+                failing = False
+            except (Unavailable, StateFault) as error:
+                if not failing:
+                    log.warning("cannot reconcile", finding=error.finding, remedy=error.remedy)
+                failing = True
+            await self._clock.sleep(seconds)
+
+    def topology_unknown(self) -> str | None:
+        """Readiness: devices cannot be offered before discovery has said what there is."""
+        return None if self.ledger.state.topology is not None else "the topology of this node has not been heard yet"
+
+    def outbox_full(self) -> str | None:
+        """Readiness: allocations go on, but somebody should look at the bus."""
+        waiting, limit = len(self.ledger.pending), self.ledger.pending_limit
+        return None if waiting < limit else f"{waiting} facts wait for the bus, {limit} are kept"
+
+    def watch(self, metrics: CollectorRegistry) -> None:
+        metrics.register(AllocatorMetrics(self))
+
+
+class AllocatorMetrics(Collector):
+    """The allocator's figures, read when they are asked for."""
+
+    def __init__(self, allocator: Allocator) -> None:
+        self._allocator = allocator
+
+    def collect(self):  # type: ignore[no-untyped-def]  # prometheus_client leaves its Metric types unexported
+        ledger = self._allocator.ledger
+        yield GaugeMetricFamily(
+            "topoalign_allocator_allocations", "Live allocations of this node.", value=len(ledger.state.allocations)
+        )
+        yield GaugeMetricFamily(
+            "topoalign_allocator_outbox_facts", "Facts that the bus has not confirmed yet.", value=len(ledger.pending)
+        )
+        yield CounterMetricFamily(
+            "topoalign_allocator_outbox_dropped_facts",
+            "Facts that were never published because too many waited; a snapshot stands in for them.",
+            value=ledger.dropped,
+        )
+        yield CounterMetricFamily(
+            "topoalign_allocator_facts", "Facts in the journal since its epoch began.", value=ledger.state.seq
+        )
+        yield CounterMetricFamily(
+            "topoalign_allocator_hint_fallbacks",
+            "Hint questions answered in process because the hinting service did not.",
+            value=self._allocator.admissions.hint_fallbacks,
+        )

@@ -1,0 +1,66 @@
+"""What the allocator of one node can be told from outside."""
+
+from pathlib import Path
+
+import msgspec
+
+from topoalign.core.ids import NodeName
+from topoalign.core.requests import AdmissionRules, Mode, Policy, Scope
+
+
+class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`TOPOALIGN_<FIELD>` each; the runner fills in `node`."""
+
+    node: NodeName
+    """Name of the Kubernetes node, or of this host."""
+
+    state_dir: Path = Path("/var/lib/topoalign")
+    """Where the journal lives. On the node's own disk: it must survive this process, not the node."""
+
+    kubelet_dir: str = ""
+    """The kubelet's device plugin directory. Set: the kubelet hands out the devices. Empty: requests come over the bus."""
+
+    pod_resources_dir: str = ""
+    """Directory of the kubelet's PodResources socket. Default: `pod-resources` beside `kubelet_dir`."""
+
+    policy: Policy = Policy.BEST_EFFORT
+    """Topology policy. The default admits every pod that fits: a first run refuses nobody."""
+
+    scope: Scope = Scope.CONTAINER
+    """What is aligned as one."""
+
+    mode: Mode = Mode.BEST
+    """How admissions over the bus are decided; predictions for a node with a kubelet are made in mode `kubelet`."""
+
+    placement: str = "best-effort"
+    """Device policy: which GPUs, once the NUMA affinity is known."""
+
+    reserved_cpus: str = ""
+    """CPUs kept for the system, as a list `0-3,8`."""
+
+    hint_seconds: float = 0.25
+    """How long the hinting service may take before the same providers are asked in process."""
+
+    reconcile_seconds: float = 5.0
+    """Between two looks at the kubelet's PodResources, which answers at most 100 times a second for all who ask."""
+
+    drain_seconds: float = 5.0
+    """How long running calls may go on after SIGTERM: far below a pod's usual grace period of thirty seconds."""
+
+    @property
+    def rules(self) -> AdmissionRules:
+        """The node's own rules. Raises ValidationError for a placement that does not exist."""
+        return msgspec.convert(
+            {
+                "policy": self.policy,
+                "scope": self.scope,
+                "mode": self.mode,
+                "placement": self.placement,
+                "reserved_cpus": self.reserved_cpus,
+            },
+            AdmissionRules,
+        )
+
+    @property
+    def pod_resources(self) -> Path:
+        return Path(self.pod_resources_dir or Path(self.kubelet_dir).parent / "pod-resources") / "kubelet.sock"

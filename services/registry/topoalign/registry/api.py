@@ -1,0 +1,159 @@
+"""
+The HTTP read API: `GET /v1/nodes`, `GET /v1/nodes/{name}`, `GET /v1/allocations`.
+
+It reads the fold and changes nothing. Every answer is JSON, errors too: {"code", "finding", "remedy"}. A query parameter
+that is not known is refused by name, because ignoring `?nod=a` would answer another question than the one asked.
+"""
+
+from collections.abc import Awaitable, Callable, Iterator
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route
+
+from topoalign.core.errors import (
+    BadRequest,
+    InvalidField,
+    NoFit,
+    NotFound,
+    TopoalignError,
+    Unavailable,
+    clean,
+    quoted,
+)
+from topoalign.core.events import Allocation
+from topoalign.core.ids import NodeName
+from topoalign.registry import views
+from topoalign.registry.cluster import Cluster, Member
+from topoalign.registry.paging import Key, Page, key_of, limit_of, page
+from topoalign.registry.views import AllocationView, NodeSummary
+
+HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+LONGEST_URL = 4_096
+"""Characters of path and query together."""
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Api:
+    """Answers from one cluster's fold."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def mount(self) -> Mount:
+        """Everything below /v1, with errors of its own."""
+        app = Starlette(
+            routes=[
+                Route("/nodes", self.nodes),
+                Route("/nodes/{name}", self.node),
+                Route("/allocations", self.allocations),
+            ],
+            exception_handlers={TopoalignError: failed, HTTPException: refused, Exception: broken},
+        )
+        return Mount("/v1", app=app)
+
+    async def nodes(self, request: Request) -> Response:
+        """A page of the nodes, by name."""
+        query = parameters(request, "limit", "continue")
+        rows = page(
+            (((member.state.node,), member) for member in self._cluster),
+            key_of(query.get("continue")),
+            limit_of(query.get("limit")),
+        )
+        items = tuple(views.summary(member) for member in rows.items)
+        return json(Page[NodeSummary](items=items, next=rows.next))
+
+    async def node(self, request: Request) -> Response:
+        """All of one node."""
+        parameters(request)
+        return json(views.detail(self._cluster.member(NodeName(request.path_params["name"]))))
+
+    async def allocations(self, request: Request) -> Response:
+        """A page of the live allocations, by node and id; of one node, namespace or pod where asked."""
+        query = parameters(request, "node", "namespace", "pod", "limit", "continue")
+        node = query.get("node")
+        members = self._cluster if node is None else (self._cluster.member(NodeName(node)),)
+        wanted = (
+            (key, pair)
+            for member in members
+            for key, pair in keyed(member)
+            if owned(pair[1], query.get("namespace"), query.get("pod"))
+        )
+        rows = page(wanted, key_of(query.get("continue")), limit_of(query.get("limit")))
+        items = tuple(views.allocation_view(member, allocation) for member, allocation in rows.items)
+        return json(Page[AllocationView](items=items, next=rows.next))
+
+
+def keyed(member: Member) -> Iterator[tuple[Key, tuple[Member, Allocation]]]:
+    for allocation in member.state.allocations.values():
+        yield (member.state.node, allocation.id), (member, allocation)
+
+
+def owned(allocation: Allocation, namespace: str | None, pod: str | None) -> bool:
+    """Whether an allocation is of this namespace and this pod, where they are given."""
+    owner = allocation.owner
+    if owner is None:
+        return namespace is None and pod is None
+    return namespace in (None, owner.namespace) and pod in (None, owner.pod)
+
+
+def parameters(request: Request, *known: str) -> dict[str, str]:
+    """The query's parameters. Raises InvalidField for one that is unknown, stands twice, or is too long."""
+    if len(request.url.path) + len(request.url.query) > LONGEST_URL:
+        raise InvalidField("url", f"longer than {LONGEST_URL} characters", "ask for less at once")
+    found: dict[str, str] = {}
+    for name, value in request.query_params.multi_items():
+        if name not in known:
+            may = f"known here: {', '.join(known)}" if known else "this address takes none"
+            raise InvalidField("query", f"unknown parameter {quoted([name])}", may)
+        if name in found:
+            raise InvalidField(name, "stands twice", "give it once")
+        found[name] = value
+    return found
+
+
+def json(body: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(body), status, HEADERS, "application/json")
+
+
+def error(code: str, finding: str, remedy: str, status: int) -> Response:
+    return json({"code": code, "finding": clean(finding, 1000), "remedy": clean(remedy, 1000)}, status)
+
+
+async def failed(request: Request, exc: Exception) -> Response:
+    """An error raised on purpose: its base says whose fault it is, and so which status it has."""
+    assert isinstance(exc, TopoalignError)
+    match exc:
+        case NotFound():
+            status = 404
+        case BadRequest():
+            status = 400
+        case NoFit():
+            status = 409
+        case Unavailable():
+            status = 503
+        case _:
+            status = 500
+    return error(exc.code, exc.finding, exc.remedy, status)
+
+
+async def refused(request: Request, exc: Exception) -> Response:
+    """What the router refuses: an address that does not exist, a method other than GET and HEAD."""
+    assert isinstance(exc, HTTPException)
+    if exc.status_code == 405:
+        answer = error(
+            "MethodNotAllowed", f"{clean(request.method, 20)} is not possible here", "this API is read with GET", 405
+        )
+        answer.headers["Allow"] = "GET, HEAD"
+        return answer
+    remedy = "there are /v1/nodes, /v1/nodes/NAME and /v1/allocations"
+    return error("NotFound", f"nothing at {quoted([request.url.path])}", remedy, exc.status_code)
+
+
+async def broken(request: Request, exc: Exception) -> Response:
+    """A defect: said without its insides, which are in the log."""
+    return error("Internal", "the registry failed to answer", "look for the traceback in its log", 500)

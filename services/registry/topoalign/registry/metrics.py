@@ -1,0 +1,91 @@
+"""
+What Prometheus may ask of the registry.
+
+States are read from the fold when they are asked for, so that a device or allocation that is gone leaves no series behind.
+GPU utilisation is DCGM's to export; `topoalign_gpu_allocation_info` joins with it on the GPU's uuid. It has one series per
+allocated GPU, so its labels, though they name pods, are bounded by the hardware.
+"""
+
+from collections import Counter as Tally
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from topoalign.core.errors import clean
+from topoalign.core.events import HealthState
+from topoalign.core.ids import GPU, DeviceID
+from topoalign.core.state import NodeState
+from topoalign.registry.cluster import Cluster
+
+STATES = ("free", "allocated", "unhealthy", "unknown", "cordoned")
+"""Of a GPU, each in exactly one: held by an allocation first, then what keeps it from being handed out."""
+
+
+class Metrics:
+    """Counters that the service moves on, and gauges read from the fold."""
+
+    def __init__(self, registry: CollectorRegistry, cluster: Cluster) -> None:
+        self.events = Counter("topoalign_registry_events", "Facts folded.", ["type"], registry=registry)
+        self.dead_letters = Counter(
+            "topoalign_registry_dead_letters", "Messages that could not be decoded or applied.", registry=registry
+        )
+        self.gaps = Counter("topoalign_registry_gaps", "Times that facts of a node were missing.", registry=registry)
+        registry.register(Gauges(cluster))
+
+
+class Gauges(Collector):
+    """The cluster as it is now."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def describe(self) -> Iterator[Metric]:
+        """The same families without samples: registering does not look at the cluster."""
+        yield from self._families()
+
+    def collect(self) -> Iterator[Metric]:
+        gpus, held, stale = self._families()
+        for member in self._cluster:
+            state = member.state
+            node = clean(state.node, 253)
+            tally = Tally(state_of(state, gpu.id) for gpu in state.hardware.gpus)
+            for name in STATES:
+                gpus.add_metric([node, name], tally[name])
+            stale.add_metric([node], 0 if member.answering else 1)
+            for labels in allocated_gpus(state):
+                held.add_metric([node, *labels], 1)
+        yield from (gpus, held, stale)
+
+    def _families(self) -> tuple[GaugeMetricFamily, GaugeMetricFamily, GaugeMetricFamily]:
+        return (
+            GaugeMetricFamily("topoalign_gpus", "GPUs by state.", labels=["node", "state"]),
+            GaugeMetricFamily(
+                "topoalign_gpu_allocation_info",
+                "1 for each allocated GPU; gpu_uuid equals the UUID label of DCGM's exporter.",
+                labels=["node", "gpu_uuid", "allocation", "namespace", "pod", "container"],
+            ),
+            GaugeMetricFamily(
+                "topoalign_node_stale", "1 while the allocator of the node does not answer.", labels=["node"]
+            ),
+        )
+
+
+def state_of(state: NodeState, device: DeviceID) -> str:
+    """Which of STATES a GPU is in."""
+    if device in state.holders:
+        return "allocated"
+    health = state.health_of(device)
+    if health.cordoned:
+        return "cordoned"
+    return "free" if health.state is HealthState.HEALTHY else health.state.value
+
+
+def allocated_gpus(state: NodeState) -> Iterator[list[str]]:
+    """gpu_uuid, allocation, namespace, pod, container of each allocated GPU."""
+    for allocation in state.allocations.values():
+        owner = allocation.owner
+        of = (owner.namespace, owner.pod, owner.container) if owner is not None else ("", "", "")
+        for gpu in allocation.devices.get(GPU, ()):
+            yield [clean(label, 253) for label in (gpu, allocation.id, *of)]

@@ -1,0 +1,153 @@
+"""
+What the HTTP API shows, as types: `msgspec.json.schema` of these is its reference.
+
+Field names are part of the public contract: added to, never renamed. A device is always shown with its index, its id and
+its PCI address together.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from topoalign.core.events import Allocation, DeviceHealth, MemoryBlock, Owner
+from topoalign.core.ids import AllocationID, DeviceID, NodeName, ResourceName
+from topoalign.core.state import NodeState
+from topoalign.core.topology.model import Topology
+from topoalign.core.topology.names import NamedDevice, named
+from topoalign.registry.cluster import Member
+
+
+class ResourceCount(msgspec.Struct, frozen=True, kw_only=True):
+    """Devices of one resource; `total` is the sum of the other three."""
+
+    total: int
+    free: int
+    """May be handed out now."""
+    allocated: int
+    """Held by a live allocation, healthy or not."""
+    unhealthy: int
+    """Held by nobody, and not to be handed out: unhealthy, of unknown health, or cordoned."""
+
+
+class CpuCount(msgspec.Struct, frozen=True, kw_only=True):
+    total: int
+    exclusive: int
+    """Held by one container alone."""
+
+
+class NodeSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the list of nodes."""
+
+    name: NodeName
+    source: str | None
+    """What read the hardware: `nvml`, `sysfs`, `described: <name>`. None: not discovered yet."""
+    revision: int | None
+    """Of the topology, counted by discovery."""
+    boot_id: str | None
+    gpus: int
+    nics: int
+    numa_nodes: int
+    cpus: CpuCount
+    resources: dict[ResourceName, ResourceCount]
+    allocations: int
+    epoch: int
+    """Of the allocator's journal; 0 before its first fact."""
+    seq: int
+    digest: str
+    """Equal for equal allocations: compare it with the digest of another fold."""
+    stale: bool
+    """The node's allocator does not answer: what is shown was true, and nobody vouches for it now."""
+    last_event: str | None
+    """RFC 3339 time of the newest fact."""
+
+
+class AllocationView(msgspec.Struct, frozen=True, kw_only=True):
+    """One live allocation."""
+
+    node: NodeName
+    id: AllocationID
+    owner: Owner | None
+    """None: the kubelet has not said yet for whom."""
+    role: str
+    devices: tuple[NamedDevice, ...]
+    """In the order in which the container sees them."""
+    cpus: str
+    """Exclusive CPUs as a list `0-3,8`; empty in the shared pool."""
+    memory: tuple[MemoryBlock, ...]
+    affinity: tuple[int, ...] | None
+    """NUMA node ids it was aligned to. None: no preference, or the kubelet did not say."""
+    since: str | None
+    """RFC 3339 time of the grant. None: it was heard of in a snapshot only."""
+
+
+class NodeDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is known of one node."""
+
+    summary: NodeSummary
+    topology: Topology | None
+    health: dict[DeviceID, DeviceHealth]
+    allocations: tuple[AllocationView, ...]
+
+
+def summary(member: Member) -> NodeSummary:
+    state = member.state
+    discovered = state.topology
+    return NodeSummary(
+        name=state.node,
+        source=discovered.source if discovered is not None else None,
+        revision=discovered.revision if discovered is not None else None,
+        boot_id=discovered.boot_id if discovered is not None else None,
+        gpus=len(state.hardware.gpus),
+        nics=len(state.hardware.nics),
+        numa_nodes=len(state.hardware.nodes),
+        cpus=CpuCount(total=len(state.hardware.cpus), exclusive=len(state.cpus_in_use)),
+        resources={resource: count(state, resource) for resource in state.hardware.devices},
+        allocations=len(state.allocations),
+        epoch=state.epoch,
+        seq=state.seq,
+        digest=state.digest,
+        stale=not member.answering,
+        last_event=member.last_event or None,
+    )
+
+
+def count(state: NodeState, resource: ResourceName) -> ResourceCount:
+    devices = state.hardware.devices[resource]
+    free = len(state.free(resource))
+    allocated = sum(device in state.holders for device in devices)
+    return ResourceCount(total=len(devices), free=free, allocated=allocated, unhealthy=len(devices) - free - allocated)
+
+
+def detail(member: Member) -> NodeDetail:
+    state = member.state
+    return NodeDetail(
+        summary=summary(member),
+        topology=state.topology.topology if state.topology is not None else None,
+        health={device: state.health_of(device) for devices in state.hardware.devices.values() for device in devices},
+        allocations=allocations(member),
+    )
+
+
+def allocations(member: Member) -> tuple[AllocationView, ...]:
+    """The live allocations of a node, by id."""
+    live = sorted(member.state.allocations.values(), key=lambda allocation: allocation.id)
+    return tuple(allocation_view(member, allocation) for allocation in live)
+
+
+def allocation_view(member: Member, allocation: Allocation) -> AllocationView:
+    return AllocationView(
+        node=member.state.node,
+        id=allocation.id,
+        owner=allocation.owner,
+        role=allocation.role,
+        devices=devices(member.state.hardware, allocation),
+        cpus=allocation.cpus,
+        memory=allocation.memory,
+        affinity=allocation.affinity,
+        since=member.since.get(allocation.id),
+    )
+
+
+def devices(topology: Topology, allocation: Allocation) -> tuple[NamedDevice, ...]:
+    held: Sequence[tuple[ResourceName, tuple[DeviceID, ...]]] = tuple(allocation.devices.items())
+    return tuple(named(topology, resource, device) for resource, of_resource in held for device in of_resource)

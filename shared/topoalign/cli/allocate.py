@@ -1,0 +1,131 @@
+"""`topoalign allocate` and `topoalign release`: asking the allocator of a node that has no kubelet."""
+
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from topoalign.cli import output, people
+from topoalign.cli.errors import REFUSED
+from topoalign.cli.link import Link, on_node
+from topoalign.cli.quantities import Count, Size
+from topoalign.core.decisions import Decision, Refusal
+from topoalign.core.errors import clean
+from topoalign.core.ids import CPU, GPU, MEMORY, NIC, AllocationID, ContainerName, Namespace, NodeName, PodName
+from topoalign.core.requests import (
+    AllocateRequest,
+    ContainerRequest,
+    Mode,
+    PodRequest,
+    Policy,
+    Qos,
+    ReleaseRequest,
+    Scope,
+)
+
+PLACEMENTS = ("best-effort", "simple")
+"""Device policies, as `AdmissionRules.placement` has them."""
+
+Command = Callable[..., Any]
+
+
+def request_options(command: Command) -> Command:
+    """Adds the options that say what is asked for, and under which rules."""
+    for option in reversed(
+        (
+            click.option("--gpus", type=Count(), default=0, help="GPUs (nvidia.com/gpu)."),
+            click.option("--cpus", type=Count(), default=0, help="CPUs for the container alone."),
+            click.option("--memory", type=Size(), default=0, help="Memory: 64Gi, 1.5G or bytes."),
+            click.option("--nics", type=Count(), default=0, help="NICs (topoalign.io/nic)."),
+            click.option(
+                "--pod", metavar="NS/NAME", help="For whom. Without a namespace: default.  [default: a new name]"
+            ),
+            click.option("--policy", type=click.Choice([p.value for p in Policy]), help="Topology policy."),
+            click.option("--scope", type=click.Choice([s.value for s in Scope]), help="What is aligned as one."),
+            click.option("--placement", type=click.Choice(PLACEMENTS), help="Which GPUs, once the NUMA node is known."),
+            click.option("--mode", type=click.Choice([m.value for m in Mode]), help="Decide as the kubelet, or best."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+@click.command()
+@request_options
+@on_node
+def allocate(link: Link, **asked: Any) -> int | None:
+    """
+    Ask a node for GPUs, CPUs, memory and NICs, for one container.
+
+    Rules that are not given are the node's own. A refusal ends with exit code 4.
+
+    \b
+    Examples:
+      topoalign allocate --gpus 2
+      topoalign allocate --gpus 4 --cpus 32 --memory 64Gi --nics 4 --pod ml/train --policy restricted
+    """
+    return decide(link, "allocate", **asked)
+
+
+def decide(link: Link, verb: str, **asked: Any) -> int | None:
+    """Asks for a decision and prints it. Returns the exit code of a refusal."""
+    request = allocate_request(link.node, **asked)
+    qos = request.pod.qos
+    if qos is Qos.BURSTABLE:
+        output.note(
+            "note: without both --cpus and --memory the pod is Burstable, so its CPUs and memory are not its own"
+        )
+    decision, topology = link.ask(verb, request, Decision)
+    if link.as_json:
+        output.document({"node": request.node, "decision": decision})
+    else:
+        people.show_decision(decision, topology)
+        if verb == "allocate" and not isinstance(decision, Refusal):
+            output.note(f"give it back with: topoalign release {clean(f'{request.pod.namespace}/{request.pod.name}')}")
+    return REFUSED if isinstance(decision, Refusal) else None
+
+
+def allocate_request(
+    node: NodeName, gpus: int, cpus: int, memory: int, nics: int, pod: str | None, **rules: str | None
+) -> AllocateRequest:
+    """What the options ask for. Raises UsageError if that is nothing."""
+    amounts = {GPU: gpus, CPU: cpus * 1000, MEMORY: memory, NIC: nics}
+    amounts = {resource: amount for resource, amount in amounts.items() if amount}
+    if not amounts:
+        raise click.UsageError("nothing is asked for: give at least one of --gpus, --cpus, --memory, --nics")
+    namespace, name = pod_name(pod or f"cli-{secrets.token_hex(3)}")
+    container = ContainerRequest(name=ContainerName("main"), requests=amounts, limits=amounts)
+    return AllocateRequest(
+        node=node,
+        pod=PodRequest(namespace=namespace, name=name, containers=(container,)),
+        rules={rule: value for rule, value in rules.items() if value is not None},
+    )
+
+
+def pod_name(text: str) -> tuple[Namespace, PodName]:
+    """`ml/train` or `train`. Raises BadParameter."""
+    namespace, slash, name = text.rpartition("/")
+    if not name or "/" in namespace or (slash and not namespace):
+        raise click.BadParameter(f"{clean(text)!r} is not NAMESPACE/NAME", param_hint="--pod")
+    return Namespace(namespace or "default"), PodName(name)
+
+
+@click.command()
+@click.argument("target", metavar="ID|NS/POD")
+@on_node
+def release(link: Link, target: str) -> None:
+    """
+    Give back one allocation by its id, or all allocations of a pod.
+
+    \b
+    Examples:
+      topoalign release ml/train
+      topoalign release 0198c1d2
+    """
+    released, _ = link.ask("release", ReleaseRequest(node=link.node, target=target), tuple[AllocationID, ...])
+    if link.as_json:
+        output.document({"node": link.node, "released": released})
+        return
+    for allocation in released:
+        output.say(f"released {clean(allocation, 120)}")

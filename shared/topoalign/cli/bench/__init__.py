@@ -1,0 +1,53 @@
+"""`topoalign bench`: each benchmark is a module here whose `cases()` measures its cases one after the other."""
+
+import pkgutil
+from collections.abc import Callable, Iterator
+from importlib import import_module
+
+import click
+
+from topoalign.cli import output
+from topoalign.cli.errors import unknown
+
+Cases = Callable[[], Iterator[dict[str, object]]]
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--json", "as_json", is_flag=True, help='Print {"name", "cases"} per benchmark.')
+def bench(names: tuple[str, ...], as_json: bool) -> None:
+    """
+    Measure what a pod would wait for, each case with p50, p99 (milliseconds) and n. Without NAME: all of it.
+
+    \b
+    Examples:
+      topoalign bench admit
+      topoalign bench --json
+    """
+    known = benchmarks()
+    for name in names:
+        if name not in known:
+            raise unknown("benchmark", name, known)
+    for name in names or known:
+        cases: Cases = import_module(f"{__name__}.{known[name]}").cases
+        rows = list(output.progress(cases(), name))
+        if as_json:
+            output.line({"name": name, "cases": rows})
+        else:
+            show(name, rows)
+
+
+def benchmarks() -> dict[str, str]:
+    """Name of each benchmark -> its module in this package."""
+    return {module.name.replace("_", "-"): module.name for module in pkgutil.iter_modules(__path__)}
+
+
+def show(name: str, rows: list[dict[str, object]]) -> None:
+    titles = list(dict.fromkeys(key for row in rows for key in row))
+    output.say(output.heading(name))
+    output.columns(titles, [[cell(row.get(title, "-")) for title in titles] for row in rows])
+    output.say()
+
+
+def cell(value: object) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,24 @@
+"""`topoalign completion`: the script with which a shell completes commands and options."""
+
+import click
+from click.shell_completion import get_completion_class
+
+from topoalign.cli import output
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """
+    The completion script of your shell.
+
+    \b
+    Examples:
+      source <(topoalign completion bash)           # in ~/.bashrc
+      source <(topoalign completion zsh)            # in ~/.zshrc, after compinit
+      topoalign completion fish > ~/.config/fish/completions/topoalign.fish
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None, "click knows the three shells"
+    output.say(kind(ctx.find_root().command, {}, "topoalign", "_TOPOALIGN_COMPLETE").source())

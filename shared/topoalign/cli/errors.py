@@ -1,0 +1,115 @@
+"""
+What the command line says when something goes wrong, and with which exit code it ends.
+
+One mapping from the three bases of `topoalign.core.errors` (whose fault is it?) to exit codes. An error is shown as what
+failed, then what to do; with `--json` the same goes to stdout as an object, so that whoever reads the one reads the other.
+A defect of this program is none of these: it ends in a traceback and exit code 1.
+"""
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
+
+import click
+import msgspec
+
+from topoalign.core.errors import BadRequest, NoFit, TopoalignError, Unavailable, clean
+
+OK, FAILURE, USAGE, NOT_FOUND, REFUSED, INVALID, FINDINGS, UNAVAILABLE, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 69, 130
+
+REPORTED = (click.ClickException, click.Abort, TopoalignError, OSError, BaseExceptionGroup, KeyboardInterrupt)
+"""What `report` can say something about."""
+
+BY_CODE = {"NotFound": NOT_FOUND, "KubeletOwnsDevices": REFUSED}
+"""Codes that say more than the base they stand on, also where they come from another process."""
+
+
+def exit_code(error: TopoalignError) -> int:
+    """The exit code that says whose fault it is."""
+    by_code = BY_CODE.get(code_of(error))
+    if by_code is not None:
+        return by_code
+    match error:
+        case BadRequest():
+            return INVALID
+        case NoFit():
+            return REFUSED
+        case Unavailable():
+            return UNAVAILABLE
+        case _:
+            return FAILURE
+
+
+def code_of(error: TopoalignError) -> str:
+    """The stable word for the error: where another process failed, its word."""
+    from topoalign.core.wire import RemoteFailure  # only now: most commands end without an error
+
+    return error.failure.code if isinstance(error, RemoteFailure) else error.code
+
+
+def report(error: BaseException, as_json: bool) -> int:
+    """Says what went wrong and returns the exit code. Raises `error` again if it is a defect of this program."""
+    match error:
+        case BaseExceptionGroup():
+            return report(first_known(error), as_json)
+        case TopoalignError():
+            return show(code_of(error), error.finding, error.remedy, exit_code(error), as_json)
+        case click.exceptions.NoArgsIsHelpError():
+            click.echo(error.format_message(), err=True)
+            return USAGE
+        case click.UsageError():
+            command = error.ctx.command_path if error.ctx is not None else "topoalign"
+            return show("Usage", error.format_message(), f"see `{command} --help`", USAGE, as_json)
+        case click.ClickException():
+            return show("Failure", error.format_message(), "", error.exit_code, as_json)
+        case click.Abort() | KeyboardInterrupt():
+            return INTERRUPTED
+        case BrokenPipeError():
+            # Whoever read our output has seen enough. Python would complain once more when it closes stdout.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return FAILURE
+        case OSError(strerror=str() as why):
+            name = f"{clean(str(error.filename), 200)}: " if error.filename is not None else ""
+            return show("Failure", name + why, "", FAILURE, as_json)
+        case _:
+            raise error
+
+
+def first_known(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What stopped a group of tasks: the first failure that can be told to people, else the group itself as a defect."""
+    for error in leaves(group):
+        if isinstance(error, REPORTED):
+            return error
+    raise group
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """The single errors of a group, however deep."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from leaves(inner)
+    else:
+        yield error
+
+
+def show(code: str, finding: str, remedy: str, status: int, as_json: bool) -> int:
+    """Prints an error for people and, if asked, for programs."""
+    if as_json:
+        body = {"error": {"code": code, "finding": finding, "remedy": remedy, "exit": status}}
+        click.echo(msgspec.json.encode(body))
+    lines = [click.style("error:", fg="red", bold=True) + " " + clean(finding, 2000)]
+    if remedy:
+        lines.append(click.style("  do:", bold=True) + " " + clean(remedy, 2000))
+    if code not in ("Usage", "Failure"):
+        lines.append(f"  code: {clean(code)}")
+    click.echo("\n".join(lines), err=True, color=None if os.environ.get("NO_COLOR", "") == "" else False)
+    return status
+
+
+def unknown(kind: str, name: str, known: Iterable[str], ctx: click.Context | None = None) -> click.UsageError:
+    """An error for a name that is not in a list, with those it may have been meant for."""
+    known = sorted(known)
+    near = get_close_matches(name, known)
+    which = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}."
+    return click.UsageError(f"no {kind} {clean(name)!r}: {which}", ctx)

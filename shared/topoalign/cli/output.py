@@ -1,0 +1,93 @@
+"""
+How answers are printed: JSON for programs, aligned columns for people, and colours only where a person looks on.
+
+Data goes to stdout, everything else to stderr. Names of pods, GPUs and machines come from outside: whatever is shown to
+people goes through `clean`, and JSON is escaped so that no terminal takes part of a name for a command.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
+
+import click
+import msgspec
+
+from topoalign.core.errors import clean
+
+T = TypeVar("T")
+
+_UNSAFE = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+"""What msgspec leaves as it is, as JSON allows, but a terminal obeys: DEL, C1 controls, marks of direction and of width."""
+
+
+def document(data: object) -> None:
+    """Prints one JSON document."""
+    click.echo(escaped(msgspec.json.format(msgspec.json.encode(data), indent=2)))
+
+
+def line(data: object) -> None:
+    """Prints one JSON object on a line of its own (NDJSON), at once."""
+    click.echo(escaped(msgspec.json.encode(data)))
+    sys.stdout.flush()
+
+
+def escaped(body: bytes) -> str:
+    """The same JSON, with what a terminal would obey written as \\u escapes."""
+    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", body.decode())
+
+
+def say(text: str = "") -> None:
+    """Prints a line of the answer for people; what is foreign in it has been cleaned."""
+    click.echo(text, color=None if colours(sys.stdout) else False)
+
+
+def note(text: str) -> None:
+    """Prints a line that is not part of the answer."""
+    click.echo(text, err=True, color=None if colours(sys.stderr) else False)
+
+
+def heading(text: str) -> str:
+    return click.style(text, bold=True)
+
+
+def columns(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Prints rows under their titles. On a terminal long cells wrap within their column; elsewhere a row is a line."""
+    cells = [[clean(str(cell), 400) for cell in row] for row in rows]
+    if sys.stdout.isatty():
+        rich_columns(titles, cells)
+        return
+    widths = [max(map(len, column)) for column in zip(titles, *cells, strict=True)]
+    for row in (titles, *cells):
+        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def rich_columns(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console  # only on a terminal: it takes longer to import than most commands to run
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in titles:
+        table.add_column(title, overflow="fold")
+    for row in cells:
+        table.add_row(*(Text(cell) for cell in row))  # as text: a pod named [red] stays one
+    Console(no_color=not colours(sys.stdout)).print(table)
+
+
+def progress(items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:
+    """The items, with a bar on stderr while they last if a person looks on."""
+    if not sys.stderr.isatty():
+        yield from items
+        return
+    from rich.console import Console  # as above
+    from rich.progress import track
+
+    yield from track(items, label, total, console=Console(stderr=True), transient=True)
+
+
+def colours(stream: object) -> bool:
+    """Whether this stream is a terminal and nobody asked for no colours (no-color.org)."""
+    isatty = getattr(stream, "isatty", None)
+    return bool(isatty and isatty()) and not os.environ.get("NO_COLOR")

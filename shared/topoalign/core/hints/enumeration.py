@@ -1,0 +1,78 @@
+"""
+Every subset of a few NUMA nodes, and which of them are hints.
+
+A provider says per subset whether the request could be met there on an empty machine (`could`) and whether it can be met
+now (`fits`); this module makes hints of that, in the kubelet's order: by size, then by the positions of the nodes.
+
+Subsets are numbered: bit i of a number is the i-th node. Whatever adds up over nodes is then computed for all subsets by
+doubling a list once per node, which keeps 2^8 subsets at microseconds; more than 12 nodes are refused.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations
+
+from topoalign.core.errors import NoFit
+from topoalign.core.hints.model import TopologyHint
+from topoalign.core.requests import Mode
+from topoalign.core.topology.bitmask import Mask
+
+MOST_NODES = 12
+"""4,096 subsets: a few milliseconds. The kubelet stops at 8 nodes unless told otherwise."""
+
+
+class TooManyNumaNodes(NoFit):
+    """So many NUMA nodes would take part that their subsets cannot be listed, or that the kubelet refuses to start."""
+
+    code = "TooManyNumaNodes"
+
+
+@dataclass(frozen=True)
+class Subsets:
+    """The subsets of some NUMA nodes, by number."""
+
+    nodes: tuple[int, ...]
+    masks: tuple[Mask, ...]
+    order: tuple[int, ...]
+    """The non-empty ones as the kubelet enumerates them."""
+
+    def add_up(self, amount: Callable[[int], int]) -> list[int]:
+        """For each subset the sum over its nodes of `amount(node)`."""
+        return doubled(amount(node) for node in self.nodes)
+
+
+@lru_cache(maxsize=256)
+def subsets(nodes: tuple[int, ...]) -> Subsets:
+    """Raises TooManyNumaNodes for more than MOST_NODES nodes."""
+    if len(nodes) > MOST_NODES:
+        raise TooManyNumaNodes(
+            f"{len(nodes)} NUMA nodes take part, and their subsets are listed for at most {MOST_NODES}",
+            "ask for resources that are on fewer NUMA nodes, or use a coarser NUMA setting of the firmware (NPS, SNC)",
+        )
+    bits = [1 << position for position in range(len(nodes))]
+    order = tuple(sum(chosen) for size in range(1, len(bits) + 1) for chosen in combinations(bits, size))
+    return Subsets(nodes, tuple(doubled(1 << node for node in nodes)), order)
+
+
+def doubled(amounts: Iterable[int]) -> list[int]:
+    """Sums over all subsets: [a, b] gives [0, a, b, a + b]."""
+    sums = [0]
+    for amount in amounts:
+        sums += [amount + smaller for smaller in sums] if amount else sums
+    return sums
+
+
+def hints_where(
+    space: Subsets, could: Sequence[bool], fits: Sequence[bool], mode: Mode
+) -> tuple[TopologyHint, ...]:
+    """
+    One hint per subset that fits, preferred where it is as small as can be.
+
+    As small as can be is judged in mode `kubelet` by what an empty machine could do, in mode `best` by what fits now.
+    """
+    judged = could if mode is Mode.KUBELET else fits
+    least = next((number.bit_count() for number in space.order if judged[number]), len(space.nodes))
+    return tuple(
+        TopologyHint(space.masks[number], number.bit_count() == least) for number in space.order if fits[number]
+    )

@@ -1,0 +1,106 @@
+"""
+What a container or a whole pod asks of each resource manager.
+
+Every manager looks at other numbers: devices at limits, the CPU manager at whole CPUs of containers that may have CPUs to
+themselves, the memory manager at memory and hugepages. For a whole pod each applies the same formula (`pod_wide`), because
+init containers run one after another, but beside the sidecars started before them (kubelet v1.36.3; effective request).
+"""
+
+from collections.abc import Callable, Mapping
+
+from topoalign.core.ids import CPU, MEMORY, ContainerName, ResourceName, is_hugepages, is_native
+from topoalign.core.requests import ContainerRequest, Mode, PodRequest, Qos
+
+Quantities = Mapping[ResourceName, int]
+
+
+def container_of(pod: PodRequest, name: ContainerName) -> ContainerRequest:
+    """The container of this name. Raises KeyError."""
+    return next(iter(c for c in (*pod.init_containers, *pod.containers) if c.name == name))
+
+
+def asked(container: ContainerRequest) -> dict[ResourceName, int]:
+    """The requests; a resource with a limit alone is requested up to it, as the API server fills it in."""
+    return {**container.limits, **container.requests}
+
+
+def pod_wide(pod: PodRequest, part: Callable[[ContainerRequest], Quantities]) -> dict[ResourceName, int]:
+    """
+    The effective request of a pod, where `part` says what each container contributes.
+
+    A plain init container needs its own part beside those of the sidecars met so far; the app containers run together
+    with all sidecars. The larger of the two is needed.
+    """
+    sidecars: dict[ResourceName, int] = {}
+    starting: dict[ResourceName, int] = {}
+    for container in pod.init_containers:
+        own = part(container)
+        if container.sidecar:
+            sidecars = added(sidecars, own)
+        needed = sidecars if container.sidecar else added(sidecars, own)
+        starting = {name: max(starting.get(name, 0), needed.get(name, 0)) for name in {**starting, **needed}}
+    running = sidecars
+    for container in pod.containers:
+        running = added(running, part(container))
+    return {name: max(starting.get(name, 0), running.get(name, 0)) for name in {**starting, **running}}
+
+
+def added(a: Quantities, b: Quantities) -> dict[ResourceName, int]:
+    return {name: a.get(name, 0) + b.get(name, 0) for name in {**a, **b}}
+
+
+def device_limits(container: ContainerRequest) -> dict[ResourceName, int]:
+    """What device plugins are asked for."""
+    return {name: amount for name, amount in container.limits.items() if not is_native(name)}
+
+
+def device_request(pod: PodRequest, container: ContainerName | None) -> dict[ResourceName, int]:
+    if container is None:
+        return pod_wide(pod, device_limits)
+    return device_limits(container_of(pod, container))
+
+
+def exclusive_cpus(pod: PodRequest, container: ContainerRequest, mode: Mode) -> int:
+    """How many CPUs the container gets to itself; 0: it runs in the shared pool."""
+    millicores = asked(container).get(CPU, 0)
+    if millicores % 1000:
+        return 0
+    if mode is Mode.BEST:
+        return millicores // 1000 if container.limits.get(CPU) == millicores else 0
+    return millicores // 1000 if pod.qos is Qos.GUARANTEED else 0
+
+
+def cpu_request(pod: PodRequest, container: ContainerName | None, mode: Mode) -> int:
+    """Whole CPUs to give exclusively; a fractional request counts 0."""
+    if container is None:
+        return pod_wide(pod, lambda each: {CPU: exclusive_cpus(pod, each, mode)})[CPU]
+    return exclusive_cpus(pod, container_of(pod, container), mode)
+
+
+def manages_memory(pod: PodRequest, mode: Mode) -> bool:
+    """Whether the memory manager looks at this pod at all."""
+    return mode is Mode.BEST or pod.qos is Qos.GUARANTEED
+
+
+def memory_part(container: ContainerRequest, mode: Mode) -> dict[ResourceName, int]:
+    """Memory and hugepages of one container, in bytes; in mode `best` only what is asked for firmly."""
+    amounts = {name: amount for name, amount in asked(container).items() if name == MEMORY or is_hugepages(name)}
+    if mode is Mode.KUBELET:
+        return amounts
+    return {name: amount for name, amount in amounts.items() if amount and container.limits.get(name) == amount}
+
+
+def memory_request(pod: PodRequest, container: ContainerName | None, mode: Mode) -> dict[ResourceName, int]:
+    """
+    What the memory manager is to place, in bytes, by ascending name.
+
+    For a whole pod only the names that an app container has: what init containers and sidecars alone ask for is dropped,
+    as the kubelet drops it.
+    """
+    if container is not None:
+        amounts = memory_part(container_of(pod, container), mode)
+    else:
+        wanted = {name for each in pod.containers for name in memory_part(each, mode)}
+        whole = pod_wide(pod, lambda each: memory_part(each, mode))
+        amounts = {name: amount for name, amount in whole.items() if name in wanted}
+    return {name: amounts[name] for name in sorted(amounts)}

@@ -1,0 +1,64 @@
+"""
+What a container may take over from earlier containers of its own pod.
+
+Plain init containers have ended when the next container starts, so what they held is free for it; what a sidecar or an
+app container took is not (kubelet v1.36.3, reuse in a pod). All of it is read off the pod's own allocations in the order
+in which they were decided, so that a question about hints carries it without a word more.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from topoalign.core.events import Allocation
+from topoalign.core.ids import ContainerName, DeviceID, ResourceName
+from topoalign.core.requests import PodRequest
+from topoalign.core.state import NodeState
+from topoalign.core.topology.bitmask import Mask, mask_of
+from topoalign.core.topology.cpuset import parse_cpuset
+
+T = TypeVar("T")
+
+ReusableMemory = Mapping[tuple[Mask, ResourceName], int]
+"""(exact group of NUMA nodes, resource) -> bytes."""
+
+
+def allocations_of(state: NodeState, pod: PodRequest, container: ContainerName | None = None) -> tuple[Allocation, ...]:
+    """The live allocations of a pod, or of one of its containers, oldest first."""
+    return tuple(
+        held
+        for held in state.allocations.values()
+        if held.owner is not None
+        and (held.owner.pod, held.owner.namespace) == (pod.name, pod.namespace)
+        and container in (None, held.owner.container)
+    )
+
+
+def reusable_devices(held: Iterable[Allocation], resource: ResourceName) -> frozenset[DeviceID]:
+    return left_over((each.role == "init", frozenset(each.devices.get(resource, ()))) for each in held)
+
+
+def reusable_cpus(held: Iterable[Allocation]) -> frozenset[int]:
+    return left_over((each.role == "init", parse_cpuset(each.cpus)) for each in held)
+
+
+def left_over(steps: Iterable[tuple[bool, frozenset[T]]]) -> frozenset[T]:
+    """Plain init containers leave what they held, every other container takes its own out."""
+    left: frozenset[T] = frozenset()
+    for leaves, own in steps:
+        left = left | own if leaves else left - own
+    return left
+
+
+def reusable_memory(held: Iterable[Allocation]) -> ReusableMemory:
+    """
+    What the plain init containers still account for.
+
+    A container that reuses memory takes it into its own blocks and out of theirs (`placement.memory.holding`), so the sum
+    of what is left in theirs is what the kubelet remembers as reusable.
+    """
+    left: dict[tuple[Mask, ResourceName], int] = {}
+    for each in held:
+        for block in each.memory if each.role == "init" else ():
+            group = (mask_of(block.nodes), block.resource)
+            left[group] = left.get(group, 0) + block.size
+    return left

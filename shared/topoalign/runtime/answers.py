@@ -1,0 +1,33 @@
+"""Makes a function that answers a typed question into one that answers bytes, as `Bus.serve` takes it."""
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import structlog
+
+from topoalign.core import wire
+from topoalign.core.errors import TopoalignError, Unavailable
+from topoalign.core.ports import Answer
+
+Q = TypeVar("Q")
+
+log = structlog.get_logger("topoalign.runtime.answers")
+
+
+def answering(kind: type[Q], handle: Callable[[Q], Awaitable[object]]) -> Answer:
+    """
+    Decodes the question, encodes the result, and turns every error into a failure that the asker can read.
+
+    A defect in `handle` is logged whole here and told to the asker without its text, which may hold anything.
+    """
+
+    async def answer(body: bytes) -> bytes:
+        try:
+            return wire.answer(await handle(wire.question(body, kind)))
+        except TopoalignError as error:
+            return wire.failure(error)
+        except Exception:  # a defect must neither end the service nor leave the asker waiting
+            log.exception("question failed", question=kind.__name__)
+            return wire.failure(Unavailable("the service met a defect of its own", "its log has the details"))
+
+    return answer

@@ -1,0 +1,22 @@
+"""What all tests share."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+VECTORS = Path(os.environ.get("TOPOALIGN_VECTORS") or Path(__file__).parents[2] / "shared" / "vectors")
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """grpclib and nats-py stand on asyncio."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def vectors() -> Path:
+    """The folder of published case files; tests that need it skip where it is missing."""
+    if not VECTORS.is_dir():
+        pytest.skip(f"no case files at {VECTORS}: set TOPOALIGN_VECTORS to their folder")
+    return VECTORS

@@ -1,0 +1,177 @@
+"""What every journal promises, and what the one on disk promises beyond it."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from topoalign.allocator.journal import FileJournal, MemoryJournal, open_journal
+from topoalign.core.errors import StateFault
+from topoalign.core.events import Allocation, AllocationGranted
+from topoalign.core.ids import AllocationID, DeviceID, NodeName, ResourceName
+from topoalign.core.ports import Entry, Journal
+
+NODE = NodeName("node-1")
+
+
+def entry(number: int) -> Entry:
+    allocation = Allocation(
+        id=AllocationID(f"a-{number}"), devices={ResourceName("nvidia.com/gpu"): (DeviceID(f"GPU-{number}"),)}
+    )
+    return Entry(time=float(number), events=(AllocationGranted(node=NODE, epoch=1, seq=number, allocation=allocation),))
+
+
+class Shelf:
+    """Opens the same journal again and again, as restarts do."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self.directory = directory
+        self.memory = MemoryJournal()
+
+    @contextmanager
+    def open(self) -> Iterator[Journal]:
+        if self.directory is None:
+            yield self.memory
+        else:
+            with open_journal(self.directory, NODE) as journal:
+                yield journal
+
+
+@pytest.fixture(params=["memory", "file"])
+def shelf(request: pytest.FixtureRequest, tmp_path: Path) -> Shelf:
+    return Shelf(tmp_path / "state" if request.param == "file" else None)
+
+
+def test_a_new_journal_is_empty(shelf: Shelf) -> None:
+    with shelf.open() as journal:
+        assert journal.load() == []
+        assert journal.published() == (0, 0)
+
+
+def test_what_was_appended_is_there_after_a_restart_in_the_same_order(shelf: Shelf) -> None:
+    with shelf.open() as journal:
+        journal.load()
+        for number in (1, 2, 3):
+            journal.append(entry(number))
+        journal.mark_published(1, 2)
+
+    with shelf.open() as journal:
+        assert [entry(1), entry(2), entry(3)] == journal.load()
+        assert journal.published() == (1, 2)
+
+
+def test_a_rewrite_replaces_everything_and_appending_goes_on_behind_it(shelf: Shelf) -> None:
+    with shelf.open() as journal:
+        journal.load()
+        journal.append(entry(1))
+        journal.rewrite([entry(2)])
+        journal.append(entry(3))
+
+    with shelf.open() as journal:
+        assert [entry(2), entry(3)] == journal.load()
+
+
+def on_disk(directory: Path, *numbers: int) -> Path:
+    with open_journal(directory, NODE) as journal:
+        journal.load()
+        for number in numbers:
+            journal.append(entry(number))
+    return directory / "journal"
+
+
+def test_a_journal_cut_anywhere_in_its_last_line_loses_that_entry_only(tmp_path: Path) -> None:
+    """An append that was cut short was never answered; every entry before it was, and is kept."""
+    file = on_disk(tmp_path / "whole", 1, 2)
+    whole = file.read_bytes()
+    last = whole.rstrip(b"\n").rindex(b"\n") + 1
+    for cut in range(last, len(whole)):
+        file.write_bytes(whole[:cut])
+        with open_journal(tmp_path / "whole", NODE) as journal:
+            assert [entry(1)] == journal.load()
+            journal.append(entry(3))
+        with open_journal(tmp_path / "whole", NODE) as journal:
+            assert [entry(1), entry(3)] == journal.load()
+
+
+def test_any_flipped_bit_in_a_whole_line_is_refused_and_never_read_as_something_else(tmp_path: Path) -> None:
+    file = on_disk(tmp_path / "state", 1, 2)
+    whole = file.read_bytes()
+    ends = [at for at, byte in enumerate(whole) if byte == 0x0A]
+    for at in range(0, len(whole), 7):
+        if at in ends or whole[at] ^ 0x10 == 0x0A:
+            continue
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
+        with open_journal(tmp_path / "state", NODE) as journal, pytest.raises(StateFault, match=r"is damaged|line"):
+            journal.load()
+
+
+def test_the_journal_of_another_node_is_refused(tmp_path: Path) -> None:
+    on_disk(tmp_path, 1)
+
+    with (
+        open_journal(tmp_path, NodeName("node-2")) as journal,
+        pytest.raises(StateFault, match="journal of node 'node-1'"),
+    ):
+        journal.load()
+
+
+def test_a_second_process_is_refused_and_told_the_pid_of_the_first(tmp_path: Path) -> None:
+    with (
+        open_journal(tmp_path, NODE),
+        pytest.raises(StateFault, match=f"pid {os.getpid()}"),
+        open_journal(tmp_path, NODE),
+    ):
+        pass
+
+
+def test_a_symbolic_link_in_place_of_the_lock_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
+
+    with pytest.raises(StateFault) as refused, open_journal(tmp_path, NODE):
+        pass
+    assert "symbolic link" in refused.value.remedy
+    assert not (tmp_path / "elsewhere").exists()
+
+
+class FaultyJournal(FileJournal):
+    """A journal on a disk that takes only part of the next line."""
+
+    def append(self, entry: Entry) -> None:
+        limit = os.fstat(self.file).st_size + 10
+        import resource
+        import signal
+
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+        try:
+            super().append(entry)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_an_append_that_the_disk_takes_only_in_part_is_not_in_the_journal_and_the_next_one_works(
+    tmp_path: Path,
+) -> None:
+    """The kernel itself cuts the write short: a limit on the file's size, which behaves like a full disk."""
+    on_disk(tmp_path, 1)
+    faulty = FaultyJournal(tmp_path, NODE)
+    assert [entry(1)] == faulty.load()
+    with pytest.raises(StateFault):
+        faulty.append(entry(2))
+    FileJournal.append(faulty, entry(3))
+    faulty.close()
+
+    with open_journal(tmp_path, NODE) as journal:
+        assert [entry(1), entry(3)] == journal.load()
+
+
+def test_a_mark_that_is_not_readable_means_that_nothing_is_known_to_be_published(tmp_path: Path) -> None:
+    on_disk(tmp_path, 1)
+    (tmp_path / "published").write_text("not numbers")
+
+    with open_journal(tmp_path, NODE) as journal:
+        assert journal.published() == (0, 0)

@@ -1,0 +1,246 @@
+"""The ledger: what it records survives, in order and without gaps, whatever happens in between."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+
+from topoalign.allocator.journal import MemoryJournal
+from topoalign.allocator.ledger import Ledger
+from topoalign.core.errors import NotFound, StateFault
+from topoalign.core.events import Allocation, AllocationsSnapshot, Owner
+from topoalign.core.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName
+from topoalign.core.ports import Entry
+from topoalign.core.state import NodeState, replay
+from topoalign.runtime.clock import ManualClock
+
+NODE = NodeName("node-1")
+
+
+def owner(name: str) -> Owner:
+    return Owner(namespace=Namespace("default"), pod=PodName(name), container=ContainerName("main"))
+
+
+def grant(ledger: Ledger, *devices: str) -> AllocationID:
+    allocation = Allocation(id=ledger.next_id(), devices={GPU: tuple(map(DeviceID, devices))})
+    ledger.grant([allocation])
+    return allocation.id
+
+
+def restarted(journal: MemoryJournal, **options: int) -> Ledger:
+    return Ledger(NODE, journal, ManualClock(), **options)
+
+
+class FailingJournal(MemoryJournal):
+    """A journal on a disk that fails when told to."""
+
+    failing = False
+
+    def append(self, entry: Entry) -> None:
+        if self.failing:
+            raise StateFault("cannot write the journal", "make room")
+        super().append(entry)
+
+    def rewrite(self, entries: Sequence[Entry]) -> None:
+        if self.failing:
+            raise StateFault("cannot rewrite the journal", "make room")
+        super().rewrite(entries)
+
+
+def test_a_new_ledger_begins_with_a_snapshot_of_nothing() -> None:
+    ledger = restarted(MemoryJournal())
+
+    assert ledger.state.seq == 1
+    assert isinstance(ledger.pending[0][0], AllocationsSnapshot)
+
+
+def test_a_restart_has_the_same_allocations_under_the_same_epoch() -> None:
+    journal = MemoryJournal()
+    before = restarted(journal)
+    grant(before, "GPU-0", "GPU-1")
+    gone = grant(before, "GPU-2")
+    before.release([gone], "released")
+
+    after = restarted(journal)
+
+    assert before.state.allocations == after.state.allocations
+    assert before.state.epoch == after.state.epoch
+    assert before.state.seq + 1 == after.state.seq
+
+
+def test_facts_that_were_not_published_are_still_pending_after_a_restart_and_the_others_are_not() -> None:
+    journal = MemoryJournal()
+    before = restarted(journal)
+    grant(before, "GPU-0")
+    before.published(before.pending[0][0])
+    grant(before, "GPU-1")
+    waiting = [event for event, _ in before.pending]
+
+    after = restarted(journal)
+
+    assert waiting == [event for event, _ in after.pending][:-1]
+    assert isinstance(after.pending[-1][0], AllocationsSnapshot)
+
+
+def test_a_grant_that_the_disk_refuses_changes_nothing() -> None:
+    journal = FailingJournal()
+    ledger = restarted(journal)
+    before, waiting = ledger.state, list(ledger.pending)
+    journal.failing = True
+    with pytest.raises(StateFault):
+        grant(ledger, "GPU-0")
+
+    assert before == ledger.state
+    assert waiting == list(ledger.pending)
+
+
+class RefusesRewrites(MemoryJournal):
+    """A disk with room for one more line, but not for a second copy of the journal."""
+
+    full = False
+
+    def rewrite(self, entries: Sequence[Entry]) -> None:
+        if self.full:
+            raise StateFault("cannot rewrite the journal", "make room")
+        super().rewrite(entries)
+
+
+def test_a_grant_stands_when_only_the_compaction_after_it_fails() -> None:
+    """The entry is on disk by then, so answering with an error would hide an allocation that was made."""
+    journal = RefusesRewrites()
+    ledger = restarted(journal, compact_after=3)
+    journal.full = True
+    names = [grant(ledger, f"GPU-{number}") for number in range(6)]
+
+    assert names == list(ledger.state.allocations)
+    assert ledger.state.digest == restarted_read_only(journal).digest
+
+
+def restarted_read_only(journal: MemoryJournal) -> NodeState:
+    events = [event for entry in journal.load() for event in entry.events]
+    newest = max(at for at, event in enumerate(events) if isinstance(event, AllocationsSnapshot))
+    return replay(NODE, events[newest:])
+
+
+def test_releasing_what_is_not_live_is_not_found_and_releases_nothing() -> None:
+    ledger = restarted(MemoryJournal())
+    live = grant(ledger, "GPU-0")
+    with pytest.raises(NotFound):
+        ledger.release([live, AllocationID("never")], "released")
+
+    assert [live] == list(ledger.state.allocations)
+
+
+def test_the_journal_stays_short_however_much_happens() -> None:
+    journal = MemoryJournal()
+    ledger = restarted(journal, compact_after=10)
+    longest = 0
+    for number in range(500):
+        ledger.release([grant(ledger, f"GPU-{number % 8}")], "released")
+        while ledger.pending:
+            ledger.published(ledger.pending[0][0])
+        longest = max(longest, len(journal.load()))
+
+    assert longest <= 12
+
+
+def test_a_bus_that_stays_away_costs_bounded_memory_and_a_snapshot_makes_listeners_whole() -> None:
+    journal = MemoryJournal()
+    ledger = restarted(journal, compact_after=10, pending_limit=50)
+    for number in range(500):
+        ledger.release([grant(ledger, f"GPU-{number % 8}")], "released")
+    live = grant(ledger, "GPU-7")
+
+    assert len(ledger.pending) <= 50 + 10 + 2
+    assert ledger.dropped > 0
+    assert [live] == list(replay(NODE, [event for event, _ in ledger.pending]).allocations)
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """
+    Any mixture of grants, bindings, releases, publications, failing disks and restarts, against a plain dictionary.
+    """
+
+    live = Bundle("live")
+
+    @initialize()
+    def start(self) -> None:
+        self.journal = FailingJournal()
+        self.ledger = restarted(self.journal, compact_after=5, pending_limit=12)
+        self.expected: dict[AllocationID, tuple[str, ...]] = {}
+        self.heard: list[NodeState] = [NodeState(node=NODE)]
+        self.number = 0
+
+    @rule(target=live, devices=st.integers(1, 3), failing=st.booleans())
+    def grant(self, devices: int, failing: bool) -> AllocationID:
+        names = tuple(f"GPU-{self.number + n}" for n in range(devices))
+        self.number += devices
+        allocation = Allocation(id=self.ledger.next_id(), devices={GPU: tuple(map(DeviceID, names))})
+        self.journal.failing = failing
+        try:
+            self.ledger.grant([allocation])
+            self.expected[allocation.id] = names
+        except StateFault:
+            assert failing
+        self.journal.failing = False
+        return allocation.id
+
+    @rule(name=live)
+    def bind(self, name: AllocationID) -> None:
+        if name in self.expected:
+            self.ledger.bind([(name, owner(name))])
+
+    @rule(name=live)
+    def release(self, name: AllocationID) -> None:
+        try:
+            self.ledger.release([name], "released")
+            del self.expected[name]
+        except NotFound:
+            assert name not in self.expected
+
+    @rule()
+    def publish_some(self) -> None:
+        for _ in range(3):
+            if self.ledger.pending:
+                event, _time = self.ledger.pending[0]
+                self.heard.append(self.heard[-1].apply(event))
+                self.ledger.published(event)
+
+    @rule(lost=st.booleans())
+    def restart(self, lost: bool) -> None:
+        if lost:
+            self.journal.mark_published(0, 0)
+        self.ledger = restarted(self.journal, compact_after=5, pending_limit=12)
+
+    @invariant()
+    def state_is_what_was_granted_and_not_released(self) -> None:
+        live = {name: a.devices[GPU] for name, a in self.ledger.state.allocations.items()}
+        assert self.expected == live
+
+    @invariant()
+    def sequence_numbers_have_no_gap(self) -> None:
+        events = [event for entry in self.journal.load() for event in entry.events]
+        numbers = [event.seq for event in events]
+        snapshots = [event.seq for event in events if isinstance(event, AllocationsSnapshot)]
+        since = numbers[numbers.index(snapshots[-1]) :]
+        assert list(range(since[0], since[0] + len(since))) == since
+        assert sorted(set(numbers)) == numbers
+
+    @invariant()
+    def the_journal_alone_gives_the_state(self) -> None:
+        assert self.ledger.state.digest == restarted_read_only(self.journal).digest
+
+    @invariant()
+    def a_listener_that_hears_what_is_pending_has_the_state(self) -> None:
+        state = self.heard[-1]
+        for event, _time in self.ledger.pending:
+            if not isinstance(event, AllocationsSnapshot) and event.seq > state.seq + 1:
+                continue  # dropped facts: the snapshot that follows heals the gap
+            state = state.apply(event)
+        assert self.ledger.state.digest == state.digest
+
+
+LedgerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestLedgerMachine = LedgerMachine.TestCase
