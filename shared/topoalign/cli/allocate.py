@@ -12,7 +12,7 @@ from topoalign.cli.link import Link, on_node
 from topoalign.cli.quantities import Count, Size
 from topoalign.core.decisions import Decision, Refusal
 from topoalign.core.errors import clean
-from topoalign.core.ids import CPU, GPU, MEMORY, NIC, AllocationID, ContainerName, Namespace, NodeName, PodName
+from topoalign.core.ids import CPU, GPU, MEMORY, NIC, AllocationID, ContainerName, Namespace, PodName
 from topoalign.core.requests import (
     AllocateRequest,
     ContainerRequest,
@@ -70,37 +70,32 @@ def allocate(link: Link, **asked: Any) -> int | None:
 
 def decide(link: Link, verb: str, **asked: Any) -> int | None:
     """Asks for a decision and prints it. Returns the exit code of a refusal."""
-    request = allocate_request(link.node, **asked)
-    qos = request.pod.qos
-    if qos is Qos.BURSTABLE:
-        output.note(
-            "note: without both --cpus and --memory the pod is Burstable, so its CPUs and memory are not its own"
-        )
+    pod, rules = pod_request(**asked)
+    if pod.qos is Qos.BURSTABLE:
+        output.note("note: without both --cpus and --memory the pod is Burstable: it gets no CPUs of its own")
+    request = AllocateRequest(node=link.node, pod=pod, rules=rules)
     decision, topology = link.ask(verb, request, Decision)
     if link.as_json:
         output.document({"node": request.node, "decision": decision})
     else:
         people.show_decision(decision, topology)
         if verb == "allocate" and not isinstance(decision, Refusal):
-            output.note(f"give it back with: topoalign release {clean(f'{request.pod.namespace}/{request.pod.name}')}")
+            output.note(f"give it back with: topoalign release {clean(f'{pod.namespace}/{pod.name}', 520)}")
     return REFUSED if isinstance(decision, Refusal) else None
 
 
-def allocate_request(
-    node: NodeName, gpus: int, cpus: int, memory: int, nics: int, pod: str | None, **rules: str | None
-) -> AllocateRequest:
-    """What the options ask for. Raises UsageError if that is nothing."""
-    amounts = {GPU: gpus, CPU: cpus * 1000, MEMORY: memory, NIC: nics}
-    amounts = {resource: amount for resource, amount in amounts.items() if amount}
+def pod_request(
+    gpus: int, cpus: int, memory: int, nics: int, pod: str | None, **rules: str | None
+) -> tuple[PodRequest, dict[str, str | int | bool]]:
+    """The pod, and the rules that are to differ from the node's. Raises UsageError if nothing is asked for."""
+    every = {GPU: gpus, CPU: cpus * 1000, MEMORY: memory, NIC: nics}
+    amounts = {resource: amount for resource, amount in every.items() if amount}
     if not amounts:
         raise click.UsageError("nothing is asked for: give at least one of --gpus, --cpus, --memory, --nics")
-    namespace, name = pod_name(pod or f"cli-{secrets.token_hex(3)}")
+    namespace, name = pod_name(f"cli-{secrets.token_hex(3)}" if pod is None else pod)
     container = ContainerRequest(name=ContainerName("main"), requests=amounts, limits=amounts)
-    return AllocateRequest(
-        node=node,
-        pod=PodRequest(namespace=namespace, name=name, containers=(container,)),
-        rules={rule: value for rule, value in rules.items() if value is not None},
-    )
+    request = PodRequest(namespace=namespace, name=name, containers=(container,))
+    return request, {rule: value for rule, value in rules.items() if value is not None}
 
 
 def pod_name(text: str) -> tuple[Namespace, PodName]:

@@ -8,12 +8,12 @@ A defect of this program is none of these: it ends in a traceback and exit code 
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from difflib import get_close_matches
 
 import click
-import msgspec
 
+from topoalign.cli import output
 from topoalign.core.errors import BadRequest, NoFit, TopoalignError, Unavailable, clean
 
 OK, FAILURE, USAGE, NOT_FOUND, REFUSED, INVALID, FINDINGS, UNAVAILABLE, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 69, 130
@@ -52,7 +52,12 @@ def report(error: BaseException, as_json: bool) -> int:
     """Says what went wrong and returns the exit code. Raises `error` again if it is a defect of this program."""
     match error:
         case BaseExceptionGroup():
-            return report(first_known(error), as_json)
+            from topoalign.runtime.tasks import telling  # only commands that run tasks end in a group
+
+            told = telling(error)
+            if told is error:
+                raise error
+            return report(told, as_json)
         case TopoalignError():
             return show(code_of(error), error.finding, error.remedy, exit_code(error), as_json)
         case click.exceptions.NoArgsIsHelpError():
@@ -71,39 +76,22 @@ def report(error: BaseException, as_json: bool) -> int:
             return FAILURE
         case OSError(strerror=str() as why):
             name = f"{clean(str(error.filename), 200)}: " if error.filename is not None else ""
-            return show("Failure", name + why, "", FAILURE, as_json)
+            status = NOT_FOUND if isinstance(error, FileNotFoundError) else FAILURE
+            return show("Failure", name + why, "", status, as_json)
         case _:
             raise error
-
-
-def first_known(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """What stopped a group of tasks: the first failure that can be told to people, else the group itself as a defect."""
-    for error in leaves(group):
-        if isinstance(error, REPORTED):
-            return error
-    raise group
-
-
-def leaves(error: BaseException) -> Iterator[BaseException]:
-    """The single errors of a group, however deep."""
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from leaves(inner)
-    else:
-        yield error
 
 
 def show(code: str, finding: str, remedy: str, status: int, as_json: bool) -> int:
     """Prints an error for people and, if asked, for programs."""
     if as_json:
-        body = {"error": {"code": code, "finding": finding, "remedy": remedy, "exit": status}}
-        click.echo(msgspec.json.encode(body))
+        output.line({"error": {"code": code, "finding": finding, "remedy": remedy, "exit": status}})
     lines = [click.style("error:", fg="red", bold=True) + " " + clean(finding, 2000)]
     if remedy:
         lines.append(click.style("  do:", bold=True) + " " + clean(remedy, 2000))
     if code not in ("Usage", "Failure"):
         lines.append(f"  code: {clean(code)}")
-    click.echo("\n".join(lines), err=True, color=None if os.environ.get("NO_COLOR", "") == "" else False)
+    output.note("\n".join(lines))
     return status
 
 

@@ -11,6 +11,7 @@ from importlib import import_module, metadata
 from typing import NamedTuple
 
 import click
+from click.shell_completion import CompletionItem
 
 from topoalign.cli import errors
 
@@ -91,6 +92,14 @@ class Commands(click.Group):
         if not ctx.resilient_parsing and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             raise errors.unknown("command", args[0], self.list_commands(ctx), ctx)
         return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        commands = [
+            CompletionItem(name, help=COMMANDS[name].help if name in COMMANDS else None)
+            for name in self.list_commands(ctx)
+            if name.startswith(incomplete)
+        ]
+        return commands + click.Command.shell_complete(self, ctx, incomplete)  # the group's own would import them all
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections = {

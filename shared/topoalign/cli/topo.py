@@ -1,21 +1,36 @@
 """`topoalign topo`: the matrix that everybody knows from `nvidia-smi topo -m`, of a described machine or a running node."""
 
 import os
-import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
-import msgspec
 
 from topoalign.cli import output
+from topoalign.core.errors import clean
+from topoalign.core.ids import DeviceID
 from topoalign.core.topology.model import Topology
 
 
-@click.group(invoke_without_command=True)
+class Topo(click.Group):
+    """Its help names the machines of the catalogue."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from topoalign.machines import catalogue  # only for the help
+
+        with formatter.section("Machines of the catalogue"):
+            formatter.write_text(", ".join(catalogue.names()))
+
+
+@click.group(cls=Topo, invoke_without_command=True)
 @click.option("--machine", metavar="NAME|FILE", help="A machine of the catalogue, or a file that describes one.")
-@click.option("--node", metavar="NODE", help="A running node.  [default: this host, or the one `up` plays]")
-@click.option("--url", envvar="TOPOALIGN_URL", metavar="URL", help="HTTP API to ask for the node.")
-@click.option("--nats", envvar="TOPOALIGN_NATS_URL", metavar="URL", help="NATS to ask where there is no HTTP API.")
+@click.option(
+    "--node",
+    envvar="TOPOALIGN_NODE",
+    metavar="NODE",
+    help="A running node.  [default: this host, or the one `up` plays]",
+)
+@click.option("--nats", envvar="TOPOALIGN_NATS_URL", metavar="URL", help="NATS to ask for it.  [default: that of `up`]")
 @click.option("--wide", is_flag=True, help="More columns, to the right of the familiar ones.")
 @click.option("--json", "as_json", is_flag=True, help="Print the whole topology as JSON.")
 @click.pass_context
@@ -23,7 +38,6 @@ def topo(
     ctx: click.Context,
     machine: str | None,
     node: str | None,
-    url: str | None,
     nats: str | None,
     wide: bool,
     as_json: bool,
@@ -41,30 +55,24 @@ def topo(
     """
     if ctx.invoked_subcommand is not None:
         return
-    show(described(machine) if machine is not None else discovered(node, url, nats), wide, as_json)
+    if machine is not None:
+        from topoalign.machines import load  # the readers are not needed for a running node
+
+        show(load(machine).topology, {}, wide, as_json)
+    else:
+        from topoalign.cli import link  # brings in what talks to the network
+
+        topology, used_by = link.discovered(node, nats, os.environ)
+        show(topology, used_by, wide, as_json)
 
 
-def show(topology: Topology, wide: bool, as_json: bool) -> None:
+def show(topology: Topology, used_by: Mapping[DeviceID, str], wide: bool, as_json: bool) -> None:
     if as_json:
         output.document(topology)
         return
-    from topoalign.machines.nvidia_smi import print_matrix  # JSON needs no printer
+    from topoalign.machines.nvidia_smi_print import print_matrix  # JSON needs no printer
 
-    sys.stdout.write(print_matrix(topology, wide=wide))
-
-
-def described(source: str) -> Topology:
-    """The machine of this name or file. Raises NotFound, InvalidMachine."""
-    from topoalign.machines import load  # the readers are not needed for a running node
-
-    return load(source).topology
-
-
-def discovered(node: str | None, url: str | None, nats: str | None) -> Topology:
-    """What a running node has announced. Raises NotFound, Unavailable."""
-    from topoalign.cli import link  # brings in what talks to the network
-
-    return link.discovered(node, url, nats, os.environ)
+    output.say(print_matrix(topology, wide, used_by).removesuffix("\n"))
 
 
 @topo.command(name="import")
@@ -76,16 +84,20 @@ def import_machine(source: str, target: Path | None) -> None:
     """
     Read any description of a machine and print it as topoalign's own JSON, which --machine takes.
 
-    Reads the output of `nvidia-smi topo -m`, lstopo XML, a captured sysfs tree (a folder) and our own JSON.
+    Reads the output of `nvidia-smi topo -m`, lstopo's XML, a captured sysfs tree (a folder, or an archive of one) and our
+    own JSON.
 
     \b
     Examples:
       nvidia-smi topo -m | topoalign topo import - --output this.json
       lstopo --of xml | topoalign topo import -
     """
-    topology = described(source)
+    from topoalign.machines import document, load  # as above
+
+    machine = load(source)
+    written = output.escaped(document.encode(machine))
     if target is None:
-        output.document(topology)
+        output.say(written.removesuffix("\n"))
         return
-    target.write_bytes(msgspec.json.format(msgspec.json.encode(topology), indent=2) + b"\n")
-    output.note(f"{target}: {topology.describe()}")
+    target.write_text(written, "utf-8")
+    output.note(f"{clean(str(target), 200)}: {clean(machine.name)}, {machine.topology.describe()}")

@@ -20,6 +20,7 @@ from topoalign.core.ids import (
     PodName,
     ResourceName,
 )
+from topoalign.core.topology.cpuset import parse_cpuset
 from topoalign.core.topology.model import Topology
 
 
@@ -59,9 +60,13 @@ class MemoryBlock(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[int, ...]
     """The group, ascending."""
     size: int
-    """Bytes in all; part of it may be memory that an earlier container of the pod left to reuse."""
+    """Bytes. Smaller than asked, down to 0, for an init container whose memory later containers of its pod reuse."""
     taken: tuple[int, ...]
-    """Bytes taken anew from each node of `nodes`."""
+    """How `size` is spread over `nodes`; what was reused stands here, and no longer in the init container's block."""
+
+    def __post_init__(self) -> None:
+        if len(self.nodes) != len(self.taken):
+            raise ValueError(f"memory of {len(self.nodes)} NUMA nodes with {len(self.taken)} amounts")
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -78,6 +83,9 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     memory: tuple[MemoryBlock, ...] = ()
     affinity: tuple[int, ...] | None = None
     """NUMA node ids it was aligned to, ascending. None: the policy had no preference, or the kubelet did not say."""
+
+    def __post_init__(self) -> None:
+        parse_cpuset(self.cpus)  # so that whoever folds a record from outside need not expect worse
 
     @property
     def device_ids(self) -> frozenset[DeviceID]:

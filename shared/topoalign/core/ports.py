@@ -58,7 +58,7 @@ Answer = Callable[[bytes], Awaitable[bytes]]
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing a service can be asked."""
+    """One thing a service can be asked. It answers one question at a time; endpoints do not wait for one another."""
 
     name: str
     """For people and statistics: `allocate`."""
@@ -84,11 +84,12 @@ class Bus(Protocol):
         The stream's messages whose subject matches (`>` and `*` as in NATS), from those after this position to for ever.
 
         In order, each at least once, in step with the reader: the next is fetched when the loop asks for it. A broken
-        connection is mended inside; a position before the oldest message kept begins with the oldest.
+        connection is mended inside; a position before the oldest message kept begins with the oldest, and so does one
+        after the newest, because the stream has then been lost or rolled back.
         """
 
-    async def last_position(self, stream: Stream) -> int:
-        """Of the newest message of a stream, 0 if it is empty. Raises BusUnavailable."""
+    async def last_position(self, stream: Stream, subject: str = ">") -> int:
+        """Of the newest message that a stream keeps of matching subjects, 0 if there is none. Raises BusUnavailable."""
 
     async def ask(self, subject: str, body: bytes, within: float) -> bytes:
         """Asks whoever answers there, for at most `within` seconds. Raises BusUnavailable if nobody does, or not in time."""

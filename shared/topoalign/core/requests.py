@@ -92,7 +92,9 @@ class AdmissionRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Topology policy. The default admits every pod that fits: a first run refuses nobody."""
     scope: Scope = Scope.CONTAINER
     mode: Mode = Mode.BEST
-    placement: Literal["best-effort", "simple"] = "best-effort"
+    placement: Literal["best-effort", "simple", "static-dgx1-pascal", "static-dgx1-volta", "static-dgx2"] = (
+        "best-effort"
+    )
     """Device policy: which GPUs, once the NUMA affinity is known."""
     prefer_closest_numa_nodes: bool = False
     max_allowable_numa_nodes: int = 8
@@ -134,6 +136,12 @@ class ExplainRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 class SnapshotRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Asks the allocator to announce all its live allocations anew; answered with the snapshot's (epoch, seq)."""
+
+    node: NodeName
+
+
+class AnnounceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Asks discovery to announce topology and health anew; answered with the (epoch, revision) of each."""
 
     node: NodeName
 

@@ -12,7 +12,7 @@ from typing import TypeVar, assert_never
 
 import msgspec
 
-from topoalign.core.errors import TopoalignError
+from topoalign.core.errors import TopoalignError, clean
 from topoalign.core.events import (
     Allocation,
     AllocationBound,
@@ -52,6 +52,16 @@ class SequenceGap(TopoalignError):
         )
 
 
+class Contradiction(TopoalignError):
+    """A fact that cannot be true after those before it, such as the owner of an allocation that is not live."""
+
+    code = "Contradiction"
+
+    def __init__(self, node: NodeName, finding: str) -> None:
+        self.node = node
+        super().__init__(f"node {node}: {finding}", "a snapshot of the node's allocations heals it; look at the writer")
+
+
 class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One node as its facts have it. Frozen: `apply` returns the next state and leaves this one as it was."""
 
@@ -70,7 +80,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """
         The state after this fact. A repetition changes nothing.
 
-        Raises SequenceGap where facts are missing; a snapshot never does.
+        Raises SequenceGap where facts are missing, and Contradiction for one that cannot be true; a snapshot never does.
         """
         match event:
             case TopologyDiscovered():
@@ -92,6 +102,8 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             case AllocationGranted():
                 return self.moved(event, *self.with_allocation(event.allocation))
             case AllocationBound():
+                if event.allocation not in self.allocations:
+                    raise Contradiction(self.node, f"allocation {clean(event.allocation)!r} was bound and is not live")
                 bound = msgspec.structs.replace(self.allocations[event.allocation], owner=event.owner)
                 return self.moved(event, {**self.allocations, event.allocation: bound}, self.memory)
             case AllocationReleased():

@@ -158,6 +158,11 @@ def admission_subject(node: NodeName, verb: str) -> str:
     return f"{PREFIX}.admission.{token(node)}.{verb}"
 
 
+def announce_subject(node: NodeName) -> str:
+    """Where discovery is asked to announce topology and health anew."""
+    return f"{PREFIX}.discovery.{token(node)}.announce"
+
+
 class Failure(msgspec.Struct, frozen=True, kw_only=True, tag="Failure"):
     """The answer to a question that could not be answered."""
 

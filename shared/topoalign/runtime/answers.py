@@ -7,7 +7,7 @@ import structlog
 
 from topoalign.core import wire
 from topoalign.core.errors import TopoalignError, Unavailable
-from topoalign.core.ports import Answer
+from topoalign.core.ports import Answer, Endpoint
 
 Q = TypeVar("Q")
 
@@ -31,3 +31,17 @@ def answering(kind: type[Q], handle: Callable[[Q], Awaitable[object]]) -> Answer
             return wire.failure(Unavailable("the service met a defect of its own", "its log has the details"))
 
     return answer
+
+
+async def reply_to(endpoint: Endpoint, body: bytes) -> bytes:
+    """An endpoint's answer as it may be sent: whole, and whatever happens inside."""
+    try:
+        reply = await endpoint.answer(body)
+    except Exception:  # answers never raise; should one do so all the same, the asker is told
+        log.exception("question failed", endpoint=endpoint.name)
+        return wire.failure(Unavailable("the service met a defect of its own", "its log has the details"))
+    if len(reply) > wire.LARGEST_BODY:
+        return wire.failure(
+            Unavailable(f"the answer of {len(reply)} bytes is more than {wire.LARGEST_BODY}", "ask for less at once")
+        )
+    return reply

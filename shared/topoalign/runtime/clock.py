@@ -44,6 +44,7 @@ class ManualClock:
 
     async def advance(self, seconds: float) -> None:
         """Lets this much time pass, waking sleepers one by one and giving each a turn before the next."""
+        await anyio.wait_all_tasks_blocked()
         until = self._now + seconds
         while self._sleepers and self._sleepers[0][0] <= until:
             self._now, _, woken = heappop(self._sleepers)

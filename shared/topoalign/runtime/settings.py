@@ -6,7 +6,8 @@ into the same names, so there is one way in.
 """
 
 from collections.abc import Mapping
-from typing import TypeVar
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
@@ -14,6 +15,7 @@ from topoalign.core.errors import InvalidField, clean
 
 PREFIX = "TOPOALIGN_"
 S = TypeVar("S", bound=msgspec.Struct)
+P = TypeVar("P", bound=Path)
 
 
 def from_environment(kind: type[S], environment: Mapping[str, str]) -> S:
@@ -28,7 +30,7 @@ def from_environment(kind: type[S], environment: Mapping[str, str]) -> S:
         if PREFIX + field.name.upper() in environment
     }
     try:
-        return msgspec.convert(values, kind, strict=False)
+        return msgspec.convert(values, kind, strict=False, dec_hook=made_of_text)
     except msgspec.ValidationError as error:
         text = str(error)
         name = text.rsplit("$.", 1)[-1].rstrip("`").split("[")[0] if "$." in text else ""
@@ -36,3 +38,54 @@ def from_environment(kind: type[S], environment: Mapping[str, str]) -> S:
         raise InvalidField(
             variable, clean(text.split(" - at")[0], 200), f"see the fields of {kind.__name__}"
         ) from error
+
+
+def made_of_text(kind: type[P], value: str) -> P:
+    """Makes values of the types that msgspec does not know."""
+    if kind is Path:
+        return kind(value)
+    raise NotImplementedError(f"settings of type {kind}")
+
+
+class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What every process can be told, whatever services run in it."""
+
+    node: str = ""
+    """Name of the Kubernetes node, or of this host. Default: the host's name in lower case, as the kubelet has it."""
+
+    nats_url: str = "nats://127.0.0.1:4222"
+    """Where NATS is; several servers of a cluster are separated by commas."""
+
+    nats_wait: float | None = None
+    """
+    Seconds to wait for NATS at the start, and then to fail. Default: not at all, the process starts without it and
+    connects when it can, because a node goes on giving devices to pods while the hub is away.
+    """
+
+    nats_replicas: Literal[1, 3] | None = None
+    """Copies of each store in a NATS cluster. Default: what exists stays, what is missing is created with one."""
+
+    nats_creds: str | None = None
+    """Credentials file (JWT and seed)."""
+
+    nats_nkey: str | None = None
+    """File with the seed of an nkey user."""
+
+    nats_tls_ca: str | None = None
+    """PEM of the authority that signed the server's certificate, where it is not one of the machine's own."""
+
+    nats_tls_cert: str | None = None
+    """PEM of our own certificate, where NATS asks for one."""
+
+    nats_tls_key: str | None = None
+    """PEM of its key."""
+
+    http_host: str = "127.0.0.1"
+    """Address of the HTTP pages. The loopback, because they ask nobody who he is."""
+
+    http_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] | None = None
+    """Their port; 0 is any. Default: no HTTP."""
+
+    log_format: Literal["console", "json"] = "console"
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"

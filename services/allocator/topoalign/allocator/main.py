@@ -25,7 +25,9 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
         if settings.kubelet_dir:
             kubelet = PodResourcesClient(settings.pod_resources)
             handouts = Handouts(ledger, context.clock, kubelet, placement=settings.rules.placement)
-            front = KubeletFront(handouts, Path(settings.kubelet_dir), context.clock)
+            front = KubeletFront(
+                handouts, Path(settings.kubelet_dir), context.clock, drain_seconds=settings.drain_seconds
+            )
             context.checks["kubelet"] = front.reason
         admissions = Admissions(
             ledger,
@@ -34,16 +36,14 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
             kubelet_owns_devices=front is not None,
             hint_seconds=settings.hint_seconds,
         )
-        allocator = Allocator(ledger, context.bus, context.clock, admissions, handouts)
+        allocator = Allocator(
+            ledger, context.bus, context.clock, admissions, handouts, reconcile_seconds=settings.reconcile_seconds
+        )
         allocator.watch(context.metrics)
         context.checks["topology"] = allocator.topology_unknown
         context.checks["outbox"] = allocator.outbox_full
         async with anyio.create_task_group() as tasks:
-            await tasks.start(
-                lambda *, task_status: allocator.run(
-                    reconcile_seconds=settings.reconcile_seconds, task_status=task_status
-                )
-            )
+            await tasks.start(allocator.run)
             if front is not None:
                 await tasks.start(front.run)
             task_status.started()

@@ -5,8 +5,6 @@ Allocations go on without the bus. What the hardware is like is heard from disco
 outbox; neither is waited for by a decision.
 """
 
-from collections.abc import Awaitable, Callable
-
 import anyio
 import structlog
 from anyio.abc import TaskStatus
@@ -32,20 +30,28 @@ class Allocator:
     """Runs what the allocator of a node consists of."""
 
     def __init__(
-        self, ledger: Ledger, bus: Bus, clock: Clock, admissions: Admissions, handouts: Handouts | None
+        self,
+        ledger: Ledger,
+        bus: Bus,
+        clock: Clock,
+        admissions: Admissions,
+        handouts: Handouts | None,
+        *,
+        reconcile_seconds: float,
     ) -> None:
-        """`handouts` is None on a node whose devices no kubelet hands out."""
+        """`handouts` is None on a node whose devices no kubelet hands out; else it is reconciled this often."""
+        self._reconcile_seconds = reconcile_seconds
         self.ledger, self.admissions, self.handouts = ledger, admissions, handouts
         self.outbox = Outbox(ledger, bus, clock)
         self._bus, self._clock = bus, clock
 
-    async def run(self, *, reconcile_seconds: float, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled. Started once questions are answered; the topology may come later."""
         async with self._bus.serve(SERVICE, self.admissions.endpoints()), anyio.create_task_group() as tasks:
             tasks.start_soon(self._hear)
             tasks.start_soon(self.outbox.run)
             if self.handouts is not None:
-                tasks.start_soon(self._reconcile, self.handouts.reconcile, reconcile_seconds)
+                tasks.start_soon(self._reconcile, self.handouts)
             task_status.started()
 
     async def _hear(self) -> None:
@@ -53,12 +59,12 @@ class Allocator:
             if isinstance(heard.event, TopologyDiscovered | DeviceHealthChanged):
                 self.ledger.hear(heard.event)
 
-    async def _reconcile(self, reconcile: Callable[[], Awaitable[None]], seconds: float) -> None:
+    async def _reconcile(self, handouts: Handouts) -> None:
         """Looks at the kubelet's list again and again; says once when it cannot, and once when it can again."""
         failing = False
         while True:
             try:
-                await reconcile()
+                await handouts.reconcile()
                 if failing:
                     log.info("PodResources answers again")
                 failing = False
@@ -66,7 +72,7 @@ class Allocator:
                 if not failing:
                     log.warning("cannot reconcile", finding=error.finding, remedy=error.remedy)
                 failing = True
-            await self._clock.sleep(seconds)
+            await self._clock.sleep(self._reconcile_seconds)
 
     def topology_unknown(self) -> str | None:
         """Readiness: devices cannot be offered before discovery has said what there is."""

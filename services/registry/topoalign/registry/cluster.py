@@ -9,23 +9,35 @@ stale: what is shown of it was true, but nobody vouches for it now.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from topoalign.client import Heard
 from topoalign.core.errors import NotFound
-from topoalign.core.events import AllocationGranted, DeviceHealthChanged, Event, TopologyDiscovered
+from topoalign.core.events import AllocationGranted
 from topoalign.core.ids import AllocationID, NodeName
 from topoalign.core.state import NodeState
 
 
 @dataclass
 class Member:
-    """One node of the cluster."""
+    """One node of the cluster. Times are wall seconds, as the node says them."""
 
     state: NodeState
-    since: dict[AllocationID, str] = field(default_factory=dict)
-    """RFC 3339 time at which a live allocation was granted, where its grant was heard."""
-    last_event: str = ""
-    """RFC 3339 time of the newest fact. Empty: none carried a time."""
+    since: dict[AllocationID, float] = field(default_factory=dict)
+    """When a live allocation was granted, where its grant was heard."""
+    last_event: float | None = None
+    """When the newest fact became true. None: no fact carried a time."""
     answering: bool = False
     """Whether the node's allocator answered when last asked, or has spoken since."""
+
+    def apply(self, heard: Heard) -> None:
+        """Folds a fact that the client has let through: no repetition, and none missing before it."""
+        self.state = self.state.apply(heard.event)
+        if heard.time is None:
+            return
+        self.last_event = max(self.last_event or heard.time, heard.time)
+        if isinstance(heard.event, AllocationGranted):
+            self.since[heard.event.allocation.id] = heard.time
+        if len(self.since) > len(self.state.allocations):
+            self.since = {name: at for name, at in self.since.items() if name in self.state.allocations}
 
 
 class Cluster:
@@ -34,23 +46,13 @@ class Cluster:
     def __init__(self) -> None:
         self._members: dict[NodeName, Member] = {}
 
-    def apply(self, event: Event, time: str) -> None:
-        """Folds a fact that became true at `time` (RFC 3339). Raises SequenceGap where facts are missing."""
-        member = self._members.get(event.node) or Member(NodeState(node=event.node))
-        member.state = member.state.apply(event)
-        self._members[event.node] = member
-        member.last_event = max(member.last_event, time)
-        if isinstance(event, TopologyDiscovered | DeviceHealthChanged):
-            return
-        if isinstance(event, AllocationGranted):
-            member.since.setdefault(event.allocation.id, time)
-        if len(member.since) > len(member.state.allocations):
-            member.since = {name: at for name, at in member.since.items() if name in member.state.allocations}
+    def apply(self, heard: Heard) -> None:
+        node = heard.event.node
+        self._members.setdefault(node, Member(NodeState(node=node))).apply(heard)
 
     def answers(self, node: NodeName, answering: bool) -> None:
         """Notes whether the node's allocator is there."""
-        if node in self._members:
-            self._members[node].answering = answering
+        self._members[node].answering = answering
 
     def member(self, node: NodeName) -> Member:
         """Raises NotFound."""
@@ -63,6 +65,9 @@ class Cluster:
     def nodes(self) -> tuple[NodeName, ...]:
         """Names of all nodes, sorted."""
         return tuple(sorted(self._members))
+
+    def __contains__(self, node: NodeName) -> bool:
+        return node in self._members
 
     def __iter__(self) -> Iterator[Member]:
         """The nodes in the order of their names."""

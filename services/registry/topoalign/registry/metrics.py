@@ -10,9 +10,10 @@ from collections import Counter as Tally
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from topoalign.client import Counts
 from topoalign.core.errors import clean
 from topoalign.core.events import HealthState
 from topoalign.core.ids import GPU, DeviceID
@@ -23,30 +24,35 @@ STATES = ("free", "allocated", "unhealthy", "unknown", "cordoned")
 """Of a GPU, each in exactly one: held by an allocation first, then what keeps it from being handed out."""
 
 
+COUNTS = {
+    "gaps": "Times that facts of a node were missing and a snapshot was asked for.",
+    "undecodable": "Messages put on the dead-letter stream.",
+    "unknown": "Events of a later version, skipped.",
+    "repeated": "Events heard before, dropped.",
+}
+"""What the client counts, by the names it has there."""
+
+
 class Metrics:
-    """Counters that the service moves on, and gauges read from the fold."""
+    """A counter that the service moves on, and gauges read from the fold."""
 
-    def __init__(self, registry: CollectorRegistry, cluster: Cluster) -> None:
+    def __init__(self, registry: CollectorRegistry, cluster: Cluster, counts: Counts) -> None:
         self.events = Counter("topoalign_registry_events", "Facts folded.", ["type"], registry=registry)
-        self.dead_letters = Counter(
-            "topoalign_registry_dead_letters", "Messages that could not be decoded or applied.", registry=registry
-        )
-        self.gaps = Counter("topoalign_registry_gaps", "Times that facts of a node were missing.", registry=registry)
-        registry.register(Gauges(cluster))
+        registry.register(Readings(cluster, counts))
 
 
-class Gauges(Collector):
-    """The cluster as it is now."""
+class Readings(Collector):
+    """The cluster and the client as they are now."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: Cluster, counts: Counts) -> None:
+        self._cluster, self._counts = cluster, counts
 
     def describe(self) -> Iterator[Metric]:
         """The same families without samples: registering does not look at the cluster."""
-        yield from self._families()
+        yield from gauges()
 
     def collect(self) -> Iterator[Metric]:
-        gpus, held, stale = self._families()
+        gpus, held, stale = gauges()
         for member in self._cluster:
             state = member.state
             node = clean(state.node, 253)
@@ -57,19 +63,22 @@ class Gauges(Collector):
             for labels in allocated_gpus(state):
                 held.add_metric([node, *labels], 1)
         yield from (gpus, held, stale)
+        for name, meaning in COUNTS.items():
+            yield CounterMetricFamily(f"topoalign_registry_{name}", meaning, getattr(self._counts, name))
 
-    def _families(self) -> tuple[GaugeMetricFamily, GaugeMetricFamily, GaugeMetricFamily]:
-        return (
-            GaugeMetricFamily("topoalign_gpus", "GPUs by state.", labels=["node", "state"]),
-            GaugeMetricFamily(
-                "topoalign_gpu_allocation_info",
-                "1 for each allocated GPU; gpu_uuid equals the UUID label of DCGM's exporter.",
-                labels=["node", "gpu_uuid", "allocation", "namespace", "pod", "container"],
-            ),
-            GaugeMetricFamily(
-                "topoalign_node_stale", "1 while the allocator of the node does not answer.", labels=["node"]
-            ),
-        )
+
+def gauges() -> tuple[GaugeMetricFamily, GaugeMetricFamily, GaugeMetricFamily]:
+    return (
+        GaugeMetricFamily("topoalign_gpus", "GPUs by state.", labels=["node", "state"]),
+        GaugeMetricFamily(
+            "topoalign_gpu_allocation_info",
+            "1 for each allocated GPU; gpu_uuid equals the UUID label of DCGM's exporter.",
+            labels=["node", "gpu_uuid", "allocation", "namespace", "pod", "container"],
+        ),
+        GaugeMetricFamily(
+            "topoalign_node_stale", "1 while the allocator of the node does not answer.", labels=["node"]
+        ),
+    )
 
 
 def state_of(state: NodeState, device: DeviceID) -> str:

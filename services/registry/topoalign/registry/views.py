@@ -6,6 +6,7 @@ its PCI address together.
 """
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 import msgspec
 
@@ -107,7 +108,7 @@ def summary(member: Member) -> NodeSummary:
         seq=state.seq,
         digest=state.digest,
         stale=not member.answering,
-        last_event=member.last_event or None,
+        last_event=rfc3339(member.last_event),
     )
 
 
@@ -144,10 +145,17 @@ def allocation_view(member: Member, allocation: Allocation) -> AllocationView:
         cpus=allocation.cpus,
         memory=allocation.memory,
         affinity=allocation.affinity,
-        since=member.since.get(allocation.id),
+        since=rfc3339(member.since.get(allocation.id)),
     )
 
 
 def devices(topology: Topology, allocation: Allocation) -> tuple[NamedDevice, ...]:
     held: Sequence[tuple[ResourceName, tuple[DeviceID, ...]]] = tuple(allocation.devices.items())
     return tuple(named(topology, resource, device) for resource, of_resource in held for device in of_resource)
+
+
+def rfc3339(time: float | None) -> str | None:
+    """Wall seconds as `2026-01-02T03:04:05.678Z`."""
+    if time is None:
+        return None
+    return datetime.fromtimestamp(time, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -5,7 +5,6 @@ Cases compare exactly. The last line is always `N passed, N failed`, and the exi
 """
 
 from collections.abc import Iterable
-from importlib import import_module
 from itertools import chain
 from pathlib import Path
 
@@ -15,9 +14,6 @@ from topoalign.cli import output
 from topoalign.cli.conformance.suite import CaseResult, Suite
 from topoalign.cli.errors import FAILURE, unknown
 from topoalign.core.errors import clean
-
-MODULES = ("kubelet", "gpuallocator", "nvidia_smi_topo")
-"""Modules of this package, each with its table `SUITES`: name -> suite."""
 
 
 @click.command()
@@ -55,9 +51,9 @@ def conformance(suite: str | None, files: tuple[Path, ...], as_json: bool) -> in
 
 def suites() -> dict[str, Suite]:
     """All suites by name."""
-    found: dict[str, Suite] = {}
-    for module in MODULES:
-        found.update(import_module(f"{__name__}.{module}").SUITES)
+    from topoalign.cli.conformance import gpuallocator, kubelet, nvidia_smi_topo  # most commands need no suite
+
+    found = {**kubelet.SUITES, **gpuallocator.SUITES, "nvidia_smi_topo": nvidia_smi_topo.cases}
     return dict(sorted(found.items()))
 
 

@@ -8,7 +8,7 @@ Subsets are numbered: bit i of a number is the i-th node. Whatever adds up over 
 doubling a list once per node, which keeps 2^8 subsets at microseconds; more than 12 nodes are refused.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
@@ -36,10 +36,7 @@ class Subsets:
     masks: tuple[Mask, ...]
     order: tuple[int, ...]
     """The non-empty ones as the kubelet enumerates them."""
-
-    def add_up(self, amount: Callable[[int], int]) -> list[int]:
-        """For each subset the sum over its nodes of `amount(node)`."""
-        return doubled(amount(node) for node in self.nodes)
+    numbers: Mapping[Mask, int]
 
 
 @lru_cache(maxsize=256)
@@ -52,20 +49,19 @@ def subsets(nodes: tuple[int, ...]) -> Subsets:
         )
     bits = [1 << position for position in range(len(nodes))]
     order = tuple(sum(chosen) for size in range(1, len(bits) + 1) for chosen in combinations(bits, size))
-    return Subsets(nodes, tuple(doubled(1 << node for node in nodes)), order)
+    masks = tuple(doubled(1 << node for node in nodes))
+    return Subsets(nodes, masks, order, {mask: number for number, mask in enumerate(masks)})
 
 
 def doubled(amounts: Iterable[int]) -> list[int]:
-    """Sums over all subsets: [a, b] gives [0, a, b, a + b]."""
+    """The sum over each subset, from the amounts of the nodes: [a, b] gives [0, a, b, a + b]."""
     sums = [0]
     for amount in amounts:
-        sums += [amount + smaller for smaller in sums] if amount else sums
+        sums += [amount + smaller for smaller in sums]
     return sums
 
 
-def hints_where(
-    space: Subsets, could: Sequence[bool], fits: Sequence[bool], mode: Mode
-) -> tuple[TopologyHint, ...]:
+def hints_where(space: Subsets, could: Sequence[bool], fits: Sequence[bool], mode: Mode) -> tuple[TopologyHint, ...]:
     """
     One hint per subset that fits, preferred where it is as small as can be.
 

@@ -81,6 +81,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """/dev/nvidia<minor>. Not always the index."""
     pci: str | None = None
     """PCI address in sysfs form, `0000:07:00.0`."""
+    bridge: str | None = None
+    """Address of the `PciBridge` right above it. None: unknown."""
     memory: int | None = None
     """Bytes."""
     cpu_affinity: tuple[int, ...] = ()
@@ -124,6 +126,8 @@ class Nic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     index: int
     """Position in `nvidia-smi topo -m`: NIC<index>."""
     pci: str | None = None
+    bridge: str | None = None
+    """Address of the `PciBridge` right above it. None: unknown."""
     numa_affinity: tuple[int, ...] = ()
     """Empty: unknown."""
     netdevs: tuple[str, ...] = ()

@@ -64,6 +64,6 @@ def described(error: BaseException) -> str:
         case ConnectionRefusedError():
             return "nobody serves its socket"
         case OSError():
-            return error.strerror or type(error).__name__
+            return error.strerror or clean(str(error), 300) or type(error).__name__
         case _:
             return clean(str(error), 300) or type(error).__name__

@@ -45,6 +45,8 @@ LAST_RETRY_SECONDS = 16.0
 Jitter = Callable[[], float]
 """A number from 0 to 1."""
 
+JITTER: Jitter = SystemRandom().random
+
 
 class KubeletFront:
     """All plugins of the node."""
@@ -56,7 +58,7 @@ class KubeletFront:
         clock: Clock,
         *,
         drain_seconds: float = 5.0,
-        jitter: Jitter = SystemRandom().random,
+        jitter: Jitter = JITTER,
     ) -> None:
         """
         `kubelet_dir`: the kubelet's device plugin directory. `drain_seconds`: how long calls that have begun may go on
@@ -156,12 +158,15 @@ class Plugin:
         if kubelet != self._tried:
             self._tried, self._failures = kubelet, 0
         elif self._clock.monotonic() < self._again:
-            return self.reason
+            return self.reason or f"{self.resource} is about to be registered again"
         return await self.register(kubelet)
 
     async def register(self, kubelet: sockets.Identity) -> str | None:
         self._registered = None
         await self.service.end_watch()
+        if self.service.watch.open:
+            await self.stop()
+            return "the old stream to the kubelet does not end; its connection was closed"
         try:
             await register(self._directory, self.resource, self._clock)
         except KubeletAway as away:

@@ -32,6 +32,7 @@ log = structlog.get_logger()
 
 HEALTHY = "Healthy"
 UNHEALTHY = "Unhealthy"
+END_SECONDS = 1.0
 RDMA_CM = "/dev/infiniband/rdma_cm"
 
 
@@ -50,7 +51,9 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
 
     async def list_and_watch(self, message: v1beta1.Empty) -> AsyncIterator[v1beta1.ListAndWatchResponse]:
         """All devices, anew whenever one of them is not as it was. A new stream ends the one before."""
-        while self.watch.open:
+        stuck = None
+        while self.watch.open and self.watch is not stuck:
+            stuck = self.watch
             await self.end_watch()
         watch = self.watch = Watch()
         watch.open = True
@@ -69,11 +72,12 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
             log.info("the kubelet does not listen any more", resource=self.resource)
 
     async def end_watch(self) -> None:
-        """Ends the stream, if one is served, and waits until it has ended."""
+        """Ends the stream, if one is served, and waits until it has ended; not for ever, as its client may be stuck."""
         watch = self.watch
         watch.ending.set()
-        if watch.open:
-            await watch.ended.wait()
+        with anyio.move_on_after(END_SECONDS):
+            if watch.open:
+                await watch.ended.wait()
 
     async def get_preferred_allocation(
         self, message: v1beta1.PreferredAllocationRequest

@@ -13,12 +13,14 @@ import socket
 from asyncio import BaseTransport
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 import anyio
 import grpclib.server
 import structlog
+from betterproto2 import Message
 from betterproto2.grpclib import ServiceBase
 from grpclib.config import Configuration
 from grpclib.const import Cardinality, Handler, Status
@@ -61,8 +63,12 @@ class Servicer(ServiceBase):
     calls = 0
     """Unary calls that have begun and not ended. Streams do not count: they end when we say so."""
 
+    idle: anyio.Event | None = None
+    """Set when the last of them ends, if somebody waits for that."""
+
     def __mapping__(self) -> dict[str, Handler]:
-        return {path: handler._replace(func=self.guarded(handler)) for path, handler in super().__mapping__().items()}
+        generated = super().__mapping__()  # type: ignore[misc]  # of the generated base that follows in the MRO
+        return {path: handler._replace(func=self.guarded(handler)) for path, handler in generated.items()}
 
     def guarded(self, handler: Handler) -> Method:
         async def call(stream: Any) -> None:
@@ -72,8 +78,16 @@ class Servicer(ServiceBase):
                 await answered(handler.func, stream)
             finally:
                 self.calls -= unary
+                if self.idle is not None and not self.calls:
+                    self.idle.set()
 
         return call
+
+    async def drained(self) -> None:
+        """Waits until no unary call is going on."""
+        if self.calls:
+            self.idle = anyio.Event()
+            await self.idle.wait()
 
     async def _call_rpc_handler_server_stream(
         self, handler: Callable[[Any], AsyncIterator[Any]], stream: Any, request: Any
@@ -105,11 +119,39 @@ class Codec(ProtoCodec):
 
     def decode(self, data: bytes, message_type: Any) -> Any:
         try:
-            return super().decode(data, message_type)
+            message: Any = super().decode(data, message_type)
         except Exception as error:  # betterproto2 lets many kinds through: EOFError, UnicodeDecodeError, KeyError, ...
             raise GRPCError(
                 Status.INVALID_ARGUMENT, f"not a {message_type.__name__}: {type(error).__name__}"
             ) from error
+        if not sound(message):
+            raise GRPCError(Status.INVALID_ARGUMENT, f"not a {message_type.__name__}: a field has another type")
+        return message
+
+
+def sound(message: Message) -> bool:
+    """
+    Whether every field holds what its type says. betterproto2 does not look: a field that arrives with another wire type
+    becomes None, or a number among texts.
+    """
+    return all(fits(getattr(message, name), hint) for name, hint in hints_of(type(message)))
+
+
+def fits(value: object, hint: Any) -> bool:
+    inner = get_args(hint)
+    if isinstance(value, list):
+        return get_origin(hint) is list and all(fits(element, inner[0]) for element in value)
+    if isinstance(value, dict):
+        return get_origin(hint) is dict and all(type(text) is str for pair in value.items() for text in pair)
+    if isinstance(value, Message):
+        return type(value) in (hint, *inner) and sound(value)
+    return type(value) in (hint, *inner)
+
+
+@cache
+def hints_of(kind: type[Message]) -> tuple[tuple[str, Any], ...]:
+    """The fields of a generated message and their types."""
+    return tuple(get_type_hints(kind).items())
 
 
 class Guard(H2Protocol):
@@ -174,8 +216,7 @@ class Server(grpclib.server.Server):
         sockets.remove(self.path, self.identity)
         self.identity = None
         with anyio.move_on_after(within, shield=True):
-            while self.servicer.calls:
-                await anyio.sleep(0.01)
+            await self.servicer.drained()
         if self._server is not None:
             self.close()
             for connection in tuple(self.connections):

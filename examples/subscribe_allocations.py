@@ -1,0 +1,23 @@
+"""Prints who gets and gives back which devices, on every node: `python examples/subscribe_allocations.py nats://HOST:4222`."""
+
+import sys
+
+import anyio
+
+from topoalign.client import connect
+from topoalign.core.events import AllocationGranted, AllocationReleased, AllocationsSnapshot
+
+
+async def main(url: str) -> None:
+    async with connect(url) as client:
+        async for heard in client.allocations():
+            match heard.event:
+                case AllocationsSnapshot(node=node, allocations=live):
+                    print(f"{node}: {len(live)} allocations are live", flush=True)
+                case AllocationGranted(node=node, allocation=allocation):
+                    print(f"{node}: {allocation.id} got {sorted(allocation.device_ids)}", flush=True)
+                case AllocationReleased(node=node, allocation=name, reason=reason):
+                    print(f"{node}: {name} is over ({reason})", flush=True)
+
+
+anyio.run(main, sys.argv[1] if len(sys.argv) > 1 else "nats://127.0.0.1:4222")

@@ -1,0 +1,105 @@
+"""
+The kubelet's PodResources API: who holds what on the node.
+
+Devices are listed one by one, each with its NUMA nodes, and one without nodes is listed without a topology; pods have
+names here and no UIDs.
+
+Source: kubelet v1.36.3, apis/podresources.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+
+from topoalign.allocator.kubelet.api import v1
+from topoalign.allocator.kubelet.standin_pods import Running
+from topoalign.allocator.kubelet.transport import Servicer
+from topoalign.core.errors import quoted
+from topoalign.core.events import Allocation, MemoryBlock
+from topoalign.core.ids import DeviceID, ResourceName
+from topoalign.core.requests import AdmissionRules
+from topoalign.core.state import NodeState
+from topoalign.core.topology.cpuset import parse_cpuset
+
+
+class PodResources(Servicer, v1.PodResourcesListerBase):
+    """Answers from the state and the pods as they are at the call."""
+
+    def __init__(
+        self, state: Callable[[], NodeState], pods: Callable[[], Iterable[Running]], rules: AdmissionRules
+    ) -> None:
+        self._state = state
+        self._pods = pods
+        self._rules = rules
+
+    async def list(self, message: v1.ListPodResourcesRequest) -> v1.ListPodResourcesResponse:
+        state = self._state()
+        return v1.ListPodResourcesResponse(pod_resources=[pod_resources(running, state) for running in self._pods()])
+
+    async def get(self, message: v1.GetPodResourcesRequest) -> v1.GetPodResourcesResponse:
+        for running in self._pods():
+            if (running.pod.namespace, running.pod.name) == (message.pod_namespace, message.pod_name):
+                return v1.GetPodResourcesResponse(pod_resources=pod_resources(running, self._state()))
+        raise GRPCError(Status.UNKNOWN, f"pod {quoted([message.pod_name])} in namespace not found")
+
+    async def get_allocatable_resources(
+        self, message: v1.AllocatableResourcesRequest
+    ) -> v1.AllocatableResourcesResponse:
+        state = self._state()
+        reserved = parse_cpuset(self._rules.reserved_cpus)
+        return v1.AllocatableResourcesResponse(
+            devices=[
+                part
+                for resource in state.hardware.devices
+                for part in container_devices(resource, state.healthy(resource), state)
+            ],
+            cpu_ids=[cpu.id for cpu in state.hardware.cpus if cpu.id not in reserved],
+            memory=[
+                v1.ContainerMemory(memory_type="memory", size=node.memory, topology=topology((node.id,)))
+                for node in state.hardware.nodes
+                if node.memory is not None
+            ],
+        )
+
+
+def pod_resources(running: Running, state: NodeState) -> v1.PodResources:
+    held = {a.owner.container: a for a in running.allocations if a.owner is not None}
+    return v1.PodResources(
+        name=running.pod.name,
+        namespace=running.pod.namespace,
+        containers=[
+            container_resources(container.name, held.get(container.name), state)
+            for container in (*running.pod.init_containers, *running.pod.containers)
+        ],
+    )
+
+
+def container_resources(name: str, held: Allocation | None, state: NodeState) -> v1.ContainerResources:
+    if held is None:
+        return v1.ContainerResources(name=name)
+    return v1.ContainerResources(
+        name=name,
+        devices=[part for resource, ids in held.devices.items() for part in container_devices(resource, ids, state)],
+        cpu_ids=sorted(parse_cpuset(held.cpus)),
+        memory=[memory(block) for block in held.memory],
+    )
+
+
+def container_devices(
+    resource: ResourceName, ids: Iterable[DeviceID], state: NodeState
+) -> Iterator[v1.ContainerDevices]:
+    known = state.hardware.devices.get(resource, {})
+    for device in ids:
+        nodes = known.get(device)
+        yield v1.ContainerDevices(
+            resource_name=resource, device_ids=[device], topology=topology(nodes) if nodes else None
+        )
+
+
+def memory(block: MemoryBlock) -> v1.ContainerMemory:
+    return v1.ContainerMemory(memory_type=block.resource, size=block.size, topology=topology(block.nodes))
+
+
+def topology(nodes: Iterable[int]) -> v1.TopologyInfo:
+    return v1.TopologyInfo(nodes=[v1.NumaNode(id=node) for node in nodes])

@@ -1,0 +1,38 @@
+"""
+NVIDIA's driver from the moment it answers, and the files of /sys until then.
+
+A node agent often starts before the driver is loaded (a driver container, a late module), and a laptop never has one. Once
+the driver has answered it is the only source: a failure is then a fault to report, and no reason to know less.
+"""
+
+from topoalign.core.errors import DriverFault
+from topoalign.core.ports import Driver, Inventory
+
+
+class AutoDriver:
+    """Reads by `nvml` once that works, by `sysfs` before."""
+
+    def __init__(self, nvml: Driver, sysfs: Driver) -> None:
+        self._nvml, self._sysfs = nvml, sysfs
+        self._used = sysfs
+
+    @property
+    def source(self) -> str:
+        return self._used.source
+
+    async def read(self) -> Inventory:
+        try:
+            inventory = await self._nvml.read()
+        except DriverFault as fault:
+            if self._used is self._nvml:
+                raise
+            files = await self._sysfs.read()
+            if not files.topology.gpus:
+                return files
+            return Inventory(
+                topology=files.topology,
+                health=files.health,
+                findings=(*files.findings, f"GPUs are known from /sys only: {fault.finding}"),
+            )
+        self._used = self._nvml
+        return inventory

@@ -1,0 +1,40 @@
+"""
+A machine that somebody described: a name of the catalogue, or a file in any of the forms that `topoalign.machines` reads.
+
+All its devices are healthy. A file is read anew each time, so that editing it is a change of the hardware.
+"""
+
+from pathlib import Path
+
+from anyio import to_thread
+
+from topoalign.core.errors import DriverFault, TopoalignError
+from topoalign.core.ports import Inventory
+from topoalign.core.topology.model import Topology
+from topoalign.discovery.drivers.health import HEALTHY
+from topoalign.machines import load
+
+
+class DescribedDriver:
+    """Plays a described machine."""
+
+    def __init__(self, machine: str) -> None:
+        """Raises NotFound, InvalidMachine or InvalidField: what is wrong at the start is the configuration."""
+        loaded = load(machine)
+        self.source = f"described: {loaded.name}"
+        self._topology = loaded.topology
+        self._file = machine if loaded.source != "catalogue" and Path(machine).is_file() else None
+
+    async def read(self) -> Inventory:
+        if self._file is not None:
+            self._topology = await to_thread.run_sync(topology_in, self._file)
+        devices = (*self._topology.gpu_by_id, *self._topology.nic_by_id)
+        return Inventory(topology=self._topology, health=dict.fromkeys(devices, HEALTHY))
+
+
+def topology_in(file: str) -> Topology:
+    """Raises DriverFault where the file no longer describes a machine."""
+    try:
+        return load(file).topology
+    except TopoalignError as error:
+        raise DriverFault(f"{file}: {error.finding}", error.remedy) from error

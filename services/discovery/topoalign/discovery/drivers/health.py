@@ -1,0 +1,22 @@
+"""How a device is, as far as one reading can tell."""
+
+from topoalign.core.events import DeviceHealth, HealthState
+from topoalign.core.topology.model import Nic
+
+HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
+
+
+def unhealthy(reason: str) -> DeviceHealth:
+    return DeviceHealth(state=HealthState.UNHEALTHY, reason=reason)
+
+
+def unknown(reason: str) -> DeviceHealth:
+    return DeviceHealth(state=HealthState.UNKNOWN, reason=reason)
+
+
+def nic_health(nic: Nic) -> DeviceHealth:
+    """A NIC needs one port that is active; one whose ports do not say is trusted."""
+    states = [port.state for port in nic.ports]
+    if all(states) and states and "ACTIVE" not in states:
+        return unhealthy(f"no port is active: {', '.join(f'{port.number} {port.state}' for port in nic.ports)}")
+    return HEALTHY

@@ -1,0 +1,176 @@
+"""
+The node as NVML and /sys tell it, read whole each time.
+
+What connects the GPUs is asked for once, and again when other GPUs are there: it is most of the questions, and it changes
+only with them. One GPU that fails never takes the others along: if it says who it is, it is listed as it was last known,
+and unhealthy; if not, it is a finding. After any such failure NVML is opened anew, because a process that has it open does
+not see a GPU that comes back.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+
+import msgspec
+
+from topoalign.core.errors import DriverFault, InvalidField, quoted
+from topoalign.core.events import DeviceHealth
+from topoalign.core.ids import DeviceID
+from topoalign.core.ports import Clock, Inventory
+from topoalign.core.topology.links import Link, PcieClass
+from topoalign.core.topology.model import Gpu, Topology
+from topoalign.core.topology.validate import validate
+from topoalign.discovery.drivers.health import nic_health, unhealthy
+from topoalign.discovery.drivers.nvml.gpus import Judged, read_gpu
+from topoalign.discovery.drivers.nvml.library import OF_THE_LIBRARY, UNKNOWN, CallFailed, Handle, Library
+from topoalign.discovery.drivers.nvml.nvlinks import End, NvLinks, paired, read_ends
+from topoalign.discovery.drivers.sysfs import files_below
+from topoalign.discovery.drivers.thread import DriverThread, Steps
+
+_UUID = re.compile(r"[A-Za-z0-9_.:-]{1,96}")
+
+Pair = tuple[DeviceID, DeviceID]
+
+
+@dataclass(frozen=True)
+class Connections:
+    """What lies between the GPUs of one machine."""
+
+    of: tuple[tuple[DeviceID, int, str | None], ...] = ()
+    """The GPUs this was read of: uuid, index, PCI address."""
+    levels: Mapping[Pair, PcieClass | None] = field(default_factory=dict)
+    nvlinks: NvLinks = field(default_factory=lambda: NvLinks({}, {}, ()))
+    whole: bool = False
+    """False: a GPU failed meanwhile, so ask again next time."""
+
+
+class NvmlDriver:
+    """Reads by NVML, and the files below a root, `/` for this host."""
+
+    source = "nvml"
+
+    def __init__(self, root: Path, clock: Clock, deadline: float) -> None:
+        """`deadline` is in seconds and holds for each call."""
+        self._root = root
+        self._thread = DriverThread("NVML", clock, deadline)
+        self._nvml = Library()
+        self._connections = Connections()
+        self._last: dict[DeviceID, Gpu] = {}
+        self._open_anew = False
+
+    async def read(self) -> Inventory:
+        return await self._thread.run(self._read)
+
+    def _read(self, steps: Steps) -> Inventory:
+        steps("a reading of /sys")
+        files = files_below(self._root)
+        try:
+            self._nvml.open(steps)
+            devices, unnamed = self._devices()
+            judged = {uuid: self._judged(i, uuid, device, files) for uuid, (i, device) in devices.items()}
+            self._connect({uuid: device for uuid, (_, device) in devices.items()}, judged)
+        except CallFailed as error:
+            self._nvml.close()
+            raise DriverFault(
+                f"NVML does not work: {error}",
+                "run nvidia-smi on the node; after an update of the driver, restart what uses it",
+            ) from error
+        inventory = assembled(files, judged, self._connections, unnamed)
+        self._last = {gpu.id: gpu for gpu in inventory.topology.gpus}
+        if self._open_anew:
+            self._open_anew = False
+            self._nvml.close()
+        return inventory
+
+    def _of_one_gpu(self, error: CallFailed) -> None:
+        """Takes note of a failure. Raises it if it is not the fault of one GPU."""
+        if error.code in OF_THE_LIBRARY:
+            raise error
+        self._open_anew = True
+
+    def _devices(self) -> tuple[dict[DeviceID, tuple[int, Handle]], tuple[str, ...]]:
+        """uuid -> index and handle, and what is to be said of GPUs that do not tell a uuid."""
+        devices: dict[DeviceID, tuple[int, Handle]] = {}
+        findings = []
+        for index in range(self._nvml.count()):
+            try:
+                device = self._nvml.handle(index)
+                uuid = self._nvml.uuid(device)
+                if not _UUID.fullmatch(uuid) or uuid in devices:
+                    raise CallFailed("nvmlDeviceGetUUID", UNKNOWN, f"{quoted([uuid])} names no device, or two")
+                devices[DeviceID(uuid)] = (index, device)
+            except CallFailed as error:
+                self._of_one_gpu(error)
+                findings.append(f"GPU {index} does not answer and is left out: {error}")
+        return devices, tuple(findings)
+
+    def _judged(self, index: int, uuid: DeviceID, device: Handle, files: Topology) -> Judged:
+        try:
+            return read_gpu(self._nvml, index, uuid, device, files)
+        except CallFailed as error:
+            self._of_one_gpu(error)
+            known = self._last.get(uuid, Gpu(id=uuid, index=index))
+            finding = f"GPU {index} ({uuid}) fails: {error}"
+            return Judged(msgspec.structs.replace(known, index=index), unhealthy(str(error)), (finding,))
+
+    def _connect(self, devices: Mapping[DeviceID, Handle], judged: Mapping[DeviceID, Judged]) -> None:
+        """Makes `_connections` those of these GPUs."""
+        of = tuple((uuid, each.gpu.index, each.gpu.pci) for uuid, each in judged.items())
+        if self._connections.whole and self._connections.of == of:
+            return
+        ends: dict[DeviceID, list[End]] = {}
+        levels: dict[Pair, PcieClass | None] = {}
+        failing: list[str] = []
+        for uuid, device in devices.items():
+            try:
+                ends[uuid] = read_ends(self._nvml, device)
+                levels |= {(uuid, peer): self._nvml.level(device, devices[peer]) for peer in ends if peer != uuid}
+            except CallFailed as error:
+                self._of_one_gpu(error)
+                failing.append(f"the connections of {uuid} cannot be read: {error}")
+        addresses = {uuid: address for uuid, _, address in of if address is not None}
+        nvlinks = paired(ends, addresses)
+        self._connections = Connections(
+            of=of,
+            levels=levels,
+            nvlinks=NvLinks(nvlinks.pairs, nvlinks.to_switch, (*nvlinks.findings, *failing)),
+            whole=not failing,
+        )
+
+
+def assembled(
+    files: Topology, judged: Mapping[DeviceID, Judged], connections: Connections, findings: tuple[str, ...]
+) -> Inventory:
+    """The machine that files tell, with NVML's GPUs in place of theirs. Raises DriverFault if it is no possible machine."""
+    gpus = tuple(
+        msgspec.structs.replace(each.gpu, nvswitch_links=connections.nvlinks.to_switch.get(uuid, 0))
+        for uuid, each in judged.items()
+    )
+    topology = msgspec.structs.replace(files, gpus=gpus, links=links_of(files, gpus, connections))
+    try:
+        validate(topology)
+    except InvalidField as error:
+        raise DriverFault(f"NVML tells of no possible machine: {error.finding}", error.remedy) from error
+    health: dict[DeviceID, DeviceHealth] = {uuid: each.health for uuid, each in judged.items()}
+    return Inventory(
+        topology=topology,
+        health=health | {nic.id: nic_health(nic) for nic in files.nics},
+        findings=(*findings, *(f for each in judged.values() for f in each.findings), *connections.nvlinks.findings),
+    )
+
+
+def links_of(files: Topology, gpus: tuple[Gpu, ...], connections: Connections) -> tuple[Link, ...]:
+    """The PCIe class of a pair of GPUs is NVML's if it tells one; all others are those of the files."""
+    by_address = {gpu.pci: gpu.id for gpu in files.gpus}
+    in_files = {gpu.id: by_address.get(gpu.pci, gpu.id) for gpu in gpus} | {nic.id: nic.id for nic in files.nics}
+    links = []
+    for a, b in combinations(in_files, 2):
+        drawn = files.link_by_pair.get((in_files[a], in_files[b]))
+        level = connections.levels.get((a, b)) or connections.levels.get((b, a))
+        pcie = level or (drawn.pcie if drawn is not None else None)
+        nvlinks = connections.nvlinks.pairs.get((a, b), 0)
+        if pcie is not None or nvlinks:
+            links.append(Link(a=a, b=b, pcie=pcie, nvlinks=nvlinks))
+    return tuple(links)

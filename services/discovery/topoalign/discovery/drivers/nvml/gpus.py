@@ -1,0 +1,124 @@
+"""
+One GPU, as NVML and /sys tell it together.
+
+NVML knows who it is; the files know where it sits, since they show the bridges above it and NVML does not. For the NUMA
+node the files come first: they are the kernel's own word, while NVML's affinity can name every node of the machine.
+"""
+
+import re
+from collections.abc import Collection
+from typing import NamedTuple
+
+from topoalign.core.events import DeviceHealth
+from topoalign.core.ids import DeviceID
+from topoalign.core.topology.model import Gpu, MigDevice, Topology
+from topoalign.discovery.drivers.health import HEALTHY, unhealthy
+from topoalign.discovery.drivers.nvml.library import (
+    NOT_TOLD,
+    RECOVERY_ACTION,
+    REMAPPING_FAILED,
+    REMAPPING_PENDING,
+    CallFailed,
+    Handle,
+    Library,
+)
+
+RECOVERY = {
+    1: "the driver asks for a reset of the GPU",
+    2: "the driver asks for a reboot of the node",
+    3: "the driver asks for its peer-to-peer traffic to be drained",
+    4: "the driver asks for it to be drained and reset",
+    5: "the driver asks for its IMEX domain to be recovered",
+}
+"""Values of the field `RECOVERY_ACTION`; 0 is none."""
+
+_PROFILE = re.compile(r"(?:\d+c\.)?\d+g\.\d+gb(?:\+[a-z.]+)*")
+
+
+class Judged(NamedTuple):
+    gpu: Gpu
+    health: DeviceHealth
+    findings: tuple[str, ...]
+
+
+def read_gpu(nvml: Library, index: int, uuid: DeviceID, device: Handle, files: Topology) -> Judged:
+    """All of a GPU but its NVLinks. Raises CallFailed if something is wrong with it."""
+    address = nvml.pci(device)
+    seen = next((gpu for gpu in files.gpus if address is not None and gpu.pci == address), Gpu(id=uuid, index=index))
+    nodes, cpus = set(files.node_ids), {cpu.id for cpu in files.cpus}
+    memory, memory_node = nvml.memory(device), nvml.memory_node(device)
+    mig, odd = read_mig(nvml, device, memory) if nvml.mig_enabled(device) else (None, ())
+    gpu = Gpu(
+        id=uuid,
+        index=index,
+        name=nvml.name(device),
+        minor=nvml.minor(device),
+        pci=address,
+        bridge=seen.bridge,
+        memory=memory if memory is not None else seen.memory,
+        cpu_affinity=among(cpus, nvml.cpu_affinity(device, max(cpus, default=0))) or seen.cpu_affinity,
+        numa_affinity=seen.numa_affinity or among(nodes, nvml.memory_affinity(device, max(nodes, default=0))),
+        memory_node=memory_node if memory_node in nodes else seen.memory_node,
+        fabric=nvml.fabric(device),
+        mig=mig,
+    )
+    health, findings = judge(nvml, index, device)
+    return Judged(gpu, health, (*odd, *findings))
+
+
+def among(known: Collection[int], ids: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(i for i in ids if i in known)
+
+
+def judge(nvml: Library, index: int, device: Handle) -> tuple[DeviceHealth, tuple[str, ...]]:
+    """
+    Whether the driver itself wants the GPU taken out of use. Rows that wait to be remapped are only reported: NVIDIA lets a
+    GPU work on until its next reset.
+    """
+    fields = nvml.fields(device, (RECOVERY_ACTION, REMAPPING_FAILED, REMAPPING_PENDING))
+    findings = (f"GPU {index} has memory rows to remap at its next reset",) if fields.get(REMAPPING_PENDING) else ()
+    action = fields.get(RECOVERY_ACTION, 0)
+    if action:
+        return unhealthy(RECOVERY.get(action, f"the driver asks for recovery action {action}")), findings
+    if fields.get(REMAPPING_FAILED):
+        return unhealthy("a defective memory row could not be remapped"), findings
+    return HEALTHY, findings
+
+
+def read_mig(nvml: Library, device: Handle, total: int | None) -> tuple[tuple[MigDevice, ...], tuple[str, ...]]:
+    """The MIG instances of a GPU with this much memory, and what was odd about them."""
+    instances, findings = [], []
+    for handle in nvml.mig_handles(device):
+        try:
+            instances.append(read_instance(nvml, handle, total))
+        except CallFailed as error:
+            if error.code not in NOT_TOLD:
+                raise
+            findings.append(f"a MIG instance that does not tell all of itself is left out: {error}")
+    return tuple(sorted(instances, key=lambda mig: (mig.gpu_instance, mig.compute_instance))), tuple(findings)
+
+
+def read_instance(nvml: Library, handle: Handle, total: int | None) -> MigDevice:
+    size = nvml.mig_size(handle)
+    gpu_instance, compute_instance = nvml.mig_ids(handle)
+    named = _PROFILE.search(size.name)
+    return MigDevice(
+        uuid=DeviceID(nvml.uuid(handle)),
+        profile=named[0] if named else profile(size.gpu_slices, size.compute_slices, size.memory, total),
+        gpu_instance=gpu_instance,
+        compute_instance=compute_instance,
+        memory=size.memory,
+    )
+
+
+def profile(gpu_slices: int, compute_slices: int, memory: int, total: int | None) -> str:
+    """
+    `1g.10gb`, or `1c.2g.20gb` for a part of a GPU instance, where the device's name does not say it.
+
+    NVIDIA names the memory by eighths of the whole, rounded up (go-nvlib, mig_profile).
+    """
+    gib = 1 << 30
+    whole = -(-(total or memory) // gib)
+    eighths = -(-memory * 8 // (total or memory)) if memory else 0
+    part = f"{compute_slices}c." if compute_slices != gpu_slices else ""
+    return f"{part}{gpu_slices}g.{round(whole * eighths / 8)}gb"

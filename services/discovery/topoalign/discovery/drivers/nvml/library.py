@@ -1,0 +1,242 @@
+"""
+NVML in plain Python values: the only module that imports pynvml.
+
+pynvml is imported when the library is opened, so that a machine without it works. A value that this GPU, this driver or
+our rights do not give is None; anything else that goes wrong raises CallFailed. Every call is announced to `steps` first,
+so that one which hangs can be named. Functions and codes: NVML as in nvidia-ml-py 13.615.71.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from types import ModuleType
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from topoalign.core.errors import DriverFault, clean
+from topoalign.core.topology.links import NVML_LEVEL, PcieClass
+from topoalign.core.topology.model import Fabric
+from topoalign.discovery.drivers.thread import Steps
+
+Handle = Any
+"""A device, as pynvml hands it out."""
+
+UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 1, 2, 3, 4, 6
+DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, GPU_IS_LOST = 9, 12, 13, 15
+LIB_RM_VERSION_MISMATCH, ARGUMENT_VERSION_MISMATCH, UNKNOWN = 18, 25, 999
+"""nvmlReturn_t."""
+
+NOT_TOLD = {INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH}
+"""Codes that mean: this value cannot be had here, and nothing is wrong."""
+OF_THE_LIBRARY = {UNINITIALIZED, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, LIB_RM_VERSION_MISMATCH}
+"""Codes that no other GPU would answer differently."""
+
+INIT_WITHOUT_GPUS = 1
+"""NVML_INIT_FLAG_NO_GPUS: a node whose only GPU is gone can still be asked."""
+NEAREST_NODE = 0
+"""NVML_AFFINITY_SCOPE_NODE."""
+MOST_NVLINKS = 36
+"""NVML_NVLINK_MAX_LINKS: where a driver does not say how many a GPU has."""
+FABRIC_COMPLETED = 3
+"""nvmlGpuFabricState_t: only then are its other fields filled in."""
+
+NVLINK_COUNT = 91
+REMAPPING_PENDING, REMAPPING_FAILED, RECOVERY_ACTION = 144, 145, 230
+"""NVML_FI_DEV_…, for `fields`."""
+
+_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+"""Of the union nvmlValue_t, by nvmlValueType_t."""
+
+
+class CallFailed(Exception):
+    """A call did not do what it is there for."""
+
+    def __init__(self, call: str, code: int, meaning: str) -> None:
+        super().__init__(f"{call}: {clean(meaning, 200)}")
+        self.code = code
+
+
+class MigInstance(NamedTuple):
+    """What NVML says of a MIG instance's size."""
+
+    name: str
+    gpu_slices: int
+    compute_slices: int
+    memory: int
+    """Bytes."""
+
+
+class Library:
+    """One opening of NVML. It is kept open, because opening costs seconds where no other program keeps the driver loaded."""
+
+    def __init__(self) -> None:
+        self._pynvml: ModuleType | None = None
+        self._steps: Steps | None = None
+
+    def open(self, steps: Steps) -> None:
+        """Raises DriverFault without pynvml, and CallFailed."""
+        self._steps = steps
+        if self._pynvml is not None:
+            return
+        steps("import pynvml")
+        try:
+            import pynvml
+        except ImportError as error:
+            raise DriverFault("the Python module pynvml is not installed", "install nvidia-ml-py") from error
+        self._call(pynvml, "nvmlInitWithFlags", INIT_WITHOUT_GPUS)
+        self._pynvml = pynvml
+
+    def close(self) -> None:
+        """So that the next opening sees what has changed. Never fails: NVML may be past answering."""
+        pynvml, self._pynvml = self._pynvml, None
+        if pynvml is not None:
+            with suppress(CallFailed):
+                self._call(pynvml, "nvmlShutdown")
+
+    def count(self) -> int:
+        return int(self._ask("nvmlDeviceGetCount"))
+
+    def handle(self, index: int) -> Handle:
+        return self._ask("nvmlDeviceGetHandleByIndex", index)
+
+    def uuid(self, device: Handle) -> str:
+        return str(self._ask("nvmlDeviceGetUUID", device))
+
+    def name(self, device: Handle) -> str:
+        return clean(self._maybe("nvmlDeviceGetName", device) or "")
+
+    def minor(self, device: Handle) -> int | None:
+        return self._number("nvmlDeviceGetMinorNumber", device)
+
+    def pci(self, device: Handle) -> str | None:
+        """As sysfs writes addresses."""
+        info = self._maybe("nvmlDeviceGetPciInfo", device)
+        return None if info is None else sysfs_address(info.busId)
+
+    def memory(self, device: Handle) -> int | None:
+        """Bytes."""
+        info = self._maybe("nvmlDeviceGetMemoryInfo", device)
+        return None if info is None else int(info.total)
+
+    def cpu_affinity(self, device: Handle, largest: int) -> tuple[int, ...]:
+        """The nearest CPUs up to this id; empty if not told."""
+        return ids_in(self._maybe("nvmlDeviceGetCpuAffinity", device, largest // 64 + 1))
+
+    def memory_affinity(self, device: Handle, largest: int) -> tuple[int, ...]:
+        """The nearest NUMA nodes up to this id; empty if not told."""
+        return ids_in(self._maybe("nvmlDeviceGetMemoryAffinity", device, largest // 64 + 1, NEAREST_NODE))
+
+    def memory_node(self, device: Handle) -> int | None:
+        """The NUMA node that the GPU's own memory is, on coherent platforms."""
+        return self._number("nvmlDeviceGetNumaNodeId", device)
+
+    def fields(self, device: Handle, wanted: Sequence[int]) -> dict[int, int]:
+        """Those of these fields that the GPU has."""
+        values = self._maybe("nvmlDeviceGetFieldValues", device, list(wanted))
+        found = {}
+        for value in values or ():
+            if value.nvmlReturn == GPU_IS_LOST:
+                raise CallFailed("nvmlDeviceGetFieldValues", GPU_IS_LOST, "GPU is lost")
+            if value.nvmlReturn == 0 and value.valueType < len(_MEMBERS):
+                found[int(value.fieldId)] = int(getattr(value.value, _MEMBERS[value.valueType]))
+        return found
+
+    def fabric(self, device: Handle) -> Fabric | None:
+        """The NVLink domain that the GPU has joined."""
+        assert self._pynvml is not None
+        info = self._pynvml.c_nvmlGpuFabricInfoV_t()
+        if self._maybe("nvmlDeviceGetGpuFabricInfoV", device, info) is None:
+            info = self._pynvml.c_nvmlGpuFabricInfo_t()
+            if self._maybe("nvmlDeviceGetGpuFabricInfo", device, info) is None:
+                return None
+        cluster = bytes(info.clusterUuid)
+        if info.state != FABRIC_COMPLETED or info.status != 0 or not any(cluster):
+            return None
+        return Fabric(cluster=str(UUID(bytes=cluster)), clique=int(info.cliqueId))
+
+    def level(self, a: Handle, b: Handle) -> PcieClass | None:
+        """What lies between two GPUs on PCIe."""
+        return NVML_LEVEL.get(self._maybe("nvmlDeviceGetTopologyCommonAncestor", a, b))
+
+    def nvlink_enabled(self, device: Handle, link: int) -> bool:
+        """False also where there is no such link."""
+        return self._number("nvmlDeviceGetNvLinkState", device, link) == 1
+
+    def nvlink_remote(self, device: Handle, link: int) -> str | None:
+        """PCI address at the other end."""
+        info = self._maybe("nvmlDeviceGetNvLinkRemotePciInfo", device, link)
+        return None if info is None else sysfs_address(info.busId)
+
+    def nvlink_remote_kind(self, device: Handle, link: int) -> int | None:
+        """nvmlIntNvLinkDeviceType_t: 0 GPU, 1 NPU, 2 switch, 255 unknown."""
+        return self._number("nvmlDeviceGetNvLinkRemoteDeviceType", device, link)
+
+    def mig_enabled(self, device: Handle) -> bool:
+        modes = self._maybe("nvmlDeviceGetMigMode", device)
+        return modes is not None and modes[0] == 1
+
+    def mig_handles(self, device: Handle) -> list[Handle]:
+        handles = []
+        for slot in range(self._number("nvmlDeviceGetMaxMigDeviceCount", device) or 0):
+            try:
+                handles.append(self._ask("nvmlDeviceGetMigDeviceHandleByIndex", device, slot))
+            except CallFailed as error:
+                if error.code not in {NOT_FOUND, *NOT_TOLD}:
+                    raise
+        return handles
+
+    def mig_ids(self, instance: Handle) -> tuple[int, int]:
+        """Of the GPU instance and the compute instance."""
+        gpu, compute = "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId"
+        return int(self._ask(gpu, instance)), int(self._ask(compute, instance))
+
+    def mig_size(self, instance: Handle) -> MigInstance:
+        size = self._ask("nvmlDeviceGetAttributes", instance)
+        return MigInstance(
+            name=self.name(instance),
+            gpu_slices=int(size.gpuInstanceSliceCount),
+            compute_slices=int(size.computeInstanceSliceCount),
+            memory=int(size.memorySizeMB) << 20,
+        )
+
+    def _number(self, function: str, *arguments: object) -> int | None:
+        value = self._maybe(function, *arguments)
+        return None if value is None else int(value)
+
+    def _maybe(self, function: str, *arguments: object) -> Any:
+        """The answer, or None where it cannot be had here. Raises CallFailed where something is wrong."""
+        try:
+            return self._ask(function, *arguments)
+        except CallFailed as error:
+            if error.code in NOT_TOLD:
+                return None
+            raise
+
+    def _ask(self, function: str, *arguments: object) -> Any:
+        if self._pynvml is None:
+            raise CallFailed(function, UNINITIALIZED, "NVML is not open")
+        return self._call(self._pynvml, function, *arguments)
+
+    def _call(self, pynvml: ModuleType, function: str, *arguments: object) -> Any:
+        assert self._steps is not None, "`open` comes first"
+        self._steps(function)
+        try:
+            return getattr(pynvml, function)(*arguments)
+        except pynvml.NVMLError as error:
+            raise CallFailed(function, error.value, str(error)) from error
+        except UnicodeDecodeError as error:
+            raise CallFailed(function, UNKNOWN, "the answer is no text") from error
+
+
+def sysfs_address(bus_id: bytes | str) -> str | None:
+    """`00000000:1B:00.0` as sysfs writes it: `0000:1b:00.0`. None if it is no address."""
+    text = bus_id.decode("ascii", "replace") if isinstance(bus_id, bytes) else bus_id
+    domain, colon, rest = text.lower().partition(":")
+    try:
+        return f"{int(domain, 16):04x}:{rest}" if colon else None
+    except ValueError:
+        return None
+
+
+def ids_in(words: Sequence[int] | None) -> tuple[int, ...]:
+    """The bits that are set in a mask of 64-bit words, the lowest word first."""
+    return tuple(64 * i + bit for i, word in enumerate(words or ()) for bit in range(64) if word >> bit & 1)

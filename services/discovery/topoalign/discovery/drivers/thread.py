@@ -1,0 +1,93 @@
+"""
+The one thread in which a driver makes its blocking calls, and a deadline for each of them.
+
+A call into a driver library or a file of /sys may hang for ever, and nothing can stop a thread from outside. So work runs
+in a daemon thread, which does not keep the process from ending, and it says before each call what it is about to do. When
+a call takes too long, whoever waits is told its name and goes on; the work ends by itself at its next call. Until then no
+other work is begun, so a driver that hangs holds one thread and never two.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import NoReturn, TypeVar
+
+from topoalign.core.errors import DriverFault
+from topoalign.core.ports import Clock
+from topoalign.runtime.tasks import background
+
+T = TypeVar("T")
+
+
+class Abandoned(Exception):
+    """Ends work whose result nobody waits for any more."""
+
+
+class Steps:
+    """Told by the work, before each call that may block, what is called."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.abandoned = False
+        self.current = ("the first step", clock.monotonic())
+        """The call under way and when it began. One tuple, because two threads share it."""
+
+    def __call__(self, call: str) -> None:
+        """Raises Abandoned once nobody waits for the work."""
+        if self.abandoned:
+            raise Abandoned
+        self.current = (call, self._clock.monotonic())
+
+
+class DriverThread:
+    """Runs the blocking work of one driver, one piece at a time."""
+
+    def __init__(self, driver: str, clock: Clock, deadline: float) -> None:
+        """`deadline` is in seconds and holds for each call."""
+        self._driver, self._clock, self._deadline = driver, clock, deadline
+        self._under_way: Steps | None = None
+
+    async def run(self, work: Callable[[Steps], T]) -> T:
+        """
+        The work's result. Raises what it raises, and DriverFault if a call of it, or of earlier work, does not end.
+        """
+        if self._under_way is not None:
+            self._hangs(self._under_way)
+        steps = self._under_way = Steps(self._clock)
+        result: Future[T] = Future()
+        result.set_running_or_notify_cancel()  # only the thread may end it now
+        threading.Thread(target=partial(self._do, work, steps, result), name=self._driver, daemon=True).start()
+        try:
+            async with background() as tasks:
+                tasks.start_soon(self._watch, steps)
+                return await asyncio.wrap_future(result)
+        finally:
+            steps.abandoned = True
+
+    def _do(self, work: Callable[[Steps], T], steps: Steps, result: "Future[T]") -> None:
+        try:
+            done = work(steps)
+        except BaseException as error:  # whatever it is, it belongs to whoever waits
+            self._under_way = None
+            result.set_exception(error)
+        else:
+            self._under_way = None
+            result.set_result(done)
+
+    async def _watch(self, steps: Steps) -> None:
+        """Raises DriverFault when a call takes too long."""
+        while True:
+            _, since = steps.current
+            left = since + self._deadline - self._clock.monotonic()
+            if left <= 0:
+                self._hangs(steps)
+            await self._clock.sleep(left)
+
+    def _hangs(self, steps: Steps) -> NoReturn:
+        call, _ = steps.current
+        raise DriverFault(
+            f"{self._driver} has not answered {call} within {self._deadline:g} s",
+            "look for driver errors in the kernel log; a driver that hangs for long needs its node restarted",
+        )

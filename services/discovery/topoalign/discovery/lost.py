@@ -1,0 +1,78 @@
+"""
+What was there and is not found any more stays listed.
+
+A GPU that falls off the bus still has a container on it, and a kubelet that no longer hears of a device forgets it. So
+whoever vanishes keeps its place with what was last known of it, until it comes back, by its uuid and whatever its index.
+Gone for good is only what another device has taken the PCI address of.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations, count
+from typing import TypeVar
+
+import msgspec
+
+from topoalign.core.ids import DeviceID
+from topoalign.core.topology.links import Link
+from topoalign.core.topology.model import Gpu, Nic, PciBridge, Topology
+
+D = TypeVar("D", Gpu, Nic)
+
+
+def with_lost(had: Topology, found: Topology) -> Topology:
+    """`found`, and the GPUs and NICs of `had` that it lacks."""
+    nodes = set(found.node_ids)
+    gpus, nics = kept(had.gpus, found.gpus, nodes), kept(had.nics, found.nics, nodes)
+    if len(gpus) == len(found.gpus) and len(nics) == len(found.nics):
+        return found
+    ids = [*(gpu.id for gpu in gpus), *(nic.id for nic in nics)]
+    return msgspec.structs.replace(
+        found,
+        gpus=gpus,
+        nics=nics,
+        bridges=bridges(had, found, gpus, nics),
+        links=links(had.link_by_pair, found.link_by_pair, ids),
+    )
+
+
+def kept(had: Sequence[D], found: Sequence[D], nodes: set[int]) -> tuple[D, ...]:
+    """Those found, and those missing; one whose index another has now goes to the end."""
+    ids, addresses, taken = set(), set(), set()
+    for device in found:
+        ids.add(device.id)
+        addresses.add(device.pci)
+        taken.add(device.index)
+    missing = [near(d, nodes) for d in had if d.id not in ids and (d.pci is None or d.pci not in addresses)]
+    behind = count(1 + max((device.index for device in (*found, *missing)), default=0))
+    moved = [d if d.index not in taken else msgspec.structs.replace(d, index=next(behind)) for d in missing]
+    return tuple(sorted([*found, *moved], key=lambda device: device.index))
+
+
+def near(device: D, nodes: set[int]) -> D:
+    """The device without NUMA nodes that are no longer there."""
+    if isinstance(device, Gpu) and device.memory_node not in nodes:
+        device = msgspec.structs.replace(device, memory_node=None)
+    return msgspec.structs.replace(device, numa_affinity=tuple(n for n in device.numa_affinity if n in nodes))
+
+
+def bridges(had: Topology, found: Topology, gpus: Sequence[Gpu], nics: Sequence[Nic]) -> tuple[PciBridge, ...]:
+    """Those found, and of the others those above a device."""
+    old = {bridge.address: bridge for bridge in had.bridges}
+    known = {bridge.address: bridge for bridge in found.bridges}
+    for at in (*(gpu.bridge for gpu in gpus), *(nic.bridge for nic in nics)):
+        chain: list[PciBridge] = []
+        while at is not None and at not in known and at in old:
+            chain.append(old[at])
+            at = old[at].parent
+        known |= {bridge.address: bridge for bridge in reversed(chain)}
+    return tuple(known.values())
+
+
+def links(
+    had: Mapping[tuple[DeviceID, DeviceID], Link],
+    found: Mapping[tuple[DeviceID, DeviceID], Link],
+    ids: Sequence[DeviceID],
+) -> tuple[Link, ...]:
+    pairs = list(combinations(ids, 2))
+    known = [found.get(pair) or had.get(pair) for pair in pairs]
+    return tuple(link for link in known if link is not None)

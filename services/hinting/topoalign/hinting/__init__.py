@@ -1,0 +1,1 @@
+"""Hinting: answers where a container or pod of one node could be placed."""

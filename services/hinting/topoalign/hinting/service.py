@@ -1,0 +1,69 @@
+"""
+Answers hint questions of one node.
+
+A question carries all that its answer depends on but the hardware, and names the revision of that. So an answer is the
+same whoever gives it and whenever; what is not known here is refused, and the asker asks its own providers instead.
+"""
+
+import anyio
+from anyio.abc import TaskStatus
+
+from topoalign.client import Client
+from topoalign.core import wire
+from topoalign.core.errors import InvalidField, Unavailable
+from topoalign.core.events import TopologyDiscovered
+from topoalign.core.hints.model import HintAnswer, HintQuestion
+from topoalign.core.hints.providers import answer
+from topoalign.core.ids import NodeName
+from topoalign.core.ports import Bus, Clock, Endpoint
+from topoalign.runtime.answers import answering
+
+SERVICE = "topoalign-hinting"
+
+
+class UnknownTopology(Unavailable):
+    """The question is about another revision of the hardware than the one known here."""
+
+    code = "UnknownTopology"
+
+    def __init__(self, asked: tuple[int, int], known: tuple[int, int] | None) -> None:
+        has = "none is known" if known is None else f"epoch {known[0]}, revision {known[1]} is known"
+        super().__init__(
+            f"the question is about the hardware of epoch {asked[0]}, revision {asked[1]}, and here {has}",
+            "ask the providers in process; this service catches up by itself",
+        )
+
+
+class Hinting:
+    """The service: `run` it."""
+
+    def __init__(self, node: NodeName, bus: Bus, clock: Clock) -> None:
+        self._node, self._bus, self._clock = node, bus, clock
+        self._topology: TopologyDiscovered | None = None
+
+    def topology_unknown(self) -> str | None:
+        """Readiness: without the hardware no question can be answered."""
+        return None if self._topology is not None else "the topology of this node has not been heard yet"
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Until cancelled. Started once questions are answered; the topology may come later."""
+        hints = Endpoint(
+            name="hints", subject=wire.hints_subject(self._node), answer=answering(HintQuestion, self.answer)
+        )
+        async with self._bus.serve(SERVICE, [hints]), anyio.create_task_group() as tasks:
+            tasks.start_soon(self._hear)
+            task_status.started()
+
+    async def _hear(self) -> None:
+        async for heard in Client(self._bus, self._clock, SERVICE).nodes(node=self._node):
+            if isinstance(heard.event, TopologyDiscovered):
+                self._topology = heard.event
+
+    async def answer(self, question: HintQuestion) -> HintAnswer:
+        """Raises UnknownTopology, InvalidField, and what the providers raise."""
+        if question.node != self._node:
+            raise InvalidField("node", f"this is the hinting service of {self._node}", "ask that node's own")
+        known = self._topology
+        if known is None or question.topology != (known.epoch, known.revision):
+            raise UnknownTopology(question.topology, (known.epoch, known.revision) if known is not None else None)
+        return answer(question, known)

@@ -1,0 +1,23 @@
+"""Runs the registry."""
+
+import anyio
+from anyio.abc import TaskStatus
+
+from topoalign.client import Client
+from topoalign.registry.api import Api
+from topoalign.registry.cluster import Cluster
+from topoalign.registry.metrics import Metrics
+from topoalign.registry.service import Registry
+from topoalign.registry.settings import RegistrySettings
+from topoalign.runtime.context import Context
+from topoalign.runtime.settings import from_environment
+
+
+async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+    settings = from_environment(RegistrySettings, context.environment)
+    client, cluster = Client(context.bus, context.clock, "registry"), Cluster()
+    metrics = Metrics(context.metrics, cluster, client.counts)
+    registry = Registry(context.bus, context.clock, client, cluster, metrics, settings)
+    context.checks["streams"] = registry.behind
+    context.routes.append(Api(cluster).mount())
+    await registry.run(task_status=task_status)

@@ -1,0 +1,114 @@
+"""
+Listens to all nodes and keeps their fold.
+
+Two streams are read from their beginning, through the client that every subscriber uses: it drops repetitions, heals gaps
+and puts aside what cannot be read. Beside that each allocator is asked every so often whether it is there, since one that
+has nothing to say and one that is dead are equally silent.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import anyio
+import msgspec
+import structlog
+from anyio.abc import TaskStatus
+
+from topoalign.client import Client, Heard
+from topoalign.core import wire
+from topoalign.core.errors import Unavailable
+from topoalign.core.events import LedgerFact
+from topoalign.core.ids import NodeName
+from topoalign.core.ports import Bus, Clock, Stream
+from topoalign.core.requests import ExplainRequest
+from topoalign.registry.cluster import Cluster
+from topoalign.registry.metrics import Metrics
+from topoalign.registry.settings import RegistrySettings
+from topoalign.runtime.tasks import background
+
+FOLLOWED = (Stream.NODES, Stream.ALLOCATIONS)
+
+ASKED_AT_ONCE = 32
+"""Allocators that are asked at the same time, so that a large cluster's answers do not come all at once."""
+
+PAUSE = 0.1
+"""Seconds between two looks at whether the past has been read."""
+
+log = structlog.get_logger("topoalign.registry")
+
+
+class Registry:
+    """The service: `run` it, read the cluster."""
+
+    def __init__(
+        self, bus: Bus, clock: Clock, client: Client, cluster: Cluster, metrics: Metrics, settings: RegistrySettings
+    ) -> None:
+        self._bus, self._clock, self._settings = bus, clock, settings
+        self._client, self._cluster, self._metrics = client, cluster, metrics
+        self._ask_now = anyio.Event()
+
+    def behind(self) -> str | None:
+        """Readiness: why the fold is not whole yet."""
+        for stream in FOLLOWED:
+            unread = self._client.unread.get(stream)
+            if unread is None:
+                return f"{stream} is not reached yet"
+            if unread > 0:
+                return f"up to {unread} messages of {stream} are not read yet"
+        return None
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._follow, self._client.nodes())
+            tasks.start_soon(self._follow, self._client.allocations(since=0))
+            tasks.start_soon(self._ask_regularly)
+            task_status.started()
+
+    async def _follow(self, events: AsyncGenerator[Heard, None]) -> None:
+        async with aclosing(events):
+            async for heard in events:
+                known = heard.event.node in self._cluster
+                self._cluster.apply(heard)
+                self._metrics.events.labels(type(heard.event).__name__).inc()
+                if self.behind() is not None:
+                    continue
+                if isinstance(heard.event, LedgerFact):
+                    self._cluster.answers(heard.event.node, True)
+                elif not known:
+                    self._ask_now.set()
+
+    async def _ask_regularly(self) -> None:
+        """Asks all allocators in rounds, the first as soon as the past has been read."""
+        while self.behind() is not None:
+            await self._clock.sleep(PAUSE)
+        while True:
+            self._ask_now = anyio.Event()
+            await self._ask_all()
+            async with background() as tasks:
+                tasks.start_soon(self._ask_later)
+                await self._ask_now.wait()
+
+    async def _ask_later(self) -> None:
+        await self._clock.sleep(self._settings.registry_ask_seconds)
+        self._ask_now.set()
+
+    async def _ask_all(self) -> None:
+        limiter = anyio.CapacityLimiter(ASKED_AT_ONCE)
+        async with anyio.create_task_group() as tasks:
+            for node in self._cluster.nodes:
+                tasks.start_soon(self._ask, node, limiter)
+
+    async def _ask(self, node: NodeName, limiter: anyio.CapacityLimiter) -> None:
+        """Any answer will do, and there is none to this question but that there is no such allocation."""
+        question = msgspec.json.encode(ExplainRequest(node=node, target=""))
+        async with limiter:
+            try:
+                await self._bus.ask(
+                    wire.admission_subject(node, "explain"), question, self._settings.registry_answer_seconds
+                )
+            except Unavailable as error:
+                if self._cluster.member(node).answering:
+                    log.warning("allocator away", node=node, finding=error.finding)
+                self._cluster.answers(node, False)
+            else:
+                self._cluster.answers(node, True)

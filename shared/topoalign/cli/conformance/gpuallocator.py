@@ -1,0 +1,74 @@
+"""The suite `gpuallocator`: which GPUs the device policies of go-gpuallocator 876e7b7 choose."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from topoalign.cli.conformance.case_files import cases
+from topoalign.cli.conformance.suite import CaseResult, Suite
+from topoalign.core.errors import Undecodable, quoted
+from topoalign.core.placement import PLACEMENTS, choose
+from topoalign.core.topology.links import NVLINK_SCORE, PCIE_SCORE, PcieClass
+
+POLICY = {
+    "bestEffort": "best-effort",
+    "simple": "simple",
+    "staticDGX1Pascal": "static-dgx1-pascal",
+    "staticDGX1Volta": "static-dgx1-volta",
+    "staticDGX2": "static-dgx2",
+}
+PCIE = {
+    "P2PLinkSameBoard": PcieClass.PSB,
+    "P2PLinkSingleSwitch": PcieClass.PIX,
+    "P2PLinkMultiSwitch": PcieClass.PXB,
+    "P2PLinkHostBridge": PcieClass.PHB,
+    "P2PLinkSameCPU": PcieClass.NODE,
+    "P2PLinkCrossCPU": PcieClass.SYS,
+}
+COUNTS = [
+    *("Single", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten", "Eleven", "Twelve"),
+    *("Thirteen", "Fourteen", "Fifteen", "Sixteen", "Seventeen", "Eighteen"),
+]
+"""How upstream spells the number of NVLinks, from 1."""
+NVLINKS = re.compile(r"([A-Z][a-z]+)NVLINKLinks?")
+
+
+class Machine(msgspec.Struct, frozen=True):
+    gpus: int
+    links: list[list[list[str]]]
+
+
+class GpuCase(msgspec.Struct, frozen=True):
+    id: str
+    topology: Machine
+    available: list[int]
+    required: list[int]
+    size: int
+    policy: str
+    acceptable: list[list[int]]
+
+
+def gpuallocator(path: Path) -> Iterator[CaseResult]:
+    """Any of the acceptable answers passes; where there is none, the answer is empty."""
+    for case in cases(path, GpuCase):
+        if case.policy not in POLICY:
+            raise Undecodable(f"case {quoted([case.id])}", f"no policy is named {quoted([case.policy])}")
+        scores = [[sum(map(link_score, links)) for links in row] for row in case.topology.links]
+        got = list(choose(PLACEMENTS[POLICY[case.policy]], scores, case.available, case.required, case.size))
+        acceptable = case.acceptable or [[]]
+        yield CaseResult(case.id, got if got in acceptable else acceptable, got)
+
+
+def link_score(name: str) -> int:
+    """What one link between two GPUs is worth, by upstream's name for it."""
+    if name in PCIE:
+        return PCIE_SCORE[PCIE[name]]
+    match = NVLINKS.fullmatch(name)
+    if match is None or match[1] not in COUNTS:
+        raise Undecodable("a link", f"no link is named {quoted([name])}")
+    return NVLINK_SCORE * (COUNTS.index(match[1]) + 1)
+
+
+SUITES: dict[str, Suite] = {"gpuallocator": gpuallocator}

@@ -1,0 +1,208 @@
+"""The suites `kubelet/memory_hints` and `kubelet/memory_allocate`."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from topoalign.cli.conformance.case_files import cases
+from topoalign.cli.conformance.kubelet_merge import Hint, all_written
+from topoalign.cli.conformance.kubelet_pods import Pod
+from topoalign.cli.conformance.suite import CaseResult
+from topoalign.core.errors import NoFit
+from topoalign.core.events import Allocation, MemoryBlock, MemoryUse, Owner, TopologyDiscovered
+from topoalign.core.hints.memory import memory_nodes
+from topoalign.core.hints.providers import memory_answer
+from topoalign.core.hints.reuse import allocations_of, reusable_memory
+from topoalign.core.ids import MEMORY, AllocationID, ContainerName, NodeName, ResourceName
+from topoalign.core.placement.memory import holding, memory_for
+from topoalign.core.requests import AdmissionRules, Mode, PodRequest
+from topoalign.core.state import NodeState
+from topoalign.core.topology.bitmask import nodes_of
+from topoalign.core.topology.model import NumaNode, Topology
+
+KINDS = {
+    "failed to get the default NUMA affinity": "NotEnoughMemory",
+    "failed to find the default preferred hint": "MemoryNotPreferred",
+    "failed to find NUMA nodes to extend": "MemoryNotExtendable",
+    "failed to find the extended preferred hint": "MemoryExtensionNotPreferred",
+    "violates NUMA node allocation": "MemoryGroupsWouldMix",
+}
+"""What upstream's text contains -> the code of our error of that kind."""
+
+
+class Amounts(msgspec.Struct, frozen=True):
+    total: int
+    system_reserved: int
+    allocatable: int
+    reserved: int
+    free: int
+
+
+class Node(msgspec.Struct, frozen=True):
+    id: int
+    resources: dict[ResourceName, Amounts]
+    cells: list[int]
+    assignments: int
+
+
+class Block(msgspec.Struct, frozen=True):
+    nodes: tuple[int, ...]
+    type: ResourceName
+    size: int
+
+
+Held = dict[ContainerName, list[Block]]
+
+
+class MemoryCase(msgspec.Struct, frozen=True):
+    id: str
+    numa_nodes: list[Node]
+    pod: Pod
+    level: Literal["container", "pod"]
+    reusable: list[Block]
+    held_blocks: Held
+    container: ContainerName | None = None
+
+
+class HintsExpected(msgspec.Struct, frozen=True):
+    hints: dict[ResourceName, list[Hint]] | None
+
+
+class HintsCase(MemoryCase, frozen=True, kw_only=True):
+    expect: HintsExpected
+
+
+def hints(path: Path) -> Iterator[CaseResult]:
+    for case in cases(path, HintsCase):
+        state, pod, rules = situation(case)
+        container = case.container if case.level == "container" else None
+        answer = memory_answer(state, pod, container, rules)
+        got = None if answer is None else {name: all_written(each) for name, each in answer.items()}
+        yield CaseResult(case.id, case.expect.hints, got)
+
+
+class AllocateExpected(msgspec.Struct, frozen=True):
+    blocks: list[Block] | None = None
+    held_blocks_after: Held | None = None
+    reusable_after: list[Block] | None = None
+    numa_nodes_after: list[Node] | None = None
+    error: str | None = None
+
+
+class AllocateCase(MemoryCase, frozen=True, kw_only=True):
+    hint: Hint
+    expect: AllocateExpected
+
+
+def allocate(path: Path) -> Iterator[CaseResult]:
+    for case in cases(path, AllocateCase):
+        error = case.expect.error
+        kind = next((kind for text, kind in KINDS.items() if error and text in error), error)
+        yield CaseResult(case.id, msgspec.structs.replace(case.expect, error=kind), allocated(case))
+
+
+def allocated(case: AllocateCase) -> AllocateExpected:
+    """Gives the container its memory and looks at the state afterwards."""
+    state, pod, rules = situation(case)
+    container = case.container or ContainerName("")
+    try:
+        blocks = memory_for(state, pod, container, case.hint.read, rules)
+    except NoFit as misfit:
+        return AllocateExpected(error=misfit.code)
+    earlier = allocations_of(state, pod)
+    if blocks and not allocations_of(state, pod, container):
+        state = holding(state, allocation(pod, container, blocks), earlier)
+    held = {each.owner.container: written(each.memory) for each in allocations_of(state, pod) if each.owner}
+    left = reusable_memory(allocations_of(state, pod))
+    return AllocateExpected(
+        blocks=written(blocks) or None,
+        held_blocks_after=held,
+        reusable_after=sorted(
+            (Block(nodes_of(group), name, size) for (group, name), size in left.items()),
+            key=lambda block: (block.nodes, block.type),
+        ),
+        numa_nodes_after=nodes_after(case, state, rules),
+    )
+
+
+def situation(case: MemoryCase) -> tuple[NodeState, PodRequest, AdmissionRules]:
+    """The state, the pod and the rules of a case."""
+    nodes = tuple(
+        NumaNode(
+            id=node.id,
+            memory=node.resources[MEMORY].total,
+            hugepages={name: each.total for name, each in node.resources.items() if name != MEMORY},
+        )
+        for node in case.numa_nodes
+    )
+    use = {
+        node.id: MemoryUse(
+            reserved={name: each.reserved for name, each in node.resources.items()},
+            cells=tuple(node.cells),
+            assignments=node.assignments,
+        )
+        for node in case.numa_nodes
+    }
+    reserved = {node.id: {n: each.system_reserved for n, each in node.resources.items()} for node in case.numa_nodes}
+    pod = case.pod.read
+    allocations = [
+        allocation(
+            pod,
+            container.name,
+            tuple(
+                MemoryBlock(
+                    resource=block.type,
+                    nodes=block.nodes,
+                    size=block.size,
+                    taken=(block.size, *[0] * (len(block.nodes) - 1)),
+                )
+                for block in case.held_blocks[container.name]
+            ),
+        )
+        for container in (*pod.init_containers, *pod.containers)
+        if container.name in case.held_blocks
+    ]
+    name = NodeName("case")
+    topology = TopologyDiscovered(
+        node=name, epoch=1, revision=1, boot_id="case", source="described: case", topology=Topology(nodes=nodes)
+    )
+    state = NodeState(node=name, topology=topology, allocations={each.id: each for each in allocations}, memory=use)
+    return state, pod, AdmissionRules(mode=Mode.KUBELET, reserved_memory=reserved)
+
+
+def allocation(pod: PodRequest, container: ContainerName, blocks: tuple[MemoryBlock, ...]) -> Allocation:
+    plain = any(each.name == container and not each.sidecar for each in pod.init_containers)
+    return Allocation(
+        id=AllocationID(container),
+        owner=Owner(namespace=pod.namespace, pod=pod.name, container=container),
+        role="init" if plain else "app",
+        memory=blocks,
+    )
+
+
+def written(blocks: tuple[MemoryBlock, ...]) -> list[Block]:
+    return sorted((Block(block.nodes, block.resource, block.size) for block in blocks), key=lambda block: block.type)
+
+
+def nodes_after(case: MemoryCase, state: NodeState, rules: AdmissionRules) -> list[Node]:
+    after = memory_nodes(state, rules)
+    return [
+        Node(
+            id=node.id,
+            resources={
+                name: Amounts(
+                    total=had.total,
+                    system_reserved=had.system_reserved,
+                    allocatable=after[node.id].allocatable[name],
+                    reserved=state.memory[node.id].reserved.get(name, 0),
+                    free=after[node.id].free[name],
+                )
+                for name, had in node.resources.items()
+            },
+            cells=list(state.memory[node.id].cells),
+            assignments=state.memory[node.id].assignments,
+        )
+        for node in case.numa_nodes
+    ]

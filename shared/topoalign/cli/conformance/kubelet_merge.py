@@ -1,0 +1,69 @@
+"""The suite `kubelet/merge`: what a topology policy makes of the providers' hints."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from topoalign.cli.conformance.case_files import cases
+from topoalign.cli.conformance.suite import CaseResult
+from topoalign.core.hints.model import Hints, TopologyHint
+from topoalign.core.ids import ResourceName
+from topoalign.core.policy import POLICIES
+from topoalign.core.policy.merge import hint_lists
+from topoalign.core.requests import Policy
+from topoalign.core.topology.bitmask import mask_of, nodes_of
+
+
+class Hint(msgspec.Struct, frozen=True):
+    """A hint as case files write it; `nodes` null stands for any."""
+
+    nodes: list[int] | None
+    preferred: bool
+
+    @property
+    def read(self) -> TopologyHint:
+        return TopologyHint(None if self.nodes is None else mask_of(self.nodes), self.preferred)
+
+
+def written(hint: TopologyHint) -> Hint:
+    return Hint(None if hint.affinity is None else list(nodes_of(hint.affinity)), hint.preferred)
+
+
+def all_written(hints: Iterable[TopologyHint] | None) -> list[Hint] | None:
+    return None if hints is None else [written(hint) for hint in hints]
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    prefer_closest_numa_nodes: bool = False
+
+
+class Expected(msgspec.Struct, frozen=True):
+    nodes: list[int] | None
+    preferred: bool
+    admit: bool
+
+
+class MergeCase(msgspec.Struct, frozen=True):
+    id: str
+    numa_nodes: list[int]
+    distances: list[list[int]] | None
+    policy: Policy
+    options: Options
+    providers: list[dict[ResourceName, list[Hint] | None] | None]
+    expect: Expected
+
+
+def merge(path: Path) -> Iterator[CaseResult]:
+    for case in cases(path, MergeCase):
+        policy = POLICIES[case.policy]
+        rows = case.distances if case.options.prefer_closest_numa_nodes else None
+        distances = None if rows is None else dict(zip(case.numa_nodes, map(dict, map(enumerate, rows)), strict=True))
+        providers = [{name: hints_of(hints) for name, hints in (each or {}).items()} for each in case.providers]
+        merged = policy.merge(hint_lists(providers), mask_of(case.numa_nodes), distances)
+        nodes = written(merged).nodes
+        yield CaseResult(case.id, case.expect, Expected(nodes, merged.preferred, policy.admits(merged)))
+
+
+def hints_of(hints: list[Hint] | None) -> Hints:
+    return None if hints is None else tuple(hint.read for hint in hints)

@@ -1,0 +1,200 @@
+"""
+The way from the command line to running services: which NATS, which node, and one question over it.
+
+An option says it, else the environment, else the `up` that this user runs; the node is then the one that `up` plays, else
+this host. Nothing here waits longer than a few seconds for an answer.
+"""
+
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from functools import cached_property, wraps
+from typing import Any
+
+import anyio
+import click
+import msgspec
+
+from topoalign.cli import running
+from topoalign.client import Client
+from topoalign.core import wire
+from topoalign.core.errors import BusUnavailable, NotFound, Unavailable
+from topoalign.core.events import AllocationsSnapshot, TopologyDiscovered
+from topoalign.core.ids import DeviceID, NodeName
+from topoalign.core.ports import Bus, Stream
+from topoalign.core.topology.model import Topology
+from topoalign.runtime.logging import configure_logging
+from topoalign.runtime.nats_bus import Access, connect_bus
+from topoalign.runtime.settings import RuntimeSettings, from_environment
+
+CONNECT_SECONDS = 3.0
+ANSWER_SECONDS = 10.0
+"""For a decision: far above the slowest ones, so that only a dead allocator is given up."""
+
+
+class NothingRuns(Unavailable):
+    """Nothing says where NATS is."""
+
+    code = "NothingRuns"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no NATS to ask: neither --nats nor TOPOALIGN_NATS_URL is set, and no `topoalign up` of this user runs",
+            "start `topoalign up` in another terminal, or give --nats URL",
+        )
+
+
+class NodeSilent(Unavailable):
+    """NATS is there, and the node's allocator is not."""
+
+    code = "NodeSilent"
+
+    def __init__(self, node: NodeName, finding: str) -> None:
+        super().__init__(
+            f"the allocator of node {node} does not answer: {finding}",
+            "give the node's name with --node, and see whether `topoalign up` or `topoalign node` runs there",
+        )
+
+
+@dataclass(frozen=True)
+class Link:
+    """Where a command asks, and how it answers. Looked up when it is needed: a wrong option is told first."""
+
+    nats_option: str | None
+    node_option: str | None
+    as_json: bool
+
+    @cached_property
+    def found(self) -> tuple[str, NodeName]:
+        """URL of NATS, name of the node. Raises NothingRuns."""
+        return located(self.nats_option, self.node_option, os.environ)
+
+    @property
+    def nats(self) -> str:
+        return self.found[0]
+
+    @property
+    def node(self) -> NodeName:
+        return self.found[1]
+
+    def ask(self, verb: str, request: object, kind: Any) -> tuple[Any, Topology]:
+        """
+        One question to the allocator of the node, and the node's topology to word the answer with.
+
+        `kind` is the type of the answer. The topology is empty where none was announced, and with --json, which does
+        not need it. Raises what the allocator failed with, and NodeSilent if it does not answer.
+        """
+        return anyio.run(self._ask, verb, request, kind)
+
+    async def _ask(self, verb: str, request: object, kind: Any) -> tuple[Any, Topology]:
+        node = self.node
+        async with connected(self.nats) as bus:
+            try:
+                body = await bus.ask(wire.admission_subject(node, verb), msgspec.json.encode(request), ANSWER_SECONDS)
+            except BusUnavailable as error:
+                raise NodeSilent(node, error.finding) from error
+            answer = wire.answered(body, kind)
+            return answer, Topology() if self.as_json else await newest_topology(bus, node) or Topology()
+
+
+def located(nats: str | None, node: str | None, environment: Mapping[str, str]) -> tuple[str, NodeName]:
+    """The NATS to use and the node that is meant. Raises NothingRuns."""
+    up = running.find(environment) if nats is None else None
+    url = nats or (up.nats if up is not None else None)
+    if url is None:
+        raise NothingRuns
+    return url, NodeName(node or (up.node if up is not None else socket.gethostname().lower()))
+
+
+def on_node(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds --node, --nats and --json, and hands them to the command as a `Link`."""
+
+    @click.option("--node", envvar="TOPOALIGN_NODE", help="The node to ask.  [default: that of `up`, or this host]")
+    @click.option("--nats", envvar="TOPOALIGN_NATS_URL", metavar="URL", help="NATS.  [default: that of `up`]")
+    @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+    @wraps(command)
+    def linked(node: str | None, nats: str | None, as_json: bool, **rest: Any) -> Any:
+        return command(Link(nats, node, as_json), **rest)
+
+    return linked
+
+
+@asynccontextmanager
+async def connected(url: str, log_level: str = "error") -> AsyncIterator[Bus]:
+    """The bus at this address; who we are to it comes from the environment. Raises BusUnavailable, BusRefused."""
+    configure_logging(level=log_level)
+    settings = from_environment(RuntimeSettings, os.environ)
+    access = Access(
+        creds=settings.nats_creds,
+        nkey=settings.nats_nkey,
+        tls_ca=settings.nats_tls_ca,
+        tls_cert=settings.nats_tls_cert,
+        tls_key=settings.nats_tls_key,
+    )
+    async with connect_bus(url, name="topoalign-cli", wait=CONNECT_SECONDS, access=access) as bus:
+        yield bus
+
+
+async def newest_topology(bus: Bus, node: NodeName) -> Topology | None:
+    """What the node announced last; None if it never did."""
+    subject = f"{wire.PREFIX}.topology.{wire.token(node)}"
+    last = await bus.last_position(Stream.NODES, subject)
+    if not last:
+        return None
+    with anyio.move_on_after(ANSWER_SECONDS):
+        async with bus.follow(Stream.NODES, subject, after=last - 1) as messages:
+            event = wire.decode((await anext(messages)).message)
+        return event.topology if isinstance(event, TopologyDiscovered) else None
+    return None
+
+
+async def holders(bus: Bus, node: NodeName) -> dict[DeviceID, str]:
+    """Device -> the pod that holds it; `?` where the kubelet has not said which."""
+    if not await bus.last_position(Stream.ALLOCATIONS, wire.allocation_subjects(node)):
+        return {}
+    with anyio.move_on_after(CONNECT_SECONDS):
+        async with aclosing(Client(bus, name="cli").allocations(node=node)) as events:
+            snapshot = (await anext(events)).event
+        if isinstance(snapshot, AllocationsSnapshot):
+            return {
+                device: "?" if allocation.owner is None else f"{allocation.owner.namespace}/{allocation.owner.pod}"
+                for allocation in snapshot.allocations
+                for device in allocation.device_ids
+            }
+    return {}
+
+
+def discovered(
+    node: str | None, nats: str | None, environment: Mapping[str, str]
+) -> tuple[Topology, Mapping[DeviceID, str]]:
+    """What a running node has announced, and who holds its devices. Raises NotFound, NothingRuns, BusUnavailable."""
+    url, meant = located(nats, node, environment)
+
+    async def ask() -> tuple[Topology, Mapping[DeviceID, str]]:
+        async with connected(url) as bus:
+            topology = await newest_topology(bus, meant)
+            if topology is None:
+                raise NotFound("node", meant, "give its name with --node, or describe a machine with --machine")
+            return topology, await holders(bus, meant)
+
+    return anyio.run(ask)
+
+
+def self_test(url: str) -> str:
+    """
+    Connects as a service would, which checks the server's version, our permissions and the stores, and asks it something.
+
+    Raises BusUnavailable, BusRefused, InvalidField.
+    """
+
+    async def test() -> str:
+        async with connected(url) as bus:
+            began = time.perf_counter()
+            positions = [await bus.last_position(stream) for stream in Stream]
+            milliseconds = (time.perf_counter() - began) * 1000 / len(positions)
+            return f"version and stores are right, {milliseconds:.1f} ms a question"
+
+    return anyio.run(test)

@@ -1,0 +1,226 @@
+"""
+`topoalign up`, `node` and the four services: what runs, and how its flags become settings.
+
+A flag is a `TOPOALIGN_*` setting by another name: it goes before the environment, and the services read nothing else.
+`up` brings what a laptop lacks: a NATS server, a described machine where there is no GPU driver, a place for its state
+that is gone when it ends.
+"""
+
+import os
+import socket
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
+from typing import Any
+
+import anyio
+import click
+
+from topoalign.cli import output, running
+from topoalign.cli.allocate import PLACEMENTS
+from topoalign.cli.doctor import why_no_driver
+from topoalign.core.errors import clean
+from topoalign.core.requests import Policy, Scope
+from topoalign.runtime.logging import configure_logging
+from topoalign.runtime.runner import Running, run, run_services
+from topoalign.runtime.settings import PREFIX, RuntimeSettings, from_environment
+
+NODE = ("discovery", "hinting", "allocator")
+ALL = (*NODE, "registry")
+MACHINE = "dgx-a100"
+"""What `up` plays where there is no GPU driver."""
+HTTP_PORT = 8470
+"""Where `up` serves HTTP, if it is free."""
+KUBELET_DIR = Path("/var/lib/kubelet/device-plugins")
+"""The kubelet's device plugin directory, unless it was told otherwise (kubelet v1.36.3)."""
+
+Command = Callable[..., Any]
+
+
+class Address(click.ParamType[tuple[str, int]]):
+    """`HOST:PORT`; an IPv6 address in brackets."""
+
+    name = "HOST:PORT"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
+        host, colon, port = str(value).rpartition(":")
+        if not (colon and host and port.isascii() and port.isdigit() and int(port) < 65_536):
+            self.fail(f"{clean(str(value), 80)!r} is not HOST:PORT", param, ctx)
+        return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+OPTIONS: dict[str, Callable[[Command], Command]] = {
+    "machine": click.option(
+        "--machine", metavar="NAME|FILE", help="Play this machine instead of reading the hardware."
+    ),
+    "node": click.option("--node", metavar="NAME", help="Name of the Kubernetes node.  [default: host name]"),
+    "nats": click.option("--nats", "nats_url", metavar="URL", help="Where NATS is."),
+    "state_dir": click.option("--state-dir", metavar="DIR", help="Where the allocator's journal lives."),
+    "kubelet_dir": click.option("--kubelet-dir", metavar="DIR", help="The kubelet's device plugin directory."),
+    "policy": click.option("--policy", type=click.Choice([p.value for p in Policy]), help="Topology policy."),
+    "scope": click.option("--scope", type=click.Choice([s.value for s in Scope]), help="What is aligned as one."),
+    "placement": click.option("--placement", type=click.Choice(PLACEMENTS), help="Device policy."),
+    "http": click.option("--http", type=Address(), help="Serve HTTP there; port 0 is any."),
+    "log_format": click.option(
+        "--log-format", type=click.Choice(["console", "json"]), help="How logs look, on stderr."
+    ),
+    "log_level": click.option(
+        "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="The least that is logged."
+    ),
+}
+EVERYWHERE = ("nats", "http", "log_format", "log_level")
+ALLOCATING = ("node", "state_dir", "kubelet_dir", "policy", "scope", "placement")
+
+
+def settings(*names: str) -> Callable[[Command], Command]:
+    """Adds these options, and hands the command the environment under what they say."""
+
+    def add(command: Command) -> Command:
+        def with_environment(http: tuple[str, int] | None, **flags: str | None) -> Any:
+            given = {name: value for name, value in flags.items() if value is not None}
+            if http is not None:
+                given |= {"http_host": http[0], "http_port": str(http[1])}
+            return command({**os.environ, **{PREFIX + name.upper(): value for name, value in given.items()}})
+
+        with_environment.__name__, with_environment.__doc__ = command.__name__, command.__doc__
+        for name in reversed((*names, *EVERYWHERE)):
+            with_environment = OPTIONS[name](with_environment)
+        return with_environment
+
+    return add
+
+
+@click.command()
+@settings("machine", *ALLOCATING)
+def up(environment: dict[str, str]) -> None:
+    """
+    All services in one process, with NATS and the HTTP API, until Ctrl-C.
+
+    Plays a dgx-a100 where there is no GPU driver. NATS is a server of its own on a free port of the loopback, and what
+    was allocated is forgotten at the end, unless --nats and --state-dir say where both are.
+
+    \b
+    Examples:
+      topoalign up
+      topoalign up --machine pasted.txt --policy restricted
+    """
+    environment = {PREFIX + "LOG_LEVEL": "warning", **environment}
+    if PREFIX + "HTTP_PORT" not in environment:
+        environment[PREFIX + "HTTP_PORT"] = str(HTTP_PORT if is_free(HTTP_PORT) else 0)
+    if PREFIX + "MACHINE" not in environment and why_no_driver() is not None:
+        environment[PREFIX + "MACHINE"] = MACHINE
+    runtime = from_environment(RuntimeSettings, environment)
+    configure_logging(runtime.log_format, runtime.log_level)
+    with tempfile.TemporaryDirectory(prefix="topoalign-") as scratch:
+        anyio.run(serve_all, environment, Path(scratch))
+
+
+async def serve_all(environment: dict[str, str], scratch: Path) -> None:
+    """Runs everything with what is missing in `environment` put below `scratch`."""
+    from topoalign.runtime.nats_server import local_nats  # the other commands run no server
+
+    environment = {PREFIX + "STATE_DIR": str(scratch / "state"), **environment}
+    async with AsyncExitStack() as servers:
+        if PREFIX + "NATS_URL" not in environment:
+            environment[PREFIX + "NATS_URL"] = await servers.enter_async_context(local_nats(scratch / "nats"))
+        with ExitStack() as while_running:
+            await run_services(ALL, environment, ready=lambda ready: welcome(ready, environment, while_running))
+
+
+def welcome(ready: Running, environment: Mapping[str, str], while_running: ExitStack) -> None:
+    """Says where everything is and what to try, and lets other terminals find it."""
+    assert ready.nats is not None and ready.http is not None, "`up` has both"
+    found = running.Running(pid=os.getpid(), nats=environment[PREFIX + "NATS_URL"], http=ready.http, node=ready.node)
+    while_running.enter_context(running.announced(found, environment))
+    machine = environment.get(PREFIX + "MACHINE")
+    output.note(f"node    {clean(ready.node)}" + (f", playing {clean(machine, 200)}" if machine else ""))
+    output.note(f"http    {ready.http}/v1/nodes  /v1/allocations  /metrics  /readyz?verbose")
+    output.note(f"nats    {ready.nats}")
+    output.note("")
+    output.note("In another terminal:")
+    for command in ("topo", "watch", "allocate --gpus 2 --cpus 8 --memory 64Gi"):
+        output.note(f"  topoalign {command}")
+    output.note("Ctrl-C ends it.")
+
+
+@click.command()
+@settings("machine", *ALLOCATING)
+def node(environment: dict[str, str]) -> None:
+    """
+    discovery, hinting and allocator in one process: the agent of a GPU node.
+
+    Where the kubelet's device plugin directory exists, the kubelet hands out the devices; elsewhere requests come over
+    NATS. `--kubelet-dir ""` is for nodes whose kubelet is not to be spoken to.
+
+    \b
+    Examples:
+      topoalign node --nats nats://hub:4222
+      topoalign node --machine dgx-a100 --kubelet-dir "" --state-dir ./state
+    """
+    if PREFIX + "KUBELET_DIR" not in environment and KUBELET_DIR.is_dir():
+        environment[PREFIX + "KUBELET_DIR"] = str(KUBELET_DIR)
+    run(NODE, environment)
+
+
+@click.command()
+@settings("machine", "node")
+def discovery(environment: dict[str, str]) -> None:
+    """
+    Only the service that reads the hardware.
+
+    \b
+    Examples:
+      topoalign discovery --nats nats://hub:4222
+    """
+    run(("discovery",), environment)
+
+
+@click.command()
+@settings("node")
+def hinting(environment: dict[str, str]) -> None:
+    """
+    Only the service that answers hint questions.
+
+    \b
+    Examples:
+      topoalign hinting --nats nats://hub:4222
+    """
+    run(("hinting",), environment)
+
+
+@click.command()
+@settings(*ALLOCATING)
+def allocator(environment: dict[str, str]) -> None:
+    """
+    Only the service that gives devices to containers.
+
+    \b
+    Examples:
+      topoalign allocator --nats nats://hub:4222 --kubelet-dir /var/lib/kubelet/device-plugins
+    """
+    run(("allocator",), environment)
+
+
+@click.command()
+@settings()
+def registry(environment: dict[str, str]) -> None:
+    """
+    Only the service that folds the cluster and answers over HTTP.
+
+    \b
+    Examples:
+      topoalign registry --nats nats://hub:4222 --http 127.0.0.1:8470
+    """
+    run(("registry",), environment)
+
+
+def is_free(port: int) -> bool:
+    """Whether this port of the loopback can be listened on now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,121 @@
+"""`topoalign watch`: allocations as they happen, a line each, for people or as NDJSON."""
+
+from contextlib import aclosing
+from datetime import datetime
+
+import anyio
+import click
+import msgspec
+
+from topoalign.cli import output, people
+from topoalign.cli.link import Link, connected, newest_topology, on_node
+from topoalign.client import Client, Heard
+from topoalign.core.errors import clean
+from topoalign.core.events import (
+    Allocation,
+    AllocationBound,
+    AllocationDeviated,
+    AllocationGranted,
+    AllocationRefused,
+    AllocationReleased,
+    AllocationsSnapshot,
+    Event,
+)
+from topoalign.core.ids import GPU, AllocationID, NodeName
+from topoalign.core.ports import Bus
+from topoalign.core.topology.model import Topology
+
+
+@click.command()
+@click.option("--since", type=click.IntRange(min=0), metavar="SEQ", help="Begin after this position of the stream.")
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after N events.  [default: Ctrl-C]")
+@on_node
+def watch(link: Link, since: int | None, count: int | None) -> None:
+    """
+    Allocations as they happen: of all nodes, or with --node of one. What is held already comes first.
+
+    The number at the beginning of a line is its position, to go on from with --since.
+
+    \b
+    Examples:
+      topoalign watch
+      topoalign watch --since 0 --json | jq 'select(.event.type == "AllocationRefused")'
+    """
+    anyio.run(follow, link, since, count)
+
+
+async def follow(link: Link, since: int | None, count: int | None) -> None:
+    async with connected(link.nats, log_level="warning") as bus:
+        node = NodeName(link.node_option) if link.node_option is not None else None
+        teller = Teller(bus)
+        told = 0
+        async with aclosing(Client(bus, name="cli").allocations(since, node)) as events:
+            async for heard in events:
+                if link.as_json:
+                    output.line(heard)
+                else:
+                    await teller.tell(heard)
+                told += 1
+                if told == count:
+                    return
+
+
+class Teller:
+    """Words events for people. Remembers what is held, since a release names only the allocation's id."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._held: dict[tuple[NodeName, AllocationID], Allocation] = {}
+        self._topologies: dict[NodeName, Topology] = {}
+
+    async def tell(self, heard: Heard) -> None:
+        event = heard.event
+        topology = await self.topology(event)
+        time = datetime.fromtimestamp(heard.time).strftime("%H:%M:%S") if heard.time is not None else "--:--:--"
+        for line in self.lines(event, topology):
+            output.say(f"{heard.position:>6} {time} {clean(event.node)} {line}")
+
+    async def topology(self, event: Event) -> Topology:
+        """The node's topology, asked anew when a device is not in it."""
+        known = self._topologies.get(event.node)
+        if known is None or (isinstance(event, AllocationGranted) and not has(known, event.allocation)):
+            known = self._topologies[event.node] = await newest_topology(self._bus, event.node) or Topology()
+        return known
+
+    def lines(self, event: Event, topology: Topology) -> list[str]:
+        match event:
+            case AllocationsSnapshot():
+                held = [self.holds(event.node, allocation, topology) for allocation in event.allocations]
+                return [f"snapshot  {len(held)} live", *(f"  holds   {line}" for line in held)]
+            case AllocationGranted():
+                return [f"granted   {self.holds(event.node, event.allocation, topology)}"]
+            case AllocationBound():
+                known = self._held.get((event.node, event.allocation), Allocation(id=event.allocation))
+                return [
+                    f"bound     {self.holds(event.node, msgspec.structs.replace(known, owner=event.owner), topology)}"
+                ]
+            case AllocationReleased():
+                gone = self._held.pop((event.node, event.allocation), Allocation(id=event.allocation))
+                return [f"released  {worded(gone, topology)} ({clean(event.reason)})"]
+            case AllocationRefused():
+                pod = clean(f"{event.namespace}/{event.pod}", 200)
+                return [f"refused   {pod}: {clean(event.reason)}, {clean(event.finding, 300)}"]
+            case AllocationDeviated():
+                got, wanted = (
+                    clean(people.shorts(GPU, devices, topology), 300) for devices in (event.allocated, event.preferred)
+                )
+                return [f"deviated  {clean(event.allocation, 120)}: the kubelet gave {got} instead of {wanted}"]
+            case _:
+                return [clean(type(event).__name__)]
+
+    def holds(self, node: NodeName, allocation: Allocation, topology: Topology) -> str:
+        self._held[node, allocation.id] = allocation
+        return worded(allocation, topology)
+
+
+def worded(allocation: Allocation, topology: Topology) -> str:
+    return f"{people.owner(allocation.owner)}: {people.brief(allocation, topology)} [{clean(allocation.id, 120)}]"
+
+
+def has(topology: Topology, allocation: Allocation) -> bool:
+    return all(gpu in topology.gpu_by_id for gpu in allocation.devices.get(GPU, ()))

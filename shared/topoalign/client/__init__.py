@@ -1,0 +1,14 @@
+"""
+The public subscriber: who holds which GPUs, now and from now on.
+
+    async with connect("nats://127.0.0.1:4222") as client:
+        async for heard in client.allocations():
+            print(heard.event)
+
+It yields a snapshot of every node first and then every event, each once and without gaps, whatever happens to the network
+in between; `heard.position` is where to go on after a restart: `client.allocations(since=position)`.
+"""
+
+from topoalign.client.subscriber import Client, Counts, Heard, connect
+
+__all__ = ["Client", "Counts", "Heard", "connect"]

@@ -1,0 +1,263 @@
+"""
+A subscriber that makes the stream easy to rely on: snapshot first, then events, each once, in order, without gaps.
+
+The stream delivers at least once, and an outbox may repeat an event long after the broker has forgotten its id; a store
+may be lost, or too short for what is asked. So every allocation event is folded here, per node, by the same `NodeState`
+that the node itself uses: what the fold has had is dropped, and where the fold misses something, the node's allocator is
+asked for a snapshot, and the node's events wait until it has come. What cannot be decoded is counted and put on the
+dead-letter stream, and the subscriber goes on.
+
+Nothing here acknowledges or blocks anything: a slow subscriber is only slow itself.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+
+import anyio
+import msgspec
+import structlog
+
+from topoalign.core import wire
+from topoalign.core.errors import BusUnavailable, TopoalignError, Unavailable, Undecodable
+from topoalign.core.events import AllocationsSnapshot, Event, LedgerFact, Reading
+from topoalign.core.ids import NodeName
+from topoalign.core.ports import Bus, Clock, Message, Received, Stream
+from topoalign.core.requests import SnapshotRequest
+from topoalign.core.state import Contradiction, NodeState, SequenceGap, newer
+from topoalign.runtime.clock import SystemClock
+from topoalign.runtime.nats_bus import Access, connect_bus
+
+SNAPSHOT_SECONDS = 1.0
+"""For an allocator to announce itself anew. One that is down is known at once; only one that hangs takes this long."""
+ASK_AGAIN_SECONDS = 5.0
+"""Until an allocator whose snapshot did not come is asked again."""
+PAUSE = 0.2
+"""Seconds between two tries to learn where a stream ends."""
+
+log = structlog.get_logger("topoalign.client")
+
+
+class Heard(msgspec.Struct, frozen=True, kw_only=True):
+    """An event, as a subscriber gets it."""
+
+    event: Event
+    position: int
+    """Its place in the stream, to go on after: `since=position`. Of a snapshot made up at the start: where it stands."""
+    time: float | None
+    """Wall seconds at which it became true, as its writer says; None if it does not."""
+
+
+@dataclass
+class Counts:
+    """What a client has met so far."""
+
+    undecodable: int = 0
+    """Messages that are not what they claim to be; they are on the dead-letter stream."""
+    unknown: int = 0
+    """Events of a later version, skipped."""
+    repeated: int = 0
+    """Events that were heard before, dropped."""
+    gaps: int = 0
+    """Times that events of a node were missing and a snapshot was asked for."""
+
+
+class Client:
+    """Reads the streams over any bus. `connect` makes one over NATS."""
+
+    def __init__(self, bus: Bus, clock: Clock | None = None, name: str = "client") -> None:
+        self.counts = Counts()
+        self.unread: dict[Stream, int] = {}
+        """Of each stream that is followed: how far away the end of its past still is; 0 once all of it was handed over."""
+        self._bus = bus
+        self._clock: Clock = clock or SystemClock()
+        self._name = name
+
+    async def allocations(self, since: int | None = None, node: NodeName | None = None) -> AsyncGenerator[Heard, None]:
+        """
+        Allocation events of all nodes, or of one, for ever.
+
+        `since` None begins with one AllocationsSnapshot per node that stands for all before it. Else the events after
+        that position follow; where the stream does not reach back, or does not reach that far, snapshots fill the gap.
+        To leave the loop early, wrap this in `contextlib.aclosing`. Raises BusRefused without permission to read.
+        """
+        subject = wire.allocation_subjects(node)
+        newest = await self._newest(Stream.ALLOCATIONS, subject)
+        resumed = since is not None and since <= newest
+        known_until = since if since is not None and resumed else newest
+        fold = Fold(self.counts)
+        position, announced = 0, resumed
+        async with self._bus.follow(Stream.ALLOCATIONS, subject) as messages:
+            while True:
+                if position >= newest:
+                    if not announced:
+                        announced = True
+                        for snapshot in fold.snapshots():
+                            yield Heard(event=snapshot, position=newest, time=self._clock.wall())
+                    await self._heal(fold)
+                self.unread[Stream.ALLOCATIONS] = max(0, newest - position)
+                received = await self._next(messages, patient=not fold.broken)
+                if received is None:
+                    continue
+                position = received.position
+                heard = await self._heard(Stream.ALLOCATIONS, received)
+                if heard is not None and await self._news(fold, received, heard) and position > known_until:
+                    yield heard
+
+    async def nodes(self, node: NodeName | None = None) -> AsyncGenerator[Heard, None]:
+        """TopologyDiscovered and DeviceHealthChanged of all nodes, or of one: the newest of each first, then all news."""
+        subject = f"{wire.PREFIX}.*.{'*' if node is None else wire.token(node)}"
+        newest = await self._newest(Stream.NODES, subject)
+        known: dict[tuple[NodeName, str], Heard] = {}
+        position, announced = 0, False
+        async with self._bus.follow(Stream.NODES, subject) as messages:
+            while True:
+                if position >= newest and not announced:
+                    announced = True
+                    for old in sorted(known.values(), key=lambda heard: heard.position):
+                        yield old
+                self.unread[Stream.NODES] = max(0, newest - position)
+                received = await anext(messages)
+                position = received.position
+                heard = await self._heard(Stream.NODES, received)
+                if heard is None or not isinstance(heard.event, Reading):
+                    continue
+                key = (heard.event.node, type(heard.event).__name__)
+                had = known[key].event if key in known else None
+                if isinstance(had, Reading) and newer(had, heard.event) is had:
+                    self.counts.repeated += 1
+                    continue
+                known[key] = heard
+                if announced:
+                    yield heard
+
+    async def _newest(self, stream: Stream, subject: str) -> int:
+        """Where the past ends: what comes later is news. Waits for the bus."""
+        while True:
+            try:
+                return await self._bus.last_position(stream, subject)
+            except BusUnavailable as error:
+                log.debug("waiting for the bus", finding=error.finding)
+                await self._clock.sleep(PAUSE)
+
+    async def _next(self, messages: AsyncIterator[Received], *, patient: bool) -> Received | None:
+        """The next message, or None when it is time to ask again for a snapshot."""
+        if patient:
+            return await anext(messages)
+        with anyio.move_on_after(ASK_AGAIN_SECONDS):
+            return await anext(messages)
+        return None
+
+    async def _heard(self, stream: Stream, received: Received) -> Heard | None:
+        """What a message says, if it says something to this version."""
+        try:
+            event = wire.decode(received.message)
+        except wire.UnknownEvent:
+            self.counts.unknown += 1
+            return None
+        except Undecodable as error:
+            await self._put_aside(stream, received, error)
+            return None
+        return Heard(event=event, position=received.position, time=time_of(received.message))
+
+    async def _news(self, fold: "Fold", received: Received, heard: Heard) -> bool:
+        try:
+            return fold.apply(heard.event)
+        except Contradiction as error:
+            await self._put_aside(Stream.ALLOCATIONS, received, error)
+            return False
+
+    async def _put_aside(self, stream: Stream, received: Received, error: TopoalignError) -> None:
+        self.counts.undecodable += 1
+        log.warning("message put aside", stream=stream, position=received.position, finding=error.finding)
+        letter = wire.dead_letter(self._name, received.message, error, self._clock.wall())
+        name = f"deadletter.{wire.token(self._name)}.{stream}.{received.position}"
+        try:
+            await self._bus.publish(msgspec.structs.replace(letter, headers={**letter.headers, "Nats-Msg-Id": name}))
+        except Unavailable as unavailable:
+            log.warning("dead letter not stored", finding=unavailable.finding, remedy=unavailable.remedy)
+
+    async def _heal(self, fold: "Fold") -> None:
+        """Asks the allocators of nodes with missing events for a snapshot; it comes over the stream."""
+        now = self._clock.monotonic()
+        due = [node for node, asked in fold.broken.items() if asked is None or now >= asked + ASK_AGAIN_SECONDS]
+        async with anyio.create_task_group() as tasks:
+            for node in due:
+                fold.broken[node] = now
+                tasks.start_soon(self._ask, node)
+
+    async def _ask(self, node: NodeName) -> None:
+        question = msgspec.json.encode(SnapshotRequest(node=node))
+        try:
+            await self._bus.ask(wire.admission_subject(node, "snapshot"), question, SNAPSHOT_SECONDS)
+        except Unavailable as error:
+            log.info("no snapshot yet", node=node, finding=error.finding)
+
+
+class Fold:
+    """What has been heard of the allocations of all nodes, for telling news from repetitions and gaps."""
+
+    def __init__(self, counts: Counts) -> None:
+        self.broken: dict[NodeName, float | None] = {}
+        """Nodes with missing events -> when their allocator was last asked for a snapshot."""
+        self._counts = counts
+        self._states: dict[NodeName, NodeState] = {}
+
+    def apply(self, event: Event) -> bool:
+        """Whether this is news. Raises Contradiction for a fact that cannot be true, after which a snapshot is due."""
+        if not isinstance(event, LedgerFact):
+            return False
+        had = self._states.get(event.node, NodeState(node=event.node))
+        if event.epoch == had.epoch and event.seq <= had.seq:
+            self._counts.repeated += 1
+            return False
+        snapshot = isinstance(event, AllocationsSnapshot)
+        if event.node in self.broken and not snapshot:
+            return False
+        try:
+            self._states[event.node] = had.apply(event)
+        except SequenceGap:
+            self._counts.gaps += 1
+            self.broken[event.node] = None
+            return False
+        except Contradiction:
+            self.broken[event.node] = None
+            raise
+        self.broken.pop(event.node, None)
+        return True
+
+    def snapshots(self) -> list[AllocationsSnapshot]:
+        """The allocations of every node that is known whole, as events."""
+        return [
+            AllocationsSnapshot(
+                node=node,
+                epoch=state.epoch,
+                seq=state.seq,
+                allocations=tuple(state.allocations.values()),
+                memory=dict(state.memory),
+                digest=state.digest,
+            )
+            for node, state in sorted(self._states.items())
+            if node not in self.broken
+        ]
+
+
+def time_of(message: Message) -> float | None:
+    try:
+        return datetime.fromisoformat(message.headers.get("ce-time", "")).timestamp()
+    except ValueError:
+        return None
+
+
+@asynccontextmanager
+async def connect(
+    url: str,
+    *,
+    name: str = "subscriber",
+    wait: float | None = 10.0,
+    access: Access = Access(),  # noqa: B008  # frozen
+) -> AsyncIterator[Client]:
+    """A client over NATS while the context is open. Raises what `topoalign.runtime.nats_bus.connect_bus` does."""
+    async with connect_bus(url, name=name, wait=wait, access=access) as bus:
+        yield Client(bus, name=name)

@@ -1,0 +1,277 @@
+"""
+The one decision: does this pod fit on this node, and what does each of its containers get?
+
+Init containers and then app containers are decided in the order of the pod's spec. In scope `container` each is aligned by
+itself: the providers' hints are merged by the policy, and the pod is refused at the first container that the policy does
+not admit. In scope `pod` one merge serves them all. Once aligned, a container is given devices, then CPUs, then memory;
+what it got is applied to the state by the same fold that facts go through, so that the next container sees it.
+
+`admission` does no I/O. It yields what it wants to know, hints and preferences among devices, and is sent the answers: the
+allocator asks the hinting service, a kubelet asks its device plugins, and `admit` asks the functions of this package.
+Nothing of it depends on time or chance, so equal questions get equal decisions.
+"""
+
+from collections.abc import Generator
+from typing import TypeVar
+
+from topoalign.core.considering import considered
+from topoalign.core.decisions import (
+    Admission,
+    Alignment,
+    Considered,
+    Decision,
+    Explanation,
+    PreferenceQuestion,
+    Refusal,
+)
+from topoalign.core.errors import NoFit, TopoalignError, clean
+from topoalign.core.events import Allocation, Owner
+from topoalign.core.hints.model import HintAnswer, HintQuestion, TopologyHint
+from topoalign.core.hints.preconditions import check_decidable, check_rules
+from topoalign.core.hints.providers import answer, available_cpus, question
+from topoalign.core.hints.requested import device_limits, exclusive_cpus
+from topoalign.core.hints.reuse import allocations_of, reusable_cpus, reusable_devices
+from topoalign.core.ids import GPU, AllocationID, ContainerName, DeviceID, ResourceName
+from topoalign.core.placement import prefer
+from topoalign.core.placement.cpus import choose_cpus
+from topoalign.core.placement.devices import choose_devices
+from topoalign.core.placement.memory import holding, memory_for
+from topoalign.core.policy import POLICIES
+from topoalign.core.policy.merge import NOWHERE, hint_lists
+from topoalign.core.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Scope, checked
+from topoalign.core.state import NodeState
+from topoalign.core.topology.bitmask import mask_of, nodes_of
+from topoalign.core.topology.cpuset import format_cpuset
+
+T = TypeVar("T")
+
+Question = HintQuestion | PreferenceQuestion
+Reply = HintAnswer | tuple[DeviceID, ...] | None
+"""To a HintQuestion a HintAnswer; to a PreferenceQuestion the preferred devices, or None where none are preferred."""
+
+Steps = Generator[Question, Reply, T]
+
+
+class NotAligned(NoFit):
+    """The policy refuses the best alignment that the providers' hints allow."""
+
+    code = "NotAligned"
+
+    def __init__(self, rules: AdmissionRules, container: ContainerName | None, alignment: Alignment) -> None:
+        whose = "the pod" if container is None else f"container {container!r}"
+        unmet = sorted({name for hints in alignment.hints.values() for name, each in hints.items() if each == ()})
+        mask = alignment.merged.affinity
+        best = "any NUMA node" if mask is None else f"NUMA nodes {format_cpuset(nodes_of(mask))}"
+        why = (
+            f"{' and '.join(clean(name) for name in unmet)} cannot be met on any NUMA nodes"
+            if unmet
+            else f"the best alignment is {best}, and it is not preferred"
+        )
+        super().__init__(
+            f"policy {rules.policy.value} refuses {whose}: {why}",
+            "ask for less, wait until something is released, or use policy best-effort, which admits without alignment",
+        )
+
+
+class PreferenceFailed(NoFit):
+    """The device plugin was asked for its preference and failed."""
+
+    code = "PreferenceFailed"
+
+    def __init__(self, resource: ResourceName, error: TopoalignError) -> None:
+        super().__init__(f"the device plugin of {resource} gave no preference: {error.finding}", error.remedy)
+
+
+def admit(state: NodeState, pod: PodRequest, rules: AdmissionRules) -> Decision:
+    """
+    Decides with the hints and preferences of this process.
+
+    Raises InvalidField for a request or rules that cannot be meant; everything else is an Admission or a Refusal.
+    """
+    steps = admission(state, pod, rules)
+    reply: Reply = None
+    try:
+        while True:
+            reply = answer_to(steps.send(reply), state, rules)
+    except StopIteration as decided:
+        decision: Decision = decided.value
+        return decision
+
+
+def answer_to(asked: Question, state: NodeState, rules: AdmissionRules) -> Reply:
+    """What this process knows."""
+    if isinstance(asked, PreferenceQuestion):
+        return prefer(
+            state.hardware,
+            asked.resource,
+            asked.available,
+            asked.must_include,
+            asked.size,
+            rules.placement,
+            asked.near,
+        )
+    assert state.topology is not None, "nothing is asked before the topology is known"
+    return answer(asked, state.topology)
+
+
+def admission(state: NodeState, pod: PodRequest, rules: AdmissionRules) -> Steps[Decision]:
+    """
+    The decision, step by step; the driver sends the answer to each question.
+
+    A driver whose device plugin fails throws a TopoalignError at the PreferenceQuestion, and the pod is refused. Raises
+    InvalidField, as `admit` does.
+    """
+    checked(pod)
+    check_rules(rules)
+    deciding = Deciding(state, pod, rules)
+    try:
+        check_decidable(state, pod, rules)
+        yield from deciding.decide()
+    except NoFit as misfit:
+        return deciding.refusal(misfit)
+    return deciding.admission()
+
+
+class Deciding:
+    """A decision under way: how far it is, what was given so far, and how that came about."""
+
+    def __init__(self, state: NodeState, pod: PodRequest, rules: AdmissionRules) -> None:
+        self.state = state
+        self.pod = pod
+        self.rules = rules
+        self.container: ContainerName | None = None
+        self.provider: str | None = None
+        self.alignments: list[Alignment] = []
+        self.considered: list[Considered] = []
+
+    def decide(self) -> Steps[None]:
+        whole = (yield from self.align(None)) if self.rules.scope is Scope.POD else None
+        for container in (*self.pod.init_containers, *self.pod.containers):
+            self.container = container.name
+            hint = whole if whole is not None else (yield from self.align(container.name))
+            yield from self.allocate(container, hint)
+
+    def align(self, container: ContainerName | None) -> Steps[TopologyHint]:
+        """The hint that a container, or the pod, is aligned to. Raises NotAligned."""
+        policy = POLICIES[self.rules.policy]
+        if not policy.asks:
+            self.alignments.append(Alignment(container=container, hints={}, merged=NOWHERE, admitted=True))
+            return NOWHERE
+        reply = yield question(self.state, self.pod, container, self.rules)
+        assert isinstance(reply, HintAnswer), "a HintQuestion is answered with a HintAnswer"
+        nodes = self.state.hardware.node_ids or (0,)
+        distances = self.distances() if self.rules.prefer_closest_numa_nodes else None
+        merged = policy.merge(hint_lists(reply.providers.values()), mask_of(nodes), distances)
+        alignment = Alignment(container=container, hints=reply.providers, merged=merged, admitted=policy.admits(merged))
+        self.alignments.append(alignment)
+        if not alignment.admitted:
+            raise NotAligned(self.rules, container, alignment)
+        return merged
+
+    def distances(self) -> dict[int, dict[int, int]]:
+        nodes, rows = self.state.hardware.node_ids, self.state.hardware.distances or ()
+        return {node: dict(zip(nodes, row, strict=True)) for node, row in zip(nodes, rows, strict=True)}
+
+    def allocate(self, container: ContainerRequest, hint: TopologyHint) -> Steps[None]:
+        """Gives the container what it asks for, and applies it to the state."""
+        earlier = allocations_of(self.state, self.pod)
+        self.provider = "device"
+        devices = yield from self.devices(container, hint)
+        self.provider = "cpu"
+        cpus = self.cpus(container, hint)
+        self.provider = "memory"
+        memory = memory_for(self.state, self.pod, container.name, hint, self.rules)
+        self.provider = None
+        plain_init = container in self.pod.init_containers and not container.sidecar
+        owner = Owner(namespace=self.pod.namespace, pod=self.pod.name, container=container.name)
+        allocation = Allocation(
+            id=AllocationID(f"{owner.namespace}/{owner.pod}/{owner.container}"),
+            owner=owner,
+            role="sidecar" if container.sidecar else "init" if plain_init else "app",
+            devices=devices,
+            cpus=format_cpuset(cpus),
+            memory=memory,
+            affinity=None if hint.affinity is None else nodes_of(hint.affinity),
+        )
+        self.state = holding(self.state, allocation, earlier)
+
+    def devices(
+        self, container: ContainerRequest, hint: TopologyHint
+    ) -> Steps[dict[ResourceName, tuple[DeviceID, ...]]]:
+        """GPUs first, so that NICs can be chosen near them; the others by name."""
+        given: dict[ResourceName, tuple[DeviceID, ...]] = {}
+        wanted = device_limits(container)
+        for resource in sorted(wanted, key=lambda name: (name != GPU, name)):
+            listed = resource in self.state.hardware.devices
+            if listed and (wanted[resource] or self.rules.mode is Mode.KUBELET):
+                chosen = yield from self.devices_of(resource, wanted[resource], container, hint, given.get(GPU, ()))
+                given.update({resource: chosen} if chosen else {})
+        return given
+
+    def devices_of(
+        self,
+        resource: ResourceName,
+        amount: int,
+        container: ContainerRequest,
+        hint: TopologyHint,
+        near: tuple[DeviceID, ...],
+    ) -> Steps[tuple[DeviceID, ...]]:
+        devices, free = self.state.hardware.devices[resource], frozenset(self.state.free(resource))
+        reusable = reusable_devices(allocations_of(self.state, self.pod), resource)
+        healthy = frozenset(self.state.healthy(resource))
+        choosing = choose_devices(
+            resource, devices, healthy, self.state.holders.keys(), reusable, amount, hint.affinity
+        )
+        offered: tuple[DeviceID, ...] = ()
+        try:
+            choice = next(choosing)
+            offered = choice.available
+            asking = PreferenceQuestion(
+                resource=resource,
+                available=choice.available,
+                must_include=choice.must_include,
+                size=choice.size,
+                container=container.name,
+                near=near,
+            )
+            choosing.send((yield from self.preferred(asking)))
+        except StopIteration as done:
+            chosen: tuple[DeviceID, ...] = done.value
+        could_have = [device for device in devices if device in free or device in reusable]
+        self.considered += considered(
+            self.state.hardware, resource, could_have, offered, chosen, near, self.rules.placement
+        )
+        return chosen
+
+    def preferred(self, asking: PreferenceQuestion) -> Steps[tuple[DeviceID, ...] | None]:
+        try:
+            reply = yield asking
+        except TopoalignError as error:
+            raise PreferenceFailed(asking.resource, error) from error
+        assert not isinstance(reply, HintAnswer), "a PreferenceQuestion is answered with devices or None"
+        return reply
+
+    def cpus(self, container: ContainerRequest, hint: TopologyHint) -> frozenset[int]:
+        """CPUs of its own, or none where it runs in the shared pool."""
+        count = exclusive_cpus(self.pod, container, self.rules.mode) if self.rules.cpu_manager == "static" else 0
+        if not count:
+            return frozenset()
+        allocatable = available_cpus(self.state, self.rules) | reusable_cpus(allocations_of(self.state, self.pod))
+        return choose_cpus(self.state.hardware.cpu_topology, allocatable, count, hint.affinity)
+
+    def admission(self) -> Admission:
+        return Admission(allocations=allocations_of(self.state, self.pod), explanation=self.explanation())
+
+    def refusal(self, misfit: NoFit) -> Refusal:
+        return Refusal(
+            reason="TopologyAffinityError" if isinstance(misfit, NotAligned) else "UnexpectedAdmissionError",
+            code=misfit.code,
+            finding=misfit.finding,
+            remedy=misfit.remedy,
+            container=self.container,
+            provider=self.provider,
+            explanation=self.explanation(),
+        )
+
+    def explanation(self) -> Explanation:
+        return Explanation(alignments=tuple(self.alignments), considered=tuple(self.considered))

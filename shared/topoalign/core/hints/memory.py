@@ -1,0 +1,110 @@
+"""
+Where memory and hugepages can be had (kubelet v1.36.3, memory manager, policy Static).
+
+A NUMA node is used either alone or in one group of nodes at a time: a node in a group is not offered alone, and a node with
+memory in use is offered in a group only if that use is by the very same group.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from topoalign.core.events import MemoryBlock, MemoryUse
+from topoalign.core.hints.enumeration import doubled, hints_where, subsets
+from topoalign.core.hints.model import ProviderHints, TopologyHint
+from topoalign.core.hints.reuse import ReusableMemory
+from topoalign.core.ids import MEMORY, ResourceName
+from topoalign.core.requests import AdmissionRules, Mode
+from topoalign.core.state import NodeState
+from topoalign.core.topology.bitmask import Mask, mask_of, nodes_of
+from topoalign.core.topology.model import NumaNode, Topology
+
+
+class MemoryNode(msgspec.Struct, frozen=True):
+    """One NUMA node as the memory manager sees it. Bytes per resource; a resource the node lacks is absent."""
+
+    allocatable: Mapping[ResourceName, int]
+    free: Mapping[ResourceName, int]
+    group: Mask
+    """The nodes it was last allocated with; itself alone at the start."""
+    used: bool
+    """Whether a container has memory of it."""
+
+
+MemoryNodes = Mapping[int, MemoryNode]
+"""By NUMA node id, ascending."""
+
+
+def memory_nodes(state: NodeState, rules: AdmissionRules) -> dict[int, MemoryNode]:
+    """All NUMA nodes of the machine."""
+    return {
+        node.id: memory_node(node, rules.reserved_memory.get(node.id, {}), state.memory.get(node.id, MemoryUse()))
+        for node in state.hardware.nodes
+    }
+
+
+def memory_node(node: NumaNode, reserved: Mapping[ResourceName, int], use: MemoryUse) -> MemoryNode:
+    """
+    What the system leaves of a node, and what of that is free.
+
+    All hugepages of the node are taken from its memory, in use or not, because the kernel has set them aside.
+    """
+    totals = dict(node.hugepages)
+    if node.memory is not None:
+        totals[MEMORY] = node.memory - sum(node.hugepages.values())
+    allocatable = {name: max(0, total - reserved.get(name, 0)) for name, total in totals.items()}
+    free = {name: max(0, amount - use.reserved.get(name, 0)) for name, amount in allocatable.items()}
+    return MemoryNode(allocatable, free, mask_of(use.cells or (node.id,)), use.assignments > 0)
+
+
+def places(topology: Topology, mode: Mode) -> tuple[int, ...]:
+    """The NUMA nodes whose memory may be offered: in mode `best` not that of nodes without CPUs (a GPU's own, CXL)."""
+    if mode is Mode.KUBELET:
+        return topology.node_ids
+    return tuple(node.id for node in topology.nodes if node.memory and node.id in topology.cpus_by_node)
+
+
+def memory_hints(
+    nodes: MemoryNodes,
+    offered: tuple[int, ...],
+    request: Mapping[ResourceName, int],
+    reusable: ReusableMemory,
+    mode: Mode,
+) -> tuple[TopologyHint, ...]:
+    """
+    The subsets of the `offered` nodes that can meet the whole request; they hold for each resource of it.
+
+    Reusable memory counts where its group is the very subset; it forces no subset, unlike reusable CPUs and devices.
+    """
+    space = subsets(offered)
+    could = [True] * len(space.masks)
+    in_use = mask_of(node for node in offered if nodes[node].used or nodes[node].group.bit_count() > 1)
+    fits = [not mask & in_use or groups_agree(nodes, mask) for mask in space.masks]
+    for name, amount in request.items():
+        allocatable = doubled(nodes[node].allocatable.get(name, 0) for node in offered)
+        free = doubled(nodes[node].free.get(name, 0) for node in offered)
+        left = {group: size for (group, resource), size in reusable.items() if resource == name}
+        could = [so_far and total >= amount for so_far, total in zip(could, allocatable, strict=True)]
+        fits = [
+            so_far and total + left.get(mask, 0) >= amount
+            for so_far, total, mask in zip(fits, free, space.masks, strict=True)
+        ]
+    return hints_where(space, could, [empty and now for empty, now in zip(could, fits, strict=True)], mode)
+
+
+def groups_agree(nodes: MemoryNodes, mask: Mask) -> bool:
+    """Whether no node of the mask is in use otherwise than by exactly this group of nodes."""
+    members = [nodes[node] for node in nodes_of(mask)]
+    if len(members) == 1:
+        return members[0].group.bit_count() == 1
+    return not any(member.used and member.group != mask for member in members)
+
+
+def held_hints(blocks: Sequence[MemoryBlock], request: Mapping[ResourceName, int]) -> ProviderHints | None:
+    """What a container that has its memory already is told: the same again if it asks the same, else no opinion."""
+    if len(blocks) != len(request) or any(request.get(block.resource) != block.size for block in blocks):
+        return None
+    return {
+        name: tuple(TopologyHint(mask_of(block.nodes), True) for block in blocks if block.resource == name)
+        for name in request
+    }

@@ -1,0 +1,160 @@
+"""
+What must be known of a node before a pod can be decided on it at all.
+
+A prediction that cannot be right is worse than none: where the topology lacks what the request needs, or the kubelet
+itself would not run with these rules, the pod is refused and the reason says what is missing.
+"""
+
+from topoalign.core.errors import InvalidField, NoFit, clean, quoted
+from topoalign.core.hints.devices import bearing_nodes
+from topoalign.core.hints.enumeration import TooManyNumaNodes, subsets
+from topoalign.core.hints.memory import places
+from topoalign.core.hints.requested import asked, cpu_request, device_limits, manages_memory, memory_part
+from topoalign.core.hints.reuse import allocations_of
+from topoalign.core.ids import MEMORY, ResourceName, is_hugepages
+from topoalign.core.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
+from topoalign.core.state import NodeState
+from topoalign.core.topology.cpuset import parse_cpuset
+from topoalign.core.topology.model import Topology
+
+LARGEST_NODE_ID = 63
+"""The kubelet's masks have 64 bits."""
+
+
+class TopologyUnknown(NoFit):
+    """Nothing was heard of the node's hardware yet."""
+
+    code = "TopologyUnknown"
+
+    def __init__(self, node: str) -> None:
+        super().__init__(
+            f"the hardware of node {clean(node)} is not known yet",
+            "start the discovery service on the node, or wait until it has read the hardware",
+        )
+
+
+class PodHasAllocations(NoFit):
+    """A pod of this name holds devices, CPUs or memory of the node already."""
+
+    code = "PodHasAllocations"
+
+    def __init__(self, pod: PodRequest) -> None:
+        super().__init__(
+            f"pod {pod.namespace}/{pod.name} already has allocations on this node",
+            "release them first, or give the new pod another name",
+        )
+
+
+class UnknownResource(NoFit):
+    """Asks for something of which this node has none at all."""
+
+    code = "UnknownResource"
+
+    def __init__(self, resource: ResourceName, known: list[ResourceName]) -> None:
+        super().__init__(
+            f"this node has no resource {quoted([resource])}",
+            f"ask for what it has: {quoted(known, most=20)}" if known else "ask a node that has it",
+        )
+
+
+class MemoryUnknown(NoFit):
+    """Memory is asked for where the description of the machine does not say how much there is."""
+
+    code = "MemoryUnknown"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "how much memory the NUMA nodes have is not known",
+            "describe the machine with its memory (lstopo XML, a sysfs tree), or switch the memory manager off",
+        )
+
+
+class DistancesUnknown(NoFit):
+    """The closest NUMA nodes are to be preferred, and their distances are not known."""
+
+    code = "DistancesUnknown"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "prefer_closest_numa_nodes is on, and the distances between the NUMA nodes are not known",
+            "describe the machine with its distances (lstopo XML, a sysfs tree), or switch the option off",
+        )
+
+
+def check_rules(rules: AdmissionRules) -> None:
+    """Raises InvalidField for rules that cannot be meant."""
+    try:
+        parse_cpuset(rules.reserved_cpus)
+    except ValueError as error:
+        raise InvalidField("rules.reserved_cpus", clean(str(error)), "list CPUs as the kernel does: 0-3,8") from error
+    if rules.max_allowable_numa_nodes < 8:
+        raise InvalidField(
+            "rules.max_allowable_numa_nodes",
+            f"{rules.max_allowable_numa_nodes} is below 8",
+            "use 8 or more, as the kubelet does",
+        )
+
+
+def check_decidable(state: NodeState, pod: PodRequest, rules: AdmissionRules) -> None:
+    """Raises what stands in the way of deciding about this pod on this node, a subclass of NoFit."""
+    if state.topology is None:
+        raise TopologyUnknown(state.node)
+    if allocations_of(state, pod):
+        raise PodHasAllocations(pod)
+    topology = state.hardware
+    if rules.policy is not Policy.NONE:
+        check_policy_runs(topology, rules)
+    for container in (*pod.init_containers, *pod.containers):
+        if rules.mode is Mode.BEST:
+            check_resources_known(topology, container)
+        check_memory_known(topology, pod, container, rules)
+    check_subsets_listable(topology, pod, rules)
+
+
+def check_policy_runs(topology: Topology, rules: AdmissionRules) -> None:
+    """The kubelet's Topology Manager refuses to start on machines that its masks or its patience do not cover."""
+    if rules.mode is Mode.KUBELET:
+        if len(topology.nodes) > rules.max_allowable_numa_nodes:
+            raise TooManyNumaNodes(
+                f"the kubelet does not start on {len(topology.nodes)} NUMA nodes: "
+                f"it allows {rules.max_allowable_numa_nodes}",
+                "set the kubelet's max-allowable-numa-nodes, and max_allowable_numa_nodes here, to at least as many",
+            )
+        if any(node > LARGEST_NODE_ID for node in topology.node_ids):
+            raise TooManyNumaNodes(
+                f"NUMA node {max(topology.node_ids)} is beyond {LARGEST_NODE_ID}, the last that the kubelet can name",
+                "use policy none in the kubelet, or mode best where topoalign decides itself",
+            )
+    if rules.prefer_closest_numa_nodes and topology.distances is None:
+        raise DistancesUnknown
+
+
+def check_resources_known(topology: Topology, container: ContainerRequest) -> None:
+    pages = {name for node in topology.nodes for name in node.hugepages}
+    known = {*topology.devices, *pages}
+    wanted = {**device_limits(container), **{name: n for name, n in asked(container).items() if is_hugepages(name)}}
+    for name, amount in sorted(wanted.items()):
+        if amount and name not in known:
+            raise UnknownResource(name, sorted(known))
+
+
+def check_memory_known(topology: Topology, pod: PodRequest, container: ContainerRequest, rules: AdmissionRules) -> None:
+    known = any(node.memory is not None for node in topology.nodes)
+    managed = rules.memory_manager == "Static" and manages_memory(pod, rules.mode)
+    if managed and not known and asked(container).get(MEMORY):
+        raise MemoryUnknown
+
+
+def check_subsets_listable(topology: Topology, pod: PodRequest, rules: AdmissionRules) -> None:
+    """Raises TooManyNumaNodes before anybody lists the subsets of too many nodes."""
+    containers = (*pod.init_containers, *pod.containers)
+    if rules.policy is not Policy.NONE:
+        for name, amount in {item for container in containers for item in device_limits(container).items()}:
+            devices = topology.devices.get(name, {})
+            if any(devices.values()) and (amount or rules.mode is Mode.KUBELET):
+                subsets(bearing_nodes(devices, topology.node_ids))
+        if rules.cpu_manager == "static" and cpu_request(pod, None, rules.mode):
+            subsets(tuple(topology.cpus_by_node))
+    managed = rules.memory_manager == "Static" and manages_memory(pod, rules.mode)
+    if managed and any(memory_part(container, rules.mode) for container in containers):
+        subsets(places(topology, rules.mode))

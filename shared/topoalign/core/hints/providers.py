@@ -1,0 +1,163 @@
+"""
+The hint providers together: what the device, CPU and memory managers of a node say to one container or pod.
+
+In mode `kubelet` they say what the kubelet v1.36.3 says, oddities included. Mode `best`, for decisions that topoalign makes
+itself, differs in exactly five points:
+
+1. Only NUMA nodes that have CPUs are offered for CPUs and, if they have memory too, for memory: never a GPU's own memory.
+2. A hint is preferred if nothing narrower fits now. To the kubelet it is preferred only if nothing narrower would fit
+   an empty machine, so that `restricted` refuses pods that fit as well as they can.
+3. Memory that fits nowhere is said to fit nowhere. The kubelet's memory manager leaves its key out instead, which counts
+   as no opinion, and the pod dies after it was admitted.
+4. CPUs and memory are exclusive to any container whose request is firm (equal to its limit, CPUs whole), whatever the QoS
+   class of its pod, and for nobody else.
+5. A resource of which nothing is asked is not asked for: a limit of 0 neither narrows the choice nor fails.
+"""
+
+from topoalign.core.errors import InvalidField
+from topoalign.core.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
+from topoalign.core.hints.cpu import cpu_hints
+from topoalign.core.hints.devices import device_hints
+from topoalign.core.hints.memory import held_hints, memory_hints, memory_nodes, places
+from topoalign.core.hints.model import HintAnswer, HintQuestion, Hints, ProviderHints
+from topoalign.core.hints.requested import cpu_request, device_request, manages_memory, memory_request
+from topoalign.core.hints.reuse import allocations_of, reusable_cpus, reusable_devices, reusable_memory
+from topoalign.core.ids import CPU, ContainerName, ResourceName
+from topoalign.core.requests import AdmissionRules, Mode, PodRequest
+from topoalign.core.state import NodeState
+from topoalign.core.topology.cpuset import parse_cpuset
+
+HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
+UNUSABLE = DeviceHealth(state=HealthState.UNHEALTHY, reason="not offered by the asker")
+
+
+def question(state: NodeState, pod: PodRequest, container: ContainerName | None, rules: AdmissionRules) -> HintQuestion:
+    """Asks about a container, or with None about the pod as a whole, with all that the answer depends on."""
+    discovered = state.topology
+    return HintQuestion(
+        node=state.node,
+        topology=(discovered.epoch, discovered.revision) if discovered is not None else (0, 0),
+        allocations=tuple(state.allocations.values()),
+        memory=dict(state.memory),
+        unusable=tuple(
+            device
+            for devices in state.hardware.devices.values()
+            for device in devices
+            if not state.health_of(device).usable
+        ),
+        pod=pod,
+        container=container,
+        rules=rules,
+    )
+
+
+def answer(question: HintQuestion, topology: TopologyDiscovered) -> HintAnswer:
+    """
+    The hints for a question, from the node's topology and from nothing else that is known here.
+
+    Raises InvalidField if the question's container is not in its pod, TooManyNumaNodes as `hints_for` does.
+    """
+    unusable = frozenset(question.unusable)
+    health = {
+        device: UNUSABLE if device in unusable else HEALTHY
+        for devices in topology.topology.devices.values()
+        for device in devices
+    }
+    state = NodeState(
+        node=question.node,
+        topology=topology,
+        health=DeviceHealthChanged(node=question.node, epoch=0, revision=0, devices=health),
+        allocations={held.id: held for held in question.allocations},
+        memory=question.memory,
+    )
+    return HintAnswer(providers=hints_for(state, question.pod, question.container, question.rules))
+
+
+def hints_for(
+    state: NodeState, pod: PodRequest, container: ContainerName | None, rules: AdmissionRules
+) -> dict[str, dict[ResourceName, Hints]]:
+    """
+    What each provider says, in the order in which the kubelet asks them.
+
+    Raises TooManyNumaNodes where more nodes take part than subsets can be listed for, and InvalidField if the pod has
+    no such container.
+    """
+    if container is not None and container not in {c.name for c in (*pod.init_containers, *pod.containers)}:
+        raise InvalidField("container", f"the pod has no container {container!r}", "name one of the pod's containers")
+    return {
+        "device": dict(device_answer(state, pod, container, rules)),
+        "cpu": dict(cpu_answer(state, pod, container, rules)),
+        "memory": dict(memory_answer(state, pod, container, rules) or {}),
+    }
+
+
+def device_answer(
+    state: NodeState, pod: PodRequest, container: ContainerName | None, rules: AdmissionRules
+) -> ProviderHints:
+    """Per resource that this node has devices of; what no plugin lists is nobody's business."""
+    held = allocations_of(state, pod)
+    own = allocations_of(state, pod, container)
+    return {
+        name: device_hints(
+            state.hardware.devices[name],
+            state.free(name),
+            reusable_devices(held, name),
+            amount,
+            state.hardware.node_ids,
+            rules.mode,
+            held=[device for each in own for device in each.devices.get(name, ())],
+        )
+        for name, amount in sorted(device_request(pod, container).items())
+        if name in state.hardware.devices and (amount or rules.mode is Mode.KUBELET)
+    }
+
+
+def cpu_answer(
+    state: NodeState, pod: PodRequest, container: ContainerName | None, rules: AdmissionRules
+) -> ProviderHints:
+    """Nothing unless CPUs are to be given exclusively."""
+    requested = cpu_request(pod, container, rules.mode) if rules.cpu_manager == "static" else 0
+    if not requested:
+        return {}
+    cpus = state.hardware.cpu_topology
+    own = allocations_of(state, pod, container)
+    hints = cpu_hints(
+        cpus,
+        available_cpus(state, rules),
+        reusable_cpus(allocations_of(state, pod)),
+        requested,
+        rules.mode,
+        held=frozenset().union(*(parse_cpuset(each.cpus) for each in own)),
+    )
+    return {CPU: hints}
+
+
+def available_cpus(state: NodeState, rules: AdmissionRules) -> frozenset[int]:
+    """CPUs that may be given exclusively now: those in the shared pool which are not kept for the system."""
+    online = frozenset(state.hardware.cpu_topology.node_of)
+    return online - state.cpus_in_use - parse_cpuset(rules.reserved_cpus)
+
+
+def memory_answer(
+    state: NodeState, pod: PodRequest, container: ContainerName | None, rules: AdmissionRules
+) -> ProviderHints | None:
+    """The same hints for each resource of the request. None: the memory manager does not look at this pod."""
+    if rules.memory_manager == "None" or not manages_memory(pod, rules.mode):
+        return None
+    request = memory_request(pod, container, rules.mode)
+    held = allocations_of(state, pod)
+    blocks = next((each.memory for each in allocations_of(state, pod, container) if each.memory), None)
+    if blocks is not None:
+        return held_hints(blocks, request)
+    if not request:
+        return {}
+    hints = memory_hints(
+        memory_nodes(state, rules),
+        places(state.hardware, rules.mode),
+        request,
+        reusable_memory(held),
+        rules.mode,
+    )
+    if not hints and rules.mode is Mode.KUBELET:
+        return {}
+    return dict.fromkeys(request, hints)

@@ -1,0 +1,83 @@
+"""
+Which devices a container gets, once its NUMA affinity is known.
+
+`prefer` is the answer to the kubelet's GetPreferredAllocation and to `admit`'s own question alike.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from topoalign.core.ids import GPU, NIC, DeviceID, ResourceName
+from topoalign.core.placement.best_effort import best_effort
+from topoalign.core.placement.scores import Scores, link_scores
+from topoalign.core.placement.simple import simple
+from topoalign.core.placement.static_dgx import DGX1_PASCAL, DGX1_VOLTA, DGX2, StaticSets
+from topoalign.core.topology.model import Topology
+from topoalign.core.topology.queries import pair_score
+
+Choose = Callable[[Scores, Sequence[int], Collection[int], int], tuple[int, ...]]
+
+PLACEMENTS: Mapping[str, Choose] = {
+    "best-effort": best_effort,
+    "simple": simple,
+    "static-dgx1-pascal": StaticSets(DGX1_PASCAL),
+    "static-dgx1-volta": StaticSets(DGX1_VOLTA),
+    "static-dgx2": StaticSets(DGX2),
+}
+"""Device policies for GPUs by name: (scores, available, required, size) to positions, ascending; () for none."""
+
+
+def choose(
+    policy: Choose, scores: Scores, available: Sequence[int], required: Sequence[int], size: int
+) -> tuple[int, ...]:
+    """
+    The set of `size` positions that the policy prefers, ascending.
+
+    () where there is no preference to give: size below 1 or above what is available, positions repeated or not in the
+    table, required ones that are not available or more than `size`.
+    """
+    known = range(len(scores))
+    sound = len({*available}) == len(available) and len({*required}) == len(required)
+    if not sound or not {*required} <= {*available} <= {*known} or not max(1, len(required)) <= size <= len(available):
+        return ()
+    return policy(scores, available, required, size)
+
+
+def prefer(
+    topology: Topology,
+    resource: ResourceName,
+    available: Sequence[DeviceID],
+    must_include: Sequence[DeviceID],
+    size: int,
+    placement: str,
+    near: Sequence[DeviceID] = (),
+) -> tuple[DeviceID, ...]:
+    """
+    The `size` devices of a resource that are best, in the hardware's order; the order of the input has no say.
+
+    GPUs by the device policy named `placement`; NICs by `nearness` to the devices `near`; others in the hardware's order.
+    () where there is no preference to give (`choose`), and for devices that the node does not have.
+    """
+    listed, free = tuple(topology.devices.get(resource, ())), frozenset(available)
+    if not free <= {*listed} or len(free) < len(available) or not {*must_include} <= free:
+        return ()
+    ranked = listed
+    if resource == GPU:
+        policy, scores = PLACEMENTS[placement], link_scores(topology, listed)
+    else:
+        if resource == NIC:
+            ranked = tuple(sorted(listed, key=lambda nic: nearness(topology, nic, near)))
+        policy, scores = simple, [[0] * len(listed)] * len(listed)
+    position = {device: i for i, device in enumerate(ranked)}
+    chosen = choose(policy, scores, [position[d] for d in available], [position[d] for d in must_include], size)
+    picked = {ranked[i] for i in chosen}
+    return tuple(device for device in listed if device in picked)
+
+
+def nearness(topology: Topology, device: DeviceID, near: Sequence[DeviceID]) -> tuple[bool, int]:
+    """Sorts NICs, the best first; equals stay in the hardware's order."""
+    nic = topology.nic_by_id.get(device)
+    down = nic is not None and bool(nic.ports) and not any(port.state in ("", "ACTIVE") for port in nic.ports)
+    return (
+        down,  # one that has a link,
+        -sum(pair_score(topology, device, other) for other in near),  # then the nearest to all of these devices
+    )

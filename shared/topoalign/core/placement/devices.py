@@ -1,0 +1,123 @@
+"""
+Which devices of one resource a container gets, once its NUMA affinity is known (kubelet v1.36.3, device manager).
+
+The rule: devices that init containers of the pod left come first. Of what is still needed, devices near a node of the
+affinity are used before others, and where there is a choice among them the device plugin is asked for its preference; what
+it answers is used as far as it makes sense, and is cut or filled up in the hardware's order.
+
+The function asks by yielding the choice, so that the same code serves a plugin behind gRPC and one in the process.
+"""
+
+from collections.abc import Collection, Generator, Sequence
+from typing import NamedTuple
+
+from topoalign.core.errors import NoFit
+from topoalign.core.hints.devices import Devices, real_nodes
+from topoalign.core.ids import DeviceID, ResourceName
+from topoalign.core.topology.bitmask import Mask
+
+
+class Choice(NamedTuple):
+    """What the plugin is asked: which `size` of the available devices, with those that must be among them?"""
+
+    available: tuple[DeviceID, ...]
+    must_include: tuple[DeviceID, ...]
+    size: int
+
+
+Choosing = Generator[Choice, Sequence[DeviceID] | None, tuple[DeviceID, ...]]
+"""Yields at most one choice; is sent the preferred devices, or None where the plugin has no preference to give."""
+
+
+class NotEnoughDevices(NoFit):
+    """Fewer devices of a resource are free and healthy than are needed."""
+
+    code = "NotEnoughDevices"
+
+    def __init__(self, resource: ResourceName, needed: int, available: int) -> None:
+        super().__init__(
+            f"{needed} of {resource} needed, {available} free and healthy",
+            "ask for fewer, wait until some are released, or see `topoalign topo --wide` for devices that are not healthy",
+        )
+
+
+class NoHealthyDevice(NoFit):
+    """Not one device of a resource is healthy."""
+
+    code = "NoHealthyDevice"
+
+    def __init__(self, resource: ResourceName) -> None:
+        super().__init__(
+            f"no device of {resource} is healthy",
+            "see `topoalign topo --wide` for the reasons; `topoalign gpu heal` declares a device healthy again",
+        )
+
+
+class Sides(NamedTuple):
+    """Devices by their place relative to an affinity."""
+
+    aligned: tuple[DeviceID, ...]
+    """Near a node of it."""
+    unaligned: tuple[DeviceID, ...]
+    """Near other nodes only."""
+    no_affinity: tuple[DeviceID, ...]
+    """Near no known node, or there is no affinity to compare with."""
+
+
+def sides(devices: Devices, available: Collection[DeviceID], affinity: Mask | None) -> Sides:
+    """Splits the available devices, each part in the hardware's order."""
+    free = frozenset(available)
+    ordered = [device for device in devices if device in free]
+    if affinity is None or not any(devices.values()):
+        return Sides((), (), tuple(ordered))
+    near = {device: real_nodes(devices[device] or ()) for device in ordered}
+    return Sides(
+        tuple(device for device in ordered if near[device] & affinity),
+        tuple(device for device in ordered if near[device] and not near[device] & affinity),
+        tuple(device for device in ordered if not near[device]),
+    )
+
+
+def choose_devices(
+    resource: ResourceName,
+    devices: Devices,
+    healthy: Collection[DeviceID],
+    allocated: Collection[DeviceID],
+    reusable: Collection[DeviceID],
+    required: int,
+    affinity: Mask | None,
+) -> Choosing:
+    """
+    `required` devices of a resource for a container, in the hardware's order.
+
+    `devices` are all of the resource, `allocated` those that a container holds, `reusable` those of them that init
+    containers of this pod left. Raises NoHealthyDevice and NotEnoughDevices.
+    """
+    if not healthy:
+        raise NoHealthyDevice(resource)
+    taken = [device for device in devices if device in reusable][:required]
+    needed = required - len(taken)
+    if needed <= 0:
+        return tuple(taken)
+    available = [device for device in devices if device in healthy and device not in allocated]
+    if len(available) < needed:
+        raise NotEnoughDevices(resource, needed, len(available))
+    aligned, unaligned, no_affinity = sides(devices, available, affinity)
+    if needed < len(aligned):
+        choice, fallback = aligned, aligned
+    elif needed == len(aligned):
+        return in_order(devices, [*taken, *aligned])
+    else:
+        taken += aligned
+        choice = tuple(device for device in available if device not in aligned)
+        fallback = (*unaligned, *no_affinity)
+    reply = yield Choice(in_order(devices, [*choice, *taken]), in_order(devices, taken), required)
+    preferred = frozenset(reply or ())
+    ranked = dict.fromkeys((*(device for device in choice if device in preferred), *fallback))
+    return in_order(devices, [*taken, *list(ranked)[: required - len(taken)]])
+
+
+def in_order(devices: Devices, chosen: Collection[DeviceID]) -> tuple[DeviceID, ...]:
+    """In the hardware's order."""
+    position = {device: i for i, device in enumerate(devices)}
+    return tuple(sorted(chosen, key=position.__getitem__))

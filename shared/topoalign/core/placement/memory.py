@@ -1,0 +1,214 @@
+"""
+Which NUMA nodes a container's memory and hugepages come from (kubelet v1.36.3, memory manager, Static).
+
+The rule: the affinity that was merged, if its nodes have enough free; else the best of the memory manager's own hints that
+contains it. Without an affinity, the best of its own. A group of nodes that would mix with another use of one of them is
+refused.
+
+Memory that a plain init container of the pod held is reused by later containers on the very same group of nodes. It then
+belongs to them: `holding` takes it out of the init container's blocks and adds it to theirs, so that every byte is
+accounted for once and is given back with the container that holds it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+
+from topoalign.core.errors import NoFit
+from topoalign.core.events import Allocation, MemoryBlock
+from topoalign.core.hints.memory import MemoryNodes, groups_agree, memory_hints, memory_nodes, places
+from topoalign.core.hints.model import TopologyHint
+from topoalign.core.hints.requested import manages_memory, memory_request
+from topoalign.core.hints.reuse import ReusableMemory, allocations_of, reusable_memory
+from topoalign.core.ids import ContainerName, ResourceName
+from topoalign.core.requests import AdmissionRules, PodRequest
+from topoalign.core.state import NodeState
+from topoalign.core.topology.bitmask import Mask, narrowness, nodes_of
+from topoalign.core.topology.cpuset import format_cpuset
+
+RELEASE = "ask for less memory, or wait until a container with memory of these NUMA nodes has ended"
+
+
+class NotEnoughMemory(NoFit):
+    """No set of NUMA nodes that may be used together has enough free."""
+
+    code = "NotEnoughMemory"
+
+    def __init__(self, request: Mapping[ResourceName, int]) -> None:
+        super().__init__(f"no NUMA nodes have {amounts(request)} free", RELEASE)
+
+
+class MemoryNotPreferred(NoFit):
+    """Other resources are aligned, but memory fits only on more NUMA nodes than it would on an empty machine."""
+
+    code = "MemoryNotPreferred"
+
+    def __init__(self, request: Mapping[ResourceName, int], nodes: Mask) -> None:
+        super().__init__(f"{amounts(request)} fit only on more NUMA nodes than preferred: {listed(nodes)}", RELEASE)
+
+
+class MemoryNotExtendable(NoFit):
+    """The nodes that the other resources are aligned to have too little memory, with whatever nodes added."""
+
+    code = "MemoryNotExtendable"
+
+    def __init__(self, request: Mapping[ResourceName, int], nodes: Mask) -> None:
+        super().__init__(f"no group of NUMA nodes around {listed(nodes)} has {amounts(request)} free", RELEASE)
+
+
+class MemoryExtensionNotPreferred(NoFit):
+    """The nodes that the other resources are aligned to have too little memory, and only a wider group has enough."""
+
+    code = "MemoryExtensionNotPreferred"
+
+    def __init__(self, request: Mapping[ResourceName, int], nodes: Mask, wider: Mask) -> None:
+        super().__init__(
+            f"NUMA nodes {listed(nodes)} are preferred, and only the wider {listed(wider)} have {amounts(request)} free",
+            RELEASE,
+        )
+
+
+class MemoryGroupsWouldMix(NoFit):
+    """A node of the group is in use alone or in another group."""
+
+    code = "MemoryGroupsWouldMix"
+
+    def __init__(self, nodes: Mask) -> None:
+        super().__init__(
+            f"memory of NUMA nodes {listed(nodes)} cannot be used as one group: a container uses part of them otherwise",
+            "wait until that container has ended, or ask for memory that fits on one NUMA node",
+        )
+
+
+def memory_for(
+    state: NodeState, pod: PodRequest, container: ContainerName, affinity: TopologyHint, rules: AdmissionRules
+) -> tuple[MemoryBlock, ...]:
+    """
+    The blocks of a container that was aligned to `affinity`; what it holds already it keeps.
+
+    Nothing if the memory manager does not look at the container. Raises one of this module's errors.
+    """
+    held = next((each.memory for each in allocations_of(state, pod, container) if each.memory), ())
+    managed = rules.memory_manager == "Static" and manages_memory(pod, rules.mode)
+    request = memory_request(pod, container, rules.mode) if managed else {}
+    if held or not request:
+        return held
+    nodes = memory_nodes(state, rules)
+    reusable = reusable_memory(allocations_of(state, pod))
+    offered = places(state.hardware, rules.mode)
+    return choose_memory(
+        nodes, request, reusable, affinity, lambda: memory_hints(nodes, offered, request, reusable, rules.mode)
+    )
+
+
+def choose_memory(
+    nodes: MemoryNodes,
+    request: Mapping[ResourceName, int],
+    reusable: ReusableMemory,
+    affinity: TopologyHint,
+    own_hints: Callable[[], Sequence[TopologyHint]],
+) -> tuple[MemoryBlock, ...]:
+    """
+    One block per resource of the request; `taken` is what is needed beyond reusable memory (`holding` adds that).
+
+    `own_hints` gives the memory manager's for this request, where they are needed. Raises one of this module's errors.
+    """
+    group = memory_group(nodes, request, affinity, own_hints)
+    members = nodes_of(group)
+    blocks = []
+    for name, size in request.items():
+        anew = size - min(size, reusable.get((group, name), 0))
+        taken = from_lowest([nodes[node].free.get(name, 0) for node in members], anew)
+        blocks.append(MemoryBlock(resource=name, nodes=members, size=size, taken=taken))
+    return tuple(blocks)
+
+
+def memory_group(
+    nodes: MemoryNodes,
+    request: Mapping[ResourceName, int],
+    affinity: TopologyHint,
+    own_hints: Callable[[], Sequence[TopologyHint]],
+) -> Mask:
+    """The nodes to take the memory from."""
+    if affinity.affinity is None:
+        own = own_hints()
+        if not own:
+            raise NotEnoughMemory(request)
+        hint = best(own)
+        group = own_group(hint)
+        if affinity.preferred and not hint.preferred:
+            raise MemoryNotPreferred(request, group)
+    else:
+        hint, group = affinity, affinity.affinity
+    if not enough_free(nodes, request, group):
+        wider = [each for each in own_hints() if own_group(each) & group == group]
+        if not wider:
+            raise MemoryNotExtendable(request, group)
+        if hint.preferred and not best(wider).preferred:
+            raise MemoryExtensionNotPreferred(request, group, own_group(best(wider)))
+        group = own_group(best(wider))
+    if group.bit_count() > 1 and not groups_agree(nodes, group):
+        raise MemoryGroupsWouldMix(group)
+    return group
+
+
+def own_group(hint: TopologyHint) -> Mask:
+    """The memory manager's own hints always name nodes."""
+    return hint.affinity or 0
+
+
+def best(hints: Iterable[TopologyHint]) -> TopologyHint:
+    """A preferred one before any other, then the narrowest."""
+    return min(hints, key=lambda hint: (not hint.preferred, narrowness(own_group(hint))))
+
+
+def enough_free(nodes: MemoryNodes, request: Mapping[ResourceName, int], group: Mask) -> bool:
+    """Whether these nodes have it all, what could be reused left aside."""
+    members = [nodes[node] for node in nodes_of(group)]
+    return all(sum(node.free.get(name, 0) for node in members) >= size for name, size in request.items())
+
+
+def from_lowest(amounts: Sequence[int], wanted: int) -> tuple[int, ...]:
+    """How much of each amount makes up what is wanted, the first used up first."""
+    parts = []
+    for amount in amounts:
+        parts.append(min(amount, wanted))
+        wanted -= parts[-1]
+    return tuple(parts)
+
+
+def holding(state: NodeState, allocation: Allocation, earlier: Iterable[Allocation]) -> NodeState:
+    """
+    The state in which the allocation is live, and has taken over what it reuses of `earlier` ones of its pod.
+
+    The live allocations of the state returned are the ones to announce: announced in their order, they fold to the same
+    use of memory.
+    """
+    after = state.holding(allocation)
+    live = dict(after.allocations)
+    for donor in (each.id for each in earlier if each.role == "init" and each.memory and allocation.memory):
+        live[donor], live[allocation.id] = handed_over(live[donor], live[allocation.id])
+    return msgspec.structs.replace(after, allocations=live)
+
+
+def handed_over(giver: Allocation, taker: Allocation) -> tuple[Allocation, Allocation]:
+    """Both, after the taker's blocks got what they lack from the giver's blocks on the same nodes."""
+    given, taken = list(giver.memory), list(taker.memory)
+    for i, had in enumerate(given):
+        for j, needs in enumerate(taken):
+            lacks = needs.size - sum(needs.taken)
+            if lacks and (had.resource, had.nodes) == (needs.resource, needs.nodes):
+                parts = from_lowest(had.taken, lacks)
+                left = tuple(amount - part for amount, part in zip(had.taken, parts, strict=True))
+                got = tuple(amount + part for amount, part in zip(needs.taken, parts, strict=True))
+                given[i] = msgspec.structs.replace(had, size=had.size - sum(parts), taken=left)
+                taken[j] = msgspec.structs.replace(needs, taken=got)
+    return msgspec.structs.replace(giver, memory=tuple(given)), msgspec.structs.replace(taker, memory=tuple(taken))
+
+
+def amounts(request: Mapping[ResourceName, int]) -> str:
+    return " and ".join(f"{size} bytes of {name}" for name, size in request.items())
+
+
+def listed(nodes: Mask) -> str:
+    return format_cpuset(nodes_of(nodes))

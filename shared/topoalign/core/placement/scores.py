@@ -1,0 +1,24 @@
+"""What the links between some devices are worth, as a table of numbers that the choosing functions work on."""
+
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+
+from topoalign.core.ids import DeviceID
+from topoalign.core.topology.model import Topology
+from topoalign.core.topology.queries import pair_score
+
+Scores = Sequence[Sequence[int]]
+"""Row and column i belong to the i-th device; symmetric, 0 on the diagonal."""
+
+
+def link_scores(topology: Topology, devices: Sequence[DeviceID]) -> Scores:
+    """The pair scores of these devices."""
+    table = [[0] * len(devices) for _ in devices]
+    for (i, a), (j, b) in combinations(enumerate(devices), 2):
+        table[i][j] = table[j][i] = pair_score(topology, a, b)
+    return table
+
+
+def total(scores: Scores, members: Iterable[int]) -> int:
+    """The sum over all pairs of a set."""
+    return sum(scores[a][b] for a, b in combinations(members, 2))

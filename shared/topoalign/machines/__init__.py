@@ -1,0 +1,109 @@
+"""
+Describing a machine: by name, or by any file that tells what hardware a node has.
+
+`load` takes a name of the catalogue, a file or `-`, and finds out by its content what the file is: the output of
+`nvidia-smi topo -m`, lstopo's XML, a captured sysfs tree (a folder or an archive of one), or topoalign's own JSON. Readers
+are imported when they are needed, because a command that prints a matrix must not wait for an XML parser.
+"""
+
+import sys
+from pathlib import Path
+
+from topoalign.core.errors import InvalidMachine, NotFound, quoted
+from topoalign.core.topology.model import Topology
+from topoalign.machines.document import Machine
+
+__all__ = ["MOST_BYTES", "Machine", "load", "read"]
+
+MOST_BYTES = 64 << 20
+"""Of a file, as it is. The largest that is useful, a packed sysfs tree, has less than one MiB."""
+
+_ARCHIVE_STARTS = (b"BZh", b"\x1f\x8b", b"\xfd7zXZ")
+DEEPEST_ROOT = 2
+"""So many folders may stand around the `sys` of a captured tree."""
+
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
+_SUPPORTED = "give the output of `nvidia-smi topo -m`, lstopo's XML, a sysfs tree or topoalign's own JSON"
+
+
+def load(source: str) -> Machine:
+    """
+    The machine that is called so in the catalogue, or described by the file or folder of this name, or by stdin (`-`).
+
+    Raises NotFound for a name that is neither, InvalidMachine (with line and column where there are any) for a file that
+    cannot be read, InvalidField for a wrong value in a JSON document.
+    """
+    from topoalign.machines import catalogue
+
+    if source in catalogue.names():
+        return Machine(name=source, topology=catalogue.machine(source), source="catalogue")
+    if source == "-":
+        return read(sys.stdin.buffer.read(MOST_BYTES + 1), "stdin")
+    path = Path(source)
+    try:
+        if path.is_dir():
+            return Machine(name=path.resolve().name, topology=_folder(path), source=source)
+        with path.open("rb") as file:
+            return read(file.read(MOST_BYTES + 1), path.name.split(".")[0] or path.name, source)
+    except FileNotFoundError:
+        raise NotFound("machine or file", source, _did_you_mean(source, catalogue.names())) from None
+    except (OSError, ValueError) as error:  # ValueError: a name with a null character
+        raise InvalidMachine(f"{quoted([source])} cannot be read: {error}", "give a file that you may read") from error
+
+
+def read(raw: bytes, name: str, source: str = "") -> Machine:
+    """The machine that these bytes describe; a JSON document has its own name. Raises InvalidMachine and InvalidField."""
+    if len(raw) > MOST_BYTES:
+        raise InvalidMachine(f"it is larger than {MOST_BYTES >> 20} MiB", _SUPPORTED)
+    if raw.startswith(_ARCHIVE_STARTS) or raw[257:262] == b"ustar":
+        from io import BytesIO
+
+        from topoalign.machines.sysfs_archive import read_archive
+
+        return Machine(name=name, topology=read_archive(BytesIO(raw)), source=source)
+    start = raw[:1024].removeprefix(b"\xef\xbb\xbf").lstrip()
+    if start.startswith(b"<"):
+        from io import BytesIO
+
+        from topoalign.machines.lstopo import read_lstopo
+
+        return Machine(name=name, topology=read_lstopo(BytesIO(raw)), source=source)
+    if start.startswith(b"{"):
+        from topoalign.machines import document
+
+        return document.decode(raw.removeprefix(b"\xef\xbb\xbf"), name)
+    from topoalign.machines import nvidia_smi
+
+    return Machine(name=name, topology=nvidia_smi.read(_decoded(raw)), source=source)
+
+
+def _decoded(raw: bytes) -> str:
+    """The text of a paste; PowerShell writes UTF-16. Raises InvalidMachine where it is no text."""
+    try:
+        return raw.decode("utf-16" if raw.startswith(_UTF16) else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        column = error.start - raw.rfind(b"\n", 0, error.start)
+        raise InvalidMachine(f"byte 0x{raw[error.start]:02X} is no text", _SUPPORTED, line, column) from error
+
+
+def _folder(path: Path) -> Topology:
+    """The tree whose root is this folder or one inside it."""
+    from topoalign.machines.sysfs import read_sysfs
+    from topoalign.machines.sysfs_cpus import CPUS
+
+    places = [path]
+    for _ in range(DEEPEST_ROOT + 1):
+        for place in places:
+            if (place / CPUS).is_dir():
+                return read_sysfs(place)
+        places = [inner for place in places for inner in place.iterdir() if inner.is_dir() and not inner.is_symlink()]
+    raise InvalidMachine(f"no folder in {quoted([str(path)])} holds {CPUS}", _SUPPORTED)
+
+
+def _did_you_mean(source: str, names: tuple[str, ...]) -> str:
+    from difflib import get_close_matches
+
+    close = get_close_matches(source, names, n=1)
+    known = f"the catalogue has {', '.join(names)}; anything else is taken for a file"
+    return f"did you mean {close[0]}? {known}" if close else known

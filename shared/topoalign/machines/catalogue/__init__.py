@@ -1,0 +1,30 @@
+"""
+Machines by name, written from public facts about them: for trying things without the hardware, for tests and for docs.
+
+Shapes are real: sockets, cores, NUMA nodes and their distances, PCIe switches, NVLinks, which GPU and which NIC hang where.
+Names of things are made up and readable: a GPU is `GPU-0`, PCI addresses are counted from the top of the tree.
+"""
+
+from topoalign.core.topology.model import Topology
+from topoalign.machines.catalogue import nvidia, servers
+
+_MACHINES = {
+    "dgx1-volta": nvidia.dgx1_volta,
+    "dgx2": nvidia.dgx2,
+    "dgx-a100": nvidia.dgx_a100,
+    "hgx-h100": nvidia.hgx_h100,
+    "gb200-tray": nvidia.gb200_tray,
+    "two-socket-8xpcie": servers.two_socket_8xpcie,
+    "8x-nvlink-pairs": servers.nvlink_pairs,
+    "epyc-nps4-4gpu": servers.epyc_nps4_4gpu,
+    "cpu-only": servers.cpu_only,
+}
+
+
+def names() -> tuple[str, ...]:
+    return tuple(_MACHINES)
+
+
+def machine(name: str) -> Topology:
+    """Raises KeyError for a name that is not among `names()`."""
+    return _MACHINES[name]()

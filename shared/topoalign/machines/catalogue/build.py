@@ -1,0 +1,205 @@
+"""
+The words that machines of the catalogue are described in.
+
+A `Board` says what CPUs and memory there are; a `Root` is a PCIe host bridge with what hangs below it, through switches or
+straight on its root ports. `build` counts out CPU ids as Linux does (all first threads, then all second ones), gives out
+PCI addresses as firmware does (depth first), and derives every link from where the devices ended up.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import combinations, count
+
+import msgspec
+
+from topoalign.core.ids import DeviceID, ResourceName
+from topoalign.core.topology.links import Link
+from topoalign.core.topology.model import Cpu, Gpu, Nic, NicPort, NumaNode, Topology
+from topoalign.machines import pcie
+
+GIB, MIB = 1 << 30, 1 << 20
+GBIT = 10**9
+
+
+class Card(Enum):
+    """What can be plugged in."""
+
+    GPU = "gpu"
+    NIC = "nic"
+
+
+GPU, NIC = Card.GPU, Card.NIC
+
+
+@dataclass(frozen=True)
+class Switch:
+    """A PCIe switch: an upstream port, and a downstream port for each thing below."""
+
+    below: tuple["Switch | Card", ...]
+
+
+@dataclass(frozen=True)
+class Root:
+    """A host bridge near one NUMA node, with a root port for each thing below."""
+
+    node: int
+    below: tuple[Switch | Card, ...]
+    domain: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Board:
+    sockets: int
+    cores: int
+    """Of each socket."""
+    threads: int
+    """Of each core."""
+    memory: int
+    """Bytes of each NUMA node."""
+    nodes_per_socket: int = 1
+    cores_per_cache: int | None = None
+    """That share a last-level cache. None: all of the socket."""
+    hugepages: Mapping[ResourceName, int] = field(default_factory=dict)
+    """Bytes of each NUMA node, out of its memory."""
+    near: int = 12
+    """Distance to another node of the same socket."""
+    far: int = 21
+    """Distance to a node of another socket."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """The kind of GPU, and the kind of NIC."""
+
+    name: str
+    memory: int
+    """Bytes."""
+    rate: int = 100 * GBIT
+    """Bits per second of a NIC's port."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where a card ended up."""
+
+    card: Card
+    address: str
+    chain: pcie.Chain
+    node: int
+
+
+NVLinks = Mapping[tuple[int, int], int]
+"""Indices of two GPUs, the smaller first -> NVLinks between them."""
+
+
+def switch(*below: Switch | Card) -> Switch:
+    return Switch(below)
+
+
+def all_pairs(gpus: int, nvlinks: int) -> NVLinks:
+    """As with NVSwitch: every GPU reaches every other one with all its NVLinks."""
+    return dict.fromkeys(combinations(range(gpus), 2), nvlinks)
+
+
+def build(
+    board: Board, roots: tuple[Root, ...] = (), model: Model | None = None, nvlinks: NVLinks | None = None
+) -> Topology:
+    """The machine. Its GPUs and NICs are numbered in the order of the roots."""
+    cpus = _cpus(board)
+    slots = list(_slots(roots))
+    gpus = tuple(_gpu(i, slot, model, cpus) for i, slot in enumerate(s for s in slots if s.card is GPU))
+    nics = tuple(_nic(i, slot, model) for i, slot in enumerate(s for s in slots if s.card is NIC))
+    count_of_nodes = board.sockets * board.nodes_per_socket
+    return Topology(
+        cpus=cpus,
+        nodes=tuple(
+            NumaNode(id=node, memory=board.memory, hugepages=dict(board.hugepages)) for node in range(count_of_nodes)
+        ),
+        distances=tuple(tuple(_distance(board, a, b) for b in range(count_of_nodes)) for a in range(count_of_nodes)),
+        bridges=pcie.bridges(slot.chain for slot in slots),
+        gpus=gpus,
+        nics=nics,
+        links=links(gpus, nics, {slot.address: slot.chain for slot in slots}, nvlinks or {}),
+    )
+
+
+def links(
+    gpus: tuple[Gpu, ...], nics: tuple[Nic, ...], chains: Mapping[str, pcie.Chain], nvlinks: NVLinks
+) -> tuple[Link, ...]:
+    """PCIe classes by where the devices sit, and the NVLinks on top."""
+    attached = [pcie.Attached(gpu.id, chains[gpu.pci or ""], gpu.numa_affinity) for gpu in gpus]
+    attached += [pcie.Attached(nic.id, chains[nic.pci or ""], nic.numa_affinity) for nic in nics]
+    bonded = {(gpus[a].id, gpus[b].id): bond for (a, b), bond in nvlinks.items()}
+    found = pcie.links(attached, one_node=False)
+    return tuple(msgspec.structs.replace(link, nvlinks=bonded.get((link.a, link.b), 0)) for link in found)
+
+
+def _cpus(board: Board) -> tuple[Cpu, ...]:
+    total = board.sockets * board.cores
+    return tuple(
+        Cpu(
+            id=core + thread * total,
+            core=core,
+            socket=core // board.cores,
+            node=core * board.nodes_per_socket // board.cores,
+            uncore=core // (board.cores_per_cache or board.cores),
+        )
+        for thread in range(board.threads)
+        for core in range(total)
+    )
+
+
+def _distance(board: Board, a: int, b: int) -> int:
+    if a == b:
+        return 10
+    return board.near if a // board.nodes_per_socket == b // board.nodes_per_socket else board.far
+
+
+def _slots(roots: tuple[Root, ...]) -> Iterator[Slot]:
+    buses = {root.domain: count() for root in roots}
+    for root in roots:
+        bus = buses[root.domain]
+        while (number := next(bus)) % 8:  # firmware leaves room between host bridges
+            pass
+        host = f"pci{root.domain:04x}:{number:02x}"
+        for i, thing in enumerate(root.below, start=1):
+            port = f"{root.domain:04x}:{number:02x}:{i:02x}.0"
+            yield from _below(thing, (host, port), root, bus)
+
+
+def _below(thing: Switch | Card, chain: pcie.Chain, root: Root, buses: Iterator[int]) -> Iterator[Slot]:
+    address = f"{root.domain:04x}:{next(buses):02x}:00.0"
+    if isinstance(thing, Card):
+        yield Slot(thing, address, chain, root.node)
+        return
+    inner = next(buses)
+    for i, below in enumerate(thing.below):
+        port = f"{root.domain:04x}:{inner:02x}:{i:02x}.0"
+        yield from _below(below, (*chain, address, port), root, buses)
+
+
+def _gpu(index: int, slot: Slot, model: Model | None, cpus: tuple[Cpu, ...]) -> Gpu:
+    return Gpu(
+        id=DeviceID(f"GPU-{index}"),
+        index=index,
+        name=model.name if model is not None else "",
+        minor=index,
+        pci=slot.address,
+        bridge=slot.chain[-1],
+        memory=model.memory if model is not None else None,
+        cpu_affinity=tuple(cpu.id for cpu in cpus if cpu.node == slot.node),
+        numa_affinity=(slot.node,),
+    )
+
+
+def _nic(index: int, slot: Slot, model: Model | None) -> Nic:
+    rate = model.rate if model is not None else None
+    return Nic(
+        id=DeviceID(f"mlx5_{index}"),
+        index=index,
+        pci=slot.address,
+        bridge=slot.chain[-1],
+        numa_affinity=(slot.node,),
+        ports=(NicPort(number=1, link_layer="InfiniBand", state="ACTIVE", rate=rate),),
+    )

@@ -1,0 +1,167 @@
+"""NVIDIA's own machines and the boards that others build theirs around."""
+
+import msgspec
+
+from topoalign.core.ids import ResourceName
+from topoalign.core.topology.links import PcieClass
+from topoalign.core.topology.model import Fabric, NumaNode, Topology
+from topoalign.machines.catalogue.build import (
+    GBIT,
+    GIB,
+    GPU,
+    MIB,
+    NIC,
+    Board,
+    Model,
+    Root,
+    all_pairs,
+    build,
+    switch,
+)
+
+HYBRID_CUBE_MESH = {
+    (0, 1): 1,
+    (0, 2): 1,
+    (0, 3): 2,
+    (1, 2): 2,
+    (1, 3): 1,
+    (2, 3): 2,  # the first four
+    (4, 5): 1,
+    (4, 6): 1,
+    (4, 7): 2,
+    (5, 6): 2,
+    (5, 7): 1,
+    (6, 7): 2,  # the other four
+    (0, 4): 2,
+    (1, 5): 2,
+    (2, 6): 1,
+    (3, 7): 1,  # across
+}
+"""Six NVLinks a GPU: to its three neighbours on the socket and to its opposite number."""
+
+
+def dgx1_volta() -> Topology:
+    """8 V100 in a hybrid cube mesh; each of four PLX switches carries two GPUs and a NIC."""
+    pairs = (switch(GPU, GPU, NIC), switch(GPU, GPU, NIC))
+    return build(
+        Board(sockets=2, cores=20, threads=2, memory=256 * GIB),
+        (Root(0, pairs), Root(1, pairs)),
+        Model(name="Tesla V100-SXM2-32GB", memory=32_768 * MIB),
+        HYBRID_CUBE_MESH,
+    )
+
+
+def dgx2() -> Topology:
+    """16 V100, all of them on NVSwitch; pairs of GPUs share a switch and a NIC, two pairs a switch above."""
+    four = (switch(switch(GPU, GPU, NIC), switch(GPU, GPU, NIC)),)
+    topology = build(
+        Board(sockets=2, cores=24, threads=2, memory=768 * GIB),
+        (Root(0, four), Root(0, four), Root(1, four), Root(1, four)),
+        Model(name="Tesla V100-SXM3-32GB", memory=32_768 * MIB),
+        all_pairs(16, 6),
+    )
+    return _on_nvswitch(topology, 6)
+
+
+def dgx_a100() -> Topology:
+    """
+    8 A100 on NVSwitch, two EPYC 7742 with four NUMA nodes each, of which GPUs are near to four: 3, 1, 7 and 5.
+
+    Each device is behind a switch of its own, so the nearest are PXB; NICs 8 and 9 are for storage.
+    """
+    quarter = (switch(switch(GPU), switch(GPU), switch(NIC), switch(NIC)),)
+    topology = build(
+        Board(
+            sockets=2,
+            cores=64,
+            threads=2,
+            nodes_per_socket=4,
+            cores_per_cache=4,
+            memory=128 * GIB,
+            hugepages={ResourceName("hugepages-2Mi"): 2 * GIB},
+            far=32,
+        ),
+        (Root(3, quarter), Root(1, quarter), Root(7, quarter), Root(5, quarter), Root(4, (switch(NIC, NIC),))),
+        Model(name="NVIDIA A100-SXM4-40GB", memory=40_960 * MIB, rate=200 * GBIT),
+        all_pairs(8, 12),
+    )
+    return _on_nvswitch(topology, 12)
+
+
+def hgx_h100() -> Topology:
+    """8 H100 on NVSwitch, each with a NIC on its own PCIe switch; NICs 8 and 9 are for storage, one a socket."""
+    own = (switch(GPU, NIC),)
+    topology = build(
+        Board(
+            sockets=2,
+            cores=56,
+            threads=2,
+            memory=1024 * GIB,
+            hugepages={ResourceName("hugepages-2Mi"): 8 * GIB, ResourceName("hugepages-1Gi"): 64 * GIB},
+        ),
+        (*[Root(0, own)] * 4, *[Root(1, own)] * 4, Root(0, (NIC,)), Root(1, (NIC,))),
+        Model(name="NVIDIA H100 80GB HBM3", memory=81_559 * MIB, rate=400 * GBIT),
+        all_pairs(8, 18),
+    )
+    return _on_nvswitch(topology, 18)
+
+
+GB200_NODES = 34
+GB200_HBM_NODES = (2, 10, 18, 26)
+"""Each GPU's memory is a NUMA node; the seven after it are kept for its MIG instances and are empty."""
+GB200_NEAR = ((0, *range(3, 10), *range(11, 18)), (1, *range(19, 26), *range(27, 34)))
+"""The nodes that a GPU of either Grace reports as near."""
+
+
+def gb200_tray() -> Topology:
+    """4 GB200 of an NVL72: two Grace CPUs, 34 NUMA nodes, and NVLinks that go on to the other trays."""
+    gpu, nic, nics = (GPU,), (NIC,), (switch(NIC, NIC),)
+    roots = (
+        *(Root(0, below, domain) for domain, below in ((0x0, nic), (0x2, nic), (0x6, nics), (0x8, gpu), (0x9, gpu))),
+        *(
+            Root(1, below, domain)
+            for domain, below in ((0x10, nic), (0x12, nic), (0x16, nics), (0x18, gpu), (0x19, gpu))
+        ),
+    )
+    topology = build(
+        Board(sockets=2, cores=72, threads=1, memory=489_960 * MIB, far=40),
+        roots,
+        Model(name="NVIDIA GB200", memory=188_416 * MIB, rate=400 * GBIT),
+        all_pairs(4, 18),
+    )
+    fabric = Fabric(cluster="00000000-0000-4000-8000-000000000072", clique=1)
+    gpus = [
+        msgspec.structs.replace(gpu, numa_affinity=GB200_NEAR[gpu.index // 2], memory_node=node, fabric=fabric)
+        for gpu, node in zip(topology.gpus, GB200_HBM_NODES, strict=True)
+    ]
+    memory = {0: 489_960 * MIB, 1: 489_823 * MIB} | dict.fromkeys(GB200_HBM_NODES, 188_416 * MIB)
+    topology = msgspec.structs.replace(
+        topology,
+        gpus=tuple(gpus),
+        nodes=tuple(NumaNode(id=node, memory=memory.get(node, 0)) for node in range(GB200_NODES)),
+        distances=tuple(tuple(_grace_distance(a, b) for b in range(GB200_NODES)) for a in range(GB200_NODES)),
+        # Every host bridge is a PCI domain of its own, and nvidia-smi prints SYS between them even on one Grace.
+        links=tuple(
+            msgspec.structs.replace(link, pcie=PcieClass.SYS) if link.pcie is PcieClass.NODE else link
+            for link in topology.links
+        ),
+    )
+    return _on_nvswitch(topology, 18)
+
+
+def _grace_distance(a: int, b: int) -> int:
+    """10 to itself, 40 between the CPUs, 80 to memory on the same module, 120 to that of the other."""
+    if a == b:
+        return 10
+    if a < 2 and b < 2:
+        return 40
+    return 80 if _module(a) == _module(b) else 120
+
+
+def _module(node: int) -> int:
+    return node if node < 2 else (node - 2) // 16
+
+
+def _on_nvswitch(topology: Topology, nvlinks: int) -> Topology:
+    gpus = tuple(msgspec.structs.replace(gpu, nvswitch_links=nvlinks) for gpu in topology.gpus)
+    return msgspec.structs.replace(topology, gpus=gpus)

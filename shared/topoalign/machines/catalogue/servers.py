@@ -1,0 +1,41 @@
+"""Servers of many makers: PCIe boxes, bridged pairs, one socket, none with NVSwitch."""
+
+from topoalign.core.ids import ResourceName
+from topoalign.core.topology.model import Topology
+from topoalign.machines.catalogue.build import GBIT, GIB, GPU, MIB, NIC, Board, Model, Root, build, switch
+
+
+def two_socket_8xpcie() -> Topology:
+    """8 PCIe GPUs without NVLink: two pairs a socket, a switch to each pair, and a NIC on a root port of its own."""
+    half = (switch(GPU, GPU), switch(GPU, GPU), NIC)
+    return build(
+        Board(sockets=2, cores=18, threads=2, memory=64_345 * MIB),
+        (Root(0, half), Root(1, half)),
+        Model(name="Tesla T4", memory=15_360 * MIB),
+    )
+
+
+def nvlink_pairs() -> Topology:
+    """8 GPUs bridged two and two by four NVLinks; the GPUs of a pair share a host bridge, and a NIC is on each socket."""
+    pair = (GPU, GPU)
+    return build(
+        Board(sockets=2, cores=32, threads=2, cores_per_cache=8, memory=256 * GIB, far=32),
+        (Root(0, pair), Root(0, pair), Root(1, pair), Root(1, pair), Root(0, (NIC,)), Root(1, (NIC,))),
+        Model(name="NVIDIA RTX A6000", memory=49_140 * MIB),
+        {(0, 1): 4, (2, 3): 4, (4, 5): 4, (6, 7): 4},
+    )
+
+
+def epyc_nps4_4gpu() -> Topology:
+    """One EPYC with four NUMA nodes, a GPU on each; NICs beside the first and the third."""
+    return build(
+        Board(sockets=1, cores=64, threads=2, nodes_per_socket=4, cores_per_cache=8, memory=128 * GIB),
+        (Root(0, (GPU, NIC)), Root(1, (GPU,)), Root(2, (GPU, NIC)), Root(3, (GPU,))),
+        Model(name="NVIDIA A100 80GB PCIe", memory=81_920 * MIB, rate=200 * GBIT),
+    )
+
+
+def cpu_only() -> Topology:
+    """Two sockets, no GPU."""
+    pages = {ResourceName("hugepages-1Gi"): 16 * GIB}
+    return build(Board(sockets=2, cores=32, threads=2, memory=128 * GIB, hugepages=pages))

@@ -1,0 +1,119 @@
+"""
+A machine as `nvidia-smi topo -m` shows it: read from a paste, and printed again in the same form.
+
+A matrix tells less than a machine has. What it leaves open is read so:
+
+- CPUs are the union of the CPU affinities, with one thread per core; a socket, and its last-level cache, is what lies on
+  one NUMA node. A CPU belongs to the first node of the NUMA affinity beside it; of several, to that of the first GPU.
+- Where the column NUMA Affinity is missing, GPUs with equal CPU affinities are on one node, because the driver prints the
+  CPUs of the GPU's node; the nodes are numbered in the order of their lowest CPU.
+- Where it is there but says `N/A` or nothing, the GPU's node is unknown. If no GPU's is known, CPUs are put on nodes as if
+  the column were missing; else CPUs that stand beside unknown nodes only are left out.
+- Memory is unknown. The node of a GPU's own memory (GPU NUMA ID) exists and has no CPUs.
+- A NIC is near the nodes of the first GPU that it reaches without leaving the NUMA node (NODE or nearer).
+- `NV4` tells the NVLinks of a pair and hides their PCIe path. GPUs have no uuid: they are called `GPU-<index>`.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from topoalign.core.errors import InvalidField, InvalidMachine
+from topoalign.core.ids import DeviceID
+from topoalign.core.topology.links import Link, PcieClass
+from topoalign.core.topology.model import Cpu, Gpu, Nic, NumaNode, Topology
+from topoalign.core.topology.validate import validate
+from topoalign.machines.nvidia_smi_cells import ids_of, link
+from topoalign.machines.nvidia_smi_lines import COPY_AGAIN
+from topoalign.machines.nvidia_smi_matrix import Matrix, read_matrix
+from topoalign.machines.nvidia_smi_print import print_matrix
+
+__all__ = ["Matrix", "print_matrix", "read", "read_matrix", "topology_of"]
+
+Nodes = tuple[int, ...]
+WITHIN_A_NODE = frozenset(PcieClass) - {PcieClass.SYS}
+
+
+def read(text: str) -> Topology:
+    """The machine whose matrix stands in the text. Raises InvalidMachine with line and column."""
+    return topology_of(read_matrix(text))
+
+
+def topology_of(matrix: Matrix) -> Topology:
+    """The machine of a matrix. Raises InvalidMachine if it cannot be one."""
+    cpu_lists = {gpu: ids_of((matrix.cpu_affinity or {}).get(gpu, "")) for gpu in matrix.gpus}
+    affinities = _numa_affinities(matrix, cpu_lists)
+    memory_nodes = {gpu: min(ids_of(text), default=None) for gpu, text in (matrix.gpu_numa_id or {}).items()}
+    cpus = _cpus(matrix.gpus, cpu_lists, affinities)
+    nodes = {cpu.node for cpu in cpus}.union(*affinities.values())
+    nodes.update(node for node in memory_nodes.values() if node is not None)
+    gpus = tuple(
+        Gpu(
+            id=DeviceID(f"GPU-{label.removeprefix('GPU')}"),
+            index=int(label.removeprefix("GPU")),
+            cpu_affinity=tuple(sorted(cpu_lists[label])),
+            numa_affinity=affinities[label],
+            memory_node=memory_nodes.get(label),
+        )
+        for label in matrix.gpus
+    )
+    ids = {label: gpu.id for label, gpu in zip(matrix.gpus, gpus, strict=True)}
+    ids |= {label: DeviceID(matrix.name(label)) for label in matrix.nics}
+    topology = Topology(
+        cpus=cpus,
+        nodes=tuple(NumaNode(id=node) for node in sorted(nodes)),
+        gpus=gpus,
+        nics=_nics(matrix, ids, affinities),
+        links=_links(matrix, ids),
+    )
+    try:
+        validate(topology)
+    except InvalidField as error:
+        raise InvalidMachine(f"the matrix is of no possible machine: {error.finding}", COPY_AGAIN) from error
+    return topology
+
+
+def _numa_affinities(matrix: Matrix, cpu_lists: Mapping[str, frozenset[int]]) -> dict[str, Nodes]:
+    if matrix.numa_affinity is None:
+        return _numbered(cpu_lists)
+    return {gpu: tuple(sorted(ids_of(text))) for gpu, text in matrix.numa_affinity.items()}
+
+
+def _numbered(cpu_lists: Mapping[str, frozenset[int]]) -> dict[str, Nodes]:
+    """Each GPU's node if equal lists of CPUs are one node, in the order of their lowest CPU. () without CPUs."""
+    distinct = sorted({cpus for cpus in cpu_lists.values() if cpus}, key=sorted)
+    return {gpu: (distinct.index(cpus),) if cpus else () for gpu, cpus in cpu_lists.items()}
+
+
+def _cpus(
+    gpus: Sequence[str], cpu_lists: Mapping[str, frozenset[int]], affinities: Mapping[str, Nodes]
+) -> tuple[Cpu, ...]:
+    if not any(affinities.values()):
+        affinities = _numbered(cpu_lists)
+    node_of: dict[int, int] = {}
+    for gpu in gpus:
+        for node in affinities[gpu][:1]:
+            node_of |= {cpu: node_of.get(cpu, node) for cpu in cpu_lists[gpu]}
+    socket_of = {node: position for position, node in enumerate(sorted(set(node_of.values())))}
+    return tuple(
+        Cpu(id=cpu, core=cpu, socket=socket_of[node], node=node, uncore=socket_of[node])
+        for cpu, node in sorted(node_of.items())
+    )
+
+
+def _nics(matrix: Matrix, ids: Mapping[str, DeviceID], affinities: Mapping[str, Nodes]) -> tuple[Nic, ...]:
+    near: dict[str, Nodes] = {}
+    for a, b, cell in matrix.pairs():
+        if a in affinities and b not in affinities and cell in WITHIN_A_NODE:
+            near.setdefault(b, affinities[a])
+    return tuple(
+        Nic(
+            id=ids[nic],
+            index=int(nic.removeprefix("NIC")) if matrix.nics_are_numbered else position,
+            numa_affinity=near.get(nic, ()),
+        )
+        for position, nic in enumerate(matrix.nics)
+    )
+
+
+def _links(matrix: Matrix, ids: Mapping[str, DeviceID]) -> tuple[Link, ...]:
+    found = (link(ids[a], ids[b], cell) for a, b, cell in matrix.pairs())
+    return tuple(one for one in found if one is not None)

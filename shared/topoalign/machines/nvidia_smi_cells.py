@@ -1,0 +1,74 @@
+"""
+What the cells of a matrix may hold: `X`, `NV4` or a PCIe class; behind them lists of CPUs and of NUMA nodes.
+
+Besides the classes of today's legend there are `SOC`, which older drivers print for `SYS`, and `N/A`: not known.
+Affinities are lists as the kernel writes them. nvidia-smi cuts long lists to fit; that a list was cut inside a number
+cannot be seen, but one that begins with `-` or ends in `-` or `,` can, and is a fault.
+"""
+
+import re
+
+from topoalign.core.errors import clean
+from topoalign.core.ids import DeviceID
+from topoalign.core.topology.cpuset import parse_cpuset
+from topoalign.core.topology.links import Link, PcieClass
+from topoalign.core.topology.validate import MOST_CPUS, MOST_NODES
+
+SELF, UNKNOWN = "X", "N/A"
+CPU_AFFINITY, NUMA_AFFINITY, GPU_NUMA_ID = "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"
+
+_PATH = "|".join(["NV[1-9][0-9]{0,2}", *PcieClass, "SOC"])
+_CELL = re.compile(rf"{SELF}|{_PATH}|{UNKNOWN}")
+_GLUED = re.compile(rf"(?:{SELF}|{_PATH}){{2,}}")
+_AFFINITY = re.compile(r"N/A|[0-9][0-9,-]*")
+_P2P = frozenset({"OK", "NS", "CNS", "GNS", "TNS"})
+
+
+def is_cell(word: str) -> bool:
+    return _CELL.fullmatch(word) is not None
+
+
+def is_affinity(word: str) -> bool:
+    """Whether this looks like an affinity, right or cut short."""
+    return _AFFINITY.fullmatch(word) is not None
+
+
+def is_nvlink(cell: str) -> bool:
+    return cell.startswith("NV")
+
+
+def link(a: DeviceID, b: DeviceID, cell: str) -> Link | None:
+    """What the cell says of two devices; None if it says nothing."""
+    if cell in ("", UNKNOWN):
+        return None
+    if is_nvlink(cell):
+        return Link(a=a, b=b, nvlinks=int(cell.removeprefix("NV")))
+    return Link(a=a, b=b, pcie=PcieClass.SYS if cell == "SOC" else PcieClass(cell))
+
+
+def ids_of(affinity: str) -> frozenset[int]:
+    """The ids in an affinity cell; none if it is blank or `N/A`. Raises ValueError."""
+    return frozenset() if affinity == UNKNOWN else parse_cpuset(affinity)
+
+
+def cell_fault(word: str) -> str:
+    """Why this is no cell."""
+    if len(word) <= 256 and _GLUED.fullmatch(word):
+        return f"{clean(word)!r} is several cells glued together"
+    if word in _P2P:
+        return f"{clean(word)!r} is a peer-to-peer state, as `nvidia-smi topo -p2p` prints it, not a connection"
+    return f"{clean(word)!r} is not a cell such as PIX, SYS or NV4"
+
+
+def affinity_fault(title: str, word: str) -> str:
+    """Why this cannot stand below the title; "" if it can."""
+    most = MOST_CPUS if title == CPU_AFFINITY else MOST_NODES
+    try:
+        ids = ids_of(word)
+    except ValueError as error:
+        return f"{title} {clean(word)!r} is no list of ids, or a list that was cut: {error}"
+    if ids and max(ids) >= most:
+        return f"{title} {clean(word)!r} goes beyond {most - 1}"
+    if title == GPU_NUMA_ID and len(ids) > 1:
+        return f"{title} {clean(word)!r} is not one number"
+    return ""

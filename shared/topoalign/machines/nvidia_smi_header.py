@@ -1,0 +1,154 @@
+"""
+The header of a matrix: which devices have a column, and which affinity columns follow them.
+
+It is looked for in the whole text, because prompts, warnings and other output may stand before it. A line counts as the
+header if it begins with a GPU's label and every word of it is a label or part of a title; it may go on on the next line.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from topoalign.core.errors import InvalidMachine, quoted
+from topoalign.core.topology.validate import MOST_GPUS, MOST_NICS
+from topoalign.machines.nvidia_smi_cells import CPU_AFFINITY, GPU_NUMA_ID, NUMA_AFFINITY, is_cell
+from topoalign.machines.nvidia_smi_lines import COPY_AGAIN, Line, Word, lines_from, place, wrong
+
+MOST_CANDIDATES = 1_000
+"""So many lines that begin with a GPU's label are looked at; then the text is no `topo -m` output."""
+
+_CANDIDATE = re.compile(r"^(?:[ \t\xa0#>]|\x1b\[[0-9;]{0,16}m){0,64}GPU[0-9]", re.MULTILINE)
+_GPU = re.compile(r"GPU[0-9]{1,4}")
+_NIC = re.compile(r"NIC[0-9]{1,4}")
+_RDMA_NAME = re.compile(r"[a-z](?=[A-Za-z_.:-]*[0-9])[A-Za-z0-9_.:-]{1,63}")
+_GLUED = re.compile(r"(?:GPU|NIC|mlx[0-9]_)[0-9]+(?:GPU|NIC|mlx[0-9]_)")
+TITLE_WORDS = frozenset({"CPU", "NUMA", "Affinity", "GPU", "ID"})
+
+
+@dataclass(frozen=True)
+class Header:
+    labels: tuple[str, ...]
+    """Of the device columns, in order."""
+    titles: tuple[str, ...]
+    """Of the affinity columns that are there, in order."""
+    title_columns: tuple[int, ...]
+    """Where each title begins, if they stand in one line; else empty."""
+    line: int
+    """Where it begins."""
+    number: int
+    """Of the first line below it."""
+    after: int
+    """Where in the text that line begins."""
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        return tuple(label for label in self.labels if is_gpu(label))
+
+
+def is_gpu(label: str) -> bool:
+    return _GPU.fullmatch(label) is not None
+
+
+def is_label(word: str) -> bool:
+    """Whether this can be a device's label: `GPU0`, `NIC0`, or an RDMA device name as older drivers print it."""
+    if len(word) > 64 or is_glued(word):
+        return False
+    return any(kind.fullmatch(word) for kind in (_GPU, _NIC, _RDMA_NAME))
+
+
+def is_glued(word: str) -> bool:
+    return _GLUED.match(word) is not None
+
+
+def is_header_line(line: Line) -> bool:
+    return len(line.words) > 1 and is_gpu(line.first) and all(_is_header_word(word.text) for word in line.words)
+
+
+def find_header(text: str, start: int = 0) -> Header:
+    """The first header from this position on. Raises InvalidMachine, at what comes closest to one if anything does."""
+    closest: InvalidMachine | None = None
+    number, at = place(text, start)
+    for match in islice(_CANDIDATE.finditer(text, start), MOST_CANDIDATES):
+        number, at = number + text.count("\n", at, match.start()), match.start()
+        line = next(lines_from(text, at, number))
+        if all(_is_header_word(word.text) for word in line.words):
+            return _read(text, line)
+        closest = closest or _near_miss(line)
+    raise closest or InvalidMachine("no line holds the labels of the columns, such as `GPU0 GPU1`", COPY_AGAIN)
+
+
+def _is_header_word(word: str) -> bool:
+    return word in TITLE_WORDS or is_label(word)
+
+
+def _near_miss(line: Line) -> InvalidMachine | None:
+    """The fault of a line that was meant as a header; None if it was not."""
+    meant = line.words[:2]
+    if all(_is_header_word(word.text) or is_glued(word.text) for word in meant):
+        word = next(word for word in line.words if not _is_header_word(word.text))
+        what = "two labels glued together" if is_glued(word.text) else "not the label or title of a column"
+        return wrong(word, f"{quoted([word.text])} is {what}")
+    if len(meant) == 2 and is_gpu(meant[0].text) and is_cell(meant[1].text):
+        return wrong(meant[0], f"the row {meant[0].text} has no header with the labels of the columns above it")
+    return None
+
+
+def _read(text: str, line: Line) -> Header:
+    words = list(line.words)
+    after, number = line.after, line.number + 1
+    for more in lines_from(text, line.after, line.number + 1):
+        if not more.words:
+            continue
+        first_is_row = any(more.first == word.text for word in words if is_label(word.text))
+        if first_is_row or not all(_is_header_word(word.text) for word in more.words):
+            break
+        words.extend(more.words)
+        after, number = more.after, more.number + 1
+    split = next((i for i, word in enumerate(words) if word.text in TITLE_WORDS), len(words))
+    titles = _titles(words[split:])
+    columns = _title_columns(titles, words[split:])
+    return Header(_labels(words[:split]), titles, columns, line.number, number, after)
+
+
+def _labels(words: Sequence[Word]) -> tuple[str, ...]:
+    seen: set[str] = set()
+    for word in words:
+        if word.text in seen:
+            raise wrong(word, f"there are two columns {word.text}")
+        seen.add(word.text)
+    gpus = sum(is_gpu(label) for label in seen)
+    if gpus > MOST_GPUS or len(seen) - gpus > MOST_NICS:
+        finding = f"{gpus} GPUs and {len(seen) - gpus} NICs: a machine has at most {MOST_GPUS} and {MOST_NICS}"
+        raise wrong(words[0], finding)
+    return tuple(word.text for word in words)
+
+
+def _titles(words: Sequence[Word]) -> tuple[str, ...]:
+    """Which titles these words make up; they may be stacked (`CPU NUMA` above `Affinity Affinity`)."""
+    label = next((word for word in words if is_label(word.text)), None)
+    if label is not None:
+        raise wrong(label, f"the column {label.text} stands behind the affinity columns")
+    count = Counter(word.text for word in words)
+    titles = []
+    if count["CPU"]:
+        titles.append(CPU_AFFINITY)
+    if count["NUMA"] > count["ID"]:
+        titles.append(NUMA_AFFINITY)
+    if count["ID"]:
+        titles.append(GPU_NUMA_ID)
+    if count != Counter(word for title in titles for word in title.split()):
+        found = " ".join(word.text for word in words)
+        raise wrong(words[-1], f"{quoted([found])} is not `{CPU_AFFINITY}`, `{NUMA_AFFINITY}`, `{GPU_NUMA_ID}`")
+    return tuple(titles)
+
+
+def _title_columns(titles: Sequence[str], words: Sequence[Word]) -> tuple[int, ...]:
+    if len({word.line for word in words}) != 1 or [word.text for word in words] != " ".join(titles).split():
+        return ()
+    starts, at = [], 0
+    for title in titles:
+        starts.append(words[at].column)
+        at += len(title.split())
+    return tuple(starts)

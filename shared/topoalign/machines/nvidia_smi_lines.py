@@ -1,0 +1,92 @@
+"""
+The text of a paste, line by line: cleaned of what a terminal or a comment adds, every word with its line and column.
+
+Nothing is copied before it is looked at: ten megabytes of noise are passed over by one search, and only the lines of the
+matrix itself become objects.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from topoalign.core.errors import InvalidMachine
+
+LONGEST_LINE = 65_536
+"""Characters. The longest line of a matrix at the limits of `validate` has about 3,000."""
+
+COPY_AGAIN = "copy the whole output again, with no line wrapped: `nvidia-smi topo -m > FILE`"
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u2028\u2029]")
+_ANSI = re.compile(r"\x1b\[[0-9;?]{0,32}[A-Za-z]")
+_COMMENT = re.compile(r"[ \t\xa0]*[#>]+")
+_WORD = re.compile(r"\S+")
+
+
+class Word(NamedTuple):
+    """What stands between blanks, and where: counted from 1."""
+
+    text: str
+    line: int
+    column: int
+
+
+@dataclass(frozen=True)
+class Line:
+    number: int
+    text: str
+    """Without terminal codes; a comment sign has become a blank, so that columns stay."""
+    after: int
+    """Where in the whole text the next line begins."""
+
+    @cached_property
+    def words(self) -> tuple[Word, ...]:
+        return tuple(Word(match[0], self.number, match.start() + 1) for match in _WORD.finditer(self.text))
+
+    @property
+    def first(self) -> str:
+        return self.words[0].text if self.words else ""
+
+
+def prepared(text: str) -> str:
+    """The text with plain line ends. Raises InvalidMachine at the first control character: then it is no text."""
+    if "\r" in text:
+        text = text.replace("\r\n", "\n")
+    bad = _CONTROL.search(text)
+    if bad is not None:
+        number, start = place(text, bad.start())
+        raise InvalidMachine(f"control character U+{ord(bad[0]):04X}", COPY_AGAIN, number, bad.start() - start + 1)
+    return text
+
+
+def place(text: str, at: int) -> tuple[int, int]:
+    """The number of the line that this position is in, and where that line starts."""
+    start = text.rfind("\n", 0, at) + 1
+    return text.count("\n", 0, start) + 1, start
+
+
+def lines_from(text: str, start: int, number: int) -> Iterator[Line]:
+    """The lines from a line's start on, one at a time. Raises InvalidMachine for a line that no matrix can have."""
+    while start < len(text):
+        end = text.find("\n", start)
+        end = len(text) if end < 0 else end
+        if end - start > LONGEST_LINE:
+            finding = f"the line is longer than {LONGEST_LINE} characters"
+            raise InvalidMachine(finding, COPY_AGAIN, number, LONGEST_LINE + 1)
+        yield Line(number, _cleaned(text[start:end], number), end + 1)
+        start, number = end + 1, number + 1
+
+
+def _cleaned(line: str, number: int) -> str:
+    if "\x1b" in line:
+        line = _ANSI.sub("", line)
+        if "\x1b" in line:
+            raise InvalidMachine("a terminal code that is cut short", COPY_AGAIN, number, line.index("\x1b") + 1)
+    comment = _COMMENT.match(line)
+    return line if comment is None else comment[0].replace("#", " ").replace(">", " ") + line[comment.end() :]
+
+
+def wrong(word: Word, finding: str) -> InvalidMachine:
+    """That something is wrong with this word, or begins there."""
+    return InvalidMachine(finding, COPY_AGAIN, word.line, word.column)

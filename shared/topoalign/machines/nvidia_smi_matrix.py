@@ -1,0 +1,183 @@
+"""
+Reads the matrix of `nvidia-smi topo -m` out of a text: labels, cells and affinities as they stand there.
+
+People paste it with prompts before it and more output after it, as a comment, with tabs turned to blanks, from drivers of
+ten years. All of that is read. What is refused is a paste that lost something, for then the machine would be a guess:
+
+- a row of a GPU is missing, or shorter than the header
+- rows of NICs are missing and the text ends there; with a legend below, the printer left them out, and what the other
+  rows say of those NICs holds for them too
+- a line begins with cells: the terminal wrapped it
+- two labels or two cells are glued together, a row or a column is there twice, or the matrix is not symmetric
+
+Time and memory are linear in the length of the text.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+
+from topoalign.core.errors import InvalidMachine, quoted
+from topoalign.machines.nvidia_smi_cells import CPU_AFFINITY, GPU_NUMA_ID, NUMA_AFFINITY, SELF, is_nvlink
+from topoalign.machines.nvidia_smi_header import find_header, is_gpu
+from topoalign.machines.nvidia_smi_lines import COPY_AGAIN, Word, lines_from, place, prepared, wrong
+from topoalign.machines.nvidia_smi_rows import LEGEND, Row, read_rows
+
+_NIC_LEGEND = re.compile(r"^[ \t\xa0#>]{0,64}NIC Legend:", re.MULTILINE)
+_NIC_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """What stands in the text."""
+
+    labels: tuple[str, ...]
+    """Of the device columns, in their order: `GPU0`, … and `NIC0` or `mlx5_0`."""
+    nic_names: Mapping[str, str]
+    """Label -> name, as far as a NIC legend says."""
+    cells: Mapping[str, tuple[str, ...]]
+    """Label of each printed row -> its cells in column order; "" where a short row ends and symmetry tells nothing."""
+    cpu_affinity: Mapping[str, str] | None
+    """Label of each GPU -> the text of the cell. None: there is no such column."""
+    numa_affinity: Mapping[str, str] | None
+    gpu_numa_id: Mapping[str, str] | None
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """By index, which need not be the order of the columns."""
+        return tuple(sorted((label for label in self.labels if is_gpu(label)), key=_number))
+
+    @property
+    def nics(self) -> tuple[str, ...]:
+        """By index where they have one (`NIC0`), else in column order."""
+        nics = [label for label in self.labels if not is_gpu(label)]
+        return tuple(sorted(nics, key=_number) if self.nics_are_numbered else nics)
+
+    @property
+    def nics_are_numbered(self) -> bool:
+        return all(is_gpu(label) or label.startswith("NIC") for label in self.labels)
+
+    def name(self, label: str) -> str:
+        """The legend's name where there is one, else the label."""
+        return self.nic_names.get(label, label)
+
+    def pairs(self) -> Iterator[tuple[str, str, str]]:
+        """Each two devices, GPUs first and by number, and what either row says of them: "" if neither does."""
+        column = {label: i for i, label in enumerate(self.labels)}
+        for a, b in combinations([*self.gpus, *self.nics], 2):
+            cell = self.cells[a][column[b]] if a in self.cells else ""
+            yield a, b, cell or (self.cells[b][column[a]] if b in self.cells else "")
+
+
+def _number(label: str) -> int:
+    return int(label[3:])
+
+
+def read_matrix(text: str) -> Matrix:
+    """The matrix in the text. Raises InvalidMachine with line and column of what is wrong."""
+    text = prepared(text)
+    header = find_header(text)
+    rows, end = read_rows(text, header)
+    _check_complete(header.labels, rows, cut=LEGEND.search(text, end) is None)
+    _check_symmetric(header.labels, rows)
+    _check_alone(text, end)
+
+    def column(title: str) -> Mapping[str, str] | None:
+        return {gpu: rows[gpu].affinities[title] for gpu in header.gpus} if title in header.titles else None
+
+    return Matrix(
+        labels=header.labels,
+        nic_names=_nic_names(text, end, header.labels),
+        cells=_completed(header.labels, rows),
+        cpu_affinity=column(CPU_AFFINITY),
+        numa_affinity=column(NUMA_AFFINITY),
+        gpu_numa_id=column(GPU_NUMA_ID),
+    )
+
+
+def _check_complete(labels: tuple[str, ...], rows: Mapping[str, Row], cut: bool) -> None:
+    """`cut`: nothing below the rows shows that they were copied to their end."""
+    missing = [label for label in labels if label not in rows]
+    if any(is_gpu(label) for label in missing) or (missing and cut):
+        line = max((row.label.line for row in rows.values()), default=None)
+        after = "" if line is None else "after this line "
+        raise InvalidMachine(f"{after}the rows {', '.join(missing)} are missing", COPY_AGAIN, line)
+    last = max(rows.values(), key=lambda row: row.label.line)
+    if cut and len(last.cells) < len(labels):
+        raise wrong(last.cells[-1], f"row {last.label.text} ends after {len(last.cells)} of {len(labels)} cells")
+    if cut and is_gpu(last.label.text) and not _has_affinity(last) and any(_has_affinity(row) for row in rows.values()):
+        raise wrong(last.cells[-1], f"row {last.label.text} ends before its affinities, which other rows have")
+
+
+def _has_affinity(row: Row) -> bool:
+    return any(row.affinities.values())
+
+
+def _check_symmetric(labels: tuple[str, ...], rows: Mapping[str, Row]) -> None:
+    for i, a in enumerate(labels):
+        for j, cell in enumerate(rows[a].cells if a in rows else ()):
+            b = labels[j]
+            if (cell.text == SELF) != (a == b):
+                raise wrong(
+                    cell, f"row {a}, column {b} is {cell.text}: X stands where row and column are the same device"
+                )
+            if is_nvlink(cell.text) and not (is_gpu(a) and is_gpu(b)):
+                raise wrong(cell, f"row {a}, column {b} is {cell.text}, but only GPUs have NVLinks")
+            mirrored = _cell(rows, b, i)
+            if mirrored is not None and cell.text != mirrored.text:
+                finding = f"row {a}, column {b} is {cell.text}, but row {b}, column {a} is {mirrored.text}"
+                raise wrong(cell, f"the matrix is not symmetric: {finding} (line {mirrored.line})")
+
+
+def _cell(rows: Mapping[str, Row], label: str, column: int) -> Word | None:
+    row = rows.get(label)
+    return row.cells[column] if row is not None and column < len(row.cells) else None
+
+
+def _completed(labels: tuple[str, ...], rows: Mapping[str, Row]) -> dict[str, tuple[str, ...]]:
+    """The cells of each printed row, short ones filled up from the rows that mirror them."""
+    cells = {}
+    for i, label in enumerate(labels):
+        if label in rows:
+            both = [_cell(rows, label, j) or _cell(rows, other, i) for j, other in enumerate(labels)]
+            cells[label] = tuple(word.text if word is not None else "" for word in both)
+    return cells
+
+
+def _check_alone(text: str, end: int) -> None:
+    try:
+        other = find_header(text, end)
+    except InvalidMachine:
+        return
+    finding = "another matrix stands above this line: it cannot be told which machine is meant"
+    raise InvalidMachine(finding, "give one machine at a time", other.line)
+
+
+def _nic_names(text: str, end: int, labels: tuple[str, ...]) -> dict[str, str]:
+    """What the NIC legend says; a NIC that it does not name keeps its label."""
+    legend = _NIC_LEGEND.search(text, end)
+    names: dict[str, str] = {}
+    if legend is None:
+        return names
+    number, start = place(text, legend.start())
+    entries = lines_from(text, start, number)
+    next(entries)
+    for line in entries:
+        label, colon, name = line.text.partition(":")
+        label, name = label.strip(), name.strip()
+        if not line.words:
+            continue
+        if not colon or not label.startswith("NIC"):
+            break
+        if label not in labels:
+            raise wrong(line.words[0], f"the NIC legend names {quoted([label])}, which has no column")
+        if name and not _NIC_NAME.fullmatch(name):
+            raise wrong(line.words[-1], f"{quoted([name])} is no name of a NIC")
+        if label in names or name in names.values():
+            raise wrong(line.words[0], f"the NIC legend names {quoted([name or label])} twice")
+        if name:
+            names[label] = name
+    if len({names.get(label, label) for label in labels}) < len(labels):
+        raise InvalidMachine("the NIC legend gives a NIC the label of another one", COPY_AGAIN, number)
+    return names

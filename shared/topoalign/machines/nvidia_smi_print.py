@@ -1,0 +1,101 @@
+"""
+Prints a machine as `nvidia-smi topo -m` does, byte for byte: the form that people and their scripts know.
+
+Columns are split by tabs, the header begins with one, `X` has a blank on either side, no line ends in blanks. In the rows
+of GPUs an empty cell stands before GPU NUMA ID, as drivers print it; rows of NICs end with their last device. What is not
+known is `N/A`. The wide form adds columns on the right and changes nothing else, so that whatever reads the first columns
+still reads them.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from topoalign.core.errors import clean
+from topoalign.core.ids import DeviceID
+from topoalign.core.topology.cpuset import format_cpuset
+from topoalign.core.topology.model import Gpu, Nic, Topology
+from topoalign.machines.nvidia_smi_cells import CPU_AFFINITY, GPU_NUMA_ID, NUMA_AFFINITY, UNKNOWN
+
+LEGEND = """
+Legend:
+
+  X    = Self
+  SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA nodes (e.g., QPI/UPI)
+  NODE = Connection traversing PCIe as well as the interconnect between PCIe Host Bridges within a NUMA node
+  PHB  = Connection traversing PCIe as well as a PCIe Host Bridge (typically the CPU)
+  PXB  = Connection traversing multiple PCIe bridges (without traversing the PCIe Host Bridge)
+  PIX  = Connection traversing at most a single PCIe bridge
+  NV#  = Connection traversing a bonded set of # NVLinks
+"""
+
+TAB = 8
+MIB = 1 << 20
+
+
+def print_matrix(topology: Topology, wide: bool = False, used_by: Mapping[DeviceID, str] | None = None) -> str:
+    """
+    The matrix with its legends, ending in a line end. `wide` adds PCI address, id and memory of each device, and who
+    uses it, if `used_by` says so.
+    """
+    rows = _matrix(topology)
+    if wide:
+        rows = _beside(rows, _wide(topology, used_by))
+    return "".join(f"{row.rstrip()}\n" for row in rows) + LEGEND + _nic_legend(topology.nics)
+
+
+def _matrix(topology: Topology) -> list[str]:
+    devices: list[Gpu | Nic] = [*topology.gpus, *topology.nics]
+    header = ["", *map(_label, devices), CPU_AFFINITY, NUMA_AFFINITY, GPU_NUMA_ID]
+    rows = ["\t".join(header)]
+    for device in devices:
+        cells = [_label(device), *(_cell(topology, device.id, other.id) for other in devices)]
+        if isinstance(device, Gpu):
+            memory_node = UNKNOWN if device.memory_node is None else str(device.memory_node)
+            cells += [_ids(device.cpu_affinity), _ids(device.numa_affinity), "", memory_node]
+        rows.append("\t".join(cells))
+    return rows
+
+
+def _label(device: Gpu | Nic) -> str:
+    return f"GPU{device.index}" if isinstance(device, Gpu) else f"NIC{device.index}"
+
+
+def _cell(topology: Topology, a: DeviceID, b: DeviceID) -> str:
+    if a == b:
+        return " X "
+    link = topology.link_by_pair.get((a, b))
+    return UNKNOWN if link is None else link.label
+
+
+def _ids(ids: Sequence[int]) -> str:
+    return format_cpuset(ids) or UNKNOWN
+
+
+def _nic_legend(nics: Sequence[Nic]) -> str:
+    named = [f"  {_label(nic)}: {clean(nic.id)}\n" for nic in nics if nic.id != _label(nic)]
+    return "\nNIC Legend:\n\n" + "".join(named) if named else ""
+
+
+def _wide(topology: Topology, used_by: Mapping[DeviceID, str] | None) -> list[list[str]]:
+    table = [["PCI Address", "Device", "Memory"]]
+    table += [[gpu.pci or UNKNOWN, gpu.id, _memory(gpu.memory)] for gpu in topology.gpus]
+    table += [[nic.pci or UNKNOWN, nic.id, ""] for nic in topology.nics]
+    if used_by is not None:
+        table[0].append("Used by")
+        for cells in table[1:]:
+            cells.append(used_by.get(DeviceID(cells[1]), ""))
+    return [[clean(cell, 128) for cell in cells] for cells in table]
+
+
+def _memory(memory: int | None) -> str:
+    return UNKNOWN if memory is None else f"{memory // MIB} MiB"
+
+
+def _beside(rows: Sequence[str], table: Sequence[Sequence[str]]) -> list[str]:
+    """The rows with a table on their right, every column of it at one tab stop."""
+    for column in zip(*table, strict=True):
+        width = max(len(row.expandtabs(TAB)) for row in rows) // TAB + 1
+        rows = [
+            row + "\t" * (width - len(row.expandtabs(TAB)) // TAB) + cell
+            for row, cell in zip(rows, column, strict=True)
+        ]
+    return list(rows)

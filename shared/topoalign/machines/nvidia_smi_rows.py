@@ -1,0 +1,106 @@
+"""
+The rows of a matrix: a device's label, a cell per device column, and behind them, for a GPU, its affinities.
+
+Rows are found by their labels, in any order, with other lines between them. Affinity cells may be empty: a row split by
+tabs shows where, one split by blanks only if its words stand right below the titles; else they are taken from the left.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from topoalign.core.errors import quoted
+from topoalign.machines.nvidia_smi_cells import affinity_fault, cell_fault, is_affinity, is_cell
+from topoalign.machines.nvidia_smi_header import TITLE_WORDS, Header, is_glued, is_gpu, is_header_line, is_label
+from topoalign.machines.nvidia_smi_lines import Line, Word, lines_from, wrong
+
+MOST_OTHER_LINES = 100
+"""So many lines in a row that are no rows end the matrix."""
+
+LEGEND = re.compile(r"^[ \t\xa0#>]{0,64}(?:NIC )?Legend:", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Row:
+    label: Word
+    cells: tuple[Word, ...]
+    affinities: Mapping[str, str]
+    """Title -> text, for each column that the header has; "" if it is blank."""
+
+
+def read_rows(text: str, header: Header) -> tuple[dict[str, Row], int]:
+    """
+    The rows by label, in the order of the text, and where in it they end.
+
+    Raises InvalidMachine for a row that is torn or there twice, or belongs to no column, and for a line that was wrapped.
+    """
+    rows: dict[str, Row] = {}
+    columns = frozenset(header.labels)
+    end, others, adjacent = header.after, 0, True
+    for line in lines_from(text, header.after, header.number):
+        if LEGEND.match(line.text) or others == MOST_OTHER_LINES or is_header_line(line):
+            break
+        if line.first not in columns:
+            _check_other(line, adjacent)
+            others, adjacent = others + 1, False
+            continue
+        lost = [] if text[line.after :].strip() else [name for name in header.labels if name not in {*rows, line.first}]
+        row = _row(line, header, lost)
+        if line.first in rows:
+            raise wrong(row.label, f"row {line.first} is there twice, first in line {rows[line.first].label.line}")
+        rows[line.first] = row
+        end, others, adjacent = line.after, 0, True
+    return rows, end
+
+
+def _check_other(line: Line, adjacent: bool) -> None:
+    """Lets pass what has nothing to do with the matrix."""
+    if not line.words:
+        return
+    first, second = line.words[0], line.words[1].text if len(line.words) > 1 else ""
+    if adjacent and (is_cell(first.text) or is_affinity(first.text) or first.text in TITLE_WORDS - {"GPU"}):
+        raise wrong(first, f"the line begins with {quoted([first.text])}: it is the rest of the line above, wrapped")
+    if is_glued(first.text):
+        raise wrong(first, f"{quoted([first.text])} is two labels glued together")
+    if is_label(first.text) and (is_cell(second) or first.text.startswith(("GPU", "NIC"))):
+        raise wrong(first, f"row {first.text} has no column in the header")
+
+
+def _row(line: Line, header: Header, lost: Sequence[str]) -> Row:
+    """`lost` are the rows that would have to follow, if the text ends here."""
+    label, columns = line.words[0], len(header.labels)
+    cells, rest = line.words[1 : columns + 1], line.words[columns + 1 :]
+    also = f"; the rows {', '.join(lost)} are missing below it" if lost else ""
+    bad = next((word for word in cells if not is_cell(word.text)), None)
+    if bad is not None:
+        raise wrong(bad, f"{cell_fault(bad.text)}, in row {label.text}{also}")
+    if len(cells) < (columns if is_gpu(label.text) else len(header.gpus)):
+        raise wrong(line.words[-1], f"row {label.text} ends after {len(cells)} of {columns} cells{also}")
+    if len(rest) > len(header.titles):
+        extra = rest[len(header.titles)]
+        raise wrong(extra, f"row {label.text} goes on with {quoted([extra.text])}, which is below no column")
+    affinities = _affinities(line, cells, rest, header)
+    for title, word in affinities.items():
+        fault = affinity_fault(title, word.text)
+        if fault:
+            raise wrong(word, f"{fault}, in row {label.text}{also}")
+    return Row(label, cells, {title: affinities[title].text if title in affinities else "" for title in header.titles})
+
+
+def _affinities(line: Line, cells: Sequence[Word], rest: Sequence[Word], header: Header) -> dict[str, Word]:
+    """Which words belong to which titles: not more words than titles."""
+    titles = header.titles
+    if len(rest) == len(titles) or not rest:
+        return dict(zip(titles, rest, strict=False))
+    begin = cells[-1].column - 1 + len(cells[-1].text)
+    if "\t" in line.text[begin:]:
+        # The cells after the device columns; an empty one too many stands before the last, as drivers print it.
+        places = [line.text.count("\t", begin, word.column - 1) - 1 for word in rest]
+        indices = [min(max(place, 0), len(titles) - 1) for place in places]
+    elif all(word.column in header.title_columns for word in rest):
+        indices = [header.title_columns.index(word.column) for word in rest]
+    else:
+        indices = list(range(len(rest)))
+    if len(set(indices)) < len(indices):
+        raise wrong(rest[-1], f"it cannot be told below which column {quoted([rest[-1].text])} stands")
+    return {titles[index]: word for index, word in zip(indices, rest, strict=True)}

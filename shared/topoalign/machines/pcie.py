@@ -1,0 +1,90 @@
+"""
+What lies between two devices on PCIe, judged by the bridges above each of them.
+
+A device hangs at the end of a chain: the host bridge, then every bridge and switch port on the way down. A switch shows
+as one upstream port with a downstream port per device, so two devices under one switch share all but their last bridge.
+
+The rule (classes and meanings as in the legend of `nvidia-smi topo -m`; the way to decide is inferred, not NVIDIA's):
+
+- different host bridges: NODE if both are on the same NUMA node, else SYS
+- nothing shared but the host bridge: PHB
+- each at most one bridge below the last one they share: PIX
+- otherwise: PXB
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+from topoalign.core.ids import DeviceID
+from topoalign.core.topology.links import Link, PcieClass
+from topoalign.core.topology.model import PciBridge
+
+Chain = tuple[str, ...]
+"""Addresses from the host bridge (`pci0000:00`) down to the bridge right above a device. Empty: not known."""
+
+_HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
+_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+
+
+class Attached(NamedTuple):
+    """Where a device sits."""
+
+    id: DeviceID
+    chain: Chain
+    nodes: tuple[int, ...]
+    """NUMA nodes near it. Empty: unknown."""
+
+
+def between(a: Chain, b: Chain, *, same_node: bool) -> PcieClass:
+    """The class of the path between two devices whose chains are both known."""
+    if a[0] != b[0]:
+        return PcieClass.NODE if same_node else PcieClass.SYS
+    shared = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        shared += 1
+    if shared == 1 and (len(a) > 1 or len(b) > 1):
+        return PcieClass.PHB
+    return PcieClass.PIX if max(len(a), len(b)) - shared <= 1 else PcieClass.PXB
+
+
+def links(devices: Sequence[Attached], *, one_node: bool) -> tuple[Link, ...]:
+    """
+    A link for each pair of devices whose chains are known; the other pairs have none.
+
+    On a host with a single NUMA node (`one_node`) every device is on it, though the kernel often does not say so.
+    """
+    found = []
+    for a, b in combinations(devices, 2):
+        if a.chain and b.chain:
+            same_node = one_node or bool(set(a.nodes) & set(b.nodes))
+            found.append(Link(a=a.id, b=b.id, pcie=between(a.chain, b.chain, same_node=same_node)))
+    return tuple(found)
+
+
+def bridges(chains: Iterable[Chain]) -> tuple[PciBridge, ...]:
+    """Every bridge of these chains once, parents before children."""
+    parents: dict[str, str | None] = {}
+    for chain in chains:
+        for above, address in zip((None, *chain), chain, strict=False):
+            parents.setdefault(address, above)
+    return tuple(PciBridge(address=address, parent=parent) for address, parent in parents.items())
+
+
+def chain_of(path: PurePosixPath) -> Chain:
+    """
+    The chain of a device from its path below /sys/devices: `…/pci0000:00/0000:00:03.0/0000:04:00.0` hangs from
+    `0000:00:03.0`. Empty if the path does not lead through a host bridge.
+    """
+    parts = [part for part in path.parts[:-1] if _HOST_BRIDGE.fullmatch(part) or is_address(part)]
+    first = next((i for i, part in enumerate(parts) if part.startswith("pci")), len(parts))
+    return tuple(parts[first:])
+
+
+def is_address(text: str) -> bool:
+    """Whether this is a PCI address as sysfs writes them: `0000:07:00.0`."""
+    return _ADDRESS.fullmatch(text) is not None

@@ -1,0 +1,136 @@
+"""
+A machine out of the files of /sys and /proc: of the running host, or of a tree that was captured from another one.
+
+Nothing is remembered between calls, and no content makes it fail, except that there must be CPUs. GPUs are NVIDIA's
+display devices in the order of their PCI addresses, which is that of `nvidia-smi`; NVIDIA's driver tells their uuid and
+the NUMA node of their memory under /proc, where it is loaded; without it a GPU is called `GPU-<PCI address>`. NVLinks are
+not to be seen in files.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from topoalign.core.errors import InvalidField, InvalidMachine, clean
+from topoalign.core.ids import DeviceID
+from topoalign.core.topology.model import Gpu, Nic, PciBridge, Topology
+from topoalign.core.topology.validate import LARGEST_MEMORY, MOST_GPUS, validate
+from topoalign.machines import pcie, sysfs_nics
+from topoalign.machines.sysfs_cpus import cpus_of_nodes, online_cpus, read_cpus, read_nodes
+from topoalign.machines.sysfs_files import Tree, number, opened
+from topoalign.machines.sysfs_pci import (
+    DEVICES,
+    DISPLAY_CLASSES,
+    NVIDIA,
+    addresses,
+    local_cpus,
+    numa_nodes,
+    path_of,
+    pcie_class_between,
+)
+
+__all__ = [
+    "Tree",
+    "pcie_class_between",
+    "read_bridges",
+    "read_cpus",
+    "read_gpus",
+    "read_nics",
+    "read_nodes",
+    "read_sysfs",
+    "topology_with",
+]
+
+DRIVER = "proc/driver/nvidia/gpus"
+
+_UUID = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+def read_sysfs(root: Path | Tree) -> Topology:
+    """The machine whose /sys and /proc are below the root. Raises InvalidMachine if it has no CPUs."""
+    return topology_with(root, read_gpus(root))
+
+
+def topology_with(root: Path | Tree, gpus: tuple[Gpu, ...]) -> Topology:
+    """The machine, with these GPUs: a driver that sees more of them than files tell gives its own."""
+    tree = opened(root)
+    nodes, distances = read_nodes(tree)
+    nics = read_nics(tree)
+    devices: list[Gpu | Nic] = [*gpus, *nics]
+    attached = [pcie.Attached(device.id, _chain(tree, device.pci), device.numa_affinity) for device in devices]
+    topology = Topology(
+        cpus=read_cpus(tree),
+        nodes=nodes,
+        distances=distances,
+        bridges=pcie.bridges(place.chain for place in attached),
+        gpus=gpus,
+        nics=nics,
+        links=pcie.links(attached, one_node=len(nodes) == 1),
+    )
+    try:
+        validate(topology)
+    except InvalidField as error:
+        raise InvalidMachine(f"the tree is of no possible machine: {error.finding}", error.remedy) from error
+    return topology
+
+
+def read_gpus(root: Path | Tree) -> tuple[Gpu, ...]:
+    """The NVIDIA GPUs, by PCI address."""
+    tree = opened(root)
+    nodes = cpus_of_nodes(tree, online_cpus(tree))
+    there = [address for address in addresses(tree) if _is_gpu(tree, address)][:MOST_GPUS]
+    return tuple(_gpu(tree, index, address, nodes) for index, address in enumerate(there))
+
+
+def read_nics(root: Path | Tree) -> tuple[Nic, ...]:
+    """The RDMA-capable NICs, by name."""
+    tree = opened(root)
+    return sysfs_nics.nics(tree, cpus_of_nodes(tree, online_cpus(tree)))
+
+
+def read_bridges(root: Path | Tree) -> tuple[PciBridge, ...]:
+    """Every bridge above a GPU or NIC, parents before children."""
+    tree = opened(root)
+    there = [*(gpu.pci for gpu in read_gpus(root)), *(nic.pci for nic in read_nics(root))]
+    return pcie.bridges(_chain(tree, address) for address in there)
+
+
+def _chain(tree: Tree, address: str | None) -> pcie.Chain:
+    return () if address is None else pcie.chain_of(path_of(tree, address))
+
+
+def _is_gpu(tree: Tree, address: str) -> bool:
+    kind = tree.number(f"{DEVICES}/{address}/class", 16)
+    if kind is None or kind >> 8 not in DISPLAY_CLASSES:
+        return False
+    vendor = tree.number(f"{DEVICES}/{address}/vendor", 16)
+    return vendor == NVIDIA if vendor is not None else address in tree.names(DRIVER)
+
+
+def _gpu(tree: Tree, index: int, address: str, nodes: Mapping[int, frozenset[int]]) -> Gpu:
+    facts = _facts(tree, f"{DRIVER}/{address}/information")
+    memory = _facts(tree, f"{DRIVER}/{address}/numa_status")
+    near = numa_nodes(tree, address, nodes)
+    chain = _chain(tree, address)
+    online = frozenset[int]().union(*nodes.values())
+    cpus = local_cpus(tree, address) & online or frozenset[int]().union(*(nodes[node] for node in near))
+    memory_node, size = number(memory.get("Node", "")), number(memory.get("Size", ""), 16)
+    uuid = facts.get("GPU UUID", "")
+    return Gpu(
+        id=DeviceID(uuid if _UUID.fullmatch(uuid) else f"GPU-{address}"),
+        index=index,
+        name=clean(facts.get("Model", ""), 128),
+        minor=number(facts.get("Device Minor", "")),
+        pci=address,
+        bridge=chain[-1] if chain else None,
+        memory=size if size is not None and size <= LARGEST_MEMORY else None,
+        cpu_affinity=tuple(sorted(cpus)),
+        numa_affinity=near,
+        memory_node=memory_node if memory_node in nodes else None,
+    )
+
+
+def _facts(tree: Tree, path: str) -> dict[str, str]:
+    """Lines such as `Node:      255`."""
+    lines = (line.partition(":") for line in (tree.text(path) or "").splitlines())
+    return {key.strip(): value.strip() for key, colon, value in lines if colon}

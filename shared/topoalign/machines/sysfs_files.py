@@ -1,0 +1,104 @@
+"""
+The files of a /sys and /proc tree below any root, read so that nothing in them can do harm.
+
+A tree may be the running host's, a captured one that lost half its files, or one that somebody made up; it may be a folder
+or still packed (`sysfs_archive`). A file that is missing, unreadable, too long or no text reads as None; a number that is
+none likewise; and no link is followed out of the tree.
+"""
+
+import os
+import re
+from abc import ABC, abstractmethod
+from pathlib import Path, PurePosixPath
+
+from topoalign.core.topology.cpuset import LARGEST_ID, parse_cpuset
+
+LONGEST_FILE = 1 << 20
+"""Bytes. The longest that is read is a node's meminfo, a few thousand."""
+
+_HEX_MASK = re.compile(r"[0-9a-fA-F]{1,8}(?:,[0-9a-fA-F]{0,8})*")
+
+
+class Tree(ABC):
+    """The files below a root, named by their path from it: `sys/devices/system/cpu/online`."""
+
+    @abstractmethod
+    def content(self, path: str) -> bytes | None:
+        """What the file holds, links followed."""
+
+    @abstractmethod
+    def names(self, path: str) -> list[str]:
+        """What is in the directory, sorted; nothing if there is none."""
+
+    @abstractmethod
+    def real(self, path: str) -> PurePosixPath | None:
+        """Where links lead, as a path from the root. None: nowhere, or out of the tree."""
+
+    def text(self, path: str) -> str | None:
+        """What the file holds, without blanks at either end."""
+        content = self.content(path)
+        return content.decode("utf-8", "replace").strip() if content is not None else None
+
+    def number(self, path: str, base: int = 10) -> int | None:
+        """A number that is not negative. The kernel writes -1 for what it does not know."""
+        text = self.text(path)
+        return number(text, base) if text is not None else None
+
+    def ids(self, path: str) -> frozenset[int] | None:
+        """A list such as `0-3,8`."""
+        text = self.text(path)
+        try:
+            return parse_cpuset(text) if text is not None else None
+        except ValueError:
+            return None
+
+    def mask(self, path: str) -> frozenset[int] | None:
+        """A mask such as `0000,00000f00`, 32 bits between commas."""
+        text = self.text(path)
+        if text is None or len(text) > LARGEST_ID // 3 or not _HEX_MASK.fullmatch(text):
+            return None
+        bits = int("".join(word.zfill(8) for word in text.split(",")), 16)
+        return frozenset(i for i in range(bits.bit_length()) if bits >> i & 1)
+
+
+class Folder(Tree):
+    """A tree on disk: `/` of the running host, or a captured one."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = Path(os.path.realpath(root))
+
+    def content(self, path: str) -> bytes | None:
+        place = self.real(path)
+        if place is None:
+            return None
+        try:
+            with open(self.root / place, "rb") as file:
+                raw = file.read(LONGEST_FILE + 1)
+        except (OSError, ValueError):
+            return None
+        return raw if len(raw) <= LONGEST_FILE else None
+
+    def names(self, path: str) -> list[str]:
+        place = self.real(path)
+        try:
+            return [] if place is None else sorted(os.listdir(self.root / place))
+        except (OSError, ValueError):
+            return []
+
+    def real(self, path: str) -> PurePosixPath | None:
+        try:
+            place = os.path.realpath(self.root / path, strict=True)
+            return PurePosixPath(place).relative_to(self.root)
+        except (OSError, ValueError):
+            return None
+
+
+def opened(root: Path | Tree) -> Tree:
+    return root if isinstance(root, Tree) else Folder(root)
+
+
+def number(text: str, base: int = 10) -> int | None:
+    """Reads a number of at most 18 digits that is not negative."""
+    digits = text.strip().lower().removeprefix("0x") if base == 16 else text.strip()
+    allowed = "0123456789abcdef"[:base]
+    return int(digits, base) if 0 < len(digits) <= 18 and all(c in allowed for c in digits) else None

@@ -1,0 +1,57 @@
+"""
+PCI devices out of /sys/bus/pci: where they sit, and which NUMA node is near.
+
+The NUMA node is the device's own `numa_node`; if the kernel does not know it (-1), that of the first bridge above that has
+one; else the one node that holds all CPUs of its `local_cpulist`. A list that spans several nodes tells nothing.
+"""
+
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+
+from topoalign.core.topology.links import PcieClass
+from topoalign.machines import pcie
+from topoalign.machines.sysfs_files import Tree
+
+DEVICES = "sys/bus/pci/devices"
+
+NVIDIA = 0x10DE
+DISPLAY_CLASSES = (0x0300, 0x0302)
+"""VGA controller and 3D controller: what a GPU is on PCI."""
+
+
+def addresses(tree: Tree) -> list[str]:
+    return [name for name in tree.names(DEVICES) if pcie.is_address(name)]
+
+
+def path_of(tree: Tree, address: str) -> PurePosixPath:
+    """Where the device is below /sys/devices; below /sys/bus if the tree has it there in place of a link."""
+    return tree.real(f"{DEVICES}/{address}") or PurePosixPath(DEVICES, address)
+
+
+def pcie_class_between(
+    path_a: PurePosixPath, path_b: PurePosixPath, numa_a: int | None, numa_b: int | None
+) -> PcieClass | None:
+    """The class of the way between two devices at these paths. None if one of them leads through no host bridge."""
+    a, b = pcie.chain_of(path_a), pcie.chain_of(path_b)
+    if not a or not b:
+        return None
+    return pcie.between(a, b, same_node=numa_a is not None and numa_a == numa_b)
+
+
+def numa_nodes(tree: Tree, address: str, nodes: Mapping[int, frozenset[int]]) -> tuple[int, ...]:
+    """The node near a device, of these nodes with their CPUs; () if unknown."""
+    path = path_of(tree, address)
+    for place in (path, *path.parents):
+        if not (place == path or pcie.is_address(place.name) or place.name.startswith("pci")):
+            break
+        node = tree.number(f"{place}/numa_node")
+        if node is not None and node in nodes:
+            return (node,)
+    local = local_cpus(tree, address)
+    near = [node for node, cpus in nodes.items() if cpus & local]
+    return tuple(near) if len(near) == 1 else ()
+
+
+def local_cpus(tree: Tree, address: str) -> frozenset[int]:
+    device = f"{DEVICES}/{address}"
+    return tree.ids(f"{device}/local_cpulist") or tree.mask(f"{device}/local_cpus") or frozenset()

@@ -1,0 +1,124 @@
+"""
+The HTTP pages of a process: /livez, /readyz, /metrics, and those that its services bring along.
+
+/livez answers as long as the event loop runs. /readyz is 200 when every check of the context is content, else 503 with the
+reasons; `?verbose` lists all checks. The server listens on the loopback unless told otherwise.
+"""
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+
+import anyio
+import uvicorn
+from anyio.abc import TaskStatus
+from prometheus_client import CONTENT_TYPE_LATEST, Info, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from topoalign.core.errors import Unavailable, clean
+from topoalign.runtime.context import Context
+
+GRACE_SECONDS = 2
+"""How long open requests and event streams may go on once the process stops."""
+
+
+class AddressInUse(Unavailable):
+    """The HTTP address cannot be listened on."""
+
+    code = "AddressInUse"
+
+
+class Server(uvicorn.Server):
+    """uvicorn as one task among others: signals are the runner's, and starting is told."""
+
+    def __init__(self, config: uvicorn.Config, url: str, task_status: TaskStatus[str]) -> None:
+        super().__init__(config)
+        self._url, self._task_status = url, task_status
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._task_status.started(self._url)
+
+
+async def serve_http(
+    context: Context, host: str, port: int, *, task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED
+) -> None:
+    """Serves until cancelled; has started, with its URL, once it listens. Port 0 is any. Raises AddressInUse."""
+    listener = listen(host, port)
+    address, chosen = listener.getsockname()[:2]
+    url = f"http://[{address}]:{chosen}" if ":" in address else f"http://{address}:{chosen}"
+    config = uvicorn.Config(
+        application(context),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+    )
+    server = Server(config, url, task_status)
+    with listener:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(exit_when_cancelled, server)
+            with anyio.CancelScope(shield=True):
+                await server.serve([listener])
+            tasks.cancel_scope.cancel()
+
+
+async def exit_when_cancelled(server: Server) -> None:
+    """uvicorn ends in order when told to, and in disorder when cancelled: so it is told."""
+    try:
+        await anyio.sleep_forever()
+    finally:
+        server.should_exit = True
+
+
+def listen(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(1024)
+        except BaseException:
+            listener.close()
+            raise
+    except (OSError, OverflowError) as error:
+        raise AddressInUse(
+            f"cannot listen on {clean(host)} port {port}: {clean(str(getattr(error, 'strerror', None) or error))}",
+            "set TOPOALIGN_HTTP_HOST and TOPOALIGN_HTTP_PORT to an address that is free (port 0: any)",
+        ) from error
+    listener.setblocking(False)
+    return listener
+
+
+def application(context: Context) -> Starlette:
+    async def livez(request: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def readyz(request: Request) -> Response:
+        results = {name: check() for name, check in sorted(context.checks.items())}
+        reasons = {name: reason for name, reason in results.items() if reason is not None}
+        lines = [
+            f"[+] {clean(name)}" if reason is None else f"[-] {clean(name)}: {clean(reason, 300)}"
+            for name, reason in (results if "verbose" in request.query_params else reasons).items()
+        ]
+        lines.append("not ready" if reasons else "ok")
+        return PlainTextResponse("\n".join(lines) + "\n", status_code=503 if reasons else 200)
+
+    async def metrics(request: Request) -> Response:
+        return Response(generate_latest(context.metrics), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    Info("topoalign_build", "The version of this program.", registry=context.metrics).info(
+        {"version": metadata.version("topoalign")}
+    )
+    own = [Route("/livez", livez), Route("/readyz", readyz), Route("/metrics", metrics)]
+    return Starlette(routes=[*own, *context.routes])

@@ -1,0 +1,94 @@
+"""
+Logs: one event name with key-values per line, on stderr, as JSON or for people.
+
+The records of the libraries (grpclib, nats, uvicorn, warnings) go the same way and come out the same. Names and messages
+from outside may hold anything, so control characters are escaped before a line is written; tracebacks show no values of
+local variables, because secrets live there.
+"""
+
+import logging
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import structlog
+from structlog.typing import EventDict, ExcInfo, Processor
+
+LIBRARIES = {"nats": logging.WARNING, "uvicorn": logging.WARNING, "hpack": logging.WARNING, "asyncio": logging.WARNING}
+"""Loggers of libraries that tell more than an operator wants at level info."""
+
+
+def configure_logging(form: str = "console", level: str = "info", **context: str) -> None:
+    """
+    Sets up logging for this process; `context` is in every line (`service="allocator", node="gpu-7"`).
+
+    `form` is `json` or `console`, `level` one of debug, info, warning, error.
+    """
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.PositionalArgumentsFormatter(),
+        structlog.stdlib.ExtraAdder(),
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        escaped,
+    ]
+    last: list[Processor] = (
+        [
+            structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False)),
+            structlog.processors.JSONRenderer(),
+        ]
+        if form == "json"
+        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain_traceback)]
+    )
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last]
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    for name, least in LIBRARIES.items():
+        logging.getLogger(name).setLevel(max(least, root.level))
+    logging.captureWarnings(True)
+    structlog.contextvars.clear_contextvars()
+    structlog.contextvars.bind_contextvars(**context)
+
+
+def escaped(logger: Any, name: str, event: EventDict) -> EventDict:
+    """No value reaches a terminal or a log file with control characters in it."""
+    return {key: printable(value) for key, value in event.items()}
+
+
+def printable(value: object) -> object:
+    match value:
+        case str():
+            return escape(value)
+        case Mapping():
+            return {escape(str(key)): printable(inner) for key, inner in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [printable(inner) for inner in value]
+        case _:
+            return value
+
+
+def escape(text: str, but: str = "") -> str:
+    """Writes what is not printable as Python would: a newline becomes `\\n`, an escape `\\x1b`."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in but else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def plain_traceback(sio: Any, exc_info: ExcInfo) -> None:
+    """A traceback without values, whatever the message of the error holds."""
+    sio.write(
+        escape("".join(structlog.processors.format_exc_info(None, "", {"exc_info": exc_info})["exception"]), "\n")
+    )

@@ -1,0 +1,174 @@
+"""
+`MemoryBus`: the bus port within one process, for tests and simulation.
+
+It keeps the promises of the bus over NATS and is held to the same contract tests: streams with positions, repetitions of
+a message id stored once, the newest few of each subject where only those matter, questions answered one at a time.
+What it does not keep is anything beyond the process.
+"""
+
+from bisect import bisect_right
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import anyio
+
+from topoalign.core.errors import BusUnavailable, clean
+from topoalign.core.ports import Endpoint, Message, Received, Stream
+from topoalign.runtime import stores
+from topoalign.runtime.answers import reply_to
+from topoalign.runtime.tasks import background
+
+MOST_MESSAGES = 100_000
+"""Kept per stream; NATS bounds bytes and age instead."""
+KEPT_PER_SUBJECT = {Stream.NODES: stores.NODES.max_msgs_per_subject}
+
+
+class Log:
+    """One stream: messages in the order of their positions, some of which may be gone."""
+
+    def __init__(self, per_subject: int | None) -> None:
+        self.kept: list[Received] = []
+        self.last = 0
+        self.changed = anyio.Event()
+        self._per_subject = per_subject
+        self._of_subject: defaultdict[str, deque[int]] = defaultdict(deque)
+        self._ids: dict[str, int] = {}
+
+    def append(self, message: Message) -> int:
+        name = message.headers.get("Nats-Msg-Id")
+        if name is not None and name in self._ids:
+            return self._ids[name]
+        self.last += 1
+        self.kept.append(Received(message=message, position=self.last))
+        if name is not None:
+            self._ids[name] = self.last
+        self.drop_old(message.subject)
+        self.changed.set()
+        self.changed = anyio.Event()
+        return self.last
+
+    def drop_old(self, subject: str) -> None:
+        if self._per_subject is not None:
+            positions = self._of_subject[subject]
+            positions.append(self.last)
+            if len(positions) > self._per_subject:
+                del self.kept[self.index_after(positions.popleft() - 1)]
+        if len(self.kept) > MOST_MESSAGES:
+            for old in self.kept[: MOST_MESSAGES // 10]:
+                self._ids.pop(old.message.headers.get("Nats-Msg-Id", ""), None)
+            del self.kept[: MOST_MESSAGES // 10]
+
+    def index_after(self, position: int) -> int:
+        return bisect_right(self.kept, position, key=lambda received: received.position)
+
+    def after(self, position: int, subject: str) -> Received | None:
+        """The first message after this position whose subject matches."""
+        for index in range(self.index_after(position), len(self.kept)):
+            if stores.matches(subject, self.kept[index].message.subject):
+                return self.kept[index]
+        return None
+
+
+class Follower:
+    """The endless iterator that `MemoryBus.follow` hands out."""
+
+    def __init__(self, log: Log, subject: str, after: int) -> None:
+        self._log, self._subject = log, subject
+        self._position = after if after <= log.last else 0
+
+    def __aiter__(self) -> "Follower":
+        return self
+
+    async def __anext__(self) -> Received:
+        while (received := self._log.after(self._position, self._subject)) is None:
+            self._position = self._log.last
+            await self._log.changed.wait()
+        await anyio.lowlevel.checkpoint()
+        self._position = received.position
+        return received
+
+
+class Question:
+    def __init__(self, body: bytes) -> None:
+        self.body = body
+        self.reply = b""
+        self.answered = anyio.Event()
+
+
+class Desk:
+    """Answers the questions to one endpoint in turn. An asker who gives up does not stop an answer under way."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self._questions: deque[Question] = deque()
+        self._news = anyio.Event()
+
+    async def run(self) -> None:
+        while True:
+            while self._questions:
+                question = self._questions.popleft()
+                question.reply = await reply_to(self.endpoint, question.body)
+                question.answered.set()
+            self._news = anyio.Event()
+            await self._news.wait()
+
+    async def ask(self, body: bytes, within: float) -> bytes:
+        question = Question(body)
+        self._questions.append(question)
+        self._news.set()
+        with anyio.move_on_after(within):
+            await question.answered.wait()
+            return question.reply
+        raise BusUnavailable(f"no answer on {self.endpoint.subject} within {within:g} s")
+
+
+class MemoryBus:
+    """A bus for all services of one process."""
+
+    def __init__(self) -> None:
+        self._logs = {stream: Log(KEPT_PER_SUBJECT.get(stream)) for stream in Stream}
+        self._desks: list[Desk] = []
+
+    @property
+    def connected(self) -> bool:
+        return True
+
+    async def publish(self, message: Message) -> int:
+        stream = stores.store_of(message)
+        await anyio.lowlevel.checkpoint()
+        return self._logs[stream].append(message)
+
+    @asynccontextmanager
+    async def follow(self, stream: Stream, subject: str, after: int = 0) -> AsyncIterator[AsyncIterator[Received]]:
+        yield Follower(self._logs[stream], subject, after)
+
+    async def last_position(self, stream: Stream, subject: str = ">") -> int:
+        await anyio.lowlevel.checkpoint()
+        for received in reversed(self._logs[stream].kept):
+            if stores.matches(subject, received.message.subject):
+                return received.position
+        return 0
+
+    def answers(self, subject: str) -> bool:
+        """Whether somebody in this process answers there."""
+        return any(stores.matches(desk.endpoint.subject, subject) for desk in self._desks)
+
+    async def ask(self, subject: str, body: bytes, within: float) -> bytes:
+        stores.check_size(subject, body)
+        for desk in self._desks:
+            if stores.matches(desk.endpoint.subject, subject):
+                return await desk.ask(body, within)
+        raise BusUnavailable(f"nobody answers on {clean(subject, 200)}")
+
+    @asynccontextmanager
+    async def serve(self, service: str, endpoints: Sequence[Endpoint]) -> AsyncIterator[None]:
+        desks = [Desk(endpoint) for endpoint in endpoints]
+        async with background() as tasks:
+            for desk in desks:
+                tasks.start_soon(desk.run)
+            self._desks += desks
+            try:
+                yield
+            finally:
+                self._desks = [desk for desk in self._desks if desk not in desks]

@@ -1,0 +1,106 @@
+"""
+Who we are to NATS, and how its address is shown.
+
+Credentials come from files, so that they stand neither in an address nor in a process list nor in a log. An address that
+carries them all the same works, and is shown without them.
+"""
+
+import ssl
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+import nkeys
+
+from topoalign.core.errors import InvalidField, clean
+
+
+class Access(msgspec.Struct, frozen=True, kw_only=True):
+    """Paths of files: who we are, and whom we trust. Read anew for every connection, so that renewed ones are taken up."""
+
+    creds: str | None = None
+    """A `.creds` file: JWT and seed, for servers with operators and accounts."""
+    nkey: str | None = None
+    """A file with the seed of an nkey user (`SU…`)."""
+    tls_ca: str | None = None
+    """PEM of the authority that signed the server's certificate. Without it the machine's own authorities count."""
+    tls_cert: str | None = None
+    """PEM of our own certificate, where the server asks for one."""
+    tls_key: str | None = None
+    """PEM of its key; without it the key is in `tls_cert`."""
+
+    def options(self) -> dict[str, str]:
+        """What the NATS client is told. Raises InvalidField that names the setting whose file cannot be used."""
+        if self.creds is not None:
+            if b"BEGIN USER NKEY SEED" not in content("TOPOALIGN_NATS_CREDS", self.creds):
+                raise InvalidField(
+                    "TOPOALIGN_NATS_CREDS", "not a credentials file", "make one with `nsc generate creds`"
+                )
+            return {"user_credentials": self.creds}
+        if self.nkey is not None:
+            try:
+                nkeys.from_seed(bytearray(content("TOPOALIGN_NATS_NKEY", self.nkey).strip())).wipe()
+            except (nkeys.NkeysError, ValueError) as error:
+                raise InvalidField(
+                    "TOPOALIGN_NATS_NKEY", "not the seed of an nkey user", "put the seed, `SU…`, alone in the file"
+                ) from error
+            return {"nkeys_seed": self.nkey}
+        return {}
+
+    def tls(self, urls: Sequence[str]) -> ssl.SSLContext | None:
+        """How connections are protected; None where nothing asks for it. Raises InvalidField for an unusable file."""
+        wanted = any(url.startswith(("tls://", "wss://")) for url in urls)
+        if not wanted and self.tls_ca is None and self.tls_cert is None:
+            return None
+        for setting, file in (
+            ("TOPOALIGN_NATS_TLS_CA", self.tls_ca),
+            ("TOPOALIGN_NATS_TLS_CERT", self.tls_cert),
+            ("TOPOALIGN_NATS_TLS_KEY", self.tls_key),
+        ):
+            if file is not None:
+                content(setting, file)
+        setting = "TOPOALIGN_NATS_TLS_CA"
+        try:
+            context = ssl.create_default_context(cafile=self.tls_ca)
+            setting = "TOPOALIGN_NATS_TLS_CERT"
+            if self.tls_cert is not None:
+                context.load_cert_chain(self.tls_cert, self.tls_key)
+        except ssl.SSLError as error:
+            raise InvalidField(setting, clean(str(error), 200), "give a PEM file, and the key that fits it") from error
+        return context
+
+
+def content(setting: str, file: str) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise InvalidField(
+            setting, f"{clean(file, 200)!r}: {error.strerror}", "name a file that this user can read"
+        ) from error
+
+
+def addresses(url: str) -> list[str]:
+    """The servers of a comma-separated list. Raises InvalidField."""
+    urls = [part.strip() for part in url.split(",") if part.strip()]
+    urls = [part if "://" in part else f"nats://{part}" for part in urls]
+    for part in urls:
+        try:
+            parts = urlsplit(part)
+            valid = parts.scheme in ("nats", "tls", "ws", "wss") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            valid = False
+        if not valid:
+            raise InvalidField("TOPOALIGN_NATS_URL", f"{shown(part)!r} is not an address", "write nats://host:4222")
+    if not urls:
+        raise InvalidField("TOPOALIGN_NATS_URL", "empty", "write nats://host:4222")
+    return urls
+
+
+def shown(url: str) -> str:
+    """An address, or several, fit to be shown: without user and password."""
+    parts = []
+    for part in url.split(","):
+        scheme, separator, rest = part.strip().rpartition("://")
+        parts.append(f"{scheme}{separator}{rest.rpartition('@')[2]}")
+    return clean(",".join(parts), 300)

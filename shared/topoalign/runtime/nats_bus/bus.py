@@ -1,0 +1,253 @@
+"""
+`NatsBus`: the bus port over NATS and JetStream.
+
+One task keeps a connection: it opens one, checks server, stores and permissions, hands it to all who wait, and starts
+over when it is lost. Publishing and asking use the connection of the moment and fail at once if there is none, because
+whoever says something important has it in a journal and will say it again. Following and serving wait, and go on.
+"""
+
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+
+import anyio
+import msgspec
+import nats.errors
+import structlog
+from anyio.abc import TaskStatus
+from nats.micro import add_service
+from nats.micro.request import Handler, Request
+
+from topoalign.core import wire
+from topoalign.core.errors import BusRefused, BusUnavailable, InvalidField, clean
+from topoalign.core.ports import Endpoint, Message, Received, Stream
+from topoalign.runtime import stores
+from topoalign.runtime.answers import reply_to
+from topoalign.runtime.nats_bus.access import Access, addresses, shown
+from topoalign.runtime.nats_bus.connection import Connection, NobodyAnswers, open_connection
+from topoalign.runtime.nats_bus.follower import Follower
+from topoalign.runtime.tasks import background
+
+PUBLISH_SECONDS = 2.0
+"""Longer than a sync to disk takes, shorter than anybody wants to wait for a server that may be gone."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+"""Seconds between tries to connect; doubled each time, and spread so that a cluster does not come back all at once."""
+SERVICE_VERSION = "1.0.0"
+"""Of the questions and answers: `topoalign.v1`."""
+NO_MESSAGE = 10037
+EXPECTED_STREAM_DIFFERS = 10060
+
+log = structlog.get_logger("topoalign.runtime.nats")
+
+
+class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
+    seq: int = 0
+    error: stores.Refusal | None = None
+
+
+class LastMessage(msgspec.Struct, frozen=True, kw_only=True):
+    class Place(msgspec.Struct, frozen=True):
+        seq: int
+
+    message: Place = Place(0)
+    error: stores.Refusal | None = None
+
+
+class NatsBus:
+    """Made by `connect_bus`."""
+
+    def __init__(self, url: str, name: str, access: Access, replicas: int | None, speaks: Sequence[str]) -> None:
+        if wire.token(name) != name or not name:
+            raise InvalidField("name", f"{clean(name)!r}", "use letters, digits, `_` and `-`")
+        self.url = shown(url)
+        """As it may be shown."""
+        self.trouble: str | None = "not connected yet"
+        """Why there is no connection; None while there is one."""
+        self._urls, self._name, self._access = addresses(url), name, access
+        access.options(), access.tls(self._urls)  # so that a wrong file is told at once, and not by a task
+        self._replicas, self._speaks = replicas, tuple(speaks)
+        self._connection: Connection | None = None
+        self._came = anyio.Event()
+        self._repairing = anyio.Lock()
+
+    @property
+    def connected(self) -> bool:
+        return self._connection is not None
+
+    async def publish(self, message: Message) -> int:
+        stores.store_of(message)
+        connection = self.live()
+        try:
+            body = await connection.request(message.subject, message.body, PUBLISH_SECONDS, message.headers)
+        except NobodyAnswers as error:
+            await self.repair(connection)
+            raise BusUnavailable(f"no store took {clean(message.subject, 200)}; it was not stored") from error
+        try:
+            said = msgspec.json.decode(body, type=Acknowledgement)
+        except msgspec.DecodeError as error:
+            raise BusUnavailable(f"{clean(message.subject, 200)}: the answer is no acknowledgement") from error
+        if said.error is not None:
+            raise stores.refused(f"publishing on {clean(message.subject, 200)}", said.error)
+        return said.seq
+
+    @asynccontextmanager
+    async def follow(self, stream: Stream, subject: str, after: int = 0) -> AsyncIterator[AsyncIterator[Received]]:
+        follower = Follower(self.up, self.repair, stream, subject, after)
+        try:
+            yield follower
+        finally:
+            await follower.end()
+
+    async def last_position(self, stream: Stream, subject: str = ">") -> int:
+        body = msgspec.json.encode({"last_by_subj": subject})
+        last = msgspec.json.decode(await self.live().api(f"$JS.API.STREAM.MSG.GET.{stream}", body), type=LastMessage)
+        if last.error is not None and last.error.err_code != NO_MESSAGE:
+            raise stores.refused(f"store {stream}", last.error)
+        return last.message.seq
+
+    async def ask(self, subject: str, body: bytes, within: float) -> bytes:
+        stores.check_size(subject, body)
+        return await self.live().request(subject, body, within)
+
+    @asynccontextmanager
+    async def serve(self, service: str, endpoints: Sequence[Endpoint]) -> AsyncIterator[None]:
+        async with background() as tasks:
+            await tasks.start(self.keep_serving, service, endpoints)
+            yield
+
+    async def keep_serving(self, service: str, endpoints: Sequence[Endpoint], *, task_status: TaskStatus[None]) -> None:
+        """Serves on every connection in turn. Has started once it serves, or at once if there is no connection."""
+        waiting = True
+        while True:
+            if waiting and self._connection is None:
+                waiting = False
+                task_status.started()
+            connection = await self.up()
+            try:
+                serving = await add_service(connection.client, name=service, version=SERVICE_VERSION)
+                for endpoint in endpoints:
+                    await serving.add_endpoint(name=endpoint.name, subject=endpoint.subject, handler=handler(endpoint))
+                await connection.client.flush()
+            except (nats.errors.Error, OSError) as error:
+                log.warning("cannot serve", service=service, finding=clean(str(error), 200))
+                await anyio.sleep(FIRST_PAUSE)
+                continue
+            if waiting:
+                waiting = False
+                task_status.started()
+            try:
+                await connection.lost.wait()
+            finally:
+                with anyio.CancelScope(shield=True), anyio.move_on_after(1), suppress(nats.errors.Error, OSError):
+                    await serving.stop()
+
+    async def up(self) -> Connection:
+        """The connection, as soon as there is one."""
+        while self._connection is None:
+            await self._came.wait()
+        return self._connection
+
+    def live(self) -> Connection:
+        """The connection of this moment. Raises BusUnavailable."""
+        if self._connection is None:
+            raise BusUnavailable(f"not connected to {self.url}: {self.trouble}")
+        return self._connection
+
+    async def repair(self, connection: Connection) -> None:
+        """Makes stores that have gone missing. Raises what `stores.ensure` does."""
+        async with self._repairing:
+            await stores.ensure(connection.api, self._replicas)
+
+    async def keep_connected(self, strict: bool) -> None:
+        """
+        Runs as long as the bus. `strict` raises BusRefused for as long as there was no connection yet.
+
+        Later a refusal is like a loss, since a server may be set up anew at any time: said once, and tried again.
+        """
+        tries = 0
+        while True:
+            try:
+                connection = await self.connection()
+            except (BusUnavailable, BusRefused) as error:
+                if strict and isinstance(error, BusRefused):
+                    raise
+                if error.finding != self.trouble:
+                    log.warning("bus away", finding=error.finding, remedy=error.remedy)
+                self.trouble = error.finding
+                pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(tries, 10))
+                await anyio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311  # spreads load, hides nothing
+                tries += 1
+                continue
+            tries, strict = 0, False
+            await self.stay(connection)
+
+    async def stay(self, connection: Connection) -> None:
+        """Hands the connection to all who wait for one, until it is lost."""
+        log.info("bus connected", url=self.url, server=str(connection.client.connected_server_version))
+        self._connection, self.trouble = connection, None
+        self._came.set()
+        try:
+            await connection.until_lost()
+        finally:
+            self._connection, self._came = None, anyio.Event()
+            self.trouble = f"connection lost: {connection.reason}"
+            await connection.close()
+        log.warning("bus lost", url=self.url, reason=connection.reason)
+
+    async def connection(self) -> Connection:
+        """A connection whose server, stores and permissions have been checked."""
+        connection = await open_connection(self._urls, self._name, self._access)
+        try:
+            await self.repair(connection)
+            for subject in self._speaks:
+                await self.test(connection, subject)
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
+
+    async def test(self, connection: Connection, subject: str) -> None:
+        """Whether we may publish there, tried with a message that expects another stream and so is never stored."""
+        headers = {"Nats-Expected-Stream": "TOPOALIGN_SELF_TEST", "ce-type": f"{wire.PREFIX}.SelfTest"}
+        body = await connection.request(subject, b"{}", PUBLISH_SECONDS, headers)
+        said = msgspec.json.decode(body, type=Acknowledgement)
+        if said.error is None or said.error.err_code != EXPECTED_STREAM_DIFFERS:
+            raise stores.refused(f"self-test on {subject}", said.error or stores.Refusal(code=500))
+
+
+def handler(endpoint: Endpoint) -> Handler:
+    async def handle(request: Request) -> None:
+        reply = await reply_to(endpoint, request.data)
+        with suppress(nats.errors.Error, OSError, ValueError):  # the asker has gone, or wants no answer
+            await request.respond(reply)
+
+    return handle
+
+
+@asynccontextmanager
+async def connect_bus(
+    url: str,
+    *,
+    name: str = "topoalign",
+    wait: float | None = 10.0,
+    access: Access = Access(),  # noqa: B008  # frozen
+    replicas: int | None = None,
+    speaks: Sequence[str] = (),
+) -> AsyncIterator[NatsBus]:
+    """
+    The bus at `url` (several servers of one cluster are separated by commas) while the context is open.
+
+    `wait`: seconds to wait for a server; then BusUnavailable, and BusRefused at once for a server that cannot be used.
+    None waits for nothing: the context is entered without a connection, which is made and checked in the background.
+    `replicas`: see `stores.ensure`. `speaks`: subjects this process will publish on; the permission is tried on every
+    new connection. Raises InvalidField for an unusable address, name or credentials file.
+    """
+    bus = NatsBus(url, name, access, replicas, speaks)
+    async with background() as tasks:
+        tasks.start_soon(bus.keep_connected, wait is not None)
+        if wait is not None:
+            with anyio.move_on_after(wait) as scope:
+                await bus.up()
+            if scope.cancelled_caught:
+                raise BusUnavailable(f"no connection within {wait:g} s: {bus.trouble}")
+        yield bus

@@ -1,0 +1,272 @@
+"""
+One connection to a NATS server, from connect to loss. It is never mended: whoever wants to go on opens a new one.
+
+So there is a single way in: every connection, the first as the hundredth, is checked alike, and nothing that was sent on
+a lost one is sent later behind its caller's back (the client library would buffer it). The library's own reconnection is
+therefore parked, and its buffer switched off.
+
+A question on a connection ends as soon as its fate is known: answered, refused, timed out, or the connection lost. NATS
+tells of a missing permission not to the asker but beside the stream of answers; here it is matched to the question by its
+subject.
+"""
+
+import random
+import ssl
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+
+import anyio
+import nats.errors
+import structlog
+from nats.aio.client import Client, Server
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.aio.transport import TcpTransport
+
+from topoalign.core.errors import BusRefused, BusUnavailable, clean
+from topoalign.runtime.nats_bus.access import Access, shown
+
+OLDEST_SERVER = (2, 12)
+"""Older ones silently ignore settings of our stores: atomic batches, per-message expiry (measured with 2.9.10)."""
+PING_SECONDS, PINGS_MISSED = 1, 2
+"""A peer that has fallen silent is noticed after three seconds instead of the library's four minutes."""
+CONNECT_SECONDS = 2
+CLOSE_SECONDS = 2
+PARKED = 3600.0
+
+log = structlog.get_logger("topoalign.runtime.nats")
+
+
+class NobodyAnswers(BusUnavailable):
+    """No one has subscribed to the subject: no such service, or no stream that stores it."""
+
+
+class Wait:
+    """A question that is under way."""
+
+    def __init__(self, subject: str, scope: anyio.CancelScope) -> None:
+        self.subject, self.scope = subject, scope
+        self.violation = ""
+
+
+class Connection:
+    """A connection that has been made. `lost` is set once it is gone, for good."""
+
+    def __init__(self, url: str, inbox_prefix: str) -> None:
+        self.client = Client()
+        self.url = url
+        """As it may be shown."""
+        self.lost = anyio.Event()
+        self.reason = ""
+        """What the library said last: why a connection was lost or could not be made."""
+        self._inbox_prefix = inbox_prefix
+        self._violations: deque[str] = deque(maxlen=16)
+        self._waits: set[Wait] = set()
+        self._opening: anyio.CancelScope | None = None
+
+    async def open(self, url: str, name: str, options: Mapping[str, str], tls: ssl.SSLContext | None) -> None:
+        """Raises BusRefused for wrong credentials, BusUnavailable for anything else that goes wrong."""
+        failure: Exception | None = None
+        with anyio.move_on_after(CONNECT_SECONDS) as self._opening:
+            try:
+                await self.client.connect(
+                    url,
+                    name=name,
+                    error_cb=self.heard_error,
+                    disconnected_cb=self.heard_loss,
+                    closed_cb=self.heard_loss,
+                    connect_timeout=CONNECT_SECONDS,
+                    max_reconnect_attempts=1,
+                    reconnect_to_server_handler=parked,
+                    ping_interval=PING_SECONDS,
+                    max_outstanding_pings=PINGS_MISSED,
+                    pending_size=0,
+                    inbox_prefix=self._inbox_prefix,
+                    tls=tls,
+                    **options,  # type: ignore[arg-type]  # keywords for text only
+                )
+            except (nats.errors.Error, OSError, TimeoutError) as error:
+                failure = error
+        if failure is None and not self._opening.cancelled_caught:
+            self._opening = None
+            return
+        reason = self.reason or clean(str(failure or ""), 200) or f"no answer within {CONNECT_SECONDS} s"
+        if "authorization" in reason.lower() or "authentication" in reason.lower():
+            raise BusRefused(
+                f"the server at {self.url} refuses our credentials: {reason}",
+                "check TOPOALIGN_NATS_CREDS or TOPOALIGN_NATS_NKEY against the server's users",
+            ) from failure
+        raise BusUnavailable(f"no connection to {self.url}: {reason}") from failure
+
+    async def request(
+        self, subject: str, body: bytes, seconds: float, headers: Mapping[str, str] | None = None
+    ) -> bytes:
+        """Raises NobodyAnswers, BusUnavailable for an unknown outcome, BusRefused without permission or for its size."""
+        if len(body) + sum(len(k) + len(v) + 4 for k, v in (headers or {}).items()) + 16 > self.client.max_payload:
+            raise BusRefused(
+                f"a message of {len(body)} bytes on {clean(subject, 200)} is more than the server's "
+                f"max_payload of {self.client.max_payload}",
+                "raise `max_payload` of nats-server to its default of 1 MiB, or say less",
+            )
+        with self.waiting(subject, seconds):
+            try:
+                reply = await self.client.request(
+                    subject, body, timeout=seconds + 1, headers=dict(headers) if headers else None
+                )
+            except nats.errors.NoRespondersError as error:
+                raise NobodyAnswers(f"nobody answers on {clean(subject, 200)}") from error
+            except nats.errors.BadSubjectError as error:
+                raise BusRefused(
+                    f"{clean(subject, 200)!r} is not a subject", "see the subjects of topoalign"
+                ) from error
+            except (nats.errors.Error, OSError) as error:
+                raise BusUnavailable(f"{clean(subject, 200)}: {clean(str(error), 200)}") from error
+        return reply.data
+
+    async def api(self, subject: str, body: bytes) -> bytes:
+        """Asks the JetStream API. Raises BusRefused where the account has none."""
+        try:
+            return await self.request(subject, body, 3)
+        except NobodyAnswers as error:
+            raise BusRefused(
+                f"the server at {self.url} has no JetStream for this account",
+                "start nats-server with `-js` or a `jetstream` block, and enable it for the account",
+            ) from error
+
+    async def send(self, subject: str, body: bytes, reply: str) -> None:
+        """Sends without waiting for anything. Raises BusUnavailable if the connection is known to be gone."""
+        with self.waiting(subject, CONNECT_SECONDS), self.translated(subject):
+            await self.client.publish(subject, body, reply=reply)
+
+    async def subscribe(self, subject: str, heard: Callable[[Msg], Awaitable[None]]) -> Subscription:
+        with self.waiting(subject, CONNECT_SECONDS), self.translated(subject):
+            return await self.client.subscribe(subject, cb=heard)
+
+    @contextmanager
+    def translated(self, subject: str) -> Iterator[None]:
+        try:
+            yield
+        except (nats.errors.Error, OSError) as error:
+            raise BusUnavailable(f"{clean(subject, 200)}: {clean(str(error), 200)}") from error
+
+    @contextmanager
+    def waiting(self, subject: str, seconds: float) -> Iterator[None]:
+        """The block ends when it is done, after this time, with the connection, or when its subject turns out forbidden."""
+        if self.lost.is_set():
+            raise BusUnavailable(f"the connection to {self.url} is lost: {self.reason}")
+        with anyio.move_on_after(seconds) as scope:
+            wait = Wait(subject, scope)
+            self._waits.add(wait)
+            try:
+                yield
+            finally:
+                self._waits.discard(wait)
+        if scope.cancelled_caught:
+            raise self.verdict(wait, seconds)
+
+    def verdict(self, wait: Wait, seconds: float) -> BusUnavailable | BusRefused:
+        """Why a question was not answered."""
+        answers = [text for text in self._violations if self._inbox_prefix.lower() in text]
+        violation = wait.violation or (answers[-1] if answers else "")
+        if violation:
+            return BusRefused(
+                f"no permission on {clean(wait.subject, 200)}: NATS says {clean(violation, 300)}",
+                "grant it to this user in the server's `authorization` block or account",
+            )
+        if self.lost.is_set():
+            return BusUnavailable(f"the connection was lost while waiting on {clean(wait.subject, 200)}: {self.reason}")
+        return BusUnavailable(f"no answer on {clean(wait.subject, 200)} within {seconds:g} s; its outcome is unknown")
+
+    async def until_lost(self) -> None:
+        """Returns when the connection is gone. Looks itself, too: the library does not tell in every case."""
+        while not self.lost.is_set():
+            with anyio.move_on_after(PING_SECONDS):
+                await self.lost.wait()
+            if not self.client.is_connected:
+                self.lose()
+
+    def lose(self) -> None:
+        self.lost.set()
+        for wait in self._waits:
+            wait.scope.cancel()
+
+    async def close(self) -> None:
+        """Flushes and closes. Never raises and never takes longer than two seconds."""
+        with anyio.CancelScope(shield=True):
+            with anyio.move_on_after(CLOSE_SECONDS), suppress(nats.errors.Error, OSError):
+                if self.client.is_connected and not self.lost.is_set():
+                    await self.client.flush(CLOSE_SECONDS)
+            self.lose()
+            with anyio.move_on_after(CLOSE_SECONDS), suppress(nats.errors.Error, OSError):
+                await self.client.close()
+            # The library leaves the socket of a failed TLS handshake to the garbage collector, and has no word for it.
+            transport = self.client._transport
+            if isinstance(transport, TcpTransport) and transport._bare_io_writer is not None:
+                transport._bare_io_writer.transport.abort()
+
+    async def heard_error(self, error: Exception) -> None:
+        text = str(error) or type(error).__name__
+        if "permissions violation" in text:
+            self._violations.append(text)
+            log.warning("nats refuses", finding=text)
+            for wait in self._waits:
+                if f'"{wait.subject.lower()}"' in text:
+                    wait.violation = text
+                    wait.scope.cancel()
+            return
+        self.reason = clean(text.removeprefix("nats: "), 200)
+        if self._opening is not None:  # the library would try again, and after a failed handshake hang
+            self._opening.cancel()
+
+    async def heard_loss(self) -> None:
+        self.lose()
+
+
+async def open_connection(urls: Sequence[str], name: str, access: Access) -> Connection:
+    """
+    Connects to one of the servers, in any order, and checks its version.
+
+    Raises InvalidField for unusable credential files, BusRefused for wrong credentials or an old server, BusUnavailable
+    if none can be reached.
+    """
+    options, tls = access.options(), access.tls(urls)
+    reasons: list[str] = []
+    for url in random.sample(urls, len(urls)):
+        connection = Connection(shown(url), f"_INBOX_{name}")
+        try:
+            await connection.open(url, name, options, tls)
+            check_server(connection, tls_wanted=tls is not None)
+        except BusUnavailable as error:
+            await connection.close()
+            reasons.append(error.finding)
+        except BaseException:
+            await connection.close()
+            raise
+        else:
+            return connection
+    raise BusUnavailable("; ".join(reasons))
+
+
+def parked(servers: list[Server], info: dict[str, object]) -> tuple[None, float]:
+    """Keeps the library from reconnecting by itself; the bus opens a new connection instead and closes this one."""
+    return None, PARKED
+
+
+def check_server(connection: Connection, tls_wanted: bool) -> None:
+    version = connection.client.connected_server_version
+    try:
+        found = (version.major, version.minor)
+    except ValueError:
+        found = (0, 0)
+    if found < OLDEST_SERVER:
+        raise BusRefused(
+            f"the server at {connection.url} is {clean(str(version), 60)}, older than 2.12",
+            "update nats-server to 2.12 or later: older ones ignore settings that topoalign relies on",
+        )
+    # The library has no public word for it, and takes tls:// with a server that offers none as a wish.
+    if tls_wanted and not connection.client._server_info.get("tls_required"):
+        raise BusRefused(
+            f"the server at {connection.url} does not offer TLS, which is asked for",
+            "add a `tls` block to its configuration, or drop tls:// and the TLS settings here",
+        )

@@ -1,0 +1,59 @@
+"""
+`NodeBus`: the bus of a node agent, whose services share a process and have one another whether or not NATS is there.
+
+What concerns only the node stays in the process: its own topology and health are heard at once, and a question that a
+service here answers is answered here. All of it goes to NATS as well, for everybody else. So a node that comes up before
+its hub, or without one, discovers its hardware and allocates; the hub hears of it later.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+
+from topoalign.core import wire
+from topoalign.core.ids import NodeName
+from topoalign.core.ports import Bus, Endpoint, Message, Received, Stream
+from topoalign.runtime.memory_bus import MemoryBus
+
+
+class NodeBus:
+    """The hub's bus, with what is local kept local first."""
+
+    def __init__(self, hub: Bus, node: NodeName) -> None:
+        self.hub = hub
+        self._local = MemoryBus()
+        self._own = wire.token(node)
+
+    @property
+    def connected(self) -> bool:
+        return self.hub.connected
+
+    async def publish(self, message: Message) -> int:
+        if self._is_own(message.subject):
+            await self._local.publish(message)
+        return await self.hub.publish(message)
+
+    def follow(
+        self, stream: Stream, subject: str, after: int = 0
+    ) -> AbstractAsyncContextManager[AsyncIterator[Received]]:
+        """Facts about this node's hardware come from this process, under its own positions; all else from the hub."""
+        bus = self._local if stream is Stream.NODES and self._is_own(subject) else self.hub
+        return bus.follow(stream, subject, after)
+
+    async def last_position(self, stream: Stream, subject: str = ">") -> int:
+        bus = self._local if stream is Stream.NODES and self._is_own(subject) else self.hub
+        return await bus.last_position(stream, subject)
+
+    async def ask(self, subject: str, body: bytes, within: float) -> bytes:
+        bus = self._local if self._local.answers(subject) else self.hub
+        return await bus.ask(subject, body, within)
+
+    @asynccontextmanager
+    async def serve(self, service: str, endpoints: Sequence[Endpoint]) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._local.serve(service, endpoints))
+            await stack.enter_async_context(self.hub.serve(service, endpoints))
+            yield
+
+    def _is_own(self, subject: str) -> bool:
+        """`topoalign.v1.<kind>.<this node>`: topology, health and usage; allocations have one token more."""
+        return subject.startswith(f"{wire.PREFIX}.") and subject.split(".")[3:] == [self._own]

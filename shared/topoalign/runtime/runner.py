@@ -1,0 +1,200 @@
+"""
+Runs services: one alone in its container, or all of them in one process.
+
+They are found by entry point (group `topoalign.services`), so shared code knows none of them. The order of nesting is the
+order of ending, reversed: the bus is opened first and closed last, the services start one after another, the HTTP pages
+come last and go first. A service that fails takes the process down, and what is raised is its own error.
+"""
+
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from importlib import metadata
+
+import anyio
+import msgspec
+import structlog
+from anyio.abc import TaskGroup
+
+from topoalign.core import wire
+from topoalign.core.errors import NotFound, Unavailable, clean
+from topoalign.core.ids import NodeName
+from topoalign.core.ports import Bus
+from topoalign.runtime import systemd
+from topoalign.runtime.clock import SystemClock
+from topoalign.runtime.context import Context, Serve
+from topoalign.runtime.health import serve_http
+from topoalign.runtime.logging import configure_logging
+from topoalign.runtime.nats_bus import Access, NatsBus, connect_bus
+from topoalign.runtime.node_bus import NodeBus
+from topoalign.runtime.settings import RuntimeSettings, from_environment
+from topoalign.runtime.tasks import background
+
+ENTRY_POINTS = "topoalign.services"
+ORDER = ("discovery", "hinting", "allocator", "registry")
+"""Who tells comes before who listens; any order works, this one is ready soonest."""
+START_SECONDS = 30.0
+"""Far above what any service takes, a node with slow drivers included."""
+
+log = structlog.get_logger("topoalign.runtime.runner")
+
+
+class ServiceFailed(Unavailable):
+    """A service could not be started."""
+
+    code = "ServiceFailed"
+
+
+class Running(msgspec.Struct, frozen=True, kw_only=True):
+    """What runs, for whoever started it."""
+
+    services: tuple[str, ...]
+    node: NodeName
+    nats: str | None
+    """URL, without credentials; None on a bus that was handed in."""
+    http: str | None
+    """URL; None without HTTP."""
+
+
+def run(names: Sequence[str], environment: Mapping[str, str], ready: Callable[[Running], None] | None = None) -> None:
+    """Runs services as a program does: logging set up, until SIGTERM or SIGINT. Raises what `run_services` does."""
+    settings = from_environment(RuntimeSettings, environment)
+    configure_logging(settings.log_format, settings.log_level)
+    anyio.run(lambda: run_services(names, environment, ready=ready), backend="asyncio")
+
+
+async def run_services(
+    names: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    bus: Bus | None = None,
+    ready: Callable[[Running], None] | None = None,
+) -> None:
+    """
+    Runs these services until SIGTERM, SIGINT or cancellation; calls `ready` once all of them serve.
+
+    `bus` None connects to NATS as the settings say. Raises InvalidField, NotFound for a service that is not installed,
+    ServiceFailed for one that does not start, AddressInUse, and whatever error ended a service.
+    """
+    await serve_all(find(names), environment, bus=bus, ready=ready)
+
+
+async def serve_all(
+    services: Mapping[str, Serve],
+    environment: Mapping[str, str],
+    *,
+    bus: Bus | None = None,
+    ready: Callable[[Running], None] | None = None,
+) -> None:
+    settings = from_environment(RuntimeSettings, environment)
+    node = NodeName(settings.node or socket.gethostname().lower())
+    environment = {**environment, "TOPOALIGN_NODE": node}
+    async with bus_of(settings, services, node, bus) as used:
+        hub = used.hub if isinstance(used, NodeBus) else used
+        context = Context(bus=used, clock=SystemClock(), environment=environment)
+        context.checks["bus"] = lambda: trouble(hub)
+        async with background() as tasks:
+            tasks.start_soon(stop_on_signal, environment, tasks.cancel_scope)
+            for name in sorted(services, key=order):
+                await start(tasks, name, services[name], context)
+            http = None
+            if settings.http_port is not None:
+                http = await tasks.start(serve_http, context, settings.http_host, settings.http_port)
+            tasks.start_soon(systemd.keep_watchdog, environment)
+            systemd.notify(environment, "READY=1")
+            log.info("running", services=sorted(services, key=order), node=node, http=http)
+            if ready is not None:
+                nats = hub.url if isinstance(hub, NatsBus) else None
+                ready(Running(services=tuple(sorted(services, key=order)), node=node, nats=nats, http=http))
+            await anyio.sleep_forever()
+
+
+@asynccontextmanager
+async def bus_of(
+    settings: RuntimeSettings, services: Mapping[str, Serve], node: NodeName, bus: Bus | None
+) -> AsyncIterator[Bus]:
+    if bus is not None:
+        yield bus
+        return
+    access = Access(
+        creds=settings.nats_creds,
+        nkey=settings.nats_nkey,
+        tls_ca=settings.nats_tls_ca,
+        tls_cert=settings.nats_tls_cert,
+        tls_key=settings.nats_tls_key,
+    )
+    async with connect_bus(
+        settings.nats_url,
+        name=f"topoalign-{next(iter(services))}" if len(services) == 1 else "topoalign",
+        wait=settings.nats_wait,
+        access=access,
+        replicas=settings.nats_replicas,
+        speaks=spoken(services, node),
+    ) as connected:
+        # A node agent goes on without its hub: what its services say to one another need not pass through it.
+        yield NodeBus(connected, node) if "discovery" in services and len(services) > 1 else connected
+
+
+def spoken(services: Mapping[str, Serve], node: NodeName) -> list[str]:
+    """The subjects that these services publish on, whose permission is to be tried at the start."""
+    return [
+        f"{wire.PREFIX}.{pattern.format(node=wire.token(node))}"
+        for pattern, writer in wire.SUBJECTS.values()
+        if writer.split("-")[0] in services
+    ]
+
+
+def find(names: Sequence[str]) -> dict[str, Serve]:
+    """The entries of these services. Raises NotFound, and ServiceFailed for one that cannot be loaded."""
+    points = {point.name: point for point in metadata.entry_points(group=ENTRY_POINTS)}
+    for name in names:
+        if name not in points:
+            raise NotFound("service", name, f"installed are: {', '.join(sorted(points, key=order)) or 'none'}")
+    try:
+        return {name: points[name].load() for name in names}
+    except ImportError as error:
+        raise ServiceFailed(
+            f"a service cannot be loaded: {clean(str(error), 300)}", "install topoalign anew"
+        ) from error
+
+
+def order(name: str) -> tuple[int, str]:
+    """Sorts services as they are started."""
+    return (ORDER.index(name) if name in ORDER else len(ORDER), name)
+
+
+async def start(tasks: TaskGroup, name: str, serve: Serve, context: Context) -> None:
+    with anyio.move_on_after(START_SECONDS) as scope:
+        await tasks.start(named(name, serve), context)
+    if scope.cancelled_caught:
+        raise ServiceFailed(
+            f"{name} did not start within {START_SECONDS:g} s", "its last log lines say what it was waiting for"
+        )
+
+
+def named(name: str, serve: Serve) -> Serve:
+    """The same service, each of whose log lines names it."""
+
+    async def entry(context: Context, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        structlog.contextvars.bind_contextvars(service=name)
+        await serve(context, task_status=task_status)
+
+    return entry
+
+
+def trouble(bus: Bus) -> str | None:
+    """The readiness check of the bus."""
+    if bus.connected:
+        return None
+    return (bus.trouble if isinstance(bus, NatsBus) else None) or "not connected"
+
+
+async def stop_on_signal(environment: Mapping[str, str], scope: anyio.CancelScope) -> None:
+    """Ends everything in order at the first signal; a second one is the interpreter's to handle."""
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for number in signals:
+            log.info("stopping", signal=signal.Signals(number).name)
+            systemd.notify(environment, "STOPPING=1")
+            scope.cancel()
+            return

@@ -1,0 +1,203 @@
+"""
+The stores on the bus: which subjects they take, how long they keep, and how they are made and checked.
+
+They are data (the field names are those of NATS' stream configuration), so that the two buses and the documents agree.
+Whoever comes first creates what is missing. What exists is compared field by field and never changed: a store that
+somebody set up otherwise may hold what others rely on, so a difference is refused by name and left to people.
+
+The bounds of age and bytes may cut off old events, because state never depends on old events: allocators announce
+snapshots, and of a node's hardware only the newest facts matter.
+"""
+
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from topoalign.core.errors import BusRefused, BusUnavailable, clean
+from topoalign.core.ports import Message, Stream
+from topoalign.core.wire import LARGEST_BODY
+
+SECOND = 1_000_000_000
+"""NATS writes durations in nanoseconds."""
+MIB = 1024 * 1024
+DAY = 24 * 3600 * SECOND
+
+SCHEMA = {"topoalign.owner": "topoalign", "topoalign.schema": "1"}
+"""Written into every store: whose it is, and the version of these settings."""
+
+NOT_FOUND = 10059
+"""NATS' error code of a stream that does not exist."""
+
+
+class Store(msgspec.Struct, frozen=True, kw_only=True):
+    """One store, as NATS' stream configuration. KV buckets are streams named `KV_<bucket>`."""
+
+    name: str
+    description: str
+    subjects: tuple[str, ...]
+    max_age: int
+    """Nanoseconds; 0 for ever."""
+    max_bytes: int
+    """NATS sets this much of its `max_file_store` aside."""
+    max_msgs_per_subject: int = -1
+    duplicate_window: int = 600 * SECOND
+    """A message id heard again within it is stored once. Ten minutes: longer than any outbox waits between two tries."""
+    discard: str = "old"
+    retention: str = "limits"
+    storage: str = "file"
+    max_msgs: int = -1
+    num_replicas: int = 1
+    allow_atomic: bool = False
+    allow_direct: bool = False
+    allow_rollup_hdrs: bool = False
+    deny_delete: bool = False
+    metadata: dict[str, str] = msgspec.field(default_factory=SCHEMA.copy)
+
+
+ALLOCATIONS = Store(
+    name=Stream.ALLOCATIONS,
+    description="Allocations and reservations, in the order in which they became true.",
+    subjects=("topoalign.v1.allocation.>", "topoalign.v1.reservation.>"),
+    max_age=30 * DAY,
+    max_bytes=512 * MIB,  # some 800,000 events
+    allow_atomic=True,
+)
+NODES = Store(
+    name=Stream.NODES,
+    description="The newest hardware, health and usage facts of every node.",
+    subjects=("topoalign.v1.topology.>", "topoalign.v1.health.>", "topoalign.v1.usage.>"),
+    max_age=0,  # a node that has not changed for a year is still there
+    max_bytes=1024 * MIB,  # five topologies of 40 kB of each of 5,000 nodes
+    max_msgs_per_subject=5,
+)
+DEADLETTERS = Store(
+    name=Stream.DEADLETTERS,
+    description="Messages that could not be decoded or applied, with the reason.",
+    subjects=("topoalign.v1.deadletter.>",),
+    max_age=7 * DAY,
+    max_bytes=32 * MIB,
+)
+RESERVATIONS = Store(
+    name="KV_TOPOALIGN_RESERVATIONS",
+    description="Key-value: node token -> the node's reservations, each with its own deadline.",
+    subjects=("$KV.TOPOALIGN_RESERVATIONS.>",),
+    max_age=0,
+    max_bytes=32 * MIB,
+    max_msgs_per_subject=1,
+    duplicate_window=120 * SECOND,
+    discard="new",
+    allow_direct=True,
+    allow_rollup_hdrs=True,
+    deny_delete=True,
+)
+STORES = (ALLOCATIONS, NODES, DEADLETTERS, RESERVATIONS)
+
+Request = Callable[[str, bytes], Awaitable[bytes]]
+"""Asks NATS' JetStream API; raises BusUnavailable and BusRefused."""
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """NATS' own words for no."""
+
+    code: int
+    err_code: int = 0
+    description: str = ""
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    messages: int = 0
+    first_seq: int = 0
+    last_seq: int = 0
+
+
+class Info(msgspec.Struct, frozen=True, kw_only=True):
+    """What NATS says of a stream, or why it does not."""
+
+    config: dict[str, object] = {}
+    state: State = State()
+    created: str = ""
+    error: Refusal | None = None
+
+
+def store_of(message: Message) -> Stream:
+    """The stream that stores this message. Raises BusRefused if none does, or if the message is too large for a bus."""
+    check_size(message.subject, message.body)
+    for store in (ALLOCATIONS, NODES, DEADLETTERS):
+        if any(matches(pattern, message.subject) for pattern in store.subjects):
+            return Stream(store.name)
+    raise BusRefused(f"no store takes {clean(message.subject, 200)}", "publish on the subjects of topoalign only")
+
+
+def check_size(subject: str, body: bytes) -> None:
+    """Raises BusRefused for more than NATS carries by default."""
+    if len(body) > LARGEST_BODY:
+        raise BusRefused(
+            f"a message of {len(body)} bytes on {clean(subject, 200)} is more than {LARGEST_BODY}",
+            "say less in one message",
+        )
+
+
+def matches(pattern: str, subject: str) -> bool:
+    """Whether a subject fits a pattern: `*` stands for one token, `>` at the end for one or more."""
+    wanted, tokens = pattern.split("."), subject.split(".")
+    if wanted[-1] == ">":
+        wanted = wanted[:-1]
+        if len(tokens) <= len(wanted):
+            return False
+        tokens = tokens[: len(wanted)]
+    return len(wanted) == len(tokens) and all(w in ("*", t) for w, t in zip(wanted, tokens, strict=True))
+
+
+async def ensure(request: Request, replicas: int | None) -> None:
+    """
+    Creates the stores that are missing and checks those that exist.
+
+    `replicas` is 1 or 3; None creates with 1 and takes what exists. Raises BusRefused that names the store, the field,
+    what is expected, what was found, and the remedy; raises BusUnavailable if NATS cannot say.
+    """
+    for store in STORES:
+        wanted = msgspec.structs.replace(store, num_replicas=replicas or store.num_replicas)
+        info = await stream_info(request, store.name)
+        if info.error is not None and info.error.err_code == NOT_FOUND:
+            created = await request(f"$JS.API.STREAM.CREATE.{store.name}", msgspec.json.encode(wanted))
+            info = msgspec.json.decode(created, type=Info)
+            if info.error is not None and info.error.code == 400:  # created by another, meanwhile and otherwise
+                info = await stream_info(request, store.name)
+        if info.error is not None:
+            raise refused(f"store {store.name}", info.error)
+        check(wanted, info.config, any_replicas=replicas is None)
+
+
+async def stream_info(request: Request, name: str) -> Info:
+    return msgspec.json.decode(await request(f"$JS.API.STREAM.INFO.{name}", b""), type=Info)
+
+
+def check(wanted: Store, found: dict[str, object], any_replicas: bool) -> None:
+    """Compares a store as it should be with one as it is. Raises BusRefused for the first difference."""
+    expected: dict[str, object] = msgspec.to_builtins(wanted)
+    ignored = {"name", "description", "metadata", *(["num_replicas"] if any_replicas else [])}
+    metadata = found.get("metadata")
+    tags = metadata if isinstance(metadata, dict) else {}
+    pairs = [(field, expected[field], found.get(field)) for field in expected if field not in ignored]
+    pairs += [(f"metadata[{name}]", value, tags.get(name)) for name, value in wanted.metadata.items()]
+    for field, want, have in pairs:
+        have = type(want)() if have is None else have  # NATS leaves out what is false, empty or 0
+        if want != have and not (isinstance(want, (list, tuple)) and isinstance(have, list) and list(want) == have):
+            raise BusRefused(
+                f"store {wanted.name}: {field} is {clean(repr(have))}, expected {want!r}",
+                f"set it with `nats stream edit {wanted.name}`, or move the store away with `nats stream backup` and "
+                f"`nats stream rm {wanted.name}`: allocators announce everything live again",
+            )
+
+
+def refused(what: str, refusal: Refusal) -> BusRefused | BusUnavailable:
+    """NATS' answer as an error of ours: 503 without a full store is a cluster that is electing, and passes by itself."""
+    text = clean(refusal.description or f"error {refusal.code}", 200)
+    if refusal.code in (408, 503) and refusal.err_code != 10023:
+        return BusUnavailable(f"{what}: NATS says {text!r} ({refusal.err_code})")
+    remedy = (
+        "give the server more room (`max_file_store`) or the store a smaller bound"
+        if refusal.err_code in (10023, 10047, 10028)
+        else "look up the NATS error code and check the account's JetStream limits and permissions"
+    )
+    return BusRefused(f"{what}: NATS refuses: {text} ({refusal.err_code})", remedy)

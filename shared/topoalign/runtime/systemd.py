@@ -1,0 +1,27 @@
+"""What systemd is told, where it asks: that we run, that we stop, and that the event loop is alive."""
+
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+
+import anyio
+
+
+def notify(environment: Mapping[str, str], state: str) -> None:
+    """Sends `READY=1` and the like to $NOTIFY_SOCKET (sd_notify(3)); without it, or if nobody listens, nothing happens."""
+    address = environment.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+        sender.setblocking(False)
+        sender.sendto(state.encode(), "\0" + address[1:] if address.startswith("@") else address)
+
+
+async def keep_watchdog(environment: Mapping[str, str]) -> None:
+    """Says `WATCHDOG=1` twice per $WATCHDOG_USEC: a loop that hangs is silent, and systemd restarts it."""
+    microseconds = environment.get("WATCHDOG_USEC", "")
+    if not microseconds.isdigit() or int(microseconds) == 0:
+        return
+    while True:
+        notify(environment, "WATCHDOG=1")
+        await anyio.sleep(int(microseconds) / 2_000_000)

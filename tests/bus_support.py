@@ -1,0 +1,64 @@
+"""Messages for tests of the bus, and a nats-server that can be killed."""
+
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from topoalign.core import wire
+from topoalign.core.ids import NodeName
+from topoalign.core.ports import Message, Received
+from topoalign.runtime import nats_server
+
+GRANTED = "topoalign.v1.allocation.node-1.granted"
+
+
+def said(number: int, subject: str = GRANTED) -> Message:
+    """A message of its own id."""
+    return Message(subject=subject, headers={"Nats-Msg-Id": f"test.{number}"}, body=b'{"n":%d}' % number)
+
+
+def granted(node: str, number: int) -> Message:
+    return said(number, f"{wire.PREFIX}.allocation.{wire.token(NodeName(node))}.granted")
+
+
+async def heard(messages: AsyncIterator[Received], count: int) -> list[Received]:
+    return [await anext(messages) for _ in range(count)]
+
+
+def bodies(received: list[Received]) -> list[bytes]:
+    return [one.message.body for one in received]
+
+
+class KillableServer:
+    """A nats-server on one port and one directory for all its lives."""
+
+    def __init__(self, store: Path, more: str = "", whole: str | None = None) -> None:
+        self.store, self.more, self.whole = store, more, whole
+        self.port: int | None = None
+        self.url = ""
+        self.process: subprocess.Popen[bytes] | None = None
+
+    async def start(self) -> str:
+        settings = self.whole or nats_server.configuration(self.store, self.port) + self.more
+        self.process = nats_server.start(self.store, settings)
+        self.url = await nats_server.url_of(self.process, self.store)
+        self.port = urlsplit(self.url).port
+        return self.url
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+
+@asynccontextmanager
+async def killable(store: Path, more: str = "", whole: str | None = None) -> AsyncIterator[KillableServer]:
+    """`more` settings beside the usual ones, or the `whole` of them."""
+    server = KillableServer(store, more, whole)
+    await server.start()
+    try:
+        yield server
+    finally:
+        server.kill()

@@ -1,0 +1,108 @@
+"""`doctor` finds what people get stuck on and says what to do; only a gate flag makes it fail."""
+
+import json
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from topoalign.cli import link, root
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No `up` of the user who runs the tests, no settings of theirs."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    for name in ("TOPOALIGN_NATS_URL", "TOPOALIGN_NODE", "TOPOALIGN_STATE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def short_dir() -> Iterator[Path]:
+    """A folder whose path leaves room for a socket's name."""
+    with tempfile.TemporaryDirectory(prefix="ta") as folder:
+        yield Path(folder)
+
+
+def examined(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Exit code, and each finding by the name of its check."""
+    status = root.run(["doctor", "--json", *arguments])
+    return status, {finding["check"]: finding for finding in json.loads(capsys.readouterr().out)["findings"]}
+
+
+def test_every_finding_that_is_not_ok_has_a_remedy(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    _, findings = examined(capsys, "--kubelet-dir", str(tmp_path), "--state-dir", str(file / "state"), "--node", "")
+
+    assert {"Python", "node name", "NUMA nodes", "NVML", "nats-server", "NATS", "kubelet", "state directory"} == set(
+        findings
+    )
+    assert [] == [name for name, found in findings.items() if found["verdict"] != "ok" and not found["remedy"]]
+    assert ["failure"] * 3 == [findings[name]["verdict"] for name in ("kubelet", "state directory", "node name")]
+
+
+def test_failures_change_the_exit_code_only_under_the_gate_flag(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = ["--kubelet-dir", str(tmp_path), "--state-dir", str(tmp_path)]
+
+    assert 0 == examined(capsys, *arguments)[0]
+    assert 6 == examined(capsys, *arguments, "--fail-on-findings")[0]
+    assert 0 == examined(capsys, "--state-dir", str(tmp_path), "--fail-on-findings")[0]
+
+
+def test_more_numa_nodes_than_the_kubelet_takes_are_a_warning_with_the_option_to_set(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "devices/system/node"
+    folder.mkdir(parents=True)
+    (folder / "online").write_text("0-33\n")
+
+    _, findings = examined(capsys, "--sysfs-root", str(tmp_path))
+
+    assert "warning" == findings["NUMA nodes"]["verdict"]
+    assert "max-allowable-numa-nodes to 34" in findings["NUMA nodes"]["remedy"]
+
+
+def test_a_kubelet_is_ok_only_if_its_socket_answers(capsys: pytest.CaptureFixture[str], short_dir: Path) -> None:
+    path = short_dir / "kubelet.sock"
+    path.touch()
+    _, plain_file = examined(capsys, "--kubelet-dir", str(short_dir))
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        _, not_listening = examined(capsys, "--kubelet-dir", str(short_dir))
+        listening.listen()
+        _, answering = examined(capsys, "--kubelet-dir", str(short_dir))
+
+    assert "is not a socket" in plain_file["kubelet"]["detail"]
+    assert "Connection refused" in not_listening["kubelet"]["detail"]
+    assert "ok" == answering["kubelet"]["verdict"]
+
+
+def test_a_nats_that_is_not_there_is_a_failure_that_names_the_address_without_its_password(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "CONNECT_SECONDS", 0.2)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        _, findings = examined(capsys, "--nats", f"nats://user:canary@{address}")
+
+    assert "failure" == findings["NATS"]["verdict"]
+    assert address in findings["NATS"]["detail"]
+    assert "canary" not in json.dumps(findings)
+
+
+def test_people_get_a_line_per_finding_and_the_remedy_below_it(capsys: pytest.CaptureFixture[str]) -> None:
+    status = root.run(["doctor", "--node", "Upper"])
+
+    out = capsys.readouterr().out
+    assert 0 == status
+    assert "warning  node name          Upper has capitals" in out
+    assert "do: Kubernetes node names are lower case" in out
+    assert "\x1b" not in out

@@ -1,0 +1,110 @@
+"""Every way to fail has its exit code, and says what failed and what to do, for people and with --json for programs."""
+
+import json
+
+import click
+import pytest
+
+from topoalign.cli import errors, root
+from topoalign.core.errors import (
+    BusUnavailable,
+    DeviceInUse,
+    InvalidField,
+    KubeletOwnsDevices,
+    NotFound,
+    TopoalignError,
+    Undecodable,
+)
+from topoalign.core.wire import Failure, RemoteBadRequest, RemoteNoFit, RemoteUnavailable
+
+
+def remote(fault: str, code: str) -> Failure:
+    return Failure(fault=fault, code=code, finding="found", remedy="do")
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (NotFound("machine", "x", "look"), 3),
+        (RemoteBadRequest(remote("request", "NotFound")), 3),
+        (DeviceInUse(["GPU-0"], "a"), 4),
+        (RemoteNoFit(remote("fit", "Whatever")), 4),
+        (KubeletOwnsDevices("node"), 4),
+        (RemoteBadRequest(remote("request", "KubeletOwnsDevices")), 4),
+        (InvalidField("gpus", "wrong", "right"), 5),
+        (Undecodable("it", "broken"), 5),
+        (BusUnavailable("silent"), 69),
+        (RemoteUnavailable(remote("service", "StateFault")), 69),
+        (ExceptionGroup("tasks", [ExceptionGroup("inner", [BusUnavailable("silent")])]), 69),
+        (FileNotFoundError(2, "No such file or directory", "cases.jsonl"), 3),
+        (PermissionError(13, "Permission denied", "cases.jsonl"), 1),
+        (click.Abort(), 130),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_the_exit_code_says_whose_fault_it_is(error: BaseException, status: int) -> None:
+    assert status == errors.report(error, as_json=False)
+
+
+def test_an_error_is_what_failed_and_what_to_do_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    errors.report(NotFound("machine", "dgx-x", "`topoalign topo --machine` takes names"), as_json=False)
+
+    out, err = capsys.readouterr()
+    assert "" == out
+    assert "error: no machine named 'dgx-x'\n  do: `topoalign topo --machine` takes names\n  code: NotFound\n" == err
+
+
+def test_with_json_the_error_is_an_object_on_stdout_too(capsys: pytest.CaptureFixture[str]) -> None:
+    errors.report(RemoteBadRequest(remote("request", "PodAlreadyAllocated")), as_json=True)
+
+    out, err = capsys.readouterr()
+    assert {"code": "PodAlreadyAllocated", "finding": "found", "remedy": "do", "exit": 5} == json.loads(out)["error"]
+    assert "error: found" in err
+
+
+def test_foreign_text_in_an_error_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    errors.report(TopoalignError("pod \x1b[2J\x9b1m\nerror: forged", "\x07"), as_json=True)
+
+    assert {"\n"} == {c for c in "".join(capsys.readouterr()) if not c.isprintable()}
+
+
+def test_a_defect_is_not_hidden() -> None:
+    with pytest.raises(ZeroDivisionError):
+        errors.report(ZeroDivisionError(), as_json=False)
+    with pytest.raises(ExceptionGroup):
+        errors.report(ExceptionGroup("tasks", [ZeroDivisionError(), ValueError()]), as_json=False)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("", "Usage: topoalign"),
+        ("alocate", "did you mean allocate"),
+        ("wacth", "did you mean watch"),
+        ("xyzzy", "there are allocate"),
+        ("version --jsn", "Did you mean '--json'"),
+        ("allocate --gpus 1.5", "'--gpus': '1.5' is not a whole number"),
+        ("allocate --memory lots", "'--memory': 'lots' is not a size"),
+        ("allocate --policy strict", "'--policy'"),
+        ("allocate", "nothing is asked for"),
+        ("allocate --gpus 1 --pod a/b/c", "--pod: 'a/b/c' is not NAMESPACE/NAME"),
+        ("conformance kubelet/merg", "did you mean kubelet/merge"),
+        ("bench admt", "did you mean admit"),
+        ("completion tcsh", "'tcsh' is not one of"),
+    ],
+)
+def test_a_wrong_command_line_ends_with_2_and_says_what_was_meant(
+    line: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = root.run(line.split())
+
+    out, err = capsys.readouterr()
+    assert (2, "") == (status, out)
+    assert words in err
+
+
+def test_a_usage_error_with_json_is_an_object_too(capsys: pytest.CaptureFixture[str]) -> None:
+    status = root.run(["version", "--json", "--nope"])
+
+    assert 2 == status
+    assert "Usage" == json.loads(capsys.readouterr().out)["error"]["code"]

@@ -1,0 +1,98 @@
+"""Numbers on the command line mean what Kubernetes means by them, and nonsense is refused with the option's name."""
+
+from decimal import ROUND_CEILING, Decimal
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topoalign.cli.quantities import MOST, Count, Size, binary, bytes_of
+from topoalign.core.requests import LARGEST_QUANTITY
+
+UNITS = {
+    "": "1",
+    "k": "1e3",
+    "M": "1e6",
+    "G": "1e9",
+    "T": "1e12",
+    "m": "1e-3",
+    "Ki": "1024",
+    "Mi": str(1024**2),
+    "Gi": str(1024**3),
+    "e3": "1e3",
+    "E-1": "1e-1",
+}
+
+
+@given(
+    number=st.decimals(0, 10**6, places=6, allow_nan=False, allow_infinity=False), unit=st.sampled_from(sorted(UNITS))
+)
+def test_a_quantity_is_its_number_times_its_unit_rounded_up_to_a_byte(number: Decimal, unit: str) -> None:
+    expected = int((number * Decimal(UNITS[unit])).to_integral_value(ROUND_CEILING))
+
+    assert expected == bytes_of(f"{number:f}{unit}")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("64Gi", 64 * 2**30), ("1.5G", 1_500_000_000), ("1e9", 10**9), ("0", 0), (".5Ki", 512)]
+)
+def test_sizes_that_people_write(text: str, expected: int) -> None:
+    assert expected == bytes_of(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " 1",
+        "1 Gi",
+        "-1",
+        "+1",
+        "NaN",
+        "inf",
+        "1GB",
+        "1gi",
+        "1e",
+        "0x10",
+        "٣",
+        "1,5G",
+        "1e999",
+        "9Ei",
+        "9" * 99,
+        "1_0",
+    ],
+)
+def test_what_is_no_size_is_refused(text: str) -> None:
+    assert None is bytes_of(text)
+
+
+def test_the_largest_size_is_that_of_kubernetes() -> None:
+    assert LARGEST_QUANTITY == bytes_of(str(LARGEST_QUANTITY))
+    assert None is bytes_of(str(LARGEST_QUANTITY + 1))
+
+
+@pytest.mark.parametrize("text", ["-1", "1.5", "1e3", "NaN", "٣", "", " 2", "1000000000", "9" * 30, "0x1", "1_0"])
+def test_a_count_is_a_whole_number_and_its_refusal_names_the_option(text: str) -> None:
+    option = click.Option(["--gpus"], type=Count())
+
+    with pytest.raises(click.BadParameter, match="whole number from 0 to") as refused:
+        option.type.convert(text, option, None)
+    assert "Invalid value for '--gpus'" in refused.value.format_message()
+
+
+@given(st.integers(0, MOST))
+def test_every_whole_number_up_to_the_most_is_a_count(number: int) -> None:
+    assert number == Count().convert(str(number), None, None)
+
+
+def test_a_size_that_is_none_is_refused_with_an_example() -> None:
+    with pytest.raises(click.BadParameter, match="64Gi"):
+        Size().convert("lots", None, None)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (64 * 2**30, "64 GiB")]
+)
+def test_bytes_are_shown_in_the_largest_unit_that_leaves_one(size: int, text: str) -> None:
+    assert text == binary(size)

@@ -1,0 +1,132 @@
+"""What comes from outside is shown, and never obeyed: by the terminal, by rich, by whoever reads the JSON."""
+
+import json
+
+import pytest
+
+from topoalign.cli import output, people
+from topoalign.core.decisions import Alignment, Considered, Explanation, Refusal
+from topoalign.core.events import Allocation, MemoryBlock, Owner
+from topoalign.core.hints.model import Hints, TopologyHint
+from topoalign.core.ids import (
+    GPU,
+    MEMORY,
+    NIC,
+    AllocationID,
+    ContainerName,
+    DeviceID,
+    Namespace,
+    PodName,
+    ResourceName,
+)
+from topoalign.core.topology.links import Link, PcieClass
+from topoalign.core.topology.model import Gpu, Topology
+
+HOSTILE = "\x1b[31mred\x1b]0;title\x07\x9b1m\u202eevil[bold red]<b>{{x}}\n" + "long" * 200
+
+
+def allocation() -> Allocation:
+    return Allocation(
+        id=AllocationID(HOSTILE),
+        owner=Owner(namespace=Namespace("ml"), pod=PodName(HOSTILE), container=ContainerName("main")),
+        devices={GPU: (DeviceID("GPU-a"), DeviceID("GPU-b")), NIC: (DeviceID(HOSTILE),)},
+        cpus="0-3",
+        memory=(MemoryBlock(resource=MEMORY, nodes=(0, 1), size=3 * 2**30, taken=(2**31, 2**30)),),
+        affinity=(0, 1),
+    )
+
+
+def topology() -> Topology:
+    gpus = tuple(
+        Gpu(id=DeviceID(f"GPU-{name}"), index=index, pci=f"0000:0{index}:00.0", numa_affinity=(index,))
+        for index, name in enumerate("ab")
+    )
+    return Topology(gpus=gpus, links=(Link(a=DeviceID("GPU-a"), b=DeviceID("GPU-b"), pcie=PcieClass.SYS, nvlinks=12),))
+
+
+def explanation() -> Explanation:
+    hints: dict[str, dict[ResourceName, Hints]] = {
+        "device": {GPU: (TopologyHint(0b01, True), TopologyHint(0b11, False)), NIC: ()},
+        "cpu": {},
+    }
+    return Explanation(
+        alignments=(
+            Alignment(container=ContainerName(HOSTILE), hints=hints, merged=TopologyHint(0b11, False), admitted=False),
+        ),
+        considered=(Considered(resource=GPU, devices=(DeviceID("GPU-b"),), score=7, chosen=True, why=HOSTILE),),
+    )
+
+
+def refusal() -> Refusal:
+    return Refusal(
+        reason="TopologyAffinityError",
+        code="NotPreferred",
+        finding=HOSTILE,
+        remedy=HOSTILE,
+        container=None,
+        provider=None,
+        explanation=explanation(),
+    )
+
+
+def unprintable(text: str) -> set[str]:
+    return {c for c in text if not c.isprintable()}
+
+
+def test_people_see_devices_with_index_uuid_pci_and_numa_node_and_no_control_characters(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    people.show_allocation(allocation(), topology())
+
+    out = capsys.readouterr().out
+    assert {"\n"} == unprintable(out)
+    assert ["nvidia.com/gpu", "1", "GPU-b", "0000:01:00.0", "1"] == out.splitlines()[3].split()
+    assert "link score  1210" in out
+    assert "CPUs        0-3" in out
+    assert "memory      3 GiB on NUMA 0-1" in out
+    assert "aligned to  NUMA 0-1" in out
+
+
+def test_a_refusal_and_its_explanation_say_everything_and_obey_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    people.show_decision(refusal(), topology())
+    people.show_explanation(explanation(), topology())
+
+    out = capsys.readouterr().out
+    assert {"\n"} == unprintable(out)
+    for words in (
+        "refused: TopologyAffinityError (NotPreferred)",
+        "the pod as a whole, by the topology policy",
+        "{0}* {0-1}",
+        "cannot be met",
+        "no opinion",
+        "merged: {0-1}, refused by the policy",
+        "GPU1",
+    ):
+        assert words in out
+
+
+def test_json_is_whole_and_holds_nothing_that_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) -> None:
+    output.document({"pod": HOSTILE})
+    output.line({"pod": HOSTILE})
+
+    document, line = capsys.readouterr().out.rsplit("\n", 2)[:2]
+    assert {"\n"} == unprintable(document + "\n" + line)
+    assert HOSTILE == json.loads(document)["pod"] == json.loads(line)["pod"]
+
+
+def test_columns_stand_under_their_titles_and_a_row_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    output.columns(("NAME", "N"), [("a\nb", 1), ("longer", 22)])
+
+    assert "NAME    N\na?b     1\nlonger  22\n" == capsys.readouterr().out
+
+
+def test_on_a_terminal_markup_in_a_name_stays_text(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+    output.rich_columns(("POD",), [["[bold red]x[/] [link=http://evil]y"]])
+
+    out = capsys.readouterr().out
+    assert "[bold red]x[/] [link=http://evil]y" in out
+    assert {"\n"} == unprintable(out)

@@ -1,0 +1,72 @@
+"""`up` is found by other terminals while it runs, and not afterwards."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from topoalign.cli import running
+from topoalign.cli.link import NothingRuns, located
+from topoalign.cli.running import Running
+from topoalign.core.ids import NodeName
+
+
+def up(pid: int | None = None, nats: str = "nats://127.0.0.1:4222") -> Running:
+    return Running(
+        pid=os.getpid() if pid is None else pid, nats=nats, http="http://127.0.0.1:8000", node=NodeName("laptop")
+    )
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    return {"XDG_RUNTIME_DIR": str(tmp_path)}
+
+
+def test_it_is_found_while_it_runs_and_its_file_is_gone_afterwards(environment: dict[str, str]) -> None:
+    with running.announced(up(), environment):
+        file = running.path(environment)
+        found, mode = running.find(environment), stat.S_IMODE(file.stat().st_mode)
+
+    assert (up(), 0o600) == (found, mode)
+    assert None is running.find(environment)
+    assert [] == list(file.parent.iterdir())
+
+
+def test_one_that_was_killed_is_not_found_though_its_file_is_left(environment: dict[str, str]) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    with running.announced(up(gone.pid), environment):
+        assert None is running.find(environment)
+
+
+def test_of_two_the_later_is_found_and_the_earlier_leaves_its_file_alone(environment: dict[str, str]) -> None:
+    with running.announced(up(nats="nats://127.0.0.1:1"), environment):
+        later = running.announced(up(nats="nats://127.0.0.1:2"), environment)
+        later.__enter__()
+
+    found = running.find(environment)
+    assert found is not None
+    assert "nats://127.0.0.1:2" == found.nats
+    later.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"pid": "x"}', b"\xff"])
+def test_a_damaged_file_counts_as_none(environment: dict[str, str], content: bytes) -> None:
+    file = running.path(environment)
+    file.parent.mkdir()
+    file.write_bytes(content)
+
+    assert None is running.find(environment)
+
+
+def test_an_option_goes_before_up_and_without_either_the_remedy_is_told(environment: dict[str, str]) -> None:
+    with running.announced(up(), environment):
+        assert ("nats://127.0.0.1:4222", "laptop") == located(None, None, environment)
+        assert ("nats://127.0.0.1:4222", "other") == located(None, "other", environment)
+        assert ("nats://far:1", os.uname().nodename) == located("nats://far:1", None, environment)
+    with pytest.raises(NothingRuns) as refused:
+        located(None, None, environment)
+    assert "topoalign up" in refused.value.remedy

@@ -1,0 +1,273 @@
+"""What every bus promises, held against the one in memory and the one over a real nats-server."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import pytest
+from bus_support import GRANTED, bodies, granted, heard, said
+
+from topoalign.core import wire
+from topoalign.core.errors import BusRefused, BusUnavailable
+from topoalign.core.ids import NodeName
+from topoalign.core.ports import Bus, Endpoint, Message, Stream
+from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.nats_bus import connect_bus
+from topoalign.runtime.nats_server import local_nats
+from topoalign.runtime.node_bus import NodeBus
+
+pytestmark = pytest.mark.anyio
+ALL = "topoalign.v1.>"
+
+
+@pytest.fixture(params=["memory", "nats", "node"])
+async def bus(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bus]:
+    if request.param == "memory":
+        yield MemoryBus()
+        return
+    async with local_nats(tmp_path) as url, connect_bus(url, name="contract") as over_nats:
+        yield over_nats if request.param == "nats" else NodeBus(over_nats, NodeName("node-1"))
+
+
+async def test_positions_count_from_one(bus: Bus) -> None:
+    positions = [await bus.publish(said(number)) for number in range(3)]
+
+    assert [1, 2, 3] == positions
+    assert bus.connected
+
+
+async def test_a_repeated_id_is_stored_once_and_gets_the_first_position(bus: Bus) -> None:
+    first = await bus.publish(said(1))
+    await bus.publish(said(2))
+    again = await bus.publish(said(1))
+
+    assert first == again
+    assert 2 == await bus.last_position(Stream.ALLOCATIONS)
+
+
+async def test_messages_arrive_as_they_were_sent(bus: Bus) -> None:
+    sent = Message(subject=GRANTED, headers={"Nats-Msg-Id": "x", "ce-type": "a%20b"}, body=b"\x00\xff\r\n{")
+    await bus.publish(sent)
+
+    async with bus.follow(Stream.ALLOCATIONS, ALL) as messages:
+        received = await anext(messages)
+
+    assert sent == received.message
+    assert 1 == received.position
+
+
+async def test_a_follower_hears_the_past_and_then_what_comes_in_order(bus: Bus) -> None:
+    for number in range(300):
+        await bus.publish(said(number))
+
+    async with bus.follow(Stream.ALLOCATIONS, ALL) as messages:
+        past = await heard(messages, 300)
+        for number in range(300, 303):
+            await bus.publish(said(number))
+        news = await heard(messages, 3)
+
+    assert list(range(1, 304)) == [received.position for received in past + news]
+    assert [said(number).body for number in range(303)] == bodies(past + news)
+
+
+async def test_following_after_a_position_goes_on_behind_it(bus: Bus) -> None:
+    for number in range(1, 6):
+        await bus.publish(said(number))
+
+    async with bus.follow(Stream.ALLOCATIONS, ALL, after=3) as messages:
+        rest = await heard(messages, 2)
+
+    assert [4, 5] == [received.position for received in rest]
+
+
+async def test_a_message_whose_handling_failed_is_heard_again(bus: Bus) -> None:
+    for number in range(1, 4):
+        await bus.publish(said(number))
+    done = 0
+    with pytest.raises(ArithmeticError):
+        async with bus.follow(Stream.ALLOCATIONS, ALL, after=done) as messages:
+            async for received in messages:
+                if received.position == 2:
+                    raise ArithmeticError
+                done = received.position
+
+    async with bus.follow(Stream.ALLOCATIONS, ALL, after=done) as messages:
+        again = await anext(messages)
+
+    assert 2 == again.position
+
+
+async def test_a_follower_that_was_interrupted_while_waiting_loses_nothing(bus: Bus) -> None:
+    async with bus.follow(Stream.ALLOCATIONS, ALL) as messages:
+        await bus.publish(said(1))
+        await anext(messages)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(anext, messages)
+            await anyio.wait_all_tasks_blocked()
+            tasks.cancel_scope.cancel()
+        await bus.publish(said(2))
+
+        assert 2 == (await anext(messages)).position
+
+
+async def test_wildcards_choose_among_subjects(bus: Bus) -> None:
+    await bus.publish(said(1, "topoalign.v1.allocation.a.granted"))
+    await bus.publish(said(2, "topoalign.v1.allocation.b.released"))
+    await bus.publish(said(3, "topoalign.v1.allocation.b.granted"))
+    await bus.publish(said(4, "topoalign.v1.reservation.b"))
+
+    async def chosen(subject: str, count: int) -> list[int]:
+        async with bus.follow(Stream.ALLOCATIONS, subject) as messages:
+            return [received.position for received in await heard(messages, count)]
+
+    assert [1, 2, 3] == await chosen("topoalign.v1.allocation.>", 3)
+    assert [2, 3] == await chosen("topoalign.v1.allocation.b.*", 2)
+    assert [1, 3] == await chosen("topoalign.v1.allocation.*.granted", 2)
+    assert [4] == await chosen("topoalign.v1.reservation.*", 1)
+
+
+@pytest.mark.parametrize(
+    "node", ["node-1.example.com", "UPPER_case", "x" * 253, "a b\tc", "*", ">", "größe=1", "0000:07:00.0"]
+)
+async def test_any_node_name_is_one_token_that_wildcards_see(bus: Bus, node: str) -> None:
+    """C42: a name with dots would otherwise be several tokens, and a wildcard would not see it."""
+    await bus.publish(granted(node, 1))
+
+    async with bus.follow(Stream.ALLOCATIONS, wire.allocation_subjects()) as messages:
+        subject = (await anext(messages)).message.subject
+    async with bus.follow(Stream.ALLOCATIONS, wire.allocation_subjects(NodeName(node))) as messages:
+        await anext(messages)
+
+    assert node == wire.name_of(subject.split(".")[3])
+
+
+async def test_two_followers_each_hear_everything(bus: Bus) -> None:
+    async with (
+        bus.follow(Stream.ALLOCATIONS, ALL) as one,
+        bus.follow(Stream.ALLOCATIONS, ALL) as other,
+    ):
+        for number in range(1, 11):
+            await bus.publish(said(number))
+
+        assert await heard(one, 10) == await heard(other, 10)
+
+
+async def test_of_a_node_only_the_newest_facts_are_kept_and_following_begins_with_the_oldest_of_them(bus: Bus) -> None:
+    for number in range(1, 9):
+        await bus.publish(said(number, "topoalign.v1.topology.node-1"))
+    await bus.publish(said(9, "topoalign.v1.health.node-1"))
+
+    async with bus.follow(Stream.NODES, ALL, after=1) as messages:
+        kept = await heard(messages, 6)
+
+    assert [4, 5, 6, 7, 8, 9] == [received.position for received in kept]
+
+
+async def test_a_position_that_the_stream_never_had_begins_with_the_oldest(bus: Bus) -> None:
+    """Such a position comes from a store that has been lost or rolled back since."""
+    await bus.publish(said(1))
+
+    async with bus.follow(Stream.ALLOCATIONS, ALL, after=1_000) as messages:
+        assert 1 == (await anext(messages)).position
+
+
+async def test_the_last_position_is_that_of_the_newest_matching_message(bus: Bus) -> None:
+    empty = await bus.last_position(Stream.ALLOCATIONS)
+    await bus.publish(granted("a", 1))
+    await bus.publish(granted("b", 2))
+
+    assert 0 == empty
+    assert 2 == await bus.last_position(Stream.ALLOCATIONS)
+    assert 1 == await bus.last_position(Stream.ALLOCATIONS, "topoalign.v1.allocation.a.*")
+    assert 0 == await bus.last_position(Stream.ALLOCATIONS, "topoalign.v1.allocation.c.*")
+    assert 0 == await bus.last_position(Stream.DEADLETTERS)
+
+
+async def test_a_message_that_is_too_large_or_has_no_store_is_refused(bus: Bus) -> None:
+    with pytest.raises(BusRefused, match="1000001 bytes"):
+        await bus.publish(Message(subject=GRANTED, headers={}, body=b" " * 1_000_001))
+    with pytest.raises(BusRefused, match="no store takes topoalign.v1.hints"):
+        await bus.publish(said(1, "topoalign.v1.hints.node-1"))
+
+    assert 1 == await bus.publish(Message(subject=GRANTED, headers={}, body=b" " * 1_000_000))
+
+
+async def shout(body: bytes) -> bytes:
+    return wire.answer(body.decode().upper())
+
+
+async def test_a_question_is_answered_by_the_service_that_serves_its_subject(bus: Bus) -> None:
+    async with bus.serve("topoalign-test", [Endpoint(name="shout", subject="test.a.shout", answer=shout)]):
+        answer = await bus.ask("test.a.shout", b"hello", 5)
+
+    assert "HELLO" == wire.answered(answer, str)
+
+
+async def test_asking_where_nobody_answers_fails_at_once(bus: Bus) -> None:
+    async with bus.serve("topoalign-test", [Endpoint(name="shout", subject="test.a.shout", answer=shout)]):
+        pass
+    with pytest.raises(BusUnavailable, match="nobody answers on test.a.shout"):
+        await bus.ask("test.a.shout", b"hello", 60)
+
+
+async def test_a_slow_answer_ends_the_asking_and_does_not_block_other_endpoints(bus: Bus) -> None:
+    never = anyio.Event()
+
+    async def hang(body: bytes) -> bytes:
+        await never.wait()
+        return b""
+
+    endpoints = [
+        Endpoint(name="hang", subject="test.hang", answer=hang),
+        Endpoint(name="shout", subject="test.shout", answer=shout),
+    ]
+    async with bus.serve("topoalign-test", endpoints):
+        with pytest.raises(BusUnavailable, match=r"no answer on test.hang within 0.05 s"):
+            await bus.ask("test.hang", b"", 0.05)
+
+        assert "A" == wire.answered(await bus.ask("test.shout", b"a", 5), str)
+
+
+async def test_questions_to_one_endpoint_are_answered_one_at_a_time(bus: Bus) -> None:
+    inside = most = 0
+
+    async def count(body: bytes) -> bytes:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        for _ in range(10):
+            await anyio.lowlevel.checkpoint()
+        inside -= 1
+        return b""
+
+    async with (
+        bus.serve("topoalign-test", [Endpoint(name="count", subject="test.count", answer=count)]),
+        anyio.create_task_group() as tasks,
+    ):
+        for _ in range(20):
+            tasks.start_soon(bus.ask, "test.count", b"", 5)
+
+    assert 1 == most
+
+
+async def test_a_defect_in_a_service_is_an_answer_without_its_text(bus: Bus) -> None:
+    async def fail(body: bytes) -> bytes:
+        raise ValueError("a secret")
+
+    async with bus.serve("topoalign-test", [Endpoint(name="fail", subject="test.fail", answer=fail)]):
+        answer = await bus.ask("test.fail", b"", 5)
+
+    assert b"secret" not in answer
+    with pytest.raises(wire.RemoteUnavailable):
+        wire.answered(answer, str)
+
+
+async def test_an_answer_or_a_question_that_is_too_large_is_said_to_be(bus: Bus) -> None:
+    async def large(body: bytes) -> bytes:
+        return b" " * 1_000_001
+
+    async with bus.serve("topoalign-test", [Endpoint(name="large", subject="test.large", answer=large)]):
+        with pytest.raises(wire.RemoteUnavailable, match="1000001 bytes"):
+            wire.answered(await bus.ask("test.large", b"", 5), str)
+        with pytest.raises(BusRefused, match="1000001 bytes"):
+            await bus.ask("test.large", b" " * 1_000_001, 5)

@@ -1,0 +1,414 @@
+"""What only a real nats-server can do to the bus: die, come back, be old, be set up otherwise, forbid things."""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import msgspec
+import nkeys
+import pytest
+from bus_support import GRANTED, KillableServer, bodies, heard, killable, said
+
+from topoalign.core.errors import BusRefused, BusUnavailable, InvalidField
+from topoalign.core.ports import Bus, Endpoint, Stream
+from topoalign.runtime import stores
+from topoalign.runtime.nats_bus import Access, NatsBus, connect_bus
+
+pytestmark = pytest.mark.anyio
+ALL = "topoalign.v1.>"
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[KillableServer]:
+    async with killable(tmp_path / "nats") as running:
+        yield running
+
+
+async def stored(bus: Bus, number: int) -> int:
+    """Publishes as an outbox does: again, under the same id, until it is confirmed."""
+    while True:
+        try:
+            return await bus.publish(said(number))
+        except BusUnavailable:
+            await anyio.sleep(0.01)
+
+
+async def api(bus: NatsBus, subject: str, body: object = None) -> dict[str, object]:
+    answer = await bus.live().api(f"$JS.API.{subject}", b"" if body is None else msgspec.json.encode(body))
+    return dict(json.loads(answer))
+
+
+async def test_a_server_killed_under_load_loses_doubles_and_disorders_nothing(server: KillableServer) -> None:
+    """C32: three times killed while one publishes with retries and another follows."""
+    async with connect_bus(server.url) as bus, bus.follow(Stream.ALLOCATIONS, ALL) as messages:
+        received = []
+        async with anyio.create_task_group() as tasks:
+
+            async def publish() -> None:
+                for number in range(400):
+                    await stored(bus, number)
+
+            tasks.start_soon(publish)
+            for number in range(400):
+                received.append(await anext(messages))
+                if number in (50, 150, 250):
+                    server.kill()
+                    await server.start()
+
+    assert [said(number).body for number in range(400)] == bodies(received)
+    assert sorted({one.position for one in received}) == [one.position for one in received]
+
+
+async def test_publishing_on_a_lost_connection_fails_instead_of_waiting(server: KillableServer) -> None:
+    async with connect_bus(server.url) as bus:
+        await bus.publish(said(1))
+        server.kill()
+        with anyio.fail_after(5), pytest.raises(BusUnavailable):
+            for number in range(100):
+                await bus.publish(said(number))
+        while bus.connected:
+            await anyio.sleep(0.01)
+
+        with anyio.fail_after(1), pytest.raises(BusUnavailable, match="not connected to nats://127.0.0.1"):
+            await bus.publish(said(2))
+        with anyio.fail_after(1), pytest.raises(BusUnavailable):
+            await bus.ask("test.x", b"", 60)
+        await server.start()
+
+        assert 2 == await stored(bus, 2)
+
+
+async def test_a_bus_can_be_entered_before_there_is_a_server(tmp_path: Path) -> None:
+    """C31: publishing fails meanwhile, following and serving wait, and all go on once the server comes up."""
+
+    async def shout(body: bytes) -> bytes:
+        return body.upper()
+
+    async with killable(tmp_path) as server:
+        server.kill()
+        with anyio.fail_after(30):
+            async with (
+                connect_bus(server.url, wait=None) as bus,
+                bus.follow(Stream.ALLOCATIONS, ALL) as messages,
+                bus.serve("topoalign-test", [Endpoint(name="shout", subject="test.shout", answer=shout)]),
+            ):
+                with pytest.raises(BusUnavailable):
+                    await bus.publish(said(1))
+                assert not bus.connected
+                await server.start()
+                await stored(bus, 1)
+
+                assert said(1) == (await anext(messages)).message
+                assert b"HELLO" == await answered(bus, "test.shout", b"hello")
+
+
+async def answered(bus: Bus, subject: str, body: bytes) -> bytes:
+    """The service comes back in its own time after a new connection."""
+    while True:
+        try:
+            return await bus.ask(subject, body, 5)
+        except BusUnavailable:
+            await anyio.sleep(0.01)
+
+
+async def test_a_service_serves_again_after_the_server_was_killed_and_is_listed_as_micro_service(
+    server: KillableServer,
+) -> None:
+    async def shout(body: bytes) -> bytes:
+        return body.upper()
+
+    endpoints = [Endpoint(name="shout", subject="test.shout", answer=shout)]
+    async with connect_bus(server.url) as bus, bus.serve("topoalign-test", endpoints):
+        server.kill()
+        await server.start()
+        answer = await answered(bus, "test.shout", b"again")
+        info = json.loads(await bus.ask("$SRV.INFO.topoalign-test", b"", 5))
+
+    assert b"AGAIN" == answer
+    assert ["test.shout"] == [endpoint["subject"] for endpoint in info["endpoints"]]
+
+
+async def test_a_server_that_stops_moving_is_noticed_and_outcomes_are_unknown(server: KillableServer) -> None:
+    """C33: a partition looks like this from inside: the connection stands, and nothing comes."""
+    assert server.process is not None
+    async with connect_bus(server.url) as bus, bus.follow(Stream.ALLOCATIONS, ALL) as messages:
+        await bus.publish(said(1))
+        server.process.send_signal(signal.SIGSTOP)
+        with pytest.raises(BusUnavailable, match="outcome is unknown"):
+            await bus.publish(said(2))
+        with anyio.fail_after(10):
+            while bus.connected:
+                await anyio.sleep(0.01)
+        server.process.send_signal(signal.SIGCONT)
+        await stored(bus, 2)
+        await stored(bus, 3)
+
+        assert [said(1).body, said(2).body, said(3).body] == bodies(await heard(messages, 3))
+
+
+async def test_no_server_within_the_time_given_is_said_with_the_address_and_without_the_password() -> None:
+    """C58."""
+    with pytest.raises(BusUnavailable) as caught:
+        async with connect_bus("nats://user:canary@127.0.0.1:9", wait=0.3):
+            raise AssertionError
+
+    assert "nats://127.0.0.1:9" in str(caught.value)
+    assert "canary" not in str(caught.value)
+
+
+async def test_an_older_server_is_refused() -> None:
+    """A stand-in says what nats-server 2.9.10 says of itself."""
+
+    async def greet(stream: anyio.abc.SocketStream) -> None:
+        async with stream:
+            await stream.send(b'INFO {"server_id":"x","version":"2.9.10","headers":true,"max_payload":1048576}\r\n')
+            async for data in stream:
+                if b"PING" in data:
+                    await stream.send(b"PONG\r\n")
+
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, greet)
+        port = listener.extra(anyio.abc.SocketAttribute.local_port)
+        with pytest.raises(BusRefused, match=r"2\.9\.10>?, older than 2\.12"):
+            async with connect_bus(f"nats://127.0.0.1:{port}"):
+                raise AssertionError
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_server_without_jetstream_is_refused(tmp_path: Path) -> None:
+    async with killable(tmp_path, whole="listen: 127.0.0.1:-1\n") as server:
+        with pytest.raises(BusRefused, match="no JetStream"):
+            async with connect_bus(server.url):
+                raise AssertionError
+
+
+async def test_the_stores_are_made_as_written_and_found_again(server: KillableServer) -> None:
+    async with connect_bus(server.url) as bus:
+        pass
+    async with connect_bus(server.url, replicas=1) as bus:
+        config = (await api(bus, "STREAM.INFO.TOPOALIGN_ALLOCATIONS"))["config"]
+
+    assert isinstance(config, dict)
+    assert ["topoalign.v1.allocation.>", "topoalign.v1.reservation.>"] == config["subjects"]
+    assert (600 * 10**9, 30 * 86400 * 10**9, True) == (
+        config["duplicate_window"],
+        config["max_age"],
+        config["allow_atomic"],
+    )
+    assert {"topoalign.owner": "topoalign", "topoalign.schema": "1"}.items() <= config["metadata"].items()
+
+
+@pytest.mark.parametrize(
+    ("store", "field", "value"),
+    [
+        ("TOPOALIGN_NODES", "max_msgs_per_subject", 7),
+        ("TOPOALIGN_ALLOCATIONS", "max_age", 3600 * 10**9),
+        ("TOPOALIGN_ALLOCATIONS", "duplicate_window", 60 * 10**9),
+        ("TOPOALIGN_ALLOCATIONS", "subjects", ["topoalign.v1.allocation.>"]),
+        ("KV_TOPOALIGN_RESERVATIONS", "max_msgs_per_subject", 2),
+        ("TOPOALIGN_DEADLETTERS", "metadata", {"topoalign.owner": "topoalign", "topoalign.schema": "2"}),
+    ],
+)
+async def test_a_store_that_is_set_up_otherwise_is_refused_by_name_and_left_alone(
+    server: KillableServer, store: str, field: str, value: object
+) -> None:
+    async with connect_bus(server.url) as bus:
+        info = await api(bus, f"STREAM.INFO.{store}")
+        assert isinstance(info["config"], dict)
+        changed = {**info["config"], field: value}
+        assert "error" not in await api(bus, f"STREAM.UPDATE.{store}", changed)
+    with pytest.raises(BusRefused) as caught:
+        async with connect_bus(server.url):
+            raise AssertionError
+
+    assert store in str(caught.value)
+    assert field in str(caught.value)
+    assert "nats stream edit" in caught.value.remedy
+
+
+async def test_replicas_that_are_asked_for_must_be_there(server: KillableServer) -> None:
+    async with connect_bus(server.url):
+        pass
+    with pytest.raises(BusRefused, match="num_replicas is 1, expected 3"):
+        async with connect_bus(server.url, replicas=3):
+            raise AssertionError
+
+
+async def test_many_who_come_first_at_once_make_the_stores_together(server: KillableServer) -> None:
+    async def come() -> None:
+        async with connect_bus(server.url) as bus:
+            await bus.publish(said(os.getpid()))
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(10):
+            tasks.start_soon(come)
+
+
+async def test_a_stream_deleted_while_in_use_is_made_anew_and_followed_from_its_beginning(
+    server: KillableServer,
+) -> None:
+    """C38."""
+    async with connect_bus(server.url) as bus, bus.follow(Stream.ALLOCATIONS, ALL) as messages:
+        for number in range(5):
+            await bus.publish(said(number))
+        await heard(messages, 5)
+        await api(bus, "STREAM.DELETE.TOPOALIGN_ALLOCATIONS")
+        for number in range(100, 103):
+            await stored(bus, number)
+
+        assert [said(number).body for number in range(100, 103)] == bodies(await heard(messages, 3))
+
+
+async def test_a_server_with_too_little_room_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    """C37."""
+    settings = f'listen: 127.0.0.1:-1\njetstream {{ store_dir: "{tmp_path}", max_file_store: 1MB }}\n'
+    async with killable(tmp_path, whole=settings) as server:
+        with pytest.raises(BusRefused, match="TOPOALIGN_ALLOCATIONS") as caught:
+            async with connect_bus(server.url):
+                raise AssertionError
+
+    assert "max_file_store" in caught.value.remedy
+
+
+def users(*rules: str) -> str:
+    return f"authorization {{ users: [ {', '.join(rules)} ] }}\n"
+
+
+async def test_publishing_without_permission_is_refused_with_the_subject(tmp_path: Path) -> None:
+    """C40: the broker tells the publisher only by silence, and the reason beside it."""
+    alice = '{ user: alice, password: canary, permissions: { publish: { allow: ["$JS.API.>"] } } }'
+    async with killable(tmp_path, users(alice)) as server:
+        url = server.url.replace("nats://", "nats://alice:canary@")
+        with anyio.fail_after(5):
+            async with connect_bus(url) as bus:
+                with pytest.raises(BusRefused, match=f"no permission on {GRANTED}"):
+                    await bus.publish(said(1))
+            with pytest.raises(BusRefused, match=f"no permission on {GRANTED}"):
+                async with connect_bus(url, speaks=[GRANTED]):
+                    raise AssertionError
+
+
+async def test_a_subscriber_may_be_allowed_to_do_no_more_than_read(tmp_path: Path) -> None:
+    reader = """{ user: reader, password: canary, permissions: {
+        publish: { allow: ["$JS.API.STREAM.INFO.*", "$JS.API.STREAM.MSG.GET.*", "$JS.API.CONSUMER.CREATE.>",
+                           "$JS.API.CONSUMER.MSG.NEXT.>", "$JS.API.CONSUMER.DELETE.>"] }
+        subscribe: { allow: ["_INBOX_reader.>"] } } }"""
+    async with killable(tmp_path, users("{ user: admin, password: admin }", reader)) as server:
+        async with connect_bus(server.url.replace("nats://", "nats://admin:admin@")) as admin:
+            await admin.publish(said(1))
+        async with (
+            connect_bus(server.url.replace("nats://", "nats://reader:canary@"), name="reader") as bus,
+            bus.follow(Stream.ALLOCATIONS, ALL) as messages,
+        ):
+            assert said(1) == (await anext(messages)).message
+            with pytest.raises(BusRefused):
+                await bus.publish(said(2))
+
+
+async def test_following_without_permission_is_refused_with_the_subject(tmp_path: Path) -> None:
+    writer = """{ user: writer, password: x, permissions: { publish: { deny: ["$JS.API.CONSUMER.>"] } } }"""
+    async with killable(tmp_path, users(writer)) as server:
+        url = server.url.replace("nats://", "nats://writer:x@")
+        async with connect_bus(url) as bus, bus.follow(Stream.ALLOCATIONS, ALL) as messages:
+            with anyio.fail_after(5), pytest.raises(BusRefused, match=r"no permission on \$JS.API.CONSUMER.CREATE"):
+                await anext(messages)
+
+
+async def test_an_nkey_opens_the_door_and_a_wrong_one_is_refused_without_its_text(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    seeds = {name: bytes(nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER)) for name in ("right", "wrong")}
+    for name, seed in seeds.items():
+        (tmp_path / name).write_bytes(seed + b"\n")
+    public = nkeys.from_seed(bytearray(seeds["right"])).public_key.decode()
+    async with killable(tmp_path / "nats", users(f"{{ nkey: {public} }}")) as server:
+        async with connect_bus(server.url, access=Access(nkey=str(tmp_path / "right"))) as bus:
+            await bus.publish(said(1))
+        with pytest.raises(BusRefused, match="refuses our credentials") as caught:
+            async with connect_bus(server.url, access=Access(nkey=str(tmp_path / "wrong"))):
+                raise AssertionError
+
+    assert seeds["wrong"].decode() not in f"{caught.value} {caplog.text}"
+
+
+async def test_files_and_addresses_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    (tmp_path / "not-a-seed").write_text("hello")
+    cases = {
+        "TOPOALIGN_NATS_NKEY: '.*absent'": ("nats://127.0.0.1:9", Access(nkey=str(tmp_path / "absent"))),
+        "TOPOALIGN_NATS_NKEY: not the seed": ("nats://127.0.0.1:9", Access(nkey=str(tmp_path / "not-a-seed"))),
+        "TOPOALIGN_NATS_CREDS: not a cred": ("nats://127.0.0.1:9", Access(creds=str(tmp_path / "not-a-seed"))),
+        "TOPOALIGN_NATS_TLS_CA": ("nats://127.0.0.1:9", Access(tls_ca=str(tmp_path / "not-a-seed"))),
+        "TOPOALIGN_NATS_URL: 'http://a'": ("http://a", Access()),
+        "TOPOALIGN_NATS_URL: 'nats://a:99999'": ("nats://u:canary@a:99999", Access()),
+        "TOPOALIGN_NATS_URL: empty": (" ", Access()),
+    }
+    for finding, (url, access) in cases.items():
+        with pytest.raises(InvalidField, match=finding) as caught:
+            async with connect_bus(url, access=access):
+                raise AssertionError
+        assert "canary" not in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate for 127.0.0.1 that is its own authority."""
+    folder = tmp_path_factory.mktemp("tls")
+    try:
+        subprocess.run(
+            [
+                "openssl",
+                "req",
+                "-x509",
+                "-newkey",
+                "rsa:2048",
+                "-nodes",
+                "-days",
+                "2",
+                "-subj",
+                "/CN=topoalign test",
+                "-addext",
+                "subjectAltName=IP:127.0.0.1",
+                "-keyout",
+                folder / "key.pem",
+                "-out",
+                folder / "cert.pem",
+            ],
+            check=True,
+            capture_output=True,
+        )
+    except FileNotFoundError:
+        pytest.skip("openssl is not installed")
+    return folder
+
+
+async def test_a_protected_connection_needs_the_right_authority(tmp_path: Path, certificates: Path) -> None:
+    tls = f'tls {{ cert_file: "{certificates}/cert.pem", key_file: "{certificates}/key.pem" }}\n'
+    async with killable(tmp_path, tls) as server:
+        async with connect_bus(server.url, access=Access(tls_ca=str(certificates / "cert.pem"))) as bus:
+            await bus.publish(said(1))
+        with pytest.raises(BusUnavailable, match="certificate"):
+            async with connect_bus(server.url.replace("nats://", "tls://"), wait=0.5):
+                raise AssertionError
+
+
+async def test_a_server_that_offers_no_protection_is_refused_where_it_is_asked_for(server: KillableServer) -> None:
+    with pytest.raises(BusRefused, match="does not offer TLS"):
+        async with connect_bus(server.url.replace("nats://", "tls://")):
+            raise AssertionError
+
+
+async def test_an_error_inside_the_context_comes_out_as_itself(server: KillableServer) -> None:
+    with pytest.raises(KeyError):
+        async with connect_bus(server.url):
+            raise KeyError("mine")
+
+
+def test_a_difference_names_what_was_expected_and_found() -> None:
+    found = {**msgspec.to_builtins(stores.NODES), "subjects": list(stores.NODES.subjects), "storage": "memory"}
+
+    with pytest.raises(BusRefused, match="store TOPOALIGN_NODES: storage is 'memory', expected 'file'"):
+        stores.check(stores.NODES, found, any_replicas=False)

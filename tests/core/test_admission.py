@@ -1,0 +1,357 @@
+"""The whole decision, on machines made by hand."""
+
+import msgspec
+import pytest
+from decision_support import (
+    GIB,
+    NODE,
+    admitted,
+    container,
+    granted,
+    machine,
+    node,
+    pod,
+    refused,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from topoalign.core.admission import admission, admit, answer_to
+from topoalign.core.decisions import Admission, PreferenceQuestion, Refusal
+from topoalign.core.errors import DriverFault, InvalidField
+from topoalign.core.hints.model import HintQuestion
+from topoalign.core.ids import CPU, GPU, MEMORY, NIC, ResourceName
+from topoalign.core.requests import AdmissionRules, Mode, PodRequest, Policy, Scope
+from topoalign.core.state import NodeState
+from topoalign.core.topology.cpuset import parse_cpuset
+from topoalign.core.topology.model import PluginDevice
+
+BEST = AdmissionRules()
+RESTRICTED = AdmissionRules(policy=Policy.RESTRICTED)
+SINGLE = AdmissionRules(policy=Policy.SINGLE_NUMA_NODE)
+PER_POD = AdmissionRules(policy=Policy.RESTRICTED, scope=Scope.POD)
+UNALIGNED = AdmissionRules(policy=Policy.NONE)
+KUBELET = AdmissionRules(mode=Mode.KUBELET)
+
+
+def test_everything_of_a_container_comes_from_one_numa_node() -> None:
+    """GPU-0 is in use elsewhere, so two GPUs, and with them CPUs, memory and the NIC, come from node 1."""
+    state = node(machine())
+    state = granted(state, admit(state, pod(container(gpus=1), name="other"), BEST))
+
+    got = admitted(admit(state, pod(container(gpus=2, cpus=4, gib=8, nics=1)), SINGLE))["main"]
+
+    assert {GPU: ("GPU-2", "GPU-3"), NIC: ("mlx5_1",)} == got.devices
+    assert "4-5,12-13" == got.cpus
+    assert [(MEMORY, (1,), 8 * GIB, (8 * GIB,))] == [(b.resource, b.nodes, b.size, b.taken) for b in got.memory]
+    assert (1,) == got.affinity
+
+
+def test_pods_one_after_the_other_never_share_a_device_or_a_cpu() -> None:
+    state = node(machine())
+    seen: set[str] = set()
+    for i in range(4):
+        decision = admit(state, pod(container(gpus=1, cpus=4, gib=1), name=f"pod-{i}"), BEST)
+        got = admitted(decision)["main"]
+        mine = {*got.devices[GPU], *map(str, parse_cpuset(got.cpus))}
+        assert not mine & seen
+        seen |= mine
+        state = granted(state, decision)
+
+    last = refused(admit(state, pod(container(gpus=1), name="last"), BEST))
+
+    assert ("UnexpectedAdmissionError", "NotEnoughDevices", "device") == (last.reason, last.code, last.provider)
+
+
+def test_a_container_sees_what_earlier_ones_of_its_pod_got() -> None:
+    two = pod(container("a", gpus=2, cpus=2), container("b", gpus=2, cpus=2))
+
+    got = admitted(admit(node(machine()), two, SINGLE))
+
+    assert [("GPU-0", "GPU-1"), ("GPU-2", "GPU-3")] == [got["a"].devices[GPU], got["b"].devices[GPU]]
+    assert [(0,), (1,)] == [got["a"].affinity, got["b"].affinity]
+
+
+def test_what_an_init_container_held_is_reused_and_what_a_sidecar_holds_is_not() -> None:
+    staged = pod(
+        container("app", gpus=2, cpus=4, gib=6),
+        init=[container("load", gpus=2, cpus=4, gib=4), container("proxy", gpus=1, cpus=2, gib=1, sidecar=True)],
+    )
+
+    got = admitted(admit(node(machine()), staged, BEST))
+
+    assert ["init", "sidecar", "app"] == [got[name].role for name in ("load", "proxy", "app")]
+    assert set(got["proxy"].devices[GPU]) < set(got["load"].devices[GPU]), (
+        "the sidecar takes over from the init container"
+    )
+    assert not set(got["app"].devices[GPU]) & set(got["proxy"].devices[GPU])
+    assert set(got["app"].devices[GPU]) & set(got["load"].devices[GPU])
+    assert not parse_cpuset(got["app"].cpus) & parse_cpuset(got["proxy"].cpus)
+
+
+def test_reused_memory_is_accounted_for_once_and_folds_to_the_same_state() -> None:
+    """The app container takes over 4 GiB of the init container and 2 GiB anew; released, nothing is left."""
+    state = node(machine(memory=8 * GIB))
+    staged = pod(container("app", cpus=2, gib=6), init=[container("load", cpus=2, gib=4)])
+
+    decision = admit(state, staged, SINGLE)
+    got = admitted(decision)
+    after = granted(state, decision)
+
+    assert [0, 6 * GIB] == [got[name].memory[0].size for name in ("load", "app")]
+    assert [(0,), (6 * GIB,)] == [got[name].memory[0].taken for name in ("load", "app")]
+    assert 6 * GIB == after.memory[0].reserved[MEMORY]
+    for name in list(after.allocations):
+        allocations, memory = after.without_allocation(name)
+        after = msgspec.structs.replace(after, allocations=allocations, memory=memory)
+    assert (0, 0, ()) == (after.memory[0].reserved[MEMORY], after.memory[0].assignments, after.memory[0].cells)
+
+
+def test_in_scope_pod_one_alignment_serves_all_containers() -> None:
+    """Each container alone fits node 0, both together need 4 GPUs and with them both nodes."""
+    two = pod(container("a", gpus=2), container("b", gpus=2))
+
+    decision = admit(node(machine()), two, PER_POD)
+
+    assert isinstance(decision, Admission)
+    assert [None] == [alignment.container for alignment in decision.explanation.alignments]
+    assert [(0, 1), (0, 1)] == [each.affinity for each in decision.allocations]
+    assert 4 == len({gpu for each in decision.allocations for gpu in each.devices[GPU]})
+
+
+def test_the_policy_decides_about_what_fits_on_no_single_node() -> None:
+    wide = pod(container(gpus=3))
+
+    assert (0, 1) == admitted(admit(node(machine()), wide, BEST))["main"].affinity
+    assert (0, 1) == admitted(admit(node(machine()), wide, RESTRICTED))["main"].affinity
+    refusal = refused(admit(node(machine()), wide, SINGLE))
+    assert ("TopologyAffinityError", "NotAligned", None) == (refusal.reason, refusal.code, refusal.provider)
+    assert "main" == refusal.container
+
+
+def test_mode_best_admits_under_restricted_what_fits_as_well_as_it_can_now() -> None:
+    """One GPU is free on each node; the kubelet compares with an empty machine and refuses for ever."""
+    state = node(machine(gpus=(0, 0, 1, 1)), unhealthy=["GPU-1", "GPU-3"])
+    two = pod(container(gpus=2))
+
+    assert ("GPU-0", "GPU-2") == admitted(admit(state, two, RESTRICTED))["main"].devices[GPU]
+    kubelet = refused(admit(state, two, msgspec.structs.replace(RESTRICTED, mode=Mode.KUBELET)))
+    assert "not preferred" in kubelet.finding
+
+
+def test_policy_none_asks_nobody_and_gives_what_is_lowest() -> None:
+    steps = admission(node(machine()), pod(container(gpus=4, cpus=2, gib=1)), UNALIGNED)
+
+    asked = next(steps)
+
+    assert isinstance(asked, PreferenceQuestion)
+    assert ("GPU-0", "GPU-1", "GPU-2", "GPU-3") == asked.available
+
+
+def test_nics_are_chosen_near_the_gpus_of_the_container() -> None:
+    """Not only by NUMA node: without any alignment the NIC on the GPU's switch is taken before the first one."""
+    got = admitted(admit(node(machine(gpus=(1,), nics=(0, 1))), pod(container(gpus=1, nics=1)), UNALIGNED))["main"]
+
+    assert {GPU: ("GPU-0",), NIC: ("mlx5_1",)} == got.devices
+
+
+def test_the_explanation_names_the_chosen_set_first_and_then_the_best_others() -> None:
+    decision = admit(node(machine()), pod(container(gpus=2)), BEST)
+
+    assert isinstance(decision, Admission)
+    first, *others = decision.explanation.considered
+    assert (True, ("GPU-0", "GPU-1"), 50) == (first.chosen, first.devices, first.score)
+    assert ("GPU-2", "GPU-3") == others[0].devices
+    assert all(not each.chosen and each.why for each in others)
+    assert [each.score for each in others] == sorted((each.score for each in others), reverse=True)
+    assert 6 == len(decision.explanation.considered)
+
+
+@pytest.mark.parametrize(
+    ("state", "asked", "rules", "code"),
+    [
+        pytest.param(NodeState(node=NODE), pod(container()), BEST, "TopologyUnknown", id="nothing discovered yet"),
+        pytest.param(
+            node(machine()), pod(container(others={"a.com/x": 1})), BEST, "UnknownResource", id="unknown resource"
+        ),
+        pytest.param(
+            node(machine()), pod(container(others={"hugepages-1Gi": GIB})), BEST, "UnknownResource", id="unknown pages"
+        ),
+        pytest.param(node(machine(memory=None)), pod(container(gib=1)), BEST, "MemoryUnknown", id="memory unknown"),
+        pytest.param(
+            node(machine(memory=None)),
+            pod(container(cpus=1, gib=1)),
+            KUBELET,
+            "MemoryUnknown",
+            id="memory unknown to the kubelet's manager",
+        ),
+        pytest.param(node(machine()), pod(container(gib=999)), UNALIGNED, "NotEnoughMemory", id="too much memory"),
+        pytest.param(node(machine()), pod(container(gpus=1, gib=999)), BEST, "MemoryNotExtendable", id="around a GPU"),
+        pytest.param(node(machine()), pod(container(cpus=99)), BEST, "NotEnoughCpus", id="too many CPUs"),
+        pytest.param(node(machine()), pod(container(gpus=9)), BEST, "NotEnoughDevices", id="too many GPUs"),
+        pytest.param(
+            node(machine(gpus=(0,)), unhealthy=["GPU-0"]), pod(container(gpus=1)), BEST, "NoHealthyDevice", id="all bad"
+        ),
+        pytest.param(node(machine(nodes=9)), pod(container(gpus=1)), KUBELET, "TooManyNumaNodes", id="9 nodes"),
+        pytest.param(node(machine(nodes=13)), pod(container(cpus=1)), BEST, "TooManyNumaNodes", id="13 listed nodes"),
+        pytest.param(
+            node(machine(nodes=34)),
+            pod(container(cpus=1, gib=1)),
+            AdmissionRules(mode=Mode.KUBELET, max_allowable_numa_nodes=64),
+            "TooManyNumaNodes",
+            id="34 listed nodes",
+        ),
+        pytest.param(
+            node(machine(bare_nodes=1)),
+            pod(container()),
+            AdmissionRules(prefer_closest_numa_nodes=True),
+            "DistancesUnknown",
+            id="no distances",
+        ),
+    ],
+)
+def test_every_refusal_says_what_to_do(state: NodeState, asked: PodRequest, rules: AdmissionRules, code: str) -> None:
+    refusal = refused(admit(state, asked, rules))
+
+    assert code == refusal.code
+    assert "UnexpectedAdmissionError" == refusal.reason
+    assert refusal.finding
+    assert refusal.remedy
+
+
+def test_a_pod_that_holds_something_already_is_refused() -> None:
+    """A second grant under the same names could not be told from the first."""
+    state = node(machine())
+    state = granted(state, admit(state, pod(container(gpus=1)), BEST))
+
+    assert "PodHasAllocations" == refused(admit(state, pod(container(gpus=1)), BEST)).code
+
+
+def test_what_no_plugin_registered_is_ignored_by_the_kubelet() -> None:
+    got = admitted(admit(node(machine()), pod(container(gpus=1, others={"a.com/x": 1})), KUBELET))["main"]
+
+    assert {GPU: ("GPU-0",)} == got.devices
+
+
+def test_asking_for_none_of_an_unknown_resource_is_no_fault() -> None:
+    zero = container(gpus=1)
+    asked = pod(msgspec.structs.replace(zero, limits={**zero.limits, ResourceName("a.com/x"): 0}))
+
+    assert {GPU: ("GPU-0",)} == admitted(admit(node(machine()), asked, BEST))["main"].devices
+
+
+def test_a_machine_of_34_numa_nodes_is_decided_in_mode_best() -> None:
+    """As on GB200: 2 nodes with CPUs, 32 that are GPU memory or nothing. No 2^34 subsets are looked at."""
+    state = node(machine(bare_nodes=32))
+
+    got = admitted(admit(state, pod(container(gpus=2, cpus=4, gib=8, nics=1)), SINGLE))["main"]
+
+    assert (0,) == got.affinity
+    assert {GPU: ("GPU-0", "GPU-1"), NIC: ("mlx5_0",)} == got.devices
+
+
+def test_a_device_plugin_that_fails_refuses_the_pod() -> None:
+    state = node(machine())
+    steps = admission(state, pod(container(gpus=1)), BEST)
+    asked = next(steps)
+    while isinstance(asked, HintQuestion):
+        asked = steps.send(answer_to(asked, state, BEST))
+
+    with pytest.raises(StopIteration) as end:
+        steps.throw(DriverFault("the plugin hung up", "look at its log"))
+
+    assert isinstance(end.value.value, Refusal)
+    assert ("PreferenceFailed", "device") == (end.value.value.code, end.value.value.provider)
+    assert "hung up" in end.value.value.finding
+
+
+@pytest.mark.parametrize(
+    ("asked", "rules", "field"),
+    [
+        pytest.param(PodRequest(name=pod().name, containers=()), BEST, "pod.containers", id="no container"),
+        pytest.param(pod(container()), AdmissionRules(reserved_cpus="0-x"), "rules.reserved_cpus", id="not a CPU list"),
+        pytest.param(
+            pod(container()), AdmissionRules(max_allowable_numa_nodes=4), "rules.max_allowable_numa_nodes", id="4 nodes"
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_an_error_that_names_the_field(
+    asked: PodRequest, rules: AdmissionRules, field: str
+) -> None:
+    with pytest.raises(InvalidField) as error:
+        admit(node(machine()), asked, rules)
+
+    assert field == error.value.field
+
+
+def test_reserved_cpus_and_memory_are_not_given() -> None:
+    rules = AdmissionRules(reserved_cpus="0-3,8", reserved_memory={0: {MEMORY: 60 * GIB}})
+
+    got = admitted(admit(node(machine()), pod(container(cpus=8, gib=8)), rules))["main"]
+
+    assert not parse_cpuset(got.cpus) & {0, 1, 2, 3, 8}
+    assert (1,) == got.memory[0].nodes
+
+
+CONTAINERS = st.builds(
+    container,
+    st.just("x"),
+    gpus=st.integers(0, 3),
+    cpus=st.sampled_from([0, 0.5, 1, 2, 3]),
+    gib=st.integers(0, 40),
+    nics=st.integers(0, 1),
+)
+FPGA = ResourceName("example.com/fpga")
+FPGAS = tuple(PluginDevice(id=f"f{i}", resource=FPGA, nodes=(0, 1) if i else None) for i in range(2))  # type: ignore[arg-type]  # plain text
+RULES = st.builds(
+    AdmissionRules,
+    policy=st.sampled_from(Policy),
+    scope=st.sampled_from(Scope),
+    mode=st.sampled_from(Mode),
+    prefer_closest_numa_nodes=st.booleans(),
+    reserved_cpus=st.sampled_from(["", "0,8"]),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.tuples(st.lists(CONTAINERS, min_size=1, max_size=2), st.lists(CONTAINERS, max_size=2)), max_size=4),
+    RULES,
+    st.lists(st.booleans(), min_size=2, max_size=2),
+)
+def test_no_sequence_of_pods_is_given_more_than_there_is(
+    pods: list[tuple[list[object], list[object]]], rules: AdmissionRules, sidecars: list[bool]
+) -> None:
+    """
+    Between pods nothing is shared, what is given exists and is healthy, reserved CPUs are not given, memory of a node is
+    given once; every refusal has a code and a remedy; deciding again decides the same.
+    """
+    state = node(machine(nodes=2, others=FPGAS), unhealthy=["GPU-3"])
+    for number, (apps, inits) in enumerate(pods):
+        init = [
+            msgspec.structs.replace(each, name=f"i{i}", sidecar=sidecars[i])  # type: ignore[type-var]
+            for i, each in enumerate(inits)
+        ]
+        main = [msgspec.structs.replace(each, name=f"c{i}") for i, each in enumerate(apps)]  # type: ignore[type-var]
+        asked = pod(*main, init=init, name=f"pod-{number}")  # type: ignore[arg-type]
+        decision = admit(state, asked, rules)
+        assert decision == admit(state, asked, rules)
+        if isinstance(decision, Refusal):
+            assert decision.code and decision.remedy and decision.finding
+            continue
+        for got in admitted(decision).values():
+            assert not got.device_ids & state.holders.keys()
+            assert not parse_cpuset(got.cpus) & state.cpus_in_use
+            assert not parse_cpuset(got.cpus) & parse_cpuset(rules.reserved_cpus)
+            assert "GPU-3" not in got.device_ids
+        for each in (*asked.init_containers, *asked.containers):
+            got = admitted(decision)[each.name]
+            assert all(len(got.devices.get(name, ())) == each.limits.get(name, 0) for name in (GPU, NIC))
+            assert not got.cpus or len(parse_cpuset(got.cpus)) * 1000 == each.limits[CPU]
+        running = [admitted(decision)[each.name] for each in asked.containers]
+        assert len({d for each in running for d in each.device_ids}) == sum(len(each.device_ids) for each in running)
+        state = granted(state, decision)
+        for use in state.memory.values():
+            assert use.reserved.get(MEMORY, 0) <= 64 * GIB
+        sizes = sum(block.size for each in state.allocations.values() for block in each.memory)
+        assert sizes == sum(use.reserved.get(MEMORY, 0) for use in state.memory.values())

@@ -1,0 +1,195 @@
+"""Each provider's hints against a walk over every subset of NUMA nodes, as the rules are told."""
+
+from collections.abc import Callable
+from itertools import combinations
+
+import msgspec
+import pytest
+from decision_support import GIB, container, machine, node, pod
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from topoalign.core.errors import InvalidField
+from topoalign.core.events import MemoryUse
+from topoalign.core.hints.cpu import cpu_hints
+from topoalign.core.hints.devices import device_hints
+from topoalign.core.hints.enumeration import TooManyNumaNodes, subsets
+from topoalign.core.hints.memory import MemoryNode, memory_hints
+from topoalign.core.hints.model import TopologyHint
+from topoalign.core.hints.providers import answer, hints_for, question
+from topoalign.core.ids import CPU, GPU, MEMORY, ContainerName, DeviceID, ResourceName
+from topoalign.core.requests import AdmissionRules, Mode, Policy
+from topoalign.core.topology.bitmask import mask_of
+
+PAGES = ResourceName("hugepages-2Mi")
+MODES = st.sampled_from(Mode)
+
+
+def expected_hints(
+    nodes: tuple[int, ...], could: Callable[[set[int]], bool], fits: Callable[[set[int]], bool], mode: Mode
+) -> list[TopologyHint]:
+    """Every subset by size and position; preferred where nothing smaller could (or, in mode best, does) fit."""
+    sets = [set(chosen) for size in range(1, len(nodes) + 1) for chosen in combinations(nodes, size)]
+    judged = [each for each in sets if (could if mode is Mode.KUBELET else fits)(each)]
+    least = min((len(each) for each in judged), default=len(nodes))
+    return [TopologyHint(mask_of(each), len(each) == least) for each in sets if fits(each)]
+
+
+@st.composite
+def devices_at_nodes(draw: st.DrawFn) -> dict[DeviceID, tuple[int, ...] | None]:
+    nodes = st.sampled_from([None, (), (0,), (0,), (3,), (3,), (70,), (0, 3), (5,), (-1,)])
+    return {DeviceID(f"d{i}"): draw(nodes) for i in range(draw(st.integers(1, 7)))}
+
+
+@settings(max_examples=300, deadline=None)
+@given(devices_at_nodes(), st.data(), MODES)
+def test_device_hints_are_the_subsets_with_enough_devices(
+    devices: dict[DeviceID, tuple[int, ...] | None], data: st.DataObject, mode: Mode
+) -> None:
+    machine_nodes = (0, 3, 70)
+    available = data.draw(st.lists(st.sampled_from(sorted(devices)), unique=True))
+    reusable = (
+        data.draw(st.lists(st.sampled_from(sorted({*devices} - {*available})), unique=True))
+        if len(available) < len(devices)
+        else []
+    )
+    requested = data.draw(st.integers(0, 5))
+    bearing = tuple(n for n in machine_nodes if any(n in (near or ()) for near in devices.values())) or machine_nodes
+
+    def at(wanted: list[DeviceID], inside: set[int]) -> int:
+        return sum(1 for device in wanted if set(devices[device] or ()) & inside)
+
+    def fits(inside: set[int]) -> bool:
+        must = [device for device in reusable if devices[device] is not None]
+        return at(must, inside) == len(must) and at(available, inside) + at(reusable, inside) >= requested
+
+    got = device_hints(devices, available, reusable, requested, machine_nodes, mode)
+
+    if not any(devices.values()):
+        assert got is None
+    elif len(available) + len(reusable) < requested:
+        assert () == got
+    else:
+        expected = expected_hints(bearing, lambda inside: at(list(devices), inside) >= requested, fits, mode)
+        assert expected == list(got or ())
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data(), MODES)
+def test_cpu_hints_are_the_subsets_with_enough_cpus_and_all_reusable_ones(data: st.DataObject, mode: Mode) -> None:
+    cpus = machine(nodes=3, cores=2).cpu_topology
+    some = st.sets(st.sampled_from(sorted(cpus.node_of)))
+    available = data.draw(some)
+    reusable = data.draw(some) - available
+    requested = data.draw(st.integers(1, 12))
+
+    def at(wanted: set[int], inside: set[int]) -> int:
+        return sum(1 for cpu in wanted if cpus.node_of[cpu] in inside)
+
+    def fits(inside: set[int]) -> bool:
+        return at(reusable, inside) == len(reusable) and at(available | reusable, inside) >= requested
+
+    expected = expected_hints((0, 1, 2), lambda inside: at({*cpus.node_of}, inside) >= requested, fits, mode)
+
+    assert expected == list(cpu_hints(cpus, available, reusable, requested, mode) or ())
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data(), MODES)
+def test_memory_hints_are_the_subsets_with_enough_memory_that_mix_with_no_other_group(
+    data: st.DataObject, mode: Mode
+) -> None:
+    ids = (0, 2, 5)
+    amount = st.integers(0, 4)
+    groups = st.sampled_from([None, None, (0, 2), (0, 2, 5)])
+    nodes = {}
+    for each in ids:
+        allocatable = {MEMORY: data.draw(amount), PAGES: data.draw(amount)}
+        free = {name: data.draw(st.integers(0, most)) for name, most in allocatable.items()}
+        group = data.draw(groups) or (each,)
+        nodes[each] = MemoryNode(allocatable, free, mask_of(group), data.draw(st.booleans()) or len(group) > 1)
+    request = {MEMORY: data.draw(st.integers(1, 6)), PAGES: data.draw(st.integers(0, 3))}
+    reusable = {(mask_of((0, 2)), MEMORY): data.draw(amount), (mask_of((5,)), PAGES): data.draw(amount)}
+
+    def total(kind: str, name: ResourceName, inside: set[int]) -> int:
+        return sum(getattr(nodes[each], kind)[name] for each in inside)
+
+    def could(inside: set[int]) -> bool:
+        return all(total("allocatable", name, inside) >= size for name, size in request.items())
+
+    def fits(inside: set[int]) -> bool:
+        mask = mask_of(inside)
+        if len(inside) == 1 and any(nodes[each].group.bit_count() > 1 for each in inside):
+            return False
+        if len(inside) > 1 and any(nodes[each].used and nodes[each].group != mask for each in inside):
+            return False
+        return could(inside) and all(
+            total("free", name, inside) + reusable.get((mask, name), 0) >= size for name, size in request.items()
+        )
+
+    assert expected_hints(ids, could, fits, mode) == list(memory_hints(nodes, ids, request, reusable, mode))
+
+
+def test_preferred_means_as_narrow_as_an_empty_machine_to_the_kubelet_and_as_narrow_as_now_to_us() -> None:
+    """One GPU free on each node: two GPUs need both nodes, which on an empty machine one would do."""
+    devices = {DeviceID("a"): (0,), DeviceID("b"): (0,), DeviceID("c"): (1,), DeviceID("d"): (1,)}
+    free = [DeviceID("a"), DeviceID("c")]
+
+    assert (TopologyHint(0b11, False),) == device_hints(devices, free, [], 2, (0, 1), Mode.KUBELET)
+    assert (TopologyHint(0b11, True),) == device_hints(devices, free, [], 2, (0, 1), Mode.BEST)
+
+
+def test_nodes_without_cpus_are_offered_by_the_kubelet_alone() -> None:
+    """A GPU's own memory as a NUMA node is not memory for a container, except to the kubelet's memory manager."""
+    state = node(machine(nodes=1, bare_nodes=1, memory=8 * GIB))
+    one = pod(container(cpus=1, gib=4))
+
+    best = hints_for(state, one, ContainerName("main"), AdmissionRules(mode=Mode.BEST))
+    kubelet = hints_for(state, one, ContainerName("main"), AdmissionRules(mode=Mode.KUBELET))
+
+    assert {CPU: (TopologyHint(0b01, True),)} == best["cpu"] == kubelet["cpu"]
+    assert {MEMORY: (TopologyHint(0b01, True),)} == best["memory"]
+    assert {MEMORY: (TopologyHint(0b01, True), TopologyHint(0b11, False))} == kubelet["memory"]
+
+
+def test_memory_that_fits_nowhere_is_no_opinion_to_the_kubelet_and_cannot_be_met_to_us() -> None:
+    state, big = node(machine()), pod(container(cpus=1, gib=1000))
+
+    assert {} == hints_for(state, big, None, AdmissionRules(mode=Mode.KUBELET))["memory"]
+    assert {MEMORY: ()} == hints_for(state, big, None, AdmissionRules(mode=Mode.BEST))["memory"]
+
+
+def test_an_answer_from_the_question_alone_is_the_answer_from_the_state() -> None:
+    """Nothing but the topology is known to a hinting service, and it says the same."""
+    state = node(machine(), unhealthy=["GPU-1"])
+    asked = pod(container(gpus=2, cpus=2, gib=1))
+    rules = AdmissionRules(policy=Policy.RESTRICTED)
+    assert state.topology is not None
+
+    given_answer = answer(question(state, asked, ContainerName("main"), rules), state.topology)
+
+    assert hints_for(state, asked, ContainerName("main"), rules) == given_answer.providers
+    assert ["device", "cpu", "memory"] == list(given_answer.providers)
+    assert (TopologyHint(0b10, True), TopologyHint(0b11, False)) == given_answer.providers["device"][GPU]
+
+
+def test_a_question_about_a_container_that_is_not_in_the_pod_is_refused() -> None:
+    with pytest.raises(InvalidField, match="no container"):
+        hints_for(node(machine()), pod(container()), ContainerName("other"), AdmissionRules())
+
+
+def test_subsets_of_more_than_twelve_nodes_are_never_listed() -> None:
+    with pytest.raises(TooManyNumaNodes):
+        subsets(tuple(range(13)))
+
+    assert 4095 == len(subsets(tuple(range(12))).order)
+
+
+def test_memory_in_use_counts_against_a_node() -> None:
+    state = node(machine(memory=8 * GIB))
+    used = {0: MemoryUse(reserved={MEMORY: 6 * GIB}, cells=(0,), assignments=1)}
+    busy = msgspec.structs.replace(state, memory=used)
+
+    hints = hints_for(busy, pod(container(gib=4)), ContainerName("main"), AdmissionRules())
+
+    assert {MEMORY: (TopologyHint(0b10, True),)} == hints["memory"]

@@ -1,0 +1,72 @@
+"""Each topology policy by a small table of cases."""
+
+import pytest
+
+from topoalign.core.hints.model import TopologyHint
+from topoalign.core.policy import POLICIES
+from topoalign.core.requests import Policy
+
+MACHINE = 0b11
+BOTH = [TopologyHint(0b01, True), TopologyHint(0b10, True), TopologyHint(0b11, False)]
+FIRST = [TopologyHint(0b01, True), TopologyHint(0b11, False)]
+SECOND = [TopologyHint(0b10, True), TopologyHint(0b11, False)]
+WIDE = [TopologyHint(0b11, True)]
+LATE = [TopologyHint(0b10, False), TopologyHint(0b11, False)]
+ANY = [TopologyHint(None, True)]
+NOWHERE = [TopologyHint(None, False)]
+
+
+@pytest.mark.parametrize(
+    ("policy", "lists", "affinity", "preferred", "admits"),
+    [
+        pytest.param("none", [SECOND], None, False, True, id="none does not look"),
+        pytest.param("best-effort", [BOTH, BOTH], 0b01, True, True, id="the lowest of equals"),
+        pytest.param("best-effort", [BOTH, SECOND], 0b10, True, True, id="where both are preferred"),
+        pytest.param("best-effort", [FIRST, SECOND], 0b01, False, True, id="no common node, admitted all the same"),
+        pytest.param("best-effort", [BOTH, WIDE], 0b11, False, True, id="as wide as the greediest needs"),
+        pytest.param("best-effort", [BOTH, NOWHERE], 0b01, False, True, id="one resource cannot be met"),
+        pytest.param("restricted", [BOTH, SECOND], 0b10, True, True, id="aligned as well as can be"),
+        pytest.param("restricted", [FIRST, SECOND], 0b01, False, False, id="no common node"),
+        pytest.param("restricted", [LATE], 0b10, False, False, id="not as narrow as it could be"),
+        pytest.param("restricted", [WIDE, WIDE], 0b11, True, True, id="two nodes are fine if two are needed"),
+        pytest.param("restricted", [BOTH, NOWHERE], 0b01, False, False, id="one cannot be met, refused"),
+        pytest.param("single-numa-node", [BOTH, SECOND], 0b10, True, True, id="one node for all"),
+        pytest.param("single-numa-node", [WIDE], None, False, False, id="two nodes are needed"),
+        pytest.param("single-numa-node", [ANY], None, True, True, id="no opinion, the affinity is left open"),
+        pytest.param("single-numa-node", [BOTH, NOWHERE], None, False, False, id="one cannot be met, none is left"),
+    ],
+)
+def test_policy(
+    policy: str, lists: list[list[TopologyHint]], affinity: int | None, preferred: bool, admits: bool
+) -> None:
+    topology_policy = POLICIES[Policy(policy)]
+
+    merged = topology_policy.merge(lists, MACHINE)
+
+    assert (TopologyHint(affinity, preferred), admits) == (merged, topology_policy.admits(merged))
+
+
+def test_single_numa_node_on_a_machine_of_one_node_leaves_the_affinity_open() -> None:
+    """Its only node is the whole machine, so no node was singled out."""
+    merged = POLICIES[Policy.SINGLE_NUMA_NODE].merge([[TopologyHint(0b1, True)]], 0b1)
+
+    assert TopologyHint(None, True) == merged
+
+
+def test_every_policy_has_the_name_it_is_found_by() -> None:
+    assert [policy.value for policy in Policy] == [POLICIES[policy].name for policy in Policy]
+
+
+@pytest.mark.parametrize(
+    ("policy", "affinity"),
+    [("restricted", 0b1001), ("best-effort", 0b1001), ("single-numa-node", None)],
+)
+def test_distances_settle_which_of_equally_many_nodes_but_not_for_single_numa_node(
+    policy: str, affinity: int | None
+) -> None:
+    """Nodes 0 and 3 are neighbours here, so they are taken before 0 and 1."""
+    near = {(0, 3), (3, 0)}
+    distances = {a: {b: 10 if a == b else 12 if (a, b) in near else 30 for b in range(4)} for a in range(4)}
+    pairs = [TopologyHint(mask, True) for mask in (0b0011, 0b0101, 0b1001)]
+
+    assert affinity == POLICIES[Policy(policy)].merge([pairs], 0b1111, distances).affinity

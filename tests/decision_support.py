@@ -1,0 +1,119 @@
+"""Small machines, nodes and pods made by hand, for tests of the decision."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from topoalign.core.decisions import Admission, Decision, Refusal
+from topoalign.core.events import (
+    Allocation,
+    AllocationGranted,
+    DeviceHealth,
+    DeviceHealthChanged,
+    HealthState,
+    TopologyDiscovered,
+)
+from topoalign.core.ids import CPU, GPU, MEMORY, NIC, ContainerName, DeviceID, NodeName, PodName, ResourceName
+from topoalign.core.requests import ContainerRequest, PodRequest
+from topoalign.core.state import NodeState
+from topoalign.core.topology.links import Link, PcieClass
+from topoalign.core.topology.model import Cpu, Gpu, Nic, NumaNode, PluginDevice, Topology
+
+NODE = NodeName("node-1")
+GIB = 1 << 30
+
+
+def machine(
+    nodes: int = 2,
+    cores: int = 4,
+    threads: int = 2,
+    gpus: Sequence[int | None] = (0, 0, 1, 1),
+    nics: Sequence[int | None] = (0, 1),
+    memory: int | None = 64 * GIB,
+    bare_nodes: int = 0,
+    others: tuple[PluginDevice, ...] = (),
+) -> Topology:
+    """
+    One socket per NUMA node with `cores` cores; GPU and NIC i are near the node given, None where it is unknown.
+
+    Devices of one node hang on one switch. `bare_nodes` more nodes have neither CPUs nor memory.
+    """
+    count = nodes * cores
+    cpus = [
+        Cpu(id=core + count * thread, core=core, socket=core // cores, node=core // cores, uncore=core // cores)
+        for thread in range(threads)
+        for core in range(count)
+    ]
+    near = {f"GPU-{i}": node for i, node in enumerate(gpus)} | {f"mlx5_{i}": node for i, node in enumerate(nics)}
+    devices = list(near)
+    return Topology(
+        cpus=tuple(sorted(cpus, key=lambda cpu: cpu.id)),
+        nodes=tuple(NumaNode(id=i, memory=memory) for i in range(nodes))
+        + tuple(NumaNode(id=nodes + i, memory=0) for i in range(bare_nodes)),
+        distances=tuple(tuple(10 if i == j else 20 + abs(i - j) for j in range(nodes)) for i in range(nodes))
+        if not bare_nodes
+        else None,
+        gpus=tuple(
+            Gpu(id=DeviceID(f"GPU-{i}"), index=i, numa_affinity=() if node is None else (node,))
+            for i, node in enumerate(gpus)
+        ),
+        nics=tuple(
+            Nic(id=DeviceID(f"mlx5_{i}"), index=i, numa_affinity=() if node is None else (node,))
+            for i, node in enumerate(nics)
+        ),
+        links=tuple(
+            Link(a=DeviceID(a), b=DeviceID(b), pcie=PcieClass.PIX if near[a] == near[b] else PcieClass.SYS)
+            for i, a in enumerate(devices)
+            for b in devices[i + 1 :]
+        ),
+        others=others,
+    )
+
+
+def node(topology: Topology, unhealthy: Iterable[str] = ()) -> NodeState:
+    """A node with this hardware, and all devices healthy but these."""
+    bad = set(unhealthy)
+    health = {
+        device: DeviceHealth(state=HealthState.UNHEALTHY if device in bad else HealthState.HEALTHY)
+        for devices in topology.devices.values()
+        for device in devices
+    }
+    found = TopologyDiscovered(node=NODE, epoch=1, revision=1, boot_id="b", source="described: test", topology=topology)
+    return NodeState(node=NODE).apply(found).apply(DeviceHealthChanged(node=NODE, epoch=1, revision=1, devices=health))
+
+
+def container(
+    name: str = "main",
+    gpus: int = 0,
+    cpus: float = 0,
+    gib: int = 0,
+    nics: int = 0,
+    sidecar: bool = False,
+    others: Mapping[str, int] | None = None,
+) -> ContainerRequest:
+    """A container whose requests equal its limits."""
+    quantities = {GPU: gpus, CPU: int(cpus * 1000), MEMORY: gib * GIB, NIC: nics}
+    quantities.update({ResourceName(resource): amount for resource, amount in (others or {}).items()})
+    asked = {resource: amount for resource, amount in quantities.items() if amount}
+    return ContainerRequest(name=ContainerName(name), requests=asked, limits=asked, sidecar=sidecar)
+
+
+def pod(*containers: ContainerRequest, init: Sequence[ContainerRequest] = (), name: str = "pod-1") -> PodRequest:
+    return PodRequest(name=PodName(name), init_containers=tuple(init), containers=containers)
+
+
+def admitted(decision: Decision) -> dict[str, Allocation]:
+    """Container -> what it got."""
+    assert isinstance(decision, Admission), decision
+    return {each.owner.container: each for each in decision.allocations if each.owner is not None}
+
+
+def refused(decision: Decision) -> Refusal:
+    assert isinstance(decision, Refusal), decision
+    return decision
+
+
+def granted(state: NodeState, decision: Decision) -> NodeState:
+    """The state after the facts that an admission leads to."""
+    for allocation in admitted(decision).values():
+        fact = AllocationGranted(node=NODE, epoch=state.epoch, seq=state.seq + 1, allocation=allocation)
+        state = state.apply(fact)
+    return state

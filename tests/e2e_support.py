@@ -1,0 +1,116 @@
+"""Runs topoalign as people do: all services in one process on a memory bus, or one process each on NATS."""
+
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import msgspec
+from anyio.abc import Process
+
+from topoalign.client import Client
+from topoalign.core import wire
+from topoalign.core.decisions import Decision
+from topoalign.core.errors import BusUnavailable
+from topoalign.core.events import DeviceHealthChanged, TopologyDiscovered
+from topoalign.core.ids import CPU, GPU, MEMORY, NIC, ContainerName, Namespace, NodeName, PodName, ResourceName
+from topoalign.core.ports import Bus
+from topoalign.core.requests import AllocateRequest, ContainerRequest, PodRequest, ReleaseRequest
+from topoalign.runtime.runner import run_services
+
+GIB = 1024**3
+SERVICES = ("discovery", "hinting", "allocator", "registry")
+
+
+def pod(name: str, *, gpus: int = 0, cpus: int = 0, nics: int = 0, memory: int = 0) -> PodRequest:
+    """A pod of one container; `memory` in GiB."""
+    amounts: dict[ResourceName, int] = {GPU: gpus, CPU: cpus * 1000, NIC: nics, MEMORY: memory * GIB}
+    limits = {resource: amount for resource, amount in amounts.items() if amount}
+    container = ContainerRequest(name=ContainerName("main"), requests=limits, limits=limits)
+    return PodRequest(namespace=Namespace("default"), name=PodName(name), containers=(container,))
+
+
+async def allocate(bus: Bus, node: NodeName, asked: PodRequest, **rules: str) -> Decision:
+    request = AllocateRequest(node=node, pod=asked, rules=dict(rules))
+    body = await bus.ask(wire.admission_subject(node, "allocate"), msgspec.json.encode(request), 10)
+    return wire.answered(body, Decision)  # type: ignore[arg-type]  # a union is a type to msgspec, not to mypy
+
+
+async def release(bus: Bus, node: NodeName, target: str) -> tuple[str, ...]:
+    request = ReleaseRequest(node=node, target=target)
+    body = await bus.ask(wire.admission_subject(node, "release"), msgspec.json.encode(request), 10)
+    return wire.answered(body, tuple[str, ...])
+
+
+async def described(bus: Bus, node: NodeName) -> None:
+    """Waits until the node's topology and health have been announced and its allocator answers."""
+    missing = {TopologyDiscovered, DeviceHealthChanged}
+    events = Client(bus).nodes(node=node)
+    async for heard in events:
+        missing.discard(type(heard.event))
+        if not missing:
+            break
+    await events.aclose()
+    await answering(bus, node)
+
+
+async def answering(bus: Bus, node: NodeName) -> None:
+    """Waits until the allocator decides on a topology that it has heard."""
+    asked = AllocateRequest(node=node, pod=pod("probe", gpus=1))
+    while True:
+        try:
+            body = await bus.ask(wire.admission_subject(node, "what-if"), msgspec.json.encode(asked), 2)
+        except BusUnavailable:
+            continue
+        if b"TopologyUnknown" not in body and b'"state":"unknown"' not in body and b'"Admission"' in body:
+            return
+
+
+@asynccontextmanager
+async def in_one_process(bus: Bus, environment: Mapping[str, str], names: Sequence[str] = SERVICES) -> AsyncIterator[str]:
+    """The services on this bus; yields the URL of the HTTP pages ("" without)."""
+    started = anyio.Event()
+    url = ""
+    async with anyio.create_task_group() as tasks:
+
+        def ready(running: object) -> None:
+            nonlocal url
+            url = getattr(running, "http", None) or ""
+            started.set()
+
+        async def run() -> None:
+            await run_services(names, environment, bus=bus, ready=ready)
+
+        tasks.start_soon(run)
+        with anyio.fail_after(20):
+            await started.wait()
+        yield url
+        tasks.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def as_process(service: str, environment: Mapping[str, str], log: Path) -> AsyncIterator[Process]:
+    """One service as its own program, its log in a file that a failing test can show."""
+    with log.open("ab") as output:
+        process = await anyio.open_process(
+            [sys.executable, "-m", "topoalign.cli", service],
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.terminate()
+            with anyio.CancelScope(shield=True), anyio.move_on_after(10):
+                await process.wait()
+        if process.returncode is None:
+            process.kill()
+            with anyio.CancelScope(shield=True):
+                await process.wait()
+        await process.aclose()

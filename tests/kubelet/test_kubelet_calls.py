@@ -1,0 +1,282 @@
+"""What the kubelet gets for its calls to a device plugin."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import msgspec
+import pytest
+from grpclib.client import Channel
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+from kubelet_support import MemoryDesk, short_directory, two_nodes
+
+from topoalign.allocator.kubelet.api import v1beta1
+from topoalign.allocator.kubelet.client import KubeletAway
+from topoalign.allocator.kubelet.server import DevicePlugin
+from topoalign.allocator.kubelet.transport import Server
+from topoalign.core.errors import StateFault, UnknownDevice
+from topoalign.core.events import DeviceHealth, HealthState
+from topoalign.core.ids import GPU, NIC, DeviceID, ResourceName
+
+pytestmark = pytest.mark.anyio
+
+
+@asynccontextmanager
+async def plugin(desk: MemoryDesk, resource: ResourceName = GPU) -> AsyncIterator[v1beta1.DevicePluginStub]:
+    """A client of the plugin of one resource, over a real socket."""
+    with short_directory() as directory:
+        server = Server(DevicePlugin(resource, desk), directory / "p.sock", "directory")
+        await server.listen()
+        channel = Channel(path=str(server.path))
+        try:
+            yield v1beta1.DevicePluginStub(channel)
+        finally:
+            channel.close()
+            await server.stop(5)
+
+
+def allocate(*containers: list[str]) -> v1beta1.AllocateRequest:
+    return v1beta1.AllocateRequest(
+        container_requests=[v1beta1.ContainerAllocateRequest(devices_ids=ids) for ids in containers]
+    )
+
+
+def prefer(available: list[str], must: list[str], size: int) -> v1beta1.PreferredAllocationRequest:
+    return v1beta1.PreferredAllocationRequest(
+        container_requests=[
+            v1beta1.ContainerPreferredAllocationRequest(
+                available_deviceIDs=available, must_include_deviceIDs=must, allocation_size=size
+            )
+        ]
+    )
+
+
+async def test_the_options_ask_for_preferences_and_for_a_call_before_the_start() -> None:
+    async with plugin(MemoryDesk(two_nodes())) as client:
+        options = await client.get_device_plugin_options(v1beta1.Empty())
+
+        assert (True, True) == (options.pre_start_required, options.get_preferred_allocation_available)
+
+
+async def test_the_first_list_has_every_device_with_its_health_and_its_numa_node() -> None:
+    """A device whose NUMA node is unknown is listed without topology; one not judged yet, unhealthy or cordoned is not
+    offered, and yet listed."""
+    machine = two_nodes(gpus=4)
+    nowhere = msgspec.structs.replace(machine.gpus[3], numa_affinity=())
+    desk = MemoryDesk(msgspec.structs.replace(machine, gpus=(*machine.gpus[:3], nowhere)))
+    desk.judge(
+        {
+            DeviceID("GPU-0"): DeviceHealth(state=HealthState.UNHEALTHY, reason="Xid 79"),
+            DeviceID("GPU-1"): DeviceHealth(state=HealthState.UNKNOWN),
+            DeviceID("GPU-2"): DeviceHealth(state=HealthState.HEALTHY, cordoned=True),
+        }
+    )
+    async with plugin(desk) as client:
+        first = await anext(client.list_and_watch(v1beta1.Empty()))
+
+        listed = [
+            (d.id, d.health, None if d.topology is None else [n.id for n in d.topology.nodes]) for d in first.devices
+        ]
+        assert [
+            ("GPU-0", "Unhealthy", [0]),
+            ("GPU-1", "Unhealthy", [0]),
+            ("GPU-2", "Unhealthy", [1]),
+            ("GPU-3", "Healthy", None),
+        ] == listed
+
+
+async def test_a_change_of_health_is_listed_and_an_allocation_is_not() -> None:
+    """The kubelet writes its checkpoint at every message, so it hears only what is news to it."""
+    desk = MemoryDesk(two_nodes())
+    async with plugin(desk) as client:
+        stream = client.list_and_watch(v1beta1.Empty())
+        await anext(stream)
+        await client.allocate(allocate(["GPU-0"]))
+        await anyio.wait_all_tasks_blocked()
+        desk.judge({DeviceID("GPU-5"): DeviceHealth(state=HealthState.UNHEALTHY)})
+
+        second = await anext(stream)
+        assert ["GPU-5"] == [device.id for device in second.devices if device.health == "Unhealthy"]
+
+
+async def test_a_second_stream_ends_the_first() -> None:
+    desk = MemoryDesk(two_nodes())
+    async with plugin(desk) as client:
+        first = client.list_and_watch(v1beta1.Empty())
+        await anext(first)
+        second = client.list_and_watch(v1beta1.Empty())
+        await anext(second)
+
+        assert [] == [message async for message in first]
+
+
+async def test_the_list_is_encoded_once_for_all_streams_until_it_changes() -> None:
+    desk = MemoryDesk(two_nodes())
+    service = DevicePlugin(GPU, desk)
+    before = service.listing.of(desk.state)
+    await desk.allocate(GPU, [[DeviceID("GPU-0")]])
+
+    assert before is service.listing.of(desk.state)
+    desk.judge({DeviceID("GPU-5"): DeviceHealth(state=HealthState.UNHEALTHY)})
+    assert before is not service.listing.of(desk.state)
+
+
+async def test_gpus_are_named_to_the_container_runtime_in_the_allocations_order() -> None:
+    async with plugin(MemoryDesk(two_nodes())) as client:
+        answer = await client.allocate(allocate(["GPU-1", "GPU-0"], ["GPU-7"]))
+
+        assert [{"NVIDIA_VISIBLE_DEVICES": "GPU-0,GPU-1"}, {"NVIDIA_VISIBLE_DEVICES": "GPU-7"}] == [
+            container.envs for container in answer.container_responses
+        ]
+
+
+async def test_nics_bring_their_verbs_devices_and_the_connection_manager() -> None:
+    async with plugin(MemoryDesk(two_nodes()), NIC) as client:
+        (container,) = (await client.allocate(allocate(["mlx5_1", "mlx5_0"]))).container_responses
+
+        assert {"TOPOALIGN_NICS": "mlx5_0,mlx5_1"} == container.envs
+        assert [
+            ("/dev/infiniband/uverbs0", "/dev/infiniband/uverbs0", "rw"),
+            ("/dev/infiniband/uverbs1", "/dev/infiniband/uverbs1", "rw"),
+            ("/dev/infiniband/rdma_cm", "/dev/infiniband/rdma_cm", "rw"),
+        ] == [(d.container_path, d.host_path, d.permissions) for d in container.devices]
+
+
+async def test_nics_of_a_described_machine_bring_no_device_files() -> None:
+    async with plugin(MemoryDesk(two_nodes(verbs=False)), NIC) as client:
+        (container,) = (await client.allocate(allocate(["mlx5_0"]))).container_responses
+
+        assert [] == container.devices
+
+
+@pytest.mark.parametrize(
+    ("ids", "shown"),
+    [
+        (["GPU-99"], "'GPU-99'"),
+        (["GPU-0", "GPU-0"], "repeated"),
+        ([], "empty"),
+        (["GPU-\x00\x1b[31m"], "'GPU-??[31m'"),
+        (["x" * 2**20], "…"),
+        ([f"GPU-{i}" for i in range(8, 10_008)], "and 9992 more"),
+    ],
+    ids=["unknown", "repeated", "none", "control-characters", "one-megabyte", "ten-thousand"],
+)
+async def test_bad_ids_are_the_callers_fault_quoted_safely_and_without_effect(ids: list[str], shown: str) -> None:
+    desk = MemoryDesk(two_nodes())
+    async with plugin(desk) as client:
+        with pytest.raises(GRPCError) as caught:
+            await client.allocate(allocate(["GPU-1"], ids))
+
+        assert Status.INVALID_ARGUMENT is caught.value.status
+        message = caught.value.message or ""
+        assert shown in message
+        assert message.isprintable()
+        assert len(message) <= 1_000
+        assert {} == desk.state.allocations
+
+
+async def test_a_device_in_use_is_nobodys_fault() -> None:
+    async with plugin(MemoryDesk(two_nodes())) as client:
+        await client.allocate(allocate(["GPU-0"]))
+        with pytest.raises(GRPCError) as caught:
+            await client.allocate(allocate(["GPU-0"]))
+
+        assert Status.FAILED_PRECONDITION is caught.value.status
+        assert "DeviceInUse" in (caught.value.message or "")
+
+
+async def test_a_full_disk_is_the_machines_fault_and_says_the_remedy() -> None:
+    desk = MemoryDesk(two_nodes())
+    desk.fault = StateFault("the journal cannot grow: no space left on device", "free some space")
+    async with plugin(desk) as client:
+        with pytest.raises(GRPCError) as caught:
+            await client.allocate(allocate(["GPU-0"]))
+
+        assert Status.UNAVAILABLE is caught.value.status
+        assert "free some space" in (caught.value.message or "")
+
+
+async def test_too_many_containers_are_refused() -> None:
+    async with plugin(MemoryDesk(two_nodes())) as client:
+        with pytest.raises(GRPCError) as caught:
+            await client.allocate(allocate(*[["GPU-0"]] * 1_001))
+
+        assert Status.INVALID_ARGUMENT is caught.value.status
+
+
+async def test_preferences_are_the_desks() -> None:
+    async with plugin(MemoryDesk(two_nodes())) as client:
+        answer = await client.get_preferred_allocation(prefer(["GPU-3", "GPU-1", "GPU-2"], ["GPU-2"], 2))
+
+        assert [["GPU-2", "GPU-1"]] == [response.device_i_ds for response in answer.container_responses]
+
+
+@pytest.mark.parametrize(
+    ("available", "must", "size"),
+    [
+        (["GPU-0"], [], 0),
+        (["GPU-0"], [], -1),
+        (["GPU-0"], [], 2),
+        (["GPU-0"], ["GPU-1"], 1),
+        (["GPU-0", "GPU-1"], ["GPU-0", "GPU-1"], 1),
+        ([], [], 1),
+    ],
+    ids=["size-0", "negative", "too-many", "must-not-available", "must-exceeds-size", "none-available"],
+)
+async def test_a_question_that_cannot_be_meant_gets_no_preference(
+    available: list[str], must: list[str], size: int
+) -> None:
+    async with plugin(MemoryDesk(two_nodes())) as client:
+        answer = await client.get_preferred_allocation(prefer(available, must, size))
+
+        assert [[]] == [response.device_i_ds for response in answer.container_responses]
+
+
+async def test_a_gpu_lost_in_between_costs_the_preference_and_not_the_pod() -> None:
+    desk = MemoryDesk(two_nodes())
+    desk.fault = UnknownDevice(["GPU-9"])
+    async with plugin(desk) as client:
+        answer = await client.get_preferred_allocation(prefer(["GPU-0", "GPU-9"], [], 1))
+
+        assert [[]] == [response.device_i_ds for response in answer.container_responses]
+
+
+async def test_before_a_container_starts_the_owners_are_read() -> None:
+    desk = MemoryDesk(two_nodes())
+    async with plugin(desk) as client:
+        await client.pre_start_container(v1beta1.PreStartContainerRequest(devices_ids=["GPU-0"]))
+
+        assert 1 == desk.reconciled
+
+
+async def test_a_container_starts_even_if_its_owner_cannot_be_read() -> None:
+    desk = MemoryDesk(two_nodes())
+    desk.fault = KubeletAway("no answer within 1 s")
+    async with plugin(desk) as client:
+        await client.pre_start_container(v1beta1.PreStartContainerRequest(devices_ids=["GPU-0"]))
+
+        assert 1 == desk.reconciled
+
+
+async def test_a_stream_whose_client_goes_while_it_is_sent_to_is_closed() -> None:
+    """The generator is not left hanging until it is collected: its `finally` has run."""
+    desk = MemoryDesk(two_nodes())
+    with short_directory() as directory:
+        service = DevicePlugin(GPU, desk)
+        server = Server(service, directory / "p.sock", "directory")
+        await server.listen()
+        channel = Channel(path=str(server.path))
+        stream = v1beta1.DevicePluginStub(channel).list_and_watch(v1beta1.Empty())
+        await anext(stream)
+        watch = service.watch
+        for connection in server.connections:
+            connection.pause_writing()
+        desk.judge({DeviceID("GPU-5"): DeviceHealth(state=HealthState.UNHEALTHY)})
+        await anyio.wait_all_tasks_blocked()
+        channel.close()
+        with anyio.fail_after(30):
+            await watch.ended.wait()
+
+        assert not watch.open
+        await server.stop(5)

@@ -1,0 +1,260 @@
+"""The plugins stay registered, whatever the kubelet and its directory do. Time moves only when a test says so."""
+
+import socket
+from pathlib import Path
+
+import anyio
+import pytest
+import structlog
+from kubelet_support import MemoryDesk, node, offers, short_directory, two_nodes
+
+from topoalign.allocator.kubelet import sockets
+from topoalign.allocator.kubelet.front import LISTEN_SECONDS, LOOK_SECONDS, KubeletFront, Plugin
+from topoalign.allocator.kubelet.standin import KubeletStandIn
+from topoalign.core.errors import InvalidField
+from topoalign.core.events import DeviceHealth, HealthState
+from topoalign.core.ids import GPU, NIC, DeviceID
+from topoalign.core.requests import AdmissionRules
+from topoalign.core.topology.model import Topology
+from topoalign.runtime.clock import ManualClock
+
+pytestmark = pytest.mark.anyio
+MACHINE = two_nodes()
+
+
+async def test_each_resource_of_the_node_is_registered_under_its_own_socket() -> None:
+    async with node(MACHINE) as it:
+        assert ["topoalign-nvidia.com-gpu.sock", "topoalign-topoalign.io-nic.sock"] == sorted(
+            path.name for path in (it.directory / "device-plugins").glob("topoalign-*")
+        )
+        assert (8, 2) == (it.kubelet.allocatable(GPU), it.kubelet.allocatable(NIC))
+        assert it.front.reason() is None
+
+
+async def test_a_resource_without_devices_on_the_node_is_not_served() -> None:
+    async with node(two_nodes(nics=0)) as it:
+        assert {GPU} == set(it.kubelet.plugins.endpoints)
+
+
+async def test_sockets_are_for_their_owner_alone() -> None:
+    async with node(MACHINE) as it:
+        modes = [path.stat().st_mode & 0o777 for path in it.directory.rglob("*.sock")]
+
+        assert [0o600] * 4 == modes
+
+
+async def test_a_node_whose_topology_comes_late_is_served_from_then_on() -> None:
+    desk = MemoryDesk(None)
+    with short_directory() as directory:
+        kubelet = stand_in(directory)
+        front = KubeletFront(desk, directory / "device-plugins", ManualClock())
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(kubelet.run)
+            await tasks.start(front.run)
+            assert "the node has no devices to offer yet" == front.reason()
+            desk.discover(MACHINE)
+            await kubelet.until(offers(MACHINE))
+            tasks.cancel_scope.cancel()
+
+
+async def test_a_kubelet_that_comes_half_a_minute_late_is_waited_for() -> None:
+    """Neither its directory nor its socket is there; we say what is missing, once, and do not end."""
+    with short_directory() as directory:
+        clock = ManualClock()
+        front = KubeletFront(MemoryDesk(MACHINE), directory / "device-plugins", clock)
+        async with anyio.create_task_group() as tasks:
+            with structlog.testing.capture_logs() as logs:
+                await tasks.start(front.run)
+                await clock.advance(15)
+                without_directory = front.reason()
+                (directory / "device-plugins").mkdir()
+                await clock.advance(15)
+                without_kubelet = front.reason()
+            kubelet = stand_in(directory)
+            await tasks.start(kubelet.run)
+            # its start has swept our sockets away: they are made anew at the next look
+            await clock.advance(2 * LOOK_SECONDS)
+            await kubelet.until(offers(MACHINE))
+            tasks.cancel_scope.cancel()
+
+        assert "No such file or directory" in (without_directory or "")
+        assert "the kubelet has no kubelet.sock" in (without_kubelet or "")
+        assert 4 == len(logs)  # two resources, two reasons
+
+
+async def test_after_a_kubelet_restart_all_devices_are_back_at_the_next_look() -> None:
+    """The kubelet starts with nothing; our sockets are made anew, and the first list has every device."""
+    clock = ManualClock()
+    async with node(MACHINE, clock=clock) as it:
+        await it.kubelet.restart()
+        assert (0, 0) == (it.kubelet.capacity(GPU), it.kubelet.capacity(NIC))
+        await clock.advance(LOOK_SECONDS)
+        await clock.advance(LOOK_SECONDS)
+        await it.kubelet.until(offers(MACHINE))
+
+        assert it.front.reason() is None
+
+
+async def test_a_kubelet_socket_made_anew_beside_ours_is_enough_to_register_again() -> None:
+    clock = ManualClock()
+    async with node(MACHINE, clock=clock) as it:
+        before = it.kubelet.plugins.registrations
+        fresh = it.directory / "device-plugins" / "kubelet.sock"
+        fresh.rename(fresh.with_suffix(".old"))
+        fresh.with_suffix(".old").rename(fresh)  # the same socket with another ctime, as far as anyone can tell
+        await clock.advance(LOOK_SECONDS)
+        await it.kubelet.until(lambda kubelet: kubelet.plugins.registrations == before + 2)
+        await it.kubelet.until(offers(MACHINE))
+
+        assert it.front.reason() is None
+
+
+async def test_a_wiped_directory_gets_its_sockets_back() -> None:
+    clock = ManualClock()
+    async with node(MACHINE, clock=clock) as it:
+        await it.kubelet.wipe()
+        await clock.advance(LOOK_SECONDS)
+        await clock.advance(LOOK_SECONDS)
+        await it.kubelet.until(offers(MACHINE))
+
+        assert it.front.reason() is None
+
+
+async def test_if_only_our_socket_is_deleted_the_living_kubelet_hears_of_the_end_first() -> None:
+    """Registering before the kubelet has seen the old stream end would cost us the new client."""
+    clock = ManualClock()
+    async with node(MACHINE, clock=clock) as it:
+        (it.directory / "device-plugins" / "topoalign-nvidia.com-gpu.sock").unlink()
+        await clock.advance(LOOK_SECONDS)
+        await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 0)
+        assert 8 == it.kubelet.capacity(GPU)
+        await clock.advance(2 * LOOK_SECONDS)
+        await it.kubelet.until(offers(MACHINE))
+
+        assert it.front.reason() is None
+
+
+async def test_a_mute_kubelet_is_given_up_at_the_deadline_and_asked_again() -> None:
+    clock = ManualClock()
+    async with node(two_nodes(nics=0), clock=clock) as it:
+        it.kubelet.plugins.fault = "mute"
+        it.kubelet.plugins.endpoints[GPU].stop()
+        await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 0)
+        await clock.advance(LISTEN_SECONDS + 5 * LOOK_SECONDS)
+        await it.kubelet.until(lambda kubelet: kubelet.plugins.registrations == 2)
+        await clock.advance(12)
+        assert "no answer within 12 s" in (it.front.reason() or "")
+        it.kubelet.plugins.fault = None
+        await clock.advance(2)
+        await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 8)
+
+
+async def test_a_kubelet_that_refuses_is_asked_less_and_less_often_and_logged_once() -> None:
+    clock = ManualClock()
+    asked = []
+    with short_directory() as directory, structlog.testing.capture_logs() as logs:
+        kubelet = stand_in(directory)
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(kubelet.run)
+            kubelet.plugins.fault = "error"
+            plugin = Plugin(GPU, MemoryDesk(MACHINE), directory / "device-plugins", clock, 5.0, jitter=lambda: 1.0)
+            for _ in range(2 * 32):
+                plugin.settle(await plugin.look())
+                asked.append(kubelet.plugins.registrations)
+                await clock.advance(LOOK_SECONDS)
+            await plugin.stop()
+            tasks.cancel_scope.cancel()
+
+    attempts = [looks * LOOK_SECONDS for looks, count in enumerate(asked) if count > ([0, *asked])[looks]]
+    assert [0, 1, 3, 7, 15, 31] == attempts
+    assert 1 == len([line for line in logs if line["event"].startswith("not registered")])
+
+
+async def test_a_kubelet_that_drops_our_stream_without_restarting_hears_from_us_again() -> None:
+    """It never dials again by itself (kubernetes issue 125501)."""
+    clock = ManualClock()
+    async with node(two_nodes(nics=0), clock=clock) as it:
+        it.kubelet.plugins.endpoints[GPU].stop()
+        await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 0)
+        await clock.advance(LISTEN_SECONDS + 5 * LOOK_SECONDS)
+
+        await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 8)
+
+
+async def test_a_gpu_that_falls_ill_is_unhealthy_in_the_kubelet_and_stays_listed() -> None:
+    async with node(MACHINE) as it:
+        it.desk.judge({DeviceID("GPU-3"): DeviceHealth(state=HealthState.UNHEALTHY, reason="Xid 79")})
+        await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 7)
+
+        assert 8 == it.kubelet.capacity(GPU)
+
+
+async def test_when_we_stop_the_kubelet_sees_the_end_and_no_socket_of_ours_stays() -> None:
+    desk = MemoryDesk(MACHINE)
+    with short_directory() as directory:
+        kubelet = stand_in(directory)
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(kubelet.run)
+            async with anyio.create_task_group() as ours:
+                await ours.start(KubeletFront(desk, directory / "device-plugins", ManualClock()).run)
+                await kubelet.until(offers(MACHINE))
+                ours.cancel_scope.cancel()
+            await kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 0)
+
+            assert [] == list((directory / "device-plugins").glob("topoalign-*"))
+            tasks.cancel_scope.cancel()
+
+
+async def test_a_path_too_long_for_a_socket_is_refused_by_the_name_of_its_setting(tmp_path: Path) -> None:
+    front = KubeletFront(MemoryDesk(MACHINE), tmp_path / ("d" * 90), ManualClock())
+    with pytest.raises(InvalidField, match=r"TOPOALIGN_KUBELET_DIR: the socket path .* has [0-9]+ bytes"):
+        await front.run()
+
+
+async def test_a_socket_that_another_process_serves_is_left_alone() -> None:
+    """We wait, and say whose it is, until that process has gone."""
+    with short_directory() as directory:
+        path = directory / "topoalign-nvidia.com-gpu.sock"
+        other = socket.socket(socket.AF_UNIX)
+        other.bind(str(path))
+        other.listen()
+        theirs = sockets.identity(path)
+        clock = ManualClock()
+        front = KubeletFront(MemoryDesk(two_nodes(nics=0)), directory, clock)
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(front.run)
+            await clock.advance(LOOK_SECONDS)
+
+            assert "already serves" in (front.reason() or "")
+            assert theirs == sockets.identity(path)
+            other.close()
+            await clock.advance(LOOK_SECONDS)
+            assert theirs != sockets.identity(path)
+            tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+async def test_what_is_in_the_way_and_no_socket_is_not_removed(kind: str) -> None:
+    with short_directory() as directory:
+        path = directory / "topoalign-nvidia.com-gpu.sock"
+        precious = directory / "precious"
+        precious.write_text("data")
+        if kind == "link":
+            path.symlink_to(precious)
+        else:
+            path.write_text("data")
+        front = KubeletFront(MemoryDesk(two_nodes(nics=0)), directory, ManualClock())
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(front.run)
+            await anyio.wait_all_tasks_blocked()
+            tasks.cancel_scope.cancel()
+
+        assert "is in the way: it is not a socket" in (front.reason() or "")
+        assert "data" == path.read_text()
+
+
+def stand_in(directory: Path, machine: Topology = MACHINE) -> KubeletStandIn:
+    plugins, resources = directory / "device-plugins", directory / "pod-resources"
+    plugins.mkdir(exist_ok=True)
+    resources.mkdir(exist_ok=True)
+    return KubeletStandIn(plugins, resources, machine, AdmissionRules())

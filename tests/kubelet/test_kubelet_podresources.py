@@ -1,0 +1,88 @@
+"""Asking the kubelet who holds what."""
+
+import anyio
+import pytest
+from kubelet_support import MemoryDesk, node, pod, short_directory, two_nodes
+
+from topoalign.allocator.kubelet.api import v1
+from topoalign.allocator.kubelet.client import KubeletAway, ask
+from topoalign.allocator.kubelet.desk import Holding
+from topoalign.allocator.kubelet.podresources import PodResourcesClient
+from topoalign.allocator.kubelet.transport import Server, Servicer
+from topoalign.core.events import Owner
+from topoalign.core.ids import GPU, NIC, ContainerName, DeviceID, Namespace, PodName
+from topoalign.runtime.clock import ManualClock, SystemClock
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_the_devices_of_a_container_are_gathered_by_resource() -> None:
+    """The kubelet lists them one by one."""
+    async with node(two_nodes()) as it:
+        await it.kubelet.admit(pod("train", gpus=2, nics=1))
+
+        owner = Owner(namespace=Namespace("default"), pod=PodName("train"), container=ContainerName("main"))
+        assert {
+            Holding(owner=owner, resource=GPU, devices=frozenset(map(DeviceID, ("GPU-0", "GPU-1")))),
+            Holding(owner=owner, resource=NIC, devices=frozenset([DeviceID("mlx5_0")])),
+        } == set(await PodResourcesClient(it.pod_resources).holdings())
+
+
+async def test_without_a_socket_the_kubelet_is_away() -> None:
+    with short_directory() as directory, pytest.raises(KubeletAway, match="its socket is not there"):
+        await PodResourcesClient(directory / "kubelet.sock").holdings()
+
+
+class Mute(Servicer, v1.PodResourcesListerBase):
+    async def list(self, message: v1.ListPodResourcesRequest) -> v1.ListPodResourcesResponse:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+
+async def test_a_kubelet_that_does_not_answer_is_given_up_after_a_second() -> None:
+    clock = ManualClock()
+    with short_directory() as directory:
+        server = Server(Mute(), directory / "kubelet.sock", "directory")
+        await server.listen()
+        async with anyio.create_task_group() as tasks:
+
+            async def call() -> None:
+                with pytest.raises(KubeletAway, match="no answer within 1 s"):
+                    await PodResourcesClient(server.path, clock).holdings()
+
+            tasks.start_soon(call)
+            await clock.advance(1)
+        await server.stop(0.01)
+
+
+async def test_allocatable_resources_and_single_pods_can_be_asked_for() -> None:
+    async with node(two_nodes(), desk=MemoryDesk(two_nodes())) as it:
+        await it.kubelet.admit(pod("train", gpus=1, cpus=2))
+
+        clock = SystemClock()
+        everything = await ask(
+            it.pod_resources,
+            lambda channel: v1.PodResourcesListerStub(channel).get_allocatable_resources(
+                v1.AllocatableResourcesRequest()
+            ),
+            clock,
+            5,
+        )
+        single = await ask(
+            it.pod_resources,
+            lambda channel: v1.PodResourcesListerStub(channel).get(
+                v1.GetPodResourcesRequest(pod_name="train", pod_namespace="default")
+            ),
+            clock,
+            5,
+        )
+        assert (10, 32, 2) == (len(everything.devices), len(everything.cpu_ids), len(everything.memory))
+        assert single.pod_resources is not None
+        assert [0, 1] == single.pod_resources.containers[0].cpu_ids
+        with pytest.raises(KubeletAway, match="not found"):
+            await ask(
+                it.pod_resources,
+                lambda channel: v1.PodResourcesListerStub(channel).get(v1.GetPodResourcesRequest(pod_name="none")),
+                clock,
+                5,
+            )

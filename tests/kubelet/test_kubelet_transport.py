@@ -1,0 +1,271 @@
+"""The gRPC server on its socket, left alone with whoever connects."""
+
+import os
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+import structlog
+from anyio.abc import SocketStream
+from grpclib.client import Channel
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError, StreamTerminatedError
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from kubelet_support import MemoryDesk, short_directory, two_nodes
+
+from topoalign.allocator.kubelet import sockets, transport
+from topoalign.allocator.kubelet.api import v1beta1
+from topoalign.allocator.kubelet.server import DevicePlugin
+from topoalign.allocator.kubelet.transport import LARGEST_REQUEST, MOST_CONNECTIONS, Server
+from topoalign.core.errors import StateFault
+from topoalign.core.ids import GPU
+
+pytestmark = pytest.mark.anyio
+
+ALLOCATE = "/v1beta1.DevicePlugin/Allocate"
+ONE_GPU = v1beta1.AllocateRequest(container_requests=[v1beta1.ContainerAllocateRequest(devices_ids=["GPU-0"])])
+
+
+@asynccontextmanager
+async def serving(desk: MemoryDesk | None = None) -> AsyncIterator[Server]:
+    with short_directory() as directory:
+        server = Server(DevicePlugin(GPU, desk or MemoryDesk(two_nodes())), directory / "p.sock", "directory")
+        await server.listen()
+        try:
+            yield server
+        finally:
+            await server.stop(5)
+
+
+@asynccontextmanager
+async def client(server: Server) -> AsyncIterator[v1beta1.DevicePluginStub]:
+    channel = Channel(path=str(server.path))
+    try:
+        yield v1beta1.DevicePluginStub(channel)
+    finally:
+        channel.close()
+
+
+async def refused(call: Callable[[], Awaitable[object]]) -> GRPCError:
+    with pytest.raises(GRPCError) as caught:
+        await call()
+    return caught.value
+
+
+async def closed_at_once(path: Path) -> bool:
+    """Whether the server hangs up on a peer that says nothing."""
+    async with await anyio.connect_unix(str(path)) as stream:
+        try:
+            while True:
+                await stream.receive()
+        except (anyio.EndOfStream, anyio.BrokenResourceError):
+            return True
+
+
+async def test_a_request_too_large_is_refused_while_it_arrives_and_others_are_served() -> None:
+    """64 MiB would cost seconds of the event loop and 200 MB if they were read first."""
+    huge = v1beta1.AllocateRequest(
+        container_requests=[v1beta1.ContainerAllocateRequest(devices_ids=["x" * LARGEST_REQUEST, "y" * 2**26])]
+    )
+    async with serving() as server, client(server) as stub:
+        error = await refused(lambda: stub.allocate(huge))
+        assert Status.RESOURCE_EXHAUSTED is error.status
+        assert 1 == len((await stub.allocate(ONE_GPU)).container_responses)
+
+
+async def test_the_largest_request_that_is_taken_is_read_whole() -> None:
+    large = v1beta1.AllocateRequest(
+        container_requests=[v1beta1.ContainerAllocateRequest(devices_ids=["x" * (LARGEST_REQUEST - 100)])]
+    )
+    async with serving() as server, client(server) as stub:
+        assert Status.INVALID_ARGUMENT is (await refused(lambda: stub.allocate(large))).status
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\x0a\x05\x0a\x03\xff\xfe\xfd",  # an id that is not UTF-8
+        b"\x0a\x7f\x0a",  # cut short
+        b"\xff" * 40,
+        b"\x0b\x0c",  # a group where a message belongs
+        b"\x0a\x02\x08\x07",  # a number where an id belongs
+    ],
+    ids=["not-utf8", "truncated", "noise", "group", "number"],
+)
+async def test_bytes_that_are_no_request_are_the_callers_fault(body: bytes) -> None:
+    desk = MemoryDesk(two_nodes())
+    async with serving(desk) as server:
+        status, message = await raw_call(server, ALLOCATE, struct.pack(">?I", False, len(body)) + body)
+
+        assert str(Status.INVALID_ARGUMENT.value) == status
+        assert message.isprintable()
+        assert {} == desk.state.allocations
+
+
+async def test_a_request_that_ends_before_it_is_whole_is_the_callers_fault() -> None:
+    async with serving() as server:
+        status, _ = await raw_call(server, ALLOCATE, struct.pack(">?I", False, 100) + b"short")
+
+        assert str(Status.INVALID_ARGUMENT.value) == status
+
+
+async def test_a_compressed_request_is_said_not_to_be_understood() -> None:
+    async with serving() as server:
+        status, _ = await raw_call(server, ALLOCATE, struct.pack(">?I", True, 3) + b"abc")
+
+        assert str(Status.UNIMPLEMENTED.value) == status
+
+
+async def test_an_unknown_method_and_a_bad_timeout_are_refused() -> None:
+    async with serving() as server:
+        unknown, _ = await raw_call(server, "/v1beta1.DevicePlugin/Format", b"")
+        bad, _ = await raw_call(server, ALLOCATE, b"", ("grpc-timeout", "soon"))
+
+        assert (str(Status.UNIMPLEMENTED.value), str(Status.UNKNOWN.value)) == (unknown, bad)
+
+
+async def test_noise_closes_its_own_connection_only() -> None:
+    async with serving() as server, client(server) as stub:
+        async with await anyio.connect_unix(str(server.path)) as noise:
+            await noise.send(b"GET / HTTP/1.1\r\n\r\n" + bytes(range(256)) * 40)
+            with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+                while True:
+                    await noise.receive()
+
+        assert 1 == len((await stub.allocate(ONE_GPU)).container_responses)
+
+
+async def test_idle_connections_are_capped_and_those_that_are_served_stay() -> None:
+    async with serving() as server, client(server) as stub, anyio.create_task_group() as tasks:
+        await stub.get_device_plugin_options(v1beta1.Empty())
+        held = [socket.socket(socket.AF_UNIX) for _ in range(MOST_CONNECTIONS - 1)]
+        for one in held:
+            one.connect(str(server.path))
+        while len(server.connections) < MOST_CONNECTIONS:
+            await anyio.wait_all_tasks_blocked()
+
+        assert await closed_at_once(server.path)
+        assert 1 == len((await stub.allocate(ONE_GPU)).container_responses)
+        for one in held:
+            one.close()
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can connect as somebody else")
+async def test_a_peer_of_another_user_is_closed_before_it_is_served_and_logged_once() -> None:
+    async with serving() as server:
+        os.chmod(server.path.parent, 0o755)
+        os.chmod(server.path, 0o666)
+        with structlog.testing.capture_logs() as logs:
+            for _ in range(3):
+                foreign = socket.socket(socket.AF_UNIX)
+                foreign.setblocking(False)
+                os.seteuid(65534)
+                try:
+                    foreign.connect(str(server.path))
+                finally:
+                    os.seteuid(0)
+                async with await SocketStream.from_socket(foreign) as stream:
+                    with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+                        while True:
+                            await stream.receive()
+
+        assert ["peer runs as uid 65534"] == [line["reason"] for line in logs]
+        assert not server.connections
+
+
+async def test_stopping_lets_a_call_that_has_begun_end_and_takes_no_new_one() -> None:
+    desk = MemoryDesk(two_nodes())
+    desk.pause = anyio.Event()
+    answers: list[v1beta1.AllocateResponse] = []
+    async with serving(desk) as server, client(server) as stub, anyio.create_task_group() as tasks:
+
+        async def call() -> None:
+            answers.append(await stub.allocate(ONE_GPU))
+
+        tasks.start_soon(call)
+        await desk.started.wait()
+        tasks.start_soon(server.stop, 60)
+        await anyio.wait_all_tasks_blocked()
+        assert not server.path.exists()
+        assert [] == answers
+        desk.pause.set()
+
+    assert {"NVIDIA_VISIBLE_DEVICES": "GPU-0"} == answers[0].container_responses[0].envs
+
+
+async def test_a_call_that_does_not_end_does_not_hold_the_stop_for_ever() -> None:
+    desk = MemoryDesk(two_nodes())
+    desk.pause = anyio.Event()
+    async with serving(desk) as server, client(server) as stub, anyio.create_task_group() as tasks:
+
+        async def call() -> None:
+            with pytest.raises((GRPCError, StreamTerminatedError)):
+                await stub.allocate(ONE_GPU)
+
+        tasks.start_soon(call)
+        await desk.started.wait()
+        await server.stop(0.01)
+
+    assert {} == desk.state.allocations
+
+
+async def test_a_stale_socket_is_replaced_and_a_live_one_names_its_process() -> None:
+    async with serving() as server:
+        with pytest.raises(StateFault, match=f"process {os.getpid()} already serves"):
+            sockets.listen(server.path, "directory")
+    with short_directory() as directory:
+        stale = socket.socket(socket.AF_UNIX)
+        stale.bind(str(directory / "p.sock"))
+        stale.close()
+
+        sockets.listen(directory / "p.sock", "directory").close()
+
+
+async def test_a_socket_that_has_become_anothers_is_not_removed_when_we_stop() -> None:
+    async with serving() as server:
+        server.path.unlink()
+        other = socket.socket(socket.AF_UNIX)
+        other.bind(str(server.path))
+        await server.stop(5)
+
+        assert server.path.exists()
+        other.close()
+
+
+async def test_a_silent_peer_is_pinged_within_seconds() -> None:
+    """grpclib's own default is after two hours."""
+    config = transport.KEEPALIVE.__for_server__()
+
+    assert config._keepalive_time is not None and config._keepalive_time <= 10
+    assert config._keepalive_timeout <= 10
+    assert config._keepalive_permit_without_calls
+
+
+async def raw_call(server: Server, method: str, body: bytes, *more: tuple[str, str]) -> tuple[str, str]:
+    """One call with a body of our own making; its grpc-status and grpc-message."""
+    h2 = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
+    h2.initiate_connection()
+    headers = [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", method),
+        (":authority", "localhost"),
+        ("te", "trailers"),
+        ("content-type", "application/grpc"),
+        *more,
+    ]
+    h2.send_headers(1, headers)
+    h2.send_data(1, body, end_stream=True)
+    answer: dict[str, str] = {}
+    async with await anyio.connect_unix(str(server.path)) as stream:
+        await stream.send(h2.data_to_send())
+        while "grpc-status" not in answer:
+            for event in h2.receive_data(await stream.receive()):
+                answer.update(getattr(event, "headers", None) or {})
+    return answer["grpc-status"], answer.get("grpc-message", "")

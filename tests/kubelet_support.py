@@ -1,0 +1,212 @@
+"""What the tests of the kubelet front share: a small node, an allocator in memory, and directories that sockets fit into."""
+
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup
+
+from topoalign.allocator.kubelet.front import KubeletFront
+from topoalign.allocator.kubelet.standin import KubeletStandIn
+from topoalign.core.errors import DeviceInUse, InvalidField, TopoalignError, UnknownDevice
+from topoalign.core.events import Allocation, DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
+from topoalign.core.ids import (
+    CPU,
+    MEMORY,
+    AllocationID,
+    ContainerName,
+    DeviceID,
+    NodeName,
+    PodName,
+    ResourceName,
+)
+from topoalign.core.ports import Clock
+from topoalign.core.requests import AdmissionRules, ContainerRequest, PodRequest, Policy
+from topoalign.core.state import NodeState
+from topoalign.core.topology.model import Cpu, Gpu, Nic, NumaNode, Topology
+from topoalign.runtime.clock import SystemClock
+
+NODE = NodeName("node-1")
+GIB = 2**30
+
+
+def two_nodes(gpus: int = 8, nics: int = 2, verbs: bool = True) -> Topology:
+    """Two NUMA nodes with 16 CPUs (8 cores) and 64 GiB each; GPUs and NICs are divided between them in order."""
+    return Topology(
+        cpus=tuple(Cpu(id=i, core=i // 2 * 2, socket=i // 16, node=i // 16, uncore=i // 16) for i in range(32)),
+        nodes=(NumaNode(id=0, memory=64 * GIB), NumaNode(id=1, memory=64 * GIB)),
+        distances=((10, 21), (21, 10)),
+        gpus=tuple(Gpu(id=DeviceID(f"GPU-{i}"), index=i, minor=i, numa_affinity=(i * 2 // gpus,)) for i in range(gpus)),
+        nics=tuple(
+            Nic(
+                id=DeviceID(f"mlx5_{i}"),
+                index=i,
+                numa_affinity=(i * 2 // nics,),
+                verbs=f"uverbs{i}" if verbs else None,
+            )
+            for i in range(nics)
+        ),
+    )
+
+
+class MemoryDesk:
+    """An allocator that keeps its record in memory and prefers the first devices it is offered."""
+
+    def __init__(self, machine: Topology | None) -> None:
+        self.state = NodeState(node=NODE)
+        self.version = 0
+        self.reconciled = 0
+        self.fault: TopoalignError | None = None
+        self.pause: anyio.Event | None = None
+        self.started = anyio.Event()
+        self._more = anyio.Event()
+        if machine is not None:
+            self.discover(machine)
+
+    def discover(self, machine: Topology) -> None:
+        revision = self.state.topology.revision + 1 if self.state.topology is not None else 1
+        self._become(
+            self.state.apply(
+                TopologyDiscovered(node=NODE, epoch=1, revision=revision, boot_id="b", source="test", topology=machine)
+            )
+        )
+        healthy = DeviceHealth(state=HealthState.HEALTHY)
+        self.judge({device: healthy for devices in machine.devices.values() for device in devices})
+
+    def judge(self, health: dict[DeviceID, DeviceHealth]) -> None:
+        """Changes the health of these devices."""
+        before = self.state.health
+        revision, known = (before.revision + 1, before.devices) if before is not None else (1, {})
+        self._become(
+            self.state.apply(DeviceHealthChanged(node=NODE, epoch=1, revision=revision, devices={**known, **health}))
+        )
+
+    def _become(self, state: NodeState) -> None:
+        self.state = state
+        self.version += 1
+        self._more.set()
+        self._more = anyio.Event()
+
+    async def beyond(self, version: int) -> None:
+        while self.version <= version:
+            await self._more.wait()
+
+    def prefer(
+        self, resource: ResourceName, available: Sequence[DeviceID], must_include: Sequence[DeviceID], size: int
+    ) -> tuple[DeviceID, ...]:
+        self._raise()
+        if size < 1 or size > len(available) or not set(must_include) <= set(available) or len(must_include) > size:
+            return ()
+        rest = [device for device in sorted(available) if device not in must_include]
+        return (*must_include, *rest[: size - len(must_include)])
+
+    async def allocate(
+        self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]
+    ) -> tuple[Allocation, ...]:
+        self.started.set()
+        if self.pause is not None:
+            await self.pause.wait()
+        self._raise()
+        known = self.state.hardware.devices.get(resource, {})
+        state, granted = self.state, []
+        for devices in containers:
+            if not devices or len(set(devices)) != len(devices):
+                raise InvalidField("devices_ids", "empty or repeated", "name each device once")
+            if unknown := [device for device in devices if device not in known]:
+                raise UnknownDevice(unknown)
+            if busy := [device for device in devices if device in state.holders]:
+                raise DeviceInUse(busy, state.holders[busy[0]])
+            allocation = Allocation(
+                id=AllocationID(f"a{len(state.allocations)}"), devices={resource: tuple(sorted(devices))}
+            )
+            state = state.holding(allocation)
+            granted.append(allocation)
+        self._become(state)
+        return tuple(granted)
+
+    async def reconcile(self) -> None:
+        self.reconciled += 1
+        self._raise()
+
+    def release_all(self) -> None:
+        self._become(msgspec.structs.replace(self.state, allocations={}))
+
+    def _raise(self) -> None:
+        if self.fault is not None:
+            raise self.fault
+
+
+@contextmanager
+def short_directory() -> Iterator[Path]:
+    """A directory with a path that a socket's name fits behind: pytest's own are too long."""
+    with tempfile.TemporaryDirectory(prefix="ta-") as name:
+        yield Path(name)
+
+
+@dataclass
+class Node:
+    """A node with a kubelet and our front on it."""
+
+    directory: Path
+    desk: MemoryDesk
+    kubelet: KubeletStandIn
+    front: KubeletFront
+    clock: Clock
+    tasks: TaskGroup
+    pod_resources: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pod_resources = self.directory / "pod-resources" / "kubelet.sock"
+
+
+def offers(machine: Topology) -> Callable[[KubeletStandIn], bool]:
+    """True of a kubelet in which every GPU and NIC of the machine is allocatable."""
+    return lambda kubelet: all(kubelet.allocatable(name) == len(ids) for name, ids in machine.devices.items())
+
+
+RESTRICTED = AdmissionRules(policy=Policy.RESTRICTED)
+
+
+@asynccontextmanager
+async def node(
+    machine: Topology | None = None,
+    *,
+    desk: MemoryDesk | None = None,
+    rules: AdmissionRules = RESTRICTED,
+    clock: Clock | None = None,
+    drain_seconds: float = 5.0,
+) -> AsyncIterator[Node]:
+    """Runs a kubelet stand-in and the front; yields when all resources of the machine are allocatable."""
+    machine = machine or two_nodes()
+    with short_directory() as directory:
+        plugins, resources = directory / "device-plugins", directory / "pod-resources"
+        plugins.mkdir()
+        resources.mkdir()
+        clock = clock or SystemClock()
+        desk = desk or MemoryDesk(machine)
+        kubelet = KubeletStandIn(plugins, resources, machine, rules)
+        front = KubeletFront(desk, plugins, clock, drain_seconds=drain_seconds, jitter=lambda: 1.0)
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(kubelet.run)
+            await tasks.start(front.run)
+            await kubelet.until(offers(machine))
+            yield Node(directory, desk, kubelet, front, clock, tasks)
+            tasks.cancel_scope.cancel()
+
+
+def pod(name: str, *, cpus: int = 0, **devices: int) -> PodRequest:
+    """A pod of one container, `pod("train", gpus=4, nics=1)`; with `cpus` it is Guaranteed and has 1 GiB of memory."""
+    resources = {NAMES[key]: amount for key, amount in devices.items()}
+    if cpus:
+        resources.update({CPU: cpus * 1000, MEMORY: GIB})
+    return PodRequest(
+        name=PodName(name),
+        containers=(ContainerRequest(name=ContainerName("main"), requests=resources, limits=resources),),
+    )
+
+
+NAMES = {"gpus": ResourceName("nvidia.com/gpu"), "nics": ResourceName("topoalign.io/nic")}

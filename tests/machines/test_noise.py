@@ -1,0 +1,22 @@
+"""Refusing noise costs time in proportion to its length and memory close to none: shown by `topoalign bench parse`."""
+
+import tracemalloc
+
+import pytest
+
+from topoalign.cli.bench.parse import KINDS
+from topoalign.core.errors import InvalidMachine
+from topoalign.machines.nvidia_smi import read
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ten_megabytes_of_noise_are_refused_without_being_copied_many_times(kind: str) -> None:
+    text = KINDS[kind]()
+
+    tracemalloc.start()
+    with pytest.raises(InvalidMachine):
+        read(text)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert peak < 3 * len(text) + 4_000_000

@@ -1,0 +1,174 @@
+"""Whatever matrix a machine has, printing and reading are each other's inverse; whatever text comes, nothing else breaks."""
+
+import contextlib
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from conftest import VECTORS
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from topoalign.core.errors import InvalidMachine
+from topoalign.core.topology.cpuset import format_cpuset
+from topoalign.core.topology.validate import validate
+from topoalign.machines.nvidia_smi import Matrix, print_matrix, read, read_matrix, topology_of
+
+CLASSES = ["PIX", "PXB", "PHB", "NODE", "SYS", "PSB"]
+
+id_lists = st.one_of(
+    st.sampled_from(["N/A", ""]),
+    st.frozensets(st.integers(0, 300), min_size=1, max_size=12).map(format_cpuset),
+)
+node_lists = st.one_of(
+    st.sampled_from(["N/A", "0", "1", "8", "252"]),
+    st.frozensets(st.integers(0, 70), min_size=1, max_size=9).map(format_cpuset),
+)
+
+
+@st.composite
+def matrices(draw: st.DrawFn) -> Matrix:
+    gpus = [f"GPU{i}" for i in range(draw(st.integers(1, 5)))]
+    named = draw(st.booleans())
+    nics = [f"mlx5_{i}" if named else f"NIC{i}" for i in range(draw(st.integers(0, 4)))]
+    labels = [*gpus, *nics]
+    cells = {label: ["X"] * len(labels) for label in labels}
+    for (i, a), (j, b) in combinations(enumerate(labels), 2):
+        nvlinks = st.integers(1, 18).map("NV{}".format)
+        kinds = st.sampled_from(CLASSES) | nvlinks if b in gpus else st.sampled_from(CLASSES)
+        cells[a][j] = cells[b][i] = draw(kinds)
+
+    def column(texts: st.SearchStrategy[str]) -> dict[str, str] | None:
+        return draw(st.none() | st.fixed_dictionaries(dict.fromkeys(gpus, texts)))
+
+    return Matrix(
+        labels=tuple(labels),
+        nic_names={}
+        if named
+        else draw(st.dictionaries(st.sampled_from(nics), st.just(""), max_size=4))
+        if nics
+        else {},
+        cells={label: tuple(row) for label, row in cells.items()},
+        cpu_affinity=column(id_lists),
+        numa_affinity=column(node_lists),
+        gpu_numa_id=column(st.sampled_from(["N/A", "2", "10", "250"])),
+    )
+
+
+@given(matrices())
+@settings(max_examples=150, deadline=None)
+def test_a_printed_matrix_read_again_is_the_same_machine(matrix: Matrix) -> None:
+    names = {label: f"rdma{i}" for i, label in enumerate(matrix.nic_names)}
+    machine = topology_of(Matrix(**{**vars(matrix), "nic_names": names}))
+
+    validate(machine)
+    assert machine == read(print_matrix(machine))
+    assert machine == read(print_matrix(machine).expandtabs(16))
+
+
+@given(matrices())
+@settings(max_examples=60, deadline=None)
+def test_a_printed_matrix_holds_the_cells_it_was_made_of(matrix: Matrix) -> None:
+    again = read_matrix(print_matrix(topology_of(matrix)))
+    rows = list(matrix.cells.values())
+
+    assert rows == list(again.cells.values())
+
+
+def mutations(text: str) -> st.SearchStrategy[str]:
+    """The text with a few characters, words or lines taken out, put in twice, changed or swapped."""
+
+    def mutate(steps: list[tuple[int, int, str, int]]) -> str:
+        changed = text
+        for kind, at, filler, length in steps:
+            at %= max(len(changed), 1)
+            lines = changed.splitlines(keepends=True)
+            line = at % max(len(lines), 1)
+            if kind == 0:
+                changed = changed[:at] + changed[at + length :]
+            elif kind == 1:
+                changed = changed[:at] + filler + changed[at:]
+            elif kind == 2:
+                changed = changed[:at] + filler + changed[at + 1 :]
+            elif kind == 3:
+                changed = "".join(lines[:line] + lines[line + 1 :])
+            elif kind == 4:
+                changed = "".join(lines[:line] + lines[line : line + 1] * 2 + lines[line + 1 :])
+            elif kind == 5:
+                changed = "".join(lines[line:] + lines[:line])
+            else:
+                changed = changed[:at]
+        return changed
+
+    fillers = st.sampled_from(
+        [
+            "\t",
+            " ",
+            "\n",
+            "X",
+            "SYS",
+            "NV9",
+            "NIC9",
+            "GPU0",
+            "GPU9",
+            "0-",
+            ",",
+            "9" * 30,
+            "N/A",
+            "CPU",
+            "ID",
+            "\x00",
+            "\x1b[4m",
+            "\x1b",
+        ]
+    )
+    steps = st.tuples(st.integers(0, 6), st.integers(0, 5000), fillers | st.characters(), st.integers(1, 40))
+    return st.lists(steps, min_size=1, max_size=4).map(mutate)
+
+
+def vector_texts() -> list[str]:
+    folder: Path = VECTORS / "nvidia_smi_topo"
+    made_up = "\tGPU0\tGPU1\tNIC0\tCPU Affinity\nGPU0\t X \tNV2\tPIX\t0-3\nGPU1\tNV2\t X \tSYS\t4-7\nNIC0\tPIX\tSYS\t X\n\nLegend:\n"
+    return [made_up, *(path.read_text() for path in sorted(folder.glob("*.txt")))]
+
+
+@given(st.data())
+@settings(max_examples=400, deadline=None)
+def test_a_mutilated_paste_is_a_machine_or_is_refused_and_nothing_else(data: st.DataObject) -> None:
+    text = data.draw(st.sampled_from(vector_texts()).flatmap(mutations))
+    try:
+        machine = read(text)
+    except InvalidMachine as error:
+        assert str(error).isprintable()
+        return
+
+    validate(machine)
+    assert machine == read(print_matrix(machine))
+
+
+@given(st.text(alphabet="GPUNICXSY0123 \t\n-,/A#>:Legendmlx5_\x1b[m", max_size=300))
+@settings(max_examples=300, deadline=None)
+@example("\tGPU0\nGPU0\tX")
+@example("GPU0")
+@example("\tGPU0\tmlx5_0\tmlx5_0")
+def test_noise_is_refused_and_nothing_else(text: str) -> None:
+    with contextlib.suppress(InvalidMachine):
+        validate(read(text))
+
+
+@given(st.integers(0, 10_000), st.sampled_from(vector_texts()))
+@settings(max_examples=100, deadline=None)
+def test_a_changed_link_is_noticed(at: int, text: str) -> None:
+    """A cell is in two rows: whichever is changed, the other tells."""
+    matrix = read_matrix(text)
+    labels = list(matrix.cells)
+    assume(len(labels) > 1)
+    label = labels[at % len(labels)]
+    line = next(line for line in text.splitlines() if line.startswith(label))
+    words = line.split()
+    column = 1 + (at // 7) % len(matrix.labels)
+    assume(words[column] != "X")
+    words[column] = "PHB" if words[column] != "PHB" else "PIX"
+
+    with pytest.raises(InvalidMachine, match="not symmetric"):
+        read(text.replace(line, "\t".join(words)))

@@ -1,0 +1,285 @@
+"""What the kubelet chose is recorded truthfully; who holds it is learned from PodResources and never guessed."""
+
+import anyio
+import pytest
+
+from topoalign.allocator.handouts import Handouts
+from topoalign.allocator.journal import MemoryJournal
+from topoalign.allocator.kubelet.desk import Holding
+from topoalign.allocator.ledger import Ledger
+from topoalign.core.errors import DeviceInUse, DeviceUnusable, InvalidField, Unavailable, UnknownDevice
+from topoalign.core.events import (
+    AllocationDeviated,
+    DeviceHealth,
+    DeviceHealthChanged,
+    HealthState,
+    Owner,
+    TopologyDiscovered,
+)
+from topoalign.core.ids import GPU, ContainerName, DeviceID, Namespace, NodeName, PodName
+from topoalign.core.topology.model import Gpu, NumaNode, Topology
+from topoalign.runtime.clock import ManualClock
+
+pytestmark = pytest.mark.anyio
+
+NODE = NodeName("node-1")
+GPUS = tuple(DeviceID(f"GPU-{index}") for index in range(8))
+
+
+class KubeletRecord:
+    """A kubelet's PodResources as the test writes it."""
+
+    def __init__(self) -> None:
+        self.shown: list[Holding] = []
+        self.answering = True
+
+    async def holdings(self) -> tuple[Holding, ...]:
+        await anyio.lowlevel.checkpoint()
+        if not self.answering:
+            raise Unavailable("PodResources does not answer", "look at the kubelet")
+        return tuple(self.shown)
+
+    def show(self, pod: str, *devices: DeviceID) -> None:
+        self.shown.append(Holding(owner=owner(pod), resource=GPU, devices=frozenset(devices)))
+
+
+class Node:
+    """An allocator without its front: a ledger that knows eight healthy GPUs, and a kubelet's record."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.journal = MemoryJournal()
+        self.kubelet = KubeletRecord()
+        self.ledger, self.handouts = self.start()
+
+    def start(self) -> tuple[Ledger, Handouts]:
+        ledger = Ledger(NODE, self.journal, self.clock)
+        gpus = tuple(Gpu(id=name, index=at, numa_affinity=(at // 4,)) for at, name in enumerate(GPUS))
+        topology = Topology(nodes=(NumaNode(id=0), NumaNode(id=1)), gpus=gpus)
+        ledger.hear(
+            TopologyDiscovered(node=NODE, epoch=1, revision=1, boot_id="b", source="described: test", topology=topology)
+        )
+        self.hear_health(ledger, 1, dict.fromkeys(GPUS, DeviceHealth(state=HealthState.HEALTHY)))
+        return ledger, Handouts(ledger, self.clock, self.kubelet)
+
+    def hear_health(self, ledger: Ledger, revision: int, devices: dict[DeviceID, DeviceHealth]) -> None:
+        ledger.hear(DeviceHealthChanged(node=NODE, epoch=1, revision=revision, devices=devices))
+
+    def restart(self) -> None:
+        self.ledger, self.handouts = self.start()
+
+    def live(self) -> dict[str, str | None]:
+        """Devices -> pod of every live allocation."""
+        return {
+            ",".join(a.devices[GPU]): a.owner.pod if a.owner else None for a in self.ledger.state.allocations.values()
+        }
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+def owner(pod: str) -> Owner:
+    return Owner(namespace=Namespace("default"), pod=PodName(pod), container=ContainerName("main"))
+
+
+async def test_an_allocation_is_bound_to_the_pod_that_podresources_shows_with_its_devices(node: Node) -> None:
+    await node.handouts.allocate(GPU, [[GPUS[1], GPUS[0]]])
+    node.kubelet.show("train", GPUS[0], GPUS[1])
+    await node.handouts.reconcile()
+
+    assert {"GPU-0,GPU-1": "train"} == node.live()
+
+
+async def test_an_owner_that_was_read_too_early_is_corrected_by_the_next_reading(node: Node) -> None:
+    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    node.kubelet.show("wrong", GPUS[0])
+    await node.handouts.reconcile()
+    node.kubelet.shown.clear()
+    node.kubelet.show("right", GPUS[0])
+    await node.handouts.reconcile()
+
+    assert {"GPU-0": "right"} == node.live()
+
+
+async def test_a_container_that_has_gone_is_released_after_more_than_one_look(node: Node) -> None:
+    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    node.kubelet.show("train", GPUS[0])
+    await node.handouts.reconcile()
+    node.kubelet.shown.clear()
+    await node.handouts.reconcile()
+    after_one_look = node.live()
+    await node.clock.advance(5)
+    await node.handouts.reconcile()
+
+    assert {"GPU-0": "train"} == after_one_look
+    assert {} == node.live()
+
+
+async def test_a_kubelet_that_lists_nothing_for_a_moment_after_its_start_costs_no_allocation(node: Node) -> None:
+    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    node.kubelet.show("train", GPUS[0])
+    await node.handouts.reconcile()
+    shown, node.kubelet.shown = node.kubelet.shown, []
+    await node.handouts.reconcile()
+    node.kubelet.shown = shown
+    await node.clock.advance(60)
+    await node.handouts.reconcile()
+
+    assert {"GPU-0": "train"} == node.live()
+
+
+async def test_an_unreachable_podresources_releases_nothing(node: Node) -> None:
+    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    node.kubelet.show("train", GPUS[0])
+    await node.handouts.reconcile()
+    node.kubelet.answering = False
+    await node.clock.advance(600)
+    with pytest.raises(Unavailable):
+        await node.handouts.reconcile()
+
+    assert {"GPU-0": "train"} == node.live()
+
+
+async def test_pods_replaced_by_as_many_others_are_told_apart_by_their_devices(node: Node) -> None:
+    """Counting would see one pod before and one after (kubernetes 130145)."""
+    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    node.kubelet.show("first", GPUS[0])
+    await node.handouts.reconcile()
+    node.kubelet.shown.clear()
+    await node.handouts.allocate(GPU, [[GPUS[5]]])
+    node.kubelet.show("second", GPUS[5])
+    await node.handouts.reconcile()
+    await node.clock.advance(5)
+    await node.handouts.reconcile()
+
+    assert {"GPU-5": "second"} == node.live()
+
+
+async def test_allocate_again_for_devices_that_are_shown_as_held_gives_the_same_allocation(node: Node) -> None:
+    first = await node.handouts.allocate(GPU, [[GPUS[0], GPUS[1]]])
+    node.kubelet.show("train", GPUS[0], GPUS[1])
+    again = await node.handouts.allocate(GPU, [[GPUS[1], GPUS[0]]])
+
+    assert first == again
+
+
+async def test_allocate_over_a_record_that_nobody_holds_any_more_takes_its_place(node: Node) -> None:
+    first = await node.handouts.allocate(GPU, [[GPUS[0], GPUS[1]]])
+    second = await node.handouts.allocate(GPU, [[GPUS[1], GPUS[2]]])
+
+    assert first[0].id != second[0].id
+    assert {"GPU-1,GPU-2": None} == node.live()
+
+
+async def test_allocate_of_a_device_that_another_container_holds_is_refused_and_changes_nothing(node: Node) -> None:
+    await node.handouts.allocate(GPU, [[GPUS[0], GPUS[1]]])
+    node.kubelet.show("train", GPUS[0], GPUS[1])
+    await node.handouts.reconcile()
+    before = node.ledger.state
+    with pytest.raises(DeviceInUse) as refused:
+        await node.handouts.allocate(GPU, [[GPUS[2]], [GPUS[1]]])
+
+    assert ("GPU-1",) == refused.value.devices
+    assert before == node.ledger.state
+
+
+async def test_when_podresources_is_silent_an_overlap_is_not_granted(node: Node) -> None:
+    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    node.kubelet.answering = False
+    with pytest.raises(Unavailable):
+        await node.handouts.allocate(GPU, [[GPUS[0]]])
+
+    assert {"GPU-0": None} == node.live()
+
+
+async def test_two_allocations_of_one_device_at_the_same_time_never_both_get_it(node: Node) -> None:
+    """Both are judged one after the other, so the second sees the first although both waited for PodResources."""
+    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    granted: list[str] = []
+
+    async def ask(*devices: DeviceID) -> None:
+        try:
+            granted.extend(a.id for a in await node.handouts.allocate(GPU, [list(devices)]))
+        except DeviceInUse:
+            return
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask, GPUS[0], GPUS[1])
+        tasks.start_soon(ask, GPUS[0], GPUS[2])
+
+    holders = [d for a in node.ledger.state.allocations.values() for d in a.devices[GPU]]
+    assert len(set(holders)) == len(holders)
+
+
+async def test_another_choice_than_the_preferred_one_is_recorded_as_the_kubelet_made_it(node: Node) -> None:
+    preferred = node.handouts.prefer(GPU, GPUS, (), 2)
+    await node.handouts.allocate(GPU, [[GPUS[6], GPUS[7]]])
+
+    assert {"GPU-6,GPU-7": None} == node.live()
+    deviations = [event for event, _ in node.ledger.pending if isinstance(event, AllocationDeviated)]
+    assert [(preferred, (GPUS[6], GPUS[7]))] == [(event.preferred, event.allocated) for event in deviations]
+
+
+async def test_the_preferred_choice_is_no_deviation(node: Node) -> None:
+    preferred = node.handouts.prefer(GPU, GPUS, (), 2)
+    await node.handouts.allocate(GPU, [list(reversed(preferred))])
+
+    assert [] == [event for event, _ in node.ledger.pending if isinstance(event, AllocationDeviated)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "error"),
+    [
+        ([], InvalidField),
+        ([[]], InvalidField),
+        ([[GPUS[0], GPUS[0]]], InvalidField),
+        ([[GPUS[0]], [GPUS[0]]], InvalidField),
+        ([[DeviceID("GPU-x")]], UnknownDevice),
+        ([[DeviceID("\x00" * 1_000_000)]], UnknownDevice),
+        ([[DeviceID(f"GPU-{n}") for n in range(30_000)]], InvalidField),
+    ],
+)
+async def test_device_ids_that_cannot_be_meant_are_refused_in_a_short_sentence(
+    node: Node, asked: list[list[DeviceID]], error: type[Exception]
+) -> None:
+    before = node.ledger.state
+    with pytest.raises(error) as refused:
+        await node.handouts.allocate(GPU, asked)
+
+    assert len(str(refused.value)) < 1_000
+    assert str(refused.value).isprintable()
+    assert before == node.ledger.state
+
+
+async def test_an_unhealthy_device_is_not_granted(node: Node) -> None:
+    lost = DeviceHealth(state=HealthState.UNHEALTHY, reason="GPU is lost")
+    healthy = dict.fromkeys(GPUS, DeviceHealth(state=HealthState.HEALTHY))
+    node.hear_health(node.ledger, 2, {**healthy, GPUS[3]: lost})
+    with pytest.raises(DeviceUnusable, match="GPU is lost"):
+        await node.handouts.allocate(GPU, [[GPUS[3]]])
+
+    assert {} == node.live()
+
+
+async def test_a_restart_keeps_allocations_and_their_owners(node: Node) -> None:
+    await node.handouts.allocate(GPU, [[GPUS[0], GPUS[1]]])
+    node.kubelet.show("train", GPUS[0], GPUS[1])
+    await node.handouts.reconcile()
+    node.restart()
+
+    assert {"GPU-0,GPU-1": "train"} == node.live()
+
+
+async def test_an_orphan_whose_pod_went_while_the_allocator_was_down_is_released_after_the_restart(node: Node) -> None:
+    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    node.kubelet.show("train", GPUS[0])
+    await node.handouts.reconcile()
+    node.kubelet.shown.clear()
+    node.restart()
+    await node.handouts.reconcile()
+    await node.clock.advance(5)
+    await node.handouts.reconcile()
+
+    assert {} == node.live()

@@ -1,0 +1,265 @@
+"""The HTTP read API shows the fold, in pages, and answers nonsense with an error in JSON that names what is wrong."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from starlette.applications import Starlette
+
+from topoalign.client import Counts, Heard
+from topoalign.core.events import (
+    Allocation,
+    AllocationGranted,
+    AllocationReleased,
+    AllocationsSnapshot,
+    DeviceHealth,
+    DeviceHealthChanged,
+    Event,
+    HealthState,
+    Owner,
+    TopologyDiscovered,
+)
+from topoalign.core.ids import GPU, NIC, AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName
+from topoalign.core.topology.model import Cpu, Gpu, Nic, NumaNode, Topology
+from topoalign.registry.api import Api
+from topoalign.registry.cluster import Cluster
+from topoalign.registry.metrics import Metrics
+
+pytestmark = pytest.mark.anyio
+
+HOSTILE = "\x1b[31mred\x1b[0m<script>{{x}}\n"
+TIME = 1_767_323_045.0
+RFC3339 = "2026-01-02T03:04:05.000Z"
+
+
+def gpu(index: int) -> DeviceID:
+    return DeviceID(f"GPU-{index:04d}")
+
+
+def topology() -> Topology:
+    return Topology(
+        cpus=tuple(Cpu(id=i, core=i, socket=0, node=0, uncore=0) for i in range(8)),
+        nodes=(NumaNode(id=0),),
+        gpus=tuple(Gpu(id=gpu(i), index=i, pci=f"0000:0{i}:00.0", numa_affinity=(0,)) for i in range(4)),
+        nics=(Nic(id=DeviceID("mlx5_0"), index=0, pci="0000:10:00.0"),),
+    )
+
+
+def allocation(name: str, pod: str | None, *gpus: int, namespace: str = "ml") -> Allocation:
+    owner = Owner(namespace=Namespace(namespace), pod=PodName(pod), container=ContainerName("main")) if pod else None
+    return Allocation(
+        id=AllocationID(name), owner=owner, devices={GPU: tuple(gpu(i) for i in gpus)}, cpus="0-3", affinity=(0,)
+    )
+
+
+def tell(cluster: Cluster, event: Event) -> None:
+    cluster.apply(Heard(event=event, position=1, time=TIME))
+
+
+def announce(cluster: Cluster, name: str, *allocations: Allocation) -> None:
+    """A node with four GPUs, one of them unhealthy, that has granted these allocations."""
+    node = NodeName(name)
+    health = {gpu(i): DeviceHealth(state=HealthState.HEALTHY) for i in range(3)}
+    health[gpu(3)] = DeviceHealth(state=HealthState.UNHEALTHY, reason="GPU is lost")
+    tell(
+        cluster,
+        TopologyDiscovered(
+            node=node, epoch=1, revision=7, boot_id="boot", source="described: test", topology=topology()
+        ),
+    )
+    tell(cluster, DeviceHealthChanged(node=node, epoch=1, revision=1, devices=health))
+    tell(cluster, AllocationsSnapshot(node=node, epoch=5, seq=1, allocations=(), digest=""))
+    for seq, granted in enumerate(allocations, 2):
+        tell(cluster, AllocationGranted(node=node, epoch=5, seq=seq, allocation=granted))
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster()
+
+
+@pytest.fixture
+async def http(cluster: Cluster) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(Starlette(routes=[Api(cluster).mount()]), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://registry") as client:
+        yield client
+
+
+async def get(http: httpx.AsyncClient, path: str, status: int = 200) -> Any:
+    response = await http.get(path)
+
+    assert (status, "application/json") == (response.status_code, response.headers["content-type"])
+    return response.json()
+
+
+async def test_a_node_is_listed_with_its_devices_counted_by_what_can_be_done_with_them(
+    cluster: Cluster, http: httpx.AsyncClient
+) -> None:
+    announce(cluster, "node-1", allocation("a", "train", 0, 1))
+
+    (node,) = (await get(http, "/v1/nodes"))["items"]
+
+    assert {"total": 4, "free": 1, "allocated": 2, "unhealthy": 1} == node["resources"]["nvidia.com/gpu"]
+    assert {"total": 1, "free": 0, "allocated": 0, "unhealthy": 1} == node["resources"][NIC], "health is unknown"
+    assert {"total": 8, "exclusive": 4} == node["cpus"]
+    assert ("node-1", "described: test", 7, "boot", 4, 1) == tuple(
+        node[field] for field in ("name", "source", "revision", "boot_id", "gpus", "nics")
+    )
+    assert (5, 2, 1) == (node["epoch"], node["seq"], node["allocations"])
+    assert cluster.member(NodeName("node-1")).state.digest == node["digest"]
+
+
+async def test_a_node_is_stale_until_its_allocator_answers(cluster: Cluster, http: httpx.AsyncClient) -> None:
+    announce(cluster, "node-1")
+    before = (await get(http, "/v1/nodes"))["items"][0]["stale"]
+    cluster.answers(NodeName("node-1"), True)
+    after = (await get(http, "/v1/nodes"))["items"][0]["stale"]
+
+    assert (True, False) == (before, after)
+
+
+async def test_one_node_is_shown_with_topology_health_and_allocations(
+    cluster: Cluster, http: httpx.AsyncClient
+) -> None:
+    announce(cluster, "rack.1.node", allocation("a", "train", 0))
+
+    node = await get(http, "/v1/nodes/rack.1.node")
+
+    assert "rack.1.node" == node["summary"]["name"]
+    assert [0, 1, 2, 3] == [gpu["index"] for gpu in node["topology"]["gpus"]]
+    assert {"state": "unhealthy", "reason": "GPU is lost"} == node["health"]["GPU-0003"]
+    assert {"state": "unknown", "reason": "not judged yet"} == node["health"]["mlx5_0"]
+    assert ["a"] == [allocation["id"] for allocation in node["allocations"]]
+
+
+async def test_a_device_is_shown_with_index_uuid_and_pci_address_together(
+    cluster: Cluster, http: httpx.AsyncClient
+) -> None:
+    announce(cluster, "node-1", allocation("a", "train", 2))
+
+    (shown,) = (await get(http, "/v1/allocations"))["items"]
+
+    assert [
+        {
+            "resource": "nvidia.com/gpu",
+            "id": "GPU-0002",
+            "index": 2,
+            "pci": "0000:02:00.0",
+            "numa_affinity": [0],
+        }
+    ] == shown["devices"]
+    assert {"namespace": "ml", "pod": "train", "container": "main"} == shown["owner"]
+    assert ("0-3", [0], RFC3339, "node-1") == (shown["cpus"], shown["affinity"], shown["since"], shown["node"])
+
+
+async def test_allocations_are_found_by_node_namespace_and_pod(cluster: Cluster, http: httpx.AsyncClient) -> None:
+    announce(cluster, "node-1", allocation("a", "train", 0), allocation("b", None, 1))
+    announce(cluster, "node-2", allocation("c", "train", 0, namespace="web"))
+
+    found = {
+        query: [item["id"] for item in (await get(http, f"/v1/allocations{query}"))["items"]]
+        for query in ("", "?node=node-1", "?namespace=ml", "?pod=train", "?pod=train&namespace=web", "?pod=other")
+    }
+
+    assert {
+        "": ["a", "b", "c"],
+        "?node=node-1": ["a", "b"],
+        "?namespace=ml": ["a"],
+        "?pod=train": ["a", "c"],
+        "?pod=train&namespace=web": ["c"],
+        "?pod=other": [],
+    } == found
+
+
+async def test_pages_hold_every_row_once_though_rows_come_and_go_between_them(
+    cluster: Cluster, http: httpx.AsyncClient
+) -> None:
+    announce(cluster, "node-1", *(allocation(f"a{i}", "p") for i in range(5)))
+    first = await get(http, "/v1/allocations?limit=2")
+    node = NodeName("node-1")
+    tell(cluster, AllocationReleased(node=node, epoch=5, seq=7, allocation=AllocationID("a1"), reason="released"))
+    tell(cluster, AllocationGranted(node=node, epoch=5, seq=8, allocation=allocation("a00", "p")))
+    second = await get(http, f"/v1/allocations?limit=2&continue={first['continue']}")
+    third = await get(http, f"/v1/allocations?limit=2&continue={second['continue']}")
+
+    ids = [[item["id"] for item in page["items"]] for page in (first, second, third)]
+    assert ([["a0", "a1"], ["a2", "a3"], ["a4"]], None) == (ids, third["continue"])
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "code", "words"),
+    [
+        ("/v1/nodes?nod=a", 400, "InvalidField", "'nod'"),
+        ("/v1/nodes/node-1?wide=1", 400, "InvalidField", "'wide'"),
+        ("/v1/nodes?limit=0", 400, "InvalidField", "limit"),
+        ("/v1/nodes?limit=-1", 400, "InvalidField", "limit"),
+        ("/v1/nodes?limit=1e3", 400, "InvalidField", "limit"),
+        ("/v1/nodes?limit=%D9%A3", 400, "InvalidField", "limit"),
+        ("/v1/nodes?limit=1&limit=2", 400, "InvalidField", "limit"),
+        ("/v1/allocations?continue=%00", 400, "InvalidField", "continue"),
+        ("/v1/allocations?continue=WzFd", 400, "InvalidField", "continue"),
+        ("/v1/allocations?continue=" + "W" * 4000, 400, "InvalidField", "continue"),
+        ("/v1/allocations?node=missing", 404, "NotFound", "'missing'"),
+        ("/v1/allocations?pod=" + "x" * 5000, 400, "InvalidField", "url"),
+        ("/v1/nodes/missing", 404, "NotFound", "'missing'"),
+        ("/v1/nodes/%1B%5B31m", 404, "NotFound", "'?[31m'"),
+        ("/v1/nodes/" + "x" * 5000, 400, "InvalidField", "url"),
+        ("/v1/other", 404, "NotFound", "/v1/other"),
+        ("/v1/" + "y" * 9000, 404, "NotFound", "nothing at"),
+    ],
+)
+async def test_nonsense_is_refused_with_what_is_wrong_and_what_to_do(
+    cluster: Cluster, http: httpx.AsyncClient, path: str, status: int, code: str, words: str
+) -> None:
+    announce(cluster, "node-1")
+
+    error = await get(http, path, status)
+
+    assert {"code", "finding", "remedy"} == error.keys()
+    assert code == error["code"]
+    assert words in error["finding"]
+    assert error["remedy"]
+    assert len(error["finding"]) < 1001
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "BREW"])
+async def test_other_methods_than_get_are_refused_in_json(http: httpx.AsyncClient, method: str) -> None:
+    response = await http.request(method, "/v1/nodes")
+
+    assert (405, "GET, HEAD") == (response.status_code, response.headers["allow"])
+    assert "MethodNotAllowed" == response.json()["code"]
+
+
+async def test_hostile_names_are_data_in_json_and_clean_in_metrics(cluster: Cluster, http: httpx.AsyncClient) -> None:
+    registry = CollectorRegistry()
+    Metrics(registry, cluster, Counts())
+    announce(cluster, "node-1", allocation("a", HOSTILE, 0))
+
+    response = await http.get("/v1/allocations")
+    metrics = generate_latest(registry).decode()
+
+    assert HOSTILE == response.json()["items"][0]["owner"]["pod"]
+    assert "nosniff" == response.headers["x-content-type-options"]
+    assert b"\x1b" not in response.content
+    assert "\x1b" not in metrics
+    assert 'pod="?[31mred?[0m<script>{{x}}?"' in metrics
+
+
+async def test_each_gpu_is_counted_in_one_state_and_an_allocated_one_joins_with_dcgm_by_uuid(cluster: Cluster) -> None:
+    registry = CollectorRegistry()
+    Metrics(registry, cluster, Counts())
+    announce(cluster, "node-1", allocation("a", "train", 0, 3))
+
+    def sample(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(name, {"node": "node-1", **labels})
+
+    states = {
+        state: sample("topoalign_gpus", state=state)
+        for state in ("free", "allocated", "unhealthy", "unknown", "cordoned")
+    }
+    assert {"free": 2, "allocated": 2, "unhealthy": 0, "unknown": 0, "cordoned": 0} == states
+    owner = {"allocation": "a", "namespace": "ml", "pod": "train", "container": "main"}
+    assert 1 == sample("topoalign_gpu_allocation_info", gpu_uuid="GPU-0003", **owner)
+    assert None is sample("topoalign_gpu_allocation_info", gpu_uuid="GPU-0001", **owner)

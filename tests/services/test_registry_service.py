@@ -1,0 +1,234 @@
+"""The registry hears everything once in effect, mends what it missed, and knows whose allocator is there."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import anyio
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+
+from topoalign.client import Client
+from topoalign.core import wire
+from topoalign.core.errors import NotFound
+from topoalign.core.events import (
+    Allocation,
+    AllocationGranted,
+    AllocationReleased,
+    AllocationsSnapshot,
+    Event,
+    MemoryBlock,
+    TopologyDiscovered,
+)
+from topoalign.core.ids import GPU, MEMORY, AllocationID, DeviceID, NodeName
+from topoalign.core.ports import Endpoint, Message, Stream
+from topoalign.core.topology.model import Gpu, Topology
+from topoalign.registry.cluster import Cluster
+from topoalign.registry.main import serve
+from topoalign.registry.metrics import Metrics
+from topoalign.registry.service import PAUSE, Registry
+from topoalign.registry.settings import RegistrySettings
+from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.context import Context
+from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.tasks import background
+
+pytestmark = pytest.mark.anyio
+
+NODE = NodeName("rack1.node-1")
+TIME = 1_700_000_000.0
+
+
+def granted(seq: int, name: str, gpu: str = "GPU-0") -> AllocationGranted:
+    allocation = Allocation(id=AllocationID(name), devices={GPU: (DeviceID(gpu),)})
+    return AllocationGranted(node=NODE, epoch=3, seq=seq, allocation=allocation)
+
+
+def snapshot(seq: int, *allocations: Allocation) -> AllocationsSnapshot:
+    return AllocationsSnapshot(node=NODE, epoch=3, seq=seq, allocations=allocations, digest="")
+
+
+def topology(revision: int, gpus: int) -> TopologyDiscovered:
+    hardware = Topology(gpus=tuple(Gpu(id=DeviceID(f"GPU-{i}"), index=i) for i in range(gpus)))
+    return TopologyDiscovered(
+        node=NODE, epoch=1, revision=revision, boot_id="b", source="described: test", topology=hardware
+    )
+
+
+class World:
+    """A bus, a clock, and a registry that can be started on them again and again."""
+
+    def __init__(self) -> None:
+        self.bus, self.clock = MemoryBus(), ManualClock()
+        self.asked: list[str] = []
+
+    async def say(self, *events: Event) -> None:
+        for event in events:
+            await self.bus.publish(wire.encode(event, TIME))
+
+    @asynccontextmanager
+    async def registry(self, asking: bool = True) -> AsyncIterator[tuple[Cluster, CollectorRegistry, Registry]]:
+        cluster, metrics = Cluster(), CollectorRegistry()
+        client = Client(self.bus, self.clock, "registry")
+        counts = Metrics(metrics, cluster, client.counts)
+        registry = Registry(self.bus, self.clock, client, cluster, counts, RegistrySettings())
+        async with background() as tasks:
+            await tasks.start(lambda *, task_status: registry.run(task_status=task_status))
+            await anyio.wait_all_tasks_blocked()
+            if asking:
+                await self.clock.advance(PAUSE)
+            yield cluster, metrics, registry
+
+    @asynccontextmanager
+    async def allocator(self, on_snapshot: Sequence[Event] = ()) -> AsyncIterator[None]:
+        """Answers like an allocator that holds nothing, and announces these events when asked for a snapshot."""
+
+        async def explain(body: bytes) -> bytes:
+            self.asked.append("explain")
+            return wire.failure(NotFound("allocation", "", ""))
+
+        async def announce(body: bytes) -> bytes:
+            self.asked.append("snapshot")
+            await self.say(*on_snapshot)
+            return wire.answer((3, 1))
+
+        answers = {"explain": explain, "snapshot": announce}
+        endpoints = [
+            Endpoint(name=verb, subject=wire.admission_subject(NODE, verb), answer=answer)
+            for verb, answer in answers.items()
+        ]
+        async with self.bus.serve("topoalign-allocator", endpoints):
+            yield
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+async def test_the_past_and_the_present_are_folded_alike(world: World) -> None:
+    await world.say(topology(1, 1), snapshot(1), granted(2, "a"))
+
+    async with world.registry() as (cluster, metrics, registry):
+        await world.say(topology(2, 8), granted(3, "b", "GPU-1"), granted(3, "b", "GPU-1"))
+        await world.say(AllocationReleased(node=NODE, epoch=3, seq=4, allocation=AllocationID("a"), reason="gone"))
+        await anyio.wait_all_tasks_blocked()
+        member = cluster.member(NODE)
+
+        assert None is registry.behind()
+        assert (8, ["b"], 4) == (len(member.state.hardware.gpus), list(member.state.allocations), member.state.seq)
+        assert {AllocationID("b"): TIME} == member.since
+        assert 2 == metrics.get_sample_value("topoalign_registry_events_total", {"type": "AllocationGranted"})
+
+
+async def test_a_registry_that_starts_again_has_the_same_fold(world: World) -> None:
+    async with world.registry() as (first, _, _):
+        await world.say(topology(1, 8), snapshot(1), granted(2, "a"), granted(3, "b", "GPU-1"))
+        await anyio.wait_all_tasks_blocked()
+    async with world.registry() as (second, _, _):
+        assert first.member(NODE).state.digest == second.member(NODE).state.digest
+        assert 2 == len(second.member(NODE).state.allocations)
+
+
+async def test_missing_facts_are_healed_by_asking_for_a_snapshot(world: World) -> None:
+    held = granted(9, "c", "GPU-2").allocation
+    async with world.allocator(on_snapshot=[snapshot(10, held)]), world.registry() as (cluster, metrics, _):
+        await world.say(snapshot(1), granted(2, "a"), granted(8, "b", "GPU-1"), granted(9, "c", "GPU-2"))
+        await anyio.wait_all_tasks_blocked()
+
+        assert (["c"], 10) == (list(cluster.member(NODE).state.allocations), cluster.member(NODE).state.seq)
+        assert 1 == metrics.get_sample_value("topoalign_registry_gaps_total")
+        assert ["snapshot"] == [verb for verb in world.asked if verb == "snapshot"]
+
+
+async def test_a_stream_whose_beginning_is_gone_is_healed_too(world: World) -> None:
+    await world.say(granted(500, "late"))
+    late = granted(500, "late").allocation
+    async with world.allocator(on_snapshot=[snapshot(501, late)]), world.registry() as (cluster, _, _):
+        await anyio.wait_all_tasks_blocked()
+
+        assert ["late"] == list(cluster.member(NODE).state.allocations)
+
+
+async def test_what_cannot_be_read_is_put_aside_with_the_reason_and_the_rest_goes_on(world: World) -> None:
+    async with world.registry() as (cluster, metrics, _):
+        good = wire.encode(topology(1, 8), TIME)
+        await world.bus.publish(Message(subject=good.subject, headers={}, body=b'{"type": "TopologyDisc'))
+        await world.bus.publish(Message(subject=good.subject, headers={}, body=good.body.replace(b"node-1", b"node-2")))
+        await world.bus.publish(good)
+        await anyio.wait_all_tasks_blocked()
+
+        assert (NODE,) == cluster.nodes
+        assert 2 == metrics.get_sample_value("topoalign_registry_undecodable_total")
+        assert 2 == await world.bus.last_position(Stream.DEADLETTERS)
+
+
+@pytest.mark.parametrize(
+    ("true", "false"),
+    [(b'"cpus":"0-3"', b'"cpus":"0-x"'), (b'"taken":[1,1]', b'"taken":[2]'), (b'"GPU-0"', b"7")],
+)
+async def test_an_allocation_that_cannot_be_is_put_aside_and_a_snapshot_goes_on_without_it(
+    world: World, true: bytes, false: bytes
+) -> None:
+    memory = (MemoryBlock(resource=MEMORY, nodes=(0, 1), size=2, taken=(1, 1)),)
+    allocation = msgspec.structs.replace(granted(2, "a").allocation, cpus="0-3", memory=memory)
+    message = wire.encode(AllocationGranted(node=NODE, epoch=3, seq=2, allocation=allocation), TIME)
+    async with world.allocator(on_snapshot=[snapshot(4)]), world.registry() as (cluster, metrics, _):
+        await world.say(snapshot(1))
+        await world.bus.publish(msgspec.structs.replace(message, body=message.body.replace(true, false)))
+        await world.say(granted(3, "b"))
+        await anyio.wait_all_tasks_blocked()
+
+        assert (4, 0) == (cluster.member(NODE).state.seq, len(cluster.member(NODE).state.allocations))
+        assert 1 == metrics.get_sample_value("topoalign_registry_undecodable_total")
+
+
+async def test_an_event_of_a_later_version_is_counted_and_no_dead_letter(world: World) -> None:
+    async with world.registry() as (_, metrics, _):
+        message = wire.encode(topology(1, 8), TIME)
+        headers = {**message.headers, "ce-type": "topoalign.v1.TopologyDreamt"}
+        await world.bus.publish(Message(subject=message.subject, headers=headers, body=b"{}"))
+        await anyio.wait_all_tasks_blocked()
+
+        assert 1 == metrics.get_sample_value("topoalign_registry_unknown_total")
+        assert 0 == await world.bus.last_position(Stream.DEADLETTERS)
+
+
+async def test_a_node_is_stale_while_its_allocator_does_not_answer(world: World) -> None:
+    await world.say(topology(1, 8), snapshot(1))
+    async with world.registry() as (cluster, _, _):
+        unheard = cluster.member(NODE).answering
+        async with world.allocator():
+            await world.clock.advance(11)
+            there = cluster.member(NODE).answering
+        await world.clock.advance(11)
+        gone = cluster.member(NODE).answering
+        await world.say(granted(2, "a"))
+        await anyio.wait_all_tasks_blocked()
+
+        assert (False, True, False, True) == (unheard, there, gone, cluster.member(NODE).answering)
+
+
+async def test_an_old_fact_does_not_count_as_a_sign_of_life(world: World) -> None:
+    await world.say(snapshot(1), granted(2, "a"))
+    async with world.registry(asking=False) as (cluster, _, _):
+        assert not cluster.member(NODE).answering
+
+
+async def test_the_service_brings_its_routes_readiness_and_metrics(world: World) -> None:
+    context = Context(bus=world.bus, clock=world.clock, environment={})
+    async with background() as tasks:
+        await tasks.start(lambda *, task_status: serve(context, task_status=task_status))
+        await anyio.wait_all_tasks_blocked()
+
+        assert ["/v1"] == [getattr(route, "path", None) for route in context.routes]
+        assert [None] == [check() for check in context.checks.values()]
+        assert 0 == context.metrics.get_sample_value("topoalign_registry_gaps_total")
+
+
+async def test_it_is_not_ready_before_it_has_read_what_was_there_when_it_began(world: World) -> None:
+    client, cluster = Client(world.bus, world.clock), Cluster()
+    metrics = Metrics(CollectorRegistry(), cluster, client.counts)
+    registry = Registry(world.bus, world.clock, client, cluster, metrics, RegistrySettings())
+
+    assert "TOPOALIGN_NODES is not reached yet" == registry.behind()
