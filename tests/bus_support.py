@@ -6,9 +6,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import anyio
+
 from topoalign.core import wire
+from topoalign.core.errors import BusUnavailable
 from topoalign.core.ids import NodeName
-from topoalign.core.ports import Message, Received
+from topoalign.core.ports import Bus, Message, Received
 from topoalign.runtime import nats_server
 
 GRANTED = "topoalign.v1.allocation.node-1.granted"
@@ -29,6 +32,20 @@ async def heard(messages: AsyncIterator[Received], count: int) -> list[Received]
 
 def bodies(received: list[Received]) -> list[bytes]:
     return [one.message.body for one in received]
+
+
+async def stored(bus: Bus, message: Message) -> int:
+    """Publishes as an outbox does: again, under the same id, until it is confirmed."""
+    while True:
+        try:
+            return await bus.publish(message)
+        except BusUnavailable:
+            await anyio.sleep(0.01)
+
+
+async def disconnected(bus: Bus) -> None:
+    while bus.connected:  # noqa: ASYNC110  # the port has no event for it
+        await anyio.sleep(0.01)
 
 
 class KillableServer:

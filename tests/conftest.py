@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import nvml_support
 import pytest
 
 VECTORS = Path(os.environ.get("TOPOALIGN_VECTORS") or Path(__file__).parents[2] / "shared" / "vectors")
@@ -20,3 +21,9 @@ def vectors() -> Path:
     if not VECTORS.is_dir():
         pytest.skip(f"no case files at {VECTORS}: set TOPOALIGN_VECTORS to their folder")
     return VECTORS
+
+
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stand-in NVML library, built; tests that need it skip where there is no C compiler."""
+    return nvml_support.built(tmp_path_factory.mktemp("nvml"))

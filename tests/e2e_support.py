@@ -96,7 +96,7 @@ async def as_process(service: str, environment: Mapping[str, str], log: Path) ->
     """One service as its own program, its log in a file that a failing test can show."""
     with log.open("ab") as output:
         process = await anyio.open_process(
-            [sys.executable, "-m", "topoalign.cli", service],
+            [str(Path(sys.executable).with_name("topoalign")), service],
             env={**os.environ, **environment},
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -27,7 +27,18 @@ def up(runtime_dir: Path) -> Iterator["subprocess.Popen[str]"]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TOPOALIGN_")}
     program = [sys.executable, "-c", "from topoalign.cli import main; main()"]
     process = subprocess.Popen(
-        [*program, "up", "--machine", "dgx-a100", "--node", "laptop", "--http", "127.0.0.1:0", "--policy", "restricted"],
+        [
+            *program,
+            "up",
+            "--machine",
+            "dgx-a100",
+            "--node",
+            "laptop",
+            "--http",
+            "127.0.0.1:0",
+            "--policy",
+            "restricted",
+        ],
         env={**environment, "XDG_RUNTIME_DIR": str(runtime_dir)},
         stderr=subprocess.PIPE,
         text=True,
@@ -69,7 +80,7 @@ def http(path: str) -> Any:
 
 @pytest.mark.usefixtures("up")
 def test_a_pod_is_admitted_explained_seen_and_released(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ("--gpus", "4", "--cpus", "16", "--memory", "64Gi", "--nics", "2", "--pod", "ml/train")
+    asked = ("--gpus", "2", "--cpus", "8", "--memory", "64Gi", "--nics", "1", "--pod", "ml/train")
     predicted, would = topoalign(capsys, "what-if", *asked)
     status, admitted = topoalign(capsys, "allocate", *asked)
     (allocation,) = admitted["decision"]["allocations"]
@@ -81,7 +92,7 @@ def test_a_pod_is_admitted_explained_seen_and_released(capsys: pytest.CaptureFix
 
     assert (0, 0, 0) == (predicted, status, released)
     assert would["decision"]["allocations"][0]["devices"] == allocation["devices"]
-    assert [4, 2] == [len(allocation["devices"][resource]) for resource in ("nvidia.com/gpu", "topoalign.io/nic")]
+    assert [2, 1] == [len(allocation["devices"][resource]) for resource in ("nvidia.com/gpu", "topoalign.io/nic")]
     assert [allocation] == explained["explained"]["allocations"]
     assert explained["explained"]["decision"]["explanation"]["considered"]
     assert set(allocation["devices"]["nvidia.com/gpu"]) <= {gpu["id"] for gpu in topology["gpus"]}

@@ -1,5 +1,7 @@
 """The whole decision, on machines made by hand."""
 
+from itertools import combinations
+
 import msgspec
 import pytest
 from decision_support import (
@@ -355,3 +357,28 @@ def test_no_sequence_of_pods_is_given_more_than_there_is(
             assert use.reserved.get(MEMORY, 0) <= 64 * GIB
         sizes = sum(block.size for each in state.allocations.values() for block in each.memory)
         assert sizes == sum(use.reserved.get(MEMORY, 0) for use in state.memory.values())
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=8),
+    st.data(),
+    st.sampled_from([Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE]),
+)
+def test_strict_policies_in_mode_best_decide_as_a_walk_over_all_sets_of_gpus(
+    nodes: list[int], data: st.DataObject, policy: Policy
+) -> None:
+    """single-numa-node admits where one node has enough free GPUs; restricted always, on as few nodes as possible."""
+    bad = data.draw(st.sets(st.sampled_from(range(len(nodes)))))
+    wanted = data.draw(st.integers(1, 8))
+    free = [i for i in range(len(nodes)) if i not in bad]
+    spans = [len({nodes[i] for i in chosen}) for chosen in combinations(free, wanted)]
+    most = 1 if policy is Policy.SINGLE_NUMA_NODE else 4
+
+    state = node(machine(nodes=4, cores=1, gpus=nodes), unhealthy=[f"GPU-{i}" for i in bad])
+    decision = admit(state, pod(container(gpus=wanted)), AdmissionRules(policy=policy))
+
+    assert (bool(spans) and min(spans) <= most) == isinstance(decision, Admission)
+    if isinstance(decision, Admission):
+        given_gpus = admitted(decision)["main"].devices[GPU]
+        assert min(spans) == len({nodes[int(gpu.removeprefix("GPU-"))] for gpu in given_gpus})

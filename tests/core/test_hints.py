@@ -178,6 +178,22 @@ def test_a_question_about_a_container_that_is_not_in_the_pod_is_refused() -> Non
         hints_for(node(machine()), pod(container()), ContainerName("other"), AdmissionRules())
 
 
+def test_a_question_with_malformed_sets_is_refused_by_name() -> None:
+    """A question comes from the network: it gets an answer or an error that says what is wrong, never a traceback."""
+    state = node(machine())
+    assert state.topology is not None
+    asked = pod(container(cpus=1, gib=1))
+    odd_rules = question(state, asked, None, AdmissionRules(reserved_cpus="?"))
+    odd_use = question(
+        msgspec.structs.replace(state, memory={0: MemoryUse(cells=(-1,))}), asked, None, AdmissionRules()
+    )
+
+    with pytest.raises(InvalidField, match="reserved_cpus"):
+        answer(odd_rules, state.topology)
+    with pytest.raises(InvalidField, match="question"):
+        answer(odd_use, state.topology)
+
+
 def test_subsets_of_more_than_twelve_nodes_are_never_listed() -> None:
     with pytest.raises(TooManyNumaNodes):
         subsets(tuple(range(13)))

@@ -12,11 +12,13 @@ import os
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 import anyio
 
+from topoalign.runtime.logging import configure_logging
 from topoalign.runtime.runner import find, run_services
 
 SERVICES = ("discovery", "hinting", "allocator")
@@ -57,6 +59,7 @@ def agent(order: dict[str, Any]) -> None:
     fuse = Fuse(order["arm"], order["step"])
     for owner, name in STEPS:
         setattr(owner, name, fuse.guard(getattr(owner, name)))
+    configure_logging("console", "info")
     anyio.run(run_services, SERVICES, {**os.environ, **order["environment"]})
 
 
@@ -69,7 +72,10 @@ def main() -> None:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             try:
                 agent(json.loads(line))
+            except BaseException:  # whatever ends a fork ends here, with its reason in the log
+                traceback.print_exc()
             finally:
+                sys.stderr.flush()
                 os._exit(1)
         print(child, flush=True)
 

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -28,7 +29,7 @@ from topoalign.runtime.nats_server import local_nats
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
-STEPS = range(1, 25)
+STEPS = range(1, 61)
 """More than an allocation has, so that the last agents survive it and are killed afterwards."""
 TOGETHER = 8
 """Agents at a time: each mostly waits."""
@@ -69,6 +70,13 @@ def kill(pid: int) -> None:
 
 
 @pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder with a short path: a unix socket's may have 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="ta-") as name:
+        yield Path(name)
+
+
+@pytest.fixture
 def agents() -> Iterator[Agents]:
     running = Agents()
     yield running
@@ -76,7 +84,7 @@ def agents() -> Iterator[Agents]:
 
 
 async def test_an_agent_killed_at_any_step_of_an_allocation_agrees_with_the_kubelet_afterwards(
-    tmp_path: Path, agents: Agents
+    folder: Path, agents: Agents
 ) -> None:
     """
     For each step N: a pod is admitted while the agent dies before its Nth write, sync, rename or send. A second agent
@@ -84,12 +92,12 @@ async def test_an_agent_killed_at_any_step_of_an_allocation_agrees_with_the_kube
     in two live allocations, and the stream holds each fact once and in order.
     """
     survived: list[int] = []
-    async with local_nats(tmp_path / "nats") as nats, connect_bus(nats) as bus:
+    async with local_nats(folder / "nats") as nats, connect_bus(nats) as bus:
         turn = anyio.CapacityLimiter(TOGETHER)
 
         async def one(step: int) -> None:
             async with turn:
-                if await killed_at(step, tmp_path / str(step), nats, bus, agents):
+                if await killed_at(step, folder / str(step), nats, bus, agents):
                     survived.append(step)
 
         async with anyio.create_task_group() as tasks:
@@ -127,12 +135,14 @@ async def killed_at(step: int, folder: Path, nats: str, bus: Bus, agents: Agents
         arm.unlink()
         await kubelet.until(lambda k: k.allocatable(GPU) == 0)
 
-        agents.start(environment, arm, 1_000_000, folder / "second.log")
+        after = agents.start(environment, arm, 1_000_000, folder / "second.log")
         await kubelet.until(lambda k: k.allocatable(GPU) == 8 and k.allocatable(NIC) == 10)
         left = 5 if admitted else 8
         second = await kubelet.admit(pod("second", gpus=left, nics=9 if admitted else 10))
         assert isinstance(second, Admission), second
         state = await agreeing(kubelet, bus, node)
+        kill(after)
+        await kubelet.until(lambda k: k.allocatable(GPU) == 0)
         tasks.cancel_scope.cancel()
 
     held = [device for allocation in state.allocations.values() for device in allocation.device_ids]

@@ -35,9 +35,9 @@ async def scenario(bus: Bus) -> list[object]:
     await described(bus, NODE)
     story: list[object] = []
     for asked in (
-        pod("four", gpus=4, cpus=16, memory=64),
+        pod("four", gpus=4, cpus=48, memory=200),
         pod("two", gpus=2, nics=1, cpus=8, memory=16),
-        pod("too-many", gpus=4, cpus=16, memory=64),
+        pod("too-many", gpus=4, cpus=48, memory=200),
         pod("cpu-only", cpus=32, memory=100),
     ):
         story.append(shown(await allocate(bus, NODE, asked)))
@@ -59,7 +59,7 @@ async def held(url: str, pods: int) -> list[object]:
     async with httpx.AsyncClient(base_url=url) as http:
         while True:
             answer = (await http.get("/v1/allocations")).json()
-            items: list[dict[str, object]] = answer["allocations"]
+            items: list[dict[str, object]] = answer["items"]
             if len(items) == pods:
                 return [{key: item[key] for key in ("owner", "devices", "cpus", "affinity")} for item in items]
 

@@ -64,10 +64,12 @@ def test_the_gb200_tray_of_the_catalogue_has_the_matrix_of_a_real_one(folder: Pa
 
 
 def test_every_file_cut_after_any_line_of_its_matrix_is_refused(folder: Path) -> None:
+    """Save after the last row of a GPU: rows of NICs may be left out."""
     for path in sorted(folder.glob("*.txt")):
-        text = path.read_text()
-        rows = text.partition("\n\n")[0].splitlines()
+        rows = path.read_text().partition("\n\n")[0].splitlines()
         for count in range(1, len(rows)):
+            if rows[count - 1].startswith("GPU") and not rows[count].startswith("GPU"):
+                continue
             with pytest.raises(InvalidMachine, match="missing"):
                 read("\n".join(rows[:count]))
 

@@ -28,7 +28,7 @@ class Entry(NamedTuple):
 
 SECTIONS: dict[str, dict[str, Entry]] = {
     "Run": {
-        "up": Entry("serve:up", "All services in one process, with NATS and the HTTP API."),
+        "up": Entry("up:up", "All services in one process, with NATS and the HTTP API."),
         "node": Entry("serve:node", "discovery, hinting and allocator: the agent of a GPU node."),
         "discovery": Entry("serve:discovery", "Only the service that reads the hardware."),
         "hinting": Entry("serve:hinting", "Only the service that answers hint questions."),

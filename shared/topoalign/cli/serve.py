@@ -1,37 +1,23 @@
 """
-`topoalign up`, `node` and the four services: what runs, and how its flags become settings.
+`topoalign node` and the four services: what runs, and how its flags become settings.
 
 A flag is a `TOPOALIGN_*` setting by another name: it goes before the environment, and the services read nothing else.
-`up` brings what a laptop lacks: a NATS server, a described machine where there is no GPU driver, a place for its state
-that is gone when it ends.
 """
 
 import os
-import socket
-import tempfile
-from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack, ExitStack
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import anyio
 import click
 
-from topoalign.cli import output, running
 from topoalign.cli.allocate import PLACEMENTS
-from topoalign.cli.doctor import why_no_driver
 from topoalign.core.errors import clean
 from topoalign.core.requests import Policy, Scope
-from topoalign.runtime.logging import configure_logging
-from topoalign.runtime.runner import Running, run, run_services
-from topoalign.runtime.settings import PREFIX, RuntimeSettings, from_environment
+from topoalign.runtime.runner import run
+from topoalign.runtime.settings import PREFIX
 
 NODE = ("discovery", "hinting", "allocator")
-ALL = (*NODE, "registry")
-MACHINE = "dgx-a100"
-"""What `up` plays where there is no GPU driver."""
-HTTP_PORT = 8470
-"""Where `up` serves HTTP, if it is free."""
 KUBELET_DIR = Path("/var/lib/kubelet/device-plugins")
 """The kubelet's device plugin directory, unless it was told otherwise (kubelet v1.36.3)."""
 
@@ -89,59 +75,6 @@ def settings(*names: str) -> Callable[[Command], Command]:
         return with_environment
 
     return add
-
-
-@click.command()
-@settings("machine", *ALLOCATING)
-def up(environment: dict[str, str]) -> None:
-    """
-    All services in one process, with NATS and the HTTP API, until Ctrl-C.
-
-    Plays a dgx-a100 where there is no GPU driver. NATS is a server of its own on a free port of the loopback, and what
-    was allocated is forgotten at the end, unless --nats and --state-dir say where both are.
-
-    \b
-    Examples:
-      topoalign up
-      topoalign up --machine pasted.txt --policy restricted
-    """
-    environment = {PREFIX + "LOG_LEVEL": "warning", **environment}
-    if PREFIX + "HTTP_PORT" not in environment:
-        environment[PREFIX + "HTTP_PORT"] = str(HTTP_PORT if is_free(HTTP_PORT) else 0)
-    if PREFIX + "MACHINE" not in environment and why_no_driver() is not None:
-        environment[PREFIX + "MACHINE"] = MACHINE
-    runtime = from_environment(RuntimeSettings, environment)
-    configure_logging(runtime.log_format, runtime.log_level)
-    with tempfile.TemporaryDirectory(prefix="topoalign-") as scratch:
-        anyio.run(serve_all, environment, Path(scratch))
-
-
-async def serve_all(environment: dict[str, str], scratch: Path) -> None:
-    """Runs everything with what is missing in `environment` put below `scratch`."""
-    from topoalign.runtime.nats_server import local_nats  # the other commands run no server
-
-    environment = {PREFIX + "STATE_DIR": str(scratch / "state"), **environment}
-    async with AsyncExitStack() as servers:
-        if PREFIX + "NATS_URL" not in environment:
-            environment[PREFIX + "NATS_URL"] = await servers.enter_async_context(local_nats(scratch / "nats"))
-        with ExitStack() as while_running:
-            await run_services(ALL, environment, ready=lambda ready: welcome(ready, environment, while_running))
-
-
-def welcome(ready: Running, environment: Mapping[str, str], while_running: ExitStack) -> None:
-    """Says where everything is and what to try, and lets other terminals find it."""
-    assert ready.nats is not None and ready.http is not None, "`up` has both"
-    found = running.Running(pid=os.getpid(), nats=environment[PREFIX + "NATS_URL"], http=ready.http, node=ready.node)
-    while_running.enter_context(running.announced(found, environment))
-    machine = environment.get(PREFIX + "MACHINE")
-    output.note(f"node    {clean(ready.node)}" + (f", playing {clean(machine, 200)}" if machine else ""))
-    output.note(f"http    {ready.http}/v1/nodes  /v1/allocations  /metrics  /readyz?verbose")
-    output.note(f"nats    {ready.nats}")
-    output.note("")
-    output.note("In another terminal:")
-    for command in ("topo", "watch", "allocate --gpus 2 --cpus 8 --memory 64Gi"):
-        output.note(f"  topoalign {command}")
-    output.note("Ctrl-C ends it.")
 
 
 @click.command()
@@ -213,14 +146,3 @@ def registry(environment: dict[str, str]) -> None:
       topoalign registry --nats nats://hub:4222 --http 127.0.0.1:8470
     """
     run(("registry",), environment)
-
-
-def is_free(port: int) -> bool:
-    """Whether this port of the loopback can be listened on now."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True

@@ -23,6 +23,8 @@ MOST_BYTES = 32 << 20
 MOST_ELEMENTS = 200_000
 DEEPEST = 128
 """Real files reach 20: caches and cores inside groups and packages, or a chain of bridges."""
+CHUNK = 1 << 20
+"""Bytes. Large, because older expats look at a token that is not finished from its start again with every chunk."""
 LONGEST_TEXT = 1 << 20
 """Characters of a list of distances."""
 
@@ -83,7 +85,7 @@ def read_elements(source: IO[bytes]) -> Element:
     parser.setErrorHandler(ErrorHandler())
     size = 0
     try:
-        while chunk := source.read(1 << 16):
+        while chunk := source.read(CHUNK):
             size += len(chunk)
             if size > MOST_BYTES:
                 builder.refuse(f"the document is larger than {MOST_BYTES >> 20} MiB")

@@ -5,8 +5,9 @@ People paste it with prompts before it and more output after it, as a comment, w
 ten years. All of that is read. What is refused is a paste that lost something, for then the machine would be a guess:
 
 - a row of a GPU is missing, or shorter than the header
-- rows of NICs are missing and the text ends there; with a legend below, the printer left them out, and what the other
-  rows say of those NICs holds for them too
+- some rows of NICs are missing; if all of them are, they were left out, and what the rows of the GPUs say of the NICs is
+  what is known
+- the text ends in the middle of a row
 - a line begins with cells: the terminal wrapped it
 - two labels or two cells are glued together, a row or a column is there twice, or the matrix is not symmetric
 
@@ -97,21 +98,20 @@ def read_matrix(text: str) -> Matrix:
 
 
 def _check_complete(labels: tuple[str, ...], rows: Mapping[str, Row], cut: bool) -> None:
-    """`cut`: nothing below the rows shows that they were copied to their end."""
+    """`cut`: no legend below shows that the last row was copied to its end."""
     missing = [label for label in labels if label not in rows]
-    if any(is_gpu(label) for label in missing) or (missing and cut):
+    nics = {label for label in labels if not is_gpu(label)}
+    if missing and set(missing) != nics:
         line = max((row.label.line for row in rows.values()), default=None)
         after = "" if line is None else "after this line "
         raise InvalidMachine(f"{after}the rows {', '.join(missing)} are missing", COPY_AGAIN, line)
     last = max(rows.values(), key=lambda row: row.label.line)
     if cut and len(last.cells) < len(labels):
         raise wrong(last.cells[-1], f"row {last.label.text} ends after {len(last.cells)} of {len(labels)} cells")
-    if cut and is_gpu(last.label.text) and not _has_affinity(last) and any(_has_affinity(row) for row in rows.values()):
-        raise wrong(last.cells[-1], f"row {last.label.text} ends before its affinities, which other rows have")
-
-
-def _has_affinity(row: Row) -> bool:
-    return any(row.affinities.values())
+    others = [row.affinities for row in rows.values() if is_gpu(row.label.text) and row is not last]
+    for title, text in last.affinities.items():
+        if cut and is_gpu(last.label.text) and not text and others and all(other[title] for other in others):
+            raise wrong(last.cells[-1], f"row {last.label.text} ends before its {title}, which the others have")
 
 
 def _check_symmetric(labels: tuple[str, ...], rows: Mapping[str, Row]) -> None:

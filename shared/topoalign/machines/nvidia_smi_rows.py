@@ -2,12 +2,14 @@
 The rows of a matrix: a device's label, a cell per device column, and behind them, for a GPU, its affinities.
 
 Rows are found by their labels, in any order, with other lines between them. Affinity cells may be empty: a row split by
-tabs shows where, one split by blanks only if its words stand right below the titles; else they are taken from the left.
+tabs shows where; one split by blanks does if its words stand right below the titles, and if the first of them does, the
+others follow it from the left.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from topoalign.core.errors import quoted
 from topoalign.machines.nvidia_smi_cells import affinity_fault, cell_fault, is_affinity, is_cell
@@ -16,6 +18,8 @@ from topoalign.machines.nvidia_smi_lines import Line, Word, lines_from, wrong
 
 MOST_OTHER_LINES = 100
 """So many lines in a row that are no rows end the matrix."""
+
+_WORD = re.compile(r"\S")
 
 LEGEND = re.compile(r"^[ \t\xa0#>]{0,64}(?:NIC )?Legend:", re.MULTILINE)
 
@@ -44,8 +48,7 @@ def read_rows(text: str, header: Header) -> tuple[dict[str, Row], int]:
             _check_other(line, adjacent)
             others, adjacent = others + 1, False
             continue
-        lost = [] if text[line.after :].strip() else [name for name in header.labels if name not in {*rows, line.first}]
-        row = _row(line, header, lost)
+        row = _row(line, header, partial(_missing_below, text, line, header, rows))
         if line.first in rows:
             raise wrong(row.label, f"row {line.first} is there twice, first in line {rows[line.first].label.line}")
         rows[line.first] = row
@@ -66,16 +69,23 @@ def _check_other(line: Line, adjacent: bool) -> None:
         raise wrong(first, f"row {first.text} has no column in the header")
 
 
-def _row(line: Line, header: Header, lost: Sequence[str]) -> Row:
-    """`lost` are the rows that would have to follow, if the text ends here."""
+def _missing_below(text: str, line: Line, header: Header, rows: Mapping[str, Row]) -> str:
+    """What to add to the fault of a row if the text ends with it: then it was cut there."""
+    if _WORD.search(text, line.after):
+        return ""
+    lost = [name for name in header.labels if name != line.first and name not in rows]
+    return f"; the rows {', '.join(lost)} are missing below it" if lost else ""
+
+
+def _row(line: Line, header: Header, also: Callable[[], str]) -> Row:
+    """Raises InvalidMachine, with `also` added to its finding where the row may have been cut."""
     label, columns = line.words[0], len(header.labels)
     cells, rest = line.words[1 : columns + 1], line.words[columns + 1 :]
-    also = f"; the rows {', '.join(lost)} are missing below it" if lost else ""
     bad = next((word for word in cells if not is_cell(word.text)), None)
     if bad is not None:
-        raise wrong(bad, f"{cell_fault(bad.text)}, in row {label.text}{also}")
+        raise wrong(bad, f"{cell_fault(bad.text)}, in row {label.text}{also()}")
     if len(cells) < (columns if is_gpu(label.text) else len(header.gpus)):
-        raise wrong(line.words[-1], f"row {label.text} ends after {len(cells)} of {columns} cells{also}")
+        raise wrong(line.words[-1], f"row {label.text} ends after {len(cells)} of {columns} cells{also()}")
     if len(rest) > len(header.titles):
         extra = rest[len(header.titles)]
         raise wrong(extra, f"row {label.text} goes on with {quoted([extra.text])}, which is below no column")
@@ -83,7 +93,7 @@ def _row(line: Line, header: Header, lost: Sequence[str]) -> Row:
     for title, word in affinities.items():
         fault = affinity_fault(title, word.text)
         if fault:
-            raise wrong(word, f"{fault}, in row {label.text}{also}")
+            raise wrong(word, f"{fault}, in row {label.text}{also()}")
     return Row(label, cells, {title: affinities[title].text if title in affinities else "" for title in header.titles})
 
 
@@ -99,8 +109,10 @@ def _affinities(line: Line, cells: Sequence[Word], rest: Sequence[Word], header:
         indices = [min(max(place, 0), len(titles) - 1) for place in places]
     elif all(word.column in header.title_columns for word in rest):
         indices = [header.title_columns.index(word.column) for word in rest]
-    else:
+    elif not header.title_columns or rest[0].column == header.title_columns[0]:
         indices = list(range(len(rest)))
-    if len(set(indices)) < len(indices):
+    else:
+        indices = []
+    if len(set(indices)) < len(rest):
         raise wrong(rest[-1], f"it cannot be told below which column {quoted([rest[-1].text])} stands")
     return {titles[index]: word for index, word in zip(indices, rest, strict=True)}

@@ -47,7 +47,7 @@ def between(a: Chain, b: Chain, *, same_node: bool) -> PcieClass:
         if x != y:
             break
         shared += 1
-    if shared == 1 and (len(a) > 1 or len(b) > 1):
+    if shared == 1:
         return PcieClass.PHB
     return PcieClass.PIX if max(len(a), len(b)) - shared <= 1 else PcieClass.PXB
 

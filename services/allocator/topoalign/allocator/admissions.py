@@ -11,11 +11,10 @@ from collections.abc import Generator, Sequence
 import anyio
 import msgspec
 import structlog
-from topoalign.core.admission import admission, admit
-from topoalign.core.hints.providers import answer as answer_in_process
 
 from topoalign.allocator.ledger import Ledger
 from topoalign.core import wire
+from topoalign.core.admission import admission, admit
 from topoalign.core.decisions import Admission, Decision, Explained, Explanation, PreferenceQuestion
 from topoalign.core.errors import (
     BadRequest,
@@ -28,6 +27,7 @@ from topoalign.core.errors import (
 )
 from topoalign.core.events import Allocation
 from topoalign.core.hints.model import HintAnswer, HintQuestion
+from topoalign.core.hints.providers import answer as answer_in_process
 from topoalign.core.ids import CPU, AllocationID, DeviceID, NodeName, is_native
 from topoalign.core.placement import prefer
 from topoalign.core.ports import Bus, Endpoint

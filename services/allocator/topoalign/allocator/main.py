@@ -4,12 +4,12 @@ from pathlib import Path
 
 import anyio
 from anyio.abc import TaskStatus
-from topoalign.allocator.kubelet.front import KubeletFront
-from topoalign.allocator.kubelet.podresources import PodResourcesClient
 
 from topoalign.allocator.admissions import Admissions
 from topoalign.allocator.handouts import Handouts
 from topoalign.allocator.journal import open_journal
+from topoalign.allocator.kubelet.front import KubeletFront
+from topoalign.allocator.kubelet.podresources import PodResourcesClient
 from topoalign.allocator.ledger import Ledger
 from topoalign.allocator.service import Allocator
 from topoalign.allocator.settings import AllocatorSettings
@@ -24,7 +24,13 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
         handouts = front = None
         if settings.kubelet_dir:
             kubelet = PodResourcesClient(settings.pod_resources)
-            handouts = Handouts(ledger, context.clock, kubelet, placement=settings.rules.placement)
+            handouts = Handouts(
+                ledger,
+                context.clock,
+                kubelet,
+                placement=settings.rules.placement,
+                gone_seconds=settings.gone_seconds,
+            )
             front = KubeletFront(
                 handouts, Path(settings.kubelet_dir), context.clock, drain_seconds=settings.drain_seconds
             )

@@ -44,6 +44,12 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     reconcile_seconds: float = 5.0
     """Between two looks at the kubelet's PodResources, which answers at most 100 times a second for all who ask."""
 
+    gone_seconds: float = 5.0
+    """
+    How long a container must be missing from PodResources before its allocation is released; more than one look, because a
+    kubelet that has just started lists fewer pods than run.
+    """
+
     drain_seconds: float = 5.0
     """How long running calls may go on after SIGTERM: far below a pod's usual grace period of thirty seconds."""
 

@@ -7,7 +7,7 @@ Gone for good is only what another device has taken the PCI address of.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import combinations, count
+from itertools import combinations
 from typing import TypeVar
 
 import msgspec
@@ -37,15 +37,16 @@ def with_lost(had: Topology, found: Topology) -> Topology:
 
 def kept(had: Sequence[D], found: Sequence[D], nodes: set[int]) -> tuple[D, ...]:
     """Those found, and those missing; one whose index another has now goes to the end."""
-    ids, addresses, taken = set(), set(), set()
-    for device in found:
-        ids.add(device.id)
-        addresses.add(device.pci)
-        taken.add(device.index)
-    missing = [near(d, nodes) for d in had if d.id not in ids and (d.pci is None or d.pci not in addresses)]
-    behind = count(1 + max((device.index for device in (*found, *missing)), default=0))
-    moved = [d if d.index not in taken else msgspec.structs.replace(d, index=next(behind)) for d in missing]
-    return tuple(sorted([*found, *moved], key=lambda device: device.index))
+    ids, addresses = {device.id for device in found}, {device.pci for device in found}
+    taken = {device.index for device in found}
+    listed: list[D] = list(found)
+    for device in had:
+        if device.id in ids or (device.pci is not None and device.pci in addresses):
+            continue
+        index = device.index if device.index not in taken else 1 + max(taken)
+        taken.add(index)
+        listed.append(msgspec.structs.replace(near(device, nodes), index=index))
+    return tuple(sorted(listed, key=lambda device: device.index))
 
 
 def near(device: D, nodes: set[int]) -> D:

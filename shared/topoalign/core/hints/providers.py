@@ -14,12 +14,13 @@ itself, differs in exactly five points:
 5. A resource of which nothing is asked is not asked for: a limit of 0 neither narrows the choice nor fails.
 """
 
-from topoalign.core.errors import InvalidField
+from topoalign.core.errors import InvalidField, clean
 from topoalign.core.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
 from topoalign.core.hints.cpu import cpu_hints
 from topoalign.core.hints.devices import device_hints
 from topoalign.core.hints.memory import held_hints, memory_hints, memory_nodes, places
 from topoalign.core.hints.model import HintAnswer, HintQuestion, Hints, ProviderHints
+from topoalign.core.hints.preconditions import check_rules
 from topoalign.core.hints.requested import cpu_request, device_request, manages_memory, memory_request
 from topoalign.core.hints.reuse import allocations_of, reusable_cpus, reusable_devices, reusable_memory
 from topoalign.core.ids import CPU, ContainerName, ResourceName
@@ -55,8 +56,9 @@ def answer(question: HintQuestion, topology: TopologyDiscovered) -> HintAnswer:
     """
     The hints for a question, from the node's topology and from nothing else that is known here.
 
-    Raises InvalidField if the question's container is not in its pod, TooManyNumaNodes as `hints_for` does.
+    Raises InvalidField for a question that cannot be meant, TooManyNumaNodes as `hints_for` does.
     """
+    check_rules(question.rules)
     unusable = frozenset(question.unusable)
     health = {
         device: UNUSABLE if device in unusable else HEALTHY
@@ -70,7 +72,10 @@ def answer(question: HintQuestion, topology: TopologyDiscovered) -> HintAnswer:
         allocations={held.id: held for held in question.allocations},
         memory=question.memory,
     )
-    return HintAnswer(providers=hints_for(state, question.pod, question.container, question.rules))
+    try:
+        return HintAnswer(providers=hints_for(state, question.pod, question.container, question.rules))
+    except ValueError as error:
+        raise InvalidField("question", clean(str(error), 200), "list CPUs as 0-3,8 and NUMA nodes from 0 on") from error
 
 
 def hints_for(
@@ -124,10 +129,10 @@ def cpu_answer(
     hints = cpu_hints(
         cpus,
         available_cpus(state, rules),
-        reusable_cpus(allocations_of(state, pod)),
+        reusable_cpus(allocations_of(state, pod)) & cpus.node_of.keys(),
         requested,
         rules.mode,
-        held=frozenset().union(*(parse_cpuset(each.cpus) for each in own)),
+        held=cpus.node_of.keys() & frozenset().union(*(parse_cpuset(each.cpus) for each in own)),
     )
     return {CPU: hints}
 

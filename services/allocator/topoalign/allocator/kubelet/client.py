@@ -54,6 +54,29 @@ async def ask(path: Path, question: Callable[[Channel], Awaitable[T]], clock: Cl
     return answers[0]
 
 
+async def apart(call: Callable[[], Awaitable[T]]) -> T:
+    """
+    Makes a call in a task of its own. Raises what the call fails with.
+
+    grpclib ends a call whose connection is lost by cancelling the task that waits, and leaves it marked as cancelled
+    (`asyncio.Task.cancelling`); in such a task no cancel scope would end properly any more.
+    """
+    answers: list[T] = []
+    failures: list[BaseException] = []
+
+    async def run() -> None:
+        try:
+            answers.append(await call())
+        except FAILURES as error:
+            failures.append(error)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run)
+    if failures:
+        raise failures[0]
+    return answers[0]
+
+
 def described(error: BaseException) -> str:
     """A failure for people."""
     match error:

@@ -138,7 +138,7 @@ class Plugin:
     async def look(self) -> str | None:
         """Brings everything into place as far as it goes now; says what is missing."""
         if self._server is not None and not self._server.in_place:
-            log.warning("the socket has gone, made anew", socket=self.path.name)
+            log.info("the socket has gone, made anew", socket=self.path.name)
             await self.stop()
             # the kubelet, if it lives, must see its stream end before it hears from us again
             self._again = self._clock.monotonic() + LOOK_SECONDS

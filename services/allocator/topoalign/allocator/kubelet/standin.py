@@ -24,7 +24,7 @@ from grpclib.exceptions import ProtocolError
 
 from topoalign.allocator.kubelet import standin_checkpoint
 from topoalign.allocator.kubelet.api import v1beta1
-from topoalign.allocator.kubelet.client import FAILURES, KubeletAway, described
+from topoalign.allocator.kubelet.client import FAILURES, KubeletAway, apart, described
 from topoalign.allocator.kubelet.registration import KUBELET_SOCKET
 from topoalign.allocator.kubelet.standin_checkpoint import CheckpointData
 from topoalign.allocator.kubelet.standin_plugins import Plugins
@@ -164,9 +164,8 @@ class KubeletStandIn:
             must_include_deviceIDs=list(question.must_include),
             allocation_size=question.size,
         )
-        response = await endpoint.client().get_preferred_allocation(
-            v1beta1.PreferredAllocationRequest(container_requests=[request])
-        )
+        question_of_all = v1beta1.PreferredAllocationRequest(container_requests=[request])
+        response = await apart(partial(endpoint.client().get_preferred_allocation, question_of_all))
         return tuple(DeviceID(device) for answer in response.container_responses[:1] for device in answer.device_i_ds)
 
     async def hand_out(self, pod: PodRequest, decision: Admission) -> None:
@@ -174,11 +173,8 @@ class KubeletStandIn:
         running = Running(pod=pod, allocations=decision.allocations)
         for container, resource, devices in running.parts():
             request = v1beta1.ContainerAllocateRequest(devices_ids=list(devices))
-            response = (
-                await self.plugins.endpoints[resource]
-                .client()
-                .allocate(v1beta1.AllocateRequest(container_requests=[request]))
-            )
+            call = self.plugins.endpoints[resource].client().allocate
+            response = await apart(partial(call, v1beta1.AllocateRequest(container_requests=[request])))
             if not response.container_responses:
                 raise ProtocolError(f"the plugin of {resource} answered for no container")
             running.responses[container, resource] = response.container_responses[0]
@@ -187,9 +183,8 @@ class KubeletStandIn:
         for _, resource, devices in running.parts():
             endpoint = self.plugins.endpoints[resource]
             if endpoint.options.pre_start_required:
-                await endpoint.client().pre_start_container(
-                    v1beta1.PreStartContainerRequest(devices_ids=list(devices)), timeout=PRE_START_SECONDS
-                )
+                start = v1beta1.PreStartContainerRequest(devices_ids=list(devices))
+                await apart(partial(endpoint.client().pre_start_container, start, timeout=PRE_START_SECONDS))
 
     async def remove(self, namespace: Namespace, name: PodName) -> None:
         """The pod has gone."""

@@ -8,6 +8,7 @@ so that one which hangs can be named. Functions and codes: NVML as in nvidia-ml-
 
 from collections.abc import Sequence
 from contextlib import suppress
+from ctypes import byref
 from types import ModuleType
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -144,9 +145,9 @@ class Library:
         """The NVLink domain that the GPU has joined."""
         assert self._pynvml is not None
         info = self._pynvml.c_nvmlGpuFabricInfoV_t()
-        if self._maybe("nvmlDeviceGetGpuFabricInfoV", device, info) is None:
+        if self._maybe("nvmlDeviceGetGpuFabricInfoV", device, byref(info)) is None:
             info = self._pynvml.c_nvmlGpuFabricInfo_t()
-            if self._maybe("nvmlDeviceGetGpuFabricInfo", device, info) is None:
+            if self._maybe("nvmlDeviceGetGpuFabricInfo", device, byref(info)) is None:
                 return None
         cluster = bytes(info.clusterUuid)
         if info.state != FABRIC_COMPLETED or info.status != 0 or not any(cluster):

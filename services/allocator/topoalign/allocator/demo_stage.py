@@ -1,0 +1,92 @@
+"""
+What the demo stands on: a NATS, the services, a machine, and the rules of its kubelet.
+
+Whatever is there already is used: a NATS that was named, the machine of the environment, the GPUs of an NVIDIA driver.
+"""
+
+import ctypes
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import click
+from anyio.abc import TaskStatus
+
+from topoalign.core.ids import NodeName
+from topoalign.core.requests import AdmissionRules, Policy
+from topoalign.core.topology.model import Topology
+from topoalign.runtime.nats_server import local_nats
+from topoalign.runtime.runner import run_services
+from topoalign.runtime.settings import PREFIX
+
+MACHINE = "dgx-a100"
+"""What is played where there is no GPU driver."""
+KUBELETS_NUMA_NODES = 8
+"""Unless it is told to take more (kubelet v1.36.3, max-allowable-numa-nodes)."""
+
+
+@asynccontextmanager
+async def hub(nats: str | None, scratch: Path) -> AsyncIterator[str]:
+    """The NATS to use."""
+    if nats is not None:
+        yield nats
+        return
+    async with local_nats(scratch / "nats") as url:
+        yield url
+
+
+async def services(names: Sequence[str], environment: Mapping[str, str], *, task_status: TaskStatus[None]) -> None:
+    """Started when all of them serve. They hear of Ctrl-C first; that is the end of the demo too."""
+    await run_services(names, environment, ready=lambda _: task_status.started())
+    raise click.Abort
+
+
+def settings(machine: str | None, node: NodeName, nats: str, plugins: Path, scratch: Path) -> dict[str, str]:
+    """What the services are told. A pod that has gone is noticed at once, because nobody waits for slow ones here."""
+    told = {
+        "NODE": node,
+        "NATS_URL": nats,
+        "STATE_DIR": str(scratch / "state"),
+        "KUBELET_DIR": str(plugins),
+        "POLICY": Policy.RESTRICTED.value,
+        "RECONCILE_SECONDS": "0.2",
+        "GONE_SECONDS": "0.4",
+    }
+    if machine is not None:
+        told["MACHINE"] = machine
+    return {**os.environ, **{PREFIX + name: value for name, value in told.items()}}
+
+
+def rules(topology: Topology) -> AdmissionRules:
+    """The kubelet's: restricted, and memory managed where it is known and on no more NUMA nodes than a kubelet takes."""
+    few = len(topology.nodes) <= KUBELETS_NUMA_NODES
+    return AdmissionRules(
+        policy=Policy.RESTRICTED,
+        max_allowable_numa_nodes=max(KUBELETS_NUMA_NODES, len(topology.nodes)),
+        memory_manager="Static" if few and known_memory(topology) else "None",
+    )
+
+
+def described_machine() -> str | None:
+    """The machine to play: that of the environment, else none where a driver has GPUs, else one of the catalogue."""
+    return os.environ.get(PREFIX + "MACHINE") or (None if driver_has_gpus() else MACHINE)
+
+
+def driver_has_gpus() -> bool:
+    """Whether NVML initialises here and counts a GPU. Discovery reads everything else."""
+    count = ctypes.c_uint()
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        if nvml.nvmlInit_v2() != 0:
+            return False
+        counted = nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0
+        nvml.nvmlShutdown()
+    except (OSError, AttributeError):
+        return False
+    return counted and count.value > 0
+
+
+def known_memory(topology: Topology) -> bool:
+    """A pasted matrix does not tell how much memory there is."""
+    return all(node.memory is not None for node in topology.nodes)

@@ -1,0 +1,143 @@
+"""
+`topoalign up`: everything in one process, and what a laptop lacks besides.
+
+That is a NATS server, a described machine where there is no GPU driver, and a place for the state that is gone when it
+ends. It says that it runs only once a fact of the hardware has gone all the way to the registry, so that the first command
+in another terminal finds everything there.
+"""
+
+import json
+import os
+import socket
+import tempfile
+from collections.abc import Mapping
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
+from urllib.request import urlopen
+
+import anyio
+import click
+
+from topoalign.cli import output, running
+from topoalign.cli.doctor import why_no_driver
+from topoalign.cli.serve import ALLOCATING, NODE, settings
+from topoalign.core.errors import clean
+from topoalign.runtime.logging import configure_logging
+from topoalign.runtime.nats_server import local_nats
+from topoalign.runtime.runner import Running, run_services
+from topoalign.runtime.settings import PREFIX, RuntimeSettings, from_environment
+from topoalign.runtime.tasks import background
+
+ALL = (*NODE, "registry")
+MACHINE = "dgx-a100"
+"""What `up` plays where there is no GPU driver."""
+HTTP_PORT = 8470
+"""Where `up` serves HTTP, if it is free."""
+READY_TRIES, READY_PAUSE = 500, 0.02
+"""How often, and with how many seconds between, `up` looks whether it is ready before it says so."""
+
+
+@click.command()
+@settings("machine", *ALLOCATING)
+def up(environment: dict[str, str]) -> None:
+    """
+    All services in one process, with NATS and the HTTP API, until Ctrl-C.
+
+    Plays a dgx-a100 where there is no GPU driver. NATS is a server of its own on a free port of the loopback, and what
+    was allocated is forgotten at the end, unless --nats and --state-dir say where both are.
+
+    \b
+    Examples:
+      topoalign up
+      topoalign up --machine pasted.txt --policy restricted
+    """
+    environment = {PREFIX + "LOG_LEVEL": "warning", PREFIX + "NATS_WAIT": "10", **environment}
+    if PREFIX + "HTTP_PORT" not in environment:
+        environment[PREFIX + "HTTP_PORT"] = str(HTTP_PORT if is_free(HTTP_PORT) else 0)
+    if PREFIX + "MACHINE" not in environment and why_no_driver() is not None:
+        environment[PREFIX + "MACHINE"] = MACHINE
+    runtime = from_environment(RuntimeSettings, environment)
+    configure_logging(runtime.log_format, runtime.log_level)
+    with tempfile.TemporaryDirectory(prefix="topoalign-") as scratch:
+        anyio.run(serve_all, environment, Path(scratch))
+
+
+async def serve_all(environment: dict[str, str], scratch: Path) -> None:
+    """Runs everything with what is missing in `environment` put below `scratch`."""
+    environment = {PREFIX + "STATE_DIR": str(scratch / "state"), **environment}
+    async with AsyncExitStack() as servers:
+        if PREFIX + "NATS_URL" not in environment:
+            environment[PREFIX + "NATS_URL"] = await servers.enter_async_context(local_nats(scratch / "nats"))
+        with ExitStack() as while_running:
+            started = Started()
+            async with background() as tasks:
+                tasks.start_soon(welcome_once_ready, started, environment, while_running)
+                await run_services(ALL, environment, ready=started.tell)
+
+
+class Started:
+    """That the services have started, and as what."""
+
+    def __init__(self) -> None:
+        self._event = anyio.Event()
+        self._running: Running | None = None
+
+    def tell(self, running: Running) -> None:
+        self._running = running
+        self._event.set()
+
+    async def wait(self) -> Running:
+        await self._event.wait()
+        assert self._running is not None
+        return self._running
+
+
+async def welcome_once_ready(started: Started, environment: Mapping[str, str], while_running: ExitStack) -> None:
+    """Waits until the first fact has gone all the way: whoever reads the welcome may rely on what it says."""
+    running = await started.wait()
+    for _ in range(READY_TRIES):
+        if await anyio.to_thread.run_sync(is_ready, running, abandon_on_cancel=True):
+            break
+        await anyio.sleep(READY_PAUSE)
+    else:
+        output.note(f"not ready yet: {running.http}/readyz?verbose says why")
+    welcome(running, environment, while_running)
+
+
+def is_ready(ready: Running) -> bool:
+    """Whether every check is content, and the registry has the node with its hardware and its allocator."""
+    try:
+        with urlopen(f"{ready.http}/readyz", timeout=1):  # noqa: S310  # our own address
+            pass
+        with urlopen(f"{ready.http}/v1/nodes", timeout=1) as nodes:  # noqa: S310  # as above
+            listed = json.load(nodes)["items"]
+    except OSError:
+        return False
+    return any(node["name"] == ready.node and node["source"] and not node["stale"] for node in listed)
+
+
+def welcome(ready: Running, environment: Mapping[str, str], while_running: ExitStack) -> None:
+    """Says where everything is and what to try, and lets other terminals find it."""
+    assert ready.nats is not None and ready.http is not None, "`up` has both"
+    found = running.Running(pid=os.getpid(), nats=environment[PREFIX + "NATS_URL"], http=ready.http, node=ready.node)
+    while_running.enter_context(running.announced(found, environment))
+    machine = environment.get(PREFIX + "MACHINE")
+    output.note(f"node    {clean(ready.node)}" + (f", playing {clean(machine, 200)}" if machine else ""))
+    output.note(f"http    {ready.http}/v1/nodes  /v1/allocations  /metrics  /readyz?verbose")
+    output.note(f"nats    {ready.nats}")
+    output.note("")
+    output.note("In another terminal:")
+    for command in ("topo", "watch", "allocate --gpus 2 --cpus 8 --memory 64Gi"):
+        output.note(f"  topoalign {command}")
+    output.note("Ctrl-C ends it.")
+
+
+def is_free(port: int) -> bool:
+    """Whether this port of the loopback can be listened on now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

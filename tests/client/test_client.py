@@ -1,0 +1,258 @@
+"""What a subscriber can rely on, whatever the stream and its writers do."""
+
+from contextlib import aclosing
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+from bus_support import killable, stored
+from fact_support import Writer
+
+from topoalign.client import Client, Heard, connect
+from topoalign.core import wire
+from topoalign.core.events import (
+    AllocationBound,
+    AllocationGranted,
+    AllocationsSnapshot,
+    DeviceHealth,
+    DeviceHealthChanged,
+    Event,
+    HealthState,
+    TopologyDiscovered,
+)
+from topoalign.core.ids import AllocationID, DeviceID, NodeName
+from topoalign.core.ports import Bus, Endpoint, Message, Stream
+from topoalign.core.state import replay
+from topoalign.core.topology.model import Topology
+from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.nats_bus import connect_bus
+
+pytestmark = pytest.mark.anyio
+TIME = 1_700_000_000.5
+
+
+async def publish(bus: Bus, *events: Event) -> None:
+    for event in events:
+        await bus.publish(wire.encode(event, TIME))
+
+
+async def heard(client: Client, count: int, since: int | None = None, node: str | None = None) -> list[Heard]:
+    async with aclosing(client.allocations(since, NodeName(node) if node else None)) as events:
+        return [await anext(events) for _ in range(count)]
+
+
+def facts(received: list[Heard]) -> list[Event]:
+    return [one.event for one in received]
+
+
+async def test_a_snapshot_of_every_node_comes_first_and_then_every_event() -> None:
+    bus, one, other = MemoryBus(), Writer("a"), Writer("b.example.com")
+    await publish(bus, one.snapshot(), one.grant("1", "GPU-0"), other.snapshot(), one.grant("2", "GPU-1"))
+    client = Client(bus)
+
+    async with aclosing(client.allocations()) as events:
+        first, second = await anext(events), await anext(events)
+        await publish(bus, other.grant("3", "GPU-7"))
+        third = await anext(events)
+
+    assert isinstance(first.event, AllocationsSnapshot)
+    assert isinstance(second.event, AllocationsSnapshot)
+    assert [("a", {"GPU-0", "GPU-1"}), ("b.example.com", set())] == [
+        (event.node, {device for live in event.allocations for device in live.device_ids})
+        for event in (first.event, second.event)
+    ]
+    assert one.state.digest == first.event.digest == replay(NodeName("a"), [first.event]).digest
+    assert other.said[-1] == third.event
+    assert (5, TIME) == (third.position, third.time)
+
+
+async def test_where_nothing_was_said_yet_the_first_event_is_simply_next() -> None:
+    bus, writer = MemoryBus(), Writer()
+    async with aclosing(Client(bus).allocations()) as events, anyio.create_task_group() as tasks:
+        tasks.start_soon(publish, bus, writer.snapshot())
+
+        assert writer.said[0] == (await anext(events)).event
+
+
+async def test_one_node_can_be_followed_alone() -> None:
+    bus, one, other = MemoryBus(), Writer("a"), Writer("a.b")
+    await publish(bus, one.snapshot(), other.snapshot(), other.grant("1", "GPU-0"))
+
+    async with aclosing(Client(bus).allocations(node=NodeName("a"))) as events:
+        await anext(events)
+        await publish(bus, other.grant("2", "GPU-1"), one.grant("3", "GPU-2"))
+
+        assert one.said[-1] == (await anext(events)).event
+
+
+async def test_going_on_after_a_position_hears_each_event_once_and_no_snapshot() -> None:
+    bus, writer = MemoryBus(), Writer()
+    await publish(bus, writer.snapshot(), *(writer.grant(str(n), f"GPU-{n}") for n in range(6)))
+    before = await heard(Client(bus), 1, since=2)
+
+    after = await heard(Client(bus), 4, since=before[-1].position)
+
+    assert writer.said[2:] == facts(before + after)
+
+
+@pytest.mark.parametrize("since", [99, None])
+async def test_a_position_that_the_stream_never_had_begins_with_a_snapshot(since: int | None) -> None:
+    """The store was lost since: what was heard under the old positions may not be true any more."""
+    bus, writer = MemoryBus(), Writer()
+    await publish(bus, writer.snapshot(), writer.grant("1", "GPU-0"))
+
+    received = await heard(Client(bus), 1, since=since)
+
+    assert isinstance(received[0].event, AllocationsSnapshot)
+    assert {"GPU-0"} == received[0].event.allocations[0].device_ids
+
+
+async def test_repetitions_after_the_broker_forgot_their_ids_are_dropped() -> None:
+    """C35: the same facts are in the stream three times, under ids that the broker takes for new ones."""
+    bus, writer = MemoryBus(), Writer()
+    client = Client(bus)
+    for fact in (writer.snapshot(), writer.grant("1", "GPU-0"), writer.bind("1", "pod-1")):
+        message = wire.encode(fact, TIME)
+        for attempt in range(3):
+            await bus.publish(
+                msgspec.structs.replace(message, headers={**message.headers, "Nats-Msg-Id": f"{fact.seq}.{attempt}"})
+            )
+
+    async with aclosing(client.allocations(since=0)) as events:
+        received = [await anext(events) for _ in range(3)]
+        await publish(bus, writer.release("1"))
+        received.append(await anext(events))
+
+    assert writer.said == facts(received)
+    assert 6 == client.counts.repeated
+
+
+async def test_a_gap_is_healed_by_a_snapshot_that_the_allocator_is_asked_for() -> None:
+    """C34: nothing of the node is said until it is whole again."""
+    bus, writer, asked = MemoryBus(), Writer("gpu.7"), []
+    client = Client(bus)
+
+    async def announce(body: bytes) -> bytes:
+        asked.append(body)
+        await publish(bus, writer.snapshot())
+        return wire.answer([writer.epoch, writer.state.seq])
+
+    endpoint = Endpoint(name="snapshot", subject=wire.admission_subject(writer.node, "snapshot"), answer=announce)
+    await publish(bus, writer.snapshot(), writer.grant("1", "GPU-0"))
+    async with bus.serve("topoalign-allocator", [endpoint]), aclosing(client.allocations()) as events:
+        await anext(events)
+        writer.grant("2", "GPU-1")  # never published
+        await publish(bus, writer.release("1"))
+        healed = await anext(events)
+        await publish(bus, writer.grant("3", "GPU-0"))
+        news = await anext(events)
+
+    assert [b'{"node":"gpu.7"}'] == asked
+    assert 1 == client.counts.gaps
+    assert isinstance(healed.event, AllocationsSnapshot)
+    assert writer.state.digest == replay(writer.node, [healed.event, news.event]).digest
+
+
+async def test_a_node_whose_beginning_is_no_longer_in_the_stream_is_healed_too_and_others_do_not_wait() -> None:
+    bus, lost, whole = MemoryBus(), Writer("lost"), Writer("whole")
+    lost.snapshot(), lost.grant("1", "GPU-0")
+    await publish(bus, lost.grant("2", "GPU-1"), whole.snapshot())
+
+    received = await heard(Client(bus), 1)
+    await publish(bus, lost.snapshot())
+    both = await heard(Client(bus), 2)
+
+    assert [whole.node] == [one.event.node for one in received]
+    assert [lost.node, whole.node] == [one.event.node for one in both]
+
+
+async def test_poison_is_counted_and_put_aside_with_the_reason_and_the_client_goes_on() -> None:
+    """C41."""
+    bus, writer = MemoryBus(), Writer()
+    client = Client(bus, name="watcher")
+    await publish(bus, writer.snapshot())
+    good = wire.encode(writer.grant("1", "GPU-0"), TIME)
+    poison = [
+        msgspec.structs.replace(good, body=b"\x00\xff garbage", headers={}),
+        msgspec.structs.replace(good, body=good.body.replace(b"node-1", b"node-2"), headers={}),
+        msgspec.structs.replace(good, body=b"[" * 100_000, headers={"ce-type": "topoalign.v1.AllocationGranted"}),
+        msgspec.structs.replace(good, body=good.body.replace(b'"seq":2', b'"seq":NaN'), headers={}),
+    ]
+    later = Message(subject=good.subject, headers={"ce-type": "topoalign.v1.AllocationBlessed"}, body=b"{}")
+    async with aclosing(client.allocations()) as events:
+        await anext(events)
+        for message in [*poison, later, good]:
+            await bus.publish(message)
+
+        assert writer.said[-1] == (await anext(events)).event
+
+    async with bus.follow(Stream.DEADLETTERS, "topoalign.v1.deadletter.watcher") as letters:
+        put_aside = [(await anext(letters)).message for _ in poison]
+    assert (4, 1) == (client.counts.undecodable, client.counts.unknown)
+    assert [message.body for message in poison] == [letter.body for letter in put_aside]
+    assert all(letter.headers["topoalign-reason"] for letter in put_aside)
+
+
+async def test_a_fact_that_cannot_be_true_is_put_aside_and_healed() -> None:
+    bus, writer = MemoryBus(), Writer()
+    client = Client(bus)
+    await publish(bus, writer.snapshot())
+    async with aclosing(client.allocations()) as events:
+        await anext(events)
+        writer.grant("1", "GPU-0")
+        bound = writer.bind("1", "pod-1")
+        assert isinstance(bound, AllocationBound)
+        await publish(bus, msgspec.structs.replace(bound, seq=2, allocation=AllocationID("never")))
+        await publish(bus, writer.snapshot())
+
+        assert writer.said[-1] == (await anext(events)).event
+    assert 1 == client.counts.undecodable
+    assert 1 == await bus.last_position(Stream.DEADLETTERS)
+
+
+def topology(node: str, revision: int, epoch: int = 1) -> TopologyDiscovered:
+    return TopologyDiscovered(
+        node=NodeName(node), epoch=epoch, revision=revision, boot_id="b", source="test", topology=Topology()
+    )
+
+
+def health(node: str, revision: int) -> DeviceHealthChanged:
+    devices = {DeviceID("GPU-0"): DeviceHealth(state=HealthState.HEALTHY)}
+    return DeviceHealthChanged(node=NodeName(node), epoch=1, revision=revision, devices=devices)
+
+
+async def test_of_every_node_the_newest_hardware_and_health_come_first_and_then_all_news() -> None:
+    bus = MemoryBus()
+    await publish(bus, *(topology("a", n) for n in range(1, 9)), health("a", 1), topology("b", 1))
+    client = Client(bus)
+
+    async with aclosing(client.nodes()) as events:
+        first = [(await anext(events)).event for _ in range(3)]
+        late = wire.encode(topology("a", 7), TIME)
+        await bus.publish(msgspec.structs.replace(late, headers={**late.headers, "Nats-Msg-Id": "again"}))
+        await publish(bus, topology("a", 1, epoch=2))
+        news = (await anext(events)).event
+
+    assert [topology("a", 8), health("a", 1), topology("b", 1)] == first
+    assert topology("a", 1, epoch=2) == news
+    assert client.counts.repeated > 0
+
+
+async def test_it_goes_on_through_a_killed_server_over_nats(tmp_path: Path) -> None:
+    writer = Writer()
+    async with (
+        killable(tmp_path) as server,
+        connect(server.url, name="watcher") as client,
+        connect_bus(server.url) as bus,
+        aclosing(client.allocations()) as events,
+    ):
+        await publish(bus, writer.snapshot())
+        received = [await anext(events)]
+        server.kill()
+        await server.start()
+        await stored(bus, wire.encode(writer.grant("1", "GPU-0"), TIME))
+        received.append(await anext(events))
+
+    assert writer.said == facts(received)
+    assert isinstance(received[1].event, AllocationGranted)

@@ -1,0 +1,91 @@
+"""What every driver promises, whatever it reads by."""
+
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from nvml_support import host_tree, script, standing_in, switch_links
+
+from topoalign.core.ports import Driver, Inventory
+from topoalign.core.topology.validate import validate
+from topoalign.discovery.drivers.auto import AutoDriver
+from topoalign.discovery.drivers.described import DescribedDriver
+from topoalign.discovery.drivers.nvml.driver import NvmlDriver
+from topoalign.discovery.drivers.sysfs import SysfsDriver
+from topoalign.runtime.clock import SystemClock
+
+pytestmark = pytest.mark.anyio
+
+SECONDS = 30.0
+
+Make = Callable[[pytest.FixtureRequest, Path], Driver]
+
+
+def described(request: pytest.FixtureRequest, folder: Path) -> Driver:
+    return DescribedDriver("dgx-a100")
+
+
+def sysfs(request: pytest.FixtureRequest, folder: Path) -> Driver:
+    return SysfsDriver(host_tree(folder / "host"), SystemClock(), SECONDS)
+
+
+def sysfs_captured(request: pytest.FixtureRequest, folder: Path) -> Driver:
+    """A POWER9 with six GPUs whose memory is NUMA nodes, as hwloc captured it."""
+    archive = request.getfixturevalue("vectors") / "sysfs_trees" / "power9-nvidiagpunumanodes.tar.bz2"
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder, filter="tar")
+    return SysfsDriver(folder / "nvidiagpunumanodes", SystemClock(), SECONDS)
+
+
+def nvml(request: pytest.FixtureRequest, folder: Path) -> Driver:
+    return NvmlDriver(host_tree(folder / "host"), SystemClock(), SECONDS)
+
+
+def auto(request: pytest.FixtureRequest, folder: Path) -> Driver:
+    root = host_tree(folder / "host")
+    return AutoDriver(NvmlDriver(root, SystemClock(), SECONDS), SysfsDriver(root, SystemClock(), SECONDS))
+
+
+@pytest.fixture(params=[described, sysfs, sysfs_captured, nvml, auto], ids=lambda make: make.__name__)
+def driver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Driver]:
+    make: Make = request.param
+    if make not in (nvml, auto):
+        yield make(request, tmp_path)
+        return
+    with standing_in(request.getfixturevalue("nvml_library"), tmp_path, script(more=switch_links(8, 18))):
+        yield make(request, tmp_path)
+
+
+async def test_the_machine_hangs_together(driver: Driver) -> None:
+    """Ids are unique, links name devices, nodes exist: all that `validate` says."""
+    topology = (await driver.read()).topology
+
+    validate(topology)
+    assert topology.cpus
+    assert topology.gpus
+
+
+async def test_every_device_is_judged_and_nothing_else(driver: Driver) -> None:
+    found = await driver.read()
+
+    assert {*found.topology.gpu_by_id, *found.topology.nic_by_id} == set(found.health)
+    assert [] == [health for health in found.health.values() if bool(health.reason) == health.usable]
+
+
+async def test_equal_hardware_gives_equal_readings(driver: Driver) -> None:
+    """So that a reading which says nothing new is known to say nothing new."""
+    assert await driver.read() == await driver.read()
+
+
+async def test_a_reading_survives_json(driver: Driver) -> None:
+    found = await driver.read()
+
+    assert found == msgspec.json.decode(msgspec.json.encode(found), type=Inventory)
+
+
+async def test_a_driver_says_what_it_reads_by(driver: Driver) -> None:
+    await driver.read()
+
+    assert driver.source in {"described: dgx-a100", "sysfs", "nvml"}

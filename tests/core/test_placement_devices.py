@@ -1,0 +1,67 @@
+"""Which devices are handed out, and when the device plugin has a say."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from topoalign.core.hints.devices import Devices
+from topoalign.core.ids import DeviceID, ResourceName
+from topoalign.core.placement.devices import Choice, choose_devices, sides
+
+A, B, C, D, X = (DeviceID(name) for name in "abcdx")
+DEVICES: Devices = {A: (0,), B: (0,), C: (1,), D: (1,), X: None}
+GPU = ResourceName("nvidia.com/gpu")
+
+
+def run(
+    required: int,
+    affinity: int | None,
+    answer: tuple[DeviceID, ...] = (),
+    allocated: tuple[DeviceID, ...] = (),
+    reusable: tuple[DeviceID, ...] = (),
+) -> tuple[Choice | None, tuple[DeviceID, ...]]:
+    """What the plugin was asked, and what came out."""
+    choosing = choose_devices(GPU, DEVICES, [*DEVICES], allocated, reusable, required, affinity)
+    asked = None
+    try:
+        asked = next(choosing)
+        choosing.send(answer)
+    except StopIteration as done:
+        return asked, done.value
+    raise AssertionError("asked twice")
+
+
+def test_the_plugin_is_asked_only_where_there_is_a_choice() -> None:
+    assert (Choice((A, B), (), 1), (B,)) == run(1, 0b01, answer=(B,))
+    assert (None, (A, B)) == run(2, 0b01, answer=(C, D)), "all that are aligned are needed"
+    assert (Choice((A, B, C, D, X), (A, B), 3), (A, B, D)) == run(3, 0b01, answer=(A, B, D))
+    assert (Choice((A, B, C, D, X), (), 5), (A, B, C, D, X)) == run(5, None), (
+        "without affinity it is asked even for all"
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        pytest.param((), (A,), id="no preference"),
+        pytest.param((A, B), (A,), id="too many"),
+        pytest.param((C,), (A,), id="not aligned"),
+        pytest.param((DeviceID("zzz"),), (A,), id="unknown"),
+    ],
+)
+def test_an_odd_answer_is_cut_or_filled_up(answer: tuple[DeviceID, ...], expected: tuple[DeviceID, ...]) -> None:
+    assert expected == run(1, 0b01, answer=answer)[1]
+
+
+def test_what_init_containers_left_comes_first_whatever_its_node() -> None:
+    assert (None, (C,)) == run(1, 0b01, allocated=(C,), reusable=(C,))
+    assert (Choice((A, B, C), (C,), 2), (B, C)) == run(2, 0b01, answer=(B, C), allocated=(C,), reusable=(C,))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sets(st.sampled_from([*DEVICES])), st.sampled_from([None, 0b01, 0b10, 0b11]))
+def test_sides_split_what_is_available(available: set[DeviceID], affinity: int | None) -> None:
+    split = sides(DEVICES, available, affinity)
+
+    assert sorted(available) == sorted(device for side in split for device in side)
+    assert all(any(affinity and affinity >> node & 1 for node in DEVICES[device] or ()) for device in split.aligned)

@@ -1,0 +1,232 @@
+"""A node's state is a fold over its facts: however they come, the same state; and the invariants hold in all of them."""
+
+from collections import Counter
+
+import msgspec
+import pytest
+from decision_support import machine
+from fact_support import Writer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topoalign.core.events import (
+    Allocation,
+    AllocationBound,
+    AllocationGranted,
+    AllocationRefused,
+    AllocationsSnapshot,
+    DeviceHealth,
+    DeviceHealthChanged,
+    HealthState,
+    LedgerEvent,
+    MemoryBlock,
+    TopologyDiscovered,
+)
+from topoalign.core.ids import GPU, MEMORY, AllocationID, DeviceID, NodeName, PodName
+from topoalign.core.state import Contradiction, NodeState, SequenceGap, replay
+
+NODE = NodeName("node-1")
+HARDWARE = machine()
+DEVICES = tuple(HARDWARE.devices[GPU])
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> Writer:
+    """What an allocator said: it never gives a device that is held, and binds and releases only what is live."""
+    writer = Writer()
+    writer.snapshot()
+    for number in range(draw(st.integers(0, 12))):
+        live = list(writer.state.allocations)
+        free = [device for device in DEVICES if device not in writer.state.holders]
+        match draw(st.sampled_from(["grant", "bind", "release", "refuse", "snapshot"])):
+            case "grant":
+                chosen = draw(st.lists(st.sampled_from(free), unique=True, max_size=3)) if free else []
+                writer.say(
+                    AllocationGranted(
+                        node=NODE,
+                        epoch=writer.epoch,
+                        seq=writer.seq,
+                        allocation=Allocation(
+                            id=AllocationID(f"a{number}"), devices={GPU: tuple(chosen)}, memory=draw(memory())
+                        ),
+                    )
+                )
+            case "bind" if live:
+                writer.bind(draw(st.sampled_from(live)), draw(st.sampled_from(["p1", "p2"])))
+            case "release" if live:
+                writer.release(draw(st.sampled_from(live)))
+            case "snapshot":
+                writer.snapshot()
+            case _:
+                writer.say(refusal(writer))
+    return writer
+
+
+@st.composite
+def memory(draw: st.DrawFn) -> tuple[MemoryBlock, ...]:
+    blocks = []
+    for _ in range(draw(st.integers(0, 2))):
+        nodes = draw(st.sampled_from([(0,), (1,), (0, 1)]))
+        taken = tuple(draw(st.integers(0, 5)) for _ in nodes)
+        blocks.append(MemoryBlock(resource=MEMORY, nodes=nodes, size=sum(taken), taken=taken))
+    return tuple(blocks)
+
+
+def refusal(writer: Writer) -> AllocationRefused:
+    return AllocationRefused(
+        node=NODE,
+        epoch=writer.epoch,
+        seq=writer.seq,
+        namespace="default",  # type: ignore[arg-type]
+        pod=PodName("p"),
+        container=None,
+        reason="TopologyAffinityError",
+        code="TopologyAffinityError",
+        finding="no",
+        remedy="wait",
+    )
+
+
+def naive_live(facts: list[LedgerEvent]) -> dict[str, Allocation]:
+    """The live allocations, told anew from all facts: granted and never released, with their last owner."""
+    over = {fact.allocation for fact in facts if fact.__class__.__name__ == "AllocationReleased"}  # type: ignore[union-attr]
+    live = {fact.allocation.id: fact.allocation for fact in facts if isinstance(fact, AllocationGranted)}
+    for fact in facts:
+        if isinstance(fact, AllocationBound):
+            live[fact.allocation] = msgspec.structs.replace(live[fact.allocation], owner=fact.owner)
+    return {name: allocation for name, allocation in live.items() if name not in over}
+
+
+@given(histories())
+def test_replaying_the_log_gives_the_state_that_grew_with_it(writer: Writer) -> None:
+    """I4, I9: starting again is replaying."""
+    again = replay(NODE, writer.said)
+
+    assert writer.state == again
+    assert writer.state.digest == again.digest
+
+
+@given(histories())
+def test_what_is_live_is_what_was_granted_and_not_released(writer: Writer) -> None:
+    live = naive_live(writer.said)
+    held = Counter(device for allocation in live.values() for device in allocation.device_ids)
+    reserved: Counter[int] = Counter()
+    touched: Counter[int] = Counter()
+    for allocation in live.values():
+        for block in allocation.memory:
+            for node, taken in zip(block.nodes, block.taken, strict=True):
+                reserved[node] += taken
+                touched[node] += 1
+
+    assert live == dict(writer.state.allocations)
+    assert set(held) == set(writer.state.holders)
+    assert all(count == 1 for count in held.values()), "I1: a device in two live allocations"
+    for node, use in writer.state.memory.items():
+        assert reserved[node] == use.reserved.get(MEMORY, 0)
+        assert touched[node] == use.assignments
+
+
+@given(histories(), st.data())
+def test_repetitions_change_nothing(writer: Writer, data: st.DataObject) -> None:
+    """I5, I6: a fact may be heard again at any later time."""
+    heard: list[LedgerEvent] = []
+    for fact in writer.said:
+        heard += [fact, *data.draw(st.lists(st.sampled_from([*heard, fact]), max_size=2))]
+
+    assert writer.state == replay(NODE, heard)
+
+
+@given(histories(), st.data())
+def test_a_missing_fact_is_noticed_at_the_next_one(writer: Writer, data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(writer.said) - 1))
+    before, after = writer.said[:at], writer.said[at + 1 :]
+    state = replay(NODE, before)
+    if not after:
+        return
+    if isinstance(after[0], AllocationsSnapshot):
+        assert writer.state == replay(NODE, before + after)
+        return
+    with pytest.raises(SequenceGap) as caught:
+        state.apply(after[0])
+    assert (NODE, writer.epoch, at + 2) == (caught.value.node, caught.value.epoch, after[0].seq)
+    assert state == replay(NODE, before), "a state is never changed by a fact it refuses"
+
+
+@given(histories(), histories())
+def test_a_snapshot_makes_any_listener_whole(writer: Writer, other: Writer) -> None:
+    """Whatever was heard before, of this epoch or another."""
+    confused = replay(NODE, [msgspec.structs.replace(fact, epoch=99) for fact in other.said])
+    snapshot = writer.snapshot()
+
+    healed = confused.apply(snapshot)
+
+    assert writer.state.digest == healed.digest
+    assert healed.apply(writer.grant("new", "GPU-x")).digest == writer.state.digest
+
+
+@given(histories())
+def test_the_digest_differs_where_the_allocations_do(writer: Writer) -> None:
+    before = writer.state.digest
+    writer.grant("one-more", "GPU-more")
+
+    assert before != writer.state.digest
+
+
+@given(histories(), st.lists(st.sampled_from([*HealthState, "cordoned"]), min_size=4, max_size=4))
+def test_every_device_is_free_or_held_or_unusable(writer: Writer, states: list[str]) -> None:
+    """I2, I3."""
+    health = {
+        device: DeviceHealth(state=HealthState.HEALTHY, cordoned=True)
+        if state == "cordoned"
+        else DeviceHealth(state=HealthState(state))
+        for device, state in zip(DEVICES, states, strict=True)
+    }
+    state = writer.state.apply(
+        TopologyDiscovered(node=NODE, epoch=1, revision=1, boot_id="b", source="test", topology=HARDWARE)
+    ).apply(DeviceHealthChanged(node=NODE, epoch=1, revision=1, devices=health))
+    free, held = set(state.free(GPU)), set(state.holders)
+    unusable = {device for device in DEVICES if not state.health_of(device).usable}
+
+    assert set(DEVICES) == free | held | unusable
+    assert not free & held
+    assert not free & unusable
+    assert held <= set(DEVICES)
+    assert sorted(free) == sorted(state.free(GPU))
+
+
+@given(st.permutations(range(1, 6)))
+def test_of_readings_the_newest_revision_counts_in_whatever_order_they_come(revisions: list[int]) -> None:
+    state = NodeState(node=NODE)
+    for revision in revisions:
+        devices = {DeviceID("GPU-0"): DeviceHealth(state=HealthState.UNKNOWN, reason=str(revision))}
+        state = state.apply(DeviceHealthChanged(node=NODE, epoch=1, revision=revision, devices=devices))
+
+    assert "5" == state.health_of(DeviceID("GPU-0")).reason
+
+
+def test_a_writer_that_began_afresh_is_believed_at_once() -> None:
+    state = NodeState(node=NODE)
+    for epoch, revision in ((1, 9), (2, 1)):
+        state = state.apply(DeviceHealthChanged(node=NODE, epoch=epoch, revision=revision, devices={}))
+
+    assert state.health is not None
+    assert (2, 1) == (state.health.epoch, state.health.revision)
+
+
+def test_an_owner_of_what_is_not_live_is_a_contradiction() -> None:
+    writer = Writer()
+    writer.snapshot()
+    writer.grant("a", "GPU-0")
+    bound = writer.bind("a", "p")
+
+    with pytest.raises(Contradiction, match="'a' was bound and is not live"):
+        replay(NODE, [writer.said[0], msgspec.structs.replace(writer.said[0], seq=2), bound])
+
+
+def test_a_device_nobody_judged_is_not_offered() -> None:
+    """Unknown health is not health."""
+    state = NodeState(node=NODE).apply(
+        TopologyDiscovered(node=NODE, epoch=1, revision=1, boot_id="b", source="test", topology=HARDWARE)
+    )
+
+    assert () == state.free(GPU)

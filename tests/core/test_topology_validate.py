@@ -1,0 +1,110 @@
+"""A topology that contradicts itself is refused, and the first wrong value named by its path."""
+
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+
+from topoalign.core.errors import InvalidField
+from topoalign.core.ids import DeviceID, ResourceName
+from topoalign.core.topology.links import Link, PcieClass
+from topoalign.core.topology.model import Cpu, Gpu, MigDevice, Nic, NumaNode, PciBridge, PluginDevice, Topology
+from topoalign.core.topology.validate import MOST_CPUS, MOST_GPUS, validate
+
+A, B, N = DeviceID("GPU-a"), DeviceID("GPU-b"), DeviceID("mlx5_0")
+
+WHOLE = Topology(
+    cpus=(Cpu(id=1, core=1, socket=0, node=0, uncore=0), Cpu(id=4, core=1, socket=0, node=8, uncore=0)),
+    nodes=(
+        NumaNode(id=0, memory=1 << 30, hugepages={ResourceName("hugepages-2Mi"): 1 << 21}),
+        NumaNode(id=8),
+        NumaNode(id=252),
+    ),
+    distances=((10, 40, 80), (40, 10, 80), (80, 80, 10)),
+    bridges=(PciBridge(address="pci0000:00"), PciBridge(address="0000:00:01.0", parent="pci0000:00")),
+    gpus=(
+        Gpu(id=A, index=0, bridge="0000:00:01.0", numa_affinity=(0, 8), memory_node=252),
+        Gpu(id=B, index=3, cpu_affinity=(1, 4)),
+    ),
+    nics=(Nic(id=N, index=0, numa_affinity=(8,)),),
+    links=(Link(a=A, b=B, nvlinks=4, pcie=PcieClass.PIX), Link(a=A, b=N, pcie=PcieClass.SYS)),
+    others=(PluginDevice(id=A, resource=ResourceName("example.com/x"), nodes=(3,)),),
+)
+
+
+def test_a_machine_with_gaps_in_its_ids_and_nodes_without_cpus_is_sound() -> None:
+    validate(WHOLE)
+    validate(Topology())
+
+
+def cpu(id: int, core: int = 0, node: int = 0, socket: int = 0, uncore: int = 0) -> Cpu:
+    return Cpu(id=id, core=core, socket=socket, node=node, uncore=uncore)
+
+
+MIG = MigDevice(uuid=DeviceID("MIG-1"), profile="1g.10gb", gpu_instance=0, compute_instance=0, memory=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"cpus": (cpu(0), cpu(0))}, "cpus[1].id"),
+        ({"cpus": (cpu(1), cpu(0))}, "cpus[1].id"),
+        ({"cpus": (cpu(-1, core=-1),)}, "cpus[0].id"),
+        ({"cpus": (cpu(0, core=1),)}, "cpus[0].core"),
+        ({"cpus": (cpu(0), cpu(1, node=3))}, "cpus[1].node"),
+        ({"cpus": (cpu(0, socket=-1),)}, "cpus[0].socket"),
+        ({"cpus": (cpu(0, uncore=-1),)}, "cpus[0].uncore"),
+        ({"cpus": tuple(cpu(i) for i in range(MOST_CPUS + 1))}, "cpus"),
+        ({"nodes": (*WHOLE.nodes, NumaNode(id=8))}, "nodes[3].id"),
+        ({"nodes": (NumaNode(id=0, memory=-1), *WHOLE.nodes[1:])}, "nodes[0].memory"),
+        (
+            {"nodes": (NumaNode(id=0, memory=1, hugepages={ResourceName("hugepages-2Mi"): 2}), *WHOLE.nodes[1:])},
+            "nodes[0].memory",
+        ),
+        ({"nodes": (NumaNode(id=0, hugepages={ResourceName("memory"): 2}), *WHOLE.nodes[1:])}, "nodes[0].hugepages"),
+        (
+            {"nodes": (NumaNode(id=0, hugepages={ResourceName("hugepages-2Mi"): -2}), *WHOLE.nodes[1:])},
+            "nodes[0].hugepages.hugepages-2Mi",
+        ),
+        ({"distances": ((10, 40), (40, 10))}, "distances"),
+        ({"distances": ((10, 40, 80), (40, 10), (80, 80, 10))}, "distances[1]"),
+        ({"distances": ((10, 40, 80), (40, 0, 80), (80, 80, 10))}, "distances[1][1]"),
+        ({"bridges": (*WHOLE.bridges, WHOLE.bridges[0])}, "bridges"),
+        ({"bridges": (*WHOLE.bridges, PciBridge(address="c", parent="nowhere"))}, "bridges[2].parent"),
+        (
+            {"bridges": (*WHOLE.bridges, PciBridge(address="c", parent="d"), PciBridge(address="d", parent="c"))},
+            "bridges[2].parent",
+        ),
+        ({"bridges": (*WHOLE.bridges, PciBridge(address="c", parent="c"))}, "bridges[2].parent"),
+        ({"bridges": (*WHOLE.bridges, PciBridge(address=""))}, "bridges[2].address"),
+        ({"bridges": WHOLE.bridges[:1]}, "gpus[0].bridge"),
+        ({"gpus": (WHOLE.gpus[0], Gpu(id=B, index=0))}, "gpus[1].index"),
+        ({"gpus": (WHOLE.gpus[0], Gpu(id=A, index=1))}, "gpus"),
+        ({"gpus": (Gpu(id=N, index=0),), "links": ()}, "gpus and nics"),
+        ({"gpus": (Gpu(id=DeviceID("a b"), index=0),)}, "gpus[0].id"),
+        ({"gpus": (Gpu(id=A, index=0, numa_affinity=(1,)),)}, "gpus[0].numa_affinity"),
+        ({"gpus": (Gpu(id=A, index=0, numa_affinity=(0, 0)),)}, "gpus[0].numa_affinity"),
+        ({"gpus": (Gpu(id=A, index=0, cpu_affinity=(-1,)),)}, "gpus[0].cpu_affinity"),
+        ({"gpus": (Gpu(id=A, index=0, memory_node=1),)}, "gpus[0].memory_node"),
+        ({"gpus": (Gpu(id=A, index=0, memory=1 << 70),)}, "gpus[0].memory"),
+        ({"gpus": (Gpu(id=A, index=0, nvswitch_links=-1),)}, "gpus[0].nvswitch_links"),
+        ({"gpus": (Gpu(id=A, index=0, mig=(MIG, MIG)),)}, "gpus[0].mig"),
+        ({"gpus": tuple(Gpu(id=DeviceID(f"{i}"), index=i) for i in range(MOST_GPUS + 1))}, "gpus"),
+        ({"nics": (Nic(id=N, index=-1),)}, "nics[0].index"),
+        ({"nics": (Nic(id=N, index=0, numa_affinity=(9,)),)}, "nics[0].numa_affinity"),
+        ({"nics": (Nic(id=N, index=0, bridge="none"),)}, "nics[0].bridge"),
+        ({"nics": (Nic(id=N, index=0), Nic(id=N, index=1))}, "nics"),
+        ({"links": (Link(a=A, b=DeviceID("none")),)}, "links[0].b"),
+        ({"links": (Link(a=A, b=A),)}, "links[0].b"),
+        ({"links": (Link(a=A, b=B), Link(a=B, b=A))}, "links[1]"),
+        ({"links": (Link(a=A, b=N, nvlinks=1),)}, "links[0].nvlinks"),
+        ({"links": (Link(a=A, b=B, nvlinks=-1),)}, "links[0].nvlinks"),
+        ({"others": (*WHOLE.others, *WHOLE.others)}, "others"),
+    ],
+)
+def test_a_contradiction_is_named_by_its_path(change: Mapping[str, object], field: str) -> None:
+    with pytest.raises(InvalidField) as caught:
+        validate(msgspec.structs.replace(WHOLE, **change))
+
+    assert field == caught.value.field
+    assert caught.value.remedy

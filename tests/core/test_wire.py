@@ -1,0 +1,277 @@
+"""What goes over the wire comes back as it was, and what never was an event is refused in one way only."""
+
+from typing import cast
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topoalign.core import wire
+from topoalign.core.errors import BusUnavailable, NotFound, TopoalignError, Undecodable
+from topoalign.core.events import (
+    Allocation,
+    AllocationBound,
+    AllocationDeviated,
+    AllocationGranted,
+    AllocationRefused,
+    AllocationReleased,
+    AllocationsSnapshot,
+    DeviceHealth,
+    DeviceHealthChanged,
+    Event,
+    Fact,
+    HealthState,
+    MemoryBlock,
+    MemoryUse,
+    Owner,
+    TopologyDiscovered,
+)
+from topoalign.core.ids import NodeName
+from topoalign.core.ports import Message
+from topoalign.core.requests import SnapshotRequest
+from topoalign.core.topology.model import Topology
+
+text = st.text(max_size=20)
+numbers = st.integers(0, 2**53)
+owners = st.builds(Owner, namespace=text, pod=text, container=text)
+blocks = st.integers(0, 3).flatmap(
+    lambda size: st.builds(
+        MemoryBlock,
+        resource=text,
+        nodes=st.tuples(*[st.integers(0, 255)] * size),
+        size=numbers,
+        taken=st.tuples(*[numbers] * size),
+    )
+)
+allocations = st.builds(
+    Allocation,
+    id=text,
+    owner=st.none() | owners,
+    role=st.sampled_from(["init", "sidecar", "app"]),
+    devices=st.dictionaries(text, st.lists(text, max_size=3).map(tuple), max_size=3),
+    cpus=st.sampled_from(["", "0-3,8", "7"]),
+    memory=st.lists(blocks, max_size=2).map(tuple),
+    affinity=st.none() | st.lists(st.integers(0, 255), max_size=3).map(tuple),
+)
+place = {"node": st.text(min_size=1, max_size=60), "epoch": numbers}
+ledger = {**place, "seq": numbers}
+reading = {**place, "revision": numbers}
+MAKERS: dict[type[Fact], st.SearchStrategy[Fact]] = {
+    TopologyDiscovered: st.builds(
+        TopologyDiscovered, **reading, boot_id=text, source=text, topology=st.just(Topology())
+    ),
+    DeviceHealthChanged: st.builds(
+        DeviceHealthChanged,
+        **reading,
+        devices=st.dictionaries(
+            text, st.builds(DeviceHealth, state=st.sampled_from(HealthState), reason=text, cordoned=st.booleans())
+        ),
+    ),
+    AllocationGranted: st.builds(AllocationGranted, **ledger, allocation=allocations),
+    AllocationBound: st.builds(AllocationBound, **ledger, allocation=text, owner=owners),
+    AllocationReleased: st.builds(AllocationReleased, **ledger, allocation=text, reason=text),
+    AllocationRefused: st.builds(
+        AllocationRefused,
+        **ledger,
+        namespace=text,
+        pod=text,
+        container=st.none() | text,
+        reason=text,
+        code=text,
+        finding=text,
+        remedy=text,
+    ),
+    AllocationDeviated: st.builds(
+        AllocationDeviated,
+        **ledger,
+        allocation=text,
+        preferred=st.lists(text, max_size=3).map(tuple),
+        allocated=st.lists(text, max_size=3).map(tuple),
+    ),
+    AllocationsSnapshot: st.builds(
+        AllocationsSnapshot,
+        **ledger,
+        allocations=st.lists(allocations, max_size=3).map(tuple),
+        memory=st.dictionaries(
+            st.integers(0, 255),
+            st.builds(MemoryUse, reserved=st.dictionaries(text, numbers, max_size=2), assignments=st.integers(0, 9)),
+            max_size=2,
+        ),
+        digest=text,
+    ),
+}
+events = cast(st.SearchStrategy[Event], st.one_of(*MAKERS.values()))
+GRANTED = wire.encode(
+    AllocationGranted(node=NodeName("node-1"), epoch=1, seq=2, allocation=Allocation(id="a")),  # type: ignore[arg-type]
+    1_700_000_000.25,
+)
+
+
+def test_every_event_of_the_table_is_tried_here() -> None:
+    assert set(wire.SUBJECTS) == set(MAKERS)
+
+
+@given(events, st.floats(0, 4e9))
+def test_an_event_comes_back_as_it_was(event: Event, time: float) -> None:
+    assert event == wire.decode(wire.encode(event, time))
+
+
+@given(events)
+def test_headers_and_subject_are_fit_for_the_wire(event: Event) -> None:
+    """Printable ASCII without blanks in front or behind, as CloudEvents asks; node names of any kind are one token."""
+    message = wire.encode(event, 0)
+
+    assert all(value.isascii() and value.isprintable() and value.strip() == value for value in message.headers.values())
+    assert not set(message.subject) & set(" \t\r\n*>")
+    assert all(message.subject.split("."))
+    assert message.headers["ce-id"] == message.headers["Nats-Msg-Id"] == wire.event_id(event)
+
+
+def test_the_headers_are_those_of_the_contract() -> None:
+    expected = {
+        "Nats-Msg-Id": "allocator.node-1.1.2",
+        "ce-specversion": "1.0",
+        "ce-id": "allocator.node-1.1.2",
+        "ce-type": "topoalign.v1.AllocationGranted",
+        "ce-source": "/topoalign/allocator/node-1",
+        "ce-time": "2023-11-14T22:13:20.250000Z",
+        "ce-datacontenttype": "application/json",
+    }
+
+    assert expected == GRANTED.headers
+    assert "topoalign.v1.allocation.node-1.granted" == GRANTED.subject
+
+
+@given(st.text())
+def test_a_token_can_be_turned_back_into_the_name(name: str) -> None:
+    """C42. A lone surrogate is not text that a name can hold: it cannot be written as UTF-8."""
+    token = wire.token(name)
+
+    assert name == wire.name_of(token)
+    assert set(token) <= set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-=")
+
+
+@given(st.text(alphabet="ABCabc=.0123456789_-é%", max_size=12))
+def test_only_one_token_stands_for_a_name(token: str) -> None:
+    """Two spellings of one name would be two subjects for one node."""
+    try:
+        name = wire.name_of(token)
+    except Undecodable:
+        return
+    assert token == wire.token(name)
+
+
+def refused(message: Message) -> TopoalignError:
+    with pytest.raises((Undecodable, wire.UnknownEvent)) as caught:
+        wire.decode(message)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 600
+    return caught.value
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_are_undecodable(body: bytes) -> None:
+    refused(msgspec.structs.replace(GRANTED, body=body))
+
+
+@given(st.data())
+def test_a_damaged_event_is_undecodable_or_another_event_of_the_same_node(data: st.DataObject) -> None:
+    """C41: flipped, cut and inserted bytes never raise anything else, and never speak for another node."""
+    body = bytearray(GRANTED.body)
+    at = data.draw(st.integers(0, len(body) - 1))
+    match data.draw(st.sampled_from(["flip", "cut", "insert"])):
+        case "flip":
+            body[at] ^= data.draw(st.integers(1, 255))
+        case "cut":
+            del body[at:]
+        case _:
+            body[at:at] = data.draw(st.binary(min_size=1, max_size=8))
+    try:
+        event = wire.decode(msgspec.structs.replace(GRANTED, body=bytes(body)))
+    except (Undecodable, wire.UnknownEvent):
+        return
+    assert "node-1" == event.node
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"null",
+        b"[" * 900_000,
+        b'{"type":' * 100_000,
+        GRANTED.body.replace(b'"seq":2', b'"seq":NaN'),
+        GRANTED.body.replace(b'"seq":2', b'"seq":1e999'),
+        GRANTED.body.replace(b'"seq":2', b'"seq":' + b"9" * 5_000),
+        GRANTED.body.replace(b'"node":"node-1"', b'"node":"node-2"'),
+        GRANTED.body.replace(b'"a"', b'"\xff\xfe"'),
+        GRANTED.body.replace(b"AllocationGranted", b"AllocationReleased"),
+        GRANTED.body.replace(b'{"id":"a"}', b'{"id":"a","cpus":"3-1"}'),
+        GRANTED.body.replace(
+            b'{"id":"a"}', b'{"id":"a","memory":[{"resource":"memory","nodes":[0,1],"size":1,"taken":[1]}]}'
+        ),
+        b'{"x":"' + b"a" * 1_000_000 + b'"}',
+    ],
+)
+def test_poison_is_undecodable(body: bytes) -> None:
+    """C41."""
+    assert isinstance(refused(msgspec.structs.replace(GRANTED, body=body)), Undecodable)
+
+
+def test_an_event_on_the_subject_of_another_is_undecodable() -> None:
+    for subject in ("topoalign.v1.allocation.node-2.granted", "topoalign.v1.allocation.node-1.released"):
+        assert isinstance(refused(msgspec.structs.replace(GRANTED, subject=subject)), Undecodable)
+
+
+def test_an_event_of_a_later_version_is_unknown_rather_than_undecodable() -> None:
+    """C46: it is to be counted, and is nobody's mistake."""
+    later = msgspec.structs.replace(
+        GRANTED, headers={"ce-type": "topoalign.v1.AllocationBlessed"}, body=b'{"type":"x"}'
+    )
+
+    assert isinstance(refused(later), wire.UnknownEvent)
+
+
+def test_a_field_of_a_later_version_does_no_harm() -> None:
+    """C46."""
+    newer = msgspec.structs.replace(GRANTED, body=GRANTED.body.replace(b'"seq":2', b'"seq":2,"mood":{"a":[1]}'))
+
+    assert wire.decode(GRANTED) == wire.decode(newer)
+
+
+@given(st.dictionaries(st.sampled_from(["ce-type", "ce-id", "x"]), text), st.binary(max_size=50), text)
+def test_a_dead_letter_can_be_sent_whatever_the_message_was(headers: dict[str, str], body: bytes, subject: str) -> None:
+    message = Message(subject=subject, headers={**headers, "ce-source": "%C0%A0"}, body=body)
+    letter = wire.dead_letter("registry", message, Undecodable("it", "never was \x1b[31m"), 5.5)
+
+    assert "topoalign.v1.deadletter.registry" == letter.subject
+    assert body == letter.body
+    assert letter.headers["topoalign-reason"].isascii()
+
+
+def test_a_failure_comes_back_as_an_error_of_the_same_fault_with_the_code_of_the_other_side() -> None:
+    for error, kind in (
+        (NotFound("node", "n", "look"), wire.RemoteBadRequest),
+        (BusUnavailable("gone"), wire.RemoteUnavailable),
+    ):
+        with pytest.raises(kind) as caught:
+            wire.answered(wire.failure(error), int)
+        assert (error.code, error.finding, error.remedy) == (
+            caught.value.failure.code,
+            caught.value.finding,
+            caught.value.remedy,
+        )
+
+
+@given(st.binary(max_size=100))
+def test_an_answer_or_a_question_that_is_none_is_undecodable(body: bytes) -> None:
+    with pytest.raises(TopoalignError):
+        wire.answered(b"\xff" + body, int)
+    with pytest.raises(Undecodable):
+        wire.question(b"\xff" + body, SnapshotRequest)
+
+
+def test_a_question_with_a_field_that_does_not_exist_names_it() -> None:
+    with pytest.raises(Undecodable, match="colour"):
+        wire.question(b'{"node":"n","colour":"red"}', SnapshotRequest)

@@ -1,0 +1,55 @@
+"""`topoalign demo` shows the main job and ends well."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DEMO = [sys.executable, "-c", "from topoalign.allocator.demo import command; command(standalone_mode=False)"]
+
+
+def demo(*options: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([*DEMO, *options], capture_output=True, text=True, timeout=60)
+
+
+def test_two_pods_get_aligned_devices_one_is_refused_and_one_goes() -> None:
+    done = demo("--machine", "dgx-a100")
+
+    assert (0, "") == (done.returncode, done.stderr)
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert lines[2].startswith("GPU0 GPU1 GPU2 GPU3 GPU4 GPU5 GPU6 GPU7 NIC0")
+    story = [line for line in lines if line.startswith(("pod ", "admitted", "refused", "Done"))]
+    assert [
+        "pod train asks for 4 GPUs",
+        "admitted GPU0 GPU1 GPU2 GPU3, NUMA 1,3",
+        "pod serve asks for 2 GPUs, 1 NIC, 8 CPUs, 8 GiB",
+        "admitted GPU6 GPU7 NIC6 CPUs 80-83,208-211 memory 8 GiB on NUMA 5, NUMA 5",
+    ] == story[:4]
+    assert story[5].startswith("refused TopologyAffinityError: policy restricted refuses container 'main'")
+    heard = [line.split()[3:5] for line in lines if " demo " in line and line[0].isdigit()]
+    assert [
+        ["granted", "not"],
+        ["bound", "default/train/main:"],
+        ["granted", "not"],
+        ["granted", "not"],
+        ["bound", "default/serve/main:"],
+        ["bound", "default/serve/main:"],
+        ["released", "default/train/main:"],
+    ] == heard
+    assert story[-1].startswith("Done in")
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (("--machine", "cpu-only"), "InvalidField: --machine: has no GPUs"),
+        (("--kubelet-dir", "."), "InvalidField: --kubelet-dir: given without --nats"),
+        (("--machine", "no-such-machine"), "no machine or file named 'no-such-machine'"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused_with_a_reason(options: tuple[str, ...], error: str, tmp_path: Path) -> None:
+    done = demo(*options)
+
+    assert done.returncode != 0
+    assert error in done.stderr

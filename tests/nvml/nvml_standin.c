@@ -1,0 +1,287 @@
+/*
+ * A stand-in for NVIDIA's libnvidia-ml.so.1: plays a machine, and its faults, that a script describes.
+ *
+ * The script comes through standin_play, or from the file that $NVML_STANDIN names. One statement a line, `#` begins a comment:
+ *
+ *   gpu uuid=GPU-0 pci=00000000:07:00.0 minor=0 name=NVIDIA_H100 memory=85899345920 cpus=ff nodes=1 own=8 mig=1
+ *   link 0 3 gpu 1 | switch | npu | unknown | down    link 3 of GPU 0 leads to GPU 1, an NVSwitch, ...
+ *   level 0 1 10                                      common PCIe ancestor of GPUs 0 and 1; otherwise 50
+ *   field 0 230 1                                     field 230 of GPU 0 is 1; fields not named are not supported
+ *   fabric 0 4 3 0 00112233445566778899aabbccddeeff   clique, state, status, cluster of GPU 0
+ *   mig 0 gi=1 ci=0 uuid=MIG-0 name=MIG_1g.10gb memory=9728 slices=1 compute=1     memory in MiB
+ *   fail nvmlDeviceGetName 2 15                       answers 15 (GPU is lost) for GPU 2, or for all with `*`
+ *   hang nvmlDeviceGetName                            does not answer until standin_release
+ *   delay 100                                         microseconds, of each call
+ *
+ * `_` in names stands for a blank. Built with -DOLD_DRIVER it lacks what old drivers lack. Layouts: nvml.h of CUDA 13.
+ */
+#define _GNU_SOURCE
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6 };
+enum { GPUS = 32, LINKS = 36, FIELDS = 8, MIGS = 8, RULES = 64, CALLS = 64 };
+
+typedef struct { char kind[8]; int peer; } Link;
+typedef struct { unsigned id; uint64_t value; } Field;
+typedef struct Device {
+    struct Device *parent; /* of a MIG instance */
+    int index, minor, own, mig_mode, fields, migs, fabric, clique, state, status, gi, ci, slices, compute;
+    char uuid[96], pci[32], name[96];
+    unsigned long long memory, cpus, nodes;
+    unsigned char cluster[16];
+    Link links[LINKS];
+    Field field[FIELDS];
+    struct Device *mig[MIGS];
+} Device;
+typedef struct { char function[64]; int gpu, code, hangs; } Rule;
+typedef struct { char function[64]; int count; } Calls;
+
+static Device *gpus[GPUS];
+static int gpu_count, levels[GPUS][GPUS], rule_count, open_count, call_count, delay;
+static Rule rules[RULES];
+static Calls calls[CALLS];
+static volatile int released;
+
+/* The script. */
+
+static void set(Device *d, const char *key, const char *value) {
+    unsigned long long number = strtoull(value, NULL, !strcmp(key, "cpus") || !strcmp(key, "nodes") ? 16 : 10);
+    if (!strcmp(key, "uuid")) snprintf(d->uuid, sizeof d->uuid, "%s", value);
+    if (!strcmp(key, "pci")) snprintf(d->pci, sizeof d->pci, "%s", value);
+    if (!strcmp(key, "name")) {
+        snprintf(d->name, sizeof d->name, "%s", value);
+        for (char *c = d->name; *c; c++) if (*c == '_') *c = ' ';
+    }
+    if (!strcmp(key, "memory")) d->memory = number;
+    if (!strcmp(key, "cpus")) d->cpus = number;
+    if (!strcmp(key, "nodes")) d->nodes = number;
+    if (!strcmp(key, "minor")) d->minor = (int)number;
+    if (!strcmp(key, "own")) d->own = (int)number;
+    if (!strcmp(key, "mig")) d->mig_mode = (int)number;
+    if (!strcmp(key, "gi")) d->gi = (int)number;
+    if (!strcmp(key, "ci")) d->ci = (int)number;
+    if (!strcmp(key, "slices")) d->slices = (int)number;
+    if (!strcmp(key, "compute")) d->compute = (int)number;
+}
+
+static Device *device_of(char **rest) {
+    Device *d = calloc(1, sizeof *d);
+    d->minor = d->own = -1;
+    for (char *word; (word = strtok_r(NULL, " \t", rest));) {
+        char *equals = strchr(word, '=');
+        if (equals) *equals = 0, set(d, word, equals + 1);
+    }
+    return d;
+}
+
+static void statement(char *line) {
+    char *rest, *verb = strtok_r(line, " \t", &rest), kind[8] = "", function[64] = "", gpu[8] = "", hex[33] = "";
+    int a = 0, b = -1, c = 0, d = 0;
+    if (!verb || *verb == '#') return;
+    if (!strcmp(verb, "gpu")) {
+        Device *device = device_of(&rest);
+        device->index = gpu_count;
+        gpus[gpu_count++] = device;
+    } else if (!strcmp(verb, "mig")) {
+        Device *parent = gpus[atoi(strtok_r(NULL, " \t", &rest))], *instance = device_of(&rest);
+        instance->parent = parent, instance->index = parent->index;
+        parent->mig[parent->migs++] = instance;
+    } else if (!strcmp(verb, "link") && sscanf(rest, "%d %d %7s %d", &a, &c, kind, &b) >= 3) {
+        memcpy(gpus[a]->links[c].kind, kind, sizeof kind);
+        gpus[a]->links[c].peer = b;
+    } else if (!strcmp(verb, "level") && sscanf(rest, "%d %d %d", &a, &b, &c) == 3) {
+        levels[a][b] = levels[b][a] = c;
+    } else if (!strcmp(verb, "field") && sscanf(rest, "%d %d %d", &a, &b, &c) == 3) {
+        gpus[a]->field[gpus[a]->fields++] = (Field){(unsigned)b, (uint64_t)c};
+    } else if (!strcmp(verb, "fabric") && sscanf(rest, "%d %d %d %d %32s", &a, &b, &c, &d, hex) == 5) {
+        gpus[a]->fabric = 1, gpus[a]->clique = b, gpus[a]->state = c, gpus[a]->status = d;
+        for (int i = 0; i < 16; i++) sscanf(hex + 2 * i, "%2hhx", &gpus[a]->cluster[i]);
+    } else if (!strcmp(verb, "fail") && sscanf(rest, "%63s %7s %d", function, gpu, &c) == 3) {
+        Rule *rule = &rules[rule_count++];
+        *rule = (Rule){.gpu = *gpu == '*' ? -1 : atoi(gpu), .code = c};
+        memcpy(rule->function, function, sizeof function);
+    } else if (!strcmp(verb, "hang") && sscanf(rest, "%63s", function) == 1) {
+        Rule *rule = &rules[rule_count++];
+        *rule = (Rule){.gpu = -1, .hangs = 1};
+        memcpy(rule->function, function, sizeof function);
+    } else if (!strcmp(verb, "delay") && sscanf(rest, "%d", &delay) == 1) {
+    } else {
+        fprintf(stderr, "nvml_standin: cannot play %s\n", verb);
+        abort();
+    }
+}
+
+void standin_play(const char *script) {
+    char *text = strdup(script), *rest;
+    gpu_count = rule_count = delay = released = 0;
+    for (int i = 0; i < GPUS * GPUS; i++) levels[i / GPUS][i % GPUS] = 50;
+    for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) statement(line);
+    free(text);
+}
+
+void standin_release(void) { released = 1; }
+
+int standin_calls(const char *function) {
+    for (int i = 0; i < call_count; i++) if (!strcmp(calls[i].function, function)) return calls[i].count;
+    return 0;
+}
+
+/* What every call begins with: count it, be as slow, dead or wrong as the script says. */
+
+static int enter(const char *function, Device *device) {
+    int i = 0, code = OK;
+    while (i < call_count && strcmp(calls[i].function, function)) i++;
+    if (i == call_count) snprintf(calls[call_count++].function, sizeof calls[0].function, "%s", function);
+    calls[i].count++;
+    if (delay) usleep((useconds_t)delay);
+    for (Rule *rule = rules; rule < rules + rule_count; rule++) {
+        if (strcmp(rule->function, function) || (rule->gpu >= 0 && (!device || rule->gpu != device->index))) continue;
+        while (rule->hangs && !released) usleep(1000);
+        code = rule->code;
+    }
+    return code == OK && !open_count && strncmp(function, "nvmlInit", 8) ? UNINITIALIZED : code;
+}
+
+#define ENTER(device) do { int code_ = enter(__func__, device); if (code_ != OK) return code_; } while (0)
+
+static int init(void) {
+    const char *path = getenv("NVML_STANDIN");
+    if (path && !gpu_count) {
+        static char script[1 << 16];
+        FILE *file = fopen(path, "r");
+        if (file) script[fread(script, 1, sizeof script - 1, file)] = 0, fclose(file), standin_play(script);
+    }
+    open_count++;
+    return OK;
+}
+
+/* NVML. */
+
+typedef struct { char legacy[16]; unsigned domain, bus, device, pciDeviceId, pciSubSystemId; char busId[32]; } PciInfo;
+typedef struct { unsigned long long total, free, used; } Memory;
+typedef struct { unsigned fieldId, scopeId; int64_t timestamp, latency; unsigned type, ret; union { uint64_t ull; unsigned ui; } value; } FieldValue;
+typedef struct { unsigned char cluster[16]; unsigned status, clique, state; } FabricInfo;
+typedef struct { unsigned version; unsigned char cluster[16]; unsigned status, clique, state, health; } FabricInfoV2;
+typedef struct { unsigned sm, copy, decoder, encoder, jpeg, ofa, gpuSlices, computeSlices; unsigned long long memory; } Attributes;
+
+int nvmlInit_v2(void) { ENTER(NULL); return init(); }
+int nvmlInit(void) { ENTER(NULL); return init(); }
+int nvmlInitWithFlags(unsigned flags) { (void)flags; ENTER(NULL); return init(); }
+int nvmlShutdown(void) { ENTER(NULL); open_count--; return OK; }
+const char *nvmlErrorString(int code) { (void)code; return "stand-in error"; }
+int nvmlSystemGetDriverVersion(char *text, unsigned length) { ENTER(NULL); snprintf(text, length, "999.0"); return OK; }
+int nvmlDeviceGetCount_v2(unsigned *count) { ENTER(NULL); *count = (unsigned)gpu_count; return OK; }
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, Device **d) {
+    ENTER(index < (unsigned)gpu_count ? gpus[index] : NULL);
+    if (index >= (unsigned)gpu_count) return INVALID_ARGUMENT;
+    *d = gpus[index];
+    return OK;
+}
+int nvmlDeviceGetUUID(Device *d, char *text, unsigned length) { ENTER(d); snprintf(text, length, "%s", d->uuid); return OK; }
+int nvmlDeviceGetName(Device *d, char *text, unsigned length) { ENTER(d); snprintf(text, length, "%s", d->name); return OK; }
+int nvmlDeviceGetIndex(Device *d, unsigned *index) { ENTER(d); *index = (unsigned)d->index; return OK; }
+int nvmlDeviceGetMinorNumber(Device *d, unsigned *minor) {
+    ENTER(d);
+    *minor = (unsigned)d->minor;
+    return d->minor < 0 ? NOT_SUPPORTED : OK;
+}
+int nvmlDeviceGetPciInfo_v3(Device *d, PciInfo *info) {
+    ENTER(d);
+    memset(info, 0, sizeof *info);
+    snprintf(info->busId, sizeof info->busId, "%s", d->pci);
+    return OK;
+}
+int nvmlDeviceGetMemoryInfo(Device *d, Memory *memory) {
+    ENTER(d);
+    *memory = (Memory){d->memory, d->memory, 0};
+    return d->memory ? OK : NOT_SUPPORTED;
+}
+int nvmlDeviceGetCpuAffinity(Device *d, unsigned words, unsigned long *mask) {
+    ENTER(d);
+    memset(mask, 0, words * sizeof *mask);
+    mask[0] = d->cpus;
+    return d->cpus ? OK : NOT_SUPPORTED;
+}
+int nvmlDeviceGetTopologyCommonAncestor(Device *a, Device *b, int *level) {
+    ENTER(a);
+    *level = levels[a->index][b->index];
+    return OK;
+}
+int nvmlDeviceGetNvLinkState(Device *d, unsigned link, unsigned *active) {
+    ENTER(d);
+    if (link >= LINKS || !*d->links[link].kind) return INVALID_ARGUMENT;
+    *active = strcmp(d->links[link].kind, "down") != 0;
+    return OK;
+}
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(Device *d, unsigned link, PciInfo *info) {
+    ENTER(d);
+    memset(info, 0, sizeof *info);
+    if (link >= LINKS || !strcmp(d->links[link].kind, "unknown")) return NOT_SUPPORTED;
+    if (d->links[link].peer >= 0) snprintf(info->busId, sizeof info->busId, "%s", gpus[d->links[link].peer]->pci);
+    else snprintf(info->busId, sizeof info->busId, "00000000:C0:00.0");
+    return OK;
+}
+
+#ifndef OLD_DRIVER
+int nvmlDeviceGetMemoryAffinity(Device *d, unsigned words, unsigned long *mask, int scope) {
+    (void)scope;
+    ENTER(d);
+    memset(mask, 0, words * sizeof *mask);
+    mask[0] = d->nodes;
+    return d->nodes ? OK : NOT_SUPPORTED;
+}
+int nvmlDeviceGetNumaNodeId(Device *d, int *node) { ENTER(d); *node = d->own; return d->own < 0 ? NOT_SUPPORTED : OK; }
+int nvmlDeviceGetNvLinkRemoteDeviceType(Device *d, unsigned link, unsigned *type) {
+    ENTER(d);
+    const char *kind = link < LINKS ? d->links[link].kind : "";
+    *type = !strcmp(kind, "gpu") ? 0 : !strcmp(kind, "npu") ? 1 : !strcmp(kind, "switch") ? 2 : 255;
+    return *kind ? OK : INVALID_ARGUMENT;
+}
+int nvmlDeviceGetFieldValues(Device *d, int count, FieldValue *values) {
+    ENTER(d);
+    for (int i = 0; i < count; i++) {
+        values[i].ret = NOT_SUPPORTED;
+        for (Field *f = d->field; f < d->field + d->fields; f++)
+            if (f->id == values[i].fieldId) values[i].ret = OK, values[i].type = 1, values[i].value.ull = f->value;
+    }
+    return OK;
+}
+int nvmlDeviceGetGpuFabricInfo(Device *d, FabricInfo *info) {
+    ENTER(d);
+    memcpy(info->cluster, d->cluster, sizeof info->cluster);
+    info->status = (unsigned)d->status, info->clique = (unsigned)d->clique, info->state = (unsigned)d->state;
+    return d->fabric ? OK : NOT_SUPPORTED;
+}
+int nvmlDeviceGetGpuFabricInfoV(Device *d, FabricInfoV2 *info) {
+    ENTER(d);
+    memcpy(info->cluster, d->cluster, sizeof info->cluster);
+    info->status = (unsigned)d->status, info->clique = (unsigned)d->clique, info->state = (unsigned)d->state;
+    return d->fabric ? OK : NOT_SUPPORTED;
+}
+int nvmlDeviceGetMigMode(Device *d, unsigned *current, unsigned *pending) {
+    ENTER(d);
+    *current = *pending = (unsigned)d->mig_mode;
+    return OK;
+}
+int nvmlDeviceGetMaxMigDeviceCount(Device *d, unsigned *count) { ENTER(d); *count = MIGS; return OK; }
+int nvmlDeviceGetMigDeviceHandleByIndex(Device *d, unsigned index, Device **mig) {
+    ENTER(d);
+    if (index >= (unsigned)d->migs) return NOT_FOUND;
+    *mig = d->mig[index];
+    return OK;
+}
+int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(Device *mig, Device **d) { ENTER(mig); *d = mig->parent; return OK; }
+int nvmlDeviceGetGpuInstanceId(Device *d, unsigned *id) { ENTER(d); *id = (unsigned)d->gi; return OK; }
+int nvmlDeviceGetComputeInstanceId(Device *d, unsigned *id) { ENTER(d); *id = (unsigned)d->ci; return OK; }
+int nvmlDeviceGetAttributes_v2(Device *d, Attributes *a) {
+    ENTER(d);
+    memset(a, 0, sizeof *a);
+    a->gpuSlices = (unsigned)d->slices, a->computeSlices = (unsigned)d->compute, a->memory = d->memory;
+    return OK;
+}
+#endif

@@ -1,0 +1,334 @@
+"""The NVML driver over the real pynvml and a stand-in library: what it reads, and that one fault stays one fault."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+from nvml_support import DGX1_VOLTA, StandIn, address, built, direct_links, host_tree, script, standing_in, switch_links
+
+from topoalign.core.errors import DriverFault
+from topoalign.core.events import HealthState
+from topoalign.core.ids import DeviceID
+from topoalign.core.ports import Inventory
+from topoalign.core.topology.links import PcieClass
+from topoalign.core.topology.model import Fabric, MigDevice
+from topoalign.discovery.drivers.nvml.driver import NvmlDriver
+from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.tasks import background
+
+pytestmark = pytest.mark.anyio
+
+DEADLINE = 5.0
+GPUS = tuple(DeviceID(f"GPU-{i}") for i in range(8))
+
+
+class Node:
+    """A host whose NVML is a stand-in."""
+
+    def __init__(self, root: Path, standin: StandIn) -> None:
+        self.root, self.standin, self.clock = root, standin, ManualClock()
+        self.driver = NvmlDriver(root, self.clock, DEADLINE)
+
+    async def read(self, *more: str, gpus: Sequence[int] = range(8)) -> Inventory:
+        """A reading of the machine as it is from now on."""
+        self.standin.play(script(gpus=gpus, more=more))
+        return await self.driver.read()
+
+
+@pytest.fixture
+def node(nvml_library: Path, tmp_path: Path) -> Iterator[Node]:
+    with standing_in(nvml_library, tmp_path, script()) as standin:
+        yield Node(host_tree(tmp_path / "host"), standin)
+
+
+async def test_a_gpu_is_who_nvml_says_and_sits_where_the_files_say(node: Node) -> None:
+    found = (await node.read("gpu uuid=GPU-x pci=00000000:F9:00.0 minor=12 cpus=f000 nodes=6")).topology
+
+    gpu = found.gpus[5]
+    assert ("GPU-5", 5, 5, "NVIDIA H100 80GB", 80 << 30) == (gpu.id, gpu.index, gpu.minor, gpu.name, gpu.memory)
+    assert (address(5), (1,), tuple(range(16, 32))) == (gpu.pci, gpu.numa_affinity, gpu.cpu_affinity)
+    assert gpu.bridge in {bridge.address for bridge in found.bridges}
+    assert (None, 0, None, None) == (gpu.memory_node, gpu.nvswitch_links, gpu.fabric, gpu.mig)
+    unseen = found.gpus[8]
+    assert ("0000:f9:00.0", None) == (unseen.pci, unseen.bridge), "files do not show it"
+    assert ((12, 13, 14, 15), (1,), 12, None) == (
+        unseen.cpu_affinity,
+        unseen.numa_affinity,
+        unseen.minor,
+        unseen.memory,
+    )
+
+
+async def test_a_pci_domain_keeps_the_digits_that_it_has(node: Node) -> None:
+    found = await node.read("gpu uuid=GPU-x pci=0001C00A:1B:00.0")
+
+    assert "1c00a:1b:00.0" == found.topology.gpus[8].pci
+
+
+async def test_direct_nvlinks_are_counted_per_pair(node: Node) -> None:
+    """The NVLinks of a DGX-1 come out as they went in, and go with the PCIe class that NVML tells."""
+    found = (await node.read(*direct_links(DGX1_VOLTA), "level 0 1 10", "level 6 7 20")).topology
+
+    assert {(a, b): DGX1_VOLTA[a][b] for a, b in combinations(range(8), 2)} == {
+        (a, b): found.link_by_pair[GPUS[a], GPUS[b]].nvlinks for a, b in combinations(range(8), 2)
+    }
+    assert (PcieClass.PIX, PcieClass.PXB, PcieClass.SYS) == (
+        found.link_by_pair[GPUS[0], GPUS[1]].pcie,
+        found.link_by_pair[GPUS[7], GPUS[6]].pcie,
+        found.link_by_pair[GPUS[0], GPUS[7]].pcie,
+    )
+    assert {0} == {gpu.nvswitch_links for gpu in found.gpus}
+
+
+@pytest.mark.parametrize("kind", ["switch", "unknown"])
+async def test_links_to_a_switch_reach_every_gpu(node: Node, kind: str) -> None:
+    """As on an H100 board, also in a virtual machine where the switch does not show what it is."""
+    found = (await node.read(*switch_links(8, 18, kind))).topology
+
+    assert {18} == {gpu.nvswitch_links for gpu in found.gpus}
+    assert {"NV18"} == {found.link_by_pair[pair].label for pair in combinations(GPUS, 2)}
+
+
+async def test_links_that_are_down_or_lead_to_a_cpu_are_no_nvlinks_between_gpus(node: Node) -> None:
+    found = (await node.read("link 0 0 down", "link 0 1 npu", "link 1 0 npu", "link 1 1 npu")).topology
+
+    assert {0} == {gpu.nvswitch_links for gpu in found.gpus}
+    assert {0} == {link.nvlinks for link in found.links}
+
+
+async def test_links_that_differ_from_either_end_are_reported_and_the_smaller_number_is_taken(node: Node) -> None:
+    found = await node.read("link 0 0 gpu 1", "link 0 1 gpu 1", "link 1 0 gpu 0")
+
+    assert 1 == found.topology.link_by_pair[GPUS[0], GPUS[1]].nvlinks
+    assert 1 == len(found.findings)
+    assert "GPU-0 sees 2 NVLinks to GPU-1, which sees 1" in found.findings[0]
+
+
+async def test_links_are_read_once_for_as_long_as_the_gpus_are_the_same(node: Node) -> None:
+    """One pass per GPU and not per pair, and no other one until another GPU is there."""
+    first = await node.read(*switch_links(8, 18), *(f"field {i} 91 18" for i in range(8)))
+    asked = [node.standin.calls(f"nvmlDeviceGet{f}") for f in ("NvLinkState", "NvLinkRemotePciInfo_v2")]
+    levels = node.standin.calls("nvmlDeviceGetTopologyCommonAncestor")
+    again = await node.driver.read()
+
+    assert ([8 * 18, 8 * 18], 28) == (asked, levels)
+    assert first == again
+    assert 8 * 18 == node.standin.calls("nvmlDeviceGetNvLinkState")
+    assert 28 == node.standin.calls("nvmlDeviceGetTopologyCommonAncestor")
+
+    await node.read(*switch_links(7, 18), gpus=[0, 1, 2, 4, 5, 6, 7])
+    assert 8 * 18 < node.standin.calls("nvmlDeviceGetNvLinkState")
+
+
+@pytest.mark.parametrize("call", ["nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID"])
+async def test_a_lost_gpu_that_does_not_say_who_it_is_is_skipped_and_the_others_are_read(node: Node, call: str) -> None:
+    found = await node.read(*switch_links(8, 18), f"fail {call} 3 15")
+
+    assert [gpu for i, gpu in enumerate(GPUS) if i != 3] == [gpu.id for gpu in found.topology.gpus]
+    assert [0, 1, 2, 4, 5, 6, 7] == [gpu.index for gpu in found.topology.gpus]
+    assert {"NV18"} == {link.label for link in found.topology.links if link.a in GPUS and link.b in GPUS}
+    assert {HealthState.HEALTHY} == {health.state for health in found.health.values()}
+    assert 1 == len(found.findings)
+    assert "GPU 3 does not answer" in found.findings[0]
+
+
+@pytest.mark.parametrize(("code", "word"), [(15, "GPU is lost"), (16, "GPU requires restart"), (999, "Unknown Error")])
+async def test_a_gpu_that_fails_later_is_listed_as_it_was_and_unhealthy(node: Node, code: int, word: str) -> None:
+    before = await node.read(*switch_links(8, 18))
+    after = await node.read(*switch_links(8, 18), f"fail nvmlDeviceGetMemoryInfo 3 {code}")
+
+    assert before.topology == after.topology
+    assert [GPUS[3]] == [device for device, health in after.health.items() if not health.usable]
+    assert HealthState.UNHEALTHY == after.health[GPUS[3]].state
+    assert word in after.health[GPUS[3]].reason
+
+    assert before == await node.read(*switch_links(8, 18)), "it is whole again when it answers again"
+
+
+async def test_a_gpu_that_fails_from_the_start_is_listed_with_what_it_says(node: Node) -> None:
+    found = await node.read("fail nvmlDeviceGetPciInfo_v3 3 999", "fail nvmlDeviceGetNvLinkState 3 999")
+
+    assert list(GPUS) == [gpu.id for gpu in found.topology.gpus]
+    assert [GPUS[3]] == [device for device, health in found.health.items() if not health.usable]
+    assert ["GPU 3 (GPU-3) fails", "the connections of GPU-3"] == [
+        finding.split(":")[0].removesuffix(" cannot be read") for finding in found.findings
+    ]
+
+
+async def test_nvml_is_opened_anew_after_a_loss(node: Node) -> None:
+    """A process that has NVML open does not see a GPU that comes back."""
+    await node.read()
+    await node.driver.read()
+    assert 1 == node.standin.calls("nvmlInitWithFlags")
+
+    await node.read("fail nvmlDeviceGetHandleByIndex_v2 3 15")
+    found = await node.read()
+
+    assert 2 == node.standin.calls("nvmlInitWithFlags")
+    assert list(GPUS) == [gpu.id for gpu in found.topology.gpus]
+
+
+async def test_a_gpu_that_comes_back_under_another_index_is_the_same_gpu(node: Node) -> None:
+    before = await node.read(gpus=range(4))
+    after = await node.read(gpus=[1, 2, 3, 0])
+
+    assert [("GPU-1", 0), ("GPU-2", 1), ("GPU-3", 2), ("GPU-0", 3)] == [(g.id, g.index) for g in after.topology.gpus]
+    assert before.topology.gpu_by_id[GPUS[0]].pci == after.topology.gpu_by_id[GPUS[0]].pci
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "usable"),
+    [(230, 1, False), (230, 4, False), (230, 99, False), (230, 0, True), (145, 1, False), (144, 1, True)],
+)
+async def test_what_the_driver_wants_repaired_is_unhealthy(node: Node, field: int, value: int, usable: bool) -> None:
+    """Recovery actions and failed remapping count; rows that wait for the next reset are only reported."""
+    found = await node.read(f"field 2 {field} {value}")
+
+    assert usable == found.health[GPUS[2]].usable
+    assert usable != bool(found.health[GPUS[2]].reason)
+    assert (field == 144) == bool(found.findings)
+
+
+async def test_a_grace_gpu_knows_its_own_memory_node_only_if_the_kernel_shows_it(node: Node) -> None:
+    found = await node.read("gpu uuid=GPU-x pci=00000000:F9:00.0 own=1", "gpu uuid=GPU-y pci=00000000:FA:00.0 own=9")
+
+    assert (1, None) == (found.topology.gpus[8].memory_node, found.topology.gpus[9].memory_node)
+
+
+async def test_only_a_gpu_that_has_joined_a_fabric_says_so(node: Node) -> None:
+    cluster = "00112233445566778899aabbccddeeff"
+    found = await node.read(
+        f"fabric 0 7 3 0 {cluster}",
+        f"fabric 1 7 2 0 {cluster}",
+        f"fabric 2 7 3 999 {cluster}",
+        f"fabric 3 7 3 0 {'0' * 32}",
+    )
+
+    joined = Fabric(cluster="00112233-4455-6677-8899-aabbccddeeff", clique=7)
+    assert [joined, None, None, None] == [gpu.fabric for gpu in found.topology.gpus[:4]]
+
+
+async def test_mig_instances_are_listed_with_their_profile(node: Node) -> None:
+    """By the name of the device if that tells it, else by its size, as NVIDIA words it."""
+    found = await node.read(
+        "gpu uuid=GPU-x pci=00000000:F9:00.0 mig=1 memory=42949672960",
+        "mig 8 gi=9 ci=0 uuid=MIG-b name=NVIDIA_A100_MIG_1g.5gb+me memory=4864 slices=1 compute=1",
+        "mig 8 gi=2 ci=1 uuid=MIG-a name=NVIDIA_A100 memory=19968 slices=3 compute=2",
+        "gpu uuid=GPU-y pci=00000000:FA:00.0 mig=1",
+    )
+
+    assert (
+        MigDevice(uuid=DeviceID("MIG-a"), profile="2c.3g.20gb", gpu_instance=2, compute_instance=1, memory=19968 << 20),
+        MigDevice(uuid=DeviceID("MIG-b"), profile="1g.5gb+me", gpu_instance=9, compute_instance=0, memory=4864 << 20),
+    ) == found.topology.gpus[8].mig
+    assert () == found.topology.gpus[9].mig, "enabled, and nothing in it"
+    assert None is found.topology.gpus[0].mig
+
+
+async def test_a_mig_instance_without_rights_to_see_it_is_left_out_and_reported(node: Node) -> None:
+    found = await node.read(
+        "gpu uuid=GPU-x pci=00000000:F9:00.0 mig=1", "mig 8 uuid=MIG-a", "fail nvmlDeviceGetAttributes_v2 * 4"
+    )
+
+    assert (() == found.topology.gpus[8].mig) and found.health[DeviceID("GPU-x")].usable
+    assert "MIG instance" in found.findings[0]
+
+
+@pytest.mark.parametrize("uuid", ["GPU-0", "GPU-\x1b[31m", ""])
+async def test_a_gpu_whose_uuid_cannot_be_one_is_left_out(node: Node, uuid: str) -> None:
+    found = await node.read(f"gpu uuid={uuid} pci=00000000:F9:00.0")
+
+    assert list(GPUS) == [gpu.id for gpu in found.topology.gpus]
+    assert found.findings[0].isprintable() and "GPU 8" in found.findings[0]
+
+
+async def test_a_driver_that_lacks_the_newer_functions_still_tells_the_rest(tmp_path: Path) -> None:
+    """What is absent is unknown, and links whose remote end is no GPU still count as links to a switch."""
+    (tmp_path / "loaded").mkdir()
+    with standing_in(built(tmp_path, "-DOLD_DRIVER"), tmp_path / "loaded", script()) as standin:
+        old = Node(host_tree(tmp_path / "host"), standin)
+        found = await old.read(*switch_links(8, 6))
+
+    assert () == found.findings
+    assert {HealthState.HEALTHY} == {health.state for health in found.health.values()}
+    assert ({6}, {None}) == (
+        {gpu.nvswitch_links for gpu in found.topology.gpus},
+        {g.fabric for g in found.topology.gpus},
+    )
+    assert "NV6" == found.topology.link_by_pair[GPUS[0], GPUS[7]].label
+
+
+@pytest.mark.parametrize("code", [9, 12, 18])
+async def test_an_nvml_that_does_not_open_is_a_driver_fault_and_may_open_later(node: Node, code: int) -> None:
+    with pytest.raises(DriverFault, match="nvmlInitWithFlags"):
+        await node.read(f"fail nvmlInitWithFlags * {code}")
+
+    assert 8 == len((await node.read()).topology.gpus)
+
+
+async def test_an_nvml_that_dies_meanwhile_is_a_driver_fault_and_is_opened_anew(node: Node) -> None:
+    await node.read()
+    with pytest.raises(DriverFault, match="nvmlDeviceGetName"):
+        await node.read("fail nvmlDeviceGetName 2 1")
+
+    assert 8 == len((await node.read()).topology.gpus)
+    assert 2 == node.standin.calls("nvmlInitWithFlags")
+
+
+async def test_without_pynvml_there_is_a_driver_fault_with_a_remedy(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+
+    with pytest.raises(DriverFault, match="pynvml is not installed") as caught:
+        await node.read()
+    assert "nvidia-ml-py" in caught.value.remedy
+
+
+@pytest.mark.parametrize("call", ["nvmlInitWithFlags", "nvmlDeviceGetName", "nvmlDeviceGetNvLinkState"])
+async def test_a_call_that_hangs_becomes_a_fault_that_names_it_while_the_loop_goes_on(node: Node, call: str) -> None:
+    """Nothing is begun beside a call that hangs; once it ends, the next reading is whole."""
+    node.standin.play(script(more=[f"hang {call}"]))
+    async with background() as tasks:
+        tasks.start_soon(deadline_passes, node, call)
+        with pytest.raises(DriverFault, match=call):
+            await node.driver.read()
+
+    with pytest.raises(DriverFault, match=call):
+        await node.driver.read()
+    assert 1 == node.standin.calls(call), "no second thread is sent after the first"
+
+    node.standin.release()
+    found = await answering(node.driver)
+    assert 8 == len(found.topology.gpus)
+
+
+async def deadline_passes(node: Node, call: str) -> None:
+    await called(node.standin, call)
+    await node.clock.advance(DEADLINE)
+
+
+async def called(standin: StandIn, function: str) -> None:
+    """Gives the driver's thread the turns it needs to get there."""
+    while not standin.calls(function):
+        await anyio.lowlevel.checkpoint()
+
+
+async def answering(driver: NvmlDriver) -> Inventory:
+    """A reading, as soon as the driver can make one again."""
+    while True:
+        try:
+            return await driver.read()
+        except DriverFault:
+            await anyio.lowlevel.checkpoint()
+
+
+async def test_equal_machines_are_equal_readings_and_survive_json(node: Node) -> None:
+    first, second = await node.read(*switch_links(8, 18)), await node.read(*switch_links(8, 18))
+
+    assert first == second
+    assert first == msgspec.json.decode(msgspec.json.encode(first), type=Inventory)

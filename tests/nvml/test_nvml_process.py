@@ -1,0 +1,49 @@
+"""Whole processes whose dynamic loader finds the stand-in, as it finds NVIDIA's library on a node."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+from nvml_support import host_tree, script, switch_links
+
+from topoalign.core.ports import Inventory
+
+READ = """
+import sys
+from pathlib import Path
+import anyio, msgspec
+from topoalign.core.errors import DriverFault
+from topoalign.discovery.drivers.nvml.driver import NvmlDriver
+from topoalign.runtime.clock import SystemClock
+
+async def main():
+    try:
+        inventory = await NvmlDriver(Path(sys.argv[1]), SystemClock(), float(sys.argv[2])).read()
+        print(msgspec.json.encode(inventory).decode())
+    except DriverFault as fault:
+        print(fault.finding)
+
+anyio.run(main)
+"""
+
+
+def read(library: Path, tmp_path: Path, played: str, deadline: float = 30.0) -> str:
+    """What one reading in a process of its own gives."""
+    (tmp_path / "script").write_text(played)
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(library.parent), "NVML_STANDIN": str(tmp_path / "script")}
+    arguments = [sys.executable, "-c", READ, str(host_tree(tmp_path / "host")), str(deadline)]
+    return subprocess.run(arguments, env=environment, check=True, capture_output=True, text=True, timeout=50).stdout
+
+
+def test_pynvml_loads_the_library_by_its_name(nvml_library: Path, tmp_path: Path) -> None:
+    inventory = msgspec.json.decode(read(nvml_library, tmp_path, script(more=switch_links(8, 18))), type=Inventory)
+
+    assert [18] * 8 == [gpu.nvswitch_links for gpu in inventory.topology.gpus]
+
+
+def test_a_process_ends_although_a_call_of_its_driver_never_does(nvml_library: Path, tmp_path: Path) -> None:
+    found = read(nvml_library, tmp_path, script(more=["hang nvmlDeviceGetName"]), deadline=0.05)
+
+    assert "NVML has not answered nvmlDeviceGetName within 0.05 s\n" == found

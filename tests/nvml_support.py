@@ -1,0 +1,142 @@
+"""A stand-in NVML library that plays scripted machines under the real pynvml, and a /sys tree to go with it."""
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pynvml
+import pytest
+
+SOURCE = Path(__file__).parent / "nvml" / "nvml_standin.c"
+SONAME = "libnvidia-ml.so.1"
+
+DGX1_VOLTA = (
+    (0, 1, 1, 2, 2, 0, 0, 0),
+    (1, 0, 2, 1, 0, 2, 0, 0),
+    (1, 2, 0, 2, 0, 0, 1, 0),
+    (2, 1, 2, 0, 0, 0, 0, 1),
+    (2, 0, 0, 0, 0, 1, 1, 2),
+    (0, 2, 0, 0, 1, 0, 2, 1),
+    (0, 0, 1, 0, 1, 2, 0, 2),
+    (0, 0, 0, 1, 2, 1, 2, 0),
+)
+"""NVLinks between the GPUs of a DGX-1 with V100, as NVIDIA publishes them."""
+
+
+def built(folder: Path, *flags: str) -> Path:
+    """Compiles the stand-in into this folder."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler (cc) to build the stand-in NVML library with")
+    library = folder / SONAME
+    link = ["-shared", "-fPIC", f"-Wl,-soname,{SONAME}"]
+    subprocess.run([compiler, "-O1", "-Wall", "-Werror", *flags, *link, "-o", library, SOURCE], check=True)
+    return library
+
+
+class StandIn:
+    """One copy of the library, with a state of its own."""
+
+    def __init__(self, library: Path) -> None:
+        self.loaded = ctypes.CDLL(str(library))
+
+    def play(self, script: str) -> None:
+        self.loaded.standin_play(script.encode())
+
+    def calls(self, function: str) -> int:
+        """How often NVML's function was called."""
+        return int(self.loaded.standin_calls(function.encode()))
+
+    def release(self) -> None:
+        """Lets calls that hang go on."""
+        self.loaded.standin_release()
+
+
+@contextmanager
+def standing_in(library: Path, folder: Path, script: str) -> Iterator[StandIn]:
+    """pynvml finds this machine for as long as the context is open."""
+    standin = StandIn(Path(shutil.copy(library, folder / SONAME)))
+    standin.play(script)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pynvml, "nvmlLib", standin.loaded)
+        patch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+        try:
+            yield standin
+        finally:
+            standin.release()
+
+
+def address(gpu: int) -> str:
+    """Of a GPU of these scripts and trees: the first half are on NUMA node 0."""
+    return f"0000:{16 * gpu + 7:02x}:00.0"
+
+
+def script(*, gpus: Sequence[int] = range(8), more: Sequence[str] = ()) -> str:
+    """These GPUs, which have one identity each, whatever their index."""
+    lines = [
+        f"gpu uuid=GPU-{gpu} pci=0000{address(gpu).upper()} minor={gpu} name=NVIDIA_H100_80GB memory=85899345920"
+        for gpu in gpus
+    ]
+    return "\n".join([*lines, *more])
+
+
+def direct_links(matrix: Sequence[Sequence[int]]) -> list[str]:
+    """Statements for NVLinks between the GPUs themselves."""
+    lines = []
+    for gpu, row in enumerate(matrix):
+        peers = [peer for peer, count in enumerate(row) for _ in range(count)]
+        lines += [f"link {gpu} {k} gpu {peer}" for k, peer in enumerate(peers)]
+        lines.append(f"field {gpu} {pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT} {len(peers)}")
+    return lines
+
+
+def switch_links(gpus: int, count: int, kind: str = "switch") -> list[str]:
+    """Statements for this many links of each GPU to NVSwitches."""
+    return [f"link {gpu} {k} {kind}" for gpu in range(gpus) for k in range(count)]
+
+
+def host_tree(root: Path, *, gpus: int = 8, nics: int = 2) -> Path:
+    """A machine of two NUMA nodes with 16 CPUs each; every GPU and NIC has a PCIe switch of its own below its node."""
+    put(root, "sys/devices/system/cpu/online", "0-31")
+    for cpu in range(32):
+        put(root, f"sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id", str(cpu // 16))
+        put(root, f"sys/devices/system/cpu/cpu{cpu}/topology/core_cpus_list", str(cpu))
+    put(root, "sys/devices/system/node/online", "0-1")
+    for node in range(2):
+        folder = f"sys/devices/system/node/node{node}"
+        put(root, f"{folder}/cpulist", f"{16 * node}-{16 * node + 15}")
+        put(root, f"{folder}/distance", ("10 21", "21 10")[node])
+        put(root, f"{folder}/meminfo", f"Node {node} MemTotal: 131072 kB")
+    put(root, "proc/sys/kernel/random/boot_id", "11111111-2222-3333-4444-555555555555")
+    for gpu in range(gpus):
+        pci_device(root, address(gpu), 2 * gpu // max(gpus, 1), "0x030200", "0x10de")
+    for nic in range(nics):
+        there = f"0000:{16 * nic + 9:02x}:00.0"
+        pci_device(root, there, 2 * nic // max(nics, 1), "0x020700", "0x15b3")
+        link(root, f"sys/class/infiniband/mlx5_{nic}/device", f"sys/bus/pci/devices/{there}")
+        put(root, f"sys/class/infiniband/mlx5_{nic}/ports/1/state", "4: ACTIVE")
+        put(root, f"sys/class/infiniband/mlx5_{nic}/ports/1/link_layer", "InfiniBand")
+    return root
+
+
+def pci_device(root: Path, at: str, node: int, kind: str, vendor: str) -> None:
+    bridge = f"0000:00:{int(at[5:7], 16) % 32:02x}.{int(at[5:7], 16) // 32}"
+    folder = f"sys/devices/pci000{node}:00/{bridge}/{at}"
+    put(root, f"{folder}/class", kind)
+    put(root, f"{folder}/vendor", vendor)
+    put(root, f"{folder}/numa_node", str(node))
+    put(root, f"{folder}/local_cpulist", f"{16 * node}-{16 * node + 15}")
+    link(root, f"sys/bus/pci/devices/{at}", folder)
+
+
+def put(root: Path, path: str, text: str) -> None:
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_text(text + "\n")
+
+
+def link(root: Path, path: str, target: str) -> None:
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).symlink_to("/".join([".."] * path.count("/")) + "/" + target)

@@ -1,0 +1,243 @@
+"""How services are started, watched and ended in one process."""
+
+import os
+import signal
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+import anyio
+import httpx
+import pytest
+from anyio.abc import TaskStatus
+from bus_support import GRANTED, killable, said
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from topoalign.core.errors import BusRefused, InvalidField, NotFound, StateFault
+from topoalign.runtime import runner
+from topoalign.runtime.context import Context, Serve
+from topoalign.runtime.health import AddressInUse
+from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.runner import Running, ServiceFailed, run_services, serve_all
+
+pytestmark = pytest.mark.anyio
+
+
+class Recorder:
+    """Services that write down what happens to them."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.ready = anyio.Event()
+        self.running: Running | None = None
+
+    def service(self, name: str) -> Serve:
+        async def serve(context: Context, *, task_status: TaskStatus[None]) -> None:
+            self.events.append(f"{name} starts on {context.environment['TOPOALIGN_NODE']}")
+            task_status.started()
+            try:
+                await anyio.sleep_forever()
+            finally:
+                self.events.append(f"{name} ends")
+
+        return serve
+
+    def note(self, running: Running) -> None:
+        self.running = running
+        self.ready.set()
+
+
+ENVIRONMENT = {"TOPOALIGN_NODE": "gpu-1", "TOPOALIGN_HTTP_PORT": "0"}
+
+
+async def test_services_start_in_order_and_a_signal_ends_all_of_them() -> None:
+    recorder = Recorder()
+    services = {name: recorder.service(name) for name in ("registry", "allocator", "discovery", "hinting")}
+
+    async def stop() -> None:
+        await recorder.ready.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(stop)
+        with anyio.fail_after(10):
+            await serve_all(services, ENVIRONMENT, bus=MemoryBus(), ready=recorder.note)
+
+    assert [f"{name} starts on gpu-1" for name in ("discovery", "hinting", "allocator", "registry")] == (
+        recorder.events[:4]
+    )
+    assert {f"{name} ends" for name in services} == set(recorder.events[4:])
+    assert recorder.running is not None
+    assert ("discovery", "hinting", "allocator", "registry") == recorder.running.services
+
+
+async def test_the_node_is_this_host_where_nothing_says_otherwise() -> None:
+    recorder = Recorder()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: serve_all({"a": recorder.service("a")}, {}, bus=MemoryBus(), ready=recorder.note))
+        await recorder.ready.wait()
+        tasks.cancel_scope.cancel()
+
+    assert recorder.running is not None
+    assert (socket.gethostname().lower(), None) == (recorder.running.node, recorder.running.http)
+
+
+async def test_the_error_that_ends_a_service_comes_out_as_itself_and_ends_the_others() -> None:
+    recorder = Recorder()
+
+    async def fail(context: Context, *, task_status: TaskStatus[None]) -> None:
+        task_status.started()
+        await recorder.ready.wait()
+        async with anyio.create_task_group():
+            raise StateFault("the disk is full", "make room")
+
+    with pytest.raises(StateFault, match="the disk is full"):
+        await serve_all(
+            {"discovery": recorder.service("discovery"), "failing": fail},
+            ENVIRONMENT,
+            bus=MemoryBus(),
+            ready=recorder.note,
+        )
+
+    assert "discovery ends" == recorder.events[-1]
+
+
+async def test_an_error_while_starting_comes_out_as_itself() -> None:
+    async def fail(context: Context, *, task_status: TaskStatus[None]) -> None:
+        raise InvalidField("TOPOALIGN_POLICY", "odd", "choose another")
+
+    with pytest.raises(InvalidField, match="TOPOALIGN_POLICY"):
+        await serve_all({"a": fail}, ENVIRONMENT, bus=MemoryBus())
+
+
+async def test_a_service_that_does_not_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "START_SECONDS", 0.01)
+
+    async def hang(context: Context, *, task_status: TaskStatus[None]) -> None:
+        await anyio.sleep_forever()
+
+    with pytest.raises(ServiceFailed, match="slowpoke did not start within"):
+        await serve_all({"slowpoke": hang}, ENVIRONMENT, bus=MemoryBus())
+
+
+async def test_a_service_that_is_not_installed_is_not_found() -> None:
+    with pytest.raises(NotFound, match="no service named 'scheduler'") as caught:
+        await run_services(["scheduler"], ENVIRONMENT, bus=MemoryBus())
+
+    assert "discovery, hinting, allocator, registry" in caught.value.remedy
+
+
+async def test_a_setting_that_cannot_be_meant_is_named() -> None:
+    for variable, value in {
+        "NATS_REPLICAS": "2",
+        "HTTP_PORT": "70000",
+        "LOG_LEVEL": "loud",
+        "NATS_URL": "http://x",
+    }.items():
+        with pytest.raises(InvalidField, match=f"TOPOALIGN_{variable}"):
+            await serve_all({}, {f"TOPOALIGN_{variable}": value})
+
+
+async def test_the_pages_tell_life_readiness_and_metrics_and_carry_those_of_services() -> None:
+    recorder = Recorder()
+    reasons: dict[str, str | None] = {"disk": "full of \x1b[31mred"}
+
+    async def serve(context: Context, *, task_status: TaskStatus[None]) -> None:
+        context.checks["disk"] = lambda: reasons["disk"]
+        context.routes.append(Route("/v1/own", lambda request: PlainTextResponse("mine")))
+        task_status.started()
+        await anyio.sleep_forever()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: serve_all({"a": serve}, ENVIRONMENT, bus=MemoryBus(), ready=recorder.note))
+        await recorder.ready.wait()
+        assert recorder.running is not None and recorder.running.http is not None
+        async with httpx.AsyncClient(base_url=recorder.running.http) as http:
+            alive, ill = await http.get("/livez"), await http.get("/readyz?verbose")
+            reasons["disk"] = None
+            well = await http.get("/readyz")
+            metrics, own = await http.get("/metrics"), await http.get("/v1/own")
+        tasks.cancel_scope.cancel()
+
+    assert (200, 503, 200, "mine") == (alive.status_code, ill.status_code, well.status_code, own.text)
+    assert "[+] bus\n[-] disk: full of ?[31mred\nnot ready\n" == ill.text
+    assert 'topoalign_build_info{version="' in metrics.text
+
+
+async def test_an_address_in_use_is_said() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(AddressInUse, match=f"127.0.0.1 port {port}"):
+            await serve_all({}, {"TOPOALIGN_HTTP_PORT": str(port)}, bus=MemoryBus())
+
+
+async def test_systemd_is_told_of_readiness_life_and_end(tmp_path: Path) -> None:
+    recorder = Recorder()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(tmp_path / "notify"))
+        listener.settimeout(5)
+        environment = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "1000000"}
+
+        async def stop() -> None:
+            await recorder.ready.wait()
+            await anyio.wait_all_tasks_blocked()
+            os.kill(os.getpid(), signal.SIGINT)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(stop)
+            await serve_all({}, environment, bus=MemoryBus(), ready=recorder.note)
+        told = [listener.recv(100) for _ in range(3)]
+
+    assert [b"READY=1", b"WATCHDOG=1", b"STOPPING=1"] == told
+
+
+async def test_without_nats_everything_starts_and_readiness_says_what_is_missing() -> None:
+    """C31."""
+    recorder = Recorder()
+    environment = {**ENVIRONMENT, "TOPOALIGN_NATS_URL": "nats://user:canary@127.0.0.1:9"}
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: serve_all({"a": recorder.service("a")}, environment, ready=recorder.note))
+        await recorder.ready.wait()
+        assert recorder.running is not None and recorder.running.http is not None
+        async with httpx.AsyncClient(base_url=recorder.running.http) as http:
+            while "no connection" not in (answer := await http.get("/readyz")).text:  # noqa: ASYNC110  # over HTTP
+                await anyio.sleep(0.01)
+        tasks.cancel_scope.cancel()
+
+    assert 503 == answer.status_code
+    assert recorder.running is not None
+    assert "[-] bus: no connection to nats://127.0.0.1:9" in answer.text
+    assert "nats://127.0.0.1:9" == recorder.running.nats
+
+
+def speaker(done: anyio.Event) -> Mapping[str, Serve]:
+    async def serve(context: Context, *, task_status: TaskStatus[None]) -> None:
+        task_status.started()
+        await context.bus.publish(said(1))
+        done.set()
+        await anyio.sleep_forever()
+
+    return {"allocator": serve}
+
+
+async def test_services_speak_over_nats(tmp_path: Path) -> None:
+    done = anyio.Event()
+    async with killable(tmp_path) as server, anyio.create_task_group() as tasks:
+        environment = {"TOPOALIGN_NATS_URL": server.url, "TOPOALIGN_NATS_WAIT": "5"}
+        tasks.start_soon(serve_all, speaker(done), environment)
+        await done.wait()
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_service_that_may_not_speak_is_told_at_the_start_where_it_waits_for_nats(tmp_path: Path) -> None:
+    """C40: tried before anything happens on the node, on the subjects of exactly the services that run."""
+    rule = '{ user: u, password: p, permissions: { publish: { deny: ["topoalign.v1.allocation.node-1.granted"] } } }'
+    async with killable(tmp_path, f"authorization {{ users: [ {rule} ] }}\n") as server:
+        environment = {
+            "TOPOALIGN_NODE": "node-1",
+            "TOPOALIGN_NATS_URL": server.url.replace("nats://", "nats://u:p@"),
+            "TOPOALIGN_NATS_WAIT": "5",
+        }
+        with anyio.fail_after(5), pytest.raises(BusRefused, match=f"no permission on {GRANTED}"):
+            await serve_all(speaker(anyio.Event()), environment)
