@@ -70,7 +70,9 @@ async def answering(bus: Bus, node: NodeName) -> None:
 
 
 @asynccontextmanager
-async def in_one_process(bus: Bus, environment: Mapping[str, str], names: Sequence[str] = SERVICES) -> AsyncIterator[str]:
+async def in_one_process(
+    bus: Bus | None, environment: Mapping[str, str], names: Sequence[str] = SERVICES
+) -> AsyncIterator[str]:
     """The services on this bus; yields the URL of the HTTP pages ("" without)."""
     started = anyio.Event()
     url = ""

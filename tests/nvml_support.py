@@ -10,6 +10,11 @@ from pathlib import Path
 import pynvml
 import pytest
 
+from topoalign.core.ids import DeviceID
+from topoalign.core.ports import Inventory
+from topoalign.discovery.drivers.nvml.driver import NvmlDriver
+from topoalign.runtime.clock import ManualClock
+
 SOURCE = Path(__file__).parent / "nvml" / "nvml_standin.c"
 SONAME = "libnvidia-ml.so.1"
 
@@ -140,3 +145,20 @@ def put(root: Path, path: str, text: str) -> None:
 def link(root: Path, path: str, target: str) -> None:
     (root / path).parent.mkdir(parents=True, exist_ok=True)
     (root / path).symlink_to("/".join([".."] * path.count("/")) + "/" + target)
+
+
+DEADLINE = 5.0
+GPUS = tuple(DeviceID(f"GPU-{i}") for i in range(8))
+
+
+class Node:
+    """A host whose NVML is a stand-in."""
+
+    def __init__(self, root: Path, standin: StandIn) -> None:
+        self.root, self.standin, self.clock = root, standin, ManualClock()
+        self.driver = NvmlDriver(root, self.clock, DEADLINE)
+
+    async def read(self, *more: str, gpus: Sequence[int] = range(8)) -> Inventory:
+        """A reading of the machine as it is from now on."""
+        self.standin.play(script(gpus=gpus, more=more))
+        return await self.driver.read()

@@ -77,9 +77,7 @@ async def test_one_process_in_memory_and_four_processes_on_nats_allocate_alike(t
         port = free_port()
         for service in SERVICES:
             extra = {"TOPOALIGN_HTTP_PORT": str(port)} if service == "registry" else {}
-            await stack.enter_async_context(
-                as_process(service, {**environment, **extra}, tmp_path / f"{service}.log")
-            )
+            await stack.enter_async_context(as_process(service, {**environment, **extra}, tmp_path / f"{service}.log"))
         over_nats = await stack.enter_async_context(connect_bus(nats))
         with anyio.fail_after(30):
             on_nats = await scenario(over_nats)

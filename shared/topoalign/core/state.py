@@ -74,7 +74,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     allocations: Mapping[AllocationID, Allocation] = {}
     """The live ones, oldest first."""
     memory: Mapping[int, MemoryUse] = {}
-    """NUMA node id -> use; a node that no block ever touched is absent."""
+    """NUMA node id -> use; a node that no block touches is absent."""
 
     def apply(self, event: Event) -> "NodeState":
         """
@@ -131,7 +131,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             for node, taken in zip(block.nodes, block.taken, strict=True):
                 use = memory.get(node, MemoryUse())
                 memory[node] = MemoryUse(
-                    reserved={**use.reserved, block.resource: use.reserved.get(block.resource, 0) + taken},
+                    reserved=changed(use.reserved, block.resource, taken),
                     cells=block.nodes,
                     assignments=use.assignments + 1,
                 )
@@ -147,10 +147,12 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 use = memory.get(node, MemoryUse())
                 assignments = max(0, use.assignments - 1)
                 memory[node] = MemoryUse(
-                    reserved={**use.reserved, block.resource: max(0, use.reserved.get(block.resource, 0) - taken)},
+                    reserved=changed(use.reserved, block.resource, -taken),
                     cells=use.cells if assignments else (),
                     assignments=assignments,
                 )
+                if memory[node] == MemoryUse():
+                    del memory[node]
         return allocations, memory
 
     @property
@@ -188,6 +190,12 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 NOTHING = Topology()
+
+
+def changed(reserved: Mapping[ResourceName, int], resource: ResourceName, by: int) -> dict[ResourceName, int]:
+    """The same with so many bytes more or less; what is at zero is not listed, so that equal states look alike."""
+    amounts = {**reserved, resource: max(0, reserved.get(resource, 0) + by)}
+    return {name: amount for name, amount in amounts.items() if amount}
 
 
 def newer(had: R | None, got: R) -> R:

@@ -19,6 +19,8 @@ class Context:
     """The world of one service: in tests and in one process shared, in four processes one each."""
 
     bus: Bus
+    hub: Bus | None = None
+    """The bus that everybody hears, where `bus` is a shorter way to the services of this process; None if they are one."""
     clock: Clock
     environment: Mapping[str, str]
     """`TOPOALIGN_*` settings: the process environment under what the command line said."""

@@ -92,7 +92,7 @@ async def serve_all(
     environment = {**environment, "TOPOALIGN_NODE": node}
     async with bus_of(settings, services, node, bus) as used:
         hub = used.hub if isinstance(used, NodeBus) else used
-        context = Context(bus=used, clock=SystemClock(), environment=environment)
+        context = Context(bus=used, hub=hub if hub is not used else None, clock=SystemClock(), environment=environment)
         context.checks["bus"] = lambda: trouble(hub)
         async with background() as tasks:
             tasks.start_soon(stop_on_signal, environment, tasks.cancel_scope)

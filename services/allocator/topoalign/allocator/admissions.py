@@ -50,6 +50,19 @@ Steps = Generator[HintQuestion | PreferenceQuestion, HintAnswer | tuple[DeviceID
 REMEMBERED = 1_000
 """Decisions kept for `explain`."""
 
+
+class TopologyUnknown(Unavailable):
+    """The allocator has not heard from discovery yet."""
+
+    code = "TopologyUnknown"
+
+    def __init__(self, node: NodeName) -> None:
+        super().__init__(
+            f"the hardware of node {node} is not known yet",
+            "ask again in a moment; if it stays so, see whether discovery runs and what its log says",
+        )
+
+
 log = structlog.get_logger("topoalign.allocator.admissions")
 
 
@@ -86,6 +99,7 @@ class Admissions:
         if self._kubelet_owns_devices:
             raise KubeletOwnsDevices(self._ledger.node)
         pod, rules = checked(request.pod), overridden(self._rules, request.rules)
+        self._discovered()
         async with self._turn:
             if held := held_by(self._ledger, pod):
                 if not holds(held, pod):
@@ -96,6 +110,7 @@ class Admissions:
     async def what_if(self, request: AllocateRequest) -> Decision:
         """The decision that `allocate` or the kubelet would make now. Nothing is recorded."""
         self._own(request.node)
+        self._discovered()
         mode = Mode.KUBELET if self._kubelet_owns_devices else self._rules.mode
         rules = overridden(msgspec.structs.replace(self._rules, mode=mode), request.rules)
         return admit(self._ledger.state, checked(request.pod), rules)
@@ -131,6 +146,12 @@ class Admissions:
     def _own(self, node: NodeName) -> None:
         if node != self._ledger.node:
             raise InvalidField("node", f"{clean(node)!r} is not this node", f"ask {self._ledger.node!r} here")
+
+    def _discovered(self) -> None:
+        """Before the hardware is known nothing can be decided: not a refusal, and nothing to record."""
+        state = self._ledger.state
+        if state.topology is None or state.health is None:
+            raise TopologyUnknown(self._ledger.node)
 
     def _named(self, target: str) -> list[Allocation]:
         live = self._ledger.state.allocations

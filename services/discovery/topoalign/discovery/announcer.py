@@ -27,8 +27,9 @@ log = structlog.get_logger("topoalign.discovery")
 class Announcer:
     """Publishes the newest message of each subject."""
 
-    def __init__(self, bus: Bus, clock: Clock) -> None:
-        self._bus, self._clock = bus, clock
+    def __init__(self, bus: Bus, hub: Bus, clock: Clock) -> None:
+        """`hub` is the bus that everybody hears, where `bus` also has a shorter way to the services of this process."""
+        self._bus, self._hub, self._clock = bus, hub, clock
         self._waiting: dict[str, Message] = {}
         self._news = anyio.Event()
         self._positions: dict[str, int] = {}
@@ -44,23 +45,26 @@ class Announcer:
             await self._news.wait()
             self._news = anyio.Event()
             while self._waiting:
-                await self._publish(next(iter(self._waiting.values())))
+                confirmed = [await self._publish(message) for message in list(self._waiting.values())]
+                if not all(confirmed):
+                    self._failures += 1
+                    await self._clock.sleep(min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self._failures - 1, 10)))
 
-    async def _publish(self, message: Message) -> None:
+    async def _publish(self, message: Message) -> bool:
+        """Tries once; whether the bus has confirmed it."""
         try:
             position = await self._bus.publish(message)
         except Unavailable as error:
             if self._failures == 0:
                 log.warning("bus does not confirm", finding=error.finding, remedy=error.remedy)
-            self._failures += 1
-            await self._clock.sleep(min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self._failures - 1, 10)))
-            return
+            return False
         if self._failures:
             log.info("bus confirms again", tries=self._failures)
             self._failures = 0
         self._positions[message.subject] = position
         if self._waiting.get(message.subject) is message:
             del self._waiting[message.subject]
+        return True
 
     async def watch(self, say_anew: Callable[[], None]) -> None:
         """Calls `say_anew` whenever the stream has lost what was said."""
@@ -74,7 +78,7 @@ class Announcer:
     async def _lost(self) -> bool:
         for subject, position in list(self._positions.items()):
             try:
-                if await self._bus.last_position(Stream.NODES, subject) < position:
+                if await self._hub.last_position(Stream.NODES, subject) < position:
                     return True
             except Unavailable:
                 return False

@@ -27,6 +27,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
         Metrics(context.metrics),
         read_seconds=settings.read_seconds,
         boot_id=None if isinstance(driver, DescribedDriver) else boot_id(settings.sysfs_root),
+        hub=context.hub,
     )
     context.checks["discovery"] = discovery.trouble
     await discovery.run(task_status=task_status)

@@ -54,13 +54,18 @@ class Discovery:
         *,
         read_seconds: float,
         boot_id: str | None,
+        hub: Bus | None = None,
     ) -> None:
-        """`boot_id` is None where there is no kernel to ask, as for a described machine: then this run stands for a boot."""
+        """
+        `hub` is the bus that everybody hears, if `bus` is a shorter way to the services of this process.
+
+        `boot_id` is None where there is no kernel to ask, as for a described machine: then this run stands for a boot.
+        """
         self._node, self._driver, self._bus, self._clock, self._metrics = node, driver, bus, clock, metrics
         self._read_seconds = read_seconds
         self._epoch = int(clock.wall() * 1000)
         self._boot_id = boot_id or f"run-{self._epoch}"
-        self._announcer = Announcer(bus, clock)
+        self._announcer = Announcer(bus, hub or bus, clock)
         self._topology: TopologyDiscovered | None = None
         self._health: DeviceHealthChanged | None = None
         self._findings: tuple[str, ...] = ()
@@ -93,11 +98,10 @@ class Discovery:
         if self._topology is None or self._health is None:
             raise HardwareUnknown(self._trouble or "the hardware has not been read yet")
         self.announce()
-        return {said: (self._epoch, reading.revision) for said, reading in self._said()}
-
-    def _said(self) -> list[tuple[str, TopologyDiscovered | DeviceHealthChanged]]:
-        both = (("topology", self._topology), ("health", self._health))
-        return [(said, reading) for said, reading in both if reading is not None]
+        return {
+            "topology": (self._epoch, self._topology.revision),
+            "health": (self._epoch, self._health.revision),
+        }
 
     async def _read_regularly(self) -> None:
         pause = FIRST_PAUSE
@@ -136,9 +140,7 @@ class Discovery:
     def _found(self, inventory: Inventory) -> None:
         if inventory.findings != self._findings:
             self._findings = inventory.findings
-            log.warning("oddities of the hardware", findings=inventory.findings) if inventory.findings else log.info(
-                "no more oddities of the hardware"
-            )
+            log.warning("oddities of the hardware changed", findings=inventory.findings)
         had = self._topology
         topology = with_lost(had.topology, inventory.topology) if had is not None else inventory.topology
         source = self._driver.source

@@ -3,8 +3,8 @@ The node as NVML and /sys tell it, read whole each time.
 
 What connects the GPUs is asked for once, and again when other GPUs are there: it is most of the questions, and it changes
 only with them. One GPU that fails never takes the others along: if it says who it is, it is listed as it was last known,
-and unhealthy; if not, it is a finding. After any such failure NVML is opened anew, because a process that has it open does
-not see a GPU that comes back.
+and unhealthy; if not, it is a finding. While a GPU fails NVML is opened anew every so often, because a process that has it
+open does not see a GPU that comes back.
 """
 
 import re
@@ -31,6 +31,9 @@ from topoalign.discovery.drivers.thread import DriverThread, Steps
 
 _UUID = re.compile(r"[A-Za-z0-9_.:-]{1,96}")
 
+REOPEN_SECONDS = 60.0
+"""At least, between two openings while a GPU fails: opening wakes every GPU and fills the kernel's log."""
+
 Pair = tuple[DeviceID, DeviceID]
 
 
@@ -53,12 +56,14 @@ class NvmlDriver:
 
     def __init__(self, root: Path, clock: Clock, deadline: float) -> None:
         """`deadline` is in seconds and holds for each call."""
-        self._root = root
+        self._root, self._clock = root, clock
         self._thread = DriverThread("NVML", clock, deadline)
         self._nvml = Library()
         self._connections = Connections()
         self._last: dict[DeviceID, Gpu] = {}
-        self._open_anew = False
+        self._failing = False
+        """Whether a GPU fails in the reading under way."""
+        self._opened = clock.monotonic()
 
     async def read(self) -> Inventory:
         return await self._thread.run(self._read)
@@ -66,8 +71,10 @@ class NvmlDriver:
     def _read(self, steps: Steps) -> Inventory:
         steps("a reading of /sys")
         files = files_below(self._root)
+        self._failing = False
         try:
-            self._nvml.open(steps)
+            if self._nvml.open(steps):
+                self._opened = self._clock.monotonic()
             devices, unnamed = self._devices()
             judged = {uuid: self._judged(i, uuid, device, files) for uuid, (i, device) in devices.items()}
             self._connect({uuid: device for uuid, (_, device) in devices.items()}, judged)
@@ -79,8 +86,7 @@ class NvmlDriver:
             ) from error
         inventory = assembled(files, judged, self._connections, unnamed)
         self._last = {gpu.id: gpu for gpu in inventory.topology.gpus}
-        if self._open_anew:
-            self._open_anew = False
+        if self._failing and self._clock.monotonic() - self._opened >= REOPEN_SECONDS:
             self._nvml.close()
         return inventory
 
@@ -88,7 +94,7 @@ class NvmlDriver:
         """Takes note of a failure. Raises it if it is not the fault of one GPU."""
         if error.code in OF_THE_LIBRARY:
             raise error
-        self._open_anew = True
+        self._failing = True
 
     def _devices(self) -> tuple[dict[DeviceID, tuple[int, Handle]], tuple[str, ...]]:
         """uuid -> index and handle, and what is to be said of GPUs that do not tell a uuid."""

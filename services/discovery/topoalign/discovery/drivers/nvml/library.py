@@ -73,11 +73,11 @@ class Library:
         self._pynvml: ModuleType | None = None
         self._steps: Steps | None = None
 
-    def open(self, steps: Steps) -> None:
-        """Raises DriverFault without pynvml, and CallFailed."""
+    def open(self, steps: Steps) -> bool:
+        """Begins a reading; says whether NVML had to be opened for it. Raises DriverFault without pynvml, and CallFailed."""
         self._steps = steps
         if self._pynvml is not None:
-            return
+            return False
         steps("import pynvml")
         try:
             import pynvml
@@ -85,6 +85,7 @@ class Library:
             raise DriverFault("the Python module pynvml is not installed", "install nvidia-ml-py") from error
         self._call(pynvml, "nvmlInitWithFlags", INIT_WITHOUT_GPUS)
         self._pynvml = pynvml
+        return True
 
     def close(self) -> None:
         """So that the next opening sees what has changed. Never fails: NVML may be past answering."""

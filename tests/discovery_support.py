@@ -1,0 +1,116 @@
+"""Discovery with a driver that finds what it is told to, and a bus that fails as it is told to."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+from prometheus_client import CollectorRegistry
+
+from topoalign.core import wire
+from topoalign.core.errors import BusUnavailable, DriverFault
+from topoalign.core.events import DeviceHealth, DeviceHealthChanged, Event, HealthState, TopologyDiscovered
+from topoalign.core.ids import DeviceID, NodeName
+from topoalign.core.ports import Inventory, Message, Stream
+from topoalign.core.topology.model import Gpu, Topology
+from topoalign.discovery.metrics import Metrics
+from topoalign.discovery.service import Discovery
+from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.tasks import background
+
+NODE = NodeName("rack1.node-1")
+READ_SECONDS = 10.0
+HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
+
+
+def inventory(*gpus: int, index: tuple[int, ...] = (), sick: str = "", findings: tuple[str, ...] = ()) -> Inventory:
+    """These GPUs; their indexes in order unless given; the first one is unhealthy for this reason."""
+    ids = [DeviceID(f"GPU-{gpu}") for gpu in gpus]
+    indexes = index or tuple(range(len(gpus)))
+    health = dict.fromkeys(ids, HEALTHY)
+    if sick:
+        health[ids[0]] = DeviceHealth(state=HealthState.UNHEALTHY, reason=sick)
+    cards = tuple(Gpu(id=name, index=i) for name, i in zip(ids, indexes, strict=True))
+    return Inventory(topology=Topology(gpus=cards), health=health, findings=findings)
+
+
+class Hardware:
+    """A driver that finds what it is told to."""
+
+    source = "test"
+
+    def __init__(self) -> None:
+        self.now: Inventory | DriverFault = inventory(0, 1)
+        self.reads = 0
+
+    async def read(self) -> Inventory:
+        self.reads += 1
+        if isinstance(self.now, DriverFault):
+            raise self.now
+        return self.now
+
+
+class Bus(MemoryBus):
+    """A bus whose connection can be cut, that can be slow, and that can lose what it had."""
+
+    cut = False
+    emptied = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = anyio.Event()
+        self.open.set()
+
+    async def publish(self, message: Message) -> int:
+        if self.cut:
+            raise BusUnavailable("cut")
+        await self.open.wait()
+        return await super().publish(message)
+
+    async def last_position(self, stream: Stream, subject: str = ">") -> int:
+        return 0 if self.emptied else await super().last_position(stream, subject)
+
+
+class World:
+    def __init__(self) -> None:
+        self.bus, self.clock, self.hardware, self.registry = Bus(), ManualClock(), Hardware(), CollectorRegistry()
+        self.discovery = Discovery(
+            NODE,
+            self.hardware,
+            self.bus,
+            self.clock,
+            Metrics(self.registry),
+            read_seconds=READ_SECONDS,
+            boot_id="boot",
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with background() as tasks:
+            await tasks.start(lambda *, task_status: self.discovery.run(task_status=task_status))
+            await self.clock.advance(0)
+            yield
+
+    async def becomes(self, now: Inventory | DriverFault, seconds: float = READ_SECONDS) -> None:
+        self.hardware.now = now
+        await self.clock.advance(seconds)
+
+    async def said(self) -> list[Event]:
+        """All events of the stream, oldest first."""
+        last = await self.bus.last_position(Stream.NODES)
+        events: list[Event] = []
+        async with self.bus.follow(Stream.NODES, ">") as messages:
+            async for received in messages:
+                events.append(wire.decode(received.message))
+                if received.position == last:
+                    break
+        return events
+
+    async def topology(self) -> TopologyDiscovered:
+        return [event for event in await self.said() if isinstance(event, TopologyDiscovered)][-1]
+
+    async def health(self) -> DeviceHealthChanged:
+        return [event for event in await self.said() if isinstance(event, DeviceHealthChanged)][-1]
+
+    def counted(self, name: str) -> float | None:
+        return self.registry.get_sample_value(name)

@@ -1,0 +1,118 @@
+"""What discovery has to say reaches the bus in the end, whatever happens to the bus, and is said anew when asked."""
+
+import anyio
+import msgspec
+import pytest
+from discovery_support import NODE, READ_SECONDS, World, inventory
+from prometheus_client import CollectorRegistry
+
+from topoalign.core import wire
+from topoalign.core.errors import BadRequest, DriverFault, Unavailable
+from topoalign.core.events import DeviceHealthChanged, TopologyDiscovered
+from topoalign.core.ids import NodeName
+from topoalign.core.requests import AnnounceRequest
+from topoalign.discovery.announcer import FIRST_PAUSE, LOOK_SECONDS
+from topoalign.discovery.metrics import Metrics
+from topoalign.discovery.service import Discovery
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+async def test_a_bus_that_was_away_gets_only_the_newest(world: World) -> None:
+    """It may have stored what it did not confirm, so a repetition has the same id."""
+    world.bus.cut = True
+    async with world.running():
+        await world.becomes(inventory(0, 1, 2))
+        await world.becomes(inventory(0, 1, 2, 3))
+        world.bus.cut = False
+        await world.clock.advance(60.0)
+
+        assert [(TopologyDiscovered, 3), (DeviceHealthChanged, 3)] == [
+            (type(event), event.revision)
+            for event in await world.said()
+            if isinstance(event, TopologyDiscovered | DeviceHealthChanged)
+        ]
+
+
+async def test_news_that_comes_while_the_bus_is_storing_something_older_is_said_too(world: World) -> None:
+    world.bus.open = anyio.Event()
+    async with world.running():
+        await world.becomes(inventory(0, 1, 2))
+        world.bus.open.set()
+        await world.clock.advance(0)
+
+        assert (2, 2) == ((await world.topology()).revision, (await world.health()).revision)
+
+
+async def test_a_publication_is_repeated_under_its_id_until_it_is_stored(world: World) -> None:
+    world.bus.cut = True
+    async with world.running():
+        await world.clock.advance(FIRST_PAUSE * 3)
+        world.bus.cut = False
+        await world.clock.advance(FIRST_PAUSE * 16)
+
+        assert 2 == len(await world.said())
+
+
+async def test_whoever_asks_has_everything_said_anew_under_new_revisions(world: World) -> None:
+    """A revision that the stream has seen would be taken for a repetition and not be stored."""
+    async with world.running():
+        answer = await world.bus.ask(
+            wire.announce_subject(NODE), msgspec.json.encode(AnnounceRequest(node=NODE)), within=1.0
+        )
+        await world.clock.advance(0)
+
+        topology, health = await world.topology(), await world.health()
+        assert {"topology": (topology.epoch, 2), "health": (health.epoch, 2)} == wire.answered(
+            answer, dict[str, tuple[int, int]]
+        )
+        assert inventory(0, 1).topology == topology.topology
+        assert 4 == len(await world.said())
+
+
+async def test_an_announcement_before_the_first_reading_or_for_another_node_is_refused(world: World) -> None:
+    world.hardware.now = DriverFault("NVML hangs", "restart it")
+    async with world.running():
+        for node, kind in ((NODE, Unavailable), (NodeName("other"), BadRequest)):
+            body = msgspec.json.encode(AnnounceRequest(node=node))
+            answer = await world.bus.ask(wire.announce_subject(NODE), body, within=1.0)
+            with pytest.raises(kind):
+                wire.answered(answer, dict[str, tuple[int, int]])
+
+
+async def test_a_stream_that_has_lost_what_was_said_is_told_anew(world: World) -> None:
+    async with world.running():
+        await world.clock.advance(LOOK_SECONDS)
+        assert 2 == len(await world.said())
+
+        world.bus.emptied = True
+        await world.clock.advance(LOOK_SECONDS)
+        world.bus.emptied = False
+
+        assert [2, 2] == [event.revision for event in (await world.topology(), await world.health())]
+
+
+async def test_a_restart_begins_a_new_epoch(world: World) -> None:
+    async with world.running():
+        before = await world.topology()
+    await world.clock.advance(1.0)
+    again = Discovery(
+        NODE,
+        world.hardware,
+        world.bus,
+        world.clock,
+        Metrics(CollectorRegistry()),
+        read_seconds=READ_SECONDS,
+        boot_id=None,
+    )
+    world.discovery = again
+    async with world.running():
+        after = await world.topology()
+
+    assert (before.epoch + 1000, 1) == (after.epoch, after.revision)
+    assert after.boot_id == f"run-{after.epoch}", "no kernel to ask: this run stands for a boot"
