@@ -30,9 +30,10 @@ def first_pods(topology: Topology) -> Iterator[PodRequest]:
             yield pod("train", gpus=gpus)
 
 
-def second_pods() -> Iterator[PodRequest]:
-    for gpus, cpus, nics in ((2, 8, 1), (2, 8, 0), (1, 8, 1), (1, 8, 0), (1, 2, 0), (0, 8, 1), (0, 2, 0)):
-        yield pod("serve", gpus=gpus, cpus=cpus, nics=nics)
+def second_pods(topology: Topology) -> Iterator[PodRequest]:
+    for gpus, cpus, nics in ((2, 8, 1), (2, 8, 0), (1, 8, 1), (1, 8, 0), (1, 2, 0), (0, 8, 1), (0, 8, 0), (0, 2, 0)):
+        if nics <= len(topology.nics):
+            yield pod("serve", gpus=gpus, cpus=cpus, nics=nics)
 
 
 def third_pods(topology: Topology, free: int) -> Iterator[PodRequest]:

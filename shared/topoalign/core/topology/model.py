@@ -215,9 +215,12 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, di
 
     def describe(self) -> str:
         """One line for people: `2 sockets, 8 NUMA nodes, CPUs 0-255, 8 GPUs, 10 NICs`."""
-        sockets = len({cpu.socket for cpu in self.cpus})
+        counts = [
+            (len({cpu.socket for cpu in self.cpus}), "socket"),
+            (len(self.nodes), "NUMA node"),
+            (len(self.gpus), "GPU"),
+            (len(self.nics), "NIC"),
+        ]
+        sockets, nodes, gpus, nics = (f"{count} {noun}{'' if count == 1 else 's'}" for count, noun in counts)
         cpus = format_cpuset(cpu.id for cpu in self.cpus)
-        return (
-            f"{sockets} sockets, {len(self.nodes)} NUMA nodes, CPUs {cpus or 'unknown'}, "
-            f"{len(self.gpus)} GPUs, {len(self.nics)} NICs"
-        )
+        return f"{sockets}, {nodes}, CPUs {cpus or 'unknown'}, {gpus}, {nics}"
