@@ -6,9 +6,11 @@ import anyio
 
 from topoalign.client import connect
 from topoalign.core.events import AllocationGranted, AllocationReleased, AllocationsSnapshot
+from topoalign.runtime.logging import configure_logging
 
 
 async def main(url: str) -> None:
+    configure_logging(level="warning")
     async with connect(url) as client:
         async for heard in client.allocations():
             match heard.event:

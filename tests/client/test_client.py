@@ -11,6 +11,7 @@ from fact_support import Writer
 
 from topoalign.client import Client, Heard, connect
 from topoalign.core import wire
+from topoalign.core.errors import BusUnavailable
 from topoalign.core.events import (
     AllocationBound,
     AllocationGranted,
@@ -25,6 +26,7 @@ from topoalign.core.ids import AllocationID, DeviceID, NodeName
 from topoalign.core.ports import Bus, Endpoint, Message, Stream
 from topoalign.core.state import replay
 from topoalign.core.topology.model import Topology
+from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.nats_bus import connect_bus
 
@@ -154,6 +156,25 @@ async def test_a_gap_is_healed_by_a_snapshot_that_the_allocator_is_asked_for() -
     assert writer.state.digest == replay(writer.node, [healed.event, news.event]).digest
 
 
+async def test_an_allocator_is_asked_once_however_many_events_follow_a_gap() -> None:
+    bus, writer, asked = MemoryBus(), Writer(), []
+
+    async def refuse(body: bytes) -> bytes:
+        asked.append(body)
+        return wire.failure(BusUnavailable("later"))
+
+    endpoint = Endpoint(name="snapshot", subject=wire.admission_subject(writer.node, "snapshot"), answer=refuse)
+    await publish(bus, writer.snapshot())
+    client = Client(bus, clock=ManualClock())
+    async with bus.serve("topoalign-allocator", [endpoint]), aclosing(client.allocations()) as events:
+        await anext(events)
+        writer.grant("lost", "GPU-0")
+        await publish(bus, *(writer.grant(f"a{number}", f"GPU-{number}") for number in range(1, 6)), writer.snapshot())
+
+        assert writer.said[-1] == (await anext(events)).event
+    assert (1, 1) == (len(asked), client.counts.gaps)
+
+
 async def test_a_node_whose_beginning_is_no_longer_in_the_stream_is_healed_too_and_others_do_not_wait() -> None:
     bus, lost, whole = MemoryBus(), Writer("lost"), Writer("whole")
     lost.snapshot(), lost.grant("1", "GPU-0")
@@ -192,6 +213,25 @@ async def test_poison_is_counted_and_put_aside_with_the_reason_and_the_client_go
     assert (4, 1) == (client.counts.undecodable, client.counts.unknown)
     assert [message.body for message in poison] == [letter.body for letter in put_aside]
     assert all(letter.headers["topoalign-reason"] for letter in put_aside)
+
+
+async def test_a_subject_that_is_no_text_stops_nobody(tmp_path: Path) -> None:
+    """C41: any client of NATS can store one, and every subscriber would meet it again and again."""
+    writer = Writer()
+    async with (
+        killable(tmp_path) as server,
+        connect(server.url, name="watcher") as client,
+        connect_bus(server.url) as bus,
+        await anyio.connect_tcp("127.0.0.1", server.port or 0) as raw,
+    ):
+        await raw.send(b"CONNECT {}\r\nPUB topoalign.v1.allocation.\xff\xfe.granted 2\r\n{}\r\nPING\r\n")
+        while b"PONG" not in await raw.receive():
+            pass
+        await publish(bus, writer.snapshot())
+        received = await heard(client, 1, since=0)
+
+    assert writer.said == facts(received)
+    assert 1 == client.counts.undecodable
 
 
 async def test_a_fact_that_cannot_be_true_is_put_aside_and_healed() -> None:

@@ -1,22 +1,20 @@
-"""What only a real nats-server can do to the bus: die, come back, be old, be set up otherwise, forbid things."""
+"""What only a real nats-server can do to the bus: die, come back, be old, be set up otherwise."""
 
 import json
 import os
 import signal
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
 import msgspec
-import nkeys
 import pytest
-from bus_support import GRANTED, KillableServer, bodies, disconnected, heard, killable, said, stored
+from bus_support import KillableServer, bodies, disconnected, heard, killable, said, stored
 
-from topoalign.core.errors import BusRefused, BusUnavailable, InvalidField
+from topoalign.core.errors import BusRefused, BusUnavailable
 from topoalign.core.ports import Bus, Endpoint, Stream
 from topoalign.runtime import stores
-from topoalign.runtime.nats_bus import Access, NatsBus, connect_bus
+from topoalign.runtime.nats_bus import NatsBus, connect_bus
 
 pytestmark = pytest.mark.anyio
 ALL = "topoalign.v1.>"
@@ -70,6 +68,28 @@ async def test_publishing_on_a_lost_connection_fails_instead_of_waiting(server: 
         await server.start()
 
         assert 2 == await stored(bus, said(2))
+
+
+async def test_a_question_under_way_ends_with_its_connection(server: KillableServer) -> None:
+    asked = anyio.Event()
+
+    async def hang(body: bytes) -> bytes:
+        asked.set()
+        await anyio.sleep_forever()
+        return b""
+
+    async def kill() -> None:
+        await asked.wait()
+        server.kill()
+
+    async with (
+        connect_bus(server.url) as bus,
+        bus.serve("topoalign-test", [Endpoint(name="hang", subject="test.hang", answer=hang)]),
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(kill)
+        with anyio.fail_after(30), pytest.raises(BusUnavailable, match="the connection was lost while waiting"):
+            await bus.ask("test.hang", b"", 60)
 
 
 async def test_a_bus_can_be_entered_before_there_is_a_server(tmp_path: Path) -> None:
@@ -261,133 +281,6 @@ async def test_a_server_with_too_little_room_is_refused_with_a_remedy(tmp_path: 
                 raise AssertionError
 
     assert "max_file_store" in caught.value.remedy
-
-
-def users(*rules: str) -> str:
-    return f"authorization {{ users: [ {', '.join(rules)} ] }}\n"
-
-
-async def test_publishing_without_permission_is_refused_with_the_subject(tmp_path: Path) -> None:
-    """C40: the broker tells the publisher only by silence, and the reason beside it."""
-    alice = '{ user: alice, password: canary, permissions: { publish: { allow: ["$JS.API.>"] } } }'
-    async with killable(tmp_path, users(alice)) as server:
-        url = server.url.replace("nats://", "nats://alice:canary@")
-        with anyio.fail_after(5):
-            async with connect_bus(url) as bus:
-                with pytest.raises(BusRefused, match=f"no permission on {GRANTED}"):
-                    await bus.publish(said(1))
-            with pytest.raises(BusRefused, match=f"no permission on {GRANTED}"):
-                async with connect_bus(url, speaks=[GRANTED]):
-                    raise AssertionError
-
-
-async def test_a_subscriber_may_be_allowed_to_do_no_more_than_read(tmp_path: Path) -> None:
-    reader = """{ user: reader, password: canary, permissions: {
-        publish: { allow: ["$JS.API.STREAM.INFO.*", "$JS.API.STREAM.MSG.GET.*", "$JS.API.CONSUMER.CREATE.>",
-                           "$JS.API.CONSUMER.MSG.NEXT.>", "$JS.API.CONSUMER.DELETE.>"] }
-        subscribe: { allow: ["_INBOX_reader.>"] } } }"""
-    async with killable(tmp_path, users("{ user: admin, password: admin }", reader)) as server:
-        async with connect_bus(server.url.replace("nats://", "nats://admin:admin@")) as admin:
-            await admin.publish(said(1))
-        async with (
-            connect_bus(server.url.replace("nats://", "nats://reader:canary@"), name="reader") as bus,
-            bus.follow(Stream.ALLOCATIONS, ALL) as messages,
-        ):
-            assert said(1) == (await anext(messages)).message
-            with pytest.raises(BusRefused):
-                await bus.publish(said(2))
-
-
-async def test_following_without_permission_is_refused_with_the_subject(tmp_path: Path) -> None:
-    writer = """{ user: writer, password: x, permissions: { publish: { deny: ["$JS.API.CONSUMER.>"] } } }"""
-    async with killable(tmp_path, users(writer)) as server:
-        url = server.url.replace("nats://", "nats://writer:x@")
-        async with connect_bus(url) as bus, bus.follow(Stream.ALLOCATIONS, ALL) as messages:
-            with anyio.fail_after(5), pytest.raises(BusRefused, match=r"no permission on \$JS.API.CONSUMER.CREATE"):
-                await anext(messages)
-
-
-async def test_an_nkey_opens_the_door_and_a_wrong_one_is_refused_without_its_text(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    seeds = {name: bytes(nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER)) for name in ("right", "wrong")}
-    for name, seed in seeds.items():
-        (tmp_path / name).write_bytes(seed + b"\n")
-    public = nkeys.from_seed(bytearray(seeds["right"])).public_key.decode()
-    async with killable(tmp_path / "nats", users(f"{{ nkey: {public} }}")) as server:
-        async with connect_bus(server.url, access=Access(nkey=str(tmp_path / "right"))) as bus:
-            await bus.publish(said(1))
-        with pytest.raises(BusRefused, match="refuses our credentials") as caught:
-            async with connect_bus(server.url, access=Access(nkey=str(tmp_path / "wrong"))):
-                raise AssertionError
-
-    assert seeds["wrong"].decode() not in f"{caught.value} {caplog.text}"
-
-
-async def test_files_and_addresses_that_cannot_be_used_are_named(tmp_path: Path) -> None:
-    (tmp_path / "not-a-seed").write_text("hello")
-    cases = {
-        "TOPOALIGN_NATS_NKEY: '.*absent'": ("nats://127.0.0.1:9", Access(nkey=str(tmp_path / "absent"))),
-        "TOPOALIGN_NATS_NKEY: not the seed": ("nats://127.0.0.1:9", Access(nkey=str(tmp_path / "not-a-seed"))),
-        "TOPOALIGN_NATS_CREDS: not a cred": ("nats://127.0.0.1:9", Access(creds=str(tmp_path / "not-a-seed"))),
-        "TOPOALIGN_NATS_TLS_CA": ("nats://127.0.0.1:9", Access(tls_ca=str(tmp_path / "not-a-seed"))),
-        "TOPOALIGN_NATS_URL: 'http://a'": ("http://a", Access()),
-        "TOPOALIGN_NATS_URL: 'nats://a:99999'": ("nats://u:canary@a:99999", Access()),
-        "TOPOALIGN_NATS_URL: empty": (" ", Access()),
-    }
-    for finding, (url, access) in cases.items():
-        with pytest.raises(InvalidField, match=finding) as caught:
-            async with connect_bus(url, access=access):
-                raise AssertionError
-        assert "canary" not in str(caught.value)
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for 127.0.0.1 that is its own authority."""
-    folder = tmp_path_factory.mktemp("tls")
-    try:
-        subprocess.run(
-            [
-                "openssl",
-                "req",
-                "-x509",
-                "-newkey",
-                "rsa:2048",
-                "-nodes",
-                "-days",
-                "2",
-                "-subj",
-                "/CN=topoalign test",
-                "-addext",
-                "subjectAltName=IP:127.0.0.1",
-                "-keyout",
-                folder / "key.pem",
-                "-out",
-                folder / "cert.pem",
-            ],
-            check=True,
-            capture_output=True,
-        )
-    except FileNotFoundError:
-        pytest.skip("openssl is not installed")
-    return folder
-
-
-async def test_a_protected_connection_needs_the_right_authority(tmp_path: Path, certificates: Path) -> None:
-    tls = f'tls {{ cert_file: "{certificates}/cert.pem", key_file: "{certificates}/key.pem" }}\n'
-    async with killable(tmp_path, tls) as server:
-        async with connect_bus(server.url, access=Access(tls_ca=str(certificates / "cert.pem"))) as bus:
-            await bus.publish(said(1))
-        with pytest.raises(BusUnavailable, match="certificate"):
-            async with connect_bus(server.url.replace("nats://", "tls://"), wait=0.5):
-                raise AssertionError
-
-
-async def test_a_server_that_offers_no_protection_is_refused_where_it_is_asked_for(server: KillableServer) -> None:
-    with pytest.raises(BusRefused, match="does not offer TLS"):
-        async with connect_bus(server.url.replace("nats://", "tls://")):
-            raise AssertionError
 
 
 async def test_an_error_inside_the_context_comes_out_as_itself(server: KillableServer) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from topoalign.allocator.journal import FileJournal, MemoryJournal, open_journal
-from topoalign.core.errors import StateFault
+from topoalign.core.errors import InvalidField, StateFault
 from topoalign.core.events import Allocation, AllocationGranted
 from topoalign.core.ids import AllocationID, DeviceID, NodeName, ResourceName
 from topoalign.core.ports import Entry, Journal
@@ -129,7 +129,7 @@ def test_a_second_process_is_refused_and_told_the_pid_of_the_first(tmp_path: Pat
 def test_a_symbolic_link_in_place_of_the_lock_is_refused(tmp_path: Path) -> None:
     (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
 
-    with pytest.raises(StateFault) as refused, open_journal(tmp_path, NODE):
+    with pytest.raises(InvalidField) as refused, open_journal(tmp_path, NODE):
         pass
     assert "symbolic link" in refused.value.remedy
     assert not (tmp_path / "elsewhere").exists()

@@ -34,7 +34,7 @@ def test_the_matrix_of_each_machine_reads_as_the_same_links(name: str) -> None:
         ("gb200-tray", "2 sockets, 34 NUMA nodes, CPUs 0-143, 4 GPUs, 8 NICs"),
         ("two-socket-8xpcie", "2 sockets, 2 NUMA nodes, CPUs 0-71, 8 GPUs, 2 NICs"),
         ("8x-nvlink-pairs", "2 sockets, 2 NUMA nodes, CPUs 0-127, 8 GPUs, 2 NICs"),
-        ("epyc-nps4-4gpu", "1 sockets, 4 NUMA nodes, CPUs 0-127, 4 GPUs, 2 NICs"),
+        ("epyc-nps4-4gpu", "1 socket, 4 NUMA nodes, CPUs 0-127, 4 GPUs, 2 NICs"),
         ("cpu-only", "2 sockets, 2 NUMA nodes, CPUs 0-127, 0 GPUs, 0 NICs"),
     ],
 )

@@ -85,7 +85,7 @@ def test_a_dual_gpu_machine_of_version_2_is_read(vectors: Path) -> None:
     with (vectors / "lstopo_xml" / "cts1-pascal.xml").open("rb") as file:
         machine = read_lstopo(file)
 
-    assert "2 sockets, 2 NUMA nodes, CPUs 0-71, 2 GPUs, 1 NICs" == machine.describe()
+    assert "2 sockets, 2 NUMA nodes, CPUs 0-71, 2 GPUs, 1 NIC" == machine.describe()
     assert {
         0: frozenset([*range(18), *range(36, 54)]),
         1: frozenset([*range(18, 36), *range(54, 72)]),
@@ -107,7 +107,7 @@ def test_an_eight_gpu_machine_of_version_2_is_read(vectors: Path) -> None:
     with (vectors / "lstopo_xml" / "g4dnmetal.xml").open("rb") as file:
         machine = read_lstopo(file)
 
-    assert "2 sockets, 2 NUMA nodes, CPUs 0-95, 8 GPUs, 1 NICs" == machine.describe()
+    assert "2 sockets, 2 NUMA nodes, CPUs 0-95, 8 GPUs, 1 NIC" == machine.describe()
     assert [*range(8)] == [gpu.index for gpu in machine.gpus]
     assert [(0,)] * 4 + [(1,)] * 4 == [gpu.numa_affinity for gpu in machine.gpus]
     assert {ResourceName("hugepages-2Mi"): 5281 << 21} == machine.nodes[0].hugepages

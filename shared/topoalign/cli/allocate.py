@@ -17,6 +17,7 @@ from topoalign.core.requests import (
     AllocateRequest,
     ContainerRequest,
     Mode,
+    Placement,
     PodRequest,
     Policy,
     Qos,
@@ -24,7 +25,6 @@ from topoalign.core.requests import (
     Scope,
 )
 
-PLACEMENTS = ("best-effort", "simple")
 """Device policies, as `AdmissionRules.placement` has them."""
 
 Command = Callable[..., Any]
@@ -43,7 +43,11 @@ def request_options(command: Command) -> Command:
             ),
             click.option("--policy", type=click.Choice([p.value for p in Policy]), help="Topology policy."),
             click.option("--scope", type=click.Choice([s.value for s in Scope]), help="What is aligned as one."),
-            click.option("--placement", type=click.Choice(PLACEMENTS), help="Which GPUs, once the NUMA node is known."),
+            click.option(
+                "--placement",
+                type=click.Choice([p.value for p in Placement]),
+                help="Device policy.",
+            ),
             click.option("--mode", type=click.Choice([m.value for m in Mode]), help="Decide as the kubelet, or best."),
         )
     ):

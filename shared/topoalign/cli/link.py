@@ -127,14 +127,7 @@ async def connected(url: str, log_level: str = "error") -> AsyncIterator[Bus]:
     """The bus at this address; who we are to it comes from the environment. Raises BusUnavailable, BusRefused."""
     configure_logging(level=log_level)
     settings = from_environment(RuntimeSettings, os.environ)
-    access = Access(
-        creds=settings.nats_creds,
-        nkey=settings.nats_nkey,
-        tls_ca=settings.nats_tls_ca,
-        tls_cert=settings.nats_tls_cert,
-        tls_key=settings.nats_tls_key,
-    )
-    async with connect_bus(url, name="topoalign-cli", wait=CONNECT_SECONDS, access=access) as bus:
+    async with connect_bus(url, name="topoalign-cli", wait=CONNECT_SECONDS, access=Access.of(settings)) as bus:
         yield bus
 
 

@@ -11,9 +11,8 @@ from typing import Any
 
 import click
 
-from topoalign.cli.allocate import PLACEMENTS
 from topoalign.core.errors import clean
-from topoalign.core.requests import Policy, Scope
+from topoalign.core.requests import Placement, Policy, Scope
 from topoalign.runtime.runner import run
 from topoalign.runtime.settings import PREFIX
 
@@ -46,7 +45,7 @@ OPTIONS: dict[str, Callable[[Command], Command]] = {
     "kubelet_dir": click.option("--kubelet-dir", metavar="DIR", help="The kubelet's device plugin directory."),
     "policy": click.option("--policy", type=click.Choice([p.value for p in Policy]), help="Topology policy."),
     "scope": click.option("--scope", type=click.Choice([s.value for s in Scope]), help="What is aligned as one."),
-    "placement": click.option("--placement", type=click.Choice(PLACEMENTS), help="Device policy."),
+    "placement": click.option("--placement", type=click.Choice([p.value for p in Placement]), help="Device policy."),
     "http": click.option("--http", type=Address(), help="Serve HTTP there; port 0 is any."),
     "log_format": click.option(
         "--log-format", type=click.Choice(["console", "json"]), help="How logs look, on stderr."

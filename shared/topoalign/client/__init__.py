@@ -6,7 +6,8 @@ The public subscriber: who holds which GPUs, now and from now on.
             print(heard.event)
 
 It yields a snapshot of every node first and then every event, each once and without gaps, whatever happens to the network
-in between; `heard.position` is where to go on after a restart: `client.allocations(since=position)`.
+in between; `heard.position` is where to go on after a restart: `client.allocations(since=position)`. Log lines go the way
+of structlog; `topoalign.runtime.logging.configure_logging` sends them to stderr.
 """
 
 from topoalign.client.subscriber import Client, Counts, Heard, connect

@@ -162,6 +162,18 @@ class DriverFault(Unavailable):
     code = "DriverFault"
 
 
+class HardwareUnknown(Unavailable):
+    """What the node consists of has not been read, or not been heard, yet."""
+
+    code = "HardwareUnknown"
+
+    def __init__(self, node: str, why: str) -> None:
+        super().__init__(
+            f"the hardware of node {node} is not known yet: {why}",
+            "ask again in a moment; if it stays so, see whether discovery runs and what its log says",
+        )
+
+
 class StateFault(Unavailable):
     """The state directory cannot be used: locked by another process, unreadable, full, or damaged."""
 

@@ -85,6 +85,16 @@ class Scope(StrEnum):
     POD = "pod"
 
 
+class Placement(StrEnum):
+    """Device policies by the names of go-gpuallocator."""
+
+    BEST_EFFORT = "best-effort"
+    SIMPLE = "simple"
+    STATIC_DGX1_PASCAL = "static-dgx1-pascal"
+    STATIC_DGX1_VOLTA = "static-dgx1-volta"
+    STATIC_DGX2 = "static-dgx2"
+
+
 class AdmissionRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """How a node decides. Field names follow the kubelet's configuration where it has the same setting."""
 
@@ -92,9 +102,7 @@ class AdmissionRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Topology policy. The default admits every pod that fits: a first run refuses nobody."""
     scope: Scope = Scope.CONTAINER
     mode: Mode = Mode.BEST
-    placement: Literal["best-effort", "simple", "static-dgx1-pascal", "static-dgx1-volta", "static-dgx2"] = (
-        "best-effort"
-    )
+    placement: Placement = Placement.BEST_EFFORT
     """Device policy: which GPUs, once the NUMA affinity is known."""
     prefer_closest_numa_nodes: bool = False
     max_allowable_numa_nodes: int = 8

@@ -117,18 +117,11 @@ async def bus_of(
     if bus is not None:
         yield bus
         return
-    access = Access(
-        creds=settings.nats_creds,
-        nkey=settings.nats_nkey,
-        tls_ca=settings.nats_tls_ca,
-        tls_cert=settings.nats_tls_cert,
-        tls_key=settings.nats_tls_key,
-    )
     async with connect_bus(
         settings.nats_url,
         name=f"topoalign-{next(iter(services))}" if len(services) == 1 else "topoalign",
         wait=settings.nats_wait,
-        access=access,
+        access=Access.of(settings),
         replicas=settings.nats_replicas,
         speaks=spoken(services, node),
     ) as connected:

@@ -6,8 +6,9 @@ into the same names, so there is one way in.
 """
 
 from collections.abc import Mapping
+from enum import EnumType
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -35,9 +36,18 @@ def from_environment(kind: type[S], environment: Mapping[str, str]) -> S:
         text = str(error)
         name = text.rsplit("$.", 1)[-1].rstrip("`").split("[")[0] if "$." in text else ""
         variable = PREFIX + name.upper() if name else f"{PREFIX}…"
-        raise InvalidField(
-            variable, clean(text.split(" - at")[0], 200), f"see the fields of {kind.__name__}"
-        ) from error
+        raise InvalidField(variable, clean(text.split(" - at")[0], 200), remedy(kind, name)) from error
+
+
+def remedy(kind: type[msgspec.Struct], name: str) -> str:
+    """What the setting may be."""
+    hint = get_type_hints(kind).get(name)
+    values: tuple[object, ...] = get_args(hint) if get_origin(hint) is Literal else ()
+    if isinstance(hint, EnumType):
+        values = tuple(member.value for member in hint)  # type: ignore[var-annotated]  # of any enum
+    if values:
+        return f"set it to one of {', '.join(map(str, values))}"
+    return "set it to such a value, or leave it unset"
 
 
 def made_of_text(kind: type[P], value: str) -> P:

@@ -18,6 +18,7 @@ from topoalign.core.admission import admission, admit
 from topoalign.core.decisions import Admission, Decision, Explained, Explanation, PreferenceQuestion
 from topoalign.core.errors import (
     BadRequest,
+    HardwareUnknown,
     InvalidField,
     KubeletOwnsDevices,
     NotFound,
@@ -49,18 +50,6 @@ Steps = Generator[HintQuestion | PreferenceQuestion, HintAnswer | tuple[DeviceID
 
 REMEMBERED = 1_000
 """Decisions kept for `explain`."""
-
-
-class TopologyUnknown(Unavailable):
-    """The allocator has not heard from discovery yet."""
-
-    code = "TopologyUnknown"
-
-    def __init__(self, node: NodeName) -> None:
-        super().__init__(
-            f"the hardware of node {node} is not known yet",
-            "ask again in a moment; if it stays so, see whether discovery runs and what its log says",
-        )
 
 
 log = structlog.get_logger("topoalign.allocator.admissions")
@@ -151,7 +140,7 @@ class Admissions:
         """Before the hardware is known nothing can be decided: not a refusal, and nothing to record."""
         state = self._ledger.state
         if state.topology is None or state.health is None:
-            raise TopologyUnknown(self._ledger.node)
+            raise HardwareUnknown(self._ledger.node, "discovery has not been heard")
 
     def _named(self, target: str) -> list[Allocation]:
         live = self._ledger.state.allocations

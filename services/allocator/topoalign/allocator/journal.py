@@ -17,7 +17,7 @@ from zlib import crc32
 
 import msgspec
 
-from topoalign.core.errors import StateFault, clean
+from topoalign.core.errors import InvalidField, StateFault, clean
 from topoalign.core.ids import NodeName
 from topoalign.core.ports import Entry
 
@@ -205,11 +205,14 @@ def open_journal(directory: Path, node: NodeName) -> Iterator[FileJournal]:
     """
     The journal of a state directory, which is made if it is missing and locked while the context is open.
 
-    Raises StateFault if another process has it (naming its pid), or if the directory cannot be used.
+    Raises StateFault if another process has it (naming its pid), InvalidField if the directory cannot be used.
     """
-    with faults(directory, "use the state directory"):
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        with faults(directory, "use the state directory"):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except StateFault as fault:
+        raise InvalidField("TOPOALIGN_STATE_DIR", fault.finding, fault.remedy) from fault
     journal = FileJournal(directory, node)
     try:
         take_lock(lock, directory)

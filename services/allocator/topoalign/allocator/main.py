@@ -19,6 +19,7 @@ from topoalign.runtime.settings import from_environment
 
 async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
     settings = from_environment(AllocatorSettings, context.environment)
+    rules = settings.rules
     with open_journal(settings.state_dir, settings.node) as journal:
         ledger = Ledger(settings.node, journal, context.clock)
         handouts = front = None
@@ -28,7 +29,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
                 ledger,
                 context.clock,
                 kubelet,
-                placement=settings.rules.placement,
+                placement=rules.placement,
                 gone_seconds=settings.gone_seconds,
             )
             front = KubeletFront(
@@ -38,7 +39,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
         admissions = Admissions(
             ledger,
             context.bus,
-            settings.rules,
+            rules,
             kubelet_owns_devices=front is not None,
             hint_seconds=settings.hint_seconds,
         )

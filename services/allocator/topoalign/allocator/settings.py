@@ -4,8 +4,9 @@ from pathlib import Path
 
 import msgspec
 
+from topoalign.core.hints.preconditions import check_rules
 from topoalign.core.ids import NodeName
-from topoalign.core.requests import AdmissionRules, Mode, Policy, Scope
+from topoalign.core.requests import AdmissionRules, Mode, Placement, Policy, Scope
 
 
 class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +33,7 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     mode: Mode = Mode.BEST
     """How admissions over the bus are decided; predictions for a node with a kubelet are made in mode `kubelet`."""
 
-    placement: str = "best-effort"
+    placement: Placement = Placement.BEST_EFFORT
     """Device policy: which GPUs, once the NUMA affinity is known."""
 
     reserved_cpus: str = ""
@@ -55,17 +56,16 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rules(self) -> AdmissionRules:
-        """The node's own rules. Raises ValidationError for a placement that does not exist."""
-        return msgspec.convert(
-            {
-                "policy": self.policy,
-                "scope": self.scope,
-                "mode": self.mode,
-                "placement": self.placement,
-                "reserved_cpus": self.reserved_cpus,
-            },
-            AdmissionRules,
+        """The node's own rules. Raises InvalidField for rules that cannot be meant."""
+        rules = AdmissionRules(
+            policy=self.policy,
+            scope=self.scope,
+            mode=self.mode,
+            placement=self.placement,
+            reserved_cpus=self.reserved_cpus,
         )
+        check_rules(rules)
+        return rules
 
     @property
     def pod_resources(self) -> Path:

@@ -34,6 +34,8 @@ class Announcer:
         self._news = anyio.Event()
         self._positions: dict[str, int] = {}
         self._failures = 0
+        """Rounds in a row in which something was not confirmed."""
+        self._trouble = ""
 
     def say(self, event: TopologyDiscovered | DeviceHealthChanged) -> None:
         message = wire.encode(event, self._clock.wall())
@@ -55,12 +57,13 @@ class Announcer:
         try:
             position = await self._bus.publish(message)
         except Unavailable as error:
-            if self._failures == 0:
+            if error.finding != self._trouble:
                 log.warning("bus does not confirm", finding=error.finding, remedy=error.remedy)
+            self._trouble = error.finding
             return False
         if self._failures:
             log.info("bus confirms again", tries=self._failures)
-            self._failures = 0
+        self._failures, self._trouble = 0, ""
         self._positions[message.subject] = position
         if self._waiting.get(message.subject) is message:
             del self._waiting[message.subject]

@@ -13,7 +13,7 @@ import structlog
 from anyio.abc import TaskStatus
 
 from topoalign.core import wire
-from topoalign.core.errors import DriverFault, InvalidField, Unavailable
+from topoalign.core.errors import DriverFault, HardwareUnknown, InvalidField
 from topoalign.core.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
 from topoalign.core.ids import DeviceID, NodeName
 from topoalign.core.ports import Bus, Clock, Driver, Endpoint, Inventory
@@ -30,15 +30,6 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 """Seconds between tries for as long as nothing could be read at all; doubled each time."""
 
 log = structlog.get_logger("topoalign.discovery")
-
-
-class HardwareUnknown(Unavailable):
-    """Nothing can be announced yet."""
-
-    code = "HardwareUnknown"
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason, "look at the log of the node's discovery service, and ask again later")
 
 
 class Discovery:
@@ -96,7 +87,7 @@ class Discovery:
         if request.node != self._node:
             raise InvalidField("node", f"this is the discovery service of {self._node}", "ask that node's own")
         if self._topology is None or self._health is None:
-            raise HardwareUnknown(self._trouble or "the hardware has not been read yet")
+            raise HardwareUnknown(self._node, self._trouble or "it has not been read yet")
         self.announce()
         return {
             "topology": (self._epoch, self._topology.revision),

@@ -11,17 +11,18 @@ from topoalign.core.placement.best_effort import best_effort
 from topoalign.core.placement.scores import Scores, link_scores
 from topoalign.core.placement.simple import simple
 from topoalign.core.placement.static_dgx import DGX1_PASCAL, DGX1_VOLTA, DGX2, StaticSets
+from topoalign.core.requests import Placement
 from topoalign.core.topology.model import Topology
 from topoalign.core.topology.queries import pair_score
 
 Choose = Callable[[Scores, Sequence[int], Collection[int], int], tuple[int, ...]]
 
 PLACEMENTS: Mapping[str, Choose] = {
-    "best-effort": best_effort,
-    "simple": simple,
-    "static-dgx1-pascal": StaticSets(DGX1_PASCAL),
-    "static-dgx1-volta": StaticSets(DGX1_VOLTA),
-    "static-dgx2": StaticSets(DGX2),
+    Placement.BEST_EFFORT: best_effort,
+    Placement.SIMPLE: simple,
+    Placement.STATIC_DGX1_PASCAL: StaticSets(DGX1_PASCAL),
+    Placement.STATIC_DGX1_VOLTA: StaticSets(DGX1_VOLTA),
+    Placement.STATIC_DGX2: StaticSets(DGX2),
 }
 """Device policies for GPUs by name: (scores, available, required, size) to positions, ascending; () for none."""
 

@@ -14,6 +14,7 @@ import msgspec
 import nkeys
 
 from topoalign.core.errors import InvalidField, clean
+from topoalign.runtime.settings import RuntimeSettings
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +30,17 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     """PEM of our own certificate, where the server asks for one."""
     tls_key: str | None = None
     """PEM of its key; without it the key is in `tls_cert`."""
+
+    @classmethod
+    def of(cls, settings: RuntimeSettings) -> "Access":
+        """As the settings have it."""
+        return cls(
+            creds=settings.nats_creds,
+            nkey=settings.nats_nkey,
+            tls_ca=settings.nats_tls_ca,
+            tls_cert=settings.nats_tls_cert,
+            tls_key=settings.nats_tls_key,
+        )
 
     def options(self) -> dict[str, str]:
         """What the NATS client is told. Raises InvalidField that names the setting whose file cannot be used."""

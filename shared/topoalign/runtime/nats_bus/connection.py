@@ -15,6 +15,7 @@ import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from typing import cast
 
 import anyio
 import nats.errors
@@ -42,6 +43,21 @@ class NobodyAnswers(BusUnavailable):
     """No one has subscribed to the subject: no such service, or no stream that stores it."""
 
 
+class TolerantClient(Client):
+    """
+    The library's client, which a subject that is not UTF-8 does not stop.
+
+    NATS stores such a subject; the library's read loop ends on it (nats-py 2.16.0), on every new connection again. With
+    the odd bytes replaced the message is one more that cannot be decoded, and is put aside by whoever hears it.
+    """
+
+    def _build_message(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
+    ) -> Msg:
+        whole = subject.decode(errors="replace").encode()
+        return cast(Msg, super()._build_message(sid, whole, reply, data, headers))
+
+
 class Wait:
     """A question that is under way."""
 
@@ -54,7 +70,7 @@ class Connection:
     """A connection that has been made. `lost` is set once it is gone, for good."""
 
     def __init__(self, url: str, inbox_prefix: str) -> None:
-        self.client = Client()
+        self.client = TolerantClient()
         self.url = url
         """As it may be shown."""
         self.lost = anyio.Event()
