@@ -155,6 +155,7 @@ async def test_the_pages_tell_life_readiness_and_metrics_and_carry_those_of_serv
         assert recorder.running is not None and recorder.running.http is not None
         async with httpx.AsyncClient(base_url=recorder.running.http) as http:
             alive, ill = await http.get("/livez"), await http.get("/readyz?verbose")
+            missing, wrong = await http.get("/no/such"), await http.post("/livez")
             reasons["disk"] = None
             well = await http.get("/readyz")
             metrics, own = await http.get("/metrics"), await http.get("/v1/own")
@@ -163,6 +164,7 @@ async def test_the_pages_tell_life_readiness_and_metrics_and_carry_those_of_serv
     assert (200, 503, 200, "mine") == (alive.status_code, ill.status_code, well.status_code, own.text)
     assert "[+] bus\n[-] disk: full of ?[31mred\nnot ready\n" == ill.text
     assert 'topoalign_build_info{version="' in metrics.text
+    assert [(404, "NotFound"), (405, "BadRequest")] == [(r.status_code, r.json()["code"]) for r in (missing, wrong)]
 
 
 async def test_an_address_in_use_is_said() -> None:

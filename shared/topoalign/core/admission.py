@@ -61,12 +61,12 @@ class NotAligned(NoFit):
         whose = "the pod" if container is None else f"container {container!r}"
         unmet = sorted({name for hints in alignment.hints.values() for name, each in hints.items() if each == ()})
         mask = alignment.merged.affinity
-        best = "any NUMA node" if mask is None else f"NUMA nodes {format_cpuset(nodes_of(mask))}"
-        why = (
-            f"{' and '.join(clean(name) for name in unmet)} cannot be met on any NUMA nodes"
-            if unmet
-            else f"the best alignment is {best}, and it is not preferred"
-        )
+        if unmet:
+            why = f"{' and '.join(clean(name) for name in unmet)} cannot be met on any NUMA nodes"
+        elif mask is None:
+            why = "no NUMA nodes suit all that it asks for"
+        else:
+            why = f"the best alignment is NUMA nodes {format_cpuset(nodes_of(mask))}, and it is not preferred"
         super().__init__(
             f"policy {rules.policy.value} refuses {whose}: {why}",
             "ask for less, wait until something is released, or use policy best-effort, which admits without alignment",

@@ -15,8 +15,9 @@ import uvicorn
 from anyio.abc import TaskStatus
 from prometheus_client import CONTENT_TYPE_LATEST, Info, generate_latest
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from topoalign.core.errors import Unavailable, clean
@@ -121,4 +122,15 @@ def application(context: Context) -> Starlette:
         {"version": metadata.version("topoalign")}
     )
     own = [Route("/livez", livez), Route("/readyz", readyz), Route("/metrics", metrics)]
-    return Starlette(routes=[*own, *context.routes])
+    return Starlette(routes=[*own, *context.routes], exception_handlers={HTTPException: failed})
+
+
+async def failed(request: Request, error: Exception) -> Response:
+    """No such page, or a method it does not take, in the words of the API."""
+    assert isinstance(error, HTTPException)
+    body = {
+        "code": "NotFound" if error.status_code == 404 else "BadRequest",
+        "finding": f"{request.method} {clean(request.url.path, 200)}: {error.detail}",
+        "remedy": "pages are /livez, /readyz, /metrics and, where a registry runs, those below /v1",
+    }
+    return JSONResponse(body, status_code=error.status_code, headers=error.headers)
