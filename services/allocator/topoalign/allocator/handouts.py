@@ -101,6 +101,7 @@ class Handouts:
         self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]], holdings: Sequence[Holding]
     ) -> tuple[Allocation, ...]:
         """Judges and records in one go: from here on nothing else can get in between."""
+        self._check(resource, containers)  # once more: the hardware may have changed while PodResources was read
         shown = {device for holding in holdings for device in holding.devices}
         order = list(self.state.hardware.devices[resource])
         answers: list[Allocation] = []
