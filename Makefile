@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 API ?= services/allocator/topoalign/allocator/kubelet/api
 
-.PHONY: demo test check lint types imports bench proto up down clean
+.PHONY: demo test check lint types imports bench proto lock up down clean
 
 $(READY): requirements/dev.txt pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("topoalign needs Python 3.11 or later") if sys.version_info < (3, 11) else None'
@@ -40,6 +40,15 @@ proto: $(READY)  ## generates the kubelet's protocols anew from proto/
 	  --python_betterproto2_out=$(API) \
 	  --python_betterproto2_opt=client_generation=async --python_betterproto2_opt=server_generation=async \
 	  proto/deviceplugin.proto proto/podresources.proto
+
+lock: $(READY)  ## pins the dependencies anew, by hash and without index lines
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	for set in "pyproject.toml --extra local -o requirements/runtime.txt" \
+	           "pyproject.toml --extra local --group dev -o requirements/dev.txt" \
+	           "requirements/build.in -o requirements/build.txt"; do \
+	  $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
+	    --quiet $$set || exit; \
+	done
 
 up:  ## four services and NATS in containers, on a described machine
 	docker compose up --build --detach

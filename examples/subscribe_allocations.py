@@ -1,6 +1,7 @@
 """Prints who gets and gives back which devices, on every node: `python examples/subscribe_allocations.py nats://HOST:4222`."""
 
 import sys
+from contextlib import suppress
 
 import anyio
 
@@ -22,4 +23,5 @@ async def main(url: str) -> None:
                     print(f"{node}: {name} is over ({reason})", flush=True)
 
 
-anyio.run(main, sys.argv[1] if len(sys.argv) > 1 else "nats://127.0.0.1:4222")
+with suppress(KeyboardInterrupt):
+    anyio.run(main, sys.argv[1] if len(sys.argv) > 1 else "nats://127.0.0.1:4222")

@@ -55,6 +55,11 @@ class Bus(MemoryBus):
 
     cut = False
     emptied = False
+    away = False
+
+    @property
+    def connected(self) -> bool:
+        return not self.away
 
     def __init__(self) -> None:
         super().__init__()

@@ -33,6 +33,19 @@ def pod(name: str, *, gpus: int = 0, cpus: int = 0, nics: int = 0, memory: int =
     return PodRequest(namespace=Namespace("default"), name=PodName(name), containers=(container,))
 
 
+def environment(node: NodeName, nats: str, folder: Path) -> dict[str, str]:
+    """The settings of a node agent that plays a dgx-a100 for the kubelet in `folder`."""
+    return {
+        "TOPOALIGN_NODE": node,
+        "TOPOALIGN_NATS_URL": nats,
+        "TOPOALIGN_MACHINE": "dgx-a100",
+        "TOPOALIGN_STATE_DIR": str(folder / "state"),
+        "TOPOALIGN_KUBELET_DIR": str(folder / "device-plugins"),
+        "TOPOALIGN_RECONCILE_SECONDS": "0.05",
+        "TOPOALIGN_GONE_SECONDS": "0.1",
+    }
+
+
 async def allocate(bus: Bus, node: NodeName, asked: PodRequest, **rules: str) -> Decision:
     request = AllocateRequest(node=node, pod=asked, rules=dict(rules))
     body = await bus.ask(wire.admission_subject(node, "allocate"), msgspec.json.encode(request), 10)

@@ -127,6 +127,16 @@ def host_tree(root: Path, *, gpus: int = 8, nics: int = 2) -> Path:
     return root
 
 
+def uuid(gpu: int) -> DeviceID:
+    return DeviceID(f"GPU-{gpu:08x}-0000-0000-0000-000000000000")
+
+
+def told_uuids(root: Path, *gpus: int) -> None:
+    """NVIDIA's driver is loaded and names these GPUs of a `host_tree`."""
+    for gpu in gpus:
+        put(root, f"proc/driver/nvidia/gpus/{address(gpu)}/information", f"GPU UUID: \t {uuid(gpu)}")
+
+
 def pci_device(root: Path, at: str, node: int, kind: str, vendor: str) -> None:
     bridge = f"0000:00:{int(at[5:7], 16) % 32:02x}.{int(at[5:7], 16) // 32}"
     folder = f"sys/devices/pci000{node}:00/{bridge}/{at}"

@@ -27,7 +27,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 def test_it_is_found_while_it_runs_and_its_file_is_gone_afterwards(environment: dict[str, str]) -> None:
     with running.announced(up(), environment):
-        file = running.path(environment)
+        file = running.folder(environment) / f"up-{os.getpid()}.json"
         found, mode = running.find(environment), stat.S_IMODE(file.stat().st_mode)
 
     assert (up(), 0o600) == (found, mode)
@@ -42,20 +42,30 @@ def test_one_that_was_killed_is_not_found_though_its_file_is_left(environment: d
         assert None is running.find(environment)
 
 
-def test_of_two_the_later_is_found_and_the_earlier_leaves_its_file_alone(environment: dict[str, str]) -> None:
+def test_of_two_the_later_is_found_and_after_its_end_the_earlier(environment: dict[str, str]) -> None:
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     with running.announced(up(nats="nats://127.0.0.1:1"), environment):
-        later = running.announced(up(nats="nats://127.0.0.1:2"), environment)
-        later.__enter__()
+        with running.announced(up(other.pid, nats="nats://127.0.0.1:2"), environment):
+            os.utime(running.folder(environment) / f"up-{os.getpid()}.json", (1, 1))
+            later = running.find(environment)
+        earlier = running.find(environment)
+    other.communicate()
 
-    found = running.find(environment)
-    assert found is not None
-    assert "nats://127.0.0.1:2" == found.nats
-    later.__exit__(None, None, None)
+    assert later is not None and earlier is not None
+    assert ["nats://127.0.0.1:2", "nats://127.0.0.1:1"] == [later.nats, earlier.nats]
+
+
+def test_where_no_file_can_be_written_it_runs_all_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    with running.announced(up(), {"XDG_RUNTIME_DIR": str(tmp_path / "file")}):
+        pass
+
+    assert "must say --nats" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"pid": "x"}', b"\xff"])
 def test_a_damaged_file_counts_as_none(environment: dict[str, str], content: bytes) -> None:
-    file = running.path(environment)
+    file = running.folder(environment) / f"up-{os.getpid()}.json"
     file.parent.mkdir()
     file.write_bytes(content)
 

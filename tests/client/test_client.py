@@ -1,5 +1,6 @@
 """What a subscriber can rely on, whatever the stream and its writers do."""
 
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 
@@ -8,10 +9,11 @@ import msgspec
 import pytest
 from bus_support import killable, stored
 from fact_support import Writer
+from structlog.testing import capture_logs
 
-from topoalign.client import Client, Heard, connect
+from topoalign.client import Client, Heard, connect, subscriber
 from topoalign.core import wire
-from topoalign.core.errors import BusUnavailable
+from topoalign.core.errors import BusRefused, BusUnavailable
 from topoalign.core.events import (
     AllocationBound,
     AllocationGranted,
@@ -28,7 +30,7 @@ from topoalign.core.state import replay
 from topoalign.core.topology.model import Topology
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
-from topoalign.runtime.nats_bus import connect_bus
+from topoalign.runtime.nats_bus import NatsBus, connect_bus
 
 pytestmark = pytest.mark.anyio
 TIME = 1_700_000_000.5
@@ -296,3 +298,170 @@ async def test_it_goes_on_through_a_killed_server_over_nats(tmp_path: Path) -> N
 
     assert writer.said == facts(received)
     assert isinstance(received[1].event, AllocationGranted)
+
+
+async def delete(bus: NatsBus, stream: Stream) -> None:
+    await bus.live().api(f"$JS.API.STREAM.DELETE.{stream}", b"")
+
+
+async def caught_up(client: Client, stream: Stream, events: AsyncIterator[Heard]) -> None:
+    """Waits for an event that does not come until the client has nothing left to read."""
+
+    async def wait() -> None:
+        await anext(events)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wait)
+        while client.unread[stream]:  # noqa: ASYNC110  # the client has no event for it
+            await anyio.sleep(0.01)
+        tasks.cancel_scope.cancel()
+
+
+async def test_after_the_stream_was_deleted_everything_in_the_new_one_is_news(tmp_path: Path) -> None:
+    """C38, for a subscriber that reads on live and for one that counts what is unread, as the registry does."""
+    writer = Writer()
+    async with killable(tmp_path) as server, connect_bus(server.url) as bus:
+        live, counting = Client(bus), Client(bus)
+        async with aclosing(live.allocations()) as events, aclosing(counting.allocations(since=0)) as others:
+            await publish(bus, writer.snapshot(), *(writer.grant(str(n), f"GPU-{n}") for n in range(9)))
+            await anext(events)
+            for _ in range(10):
+                await anext(others)
+            await delete(bus, Stream.ALLOCATIONS)
+            await stored(bus, wire.encode(writer.grant("new", "GPU-9"), TIME))
+            await publish(bus, writer.snapshot(), writer.release("1"))
+            with anyio.fail_after(20):
+                received = [[await anext(one) for _ in range(3)] for one in (events, others)]
+                await caught_up(counting, Stream.ALLOCATIONS, others)
+
+    assert [writer.said[-3:]] * 2 == [facts(one) for one in received]
+    assert [1, 2, 3] == [one.position for one in received[0]]
+
+
+async def test_after_the_stream_was_deleted_a_gap_is_healed_as_before(tmp_path: Path) -> None:
+    writer = Writer()
+    async with killable(tmp_path) as server, connect_bus(server.url) as bus:
+
+        async def announce(body: bytes) -> bytes:
+            await publish(bus, writer.snapshot())
+            return wire.answer([writer.epoch, writer.state.seq])
+
+        endpoint = Endpoint(name="snapshot", subject=wire.admission_subject(writer.node, "snapshot"), answer=announce)
+        async with bus.serve("topoalign-allocator", [endpoint]), aclosing(Client(bus).allocations()) as events:
+            await publish(bus, writer.snapshot(), *(writer.grant(str(n), f"GPU-{n}") for n in range(9)))
+            await anext(events)
+            await delete(bus, Stream.ALLOCATIONS)
+            writer.grant("lost", "GPU-9")  # never published
+            await stored(bus, wire.encode(writer.release("1"), TIME))
+            with anyio.fail_after(20):
+                healed = await anext(events)
+
+    assert isinstance(healed.event, AllocationsSnapshot)
+    assert writer.state.digest == replay(writer.node, [healed.event]).digest
+
+
+async def test_hardware_announced_on_a_stream_that_was_made_anew_is_news(tmp_path: Path) -> None:
+    async with killable(tmp_path) as server, connect_bus(server.url) as bus:
+        client = Client(bus)
+        await publish(bus, *(topology(name, 1) for name in "abcdef"))
+        async with aclosing(client.nodes()) as events:
+            for _ in range(6):
+                await anext(events)
+            await delete(bus, Stream.NODES)
+            await stored(bus, wire.encode(topology("a", 2), TIME))
+            await publish(bus, topology("b", 2))
+            with anyio.fail_after(20):
+                news = [(await anext(events)).event for _ in range(2)]
+                await caught_up(client, Stream.NODES, events)
+
+    assert [topology("a", 2), topology("b", 2)] == news
+
+
+class Shrinking(MemoryBus):
+    """Its stream was longer when it was asked for the first time: it was lost, or its messages grew too old, since."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lost = 5
+
+    async def last_position(self, stream: Stream, subject: str = ">") -> int:
+        lost, self.lost = self.lost, 0
+        return await super().last_position(stream, subject) + lost
+
+
+@pytest.mark.parametrize("since", [None, 3])
+async def test_a_past_that_never_comes_is_not_waited_for(since: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subscriber, "ASK_AGAIN_SECONDS", 0.02)
+    bus, writer = Shrinking(), Writer()
+    await publish(bus, writer.snapshot(), writer.grant("1", "GPU-0"))
+    client = Client(bus)
+    async with aclosing(client.allocations(since)) as events:
+        with anyio.fail_after(20):
+            first = await anext(events)
+        await publish(bus, writer.release("1"))
+
+        assert writer.said[-1] == (await anext(events)).event
+    assert isinstance(first.event, AllocationsSnapshot)
+    assert {"GPU-0"} == first.event.allocations[0].device_ids
+    assert 0 == client.unread[Stream.ALLOCATIONS]
+
+
+class Refusing(MemoryBus):
+    """Refuses the first few questions for the end of a stream."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+
+    async def last_position(self, stream: Stream, subject: str = ">") -> int:
+        self.times -= 1
+        if self.times >= 0:
+            raise BusRefused("no permission", "grant it")
+        return await super().last_position(stream, subject)
+
+
+async def test_a_bus_that_refuses_is_waited_for_and_the_refusal_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(subscriber, "LONG_PAUSE", 0)
+    bus, writer = Refusing(times=3), Writer()
+    await publish(bus, writer.snapshot())
+    with capture_logs() as logs:
+        received = await heard(Client(bus), 1, since=0)
+
+    assert writer.said == facts(received)
+    assert [("bus refuses", "no permission", "grant it")] == [
+        (line["event"], line["finding"], line["remedy"]) for line in logs
+    ]
+
+
+async def test_a_snapshot_that_differs_from_the_facts_before_it_is_counted_and_believed() -> None:
+    bus, writer = MemoryBus(), Writer()
+    client = Client(bus)
+    facts_before = [writer.snapshot(), writer.grant("1", "GPU-0"), writer.snapshot()]
+    wrong = writer.snapshot()
+    assert isinstance(wrong, AllocationsSnapshot)
+    wrong = msgspec.structs.replace(wrong, allocations=(), digest="0123456789abcdef")
+    async with aclosing(client.allocations(since=0)) as events:
+        await publish(bus, *facts_before)
+        for _ in facts_before:
+            await anext(events)
+        agreed = client.counts.divergent
+        await publish(bus, wrong)
+        with capture_logs() as logs:
+            received = await anext(events)
+
+    assert (0, 1) == (agreed, client.counts.divergent)
+    assert wrong == received.event
+    assert ["snapshot differs from the facts before it"] == [line["event"] for line in logs]
+
+
+async def test_a_snapshot_that_heals_a_gap_is_no_difference() -> None:
+    bus, writer = MemoryBus(), Writer()
+    client = Client(bus)
+    said = [writer.snapshot()]
+    writer.grant("lost", "GPU-0")
+    await publish(bus, *said, writer.grant("2", "GPU-1"), writer.snapshot())
+    async with aclosing(client.allocations(since=0)) as events:
+        assert [said[0], writer.said[-1]] == [(await anext(events)).event for _ in range(2)]
+    assert (1, 0) == (client.counts.gaps, client.counts.divergent)

@@ -9,10 +9,11 @@ import anyio
 import nkeys
 import pytest
 from bus_support import GRANTED, KillableServer, killable, said
+from structlog.testing import capture_logs
 
 from topoalign.core.errors import BusRefused, BusUnavailable, InvalidField
 from topoalign.core.ports import Stream
-from topoalign.runtime.nats_bus import Access, connect_bus
+from topoalign.runtime.nats_bus import Access, connect_bus, follower
 
 pytestmark = pytest.mark.anyio
 ALL = "topoalign.v1.>"
@@ -59,13 +60,31 @@ async def test_a_subscriber_may_be_allowed_to_do_no_more_than_read(tmp_path: Pat
                 await bus.publish(said(2))
 
 
-async def test_following_without_permission_is_refused_with_the_subject(tmp_path: Path) -> None:
-    writer = """{ user: writer, password: x, permissions: { publish: { deny: ["$JS.API.CONSUMER.>"] } } }"""
-    async with killable(tmp_path, users(writer)) as server:
+async def test_a_missing_permission_to_follow_is_said_once_and_following_begins_when_it_is_granted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node agent follows for itself, beside the kubelet's requests: the hub must not be able to end it."""
+    monkeypatch.setattr(follower, "REFUSED_PAUSE", 0.02)
+    forbidden = 'permissions: { publish: { deny: ["$JS.API.CONSUMER.>"] } }'
+    async with killable(tmp_path, users(f"{{ user: writer, password: x, {forbidden} }}")) as server:
         url = server.url.replace("nats://", "nats://writer:x@")
         async with connect_bus(url) as bus, bus.follow(Stream.ALLOCATIONS, ALL) as messages:
-            with anyio.fail_after(5), pytest.raises(BusRefused, match=r"no permission on \$JS.API.CONSUMER.CREATE"):
-                await anext(messages)
+            await bus.publish(said(1))
+            with capture_logs() as logs:
+                with anyio.move_on_after(0.5):
+                    await anext(messages)
+                    raise AssertionError
+                server.kill()
+                server.more = users("{ user: writer, password: x }")
+                await server.start()
+                with anyio.fail_after(20):
+                    assert said(1) == (await anext(messages)).message
+
+    refusals = [line["finding"] for line in logs if line["event"] == "cannot follow"]
+    assert 1 == len(refusals)
+    assert "no permission on $JS.API.CONSUMER.CREATE.TOPOALIGN_ALLOCATIONS" in refusals[0]
+    beside = [line["finding"] for line in logs if line["event"] == "nats refuses"]
+    assert sorted(set(beside)) == sorted(beside)
 
 
 async def test_an_nkey_opens_the_door_and_a_wrong_one_is_refused_without_its_text(

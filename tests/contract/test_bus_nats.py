@@ -10,11 +10,12 @@ import anyio
 import msgspec
 import pytest
 from bus_support import KillableServer, bodies, disconnected, heard, killable, said, stored
+from structlog.testing import capture_logs
 
 from topoalign.core.errors import BusRefused, BusUnavailable
 from topoalign.core.ports import Bus, Endpoint, Stream
 from topoalign.runtime import stores
-from topoalign.runtime.nats_bus import NatsBus, connect_bus
+from topoalign.runtime.nats_bus import NatsBus, connect_bus, follower
 
 pytestmark = pytest.mark.anyio
 ALL = "topoalign.v1.>"
@@ -270,6 +271,42 @@ async def test_a_stream_deleted_while_in_use_is_made_anew_and_followed_from_its_
             await stored(bus, said(number))
 
         assert [said(number).body for number in range(100, 103)] == bodies(await heard(messages, 3))
+
+
+OVERLAPPING = {"name": "SOMEBODY_ELSES", "subjects": ["topoalign.v1.allocation.>"], "storage": "memory"}
+
+
+async def test_a_store_that_cannot_be_made_anew_stops_no_follower_and_the_reason_is_told(
+    server: KillableServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower, "REFUSED_PAUSE", 0.02)
+    async with connect_bus(server.url) as bus, bus.follow(Stream.ALLOCATIONS, ALL) as messages:
+        await bus.publish(said(1))
+        await anext(messages)
+        await api(bus, "STREAM.DELETE.TOPOALIGN_ALLOCATIONS")
+        await api(bus, "STREAM.CREATE.SOMEBODY_ELSES", OVERLAPPING)
+        with capture_logs() as logs, anyio.move_on_after(0.5):
+            await anext(messages)
+            raise AssertionError
+        with pytest.raises(BusRefused, match="subjects overlap"):
+            await bus.last_position(Stream.ALLOCATIONS)
+        await api(bus, "STREAM.DELETE.SOMEBODY_ELSES")
+        await stored(bus, said(2))
+
+        assert said(2) == (await anext(messages)).message
+    refusals = [line for line in logs if line["event"] == "cannot follow"]
+    assert 1 == len(refusals)
+    assert "store TOPOALIGN_ALLOCATIONS: NATS refuses: subjects overlap" in refusals[0]["finding"]
+    assert "another stream takes its subjects" in refusals[0]["remedy"]
+
+
+async def test_asking_a_missing_store_for_its_end_makes_it(server: KillableServer) -> None:
+    async with connect_bus(server.url) as bus:
+        await api(bus, "STREAM.DELETE.TOPOALIGN_ALLOCATIONS")
+        with pytest.raises(BusUnavailable, match="was missing"):
+            await bus.last_position(Stream.ALLOCATIONS)
+
+        assert 0 == await bus.last_position(Stream.ALLOCATIONS)
 
 
 async def test_a_server_with_too_little_room_is_refused_with_a_remedy(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from nvml_support import host_tree, script, standing_in, switch_links
+from nvml_support import host_tree, put, script, standing_in, switch_links, told_uuids, uuid
 
 from topoalign.core.ports import Driver, Inventory
 from topoalign.core.topology.validate import validate
@@ -14,6 +14,7 @@ from topoalign.discovery.drivers.auto import AutoDriver
 from topoalign.discovery.drivers.described import DescribedDriver
 from topoalign.discovery.drivers.nvml.driver import NvmlDriver
 from topoalign.discovery.drivers.sysfs import SysfsDriver
+from topoalign.machines.sysfs import read_gpus
 from topoalign.runtime.clock import SystemClock
 
 pytestmark = pytest.mark.anyio
@@ -28,15 +29,20 @@ def described(request: pytest.FixtureRequest, folder: Path) -> Driver:
 
 
 def sysfs(request: pytest.FixtureRequest, folder: Path) -> Driver:
-    return SysfsDriver(host_tree(folder / "host"), SystemClock(), SECONDS)
+    root = host_tree(folder / "host")
+    told_uuids(root, *range(8))
+    return SysfsDriver(root, SystemClock(), SECONDS)
 
 
 def sysfs_captured(request: pytest.FixtureRequest, folder: Path) -> Driver:
-    """A POWER9 with six GPUs whose memory is NUMA nodes, as hwloc captured it."""
+    """A POWER9 with six GPUs whose memory is NUMA nodes, as hwloc captured it: all but their uuids."""
     archive = request.getfixturevalue("vectors") / "sysfs_trees" / "power9-nvidiagpunumanodes.tar.bz2"
     with tarfile.open(archive) as tar:
         tar.extractall(folder, filter="tar")
-    return SysfsDriver(folder / "nvidiagpunumanodes", SystemClock(), SECONDS)
+    root = folder / "nvidiagpunumanodes"
+    for gpu in read_gpus(root):
+        put(root, f"proc/driver/nvidia/gpus/{gpu.pci}/information", f"GPU UUID: {uuid(gpu.index)}")
+    return SysfsDriver(root, SystemClock(), SECONDS)
 
 
 def nvml(request: pytest.FixtureRequest, folder: Path) -> Driver:

@@ -1,8 +1,10 @@
 """What every journal promises, and what the one on disk promises beyond it."""
 
+import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -169,9 +171,35 @@ def test_an_append_that_the_disk_takes_only_in_part_is_not_in_the_journal_and_th
         assert [entry(1), entry(3)] == journal.load()
 
 
-def test_a_mark_that_is_not_readable_means_that_nothing_is_known_to_be_published(tmp_path: Path) -> None:
+def test_a_mark_that_is_not_readable_means_that_it_is_not_known_what_was_published(tmp_path: Path) -> None:
     on_disk(tmp_path, 1)
     (tmp_path / "published").write_text("not numbers")
 
     with open_journal(tmp_path, NODE) as journal:
-        assert journal.published() == (0, 0)
+        assert journal.published() is None
+
+
+@pytest.mark.parametrize("call", ["open", "write", "fsync", "replace", "close"])
+@pytest.mark.parametrize("nth", [1, 2])
+def test_whatever_call_of_a_rewrite_fails_what_is_appended_afterwards_is_there_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, nth: int
+) -> None:
+    """Above all where the new file is in place already: the old one, still open, must not be written any more."""
+    on_disk(tmp_path, 1, 2)
+    journal = FileJournal(tmp_path, NODE)
+    journal.load()
+    original, calls = getattr(os, call), count(1)
+
+    def failing(*args: object, **kwargs: object) -> object:
+        if next(calls) == nth:
+            raise OSError(errno.EIO, "Input/output error")
+        return original(*args, **kwargs)
+
+    with monkeypatch.context() as patch, suppress(StateFault):
+        patch.setattr(os, call, failing)
+        journal.rewrite([entry(2)])
+    journal.append(entry(3))
+    journal.close()
+
+    with open_journal(tmp_path, NODE) as again:
+        assert [entry(2), entry(3)] == again.load()[-2:]

@@ -245,9 +245,21 @@ def test_a_dead_letter_can_be_sent_whatever_the_message_was(headers: dict[str, s
     message = Message(subject=subject, headers={**headers, "ce-source": "%C0%A0"}, body=body)
     letter = wire.dead_letter("registry", message, Undecodable("it", "never was \x1b[31m"), 5.5)
 
+    assert all(value.isascii() and value.isprintable() and " " not in value for value in letter.headers.values())
+    assert "%C0%A0" == letter.headers["ce-source"]
     assert "topoalign.v1.deadletter.registry" == letter.subject
     assert body == letter.body
     assert letter.headers["topoalign-reason"].isascii()
+
+
+@pytest.mark.parametrize("name", ["ce-\x00", "ce-\x7f", "ce-extension", "Nats-Msg-Id", "Nats-Expected-Stream"])
+def test_a_dead_letter_takes_over_no_header_that_events_do_not_have(name: str) -> None:
+    """A client of NATS refuses to send some names, and the server obeys others."""
+    message = Message(subject="x", headers={name: "y", "ce-type": "\udcff", "traceparent": "00-1-2-01"}, body=b"")
+    letter = wire.dead_letter("registry", message, Undecodable("it", "no event"), 5.5)
+
+    names = {"ce-type", "traceparent", "topoalign-subject", "topoalign-reason", "topoalign-time"}
+    assert names == letter.headers.keys()
 
 
 def test_a_failure_comes_back_as_an_error_of_the_same_fault_with_the_code_of_the_other_side() -> None:

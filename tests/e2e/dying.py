@@ -2,7 +2,8 @@
 Runs node agents that die by SIGKILL at a chosen step.
 
 A program of its own: it imports everything once and then forks an agent for each line it reads, so that a start costs
-milliseconds. A line is `{"environment": {...}, "arm": PATH, "step": N, "log": PATH}`; the answer is the agent's pid.
+milliseconds. A line is `{"environment": {...}, "arm": PATH, "step": N, "log": PATH, "compact_after": N}`; the
+answer is the agent's pid.
 Once the file `arm` exists, every write, sync, rename and send of the agent is a step, and before its Nth the agent
 kills itself. What a power button would do to a process, at every moment that the outside world can see.
 """
@@ -18,6 +19,7 @@ from typing import Any
 
 import anyio
 
+from topoalign.allocator.ledger import Ledger
 from topoalign.runtime.logging import configure_logging
 from topoalign.runtime.runner import find, run_services
 
@@ -56,6 +58,8 @@ def agent(order: dict[str, Any]) -> None:
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    assert Ledger.__init__.__kwdefaults__ is not None
+    Ledger.__init__.__kwdefaults__["compact_after"] = order["compact_after"]
     fuse = Fuse(order["arm"], order["step"])
     for owner, name in STEPS:
         setattr(owner, name, fuse.guard(getattr(owner, name)))

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import anyio
 import pytest
-from e2e_support import pod
+from e2e_support import environment, pod
 
 from topoalign.allocator.kubelet.standin import KubeletStandIn
 from topoalign.client import Client
 from topoalign.core import wire
 from topoalign.core.decisions import Admission
-from topoalign.core.events import AllocationGranted
+from topoalign.core.events import AllocationGranted, LedgerFact
 from topoalign.core.ids import GPU, NIC, NodeName
 from topoalign.core.ports import Bus, Stream
 from topoalign.core.requests import AdmissionRules, Policy
@@ -29,8 +29,8 @@ from topoalign.runtime.nats_server import local_nats
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
-STEPS = range(1, 61)
-"""More than an allocation has, so that the last agents survive it and are killed afterwards."""
+STEPS = {1_000: range(1, 61), 1: range(1, 91)}
+"""By `compact_after`: more than an allocation has, so that the last agents survive it and are killed afterwards."""
 TOGETHER = 8
 """Agents at a time: each mostly waits."""
 
@@ -47,9 +47,16 @@ class Agents:
         )
         self.pids: list[int] = []
 
-    def start(self, environment: dict[str, str], arm: Path, step: int, log: Path) -> int:
+    def start(self, environment: dict[str, str], arm: Path, step: int, log: Path, compact_after: int = 1_000) -> int:
+        """An agent that dies before its `step`th step once `arm` exists."""
         assert self._program.stdin is not None and self._program.stdout is not None
-        order = {"environment": environment, "arm": str(arm), "step": step, "log": str(log)}
+        order = {
+            "environment": environment,
+            "arm": str(arm),
+            "step": step,
+            "log": str(log),
+            "compact_after": compact_after,
+        }
         self._program.stdin.write(json.dumps(order) + "\n")
         self._program.stdin.flush()
         self.pids.append(int(self._program.stdout.readline()))
@@ -83,13 +90,15 @@ def agents() -> Iterator[Agents]:
     running.close()
 
 
+@pytest.mark.parametrize("compact_after", [1_000, 1])
 async def test_an_agent_killed_at_any_step_of_an_allocation_agrees_with_the_kubelet_afterwards(
-    folder: Path, agents: Agents
+    folder: Path, agents: Agents, compact_after: int
 ) -> None:
     """
     For each step N: a pod is admitted while the agent dies before its Nth write, sync, rename or send. A second agent
     starts on the same state, and a second pod takes all that is left. Then the record and the kubelet agree, no device is
-    in two live allocations, and the stream holds each fact once and in order.
+    in two live allocations, and the stream holds each fact once and in order. Once with a journal that is only appended
+    to, and once with one that is written anew after every entry.
     """
     survived: list[int] = []
     async with local_nats(folder / "nats") as nats, connect_bus(nats) as bus:
@@ -97,58 +106,108 @@ async def test_an_agent_killed_at_any_step_of_an_allocation_agrees_with_the_kube
 
         async def one(step: int) -> None:
             async with turn:
-                if await killed_at(step, folder / str(step), nats, bus, agents):
+                life = Life(folder / str(step), NodeName(f"node-{step}"), nats, bus, agents)
+                if await life.killed_while_allocating(step, compact_after):
                     survived.append(step)
 
         async with anyio.create_task_group() as tasks:
-            for step in STEPS:
+            for step in STEPS[compact_after]:
                 tasks.start_soon(one, step)
 
-    assert min(STEPS) not in survived, "the first step of an allocation kills"
-    assert max(STEPS) in survived, "an allocation has fewer steps than are tried"
+    assert min(STEPS[compact_after]) not in survived, "the first step of an allocation kills"
+    assert max(STEPS[compact_after]) in survived, "an allocation has fewer steps than are tried"
 
 
-async def killed_at(step: int, folder: Path, nats: str, bus: Bus, agents: Agents) -> bool:
-    """Plays one life and the next; returns whether the first agent survived the allocation."""
-    node = NodeName(f"node-{step}")
-    plugins, resources, arm = folder / "device-plugins", folder / "pod-resources", folder / "arm"
-    for directory in (plugins, resources):
-        directory.mkdir(parents=True)
-    environment = {
-        "TOPOALIGN_NODE": node,
-        "TOPOALIGN_NATS_URL": nats,
-        "TOPOALIGN_MACHINE": "dgx-a100",
-        "TOPOALIGN_STATE_DIR": str(folder / "state"),
-        "TOPOALIGN_KUBELET_DIR": str(plugins),
-        "TOPOALIGN_RECONCILE_SECONDS": "0.1",
-    }
-    machine = load("dgx-a100").topology
-    kubelet = KubeletStandIn(plugins, resources, machine, AdmissionRules(policy=Policy.BEST_EFFORT))
-    async with anyio.create_task_group() as tasks:
-        await tasks.start(kubelet.run)
-        first = agents.start(environment, arm, step, folder / "first.log")
-        await kubelet.until(lambda k: k.allocatable(GPU) == 8 and k.allocatable(NIC) == 10)
-        arm.touch()
-        admitted = isinstance(await kubelet.admit(pod("first", gpus=3, nics=1)), Admission)
-        survived = alive(first)
-        kill(first)
-        arm.unlink()
-        await kubelet.until(lambda k: k.allocatable(GPU) == 0)
+async def test_an_agent_killed_at_any_step_of_its_start_finds_everything_at_the_next(
+    folder: Path, agents: Agents
+) -> None:
+    """Starting writes the journal anew; whatever is left of that, the allocation made before is there."""
+    async with local_nats(folder / "nats") as nats, connect_bus(nats) as bus:
+        turn = anyio.CapacityLimiter(TOGETHER)
 
-        after = agents.start(environment, arm, 1_000_000, folder / "second.log")
-        await kubelet.until(lambda k: k.allocatable(GPU) == 8 and k.allocatable(NIC) == 10)
-        left = 5 if admitted else 8
-        second = await kubelet.admit(pod("second", gpus=left, nics=9 if admitted else 10))
-        assert isinstance(second, Admission), second
-        state = await agreeing(kubelet, bus, node)
-        kill(after)
-        await kubelet.until(lambda k: k.allocatable(GPU) == 0)
-        tasks.cancel_scope.cancel()
+        async def one(step: int) -> None:
+            async with turn:
+                await Life(folder / str(step), NodeName(f"node-{step}"), nats, bus, agents).killed_while_starting(step)
 
-    held = [device for allocation in state.allocations.values() for device in allocation.device_ids]
-    assert len(set(held)) == len(held)
-    await assert_said_once(bus, node, state)
-    return survived
+        async with anyio.create_task_group() as tasks:
+            for step in range(1, 13):
+                tasks.start_soon(one, step)
+
+
+class Life:
+    """One node: its kubelet, which lives on, and its agents, which do not."""
+
+    def __init__(self, folder: Path, node: NodeName, nats: str, bus: Bus, agents: Agents) -> None:
+        plugins, resources = folder / "device-plugins", folder / "pod-resources"
+        for directory in (plugins, resources):
+            directory.mkdir(parents=True)
+        self.folder, self.node, self.bus, self.agents = folder, node, bus, agents
+        self.arm = folder / "arm"
+        self.environment = environment(node, nats, folder)
+        machine = load("dgx-a100").topology
+        self.kubelet = KubeletStandIn(plugins, resources, machine, AdmissionRules(policy=Policy.BEST_EFFORT))
+
+    def start(self, step: int = 1_000_000, compact_after: int = 1_000) -> int:
+        return self.agents.start(self.environment, self.arm, step, self.folder / "agent.log", compact_after)
+
+    async def listed(self) -> None:
+        await self.kubelet.until(lambda k: k.allocatable(GPU) == 8 and k.allocatable(NIC) == 10)
+
+    async def unlisted(self) -> None:
+        await self.kubelet.until(lambda k: k.allocatable(GPU) == 0 and k.allocatable(NIC) == 0)
+
+    async def killed_while_allocating(self, step: int, compact_after: int) -> bool:
+        """Returns whether the first agent survived the allocation."""
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(self.kubelet.run)
+            first = self.start(step, compact_after)
+            await self.listed()
+            self.arm.touch()
+            admitted = isinstance(await self.kubelet.admit(pod("first", gpus=3, nics=1)), Admission)
+            survived = alive(first)
+            kill(first)
+            self.arm.unlink()
+            await self.unlisted()
+
+            second = self.start(compact_after=compact_after)
+            await self.listed()
+            rest = pod("second", gpus=5, nics=9) if admitted else pod("second", gpus=8, nics=10)
+            decision = await self.kubelet.admit(rest)
+            assert isinstance(decision, Admission), decision
+            await self.end_in_agreement(second)
+            tasks.cancel_scope.cancel()
+        return survived
+
+    async def killed_while_starting(self, step: int) -> None:
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(self.kubelet.run)
+            first = self.start()
+            await self.listed()
+            decision = await self.kubelet.admit(pod("first", gpus=3, nics=1))
+            assert isinstance(decision, Admission), decision
+            kill(first)
+            await self.unlisted()
+
+            self.arm.touch()
+            second = self.start(step)
+            while alive(second) and self.kubelet.allocatable(GPU) == 0:
+                await anyio.lowlevel.checkpoint()
+            kill(second)
+            self.arm.unlink()
+            await self.unlisted()
+
+            third = self.start()
+            await self.listed()
+            await self.end_in_agreement(third)
+            tasks.cancel_scope.cancel()
+
+    async def end_in_agreement(self, agent: int) -> None:
+        state = await agreeing(self.kubelet, self.bus, self.node)
+        kill(agent)
+        await self.unlisted()
+        held = [device for allocation in state.allocations.values() for device in allocation.device_ids]
+        assert len(set(held)) == len(held)
+        await assert_said_once(self.bus, self.node, state)
 
 
 def alive(pid: int) -> bool:
@@ -184,16 +243,20 @@ async def agreeing(kubelet: KubeletStandIn, bus: Bus, node: NodeName) -> NodeSta
 
 async def assert_said_once(bus: Bus, node: NodeName, state: NodeState) -> None:
     """The stream holds the facts of the node's journal from the first on, each once, in order, without a gap."""
-    numbers: list[int] = []
+    places: list[tuple[int, int]] = []
     granted: list[str] = []
     async with bus.follow(Stream.ALLOCATIONS, wire.allocation_subjects(node)) as messages:
         async for received in messages:
             event = wire.decode(received.message)
-            numbers.append(getattr(event, "seq", 0))
+            assert isinstance(event, LedgerFact)
+            places.append((event.epoch, event.seq))
             if isinstance(event, AllocationGranted):
                 granted.append(event.allocation.id)
-            if numbers[-1] >= state.seq:
+            if places[-1] == (state.epoch, state.seq):
                 break
 
-    assert list(range(1, state.seq + 1)) == numbers
+    assert places == sorted(set(places))
+    for epoch in {epoch for epoch, _ in places}:
+        numbers = [seq for each, seq in places if each == epoch]
+        assert list(range(1, len(numbers) + 1)) == numbers
     assert sorted(set(granted)) == sorted(granted)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from e2e_support import in_one_process, pod
+from e2e_support import environment, in_one_process, pod
 
 from topoalign.allocator.kubelet.standin import KubeletStandIn
 from topoalign.core import wire
@@ -57,20 +57,11 @@ async def test_pods_come_and_go_while_nats_is_away_and_every_event_arrives_in_or
     async with local_nats(folder / "nats") as first_url:
         port = int(first_url.rsplit(":", 1)[1])
     url = f"nats://127.0.0.1:{port}"
-    environment = {
-        "TOPOALIGN_NODE": NODE,
-        "TOPOALIGN_NATS_URL": url,
-        "TOPOALIGN_MACHINE": "dgx-a100",
-        "TOPOALIGN_STATE_DIR": str(folder / "state"),
-        "TOPOALIGN_KUBELET_DIR": str(plugins),
-        "TOPOALIGN_RECONCILE_SECONDS": "0.05",
-        "TOPOALIGN_GONE_SECONDS": "0.1",
-    }
     machine = load("dgx-a100").topology
     kubelet = KubeletStandIn(plugins, resources, machine, AdmissionRules(policy=Policy.BEST_EFFORT))
     async with anyio.create_task_group() as tasks:
         await tasks.start(kubelet.run)
-        async with in_one_process(None, environment, ("discovery", "hinting", "allocator")):
+        async with in_one_process(None, environment(NODE, url, folder), ("discovery", "hinting", "allocator")):
             await kubelet.until(lambda k: k.allocatable(GPU) == 8)
             await come_and_go(kubelet, range(PODS))
 

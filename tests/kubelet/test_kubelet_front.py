@@ -1,6 +1,8 @@
 """The plugins stay registered, whatever the kubelet and its directory do. Time moves only when a test says so."""
 
+import os
 import socket
+from contextlib import closing
 from pathlib import Path
 
 import anyio
@@ -11,6 +13,7 @@ from kubelet_support import MemoryDesk, node, offers, short_directory, two_nodes
 from topoalign.allocator.kubelet import sockets
 from topoalign.allocator.kubelet.front import LISTEN_SECONDS, LOOK_SECONDS, KubeletFront, Plugin
 from topoalign.allocator.kubelet.standin import KubeletStandIn
+from topoalign.allocator.kubelet.transport import Server
 from topoalign.core.errors import InvalidField
 from topoalign.core.events import DeviceHealth, HealthState
 from topoalign.core.ids import GPU, NIC, DeviceID
@@ -99,14 +102,52 @@ async def test_a_kubelet_socket_made_anew_beside_ours_is_enough_to_register_agai
     clock = ManualClock()
     async with node(MACHINE, clock=clock) as it:
         before = it.kubelet.plugins.registrations
-        fresh = it.directory / "device-plugins" / "kubelet.sock"
-        fresh.rename(fresh.with_suffix(".old"))
-        fresh.with_suffix(".old").rename(fresh)  # the same socket with another ctime, as far as anyone can tell
+        path = it.directory / "device-plugins" / "kubelet.sock"
+        path.unlink()
+        fresh = Server(it.kubelet.plugins, path, "directory")
+        await fresh.listen()
         await clock.advance(LOOK_SECONDS)
         await it.kubelet.until(lambda kubelet: kubelet.plugins.registrations == before + 2)
         await it.kubelet.until(offers(MACHINE))
 
         assert it.front.reason() is None
+        await fresh.stop(0)
+
+
+@pytest.mark.parametrize("name", ["kubelet.sock", "topoalign-nvidia.com-gpu.sock"])
+async def test_another_mode_of_a_socket_is_no_other_socket(name: str) -> None:
+    """An administrator's chmod, or a relabelling by SELinux, costs nobody a device for a moment."""
+    clock = ManualClock()
+    async with node(MACHINE, clock=clock) as it:
+        registrations = it.kubelet.plugins.registrations
+        seen: list[int] = []
+
+        def look(kubelet: KubeletStandIn) -> bool:
+            seen.append(kubelet.allocatable(GPU))
+            return False
+
+        it.tasks.start_soon(it.kubelet.until, look)
+        path = it.directory / "device-plugins" / name
+        for mode in (0o660, 0o600):
+            path.chmod(mode)
+            await clock.advance(3 * LOOK_SECONDS)
+
+        assert registrations == it.kubelet.plugins.registrations
+        assert {8} == set(seen)
+
+
+def test_a_socket_made_anew_is_another_even_where_the_inode_is_used_again() -> None:
+    with short_directory() as directory:
+        path = directory / "one.sock"
+        found = []
+        for seconds in (1, 2):
+            with closing(sockets.listen(path, "directory")):
+                os.utime(path, (seconds, seconds))  # as two moments at which it was made
+                found.append(sockets.identity(path))
+            path.unlink()
+
+        assert None not in found
+        assert found[0] != found[1]
 
 
 async def test_a_wiped_directory_gets_its_sockets_back() -> None:

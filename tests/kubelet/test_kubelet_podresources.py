@@ -2,18 +2,49 @@
 
 import anyio
 import pytest
-from kubelet_support import MemoryDesk, node, pod, short_directory, two_nodes
+from kubelet_support import MemoryDesk, Node, node, pod, short_directory, two_nodes
 
+from topoalign.allocator.kubelet import checkpoint
 from topoalign.allocator.kubelet.api import v1
 from topoalign.allocator.kubelet.client import KubeletAway, ask
-from topoalign.allocator.kubelet.desk import Holding
+from topoalign.allocator.kubelet.desk import Holding, Listing
 from topoalign.allocator.kubelet.podresources import PodResourcesClient
 from topoalign.allocator.kubelet.transport import Server, Servicer
 from topoalign.core.events import Owner
 from topoalign.core.ids import GPU, NIC, ContainerName, DeviceID, Namespace, PodName
+from topoalign.core.requests import ContainerRequest, PodRequest
 from topoalign.runtime.clock import ManualClock, SystemClock
 
 pytestmark = pytest.mark.anyio
+
+
+async def listed(it: Node) -> Listing:
+    """What the allocator reads of this kubelet."""
+    return await PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir).listing()
+
+
+async def test_the_checkpoint_tells_of_init_containers_that_podresources_does_not_show() -> None:
+    one = {GPU: 1}
+    staged = PodRequest(
+        name=PodName("staged"),
+        init_containers=(ContainerRequest(name=ContainerName("load"), requests=one, limits=one),),
+        containers=(ContainerRequest(name=ContainerName("main")),),
+    )
+    async with node(two_nodes()) as it:
+        await it.kubelet.admit(staged)
+        listing = await listed(it)
+
+        assert ((), 1) == (listing.holdings, listing.pods)
+        assert frozenset({(GPU, DeviceID("GPU-0"))}) == listing.checkpoint
+
+
+async def test_a_checkpoint_that_cannot_be_trusted_is_no_checkpoint() -> None:
+    async with node(two_nodes()) as it:
+        await it.kubelet.admit(pod("train", gpus=1))
+        file = it.kubelet.plugins_dir / checkpoint.NAME
+        file.write_bytes(file.read_bytes().replace(b"GPU-0", b"GPU-1", 1))
+
+        assert (await listed(it)).checkpoint is None
 
 
 async def test_the_devices_of_a_container_are_gathered_by_resource() -> None:
@@ -25,12 +56,12 @@ async def test_the_devices_of_a_container_are_gathered_by_resource() -> None:
         assert {
             Holding(owner=owner, resource=GPU, devices=frozenset(map(DeviceID, ("GPU-0", "GPU-1")))),
             Holding(owner=owner, resource=NIC, devices=frozenset([DeviceID("mlx5_0")])),
-        } == set(await PodResourcesClient(it.pod_resources).holdings())
+        } == set((await listed(it)).holdings)
 
 
 async def test_without_a_socket_the_kubelet_is_away() -> None:
     with short_directory() as directory, pytest.raises(KubeletAway, match="its socket is not there"):
-        await PodResourcesClient(directory / "kubelet.sock").holdings()
+        await PodResourcesClient(directory / "kubelet.sock", directory).listing()
 
 
 class Mute(Servicer, v1.PodResourcesListerBase):
@@ -48,11 +79,35 @@ async def test_a_kubelet_that_does_not_answer_is_given_up_after_a_second() -> No
 
             async def call() -> None:
                 with pytest.raises(KubeletAway, match="no answer within 1 s"):
-                    await PodResourcesClient(server.path, clock).holdings()
+                    await PodResourcesClient(server.path, directory, clock).listing()
 
             tasks.start_soon(call)
             await clock.advance(1)
         await server.stop(0.01)
+
+
+async def test_only_containers_that_stay_are_listed() -> None:
+    """An init container that ends is not: the kubelet lists app containers and sidecars (kubelet v1.36.3, podresources)."""
+    one = {GPU: 1}
+    staged = PodRequest(
+        name=PodName("staged"),
+        init_containers=(
+            ContainerRequest(name=ContainerName("proxy"), requests=one, limits=one, sidecar=True),
+            ContainerRequest(name=ContainerName("warm-up")),
+        ),
+        containers=(ContainerRequest(name=ContainerName("main"), requests=one, limits=one),),
+    )
+    async with node(two_nodes()) as it:
+        await it.kubelet.admit(staged)
+
+        response = await ask(
+            it.pod_resources,
+            lambda channel: v1.PodResourcesListerStub(channel).list(v1.ListPodResourcesRequest()),
+            SystemClock(),
+            5,
+        )
+        assert ["proxy", "main"] == [container.name for container in response.pod_resources[0].containers]
+        assert {"proxy", "main"} == {holding.owner.container for holding in (await listed(it)).holdings}
 
 
 async def test_allocatable_resources_and_single_pods_can_be_asked_for() -> None:

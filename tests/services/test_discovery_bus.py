@@ -10,7 +10,7 @@ from topoalign.core import wire
 from topoalign.core.errors import BadRequest, DriverFault, Unavailable
 from topoalign.core.events import DeviceHealthChanged, TopologyDiscovered
 from topoalign.core.ids import NodeName
-from topoalign.core.requests import AnnounceRequest
+from topoalign.core.requests import AliveRequest, AnnounceRequest
 from topoalign.discovery.announcer import FIRST_PAUSE, LOOK_SECONDS
 from topoalign.discovery.metrics import Metrics
 from topoalign.discovery.service import Discovery
@@ -75,14 +75,26 @@ async def test_whoever_asks_has_everything_said_anew_under_new_revisions(world: 
         assert 4 == len(await world.said())
 
 
-async def test_an_announcement_before_the_first_reading_or_for_another_node_is_refused(world: World) -> None:
+async def test_whoever_asks_whether_it_lives_is_told_what_is_newest_and_nothing_is_said(world: World) -> None:
+    async with world.running():
+        await world.becomes(inventory(0, 1, sick="XID 79"))
+        answer = await world.bus.ask(wire.alive_subject(NODE), msgspec.json.encode(AliveRequest(node=NODE)), within=1.0)
+        await world.clock.advance(0)
+
+        epoch = (await world.topology()).epoch
+        assert {"topology": (epoch, 1), "health": (epoch, 2)} == wire.answered(answer, dict[str, tuple[int, int]])
+        assert 3 == len(await world.said())
+
+
+async def test_a_question_before_the_first_reading_or_for_another_node_is_refused(world: World) -> None:
     world.hardware.now = DriverFault("NVML hangs", "restart it")
     async with world.running():
         for node, kind in ((NODE, Unavailable), (NodeName("other"), BadRequest)):
             body = msgspec.json.encode(AnnounceRequest(node=node))
-            answer = await world.bus.ask(wire.announce_subject(NODE), body, within=1.0)
-            with pytest.raises(kind):
-                wire.answered(answer, dict[str, tuple[int, int]])
+            for subject in (wire.announce_subject(NODE), wire.alive_subject(NODE)):
+                answer = await world.bus.ask(subject, body, within=1.0)
+                with pytest.raises(kind):
+                    wire.answered(answer, dict[str, tuple[int, int]])
 
 
 async def test_a_stream_that_has_lost_what_was_said_is_told_anew(world: World) -> None:

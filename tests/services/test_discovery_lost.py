@@ -65,7 +65,7 @@ def test_a_lost_gpu_whose_index_another_has_taken_goes_to_the_end() -> None:
 
 
 def test_a_card_that_sits_where_another_sat_has_replaced_it() -> None:
-    """So does a GPU whose name becomes known later: before the driver is loaded it is called by its address."""
+    """Whatever it is called: two cards cannot be at one address."""
     found = machine([0, 1])
     renamed = msgspec.structs.replace(found.gpus[0], id=DeviceID("GPU-new"))
 

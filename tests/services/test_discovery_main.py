@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from nvml_support import host_tree, put, script, standing_in
+from nvml_support import host_tree, put, script, standing_in, told_uuids, uuid
 
 from topoalign.core import wire
 from topoalign.core.errors import DriverFault, InvalidField, InvalidMachine, NotFound
@@ -14,6 +14,7 @@ from topoalign.discovery.drivers.described import DescribedDriver
 from topoalign.discovery.drivers.sysfs import SysfsDriver
 from topoalign.discovery.main import driver_for, serve
 from topoalign.discovery.settings import DiscoverySettings
+from topoalign.machines.sysfs import read_sysfs
 from topoalign.runtime.clock import ManualClock, SystemClock
 from topoalign.runtime.context import Context
 from topoalign.runtime.memory_bus import MemoryBus
@@ -95,9 +96,10 @@ async def test_without_nvml_the_files_are_read_until_it_answers(nvml_library: Pa
     driver = driver_for(settings(sysfs_root=str(host_tree(tmp_path / "host"))), SystemClock())
     with standing_in(nvml_library, tmp_path, script(more=["fail nvmlInitWithFlags * 9"])) as standin:
         early = await driver.read()
-        assert ("sysfs", "GPU-0000:07:00.0") == (driver.source, early.topology.gpus[0].id)
-        assert {HealthState.UNKNOWN} == {early.health[gpu.id].state for gpu in early.topology.gpus}
-        assert "GPUs are known from /sys only" in early.findings[0]
+        assert ("sysfs", ()) == (driver.source, early.topology.gpus)
+        assert {"mlx5_0", "mlx5_1"} == set(early.health)
+        assert "GPU 0 at 0000:07:00.0 has no uuid" in early.findings[0]
+        assert "GPUs are known from /sys only" in early.findings[-1]
 
         standin.play(script())
         late = await driver.read()
@@ -115,6 +117,21 @@ async def test_a_machine_without_gpus_needs_no_nvml_and_is_not_warned_about(nvml
         found = await driver.read()
 
     assert ((), ()) == (found.topology.gpus, found.findings)
+
+
+async def test_files_tell_of_a_gpu_only_what_its_driver_has_named(tmp_path: Path) -> None:
+    """An id must name a card for good: one made of its address would be another card after a swap."""
+    root = host_tree(tmp_path)
+    told_uuids(root, 0, 2)
+
+    found = await SysfsDriver(root, SystemClock(), 30.0).read()
+
+    assert [(uuid(0), 0), (uuid(2), 2)] == [(gpu.id, gpu.index) for gpu in found.topology.gpus]
+    assert {uuid(0), uuid(2), "mlx5_0", "mlx5_1"} == set(found.health)
+    assert {HealthState.UNKNOWN} == {found.health[gpu.id].state for gpu in found.topology.gpus}
+    assert 6 == len(found.findings)
+    assert "GPU 1 at 0000:17:00.0 has no uuid" in found.findings[0]
+    assert 8 == len(read_sysfs(root).gpus), "whoever looks at the machine sees them all"
 
 
 async def test_a_nic_without_an_active_port_is_unhealthy(tmp_path: Path) -> None:

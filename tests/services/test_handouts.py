@@ -1,22 +1,25 @@
 """What the kubelet chose is recorded truthfully; who holds it is learned from PodResources and never guessed."""
 
+from collections.abc import Awaitable, Callable
+
 import anyio
 import pytest
 
 from topoalign.allocator.handouts import Handouts
 from topoalign.allocator.journal import MemoryJournal
-from topoalign.allocator.kubelet.desk import Holding
+from topoalign.allocator.kubelet.desk import Holding, Listing
 from topoalign.allocator.ledger import Ledger
 from topoalign.core.errors import DeviceInUse, DeviceUnusable, InvalidField, Unavailable, UnknownDevice
 from topoalign.core.events import (
     AllocationDeviated,
+    AllocationReleased,
     DeviceHealth,
     DeviceHealthChanged,
     HealthState,
     Owner,
     TopologyDiscovered,
 )
-from topoalign.core.ids import GPU, ContainerName, DeviceID, Namespace, NodeName, PodName
+from topoalign.core.ids import GPU, ContainerName, DeviceID, Namespace, NodeName, PodName, ResourceName
 from topoalign.core.topology.model import Gpu, NumaNode, Topology
 from topoalign.runtime.clock import ManualClock
 
@@ -32,15 +35,27 @@ class KubeletRecord:
     def __init__(self) -> None:
         self.shown: list[Holding] = []
         self.answering = True
+        self.kubelet = 1
+        self.pods = 1
+        """Pods without devices."""
+        self.checkpoint: frozenset[tuple[ResourceName, DeviceID]] | None = frozenset()
+        self.meanwhile: Callable[[], Awaitable[object]] | None = None
+        """Happens while the answer is on its way."""
 
-    async def holdings(self) -> tuple[Holding, ...]:
+    async def listing(self) -> Listing:
+        holdings = tuple(self.shown)
         await anyio.lowlevel.checkpoint()
+        if self.meanwhile is not None:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            await meanwhile()
         if not self.answering:
             raise Unavailable("PodResources does not answer", "look at the kubelet")
-        return tuple(self.shown)
+        return Listing(
+            kubelet=(self.kubelet,), pods=self.pods + len(holdings), holdings=holdings, checkpoint=self.checkpoint
+        )
 
-    def show(self, pod: str, *devices: DeviceID) -> None:
-        self.shown.append(Holding(owner=owner(pod), resource=GPU, devices=frozenset(devices)))
+    def show(self, pod: str, *devices: DeviceID, resource: ResourceName = GPU) -> None:
+        self.shown.append(Holding(owner=owner(pod), resource=resource, devices=frozenset(devices)))
 
 
 class Node:
@@ -283,3 +298,109 @@ async def test_an_orphan_whose_pod_went_while_the_allocator_was_down_is_released
     await node.handouts.reconcile()
 
     assert {} == node.live()
+
+
+async def test_a_kubelet_that_lists_little_for_a_minute_after_its_restart_costs_no_allocation(node: Node) -> None:
+    """Its API server may be away: until its pods are read again it shows static pods only, or none."""
+    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    node.kubelet.show("train", GPUS[0])
+    await node.handouts.reconcile()
+    shown, node.kubelet.shown, node.kubelet.kubelet = node.kubelet.shown, [], 2
+    for _ in range(10):
+        await node.handouts.reconcile()
+        await node.clock.advance(10)
+    kept = node.live()
+    node.kubelet.shown = shown
+    await node.handouts.reconcile()
+
+    assert {"GPU-0": "train"} == kept == node.live()
+
+
+async def test_an_empty_list_is_believed_after_two_minutes(node: Node) -> None:
+    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    node.kubelet.show("train", GPUS[0])
+    await node.handouts.reconcile()
+    node.kubelet.shown, node.kubelet.pods = [], 0
+    await node.handouts.reconcile()
+    await node.clock.advance(119)
+    await node.handouts.reconcile()
+    kept = node.live()
+    await node.clock.advance(1)
+    await node.handouts.reconcile()
+
+    assert {"GPU-0": "train"} == kept
+    assert {} == node.live()
+
+
+async def test_a_container_that_is_shown_without_a_record_is_taken_in(node: Node) -> None:
+    """It was there before us, or its record was released too early."""
+    node.kubelet.show("old", GPUS[5], GPUS[4])
+    node.kubelet.show("foreign", DeviceID("shared-0"), resource=ResourceName("other.io/shared"))
+    await node.handouts.reconcile()
+    await node.handouts.reconcile()
+
+    assert {"GPU-4,GPU-5": "old"} == node.live()
+
+
+async def test_a_device_of_another_resource_with_the_same_id_is_another_device(node: Node) -> None:
+    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    node.kubelet.show("stranger", GPUS[0], resource=ResourceName("other.io/shared"))
+    await node.handouts.reconcile()
+
+    assert {"GPU-0": None} == node.live()
+
+
+async def test_an_answer_says_nothing_about_what_was_granted_while_it_was_on_its_way(node: Node) -> None:
+    """The list still shows the pod that held the device before: not the owner of the new allocation."""
+    node.kubelet.show("old", GPUS[0])
+    node.kubelet.meanwhile = lambda: node.handouts.allocate(GPU, [[GPUS[0]]])
+    await node.handouts.reconcile()
+    unjudged = node.live()
+    node.kubelet.shown.clear()
+    node.kubelet.show("new", GPUS[0])
+    await node.handouts.reconcile()
+
+    assert {"GPU-0": None} == unjudged
+    assert {"GPU-0": "new"} == node.live()
+
+
+async def test_an_init_containers_gpus_stay_its_own_while_the_checkpoint_has_them(node: Node) -> None:
+    """PodResources does not show init containers; the kubelet's checkpoint does."""
+    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    node.kubelet.checkpoint = frozenset({(GPU, GPUS[0])})
+    await node.handouts.reconcile()
+    await node.clock.advance(3600)
+    await node.handouts.reconcile()
+    kept = node.live()
+    node.kubelet.checkpoint = frozenset()
+    await node.handouts.reconcile()
+
+    assert {"GPU-0": None} == kept
+    assert {} == node.live()
+
+
+async def test_what_was_never_shown_is_kept_while_the_checkpoint_cannot_be_read(node: Node) -> None:
+    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    node.kubelet.checkpoint = None
+    await node.handouts.reconcile()
+    await node.clock.advance(3600)
+    await node.handouts.reconcile()
+
+    assert {"GPU-0": None} == node.live()
+
+
+async def test_a_preference_that_led_to_nothing_is_no_deviation_of_a_later_pod(node: Node) -> None:
+    node.handouts.prefer(GPU, GPUS, (), 2)
+    await node.clock.advance(3600)
+    await node.handouts.allocate(GPU, [[GPUS[6], GPUS[7]]])
+
+    assert [] == [event for event, _ in node.ledger.pending if isinstance(event, AllocationDeviated)]
+
+
+async def test_a_stale_record_under_two_containers_is_released_once(node: Node) -> None:
+    await node.handouts.allocate(GPU, [[GPUS[0], GPUS[1]]])
+    await node.handouts.allocate(GPU, [[GPUS[0]], [GPUS[1]]])
+
+    released = [event for event, _ in node.ledger.pending if isinstance(event, AllocationReleased)]
+    assert 1 == len(released)
+    assert {"GPU-0": None, "GPU-1": None} == node.live()

@@ -48,7 +48,7 @@ async def node() -> AsyncIterator[Node]:
         assert known.topology is not None and known.health is not None
         ledger.hear(known.topology)
         ledger.hear(known.health)
-        handouts = Handouts(ledger, clock, PodResourcesClient(resources / "kubelet.sock", clock))
+        handouts = Handouts(ledger, clock, PodResourcesClient(resources / "kubelet.sock", plugins, clock))
         kubelet = KubeletStandIn(plugins, resources, MACHINE, RESTRICTED)
         async with anyio.create_task_group() as tasks:
             await tasks.start(kubelet.run)
@@ -104,6 +104,7 @@ async def test_the_devices_of_a_pod_that_has_gone_can_be_given_out_at_once() -> 
 async def test_a_pod_that_has_gone_is_released_when_it_has_been_missed_for_a_while() -> None:
     async with node() as it:
         await it.kubelet.admit(pod("first", gpus=8))
+        await it.kubelet.admit(pod("other", cpus=1))
         await it.kubelet.remove(DEFAULT, PodName("first"))
         await it.handouts.reconcile()
         assert 1 == len(it.ledger.state.allocations)

@@ -38,6 +38,9 @@ class FailingJournal(MemoryJournal):
 
     failing = False
 
+    def forget_published(self) -> None:
+        self._published = None
+
     def append(self, entry: Entry) -> None:
         if self.failing:
             raise StateFault("cannot write the journal", "make room")
@@ -56,7 +59,8 @@ def test_a_new_ledger_begins_with_a_snapshot_of_nothing() -> None:
     assert isinstance(ledger.pending[0][0], AllocationsSnapshot)
 
 
-def test_a_restart_has_the_same_allocations_under_the_same_epoch() -> None:
+def test_a_restart_has_the_same_allocations_under_a_new_epoch() -> None:
+    """So a state directory that was restored from an old copy never repeats a number that was said before."""
     journal = MemoryJournal()
     before = restarted(journal)
     grant(before, "GPU-0", "GPU-1")
@@ -66,8 +70,9 @@ def test_a_restart_has_the_same_allocations_under_the_same_epoch() -> None:
     after = restarted(journal)
 
     assert before.state.allocations == after.state.allocations
-    assert before.state.epoch == after.state.epoch
-    assert before.state.seq + 1 == after.state.seq
+    assert before.state.epoch < after.state.epoch
+    assert 1 == after.state.seq
+    assert 2 == restarted(journal).state.epoch - before.state.epoch
 
 
 def test_facts_that_were_not_published_are_still_pending_after_a_restart_and_the_others_are_not() -> None:
@@ -122,6 +127,45 @@ def restarted_read_only(journal: MemoryJournal) -> NodeState:
     events = [event for entry in journal.load() for event in entry.events]
     newest = max(at for at, event in enumerate(events) if isinstance(event, AllocationsSnapshot))
     return replay(NODE, events[newest:])
+
+
+def test_a_node_whose_disk_is_full_at_its_start_comes_up_with_what_it_had() -> None:
+    journal = FailingJournal()
+    before = restarted(journal)
+    name = grant(before, "GPU-0")
+    journal.failing = True
+    after = restarted(journal)
+    with pytest.raises(StateFault):
+        grant(after, "GPU-1")
+    complaint = after.fault
+    journal.failing = False
+    grant(after, "GPU-2")
+
+    assert complaint is not None
+    assert name in after.state.allocations
+    assert after.fault is None
+    assert after.state.digest == restarted_read_only(journal).digest
+
+
+def test_many_requests_for_a_snapshot_at_once_are_one_snapshot() -> None:
+    ledger = restarted(MemoryJournal())
+    grant(ledger, "GPU-0")
+    places = {ledger.announce() for _ in range(50)}
+
+    assert 1 == len(places)
+    assert 3 == len(ledger.pending)
+
+
+def test_when_it_is_not_known_what_was_published_the_newest_snapshot_stands_for_all_before_it() -> None:
+    """Old facts said again after newer ones could make a listener believe them."""
+    journal = FailingJournal()
+    before = restarted(journal)
+    grant(before, "GPU-0")
+    journal.forget_published()
+    after = restarted(journal)
+
+    assert [AllocationsSnapshot] * 2 == [type(event) for event, _ in after.pending if event.seq == 1]
+    assert before.state.allocations == after.state.allocations
 
 
 def test_releasing_what_is_not_live_is_not_found_and_releases_nothing() -> None:
@@ -211,7 +255,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(lost=st.booleans())
     def restart(self, lost: bool) -> None:
         if lost:
-            self.journal.mark_published(0, 0)
+            self.journal.forget_published()
         self.ledger = restarted(self.journal, compact_after=5, pending_limit=12)
 
     @invariant()
@@ -222,11 +266,14 @@ class LedgerMachine(RuleBasedStateMachine):
     @invariant()
     def sequence_numbers_have_no_gap(self) -> None:
         events = [event for entry in self.journal.load() for event in entry.events]
-        numbers = [event.seq for event in events]
-        snapshots = [event.seq for event in events if isinstance(event, AllocationsSnapshot)]
-        since = numbers[numbers.index(snapshots[-1]) :]
-        assert list(range(since[0], since[0] + len(since))) == since
-        assert sorted(set(numbers)) == numbers
+        places = [(event.epoch, event.seq) for event in events]
+        snapshots = [
+            place for event, place in zip(events, places, strict=True) if isinstance(event, AllocationsSnapshot)
+        ]
+        epoch, first = snapshots[-1]
+        since = places[places.index(snapshots[-1]) :]
+        assert [(epoch, first + more) for more in range(len(since))] == since
+        assert sorted(set(places)) == places
 
     @invariant()
     def the_journal_alone_gives_the_state(self) -> None:
@@ -236,7 +283,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def a_listener_that_hears_what_is_pending_has_the_state(self) -> None:
         state = self.heard[-1]
         for event, _time in self.ledger.pending:
-            if not isinstance(event, AllocationsSnapshot) and event.seq > state.seq + 1:
+            if not isinstance(event, AllocationsSnapshot) and (event.epoch, event.seq) > (state.epoch, state.seq + 1):
                 continue  # dropped facts: the snapshot that follows heals the gap
             state = state.apply(event)
         assert self.ledger.state.digest == state.digest

@@ -75,8 +75,10 @@ def allocate(link: Link, **asked: Any) -> int | None:
 def decide(link: Link, verb: str, **asked: Any) -> int | None:
     """Asks for a decision and prints it. Returns the exit code of a refusal."""
     pod, rules = pod_request(**asked)
-    if pod.qos is Qos.BURSTABLE:
-        output.note("note: without both --cpus and --memory the pod is Burstable: it gets no CPUs of its own")
+    if pod.qos is Qos.BURSTABLE and rules.get("mode") == Mode.KUBELET:
+        output.note(
+            "note: without both --cpus and --memory the pod is Burstable: a kubelet gives it no CPUs of its own"
+        )
     request = AllocateRequest(node=link.node, pod=pod, rules=rules)
     decision, topology = link.ask(verb, request, Decision)
     if link.as_json:

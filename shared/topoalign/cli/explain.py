@@ -43,7 +43,8 @@ def explain(link: Link, target: str) -> None:
         output.document({"node": link.node, "explained": explained})
         return
     for allocation in explained.allocations:
-        people.show_allocation(allocation, topology)
+        known = explained.decision is not None or bool(allocation.cpus or allocation.memory or allocation.affinity)
+        people.show_allocation(allocation, topology, decided=known)
     if explained.decision is None:
         output.note("how this was decided is not known: the kubelet decided it, or the allocator has restarted since")
         return

@@ -35,8 +35,8 @@ def named_devices(allocation: Allocation, topology: Topology) -> Iterator[NamedD
             yield named(topology, resource, device)
 
 
-def show_allocation(allocation: Allocation, topology: Topology) -> None:
-    """One allocation, a device a line."""
+def show_allocation(allocation: Allocation, topology: Topology, *, decided: bool = True) -> None:
+    """One allocation, a device a line. `decided`: by us, so that CPUs, memory and alignment are known, too."""
     output.say(output.heading(f"{owner(allocation.owner)}  (allocation {clean(allocation.id, 120)})"))
     devices = tuple(named_devices(allocation, topology))
     if devices:
@@ -48,6 +48,9 @@ def show_allocation(allocation: Allocation, topology: Topology) -> None:
     gpus = allocation.devices.get(GPU, ())
     if len(gpus) > 1:
         output.say(f"link score  {set_score(topology, gpus)}")
+    if not decided:
+        output.say("CPUs        the kubelet's own affair, as are memory and alignment: not in this record")
+        return
     output.say(f"CPUs        {allocation.cpus or 'shared pool'}")
     for block in allocation.memory:
         output.say(f"{'memory' if block.resource == MEMORY else clean(block.resource):<11} {memory(block)}")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from topoalign.cli import output
 from topoalign.core.ids import NodeName
 
 
@@ -26,32 +27,38 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
     node: NodeName
 
 
-def path(environment: Mapping[str, str]) -> Path:
-    """Where the file is: in the session's run-time directory, or below the home directory where there is none."""
+def folder(environment: Mapping[str, str]) -> Path:
+    """Where the files are: in the session's run-time directory, or below the home directory where there is none."""
     runtime = environment.get("XDG_RUNTIME_DIR")
-    return (Path(runtime) if runtime else Path.home() / ".local" / "state") / "topoalign" / "up.json"
+    return (Path(runtime) if runtime else Path.home() / ".local" / "state") / "topoalign"
 
 
 @contextmanager
 def announced(running: Running, environment: Mapping[str, str]) -> Iterator[None]:
-    """Keeps the file while the context is open. If several `up` run, the one that started last is found."""
-    file = path(environment)
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fresh = file.with_suffix(f".{running.pid}")
-    fresh.touch(mode=0o600)
-    fresh.write_bytes(msgspec.json.encode(running))
-    fresh.rename(file)
+    """Keeps a file while the context is open. Does without where none can be written: then others must say --nats."""
+    file = folder(environment) / f"up-{running.pid}.json"
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fresh = file.with_suffix(".new")
+        fresh.touch(mode=0o600)
+        fresh.write_bytes(msgspec.json.encode(running))
+        fresh.rename(file)
+    except OSError as error:
+        output.note(f"note: other terminals must say --nats, as {file.parent} cannot be written: {error.strerror}")
     try:
         yield
     finally:
-        if read(file) == running:
+        with suppress(OSError):
             file.unlink(missing_ok=True)
 
 
 def find(environment: Mapping[str, str]) -> Running | None:
-    """The `up` that runs for this user now, if any."""
-    running = read(path(environment))
-    return running if running is not None and alive(running.pid) else None
+    """The `up` that runs for this user now, if any; of several the one that started last."""
+    files = [*folder(environment).glob("up-*.json")]
+    with suppress(FileNotFoundError):  # one that ends at this moment takes its file along
+        files.sort(key=lambda file: file.stat().st_mtime_ns, reverse=True)
+    found = (read(file) for file in files)
+    return next((running for running in found if running is not None and alive(running.pid)), None)
 
 
 def read(file: Path) -> Running | None:

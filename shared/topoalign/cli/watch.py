@@ -22,7 +22,7 @@ from topoalign.core.events import (
     Event,
 )
 from topoalign.core.ids import GPU, AllocationID, NodeName
-from topoalign.core.ports import Bus
+from topoalign.core.ports import Bus, Stream
 from topoalign.core.topology.model import Topology
 
 
@@ -49,6 +49,7 @@ async def follow(link: Link, since: int | None, count: int | None) -> None:
         node = NodeName(link.node_option) if link.node_option is not None else None
         teller = Teller(bus)
         told = 0
+        await bus.last_position(Stream.ALLOCATIONS)  # following waits for permissions; here somebody waits for us
         async with aclosing(Client(bus, name="cli").allocations(since, node)) as events:
             async for heard in events:
                 if link.as_json:

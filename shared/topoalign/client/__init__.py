@@ -10,6 +10,7 @@ in between; `heard.position` is where to go on after a restart: `client.allocati
 of structlog; `topoalign.runtime.logging.configure_logging` sends them to stderr.
 """
 
-from topoalign.client.subscriber import Client, Counts, Heard, connect
+from topoalign.client.fold import Counts
+from topoalign.client.subscriber import Client, Heard, connect
 
 __all__ = ["Client", "Counts", "Heard", "connect"]

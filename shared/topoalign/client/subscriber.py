@@ -7,34 +7,38 @@ that the node itself uses: what the fold has had is dropped, and where the fold 
 asked for a snapshot, and the node's events wait until it has come. What cannot be decoded is counted and put on the
 dead-letter stream, and the subscriber goes on.
 
-Nothing here acknowledges or blocks anything: a slow subscriber is only slow itself.
+A stream whose positions go back was lost or rolled back. Everything in the one that took its place is read as news, and
+what the fold has had already is dropped as ever.
+
+Nothing here acknowledges or blocks anything: a slow subscriber is only slow itself. Nor does anything here give up: a bus
+that refuses is waited for like one that is away, and the refusal is logged once.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from datetime import datetime
 
 import anyio
 import msgspec
 import structlog
 
+from topoalign.client.fold import Counts, Fold
 from topoalign.core import wire
-from topoalign.core.errors import BusUnavailable, TopoalignError, Unavailable, Undecodable
-from topoalign.core.events import AllocationsSnapshot, Event, LedgerFact, Reading
+from topoalign.core.errors import BusRefused, BusUnavailable, TopoalignError, Unavailable, Undecodable
+from topoalign.core.events import Event, Reading
 from topoalign.core.ids import NodeName
 from topoalign.core.ports import Bus, Clock, Message, Received, Stream
 from topoalign.core.requests import SnapshotRequest
-from topoalign.core.state import Contradiction, NodeState, SequenceGap, newer
+from topoalign.core.state import Contradiction, newer
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.nats_bus import Access, connect_bus
 
 SNAPSHOT_SECONDS = 1.0
 """For an allocator to announce itself anew. One that is down is known at once; only one that hangs takes this long."""
-ASK_AGAIN_SECONDS = 5.0
-"""Until an allocator whose snapshot did not come is asked again."""
-PAUSE = 0.2
-"""Seconds between two tries to learn where a stream ends."""
+ASK_AGAIN_SECONDS = 6.0
+"""Until what did not come is asked for again: a snapshot, or the end of a stream. Longer than a follower bears silence."""
+PAUSE, LONG_PAUSE = 0.2, 5.0
+"""Seconds between two tries to learn where a stream ends, from a bus that is away and from one that refuses."""
 
 log = structlog.get_logger("topoalign.client")
 
@@ -47,20 +51,6 @@ class Heard(msgspec.Struct, frozen=True, kw_only=True):
     """Its place in the stream, to go on after: `since=position`. Of a snapshot made up at the start: where it stands."""
     time: float | None
     """Wall seconds at which it became true, as its writer says; None if it does not."""
-
-
-@dataclass
-class Counts:
-    """What a client has met so far."""
-
-    undecodable: int = 0
-    """Messages that are not what they claim to be; they are on the dead-letter stream."""
-    unknown: int = 0
-    """Events of a later version, skipped."""
-    repeated: int = 0
-    """Events that were heard before, dropped."""
-    gaps: int = 0
-    """Times that events of a node were missing and a snapshot was asked for."""
 
 
 class Client:
@@ -80,7 +70,8 @@ class Client:
 
         `since` None begins with one AllocationsSnapshot per node that stands for all before it. Else the events after
         that position follow; where the stream does not reach back, or does not reach that far, snapshots fill the gap.
-        To leave the loop early, wrap this in `contextlib.aclosing`. Raises BusRefused without permission to read.
+        To leave the loop early, wrap this in `contextlib.aclosing`. Raises nothing: whatever the bus has against it is
+        logged and tried again.
         """
         subject = wire.allocation_subjects(node)
         newest = await self._newest(Stream.ALLOCATIONS, subject)
@@ -97,7 +88,11 @@ class Client:
                             yield Heard(event=snapshot, position=newest, time=self._clock.wall())
                     await self._heal(fold)
                 self.unread[Stream.ALLOCATIONS] = max(0, newest - position)
-                received = await self._next(messages, patient=not fold.broken)
+                received = await self._next(messages, patient=position >= newest and not fold.broken)
+                end = await self._end_after(received, Stream.ALLOCATIONS, subject, position, newest)
+                if end is not None:
+                    announced = announced and position >= known_until
+                    newest, known_until = end, 0 if announced else end
                 if received is None:
                     continue
                 position = received.position
@@ -118,7 +113,11 @@ class Client:
                     for old in sorted(known.values(), key=lambda heard: heard.position):
                         yield old
                 self.unread[Stream.NODES] = max(0, newest - position)
-                received = await anext(messages)
+                received = await self._next(messages, patient=position >= newest)
+                end = await self._end_after(received, Stream.NODES, subject, position, newest)
+                newest = newest if end is None else end
+                if received is None:
+                    continue
                 position = received.position
                 heard = await self._heard(Stream.NODES, received)
                 if heard is None or not isinstance(heard.event, Reading):
@@ -134,15 +133,35 @@ class Client:
 
     async def _newest(self, stream: Stream, subject: str) -> int:
         """Where the past ends: what comes later is news. Waits for the bus."""
+        refusal = ""
         while True:
             try:
                 return await self._bus.last_position(stream, subject)
             except BusUnavailable as error:
-                log.debug("waiting for the bus", finding=error.finding)
+                log.debug("waiting for the bus", stream=stream, finding=error.finding)
                 await self._clock.sleep(PAUSE)
+            except BusRefused as error:
+                if error.finding != refusal:
+                    refusal = error.finding
+                    log.warning("bus refuses", stream=stream, finding=error.finding, remedy=error.remedy)
+                await self._clock.sleep(LONG_PAUSE)
+
+    async def _end_after(
+        self, received: Received | None, stream: Stream, subject: str, position: int, newest: int
+    ) -> int | None:
+        """
+        Where the past ends now, if the stream went back after `position`, else None.
+
+        Seen by a position that was there before, or by a past that does not come and is shorter than it was.
+        """
+        back = received is not None and received.position <= position
+        if not back and (received is not None or position >= newest):
+            return None
+        end = await self._newest(stream, subject)
+        return end if back or end < newest else None
 
     async def _next(self, messages: AsyncIterator[Received], *, patient: bool) -> Received | None:
-        """The next message, or None when it is time to ask again for a snapshot."""
+        """The next message, or None when it is time to ask again for what did not come."""
         if patient:
             return await anext(messages)
         with anyio.move_on_after(ASK_AGAIN_SECONDS):
@@ -161,7 +180,7 @@ class Client:
             return None
         return Heard(event=event, position=received.position, time=time_of(received.message))
 
-    async def _news(self, fold: "Fold", received: Received, heard: Heard) -> bool:
+    async def _news(self, fold: Fold, received: Received, heard: Heard) -> bool:
         try:
             return fold.apply(heard.event)
         except Contradiction as error:
@@ -178,7 +197,7 @@ class Client:
         except Unavailable as unavailable:
             log.warning("dead letter not stored", finding=unavailable.finding, remedy=unavailable.remedy)
 
-    async def _heal(self, fold: "Fold") -> None:
+    async def _heal(self, fold: Fold) -> None:
         """Asks the allocators of nodes with missing events for a snapshot; it comes over the stream."""
         now = self._clock.monotonic()
         due = [node for node, asked in fold.broken.items() if asked is None or now >= asked + ASK_AGAIN_SECONDS]
@@ -193,54 +212,6 @@ class Client:
             await self._bus.ask(wire.admission_subject(node, "snapshot"), question, SNAPSHOT_SECONDS)
         except Unavailable as error:
             log.info("no snapshot yet", node=node, finding=error.finding)
-
-
-class Fold:
-    """What has been heard of the allocations of all nodes, for telling news from repetitions and gaps."""
-
-    def __init__(self, counts: Counts) -> None:
-        self.broken: dict[NodeName, float | None] = {}
-        """Nodes with missing events -> when their allocator was last asked for a snapshot."""
-        self._counts = counts
-        self._states: dict[NodeName, NodeState] = {}
-
-    def apply(self, event: Event) -> bool:
-        """Whether this is news. Raises Contradiction for a fact that cannot be true, after which a snapshot is due."""
-        if not isinstance(event, LedgerFact):
-            return False
-        had = self._states.get(event.node, NodeState(node=event.node))
-        if event.epoch == had.epoch and event.seq <= had.seq:
-            self._counts.repeated += 1
-            return False
-        snapshot = isinstance(event, AllocationsSnapshot)
-        if event.node in self.broken and not snapshot:
-            return False
-        try:
-            self._states[event.node] = had.apply(event)
-        except SequenceGap:
-            self._counts.gaps += 1
-            self.broken[event.node] = None
-            return False
-        except Contradiction:
-            self.broken[event.node] = None
-            raise
-        self.broken.pop(event.node, None)
-        return True
-
-    def snapshots(self) -> list[AllocationsSnapshot]:
-        """The allocations of every node that is known whole, as events."""
-        return [
-            AllocationsSnapshot(
-                node=node,
-                epoch=state.epoch,
-                seq=state.seq,
-                allocations=tuple(state.allocations.values()),
-                memory=dict(state.memory),
-                digest=state.digest,
-            )
-            for node, state in sorted(self._states.items())
-            if node not in self.broken
-        ]
 
 
 def time_of(message: Message) -> float | None:

@@ -66,7 +66,8 @@ class NotAligned(NoFit):
         elif mask is None:
             why = "no NUMA nodes suit all that it asks for"
         else:
-            why = f"the best alignment is NUMA nodes {format_cpuset(nodes_of(mask))}, and it is not preferred"
+            nodes = f"NUMA node{'' if mask.bit_count() == 1 else 's'} {format_cpuset(nodes_of(mask))}"
+            why = f"the best alignment is {nodes}, and it is not preferred by all"
         super().__init__(
             f"policy {rules.policy.value} refuses {whose}: {why}",
             "ask for less, wait until something is released, or use policy best-effort, which admits without alignment",

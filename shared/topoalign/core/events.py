@@ -108,7 +108,7 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fi
 
     node: NodeName
     epoch: int
-    """Changes when the writer's record starts afresh: forget what it said before, the whole follows."""
+    """Changes when the writer's record starts afresh, as with every start of it; never repeats. The whole follows."""
 
 
 class Reading(Fact, frozen=True, kw_only=True):

@@ -84,12 +84,17 @@ class Bus(Protocol):
         The stream's messages whose subject matches (`>` and `*` as in NATS), from those after this position to for ever.
 
         In order, each at least once, in step with the reader: the next is fetched when the loop asks for it. A broken
-        connection is mended inside; a position before the oldest message kept begins with the oldest, and so does one
-        after the newest, because the stream has then been lost or rolled back.
+        connection is mended inside, and a refusal is waited out; a position before the oldest message kept begins with the
+        oldest, and so does one after the newest, because the stream has then been lost or rolled back. The positions of a
+        stream that was lost or rolled back while it is followed go back likewise.
         """
 
     async def last_position(self, stream: Stream, subject: str = ">") -> int:
-        """Of the newest message that a stream keeps of matching subjects, 0 if there is none. Raises BusUnavailable."""
+        """
+        Of the newest message that a stream keeps of matching subjects, 0 if there is none.
+
+        Raises BusUnavailable, and BusRefused where it may not be asked.
+        """
 
     async def ask(self, subject: str, body: bytes, within: float) -> bytes:
         """Asks whoever answers there, for at most `within` seconds. Raises BusUnavailable if nobody does, or not in time."""
@@ -122,8 +127,8 @@ class Journal(Protocol):
     def rewrite(self, entries: Sequence[Entry]) -> None:
         """Puts these in place of all, at once or not at all. Raises StateFault."""
 
-    def published(self) -> tuple[int, int]:
-        """(epoch, seq) up to which the bus is known to have the facts; (0, 0) at first. May lag behind after a crash."""
+    def published(self) -> tuple[int, int] | None:
+        """(epoch, seq) up to which the bus has the facts; (0, 0) at first. May lag by one fact. None: it is not known."""
 
     def mark_published(self, epoch: int, seq: int) -> None:
         """Remembers that. Never raises: a mark that is lost means that facts are published again under the same ids."""

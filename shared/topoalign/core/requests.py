@@ -154,6 +154,12 @@ class AnnounceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     node: NodeName
 
 
+class AliveRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Asks discovery whether it lives; answered with the (epoch, revision) of the newest topology and health."""
+
+    node: NodeName
+
+
 def checked(pod: PodRequest) -> PodRequest:
     """
     The same request, if it can be meant, with requests filled in from limits as the API server does.

@@ -35,6 +35,20 @@ PREFIX = "topoalign.v1"
 LARGEST_BODY = 1_000_000
 """Bytes; NATS refuses more than 1 MiB by default."""
 
+PLAIN = "!#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
+"""What stands in a header as it is, beside letters and digits; `%` is not in it, for it begins an escape."""
+
+KNOWN_HEADERS = (
+    "ce-id",
+    "ce-type",
+    "ce-source",
+    "ce-time",
+    "ce-specversion",
+    "ce-datacontenttype",
+    "traceparent",
+)
+"""What a dead letter keeps of the headers it was found with: those that events have."""
+
 SUBJECTS: dict[type[Fact], tuple[str, str]] = {
     TopologyDiscovered: ("topology.{node}", "discovery-topology"),
     DeviceHealthChanged: ("health.{node}", "discovery-health"),
@@ -94,7 +108,7 @@ def encode(event: Event, time: float) -> Message:
     }
     return Message(
         subject=subject(event),
-        headers={key: quote(value, safe="!#$&'()*+,-./:;<=>?@[\\]^_`{|}~") for key, value in headers.items()},
+        headers={key: quote(value, safe=PLAIN) for key, value in headers.items()},
         body=msgspec.json.encode(event),
     )
 
@@ -136,7 +150,11 @@ def allocation_subjects(node: NodeName | None = None) -> str:
 
 def dead_letter(service: str, message: Message, error: TopoalignError, time: float) -> Message:
     """What a consumer says of a message that it could not decode or apply: the message as it was, and the reason."""
-    headers = {key: value for key, value in message.headers.items() if key.startswith("ce-")}
+    headers = {
+        key: quote(message.headers[key], safe=f"{PLAIN}%", errors="replace")  # its escapes are there already
+        for key in KNOWN_HEADERS
+        if key in message.headers
+    }
     return Message(
         subject=f"{PREFIX}.deadletter.{token(service)}",
         headers={
@@ -161,6 +179,11 @@ def admission_subject(node: NodeName, verb: str) -> str:
 def announce_subject(node: NodeName) -> str:
     """Where discovery is asked to announce topology and health anew."""
     return f"{PREFIX}.discovery.{token(node)}.announce"
+
+
+def alive_subject(node: NodeName) -> str:
+    """Where discovery is asked what it has said last; it says nothing anew."""
+    return f"{PREFIX}.discovery.{token(node)}.alive"
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, tag="Failure"):

@@ -31,6 +31,7 @@ from topoalign.machines.sysfs_pci import (
 
 __all__ = [
     "Tree",
+    "is_named_by_address",
     "pcie_class_between",
     "read_bridges",
     "read_cpus",
@@ -128,6 +129,11 @@ def _gpu(tree: Tree, index: int, address: str, nodes: Mapping[int, frozenset[int
         numa_affinity=near,
         memory_node=memory_node if memory_node in nodes else None,
     )
+
+
+def is_named_by_address(gpu: Gpu) -> bool:
+    """Whether this GPU, read here, is called by its PCI address because no driver has told its uuid."""
+    return gpu.id == f"GPU-{gpu.pci}"
 
 
 def _facts(tree: Tree, path: str) -> dict[str, str]:

@@ -53,11 +53,16 @@ class Log:
             positions = self._of_subject[subject]
             positions.append(self.last)
             if len(positions) > self._per_subject:
-                del self.kept[self.index_after(positions.popleft() - 1)]
+                oldest = positions.popleft()
+                self.drop(self.index_after(oldest - 1), self.index_after(oldest))
         if len(self.kept) > MOST_MESSAGES:
-            for old in self.kept[: MOST_MESSAGES // 10]:
-                self._ids.pop(old.message.headers.get("Nats-Msg-Id", ""), None)
-            del self.kept[: MOST_MESSAGES // 10]
+            self.drop(0, MOST_MESSAGES // 10)
+
+    def drop(self, start: int, stop: int) -> None:
+        """Forgets the messages of these indices, and their ids with them."""
+        for old in self.kept[start:stop]:
+            self._ids.pop(old.message.headers.get("Nats-Msg-Id", ""), None)
+        del self.kept[start:stop]
 
     def index_after(self, position: int) -> int:
         return bisect_right(self.kept, position, key=lambda received: received.position)

@@ -19,6 +19,7 @@ from pathlib import Path
 import anyio
 
 from topoalign.core.errors import Unavailable, clean
+from topoalign.runtime.tasks import background
 
 START_SECONDS = 10.0
 """It takes 20 ms on an idle machine."""
@@ -57,13 +58,29 @@ def configuration(store: Path, port: int | None) -> str:
 
 @asynccontextmanager
 async def local_nats(store: Path, port: int | None = None) -> AsyncIterator[str]:
-    """Runs nats-server with its data in `store` and yields its URL. None: any free port. Raises NatsServerFailed."""
+    """
+    Runs nats-server with its data in `store` and yields its URL. None: any free port.
+
+    Raises NatsServerFailed, also when the server ends while it is in use.
+    """
     server = start(store, configuration(store, port))
     try:
-        yield await url_of(server, store)
+        url = await url_of(server, store)
+        async with background() as tasks:
+            tasks.start_soon(watch, server, store)
+            yield url
     finally:
         with anyio.CancelScope(shield=True):
             await stop(server)
+
+
+async def watch(server: "subprocess.Popen[bytes]", store: Path) -> None:
+    """Raises NatsServerFailed if the server ends by itself."""
+    await anyio.to_thread.run_sync(server.wait, abandon_on_cancel=True)
+    raise NatsServerFailed(
+        f"nats-server has ended with status {server.returncode}: {last_words(store / 'nats-server.log')}",
+        "start again; if it was killed, the system's log says by whom",
+    )
 
 
 def start(store: Path, settings: str) -> "subprocess.Popen[bytes]":

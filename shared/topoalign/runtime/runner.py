@@ -34,6 +34,8 @@ from topoalign.runtime.tasks import background
 ENTRY_POINTS = "topoalign.services"
 ORDER = ("discovery", "hinting", "allocator", "registry")
 """Who tells comes before who listens; any order works, this one is ready soonest."""
+CONNECT_SECONDS = 1.0
+"""How long a start is held up by a NATS that does not answer, where it may go on without."""
 START_SECONDS = 30.0
 """Far above what any service takes, a node with slow drivers included."""
 
@@ -125,6 +127,8 @@ async def bus_of(
         replicas=settings.nats_replicas,
         speaks=spoken(services, node),
     ) as connected:
+        with anyio.move_on_after(CONNECT_SECONDS):  # most often it is there, and nothing need be said twice
+            await connected.up()
         # A node agent goes on without its hub: what its services say to one another need not pass through it.
         yield NodeBus(connected, node) if "discovery" in services and len(services) > 1 else connected
 

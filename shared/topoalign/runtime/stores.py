@@ -26,6 +26,7 @@ SCHEMA = {"topoalign.owner": "topoalign", "topoalign.schema": "1"}
 """Written into every store: whose it is, and the version of these settings."""
 
 NOT_FOUND = 10059
+SUBJECTS_OVERLAP = 10065
 """NATS' error code of a stream that does not exist."""
 
 
@@ -161,8 +162,9 @@ async def ensure(request: Request, replicas: int | None) -> None:
         if info.error is not None and info.error.err_code == NOT_FOUND:
             created = await request(f"$JS.API.STREAM.CREATE.{store.name}", msgspec.json.encode(wanted))
             info = msgspec.json.decode(created, type=Info)
-            if info.error is not None and info.error.code == 400:  # created by another, meanwhile and otherwise
-                info = await stream_info(request, store.name)
+            if info.error is not None and info.error.code == 400:  # created by another, meanwhile and otherwise?
+                found = await stream_info(request, store.name)
+                info = info if found.error is not None and found.error.err_code == NOT_FOUND else found
         if info.error is not None:
             raise refused(f"store {store.name}", info.error)
         check(wanted, info.config, any_replicas=replicas is None)
@@ -195,9 +197,10 @@ def refused(what: str, refusal: Refusal) -> BusRefused | BusUnavailable:
     text = clean(refusal.description or f"error {refusal.code}", 200)
     if refusal.code in (408, 503) and refusal.err_code != 10023:
         return BusUnavailable(f"{what}: NATS says {text!r} ({refusal.err_code})")
-    remedy = (
-        "give the server more room (`max_file_store`) or the store a smaller bound"
-        if refusal.err_code in (10023, 10047, 10028)
-        else "look up the NATS error code and check the account's JetStream limits and permissions"
-    )
+    if refusal.err_code in (10023, 10047, 10028):
+        remedy = "give the server more room (`max_file_store`) or the store a smaller bound"
+    elif refusal.err_code == SUBJECTS_OVERLAP:
+        remedy = "another stream takes its subjects: find it with `nats stream ls`, and remove it or take them from it"
+    else:
+        remedy = "look up the NATS error code and check the account's JetStream limits and permissions"
     return BusRefused(f"{what}: NATS refuses: {text} ({refusal.err_code})", remedy)

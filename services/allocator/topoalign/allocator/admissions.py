@@ -28,7 +28,9 @@ from topoalign.core.errors import (
 )
 from topoalign.core.events import Allocation
 from topoalign.core.hints.model import HintAnswer, HintQuestion
+from topoalign.core.hints.preconditions import check_resources_known
 from topoalign.core.hints.providers import answer as answer_in_process
+from topoalign.core.hints.providers import check_answer
 from topoalign.core.ids import CPU, AllocationID, DeviceID, NodeName, is_native
 from topoalign.core.placement import prefer
 from topoalign.core.ports import Bus, Endpoint
@@ -47,6 +49,9 @@ from topoalign.core.topology.cpuset import parse_cpuset
 from topoalign.runtime.answers import answering
 
 Steps = Generator[HintQuestion | PreferenceQuestion, HintAnswer | tuple[DeviceID, ...] | None, Decision]
+
+CHOICES = frozenset({"policy", "scope", "mode", "placement", "prefer_closest_numa_nodes"})
+"""Rules that a request for an allocation may choose."""
 
 REMEMBERED = 1_000
 """Decisions kept for `explain`."""
@@ -87,8 +92,11 @@ class Admissions:
         self._own(request.node)
         if self._kubelet_owns_devices:
             raise KubeletOwnsDevices(self._ledger.node)
-        pod, rules = checked(request.pod), overridden(self._rules, request.rules)
+        pod, rules = checked(request.pod), overridden(self._rules, allowed(request.rules))
         self._discovered()
+        if rules.mode is Mode.KUBELET:  # it passes over what no plugin serves, relying on a scheduler that there is not
+            for container in (*pod.init_containers, *pod.containers):
+                check_resources_known(self._ledger.state.hardware, container)
         async with self._turn:
             if held := held_by(self._ledger, pod):
                 if not holds(held, pod):
@@ -167,7 +175,9 @@ class Admissions:
         subject = wire.hints_subject(self._ledger.node)
         try:
             body = await self._bus.ask(subject, msgspec.json.encode(question), self._hint_seconds)
-            return wire.answered(body, HintAnswer)
+            answer = wire.answered(body, HintAnswer)
+            check_answer(question, answer, state.hardware)
+            return answer
         except (Unavailable, BadRequest) as error:
             if self.hint_fallbacks == 0:
                 log.warning("hints are computed in process", finding=error.finding)
@@ -203,6 +213,18 @@ def preferred(asked: PreferenceQuestion, state: NodeState, rules: AdmissionRules
     return prefer(
         state.hardware, asked.resource, asked.available, asked.must_include, asked.size, rules.placement, asked.near
     )
+
+
+def allowed(changes: dict[str, str | int | bool]) -> dict[str, str | int | bool]:
+    """
+    The same changes, if somebody who asks for a pod may make them. What the node keeps for itself is not among them; a
+    prediction may assume anything. Raises InvalidField that names the rule.
+    """
+    for name in sorted(changes.keys() - CHOICES):
+        raise InvalidField(
+            f"rules.{clean(name)}", "is the node's own", f"choose {', '.join(sorted(CHOICES))} per request"
+        )
+    return changes
 
 
 def overridden(rules: AdmissionRules, changes: dict[str, str | int | bool]) -> AdmissionRules:

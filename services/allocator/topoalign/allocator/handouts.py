@@ -5,27 +5,46 @@ Allocate does not say for whom. An allocation is therefore known by its set of d
 from the kubelet's own list, PodResources. That list also tells what has ended: nobody calls a device plugin when a
 container goes.
 
+A kubelet that has just started lists fewer pods than run, and one whose API server is away may do so for minutes. So what
+is missing is released late, later still after a restart of the kubelet, and a container that is shown with devices which
+nobody holds by our record is taken in: whatever was released too early, or was there before us, is in the record again.
+
 Allocate over devices that a live record holds is judged by that list too. If nobody shows them any more, the record has
 outlived its container and makes way; if exactly this set is shown as held, the kubelet repeats itself and gets the same
 answer; anything else is refused, because two containers would get one device.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import anyio
 import structlog
 
-from topoalign.allocator.kubelet.desk import Holding, PodResources
+from topoalign.allocator.kubelet.desk import Holding, Listing, PodResources
 from topoalign.allocator.ledger import Ledger
 from topoalign.core.errors import DeviceInUse, DeviceUnusable, InvalidField, UnknownDevice
 from topoalign.core.events import Allocation, Owner
-from topoalign.core.ids import AllocationID, DeviceID, ResourceName
+from topoalign.core.ids import GPU, NIC, AllocationID, DeviceID, ResourceName
 from topoalign.core.placement import prefer
 from topoalign.core.ports import Clock
 from topoalign.core.state import NodeState
 
 MOST_DEVICES = 20_000
 """Of one Allocate call: more than any node lists."""
+
+SERVED = (GPU, NIC)
+
+PREFERENCE_SECONDS = 10.0
+"""For so long an Allocate may follow from a preference; the kubelet needs milliseconds."""
+
+
+class Preference(NamedTuple):
+    """What was preferred, of what, and when (monotonic seconds)."""
+
+    available: frozenset[DeviceID]
+    chosen: tuple[DeviceID, ...]
+    at: float
+
 
 log = structlog.get_logger("topoalign.allocator.handouts")
 
@@ -42,18 +61,23 @@ class Handouts:
         placement: str = "best-effort",
         gone_seconds: float = 5.0,
         unbound_seconds: float = 30.0,
+        settle_seconds: float = 120.0,
     ) -> None:
         """
-        `gone_seconds`: how long a container must be missing from PodResources before its allocation is released; more
-        than one look, because a kubelet that has just started lists fewer pods than run. `unbound_seconds`: the same
-        for an allocation that PodResources has never shown, as the kubelet lists it a moment after Allocate.
+        How long a container must be missing before its allocation is released, and at least for two looks:
+        `gone_seconds` in general; `unbound_seconds` if it was never shown and the kubelet's checkpoint does not know its
+        devices either (one that was never shown and whose checkpoint cannot be read is kept); `settle_seconds` while a
+        kubelet that was seen to restart settles, or lists no pod at all.
         """
         self._ledger, self._clock, self._pod_resources = ledger, clock, pod_resources
         self._placement = placement
-        self._gone_seconds, self._unbound_seconds = gone_seconds, unbound_seconds
+        self._gone_seconds, self._unbound_seconds, self._settle_seconds = gone_seconds, unbound_seconds, settle_seconds
         self._turn = anyio.Lock()
+        self._looking = anyio.Lock()
+        self._kubelet: tuple[int, ...] | None = None
+        self._settled_at = 0.0
         self._missing: dict[AllocationID, float] = {}
-        self._preferred: dict[ResourceName, tuple[frozenset[DeviceID], tuple[DeviceID, ...]]] = {}
+        self._preferred: dict[ResourceName, Preference] = {}
 
     @property
     def state(self) -> NodeState:
@@ -70,7 +94,7 @@ class Handouts:
         self, resource: ResourceName, available: Sequence[DeviceID], must_include: Sequence[DeviceID], size: int
     ) -> tuple[DeviceID, ...]:
         chosen = prefer(self.state.hardware, resource, available, must_include, size, self._placement)
-        self._preferred[resource] = (frozenset(available), chosen)
+        self._preferred[resource] = Preference(frozenset(available), chosen, self._clock.monotonic())
         return chosen
 
     async def allocate(
@@ -78,9 +102,9 @@ class Handouts:
     ) -> tuple[Allocation, ...]:
         self._check(resource, containers)
         async with self._turn:
-            holdings: tuple[Holding, ...] = ()
+            holdings: Sequence[Holding] = ()
             if any(device in self.state.holders for devices in containers for device in devices):
-                holdings = await self._pod_resources.holdings()
+                holdings = (await self._pod_resources.listing()).holdings
             return self._grant(resource, containers, holdings)
 
     def _check(self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]) -> None:
@@ -102,7 +126,7 @@ class Handouts:
     ) -> tuple[Allocation, ...]:
         """Judges and records in one go: from here on nothing else can get in between."""
         self._check(resource, containers)  # once more: the hardware may have changed while PodResources was read
-        shown = {device for holding in holdings for device in holding.devices}
+        shown = {device for holding in holdings if holding.resource == resource for device in holding.devices}
         order = list(self.state.hardware.devices[resource])
         answers: list[Allocation] = []
         granted: list[Allocation] = []
@@ -124,7 +148,9 @@ class Handouts:
                 )
             )
             answers.append(granted[-1])
-        self._ledger.grant(granted, instead_of=gone, preferred=self._deviations(resource, granted))
+        self._ledger.grant(
+            granted, instead_of=tuple(dict.fromkeys(gone)), preferred=self._deviations(resource, granted)
+        )
         return tuple(answers)
 
     def _records(self, devices: frozenset[DeviceID]) -> list[AllocationID]:
@@ -135,36 +161,84 @@ class Handouts:
         self, resource: ResourceName, granted: Sequence[Allocation]
     ) -> dict[AllocationID, tuple[DeviceID, ...]]:
         """What was preferred, where the last preference was for such a set and another one was taken."""
-        available, preferred = self._preferred.pop(resource, (frozenset(), ()))
-        return {
-            allocation.id: preferred
-            for allocation in granted
-            if len(granted) == 1
-            and len(allocation.device_ids) == len(preferred)
-            and allocation.device_ids <= available
-            and allocation.device_ids != set(preferred)
-        }
+        said = self._preferred.pop(resource, None)
+        if said is None or len(granted) != 1 or self._clock.monotonic() - said.at > PREFERENCE_SECONDS:
+            return {}
+        taken = granted[0].device_ids
+        if len(taken) != len(said.chosen) or not taken <= said.available or taken == set(said.chosen):
+            return {}
+        return {granted[0].id: said.chosen}
 
     async def reconcile(self) -> None:
-        holdings = await self._pod_resources.holdings()
-        holders = {device: holding.owner for holding in holdings for device in holding.devices}
+        async with self._looking:
+            asked_at = frozenset(self.state.allocations)
+            self._compare(await self._pod_resources.listing(), asked_at)
+
+    def _compare(self, listing: Listing, asked_at: frozenset[AllocationID]) -> None:
+        """
+        In one go. Of records, only those that were live when the kubelet was asked are judged: an answer says nothing
+        about what was granted since.
+        """
         now = self._clock.monotonic()
+        if listing.kubelet != self._kubelet:
+            self._settled_at = now + self._settle_seconds if self._kubelet is not None else now
+            self._kubelet = listing.kubelet
+            self._missing.clear()
+        shown = {
+            (holding.resource, device): holding.owner for holding in listing.holdings for device in holding.devices
+        }
         bound: list[tuple[AllocationID, Owner]] = []
         gone: list[AllocationID] = []
         for allocation in self.state.allocations.values():
-            owners = {holders.get(device) for device in allocation.device_ids}
-            if owners == {None}:
-                since = self._missing.setdefault(allocation.id, now)
-                patience = self._gone_seconds if allocation.owner is not None else self._unbound_seconds
-                if now - since >= patience:
-                    gone.append(allocation.id)
+            if allocation.id not in asked_at:
                 continue
-            self._missing.pop(allocation.id, None)
-            owner = owners.pop()
-            if owners or owner is None:
-                log.warning("devices of one allocation are shown apart", allocation=allocation.id)
-            elif owner != allocation.owner:
-                bound.append((allocation.id, owner))
+            places = [(resource, device) for resource, ids in allocation.devices.items() for device in ids]
+            owners = {shown.get(place) for place in places}
+            if owners != {None}:
+                self._missing.pop(allocation.id, None)
+                owner = owners.pop()
+                if owners or owner is None:
+                    log.warning("devices of one allocation are shown apart", allocation=allocation.id)
+                elif owner != allocation.owner:
+                    bound.append((allocation.id, owner))
+            elif self._is_gone(allocation, places, listing, now):
+                gone.append(allocation.id)
         self._ledger.bind(bound)
         self._ledger.release(gone, "gone")
+        self._ledger.grant(self._unrecorded(listing.holdings, asked_at))
         self._missing = {name: since for name, since in self._missing.items() if name in self.state.allocations}
+
+    def _is_gone(
+        self, allocation: Allocation, places: Sequence[tuple[ResourceName, DeviceID]], listing: Listing, now: float
+    ) -> bool:
+        """Whether a container that is not shown has been missing for long enough."""
+        first_look = allocation.id not in self._missing
+        since = self._missing.setdefault(allocation.id, now)
+        patience = self._gone_seconds
+        if allocation.owner is None:
+            if listing.checkpoint is None or not listing.checkpoint.isdisjoint(places):
+                return False
+            patience = self._unbound_seconds
+        if now < self._settled_at or not listing.pods:
+            patience = max(patience, self._settle_seconds)
+        return not first_look and now - since >= patience
+
+    def _unrecorded(self, holdings: Sequence[Holding], asked_at: frozenset[AllocationID]) -> list[Allocation]:
+        """
+        Containers that the kubelet shows with devices of ours which no record holds: they were there before us, or were
+        released too early. Nothing is taken in while something was granted since the kubelet was asked.
+        """
+        if not asked_at >= self.state.allocations.keys():
+            return []
+        found: list[Allocation] = []
+        for holding in holdings:
+            listed = list(self.state.hardware.devices.get(holding.resource, {}))
+            if holding.resource not in SERVED or not holding.devices <= set(listed):
+                continue
+            if holding.devices.isdisjoint(self.state.holders):
+                devices = tuple(sorted(holding.devices, key=listed.index))
+                name = self._ledger.next_id(len(found))
+                found.append(Allocation(id=name, owner=holding.owner, devices={holding.resource: devices}))
+        if found:
+            log.warning("containers with devices that were not in the record are taken in", containers=len(found))
+        return found

@@ -49,6 +49,7 @@ class FileJournal:
         with faults(self.path, "read the journal"):
             if not self.path.exists():
                 self.rewrite([])
+                self.mark_published(0, 0)
                 return []
             content = self.path.read_bytes()
         whole, _, rest = content.rpartition(b"\n")
@@ -86,12 +87,12 @@ class FileJournal:
             self.replace(lines)
         self._lines = lines
 
-    def published(self) -> tuple[int, int]:
+    def published(self) -> tuple[int, int] | None:
         try:
             epoch, seq = (self.directory / "published").read_text().split()
             return int(epoch), int(seq)
         except (OSError, ValueError):
-            return 0, 0
+            return None
 
     def mark_published(self, epoch: int, seq: int) -> None:
         mark = self.directory / "published.new"
@@ -119,7 +120,12 @@ class FileJournal:
         self._size = os.fstat(self._file).st_size
 
     def replace(self, lines: Sequence[bytes]) -> None:
-        """Writes a new file beside the old one and puts it in its place: at any moment one of the two is whole."""
+        """
+        Writes a new file beside the old one and puts it in its place: at any moment one of the two is whole.
+
+        Wherever this fails, the next append begins with it anew, because the open file may be the one that was replaced.
+        """
+        self._suspect = True
         beside = self.directory / "journal.new"
         target = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -128,6 +134,7 @@ class FileJournal:
         finally:
             os.close(target)
         os.replace(beside, self.path)
+        self.close()
         sync_directory(self.directory)
         self.open()
         self._suspect = False
@@ -182,7 +189,7 @@ class MemoryJournal:
 
     def __init__(self) -> None:
         self._entries: list[Entry] = []
-        self._published = (0, 0)
+        self._published: tuple[int, int] | None = (0, 0)
 
     def load(self) -> list[Entry]:
         return list(self._entries)
@@ -193,7 +200,7 @@ class MemoryJournal:
     def rewrite(self, entries: Sequence[Entry]) -> None:
         self._entries = list(entries)
 
-    def published(self) -> tuple[int, int]:
+    def published(self) -> tuple[int, int] | None:
         return self._published
 
     def mark_published(self, epoch: int, seq: int) -> None:

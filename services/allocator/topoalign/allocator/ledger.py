@@ -11,11 +11,13 @@ been away for long, they are dropped in favour of the snapshot, which makes ever
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Protocol
 
 import anyio
+import structlog
 
 from topoalign.core.decisions import Refusal
 from topoalign.core.errors import NotFound, StateFault
@@ -36,6 +38,11 @@ from topoalign.core.ids import AllocationID, DeviceID, NodeName
 from topoalign.core.ports import Clock, Entry, Journal
 from topoalign.core.requests import PodRequest
 from topoalign.core.state import NodeState, replay
+
+SAID_SECONDS = 1.0
+"""For so long a snapshot after which nothing happened answers further requests for one."""
+
+log = structlog.get_logger("topoalign.allocator.ledger")
 
 
 class Draft(Protocol):
@@ -61,25 +68,33 @@ class Ledger:
         self.pending_limit = pending_limit
         self.dropped = 0
         """Facts that were never published because too many were waiting; a snapshot stands in for them."""
+        self.fault: str | None = None
+        """What the disk complained of last; None since it took a fact again."""
         self._journal = journal
         self._clock = clock
         self._changed = anyio.Event()
+        self._announced: tuple[int, int, float] | None = None
+        """(epoch, seq) of the newest snapshot, and the monotonic seconds at which it was said."""
         self.version = 0
         entries = journal.load()
-        events = [event for entry in entries for event in entry.events]
-        epoch, seq = journal.published()
-        self.pending: deque[tuple[LedgerEvent, float]] = deque(
-            (event, entry.time)
-            for entry in entries
-            for event in entry.events
-            if event.epoch != epoch or event.seq > seq
-        )
-        newest = max((at for at, event in enumerate(events) if isinstance(event, AllocationsSnapshot)), default=0)
-        self.state = replay(node, events[newest:])
+        events = [(event, entry.time) for entry in entries for event in entry.events]
+        newest = max((at for at, (event, _) in enumerate(events) if isinstance(event, AllocationsSnapshot)), default=0)
+        self.pending = deque(unpublished(events, journal.published(), newest))
+        self.state = replay(node, (event for event, _ in events[newest:]))
         self._entries = len(entries)
         self._compact_at = self._entries + compact_after
-        self._epoch = self.state.epoch or int(clock.wall() * 1000)
-        self.announce()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Every start is an epoch of its own, so that a record restored from an old copy repeats no number."""
+        self._epoch = max(int(self._clock.wall() * 1000), self.state.epoch + 1)
+        try:
+            self.announce()
+        except StateFault:
+            if not self.state.epoch:
+                raise
+            # What is on disk was read, so the node can go on in its old epoch; each new fact will try the disk again.
+            self._epoch = self.state.epoch
 
     def hear(self, event: TopologyDiscovered | DeviceHealthChanged) -> None:
         """Takes in what discovery said. Not journaled: discovery says it again."""
@@ -88,7 +103,7 @@ class Ledger:
             self._move(state)
 
     def next_id(self, ahead: int = 0) -> AllocationID:
-        """A name that no allocation of this node had before: the journal's epoch and the place the grant will have."""
+        """A name that no allocation of this node had before, for the next grant or one so many further on."""
         return AllocationID(f"{self._epoch:x}-{self.state.seq + 1 + ahead}")
 
     def grant(
@@ -143,10 +158,17 @@ class Ledger:
         )
 
     def announce(self) -> tuple[int, int]:
-        """Says all live allocations anew, shortens the journal to that, and returns the snapshot's (epoch, seq)."""
-        self._record(self._snapshot())
-        self._compact()
-        return self.state.epoch, self.state.seq
+        """
+        Says all live allocations anew, shortens the journal to that, and returns the snapshot's (epoch, seq).
+
+        Many may ask at once, as when the bus comes back: what was said a moment ago is not said again.
+        """
+        just_now = self._clock.monotonic() - SAID_SECONDS
+        if self._announced is None or self._announced[:2] != self._place or self._announced[2] <= just_now:
+            self._record(self._snapshot())
+            self._announced = (*self._place, self._clock.monotonic())
+            self._compact()
+        return self._place
 
     def published(self, event: LedgerEvent) -> None:
         """The bus has this fact, the oldest of `pending`."""
@@ -158,6 +180,10 @@ class Ledger:
         """Waits until `version` is greater than this one."""
         while self.version <= version:
             await self._changed.wait()
+
+    @property
+    def _place(self) -> tuple[int, int]:
+        return self.state.epoch, self.state.seq
 
     def _snapshot(self) -> Draft:
         return partial(
@@ -174,10 +200,12 @@ class Ledger:
         events: list[LedgerEvent] = []
         state = self.state
         for draft in drafts:
-            events.append(draft(node=self.node, epoch=self._epoch, seq=state.seq + 1))
+            seq = state.seq + 1 if state.epoch == self._epoch else 1
+            events.append(draft(node=self.node, epoch=self._epoch, seq=seq))
             state = state.apply(events[-1])
         entry = Entry(time=self._clock.wall(), events=tuple(events))
-        self._journal.append(entry)
+        with self._noting_faults():
+            self._journal.append(entry)
         self._entries += 1
         self.pending.extend((event, entry.time) for event in events)
         self._move(state)
@@ -196,12 +224,42 @@ class Ledger:
         if len(self.pending) > self.pending_limit:
             self.dropped += len(self.pending) - 1
             self.pending = deque([self.pending[-1]])
-        self._journal.rewrite([Entry(time=time, events=(event,)) for event, time in self.pending])
+        with self._noting_faults():
+            self._journal.rewrite([Entry(time=time, events=(event,)) for event, time in self.pending])
         self._entries = len(self.pending)
         self._compact_at = self._entries + self.compact_after
+
+    @contextmanager
+    def _noting_faults(self) -> Iterator[None]:
+        """Readiness tells what the disk complains of; the log says it when it begins and when it is over."""
+        try:
+            yield
+        except StateFault as fault:
+            if self.fault is None:
+                log.error("the journal cannot be written", finding=fault.finding, remedy=fault.remedy)
+            self.fault = fault.finding
+            raise
+        if self.fault is not None:
+            log.info("the journal can be written again")
+        self.fault = None
 
     def _move(self, state: NodeState) -> None:
         self.state = state
         self.version += 1
         self._changed.set()
         self._changed = anyio.Event()
+
+
+def unpublished(
+    events: Sequence[tuple[LedgerEvent, float]], published: tuple[int, int] | None, newest: int
+) -> Sequence[tuple[LedgerEvent, float]]:
+    """
+    What the bus has not heard: all after the fact that it heard last, or all, if that one is no longer in the journal.
+
+    Where it is not known what the bus has heard, the newest snapshot stands for everything before it: to say old facts
+    again, after newer ones, would be worse than to leave some of them out.
+    """
+    if published is None:
+        return events[newest:]
+    heard = [at for at, (event, _) in enumerate(events) if (event.epoch, event.seq) == published]
+    return events[heard[0] + 1 :] if heard else events

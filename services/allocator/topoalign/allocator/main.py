@@ -11,7 +11,7 @@ from topoalign.allocator.journal import open_journal
 from topoalign.allocator.kubelet.front import KubeletFront
 from topoalign.allocator.kubelet.podresources import PodResourcesClient
 from topoalign.allocator.ledger import Ledger
-from topoalign.allocator.service import Allocator
+from topoalign.allocator.service import Allocator, refuse_twin
 from topoalign.allocator.settings import AllocatorSettings
 from topoalign.runtime.context import Context
 from topoalign.runtime.settings import from_environment
@@ -20,11 +20,12 @@ from topoalign.runtime.settings import from_environment
 async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
     settings = from_environment(AllocatorSettings, context.environment)
     rules = settings.rules
+    await refuse_twin(context.hub or context.bus, settings.node)
     with open_journal(settings.state_dir, settings.node) as journal:
         ledger = Ledger(settings.node, journal, context.clock)
         handouts = front = None
         if settings.kubelet_dir:
-            kubelet = PodResourcesClient(settings.pod_resources)
+            kubelet = PodResourcesClient(settings.pod_resources, Path(settings.kubelet_dir))
             handouts = Handouts(
                 ledger,
                 context.clock,
@@ -47,6 +48,8 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
             ledger, context.bus, context.clock, admissions, handouts, reconcile_seconds=settings.reconcile_seconds
         )
         allocator.watch(context.metrics)
+        context.checks["journal"] = lambda: ledger.fault
+        context.checks["health"] = allocator.hearing.reason
         context.checks["topology"] = allocator.topology_unknown
         context.checks["outbox"] = allocator.outbox_full
         async with anyio.create_task_group() as tasks:

@@ -5,11 +5,13 @@ A publication that is not confirmed may have been stored all the same, so it is 
 every listener drop the repetition. Nothing waits for this: the kubelet has its answer before the first try.
 """
 
+from contextlib import suppress
+
 import structlog
 
 from topoalign.allocator.ledger import Ledger
 from topoalign.core import wire
-from topoalign.core.errors import Unavailable
+from topoalign.core.errors import StateFault, Unavailable
 from topoalign.core.ports import Bus, Clock
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
@@ -60,5 +62,6 @@ class Outbox:
         if position < self._position:
             log.warning("the allocation stream went back", had=self._position, got=position)
             self._position = position
-            self._ledger.announce()
+            with suppress(StateFault):  # the ledger has said so; the next fact that is lost brings this here again
+                self._ledger.announce()
         self._position = max(position, self._position)

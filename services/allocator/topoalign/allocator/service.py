@@ -6,6 +6,7 @@ outbox; neither is waited for by a decision.
 """
 
 import anyio
+import msgspec
 import structlog
 from anyio.abc import TaskStatus
 from prometheus_client import CollectorRegistry
@@ -14,14 +15,18 @@ from prometheus_client.registry import Collector
 
 from topoalign.allocator.admissions import Admissions
 from topoalign.allocator.handouts import Handouts
+from topoalign.allocator.hearing import Hearing
 from topoalign.allocator.ledger import Ledger
 from topoalign.allocator.outbox import Outbox
-from topoalign.client import Client
+from topoalign.core import wire
 from topoalign.core.errors import StateFault, Unavailable
-from topoalign.core.events import DeviceHealthChanged, TopologyDiscovered
+from topoalign.core.ids import NodeName
 from topoalign.core.ports import Bus, Clock
+from topoalign.core.requests import ExplainRequest
 
 SERVICE = "topoalign-allocator"
+TWIN_SECONDS = 0.5
+"""How long another allocator of the same node may take to show itself; where there is none, that is known at once."""
 
 log = structlog.get_logger("topoalign.allocator")
 
@@ -42,22 +47,18 @@ class Allocator:
         """`handouts` is None on a node whose devices no kubelet hands out; else it is reconciled this often."""
         self._reconcile_seconds = reconcile_seconds
         self.ledger, self.admissions, self.handouts = ledger, admissions, handouts
+        self.hearing = Hearing(ledger, bus, clock)
         self.outbox = Outbox(ledger, bus, clock)
         self._bus, self._clock = bus, clock
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled. Started once questions are answered; the topology may come later."""
         async with self._bus.serve(SERVICE, self.admissions.endpoints()), anyio.create_task_group() as tasks:
-            tasks.start_soon(self._hear)
+            tasks.start_soon(self.hearing.run)
             tasks.start_soon(self.outbox.run)
             if self.handouts is not None:
                 tasks.start_soon(self._reconcile, self.handouts)
             task_status.started()
-
-    async def _hear(self) -> None:
-        async for heard in Client(self._bus).nodes(node=self.ledger.node):
-            if isinstance(heard.event, TopologyDiscovered | DeviceHealthChanged):
-                self.ledger.hear(heard.event)
 
     async def _reconcile(self, handouts: Handouts) -> None:
         """Looks at the kubelet's list again and again; says once when it cannot, and once when it can again."""
@@ -85,6 +86,21 @@ class Allocator:
 
     def watch(self, metrics: CollectorRegistry) -> None:
         metrics.register(AllocatorMetrics(self))
+
+
+async def refuse_twin(bus: Bus, node: NodeName) -> None:
+    """
+    Raises StateFault if an allocator answers for this node already: two would give the same devices twice, and the lock
+    of the state directory tells only of one on the same disk. Finds nothing while the bus is away.
+    """
+    question = msgspec.json.encode(ExplainRequest(node=node, target="-"))
+    try:
+        await bus.ask(wire.admission_subject(node, "explain"), question, TWIN_SECONDS)
+    except Unavailable:
+        return
+    raise StateFault(
+        f"another allocator answers for node {node!r}", "stop it, or give this node a name of its own (TOPOALIGN_NODE)"
+    )
 
 
 class AllocatorMetrics(Collector):

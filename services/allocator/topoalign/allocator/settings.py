@@ -1,12 +1,18 @@
 """What the allocator of one node can be told from outside."""
 
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from topoalign.core.hints.preconditions import check_rules
 from topoalign.core.ids import NodeName
 from topoalign.core.requests import AdmissionRules, Mode, Placement, Policy, Scope
+
+Wait = Annotated[float, msgspec.Meta(ge=0, le=3600)]
+"""Seconds; the upper bound also refuses `nan` and `inf`."""
+Period = Annotated[float, msgspec.Meta(ge=0.01, le=3600)]
+"""Seconds between two of something."""
 
 
 class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,19 +45,19 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     reserved_cpus: str = ""
     """CPUs kept for the system, as a list `0-3,8`."""
 
-    hint_seconds: float = 0.25
+    hint_seconds: Wait = 0.25
     """How long the hinting service may take before the same providers are asked in process."""
 
-    reconcile_seconds: float = 5.0
+    reconcile_seconds: Period = 5.0
     """Between two looks at the kubelet's PodResources, which answers at most 100 times a second for all who ask."""
 
-    gone_seconds: float = 5.0
+    gone_seconds: Wait = 5.0
     """
     How long a container must be missing from PodResources before its allocation is released; more than one look, because a
     kubelet that has just started lists fewer pods than run.
     """
 
-    drain_seconds: float = 5.0
+    drain_seconds: Wait = 5.0
     """How long running calls may go on after SIGTERM: far below a pod's usual grace period of thirty seconds."""
 
     @property

@@ -17,7 +17,7 @@ from topoalign.core.errors import DriverFault, HardwareUnknown, InvalidField
 from topoalign.core.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
 from topoalign.core.ids import DeviceID, NodeName
 from topoalign.core.ports import Bus, Clock, Driver, Endpoint, Inventory
-from topoalign.core.requests import AnnounceRequest
+from topoalign.core.requests import AliveRequest, AnnounceRequest
 from topoalign.core.topology.model import Topology
 from topoalign.discovery.announcer import Announcer
 from topoalign.discovery.lost import with_lost
@@ -68,10 +68,15 @@ class Discovery:
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled. Started once questions are answered; the first reading may take longer."""
-        announce = Endpoint(
-            name="announce", subject=wire.announce_subject(self._node), answer=answering(AnnounceRequest, self._asked)
-        )
-        async with self._bus.serve(SERVICE, [announce]), anyio.create_task_group() as tasks:
+        endpoints = [
+            Endpoint(
+                name="announce",
+                subject=wire.announce_subject(self._node),
+                answer=answering(AnnounceRequest, self._asked_anew),
+            ),
+            Endpoint(name="alive", subject=wire.alive_subject(self._node), answer=answering(AliveRequest, self._asked)),
+        ]
+        async with self._bus.serve(SERVICE, endpoints), anyio.create_task_group() as tasks:
             tasks.start_soon(self._announcer.run)
             tasks.start_soon(self._announcer.watch, self.announce)
             tasks.start_soon(self._read_regularly)
@@ -83,12 +88,20 @@ class Discovery:
             self._say_topology(self._topology.source, self._topology.topology)
             self._say_health(self._health.devices)
 
-    async def _asked(self, request: AnnounceRequest) -> dict[str, tuple[int, int]]:
-        if request.node != self._node:
+    async def _asked_anew(self, request: AnnounceRequest) -> dict[str, tuple[int, int]]:
+        self._newest(request.node)
+        self.announce()
+        return self._newest(request.node)
+
+    async def _asked(self, request: AliveRequest) -> dict[str, tuple[int, int]]:
+        return self._newest(request.node)
+
+    def _newest(self, node: NodeName) -> dict[str, tuple[int, int]]:
+        """Epoch and revision of what was said last. Raises InvalidField for another node, HardwareUnknown for nothing."""
+        if node != self._node:
             raise InvalidField("node", f"this is the discovery service of {self._node}", "ask that node's own")
         if self._topology is None or self._health is None:
             raise HardwareUnknown(self._node, self._trouble or "it has not been read yet")
-        self.announce()
         return {
             "topology": (self._epoch, self._topology.revision),
             "health": (self._epoch, self._health.revision),

@@ -29,6 +29,7 @@ COUNTS = {
     "undecodable": "Messages put on the dead-letter stream.",
     "unknown": "Events of a later version, skipped.",
     "repeated": "Events heard before, dropped.",
+    "divergent": "Snapshots that disagreed with what their writer had said before.",
 }
 """What the client counts, by the names it has there."""
 

@@ -26,7 +26,9 @@ from topoalign.core.hints.reuse import allocations_of, reusable_cpus, reusable_d
 from topoalign.core.ids import CPU, ContainerName, ResourceName
 from topoalign.core.requests import AdmissionRules, Mode, PodRequest
 from topoalign.core.state import NodeState
+from topoalign.core.topology.bitmask import mask_of
 from topoalign.core.topology.cpuset import parse_cpuset
+from topoalign.core.topology.model import Topology
 
 HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
 UNUSABLE = DeviceHealth(state=HealthState.UNHEALTHY, reason="not offered by the asker")
@@ -78,6 +80,28 @@ def answer(question: HintQuestion, topology: TopologyDiscovered) -> HintAnswer:
         raise InvalidField("question", clean(str(error), 200), "list CPUs as 0-3,8 and NUMA nodes from 0 on") from error
 
 
+def check_answer(question: HintQuestion, answer: HintAnswer, topology: Topology) -> None:
+    """
+    Whether an answer from elsewhere fits its question: all providers have spoken, on every device and on the CPUs that
+    were asked for, and no hint names a NUMA node that the machine lacks. A provider that left something out would read
+    as one that does not care, and the pod would be admitted unaligned. Raises InvalidField that says what is wrong.
+    """
+    remedy = "see that the hinting service is of this version"
+    if answer.providers.keys() != {"device", "cpu", "memory"}:
+        raise InvalidField("providers", "not device, cpu and memory", remedy)
+    pod, container, rules = question.pod, question.container, question.rules
+    devices = {name for name, _ in asked_devices(topology, pod, container, rules)}
+    cpus = {CPU} if rules.cpu_manager == "static" and cpu_request(pod, container, rules.mode) else set()
+    if answer.providers["device"].keys() != devices or answer.providers["cpu"].keys() != cpus:
+        raise InvalidField("providers", "not on the resources that were asked for", remedy)
+    machine = mask_of(topology.node_ids or (0,))
+    for provider, resources in answer.providers.items():
+        for resource, hints in resources.items():
+            masks = [hint.affinity for hint in hints or () if hint.affinity is not None]
+            if any(mask <= 0 or mask & ~machine for mask in masks):
+                raise InvalidField(f"providers.{provider}[{resource}]", "names NUMA nodes that do not exist", remedy)
+
+
 def hints_for(
     state: NodeState, pod: PodRequest, container: ContainerName | None, rules: AdmissionRules
 ) -> dict[str, dict[ResourceName, Hints]]:
@@ -112,9 +136,19 @@ def device_answer(
             rules.mode,
             held=[device for each in own for device in each.devices.get(name, ())],
         )
-        for name, amount in sorted(device_request(pod, container).items())
-        if name in state.hardware.devices and (amount or rules.mode is Mode.KUBELET)
+        for name, amount in asked_devices(state.hardware, pod, container, rules)
     }
+
+
+def asked_devices(
+    topology: Topology, pod: PodRequest, container: ContainerName | None, rules: AdmissionRules
+) -> list[tuple[ResourceName, int]]:
+    """The device resources on which there is an answer, and how many of each are asked for."""
+    return [
+        (name, amount)
+        for name, amount in sorted(device_request(pod, container).items())
+        if name in topology.devices and (amount or rules.mode is Mode.KUBELET)
+    ]
 
 
 def cpu_answer(

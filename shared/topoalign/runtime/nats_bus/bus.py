@@ -99,8 +99,12 @@ class NatsBus:
             await follower.end()
 
     async def last_position(self, stream: Stream, subject: str = ">") -> int:
+        connection = self.live()
         body = msgspec.json.encode({"last_by_subj": subject})
-        last = msgspec.json.decode(await self.live().api(f"$JS.API.STREAM.MSG.GET.{stream}", body), type=LastMessage)
+        last = msgspec.json.decode(await connection.api(f"$JS.API.STREAM.MSG.GET.{stream}", body), type=LastMessage)
+        if last.error is not None and last.error.err_code == stores.NOT_FOUND:
+            await self.repair(connection)
+            raise BusUnavailable(f"store {stream} was missing")
         if last.error is not None and last.error.err_code != NO_MESSAGE:
             raise stores.refused(f"store {stream}", last.error)
         return last.message.seq

@@ -224,8 +224,9 @@ class Connection:
     async def heard_error(self, error: Exception) -> None:
         text = str(error) or type(error).__name__
         if "permissions violation" in text:
+            if text not in self._violations:  # what is tried again is refused again
+                log.warning("nats refuses", finding=text)
             self._violations.append(text)
-            log.warning("nats refuses", finding=text)
             for wait in self._waits:
                 if f'"{wait.subject.lower()}"' in text:
                     wait.violation = text

@@ -5,6 +5,9 @@ The server keeps nothing for us but a short-lived consumer without acknowledgeme
 fetched in small batches when the reader asks, so a slow reader costs the server nothing. While a batch is under way the
 server sends a sign of life every two seconds; if even that stays out, or a message is missing from the count, or the
 connection goes, the consumer is made anew from the position after the last message that the reader had.
+
+A refusal, too, is like a loss: permissions and limits are mended by people while we run, and whoever follows has other
+work to do meanwhile. It is logged once, with its remedy.
 """
 
 from collections import deque
@@ -33,7 +36,8 @@ SILENCE = 5.0
 """Seconds without message or sign of life after which the consumer is taken for dead."""
 IDLE = 60
 """Seconds after which the server forgets a consumer that nobody fetches from."""
-LONGEST_PAUSE = 2.0
+LONGEST_PAUSE, REFUSED_PAUSE = 2.0, 5.0
+"""Seconds between tries, at most, after a loss and after a refusal; doubled each time."""
 
 log = structlog.get_logger("topoalign.runtime.nats")
 
@@ -151,7 +155,11 @@ class Follower:
         self._created = ""
         """When the stream was made, which tells it from another one of the same name."""
         self._pull: Pull | None = None
+        self._name = fresh_name()
+        """Of the next consumer; kept while the server refuses it, so that a refusal that is repeated reads the same."""
         self._failures = 0
+        self._refusal = ""
+        """Why the server refuses, as logged; empty while it does not."""
 
     def __aiter__(self) -> "Follower":
         return self
@@ -164,13 +172,24 @@ class Follower:
                 received = await self._pull.next()
             except BusUnavailable as error:
                 log.debug("following again", stream=self._stream, after=self._position, finding=error.finding)
-                await self.end()
-                await anyio.sleep(min(LONGEST_PAUSE, 0.02 * 2 ** min(self._failures, 8)))
-                self._failures += 1
+                self._name = fresh_name()
+                await self.pause(LONGEST_PAUSE)
+                continue
+            except BusRefused as error:
+                if error.finding != self._refusal:
+                    self._refusal = error.finding
+                    log.warning("cannot follow", stream=self._stream, finding=error.finding, remedy=error.remedy)
+                await self.pause(REFUSED_PAUSE)
                 continue
             self._failures = 0
             self._position = received.position
             return received
+
+    async def pause(self, longest: float) -> None:
+        """Between a consumer that failed and the next."""
+        await self.end()
+        self._failures += 1
+        await anyio.sleep(min(longest, 0.01 * 2 ** min(self._failures, 10)))
 
     async def begin(self, connection: Connection) -> Pull:
         info = await stream_info(connection.api, self._stream)
@@ -183,12 +202,13 @@ class Follower:
             log.warning("stream went back", stream=self._stream, had=self._position, newest=info.state.last_seq)
             self._position = 0
         self._created = info.created
-        pull = Pull(connection, self._stream, f"follow-{token_hex(8)}")
+        pull = Pull(connection, self._stream, self._name)
         try:
             await pull.begin(self._subject, self._position)
         except BaseException:
             await self.end(pull)
             raise
+        self._name, self._refusal = fresh_name(), ""
         return pull
 
     async def end(self, pull: Pull | None = None) -> None:
@@ -196,3 +216,8 @@ class Follower:
         if ending is not None:
             with anyio.CancelScope(shield=True), anyio.move_on_after(1):
                 await ending.end()
+
+
+def fresh_name() -> str:
+    """Of a consumer that nobody else has."""
+    return f"follow-{token_hex(8)}"

@@ -53,8 +53,21 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
     devices: frozenset[DeviceID]
 
 
-class PodResources(Protocol):
-    """The kubelet's own list of who holds what."""
+class Listing(msgspec.Struct, frozen=True, kw_only=True):
+    """What the kubelet says at one moment."""
 
-    async def holdings(self) -> tuple[Holding, ...]:
-        """All devices of all containers that the kubelet knows. Raises Unavailable; waits 1 s at most."""
+    kubelet: tuple[int, ...]
+    """Which kubelet answered: differs after the kubelet has restarted."""
+    pods: int
+    """How many pods it listed, with devices or without."""
+    holdings: tuple[Holding, ...]
+    """Of app containers and sidecars: PodResources does not show plain init containers."""
+    checkpoint: frozenset[tuple[ResourceName, DeviceID]] | None
+    """Devices that its checkpoint has given to any container, init containers included. None: it cannot be read."""
+
+
+class PodResources(Protocol):
+    """The kubelet's own record of who holds what."""
+
+    async def listing(self) -> Listing:
+        """Raises Unavailable; waits 1 s at most."""

@@ -28,12 +28,15 @@ UCRED = struct.Struct("3i")
 
 
 class Identity(NamedTuple):
-    """Tells a file from any other that bears the same name later: an inode number alone is soon used again."""
+    """
+    Tells a socket from any other that bears the same name later: an inode number alone is soon used again. A new mode,
+    owner or label makes it no other.
+    """
 
     device: int
     inode: int
-    changed: int
-    """ctime in nanoseconds."""
+    made: int
+    """mtime in nanoseconds: of a socket, the moment it was bound. What changes its inode changes the ctime alone."""
 
 
 class Peer(NamedTuple):
@@ -49,7 +52,7 @@ def identity(path: Path) -> Identity | None:
         found = path.lstat()
     except OSError:
         return None
-    return Identity(found.st_dev, found.st_ino, found.st_ctime_ns) if stat.S_ISSOCK(found.st_mode) else None
+    return Identity(found.st_dev, found.st_ino, found.st_mtime_ns) if stat.S_ISSOCK(found.st_mode) else None
 
 
 def peer(connection: socket.socket) -> Peer:

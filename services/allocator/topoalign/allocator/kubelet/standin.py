@@ -22,11 +22,11 @@ import msgspec
 from anyio.abc import TaskGroup, TaskStatus
 from grpclib.exceptions import ProtocolError
 
-from topoalign.allocator.kubelet import standin_checkpoint
+from topoalign.allocator.kubelet import checkpoint
 from topoalign.allocator.kubelet.api import v1beta1
+from topoalign.allocator.kubelet.checkpoint import CheckpointData
 from topoalign.allocator.kubelet.client import FAILURES, KubeletAway, apart, described
 from topoalign.allocator.kubelet.registration import KUBELET_SOCKET
-from topoalign.allocator.kubelet.standin_checkpoint import CheckpointData
 from topoalign.allocator.kubelet.standin_plugins import Plugins
 from topoalign.allocator.kubelet.standin_pods import PodKey, Running, remembered, restored
 from topoalign.allocator.kubelet.standin_resources import PodResources
@@ -82,7 +82,7 @@ class KubeletStandIn:
         assert self._tasks is not None
         sweep(self.plugins_dir)
         sweep(self.pod_resources_dir)
-        remembered = standin_checkpoint.load(self.plugins_dir)
+        remembered = checkpoint.load(self.plugins_dir)
         self._plugins = Plugins(self.plugins_dir, self._tasks, self.changed)
         self._plugins.remember(remembered.registered_devices)
         for key, running in restored(remembered.pod_device_entries or ()).items():
@@ -226,7 +226,7 @@ class KubeletStandIn:
         self._revision += 1
         self._changed.set()
         self._changed = anyio.Event()
-        standin_checkpoint.store(self.plugins_dir, self.remembered())
+        checkpoint.store(self.plugins_dir, self.remembered())
 
     def remembered(self) -> CheckpointData:
         state = self.state()

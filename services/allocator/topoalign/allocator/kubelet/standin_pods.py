@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from topoalign.allocator.kubelet.api import v1beta1
-from topoalign.allocator.kubelet.standin_checkpoint import NO_NODE, PodDevicesEntry
+from topoalign.allocator.kubelet.checkpoint import NO_NODE, PodDevicesEntry
 from topoalign.core.events import Allocation, Owner
 from topoalign.core.ids import AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.requests import ContainerRequest, PodRequest

@@ -2,7 +2,7 @@
 The kubelet's PodResources API: who holds what on the node.
 
 Devices are listed one by one, each with its NUMA nodes, and one without nodes is listed without a topology; pods have
-names here and no UIDs.
+names here and no UIDs. Init containers that end are not listed, only those that stay (sidecars).
 
 Source: kubelet v1.36.3, apis/podresources.
 """
@@ -18,7 +18,7 @@ from topoalign.allocator.kubelet.transport import Servicer
 from topoalign.core.errors import quoted
 from topoalign.core.events import Allocation, MemoryBlock
 from topoalign.core.ids import DeviceID, ResourceName
-from topoalign.core.requests import AdmissionRules
+from topoalign.core.requests import AdmissionRules, ContainerRequest
 from topoalign.core.state import NodeState
 from topoalign.core.topology.cpuset import parse_cpuset
 
@@ -70,9 +70,13 @@ def pod_resources(running: Running, state: NodeState) -> v1.PodResources:
         namespace=running.pod.namespace,
         containers=[
             container_resources(container.name, held.get(container.name), state)
-            for container in (*running.pod.init_containers, *running.pod.containers)
+            for container in (*filter(is_sidecar, running.pod.init_containers), *running.pod.containers)
         ],
     )
+
+
+def is_sidecar(container: ContainerRequest) -> bool:
+    return container.sidecar
 
 
 def container_resources(name: str, held: Allocation | None, state: NodeState) -> v1.ContainerResources:

@@ -27,8 +27,8 @@ class AutoDriver:
             if self._used is self._nvml:
                 raise
             files = await self._sysfs.read()
-            if not files.topology.gpus:
-                return files
+            if not (files.topology.gpus or files.findings):
+                return files  # a machine without GPUs
             return Inventory(
                 topology=files.topology,
                 health=files.health,

@@ -1,17 +1,21 @@
 """
 A node read from the files of /sys and /proc alone, for machines without NVIDIA's driver library.
 
-Files tell where a GPU sits but not whether it works, so its health is unknown and it is not offered.
+Files tell where a GPU sits but not whether it works, so its health is unknown and it is not offered. One whose uuid no
+driver has told is not even listed: the kubelet and the ledger remember devices by their ids, and an id made of a PCI
+address would be another card's after a swap.
 """
 
 from pathlib import Path
+
+import msgspec
 
 from topoalign.core.errors import DriverFault, InvalidMachine
 from topoalign.core.ports import Clock, Inventory
 from topoalign.core.topology.model import Topology
 from topoalign.discovery.drivers.health import nic_health, unknown
 from topoalign.discovery.drivers.thread import DriverThread, Steps
-from topoalign.machines.sysfs import read_sysfs
+from topoalign.machines.sysfs import is_named_by_address, read_sysfs
 
 
 class SysfsDriver:
@@ -25,16 +29,17 @@ class SysfsDriver:
         self._thread = DriverThread("sysfs", clock, deadline)
 
     async def read(self) -> Inventory:
-        topology = await self._thread.run(self._read)
+        topology, findings = await self._thread.run(self._read)
         unjudged = unknown("only its driver can tell, and /sys is all that is read")
         return Inventory(
             topology=topology,
             health={gpu.id: unjudged for gpu in topology.gpus} | {nic.id: nic_health(nic) for nic in topology.nics},
+            findings=findings,
         )
 
-    def _read(self, steps: Steps) -> Topology:
+    def _read(self, steps: Steps) -> tuple[Topology, tuple[str, ...]]:
         steps("a reading of /sys")
-        return files_below(self._root)
+        return with_named_gpus(files_below(self._root))
 
 
 def files_below(root: Path) -> Topology:
@@ -43,6 +48,20 @@ def files_below(root: Path) -> Topology:
         return read_sysfs(root)
     except InvalidMachine as error:
         raise DriverFault(error.finding, "mount the host's /sys and /proc, or name their root") from error
+
+
+def with_named_gpus(files: Topology) -> tuple[Topology, tuple[str, ...]]:
+    """The machine without the GPUs that have no uuid, and what is to be said of them."""
+    left_out = {gpu.id: gpu for gpu in files.gpus if is_named_by_address(gpu)}
+    topology = msgspec.structs.replace(
+        files,
+        gpus=tuple(gpu for gpu in files.gpus if gpu.id not in left_out),
+        links=tuple(link for link in files.links if left_out.keys().isdisjoint((link.a, link.b))),
+    )
+    return topology, tuple(
+        f"GPU {gpu.index} at {gpu.pci} has no uuid and is left out: NVIDIA's driver does not have it"
+        for gpu in left_out.values()
+    )
 
 
 def boot_id(root: Path) -> str | None:

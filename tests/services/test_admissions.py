@@ -1,0 +1,238 @@
+"""The bus's way in: what the hinting service says is used if it fits, and a request cannot take what the node keeps."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import msgspec
+import pytest
+from e2e_support import allocate, pod
+
+from topoalign.allocator.admissions import Admissions
+from topoalign.allocator.journal import MemoryJournal
+from topoalign.allocator.ledger import Ledger
+from topoalign.allocator.service import refuse_twin
+from topoalign.core import wire
+from topoalign.core.decisions import Admission, Explained, Refusal
+from topoalign.core.errors import StateFault, Unavailable
+from topoalign.core.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
+from topoalign.core.hints.model import HintAnswer, HintQuestion, TopologyHint
+from topoalign.core.hints.providers import answer
+from topoalign.core.ids import NodeName
+from topoalign.core.ports import Endpoint
+from topoalign.core.requests import AdmissionRules, AllocateRequest, ExplainRequest, Policy
+from topoalign.core.topology.cpuset import parse_cpuset
+from topoalign.machines import load
+from topoalign.runtime.answers import answering
+from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.memory_bus import MemoryBus
+
+pytestmark = pytest.mark.anyio
+
+NODE = NodeName("node-1")
+
+
+class Node:
+    """An allocator on a memory bus; the test plays its hinting service."""
+
+    def __init__(self, machine: str = "hgx-h100", rules: AdmissionRules | None = None) -> None:
+        self.bus = MemoryBus()
+        self.ledger = Ledger(NODE, MemoryJournal(), ManualClock())
+        topology = load(machine).topology
+        self.topology = TopologyDiscovered(
+            node=NODE, epoch=1, revision=1, boot_id="b", source="described: test", topology=topology
+        )
+        healthy = DeviceHealth(state=HealthState.HEALTHY)
+        devices = dict.fromkeys((*topology.gpu_by_id, *topology.nic_by_id), healthy)
+        self.health = DeviceHealthChanged(node=NODE, epoch=1, revision=1, devices=devices)
+        self.admissions = Admissions(
+            self.ledger, self.bus, rules or AdmissionRules(policy=Policy.RESTRICTED), kubelet_owns_devices=False
+        )
+
+    @asynccontextmanager
+    async def serving(self, *, known: bool = True) -> AsyncIterator["Node"]:
+        if known:
+            self.ledger.hear(self.topology)
+            self.ledger.hear(self.health)
+        async with self.bus.serve("topoalign-allocator", self.admissions.endpoints()):
+            yield self
+
+    @asynccontextmanager
+    async def hinting(self, reply: HintAnswer | None) -> AsyncIterator[list[HintQuestion]]:
+        """A hinting service that always says this, or, with None, what is right; yields the questions it got."""
+        asked: list[HintQuestion] = []
+
+        async def hints(question: HintQuestion) -> HintAnswer:
+            asked.append(question)
+            return reply or answer(question, self.topology)
+
+        endpoint = Endpoint(name="hints", subject=wire.hints_subject(NODE), answer=answering(HintQuestion, hints))
+        async with self.bus.serve("topoalign-hinting", [endpoint]):
+            yield asked
+
+
+async def test_hints_come_from_the_hinting_service_and_carry_the_allocations_to_it() -> None:
+    node = Node()
+    async with node.serving(), node.hinting(None) as asked:
+        first = await allocate(node.bus, NODE, pod("first", gpus=4))
+        second = await allocate(node.bus, NODE, pod("second", gpus=4))
+
+    assert isinstance(first, Admission) and isinstance(second, Admission)
+    assert [0, 1] == [len(question.allocations) for question in asked]
+    assert first.allocations[0].device_ids.isdisjoint(second.allocations[0].device_ids)
+    assert 0 == node.admissions.hint_fallbacks
+
+
+ANYWHERE = TopologyHint(None, True)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        HintAnswer(providers={}),
+        HintAnswer(providers={"device": {}, "cpu": {}, "memory": {}}),
+        HintAnswer(providers={"device": {"nvidia.com/gpu": (TopologyHint(0, True),)}, "cpu": {}, "memory": {}}),  # type: ignore[dict-item]  # names as a foreign service would send them
+        HintAnswer(providers={"device": {"nvidia.com/gpu": (TopologyHint(-1, True),)}, "cpu": {}, "memory": {}}),  # type: ignore[dict-item]
+        HintAnswer(providers={"device": {"nvidia.com/gpu": (TopologyHint(1 << 40, True),)}, "cpu": {}, "memory": {}}),  # type: ignore[dict-item]
+    ],
+)
+async def test_an_answer_that_leaves_something_out_or_names_unknown_nodes_is_not_used(reply: HintAnswer) -> None:
+    """A provider that is missing would read as one that does not care, and six GPUs on two nodes would be admitted."""
+    node = Node()
+    async with node.serving(), node.hinting(reply):
+        decision = await allocate(node.bus, NODE, pod("wide", gpus=6, cpus=8, memory=8))
+
+    assert isinstance(decision, Refusal)
+    assert "TopologyAffinityError" == decision.reason
+    assert 1 == node.admissions.hint_fallbacks
+
+
+async def test_without_a_hinting_service_the_decision_is_the_same() -> None:
+    decisions = []
+    for served in (True, False):
+        node = Node()
+        async with node.serving():
+            if served:
+                async with node.hinting(None):
+                    decisions.append(await allocate(node.bus, NODE, pod("train", gpus=2, nics=2, cpus=8, memory=8)))
+            else:
+                decisions.append(await allocate(node.bus, NODE, pod("train", gpus=2, nics=2, cpus=8, memory=8)))
+
+    assert decisions[0] == decisions[1]
+
+
+async def test_a_request_cannot_take_the_cpus_that_the_node_keeps_for_itself() -> None:
+    node = Node(rules=AdmissionRules(reserved_cpus="0-3"))
+    async with node.serving():
+        with pytest.raises(wire.RemoteBadRequest, match="reserved_cpus: is the node's own"):
+            await allocate(node.bus, NODE, pod("greedy", cpus=2), reserved_cpus="")
+        decision = await allocate(node.bus, NODE, pod("modest", cpus=8, memory=1))
+
+    assert isinstance(decision, Admission)
+    assert parse_cpuset(decision.allocations[0].cpus).isdisjoint({0, 1, 2, 3})
+
+
+async def test_a_resource_that_the_node_lacks_is_refused_in_every_mode() -> None:
+    """The kubelet passes over it because a scheduler has counted before; here there is none."""
+    node = Node("cpu-only")
+    async with node.serving():
+        for mode in ("best", "kubelet"):
+            try:
+                decision = await allocate(node.bus, NODE, pod(f"in-{mode}", gpus=2), mode=mode)
+                assert isinstance(decision, Refusal)
+            except wire.RemoteNoFit as refused:
+                assert "UnknownResource" == refused.failure.code
+
+    assert {} == node.ledger.state.allocations
+
+
+async def test_before_the_hardware_is_known_nothing_is_decided_and_nothing_recorded() -> None:
+    node = Node()
+    async with node.serving(known=False):
+        with pytest.raises(wire.RemoteUnavailable, match="not known yet"):
+            await allocate(node.bus, NODE, pod("early", gpus=1))
+
+    assert 1 == node.ledger.state.seq
+
+
+async def test_asking_again_for_a_pod_gives_the_same_allocation_and_another_request_under_its_name_is_refused() -> None:
+    node = Node()
+    async with node.serving():
+        first = await allocate(node.bus, NODE, pod("train", gpus=2, cpus=8, memory=8))
+        again = await allocate(node.bus, NODE, pod("train", gpus=2, cpus=8, memory=8))
+        with pytest.raises(wire.RemoteBadRequest) as refused:
+            await allocate(node.bus, NODE, pod("train", gpus=4))
+
+    assert isinstance(first, Admission) and isinstance(again, Admission)
+    assert first.allocations == again.allocations
+    assert "PodAlreadyAllocated" == refused.value.failure.code
+
+
+async def test_two_requests_at_the_same_time_never_get_the_same_device() -> None:
+    node = Node()
+    decisions = []
+    async with node.serving(), node.hinting(None), anyio.create_task_group() as tasks:
+
+        async def ask(name: str) -> None:
+            decisions.append(await allocate(node.bus, NODE, pod(name, gpus=3)))
+
+        for number in range(4):
+            tasks.start_soon(ask, f"pod-{number}")
+
+    held = [device for a in node.ledger.state.allocations.values() for device in a.device_ids]
+    assert 4 == len(decisions)
+    assert len(set(held)) == len(held)
+
+
+async def test_a_health_report_that_comes_while_hints_are_awaited_is_heeded() -> None:
+    """The decision was made on a state that is gone: it is made anew, and the GPU that was lost is not given."""
+    node = Node()
+
+    async def late(question: HintQuestion) -> HintAnswer:
+        lost = DeviceHealth(state=HealthState.UNHEALTHY, reason="GPU is lost")
+        devices = {**node.health.devices, **dict.fromkeys(list(node.health.devices)[:4], lost)}
+        node.ledger.hear(msgspec.structs.replace(node.health, revision=2, devices=devices))
+        return answer(question, node.topology)
+
+    endpoint = Endpoint(name="hints", subject=wire.hints_subject(NODE), answer=answering(HintQuestion, late))
+    async with node.serving(), node.bus.serve("topoalign-hinting", [endpoint]):
+        decision = await allocate(node.bus, NODE, pod("train", gpus=2))
+
+    assert isinstance(decision, Admission)
+    assert all(node.ledger.state.health_of(device).usable for device in decision.allocations[0].device_ids)
+
+
+async def test_a_prediction_changes_nothing() -> None:
+    node = Node()
+    async with node.serving():
+        before = node.ledger.state
+        request = AllocateRequest(node=NODE, pod=pod("maybe", gpus=8), rules={"reserved_cpus": "0"})
+        body = await node.bus.ask(wire.admission_subject(NODE, "what-if"), msgspec.json.encode(request), 5)
+
+    assert isinstance(wire.answered(body, Admission), Admission)
+    assert before == node.ledger.state
+
+
+async def test_a_decision_is_explained_by_the_pods_name_and_by_the_allocations_id() -> None:
+    node = Node()
+    async with node.serving():
+        decision = await allocate(node.bus, NODE, pod("train", gpus=2))
+        assert isinstance(decision, Admission)
+        told = []
+        for target in ("default/train", decision.allocations[0].id):
+            question = msgspec.json.encode(ExplainRequest(node=NODE, target=target))
+            body = await node.bus.ask(wire.admission_subject(NODE, "explain"), question, 5)
+            told.append(wire.answered(body, Explained))
+
+    assert [decision, decision] == [explained.decision for explained in told]
+
+
+async def test_a_second_allocator_of_the_same_node_is_refused() -> None:
+    node = Node()
+    await refuse_twin(node.bus, NODE)
+    async with node.serving():
+        with pytest.raises(StateFault, match="another allocator answers"):
+            await refuse_twin(node.bus, NODE)
+        with pytest.raises(Unavailable):
+            await refuse_twin(node.bus, NODE)
+    await refuse_twin(node.bus, NODE)

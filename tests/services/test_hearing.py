@@ -1,0 +1,202 @@
+"""The allocator believes what it has heard of its devices only for as long as discovery confirms it."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from discovery_support import READ_SECONDS, Bus, Hardware, inventory
+from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
+
+from topoalign.allocator.hearing import ASK_SECONDS, SILENT_SECONDS, Hearing
+from topoalign.allocator.journal import MemoryJournal
+from topoalign.allocator.ledger import Ledger
+from topoalign.core.events import HealthState
+from topoalign.core.ids import GPU, DeviceID, NodeName
+from topoalign.discovery.metrics import Metrics
+from topoalign.discovery.service import Discovery
+from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.tasks import background
+
+pytestmark = pytest.mark.anyio
+NODE = NodeName("node-1")
+GPU_0 = DeviceID("GPU-0")
+
+
+class World:
+    """One node's bus and hardware, a ledger, and services that come and go."""
+
+    def __init__(self) -> None:
+        self.bus, self.clock, self.hardware = Bus(), ManualClock(), Hardware()
+        self.ledger = Ledger(NODE, MemoryJournal(), self.clock)
+
+    @asynccontextmanager
+    async def discovering(self) -> AsyncIterator[None]:
+        metrics = Metrics(CollectorRegistry())
+        discovery = Discovery(
+            NODE, self.hardware, self.bus, self.clock, metrics, read_seconds=READ_SECONDS, boot_id="boot"
+        )
+        async with background() as tasks:
+            await tasks.start(lambda *, task_status: discovery.run(task_status=task_status))
+            await self.clock.advance(0)
+            yield
+
+    @asynccontextmanager
+    async def hearing(self) -> AsyncIterator[Hearing]:
+        """As after a start of the allocator: with nothing heard yet."""
+        self.ledger = Ledger(NODE, MemoryJournal(), self.clock)
+        hearing = Hearing(self.ledger, self.bus, self.clock)
+        async with background() as tasks:
+            tasks.start_soon(hearing.run)
+            await self.clock.advance(0)
+            yield hearing
+
+    def health(self) -> tuple[HealthState, str]:
+        """Of the first GPU, as the ledger has it."""
+        known = self.ledger.state.health_of(GPU_0)
+        return known.state, known.reason
+
+    def usable(self) -> int:
+        return len(self.ledger.state.healthy(GPU))
+
+    def listed(self) -> int:
+        return len(self.ledger.state.hardware.devices.get(GPU, {}))
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+async def test_what_a_living_discovery_says_is_believed_at_once(world: World) -> None:
+    async with world.discovering(), world.hearing() as hearing:
+        assert (2, 2) == (world.listed(), world.usable())
+        assert None is hearing.reason()
+
+
+async def test_a_discovery_that_comes_later_is_believed_at_once_and_nothing_else_is_told_before(world: World) -> None:
+    async with world.hearing() as hearing:
+        await world.clock.advance(3.5)
+        assert (0, None) == (world.listed(), world.ledger.state.health)
+        version = world.ledger.version
+        async with world.discovering():
+            assert (2, 2) == (world.listed(), world.usable())
+            assert version + 2 == world.ledger.version, "topology and health, each once"
+            assert None is hearing.reason()
+
+
+async def test_after_a_restart_of_the_allocator_alone_old_readings_are_listed_and_not_offered(world: World) -> None:
+    """The stream keeps the last reading of a discovery that has died, and of the boot before this one."""
+    async with world.discovering():
+        pass
+    async with world.hearing() as hearing:
+        assert (2, 0) == (world.listed(), world.usable())
+        reason = "discovery has not confirmed how the devices are since this process started"
+        assert (HealthState.UNKNOWN, reason) == world.health()
+        assert reason == hearing.reason()
+        await world.clock.advance(2 * SILENT_SECONDS)
+        assert 0 == world.usable()
+
+        async with world.discovering():
+            assert 2 == world.usable()
+
+
+async def test_a_discovery_that_falls_silent_is_believed_for_thirty_seconds_after_its_last_answer(world: World) -> None:
+    async with world.hearing() as hearing:
+        async with world.discovering():
+            await world.clock.advance(100.0)
+        await world.clock.advance(SILENT_SECONDS - ASK_SECONDS - 1)
+        assert 2 == world.usable()
+
+        await world.clock.advance(ASK_SECONDS + 2)
+        assert (2, 0) == (world.listed(), world.usable())
+        assert (HealthState.UNKNOWN, "discovery has not confirmed how the devices are for 30 s") == world.health()
+        assert "discovery has not confirmed how the devices are for 30 s" == hearing.reason()
+
+
+async def test_a_discovery_that_answers_again_is_believed_again_without_a_new_reading(world: World) -> None:
+    """As when the bus between the two was away: nothing of the hardware has changed, so nothing comes over the stream."""
+    async with world.discovering(), world.hearing():
+        desks, world.bus._desks = world.bus._desks, []  # nobody can be asked
+        await world.clock.advance(2 * SILENT_SECONDS)
+        assert 0 == world.usable()
+
+        world.bus._desks = desks
+        await world.clock.advance(1.0)
+        assert 2 == world.usable()
+
+
+async def test_every_spell_of_silence_is_noticed_and_logged_once(world: World) -> None:
+    async with world.discovering(), world.hearing():
+        desks = world.bus._desks
+        with capture_logs() as logs:
+            for _ in range(2):
+                world.bus._desks = []
+                await world.clock.advance(3 * SILENT_SECONDS)
+                assert 0 == world.usable()
+                world.bus._desks = desks
+                await world.clock.advance(1.0)
+                assert 2 == world.usable()
+
+    ours = [line["log_level"] for line in logs if "health" in line["event"]]
+    assert ["warning", "info", "warning", "info"] == ours
+
+
+async def test_a_change_that_is_heard_is_passed_on(world: World) -> None:
+    async with world.discovering(), world.hearing():
+        world.hardware.now = inventory(0, 1, 2, sick="XID 79")
+        await world.clock.advance(READ_SECONDS)
+
+        assert (3, 2) == (world.listed(), world.usable())
+        assert (HealthState.UNHEALTHY, "XID 79") == world.health()
+
+
+async def test_news_that_do_not_come_through_cost_the_trust_in_what_was_heard_before(world: World) -> None:
+    """Discovery answers, with a revision that the stream does not bring: a GPU may have failed."""
+    async with world.discovering(), world.hearing():
+        world.bus.cut = True
+        world.hardware.now = inventory(0, 1, sick="XID 79")
+        await world.clock.advance(READ_SECONDS + SILENT_SECONDS + 1)
+        assert (HealthState.UNKNOWN, 0) == (world.health()[0], world.usable())
+
+        world.bus.cut = False
+        await world.clock.advance(6.0)
+        assert (HealthState.UNHEALTHY, 1) == (world.health()[0], world.usable())
+
+
+async def test_a_restarted_discovery_is_believed_from_its_first_reading_on(world: World) -> None:
+    async with world.hearing():
+        async with world.discovering():
+            pass
+        await world.clock.advance(2 * SILENT_SECONDS)
+        world.hardware.now = inventory(0, 1, sick="XID 79")
+        async with world.discovering():
+            assert (HealthState.UNHEALTHY, 1) == (world.health()[0], world.usable())
+
+
+async def test_a_discovery_whose_first_reading_has_not_come_through_does_not_confirm_that_of_the_one_before(
+    world: World,
+) -> None:
+    async with world.discovering():
+        pass
+    await world.clock.advance(1.0)
+    world.bus.cut = True
+    async with world.discovering(), world.hearing():
+        assert (2, 0) == (world.listed(), world.usable())
+
+        world.bus.cut = False
+        await world.clock.advance(6.0)
+        assert 2 == world.usable()
+
+
+async def test_a_bus_that_is_away_does_not_take_the_devices_along(world: World) -> None:
+    """Discovery cannot be asked then, which says nothing of the hardware; the node goes on giving out its devices."""
+    async with world.discovering(), world.hearing() as hearing:
+        world.bus._desks, world.bus.away = [], True
+        await world.clock.advance(3600)
+        during = world.usable(), hearing.reason()
+        world.bus.away = False
+        await world.clock.advance(60)
+
+        assert (2, None) == during
+        assert 0 == world.usable(), "with the bus there, a silent discovery is a dead one"
