@@ -37,7 +37,9 @@ def named_devices(allocation: Allocation, topology: Topology) -> Iterator[NamedD
 
 def show_allocation(allocation: Allocation, topology: Topology, *, decided: bool = True) -> None:
     """One allocation, a device a line. `decided`: by us, so that CPUs, memory and alignment are known, too."""
-    output.say(output.heading(f"{owner(allocation.owner)}  (allocation {clean(allocation.id, 120)})"))
+    tentative = "/" in allocation.id  # named after its container: a prediction
+    name = "would get" if tentative else f"allocation {clean(allocation.id, 120)}"
+    output.say(output.heading(f"{owner(allocation.owner)}  ({name})"))
     devices = tuple(named_devices(allocation, topology))
     if devices:
         rows = [

@@ -127,7 +127,7 @@ def welcome(ready: Running, environment: Mapping[str, str], while_running: ExitS
     output.note(f"nats    {ready.nats}")
     output.note("")
     output.note("In another terminal:")
-    for command in ("topo", "watch", "allocate --gpus 2 --cpus 8 --memory 64Gi"):
+    for command in ("topo", "watch", "allocate --gpus 2"):
         output.note(f"  topoalign {command}")
     output.note("Ctrl-C ends it.")
 

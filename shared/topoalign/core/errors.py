@@ -124,7 +124,7 @@ class KubeletOwnsDevices(BadRequest):
     def __init__(self, node: str) -> None:
         super().__init__(
             f"the kubelet of node {node} hands out its devices",
-            "create a pod instead, or ask `what-if`, which works on every node",
+            "create the pod, or delete it, in Kubernetes; `what-if` and `explain` work on every node",
         )
 
 

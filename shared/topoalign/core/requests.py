@@ -5,6 +5,7 @@ Quantities are whole numbers in one unit each: `cpu` in millicores, `memory` and
 resource as a count of devices. Requests come from outside, so `checked` looks at every field before anything is decided.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Literal
@@ -16,6 +17,9 @@ from topoalign.core.ids import CPU, MEMORY, ContainerName, Namespace, NodeName, 
 
 LARGEST_QUANTITY = 2**63 - 1
 """Kubernetes quantities are 64-bit; anything above is a mistake or an attack."""
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+"""Wider than Kubernetes' own names, for pods that no API server has seen; without what could be mistaken for a path."""
 
 MOST_CONTAINERS = 1_000
 MOST_RESOURCES = 64
@@ -203,8 +207,12 @@ def with_requests(container: ContainerRequest) -> ContainerRequest:
 
 
 def check_name(path: str, name: str) -> None:
-    if not name or len(name) > 253 or name != clean(name, 253):
-        raise InvalidField(path, f"{clean(name, 60)!r} is not a Kubernetes name", "use 1 to 253 printable characters")
+    if not NAME.fullmatch(name):
+        raise InvalidField(
+            path,
+            f"{clean(name, 60)!r} is not a name",
+            "use 1 to 253 letters, digits, `-`, `_` and `.`, a letter or digit first",
+        )
 
 
 def check_quantities(path: str, quantities: Mapping[ResourceName, int]) -> None:

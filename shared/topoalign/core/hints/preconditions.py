@@ -65,7 +65,7 @@ class MemoryUnknown(NoFit):
     def __init__(self) -> None:
         super().__init__(
             "how much memory the NUMA nodes have is not known",
-            "describe the machine with its memory (lstopo XML, a sysfs tree), or switch the memory manager off",
+            "ask without memory, or describe the machine with it (lstopo XML, a sysfs tree, our JSON)",
         )
 
 
@@ -118,7 +118,7 @@ def check_policy_runs(topology: Topology, rules: AdmissionRules) -> None:
             raise TooManyNumaNodes(
                 f"the kubelet does not start on {len(topology.nodes)} NUMA nodes: "
                 f"it allows {rules.max_allowable_numa_nodes}",
-                "set the kubelet's max-allowable-numa-nodes, and max_allowable_numa_nodes here, to at least as many",
+                "raise the kubelet's max-allowable-numa-nodes, use policy none there, or decide in mode best",
             )
         if any(node > LARGEST_NODE_ID for node in topology.node_ids):
             raise TooManyNumaNodes(
