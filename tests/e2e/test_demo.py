@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from topoalign.allocator.demo import matrix
+from topoalign.machines import load
+
 DEMO = [sys.executable, "-c", "from topoalign.allocator.demo import command; command(standalone_mode=False)"]
 
 
@@ -53,3 +56,12 @@ def test_what_cannot_be_shown_is_refused_with_a_reason(options: tuple[str, ...],
 
     assert done.returncode != 0
     assert error in done.stderr
+
+
+def test_a_terminal_too_narrow_for_the_matrix_is_shown_the_gpus_and_told_of_the_rest() -> None:
+    topology = load("dgx-a100").topology
+
+    assert "NIC9" in matrix(topology, None)
+    assert matrix(topology, None) == matrix(topology, 195)
+    assert "NIC9" not in matrix(topology, 194)
+    assert "10 NICs are left out" in matrix(topology, 194)

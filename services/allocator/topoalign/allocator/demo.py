@@ -10,6 +10,8 @@ With `--nats` the hub runs elsewhere, and with `--kubelet-dir` the node's servic
 """
 
 import os
+import shutil
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -17,6 +19,7 @@ from pathlib import Path
 
 import anyio
 import click
+import msgspec
 from anyio.abc import TaskStatus
 
 from topoalign.allocator.demo_pods import (
@@ -235,8 +238,19 @@ def introduce(topology: Topology, machine: str | None) -> None:
     source = "the GPUs of this machine" if machine is None else f"{clean(machine, 200)}, a described machine"
     output.say(output.heading(f"{source}: {topology.describe()}"))
     output.say()
-    output.say(print_matrix(topology).split("\nLegend:")[0].rstrip())
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    output.say(matrix(topology, columns))
     output.say()
+
+
+def matrix(topology: Topology, columns: int | None) -> str:
+    """How everything is connected; without the NICs where that would break every line of a terminal so wide."""
+    whole = print_matrix(topology).split("\nLegend:")[0].rstrip()
+    widest = max(len(line.expandtabs()) for line in whole.splitlines())
+    if columns is None or widest <= columns or not topology.nics:
+        return whole
+    gpus = print_matrix(msgspec.structs.replace(topology, nics=())).split("\nLegend:")[0].rstrip()
+    return f"{gpus}\n\n{len(topology.nics)} NICs are left out, for which the terminal would have to be {widest} wide."
 
 
 def offered(kubelet: KubeletStandIn, topology: Topology) -> bool:
