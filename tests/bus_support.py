@@ -40,12 +40,12 @@ async def stored(bus: Bus, message: Message) -> int:
         try:
             return await bus.publish(message)
         except BusUnavailable:
-            await anyio.sleep(0.01)
+            await anyio.lowlevel.checkpoint()
 
 
 async def disconnected(bus: Bus) -> None:
-    while bus.connected:  # noqa: ASYNC110  # the port has no event for it
-        await anyio.sleep(0.01)
+    while bus.connected:  # the port has no event for it
+        await anyio.lowlevel.checkpoint()
 
 
 class KillableServer:

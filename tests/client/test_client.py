@@ -312,8 +312,8 @@ async def caught_up(client: Client, stream: Stream, events: AsyncIterator[Heard]
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(wait)
-        while client.unread[stream]:  # noqa: ASYNC110  # the client has no event for it
-            await anyio.sleep(0.01)
+        while client.unread[stream]:  # the client has no event for it
+            await anyio.lowlevel.checkpoint()
         tasks.cancel_scope.cancel()
 
 

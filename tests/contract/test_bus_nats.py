@@ -123,7 +123,7 @@ async def answered(bus: Bus, subject: str, body: bytes) -> bytes:
         try:
             return await bus.ask(subject, body, 5)
         except BusUnavailable:
-            await anyio.sleep(0.01)
+            await anyio.lowlevel.checkpoint()
 
 
 async def test_a_service_serves_again_after_the_server_was_killed_and_is_listed_as_micro_service(

@@ -203,8 +203,8 @@ async def test_without_nats_everything_starts_and_readiness_says_what_is_missing
         await recorder.ready.wait()
         assert recorder.running is not None and recorder.running.http is not None
         async with httpx.AsyncClient(base_url=recorder.running.http) as http:
-            while "no connection" not in (answer := await http.get("/readyz")).text:  # noqa: ASYNC110  # over HTTP
-                await anyio.sleep(0.01)
+            while "no connection" not in (answer := await http.get("/readyz")).text:  # over HTTP
+                await anyio.lowlevel.checkpoint()
         tasks.cancel_scope.cancel()
 
     assert 503 == answer.status_code
