@@ -43,6 +43,7 @@ def environment(node: NodeName, nats: str, folder: Path) -> dict[str, str]:
         "TOPOALIGN_KUBELET_DIR": str(folder / "device-plugins"),
         "TOPOALIGN_RECONCILE_SECONDS": "0.05",
         "TOPOALIGN_GONE_SECONDS": "0.1",
+        "TOPOALIGN_SETTLE_SECONDS": "0",
     }
 
 

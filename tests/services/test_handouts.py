@@ -36,6 +36,8 @@ class KubeletRecord:
         self.shown: list[Holding] = []
         self.answering = True
         self.kubelet = 1
+        self.since = 0.0
+        """Wall seconds at which it began to listen: long ago."""
         self.pods = 1
         """Pods without devices."""
         self.checkpoint: frozenset[tuple[ResourceName, DeviceID]] | None = frozenset()
@@ -51,7 +53,11 @@ class KubeletRecord:
         if not self.answering:
             raise Unavailable("PodResources does not answer", "look at the kubelet")
         return Listing(
-            kubelet=(self.kubelet,), pods=self.pods + len(holdings), holdings=holdings, checkpoint=self.checkpoint
+            kubelet=(self.kubelet,),
+            since=self.since,
+            pods=self.pods + len(holdings),
+            holdings=holdings,
+            checkpoint=self.checkpoint,
         )
 
     def show(self, pod: str, *devices: DeviceID, resource: ResourceName = GPU) -> None:
@@ -404,3 +410,67 @@ async def test_a_stale_record_under_two_containers_is_released_once(node: Node) 
     released = [event for event, _ in node.ledger.pending if isinstance(event, AllocationReleased)]
     assert 1 == len(released)
     assert {"GPU-0": None, "GPU-1": None} == node.live()
+
+
+async def test_after_a_reboot_nothing_is_released_until_the_kubelet_has_read_its_pods(node: Node) -> None:
+    """Both are new: a kubelet that lists static pods only, and an allocator that has not seen it restart."""
+    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    node.kubelet.show("train", GPUS[0])
+    await node.handouts.reconcile()
+    node.restart()
+    node.kubelet.shown.clear()
+    node.kubelet.kubelet, node.kubelet.since = 2, node.clock.wall()
+    await node.handouts.reconcile()
+    await node.clock.advance(119)
+    await node.handouts.reconcile()
+    kept = node.live()
+    await node.clock.advance(1)
+    await node.handouts.reconcile()
+
+    assert {"GPU-0": "train"} == kept
+    assert {} == node.live()
+
+
+async def test_what_an_app_container_does_not_take_over_stays_with_the_init_container(node: Node) -> None:
+    await node.handouts.allocate(GPU, [[GPUS[0], GPUS[1]]])
+    node.kubelet.checkpoint = frozenset({(GPU, GPUS[0]), (GPU, GPUS[1])})
+    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    node.kubelet.show("train", GPUS[0])
+    await node.handouts.reconcile()
+
+    assert {"GPU-0": "train", "GPU-1": None} == node.live()
+
+
+async def test_a_record_that_the_kubelet_contradicts_twice_makes_way_for_what_it_shows(node: Node) -> None:
+    await node.handouts.allocate(GPU, [[GPUS[0], GPUS[1]]])
+    node.kubelet.show("one", GPUS[0])
+    node.kubelet.show("two", GPUS[1], GPUS[2])
+    await node.handouts.reconcile()
+    after_one_look = node.live()
+    await node.handouts.reconcile()
+
+    assert {"GPU-0,GPU-1": None} == after_one_look
+    assert {"GPU-0": "one", "GPU-1,GPU-2": "two"} == node.live()
+
+
+async def test_a_free_device_of_a_record_that_is_shown_in_part_can_be_allocated(node: Node) -> None:
+    await node.handouts.allocate(GPU, [[GPUS[0], GPUS[1]]])
+    node.kubelet.show("one", GPUS[0])
+    await node.handouts.allocate(GPU, [[GPUS[1]]])
+
+    assert {"GPU-0": None, "GPU-1": None} == node.live()
+
+
+async def test_a_device_that_is_shown_with_two_containers_is_taken_in_once(node: Node) -> None:
+    node.kubelet.show("one", GPUS[0], GPUS[1])
+    node.kubelet.show("two", GPUS[1], GPUS[2])
+    await node.handouts.reconcile()
+
+    assert {"GPU-0,GPU-1": "one"} == node.live()
+
+
+async def test_a_container_with_a_device_that_has_vanished_is_taken_in_with_the_others(node: Node) -> None:
+    node.kubelet.show("hurt", GPUS[0], DeviceID("GPU-dead"))
+    await node.handouts.reconcile()
+
+    assert {"GPU-0": "hurt"} == node.live()

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 from discovery_support import READ_SECONDS, Bus, Hardware, inventory
 from prometheus_client import CollectorRegistry
@@ -13,6 +14,7 @@ from topoalign.allocator.journal import MemoryJournal
 from topoalign.allocator.ledger import Ledger
 from topoalign.core.events import HealthState
 from topoalign.core.ids import GPU, DeviceID, NodeName
+from topoalign.core.ports import Stream
 from topoalign.discovery.metrics import Metrics
 from topoalign.discovery.service import Discovery
 from topoalign.runtime.clock import ManualClock
@@ -200,3 +202,30 @@ async def test_a_bus_that_is_away_does_not_take_the_devices_along(world: World) 
 
         assert (2, None) == during
         assert 0 == world.usable(), "with the bus there, a silent discovery is a dead one"
+
+
+async def test_a_late_message_of_a_discovery_that_is_no_more_is_not_believed(world: World) -> None:
+    """As when one that dies has its last word repeated, or a stream went back."""
+    async with world.discovering():
+        pass
+    old = [received.message for received in world.bus._logs[Stream.NODES].kept]
+    await world.clock.advance(1.0)
+    async with world.discovering(), world.hearing() as hearing:
+        for number, message in enumerate(old):
+            again = {**message.headers, "Nats-Msg-Id": f"again-{number}"}
+            await world.bus.publish(msgspec.structs.replace(message, headers=again))
+        await world.clock.advance(60.0)
+
+        assert (2, None) == (world.usable(), hearing.reason())
+
+
+async def test_a_reading_that_discovery_names_and_nobody_heard_is_asked_for_again(world: World) -> None:
+    async with world.discovering(), world.hearing() as hearing:
+        log = world.bus._logs[Stream.NODES]
+        world.hardware.now = inventory(0, 1, 2)
+        log.append, append = (lambda message: 1), log.append  # type: ignore[method-assign]  # the stream loses it
+        await world.clock.advance(READ_SECONDS)
+        log.append = append  # type: ignore[method-assign]
+        await world.clock.advance(60.0)
+
+        assert (3, None) == (world.usable(), hearing.reason())

@@ -48,7 +48,9 @@ async def node() -> AsyncIterator[Node]:
         assert known.topology is not None and known.health is not None
         ledger.hear(known.topology)
         ledger.hear(known.health)
-        handouts = Handouts(ledger, clock, PodResourcesClient(resources / "kubelet.sock", plugins, clock))
+        handouts = Handouts(
+            ledger, clock, PodResourcesClient(resources / "kubelet.sock", plugins, clock), settle_seconds=0
+        )
         kubelet = KubeletStandIn(plugins, resources, MACHINE, RESTRICTED)
         async with anyio.create_task_group() as tasks:
             await tasks.start(kubelet.run)

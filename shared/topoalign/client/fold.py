@@ -49,6 +49,10 @@ class Fold:
         if event.epoch == had.epoch and event.seq <= had.seq:
             self._counts.repeated += 1
             return False
+        if event.epoch < had.epoch and self.broken.get(event.node) is None:
+            # An epoch that is over comes again where a stream went back. Only a snapshot that was asked for is believed.
+            self.broken[event.node] = None
+            return False
         if event.node not in self.broken:
             self._compare(had, event)
         elif not isinstance(event, AllocationsSnapshot):

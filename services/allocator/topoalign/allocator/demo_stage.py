@@ -52,6 +52,7 @@ def settings(machine: str | None, node: NodeName, nats: str, plugins: Path, scra
         "POLICY": Policy.RESTRICTED.value,
         "RECONCILE_SECONDS": "0.2",
         "GONE_SECONDS": "0.4",
+        "SETTLE_SECONDS": "0",
     }
     if machine is not None:
         told["MACHINE"] = machine

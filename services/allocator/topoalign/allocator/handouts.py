@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import anyio
+import msgspec
 import structlog
 
 from topoalign.allocator.kubelet.desk import Holding, Listing, PodResources
@@ -77,6 +78,8 @@ class Handouts:
         self._kubelet: tuple[int, ...] | None = None
         self._settled_at = 0.0
         self._missing: dict[AllocationID, float] = {}
+        self._apart: set[AllocationID] = set()
+        """Allocations whose devices were shown with several owners, or some with none, at the last look."""
         self._preferred: dict[ResourceName, Preference] = {}
 
     @property
@@ -102,10 +105,10 @@ class Handouts:
     ) -> tuple[Allocation, ...]:
         self._check(resource, containers)
         async with self._turn:
-            holdings: Sequence[Holding] = ()
+            listing = None
             if any(device in self.state.holders for devices in containers for device in devices):
-                holdings = (await self._pod_resources.listing()).holdings
-            return self._grant(resource, containers, holdings)
+                listing = await self._pod_resources.listing()
+            return self._grant(resource, containers, listing)
 
     def _check(self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]) -> None:
         asked = [device for devices in containers for device in devices]
@@ -122,11 +125,11 @@ class Handouts:
                 raise DeviceUnusable(device, "cordoned" if health.cordoned else health.state, health.reason)
 
     def _grant(
-        self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]], holdings: Sequence[Holding]
+        self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]], listing: Listing | None
     ) -> tuple[Allocation, ...]:
         """Judges and records in one go: from here on nothing else can get in between."""
         self._check(resource, containers)  # once more: the hardware may have changed while PodResources was read
-        shown = {device for holding in holdings if holding.resource == resource for device in holding.devices}
+        shown = shown_of(resource, listing)
         order = list(self.state.hardware.devices[resource])
         answers: list[Allocation] = []
         granted: list[Allocation] = []
@@ -138,7 +141,7 @@ class Handouts:
                 answers.append(records[0])
                 continue
             for record in records:
-                if record.device_ids & shown:
+                if record.device_ids & asked & shown:
                     raise DeviceInUse(sorted(record.device_ids & asked), record.id)
                 gone.append(record.id)
             granted.append(
@@ -148,14 +151,40 @@ class Handouts:
                 )
             )
             answers.append(granted[-1])
-        self._ledger.grant(
-            granted, instead_of=tuple(dict.fromkeys(gone)), preferred=self._deviations(resource, granted)
-        )
+        deviations = self._deviations(resource, granted)
+        replaced = [self.state.allocations[name] for name in dict.fromkeys(gone)]
+        granted += self._remainders(resource, replaced, containers, listing, len(granted))
+        self._ledger.grant(granted, instead_of=[record.id for record in replaced], preferred=deviations)
         return tuple(answers)
 
     def _records(self, devices: frozenset[DeviceID]) -> list[AllocationID]:
         """The live allocations that hold any of these devices, oldest first."""
         return list(dict.fromkeys(self.state.holders[d] for d in sorted(devices) if d in self.state.holders))
+
+    def _remainders(
+        self,
+        resource: ResourceName,
+        replaced: Sequence[Allocation],
+        containers: Sequence[Sequence[DeviceID]],
+        listing: Listing | None,
+        granted: int,
+    ) -> list[Allocation]:
+        """
+        What of replaced records the kubelet still has given out: an app container takes over some devices of an init
+        container, and the others stay the init container's until the pod goes.
+        """
+        asked = {device for devices in containers for device in devices}
+        held = shown_of(resource, listing)
+        if listing is not None:
+            held |= {device for name, device in listing.checkpoint or () if name == resource}
+        rests = [
+            (record, tuple(d for d in record.devices.get(resource, ()) if d in held and d not in asked))
+            for record in replaced
+        ]
+        return [
+            msgspec.structs.replace(record, id=self._ledger.next_id(granted + place), devices={resource: rest})
+            for place, (record, rest) in enumerate((record, rest) for record, rest in rests if rest)
+        ]
 
     def _deviations(
         self, resource: ResourceName, granted: Sequence[Allocation]
@@ -181,7 +210,8 @@ class Handouts:
         """
         now = self._clock.monotonic()
         if listing.kubelet != self._kubelet:
-            self._settled_at = now + self._settle_seconds if self._kubelet is not None else now
+            age = self._clock.wall() - listing.since if self._kubelet is None else 0.0
+            self._settled_at = now + max(0.0, self._settle_seconds - max(0.0, age))
             self._kubelet = listing.kubelet
             self._missing.clear()
         shown = {
@@ -189,6 +219,7 @@ class Handouts:
         }
         bound: list[tuple[AllocationID, Owner]] = []
         gone: list[AllocationID] = []
+        apart: set[AllocationID] = set()
         for allocation in self.state.allocations.values():
             if allocation.id not in asked_at:
                 continue
@@ -198,13 +229,16 @@ class Handouts:
                 self._missing.pop(allocation.id, None)
                 owner = owners.pop()
                 if owners or owner is None:
-                    log.warning("devices of one allocation are shown apart", allocation=allocation.id)
+                    apart.add(allocation.id)
                 elif owner != allocation.owner:
                     bound.append((allocation.id, owner))
             elif self._is_gone(allocation, places, listing, now):
                 gone.append(allocation.id)
         self._ledger.bind(bound)
         self._ledger.release(gone, "gone")
+        # A record that the kubelet contradicts at two looks makes way for what it shows.
+        self._ledger.release(sorted(apart & self._apart), "superseded")
+        self._apart = apart
         self._ledger.grant(self._unrecorded(listing.holdings, asked_at))
         self._missing = {name: since for name, since in self._missing.items() if name in self.state.allocations}
 
@@ -231,14 +265,20 @@ class Handouts:
         if not asked_at >= self.state.allocations.keys():
             return []
         found: list[Allocation] = []
+        taken = set(self.state.holders)
         for holding in holdings:
-            listed = list(self.state.hardware.devices.get(holding.resource, {}))
-            if holding.resource not in SERVED or not holding.devices <= set(listed):
-                continue
-            if holding.devices.isdisjoint(self.state.holders):
-                devices = tuple(sorted(holding.devices, key=listed.index))
+            listed = self.state.hardware.devices.get(holding.resource, {})
+            devices = tuple(device for device in listed if device in holding.devices)
+            if holding.resource in SERVED and devices and taken.isdisjoint(devices):
+                taken.update(devices)
                 name = self._ledger.next_id(len(found))
                 found.append(Allocation(id=name, owner=holding.owner, devices={holding.resource: devices}))
         if found:
             log.warning("containers with devices that were not in the record are taken in", containers=len(found))
         return found
+
+
+def shown_of(resource: ResourceName, listing: Listing | None) -> set[DeviceID]:
+    """The devices of a resource that some container is shown with."""
+    holdings = listing.holdings if listing is not None else ()
+    return {device for holding in holdings if holding.resource == resource for device in holding.devices}

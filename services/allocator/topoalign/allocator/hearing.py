@@ -21,7 +21,7 @@ from topoalign.core import wire
 from topoalign.core.errors import BadRequest, Unavailable
 from topoalign.core.events import DeviceHealthChanged, HealthState, Reading, TopologyDiscovered
 from topoalign.core.ports import Bus, Clock
-from topoalign.core.requests import AliveRequest
+from topoalign.core.requests import AliveRequest, AnnounceRequest
 
 ASK_SECONDS = 10.0
 """Between two questions to a discovery that answers."""
@@ -29,6 +29,9 @@ ASK_AGAIN_SECONDS = 1.0
 """Between two questions to one that does not, and for its answer."""
 SILENT_SECONDS = 30.0
 """How long what was heard is believed after discovery has confirmed it last."""
+
+UNHEARD_ANSWERS = 5
+"""So often discovery may name a reading that has not come, before it is asked to say it again."""
 
 log = structlog.get_logger("topoalign.allocator")
 
@@ -67,10 +70,10 @@ class Hearing:
     async def _hear(self) -> None:
         async for heard in Client(self._bus).nodes(node=self._ledger.node):
             match heard.event:
-                case TopologyDiscovered():
+                case TopologyDiscovered() if await self._is_news("topology", self._topology, heard.event):
                     self._topology = heard.event
                     self._ledger.hear(heard.event)
-                case DeviceHealthChanged():
+                case DeviceHealthChanged() if await self._is_news("health", self._health, heard.event):
                     self._health = heard.event
                 case _:
                     continue
@@ -79,10 +82,21 @@ class Hearing:
                 await self._ask()
             self._tell()
 
+    async def _is_news(self, kind: str, had: Reading | None, reading: Reading) -> bool:
+        """Whether this is not a reading of a former discovery that comes after one of the discovery that lives."""
+        if had is None or had.epoch == reading.epoch or not await self._ask():
+            return True
+        return self._newest.get(kind, (reading.epoch, 0))[0] != had.epoch
+
     async def _ask_regularly(self) -> None:
+        unheard = 0
         while True:
             answered = await self._ask()
             self._tell()
+            unheard = unheard + 1 if answered and not self._is_newest() else 0
+            if unheard == UNHEARD_ANSWERS:
+                unheard = 0
+                await self._ask_to_announce()
             await self._clock.sleep(ASK_SECONDS if answered and self.reason() is None else ASK_AGAIN_SECONDS)
 
     async def _ask(self) -> bool:
@@ -103,8 +117,19 @@ class Hearing:
 
     def _compare(self) -> None:
         """Takes note if what was heard is what discovery last answered with, or newer."""
-        if is_of(self._topology, self._newest.get("topology")) and is_of(self._health, self._newest.get("health")):
-            self._confirmed = self._answered
+        if self._answered and self._is_newest():
+            self._confirmed = max(self._confirmed or 0.0, self._answered)
+
+    def _is_newest(self) -> bool:
+        return is_of(self._topology, self._newest.get("topology")) and is_of(self._health, self._newest.get("health"))
+
+    async def _ask_to_announce(self) -> None:
+        """What discovery said last does not come: it may be lost. Said anew, it comes under new numbers."""
+        question = msgspec.json.encode(AnnounceRequest(node=self._ledger.node))
+        try:
+            await self._bus.ask(wire.announce_subject(self._ledger.node), question, ASK_AGAIN_SECONDS)
+        except Unavailable as error:
+            log.debug("discovery does not announce", finding=error.finding)
 
     def _tell(self) -> None:
         """Tells the ledger how the devices are, as far as that is known."""

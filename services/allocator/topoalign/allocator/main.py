@@ -32,6 +32,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
                 kubelet,
                 placement=rules.placement,
                 gone_seconds=settings.gone_seconds,
+                settle_seconds=settings.settle_seconds,
             )
             front = KubeletFront(
                 handouts, Path(settings.kubelet_dir), context.clock, drain_seconds=settings.drain_seconds

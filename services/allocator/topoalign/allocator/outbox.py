@@ -12,10 +12,13 @@ import structlog
 from topoalign.allocator.ledger import Ledger
 from topoalign.core import wire
 from topoalign.core.errors import StateFault, Unavailable
-from topoalign.core.ports import Bus, Clock
+from topoalign.core.ports import Bus, Clock, Stream
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
 """Seconds between tries while the bus does not confirm; doubled each time."""
+
+LOOK_SECONDS = 60.0
+"""Between two looks at whether the stream still has what was said."""
 
 log = structlog.get_logger("topoalign.allocator.outbox")
 
@@ -35,6 +38,14 @@ class Outbox:
             while self._ledger.pending:
                 await self.publish_oldest()
             await self._ledger.beyond(version)
+
+    async def watch(self) -> None:
+        """Looks now and then whether the stream still has what was said: an idle node would not notice otherwise."""
+        subject = wire.allocation_subjects(self._ledger.node)
+        while True:
+            await self._clock.sleep(LOOK_SECONDS)
+            with suppress(Unavailable):
+                self.notice(await self._bus.last_position(Stream.ALLOCATIONS, subject))
 
     async def publish_oldest(self) -> None:
         event, time = self._ledger.pending[0]

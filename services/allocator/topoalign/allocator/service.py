@@ -56,6 +56,7 @@ class Allocator:
         async with self._bus.serve(SERVICE, self.admissions.endpoints()), anyio.create_task_group() as tasks:
             tasks.start_soon(self.hearing.run)
             tasks.start_soon(self.outbox.run)
+            tasks.start_soon(self.outbox.watch)
             if self.handouts is not None:
                 tasks.start_soon(self._reconcile, self.handouts)
             task_status.started()

@@ -57,6 +57,12 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     kubelet that has just started lists fewer pods than run.
     """
 
+    settle_seconds: Wait = 120.0
+    """
+    The same after a start of the kubelet, or while it lists no pod at all: until it has read its pods from the API server
+    it lists fewer than run.
+    """
+
     drain_seconds: Wait = 5.0
     """How long running calls may go on after SIGTERM: far below a pod's usual grace period of thirty seconds."""
 

@@ -119,6 +119,11 @@ class Pull:
 
     def remark(self, status: str, description: str) -> None:
         """100 is a sign of life; 408 and 409 end the fetch, unless the consumer itself is gone; others are failures."""
+        if status == "409" and description.startswith("Exceeded"):
+            raise BusRefused(
+                f"fetching from {self._stream}: {clean(description, 100)}",
+                f"allow consumers at least {BATCH} messages and {BATCH_BYTES} bytes a request",
+            )
         ended = status == "408" or (status == "409" and "Consumer" not in description)
         if ended:
             self._due = 0

@@ -58,6 +58,8 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
 
     kubelet: tuple[int, ...]
     """Which kubelet answered: differs after the kubelet has restarted."""
+    since: float
+    """Wall seconds at which this kubelet began to listen."""
     pods: int
     """How many pods it listed, with devices or without."""
     holdings: tuple[Holding, ...]

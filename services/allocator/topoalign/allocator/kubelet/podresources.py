@@ -7,6 +7,8 @@ names but no UIDs.
 
 from pathlib import Path
 
+import anyio
+
 from topoalign.allocator.kubelet import checkpoint, sockets
 from topoalign.allocator.kubelet.api import v1
 from topoalign.allocator.kubelet.client import ask
@@ -19,6 +21,8 @@ from topoalign.runtime.clock import SystemClock
 
 LIST_SECONDS = 1.0
 
+Given = frozenset[tuple[ResourceName, DeviceID]]
+
 
 class PodResourcesClient:
     """The kubelet's PodResources socket, and its checkpoint beside it."""
@@ -27,6 +31,8 @@ class PodResourcesClient:
         """`checkpoint_dir`: the device plugin directory, where the kubelet keeps `kubelet_internal_checkpoint`."""
         self._socket, self._checkpoint_dir = socket, checkpoint_dir
         self._clock = clock or SystemClock()
+        self._checkpoint: tuple[tuple[int, ...], Given | None] = ((), None)
+        """Of which file (inode, time of change, size), and what it says: it is read, and its checksum made, once."""
 
     async def listing(self) -> Listing:
         """Raises KubeletAway, after `LIST_SECONDS` at most."""
@@ -48,10 +54,22 @@ class PodResourcesClient:
         )
         return Listing(
             kubelet=tuple(kubelet or ()),
+            since=kubelet[-1] / 1e9 if kubelet else self._clock.wall(),
             pods=len(listed.pod_resources),
             holdings=holdings,
-            checkpoint=given_out(self._checkpoint_dir),
+            checkpoint=await self._given_out(),
         )
+
+    async def _given_out(self) -> Given | None:
+        file = self._checkpoint_dir / checkpoint.NAME
+        try:
+            status = file.stat()
+        except OSError:
+            return None
+        version = (status.st_ino, status.st_mtime_ns, status.st_size)
+        if version != self._checkpoint[0]:
+            self._checkpoint = (version, await anyio.to_thread.run_sync(given_out, file))
+        return self._checkpoint[1]
 
 
 LIST = v1.ListPodResourcesRequest()
@@ -65,10 +83,10 @@ def devices_by_resource(container: v1.ContainerResources) -> dict[ResourceName, 
     return held
 
 
-def given_out(directory: Path) -> frozenset[tuple[ResourceName, DeviceID]] | None:
+def given_out(file: Path) -> Given | None:
     """The devices that the kubelet's checkpoint knows; None where there is none, or none that can be trusted."""
     try:
-        entries = checkpoint.decode((directory / checkpoint.NAME).read_bytes()).pod_device_entries
+        entries = checkpoint.decode(file.read_bytes()).pod_device_entries
     except (OSError, StateFault):
         return None
     return frozenset(
