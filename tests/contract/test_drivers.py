@@ -38,7 +38,8 @@ def sysfs_captured(request: pytest.FixtureRequest, folder: Path) -> Driver:
     """A POWER9 with six GPUs whose memory is NUMA nodes, as hwloc captured it: all but their uuids."""
     archive = request.getfixturevalue("vectors") / "sysfs_trees" / "power9-nvidiagpunumanodes.tar.bz2"
     with tarfile.open(archive) as tar:
-        tar.extractall(folder, filter="tar")
+        tar.extraction_filter = getattr(tarfile, "tar_filter", None)  # Python 3.11.4 and later would ask for one
+        tar.extractall(folder)
     root = folder / "nvidiagpunumanodes"
     for gpu in read_gpus(root):
         put(root, f"proc/driver/nvidia/gpus/{gpu.pci}/information", f"GPU UUID: {uuid(gpu.index)}")
