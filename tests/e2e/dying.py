@@ -44,6 +44,7 @@ class Fuse:
         if os.path.exists(self.arm):
             self.left -= 1
             if self.left == 0:
+                open(f"{self.arm}.died", "x").close()  # a process that dies can still be seen for a moment
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def guard(self, step: Callable[..., Any]) -> Callable[..., Any]:

@@ -164,7 +164,7 @@ class Life:
             await self.listed()
             self.arm.touch()
             admitted = isinstance(await self.kubelet.admit(pod("first", gpus=3, nics=1)), Admission)
-            survived = alive(first)
+            survived = not self.arm.with_name("arm.died").exists()
             kill(first)
             self.arm.unlink()
             await self.unlisted()
