@@ -99,6 +99,23 @@ class Placement(StrEnum):
     STATIC_DGX2 = "static-dgx2"
 
 
+class CpuOption(StrEnum):
+    """Options of the CPU manager's static policy, by the kubelet's names."""
+
+    FULL_PCPUS_ONLY = "full-pcpus-only"
+    """Whole cores only: a request that is not a multiple of the threads per core is refused."""
+    DISTRIBUTE_ACROSS_NUMA = "distribute-cpus-across-numa"
+    """Evenly over the NUMA nodes where one is not enough, instead of filling one after the other."""
+    ALIGN_BY_SOCKET = "align-by-socket"
+    """A hint that stays on as few sockets as possible is preferred, too."""
+    DISTRIBUTE_ACROSS_CORES = "distribute-cpus-across-cores"
+    """Single CPUs over all cores, instead of whole cores."""
+    STRICT_RESERVATION = "strict-cpu-reservation"
+    """The shared pool does without the reserved CPUs."""
+    PREFER_UNCORE = "prefer-align-cpus-by-uncorecache"
+    """CPUs of one last-level cache where they fit."""
+
+
 class AdmissionRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """How a node decides. Field names follow the kubelet's configuration where it has the same setting."""
 
@@ -114,6 +131,9 @@ class AdmissionRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     cpu_manager: Literal["static", "none"] = "static"
     reserved_cpus: str = ""
     """CPUs kept for the system, as a list `0-3,8`."""
+    reserved_cpu_count: int = 0
+    """How many CPUs the CPU manager keeps for the system by its own choice, where `reserved_cpus` names none."""
+    cpu_options: frozenset[CpuOption] = frozenset()
     memory_manager: Literal["Static", "None"] = "Static"
     reserved_memory: dict[int, dict[ResourceName, int]] = {}
     """NUMA node id -> resource -> bytes kept for the system."""
