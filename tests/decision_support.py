@@ -2,6 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
+from merge_reference import all_but_14, uneven
+
 from topoalign.core.decisions import Admission, Decision, Refusal
 from topoalign.core.events import (
     Allocation,
@@ -117,3 +120,16 @@ def granted(state: NodeState, decision: Decision) -> NodeState:
         fact = AllocationGranted(node=NODE, epoch=state.epoch, seq=state.seq + 1, allocation=allocation)
         state = state.apply(fact)
     return state
+
+
+def knapsack_machine() -> tuple[Topology, dict[ResourceName, int]]:
+    """
+    Memory and seven sizes of hugepages spread so unevenly over 64 NUMA nodes, and so much asked of each, that how few nodes
+    do is not found within the limit on work.
+    """
+    names = [MEMORY, *(ResourceName(f"hugepages-{1 << size}Mi") for size in range(7))]
+    each = {name: uneven(seed) for seed, name in enumerate(names)}
+    pages = [{name: each[name][i] for name in names[1:]} for i in range(64)]
+    nodes = [NumaNode(id=i, memory=each[MEMORY][i] + sum(pages[i].values()), hugepages=pages[i]) for i in range(64)]
+    hostile = msgspec.structs.replace(machine(nodes=64), nodes=tuple(nodes))
+    return hostile, {name: all_but_14(each[name]) for name in names}

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from topoalign.allocator.settings import AllocatorSettings
+from topoalign.cli import root
 from topoalign.discovery.settings import DiscoverySettings
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.settings import PREFIX, RuntimeSettings
@@ -23,3 +24,20 @@ def test_every_setting_is_documented_with_its_default(kind: type[msgspec.Struct]
     }
 
     assert {} == {name: default for name, default in defaults.items() if documented.get(name) != default}
+
+
+def test_the_examples_of_the_predictions_page_print_what_it_shows(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(DOCS.parent)
+    page = (DOCS / "predictions.md").read_text()
+    examples = [block.split("```")[0] for block in page.split("```console\n$ topoalign ")[1:]]
+
+    printed = []
+    for example in examples:
+        command = example.partition("\n")[0]
+        root.run(command.split())
+        printed.append(f"{command}\n{capsys.readouterr().out}")
+
+    assert examples == printed
+    assert 2 == len(examples)

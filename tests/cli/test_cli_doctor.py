@@ -38,9 +38,8 @@ def test_every_finding_that_is_not_ok_has_a_remedy(capsys: pytest.CaptureFixture
     file.touch()
     _, findings = examined(capsys, "--kubelet-dir", str(tmp_path), "--state-dir", str(file / "state"), "--node", "")
 
-    assert {"Python", "node name", "NUMA nodes", "NVML", "nats-server", "NATS", "kubelet", "state directory"} == set(
-        findings
-    )
+    machine = {"Python", "node name", "NUMA nodes", "NVML", "state directory"}
+    assert machine | {"nats-server", "NATS", "kubelet", "kubelet config"} == set(findings)
     assert [] == [name for name, found in findings.items() if found["verdict"] != "ok" and not found["remedy"]]
     assert ["failure"] * 3 == [findings[name]["verdict"] for name in ("kubelet", "state directory", "node name")]
 
@@ -106,3 +105,49 @@ def test_people_get_a_line_per_finding_and_the_remedy_below_it(capsys: pytest.Ca
     assert "warning  node name          Upper has capitals" in out
     assert "do: Kubernetes node names are lower case" in out
     assert "\x1b" not in out
+
+
+CONFIG = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\ntopologyManagerPolicy: restricted\n"
+STATIC = 'cpuManagerPolicy: static\nreservedSystemCPUs: "0"\n'
+
+
+@pytest.mark.parametrize(
+    ("more", "nodes", "verdict", "detail"),
+    [
+        ("", "0-7", "ok", "policy restricted, scope container, CPU manager none, memory manager None"),
+        (STATIC + 'cpuManagerPolicyOptions: {full-pcpus-only: "1"}', "0", "ok", "CPU manager static full-pcpus-only,"),
+        ("", "0-33", "failure", "34 NUMA nodes, and policy restricted does not start on more than 8"),
+        ('topologyManagerPolicyOptions: {max-allowable-numa-nodes: "34"}', "0-33", "ok", "policy restricted"),
+        (
+            STATIC + "featureGates: {AllAlpha: true}\n"
+            "cpuManagerPolicyOptions: {full-pcpus-only: t, distribute-cpus-across-cores: t}",
+            "0",
+            "failure",
+            "does not start with both full-pcpus-only and distribute-cpus-across-cores",
+        ),
+        ("topologyManagerScope: [", "0", "failure", "config.yaml: line"),
+    ],
+)
+def test_the_kubelets_configuration_is_judged_for_this_machine(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, more: str, nodes: str, verdict: str, detail: str
+) -> None:
+    online = tmp_path / "devices/system/node/online"
+    online.parent.mkdir(parents=True)
+    online.write_text(nodes)
+    (tmp_path / "config.yaml").write_text(CONFIG + more)
+    where = ["--sysfs-root", str(tmp_path), "--state-dir", str(tmp_path)]
+
+    by_directory = examined(capsys, *where, "--kubelet-dir", str(tmp_path / "device-plugins"))[1]
+    by_file = examined(capsys, *where, "--kubelet-config", str(tmp_path / "config.yaml"))[1]
+
+    assert by_directory["kubelet config"] == by_file["kubelet config"]
+    assert verdict == by_file["kubelet config"]["verdict"]
+    assert detail in by_file["kubelet config"]["detail"]
+
+
+def test_a_kubelet_without_a_configuration_file_is_a_warning(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    finding = examined(capsys, "--kubelet-dir", str(tmp_path / "device-plugins"))[1]["kubelet config"]
+
+    assert "warning" == finding["verdict"] and "--kubelet-config" in finding["remedy"]

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topoalign.cli.quantities import MOST, Count, Size, binary, bytes_of
+from topoalign.cli.quantities import MOST, Count, Size, binary
 from topoalign.core.requests import LARGEST_QUANTITY
+from topoalign.kubelet.quantities import whole
 
 UNITS = {
     "": "1",
@@ -31,14 +32,14 @@ UNITS = {
 def test_a_quantity_is_its_number_times_its_unit_rounded_up_to_a_byte(number: Decimal, unit: str) -> None:
     expected = int((number * Decimal(UNITS[unit])).to_integral_value(ROUND_CEILING))
 
-    assert expected == bytes_of(f"{number:f}{unit}")
+    assert expected == whole(f"{number:f}{unit}")
 
 
 @pytest.mark.parametrize(
     ("text", "expected"), [("64Gi", 64 * 2**30), ("1.5G", 1_500_000_000), ("1e9", 10**9), ("0", 0), (".5Ki", 512)]
 )
 def test_sizes_that_people_write(text: str, expected: int) -> None:
-    assert expected == bytes_of(text)
+    assert expected == whole(text)
 
 
 @pytest.mark.parametrize(
@@ -64,12 +65,12 @@ def test_sizes_that_people_write(text: str, expected: int) -> None:
     ],
 )
 def test_what_is_no_size_is_refused(text: str) -> None:
-    assert None is bytes_of(text)
+    assert None is whole(text)
 
 
 def test_the_largest_size_is_that_of_kubernetes() -> None:
-    assert LARGEST_QUANTITY == bytes_of(str(LARGEST_QUANTITY))
-    assert None is bytes_of(str(LARGEST_QUANTITY + 1))
+    assert LARGEST_QUANTITY == whole(str(LARGEST_QUANTITY))
+    assert None is whole(str(LARGEST_QUANTITY + 1))
 
 
 @pytest.mark.parametrize("text", ["-1", "1.5", "1e3", "NaN", "٣", "", " 2", "1000000000", "9" * 30, "0x1", "1_0"])

@@ -14,10 +14,19 @@ LEAST = {
     "kubelet/device_hints": 418,
     "kubelet/filter_affinity": 417,
     "kubelet/device_allocate": 400,
+    "kubelet/cpu_hints": 400,
+    "kubelet/cpu_take": 461,
+    "kubelet/cpu_allocate": 400,
+    "kubelet/admission": 210,
     "kubelet/memory_hints": 280,
     "kubelet/memory_allocate": 320,
     "kubelet/pod_requests": 160,
     "gpuallocator": 300,
+    "koordinator/allocate": 133,
+    "koordinator/prepare": 37,
+    "koordinator/small_rules": 32,
+    "koordinator/numa_hints": 10,
+    "koordinator/node_score": 4,
 }
 """Cases that the published files have: a suite that skips some is not whole."""
 

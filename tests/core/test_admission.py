@@ -1,5 +1,6 @@
 """The whole decision, on machines made by hand."""
 
+from collections.abc import Mapping
 from itertools import combinations
 
 import msgspec
@@ -10,6 +11,7 @@ from decision_support import (
     admitted,
     container,
     granted,
+    knapsack_machine,
     machine,
     node,
     pod,
@@ -17,16 +19,17 @@ from decision_support import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from merge_reference import knapsack
 
 from topoalign.core.admission import admission, admit, answer_to
 from topoalign.core.decisions import Admission, PreferenceQuestion, Refusal
 from topoalign.core.errors import DriverFault, InvalidField
-from topoalign.core.hints.model import HintQuestion
-from topoalign.core.ids import CPU, GPU, MEMORY, NIC, ResourceName
-from topoalign.core.requests import AdmissionRules, Mode, PodRequest, Policy, Scope
+from topoalign.core.hints.model import HintAnswer, HintQuestion
+from topoalign.core.ids import CPU, GPU, MEMORY, NIC, ContainerName, ResourceName
+from topoalign.core.requests import AdmissionRules, ContainerRequest, CpuOption, Mode, PodRequest, Policy, Scope
 from topoalign.core.state import NodeState
 from topoalign.core.topology.cpuset import parse_cpuset
-from topoalign.core.topology.model import PluginDevice
+from topoalign.core.topology.model import PluginDevice, Topology
 
 BEST = AdmissionRules()
 RESTRICTED = AdmissionRules(policy=Policy.RESTRICTED)
@@ -34,6 +37,21 @@ SINGLE = AdmissionRules(policy=Policy.SINGLE_NUMA_NODE)
 PER_POD = AdmissionRules(policy=Policy.RESTRICTED, scope=Scope.POD)
 UNALIGNED = AdmissionRules(policy=Policy.NONE)
 KUBELET = AdmissionRules(mode=Mode.KUBELET)
+
+
+def with_ids(topology: Topology, ids: Mapping[int, int]) -> Topology:
+    """The same machine, its NUMA nodes named otherwise."""
+    return msgspec.structs.replace(
+        topology,
+        cpus=tuple(msgspec.structs.replace(cpu, node=ids[cpu.node]) for cpu in topology.cpus),
+        nodes=tuple(msgspec.structs.replace(each, id=ids[each.id]) for each in topology.nodes),
+        gpus=tuple(
+            msgspec.structs.replace(g, numa_affinity=tuple(ids[n] for n in g.numa_affinity)) for g in topology.gpus
+        ),
+        nics=tuple(
+            msgspec.structs.replace(n, numa_affinity=tuple(ids[i] for i in n.numa_affinity)) for n in topology.nics
+        ),
+    )
 
 
 def test_everything_of_a_container_comes_from_one_numa_node() -> None:
@@ -188,20 +206,26 @@ def test_the_explanation_names_the_chosen_set_first_and_then_the_best_others() -
             id="memory unknown to the kubelet's manager",
         ),
         pytest.param(node(machine()), pod(container(gib=999)), UNALIGNED, "NotEnoughMemory", id="too much memory"),
-        pytest.param(node(machine()), pod(container(gpus=1, gib=999)), BEST, "MemoryNotExtendable", id="around a GPU"),
+        pytest.param(node(machine()), pod(container(gpus=1, gib=999)), BEST, "NotEnoughMemory", id="beside a GPU"),
+        pytest.param(
+            node(machine()),
+            pod(container(gpus=1, cpus=1, gib=999)),
+            KUBELET,
+            "MemoryNotExtendable",
+            id="around a GPU",
+        ),
         pytest.param(node(machine()), pod(container(cpus=99)), BEST, "NotEnoughCpus", id="too many CPUs"),
         pytest.param(node(machine()), pod(container(gpus=9)), BEST, "NotEnoughDevices", id="too many GPUs"),
         pytest.param(
             node(machine(gpus=(0,)), unhealthy=["GPU-0"]), pod(container(gpus=1)), BEST, "NoHealthyDevice", id="all bad"
         ),
         pytest.param(node(machine(nodes=9)), pod(container(gpus=1)), KUBELET, "TooManyNumaNodes", id="9 nodes"),
-        pytest.param(node(machine(nodes=13)), pod(container(cpus=1)), BEST, "TooManyNumaNodes", id="13 listed nodes"),
         pytest.param(
-            node(machine(nodes=34)),
-            pod(container(cpus=1, gib=1)),
-            AdmissionRules(mode=Mode.KUBELET, max_allowable_numa_nodes=64),
+            node(with_ids(machine(), {0: 0, 1: 64})),
+            pod(container(gpus=1)),
+            KUBELET,
             "TooManyNumaNodes",
-            id="34 listed nodes",
+            id="a node beyond 63",
         ),
         pytest.param(
             node(machine(bare_nodes=1)),
@@ -240,6 +264,80 @@ def test_asking_for_none_of_an_unknown_resource_is_no_fault() -> None:
     asked = pod(msgspec.structs.replace(zero, limits={**zero.limits, ResourceName("a.com/x"): 0}))
 
     assert {GPU: ("GPU-0",)} == admitted(admit(node(machine()), asked, BEST))["main"].devices
+
+
+@pytest.mark.parametrize("nodes", [13, 34, 64])
+@pytest.mark.parametrize("option", [None, CpuOption.ALIGN_BY_SOCKET])
+def test_no_number_of_numa_nodes_is_too_many_for_mode_best(nodes: int, option: CpuOption | None) -> None:
+    """All of which have CPUs and memory; the kubelet, told to allow so many, decides the same."""
+    state = node(machine(nodes=nodes, gpus=(3,), nics=()))
+    rules = AdmissionRules(policy=Policy.RESTRICTED, cpu_options=frozenset({option} if option else ()))
+    asked = pod(container(gpus=1, cpus=8, gib=64))
+
+    got = admitted(admit(state, asked, rules))["main"]
+
+    assert ((3,), (3,)) == (got.affinity, got.memory[0].nodes)
+    if option is None:
+        kubelet = msgspec.structs.replace(rules, mode=Mode.KUBELET, max_allowable_numa_nodes=64)
+        assert (3,) == admitted(admit(state, asked, kubelet))["main"].affinity
+
+
+def test_node_ids_beyond_63_are_ordinary_in_mode_best() -> None:
+    """Each of nine nodes has one free CPU less than asked for, and one GPU: two nodes are taken, the closest first."""
+    ids = {position: 37 * position for position in range(9)}
+    state = node(with_ids(machine(nodes=9, gpus=range(9), nics=()), ids))
+
+    got = admitted(admit(state, pod(container(gpus=2, cpus=9, gib=1)), RESTRICTED))["main"]
+
+    assert ((0, 37), (0,)) == (got.affinity, got.memory[0].nodes)
+    assert ("GPU-0", "GPU-1") == got.devices[GPU]
+
+
+@pytest.mark.parametrize("policy", [Policy.BEST_EFFORT, Policy.RESTRICTED])
+def test_a_provider_whose_hints_take_too_long_refuses_the_pod(policy: Policy) -> None:
+    """Memory and seven sizes of hugepages are spread so unevenly over 64 nodes that the fewest nodes cannot be told."""
+    topology, amounts = knapsack_machine()
+    state = node(topology)
+
+    refusal = refused(
+        admit(
+            state,
+            pod(ContainerRequest(name=ContainerName("main"), requests=amounts, limits=amounts)),
+            AdmissionRules(policy=policy),
+        )
+    )
+
+    assert ("TooMuchWork", "main", None) == (refusal.code, refusal.container, refusal.provider)
+    assert "limit on work" in refusal.finding
+
+
+@pytest.mark.parametrize(
+    ("policy", "mode", "code"),
+    [
+        pytest.param(Policy.BEST_EFFORT, Mode.BEST, "", id="goes on unaligned"),
+        pytest.param(Policy.RESTRICTED, Mode.BEST, "TooMuchWork", id="restricted needs to know"),
+        pytest.param(Policy.BEST_EFFORT, Mode.KUBELET, "TooMuchWork", id="a prediction would be a guess"),
+    ],
+)
+def test_an_alignment_that_takes_too_long_is_said_and_never_guessed(policy: Policy, mode: Mode, code: str) -> None:
+    state, asked = node(machine(nodes=64)), pod(container(gpus=1))
+    rules = AdmissionRules(policy=policy, mode=mode, max_allowable_numa_nodes=64)
+    steps = admission(state, asked, rules)
+    hard = {ResourceName(f"example.com/{i}"): rule for i, rule in enumerate(knapsack())}
+    decision = None
+    try:
+        assert isinstance(next(steps), HintQuestion)
+        question = steps.send(HintAnswer(providers={"device": dict(hard), "cpu": {}, "memory": {}}))
+        while True:
+            question = steps.send(answer_to(question, state, rules))
+    except StopIteration as end:
+        decision = end.value
+
+    if code:
+        assert code == refused(decision).code
+    else:
+        assert None is admitted(decision)["main"].affinity
+        assert "not aligned" in decision.explanation.alignments[0].note
 
 
 def test_a_machine_of_34_numa_nodes_is_decided_in_mode_best() -> None:

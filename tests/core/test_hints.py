@@ -15,14 +15,21 @@ from topoalign.core.hints.cpu import cpu_hints
 from topoalign.core.hints.devices import device_hints
 from topoalign.core.hints.enumeration import TooManyNumaNodes, subsets
 from topoalign.core.hints.memory import MemoryNode, memory_hints
-from topoalign.core.hints.model import TopologyHint
+from topoalign.core.hints.model import HintRule, Hints, TopologyHint
 from topoalign.core.hints.providers import answer, hints_for, question
+from topoalign.core.hints.rules import listed
 from topoalign.core.ids import CPU, GPU, MEMORY, ContainerName, DeviceID, ResourceName
 from topoalign.core.requests import AdmissionRules, Mode, Policy
 from topoalign.core.topology.bitmask import mask_of
 
 PAGES = ResourceName("hugepages-2Mi")
 MODES = st.sampled_from(Mode)
+MORE = st.sampled_from([(), tuple(range(10, 17))])
+"""NUMA nodes with nothing of interest; with them the machine has so many that hints come as a rule."""
+
+
+def in_full(hints: Hints) -> list[TopologyHint]:
+    return list(listed(hints) if isinstance(hints, HintRule) else hints or ())
 
 
 def expected_hints(
@@ -42,11 +49,12 @@ def devices_at_nodes(draw: st.DrawFn) -> dict[DeviceID, tuple[int, ...] | None]:
 
 
 @settings(max_examples=300, deadline=None)
-@given(devices_at_nodes(), st.data(), MODES)
+@given(devices_at_nodes(), st.data(), MODES, MORE)
 def test_device_hints_are_the_subsets_with_enough_devices(
-    devices: dict[DeviceID, tuple[int, ...] | None], data: st.DataObject, mode: Mode
+    devices: dict[DeviceID, tuple[int, ...] | None], data: st.DataObject, mode: Mode, more: tuple[int, ...]
 ) -> None:
-    machine_nodes = (0, 3, 70)
+    """No opinion where no device has a topology; in mode best only if there are enough of them."""
+    machine_nodes = (0, 3, *more, 70)
     available = data.draw(st.lists(st.sampled_from(sorted(devices)), unique=True))
     reusable = (
         data.draw(st.lists(st.sampled_from(sorted({*devices} - {*available})), unique=True))
@@ -65,18 +73,22 @@ def test_device_hints_are_the_subsets_with_enough_devices(
 
     got = device_hints(devices, available, reusable, requested, machine_nodes, mode)
 
-    if not any(devices.values()):
+    few = len(available) + len(reusable) < requested
+    if not any(devices.values()) and not (few and mode is Mode.BEST):
         assert got is None
-    elif len(available) + len(reusable) < requested:
+    elif few:
         assert () == got
     else:
         expected = expected_hints(bearing, lambda inside: at(list(devices), inside) >= requested, fits, mode)
-        assert expected == list(got or ())
+        assert expected == in_full(got)
+        assert bool(more and expected) == isinstance(got, HintRule)
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.data(), MODES)
-def test_cpu_hints_are_the_subsets_with_enough_cpus_and_all_reusable_ones(data: st.DataObject, mode: Mode) -> None:
+@given(st.data(), MODES, MORE)
+def test_cpu_hints_are_the_subsets_with_enough_cpus_and_all_reusable_ones(
+    data: st.DataObject, mode: Mode, more: tuple[int, ...]
+) -> None:
     cpus = machine(nodes=3, cores=2).cpu_topology
     some = st.sets(st.sampled_from(sorted(cpus.node_of)))
     available = data.draw(some)
@@ -91,13 +103,13 @@ def test_cpu_hints_are_the_subsets_with_enough_cpus_and_all_reusable_ones(data: 
 
     expected = expected_hints((0, 1, 2), lambda inside: at({*cpus.node_of}, inside) >= requested, fits, mode)
 
-    assert expected == list(cpu_hints(cpus, available, reusable, requested, mode) or ())
+    assert expected == in_full(cpu_hints(cpus, available, reusable, requested, mode, machine=3 + len(more)))
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.data(), MODES)
+@given(st.data(), MODES, MORE)
 def test_memory_hints_are_the_subsets_with_enough_memory_that_mix_with_no_other_group(
-    data: st.DataObject, mode: Mode
+    data: st.DataObject, mode: Mode, more: tuple[int, ...]
 ) -> None:
     ids = (0, 2, 5)
     amount = st.integers(0, 4)
@@ -107,7 +119,7 @@ def test_memory_hints_are_the_subsets_with_enough_memory_that_mix_with_no_other_
         allocatable = {MEMORY: data.draw(amount), PAGES: data.draw(amount)}
         free = {name: data.draw(st.integers(0, most)) for name, most in allocatable.items()}
         group = data.draw(groups) or (each,)
-        nodes[each] = MemoryNode(allocatable, free, mask_of(group), data.draw(st.booleans()) or len(group) > 1)
+        nodes[each] = MemoryNode(allocatable, free, mask_of(group), data.draw(st.booleans()))
     request = {MEMORY: data.draw(st.integers(1, 6)), PAGES: data.draw(st.integers(0, 3))}
     reusable = {(mask_of((0, 2)), MEMORY): data.draw(amount), (mask_of((5,)), PAGES): data.draw(amount)}
 
@@ -127,7 +139,11 @@ def test_memory_hints_are_the_subsets_with_enough_memory_that_mix_with_no_other_
             total("free", name, inside) + reusable.get((mask, name), 0) >= size for name, size in request.items()
         )
 
-    assert expected_hints(ids, could, fits, mode) == list(memory_hints(nodes, ids, request, reusable, mode))
+    not_offered = {each: MemoryNode({}, {}, 1 << each, False) for each in more}
+
+    got = memory_hints({**nodes, **not_offered}, ids, request, reusable, mode)
+
+    assert expected_hints(ids, could, fits, mode) == in_full(got)
 
 
 def test_preferred_means_as_narrow_as_an_empty_machine_to_the_kubelet_and_as_narrow_as_now_to_us() -> None:
@@ -195,10 +211,16 @@ def test_a_question_with_malformed_sets_is_refused_by_name() -> None:
 
 
 def test_subsets_of_more_than_twelve_nodes_are_never_listed() -> None:
+    """They are 2^n. A rule says the same in a line."""
     with pytest.raises(TooManyNumaNodes):
         subsets(tuple(range(13)))
-
     assert 4095 == len(subsets(tuple(range(12))).order)
+
+    state = node(machine(nodes=64, gpus=range(64)))
+    hints = hints_for(state, pod(container(gpus=2, cpus=12, gib=96)), ContainerName("main"), AdmissionRules())
+
+    rules = {name: each for answer in hints.values() for name, each in answer.items() if isinstance(each, HintRule)}
+    assert {GPU: 2, CPU: 2, MEMORY: 2} == {name: rule.least for name, rule in rules.items()}
 
 
 def test_memory_in_use_counts_against_a_node() -> None:

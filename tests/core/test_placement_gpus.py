@@ -1,6 +1,5 @@
 """Which GPUs and NICs are preferred, against a walk over every way to split the free GPUs."""
 
-from collections.abc import Iterator
 from itertools import combinations
 from random import Random
 
@@ -8,41 +7,13 @@ import pytest
 from decision_support import machine
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from partition_reference import by_walk
 
 from topoalign.core.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.placement import PLACEMENTS, choose, prefer
 from topoalign.core.placement.best_effort import best_effort
-from topoalign.core.placement.scores import Scores, total
+from topoalign.core.placement.scores import Scores
 from topoalign.core.topology.model import NicPort, PluginDevice, Topology
-
-Split = list[tuple[int, ...]]
-
-
-def splits(free: tuple[int, ...], size: int) -> Iterator[Split]:
-    """Every way to split these into sets of a size, and one smaller set of what is left over (the last)."""
-    left_over = len(free) % size
-    for rest in combinations(free, left_over):
-        whole = tuple(gpu for gpu in free if gpu not in rest)
-        for sets in equal_splits(whole, size):
-            yield [*sets, rest]
-
-
-def equal_splits(free: tuple[int, ...], size: int) -> Iterator[Split]:
-    if not free:
-        yield []
-        return
-    for others in combinations(free[1:], size - 1):
-        for sets in equal_splits(tuple(gpu for gpu in free[1:] if gpu not in others), size):
-            yield [(free[0], *others), *sets]
-
-
-def by_walk(scores: Scores, free: tuple[int, ...], required: set[int], size: int) -> tuple[int, ...]:
-    """The best set of full size with the required ones, of all splits with the most points, the lowest of equals."""
-    best: list[tuple[int, int, tuple[int, ...]]] = []
-    for split in splits(free, size):
-        points = sum(total(scores, members) for members in split)
-        best += [(-points, -total(scores, each), each) for each in split[:-1] if required <= {*each}]
-    return min(best)[2]
 
 
 @st.composite
@@ -75,13 +46,6 @@ def test_eight_gpus_are_split_as_a_walk_splits_them() -> None:
         for required in ([], [5]):
             expected = by_walk(table, tuple(range(8)), {*required}, size)
             assert expected == best_effort(table, range(8), required, size)
-
-
-def test_with_more_than_sixteen_gpus_the_answer_is_still_a_set_that_was_asked_for() -> None:
-    scores = [[0 if a == b else 100 if a // 4 == b // 4 else 10 for b in range(72)] for a in range(72)]
-
-    assert (8, 9, 10, 11) == best_effort(scores, range(5, 72), [9], 4)
-    assert 32 == len({*best_effort(scores, range(64), [], 32)})
 
 
 def test_the_answer_has_no_hole_where_the_small_rest_is_linked_best() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from topoalign.core.hints.model import TopologyHint
 from topoalign.core.policy import POLICIES
-from topoalign.core.requests import Policy
+from topoalign.core.requests import Mode, Policy
 
 MACHINE = 0b11
 BOTH = [TopologyHint(0b01, True), TopologyHint(0b10, True), TopologyHint(0b11, False)]
@@ -42,6 +42,34 @@ def test_policy(
     topology_policy = POLICIES[Policy(policy)]
 
     merged = topology_policy.merge(lists, MACHINE)
+
+    assert (TopologyHint(affinity, preferred), admits) == (merged, topology_policy.admits(merged))
+
+
+@pytest.mark.parametrize(
+    ("policy", "lists", "affinity", "preferred", "admits"),
+    [
+        pytest.param("none", [SECOND], None, False, True, id="none does not look"),
+        pytest.param("best-effort", [BOTH, SECOND], 0b10, True, True, id="the node that has room for both"),
+        pytest.param("best-effort", [FIRST, SECOND], 0b11, False, True, id="room for both, wider than either needs"),
+        pytest.param("best-effort", [BOTH, NOWHERE], 0b01, False, True, id="one resource cannot be met"),
+        pytest.param("restricted", [BOTH, WIDE], 0b11, True, True, id="as wide as the greediest needs"),
+        pytest.param("restricted", [FIRST, SECOND], 0b11, False, False, id="wider than the greediest needs"),
+        pytest.param("restricted", [LATE], 0b10, True, True, id="nothing narrower is free"),
+        pytest.param("restricted", [BOTH, NOWHERE], 0b01, False, False, id="one cannot be met, refused"),
+        pytest.param("restricted", [ANY], None, True, True, id="no opinion, the affinity is left open"),
+        pytest.param("single-numa-node", [BOTH, SECOND], 0b10, True, True, id="one node for all"),
+        pytest.param("single-numa-node", [BOTH, WIDE], None, False, False, id="two nodes are needed"),
+        pytest.param("single-numa-node", [BOTH, NOWHERE], 0b01, False, False, id="one cannot be met, none is enough"),
+    ],
+)
+def test_policy_in_mode_best(
+    policy: str, lists: list[list[TopologyHint]], affinity: int | None, preferred: bool, admits: bool
+) -> None:
+    """All policies align to the narrowest nodes that have room for all; they differ in what they admit."""
+    topology_policy = POLICIES[Policy(policy)]
+
+    merged = topology_policy.merge(lists, MACHINE, mode=Mode.BEST)
 
     assert (TopologyHint(affinity, preferred), admits) == (merged, topology_policy.admits(merged))
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from topoalign.allocator.kubelet import checkpoint
-from topoalign.allocator.kubelet.checkpoint import CheckpointData, PodDevicesEntry
 from topoalign.core.errors import StateFault
+from topoalign.kubelet import device_checkpoint
+from topoalign.kubelet.device_checkpoint import CheckpointData, PodDevicesEntry
 
 EMPTY = b'{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":3467439661}'
 ONE_GPU = (
@@ -16,24 +16,24 @@ ONE_GPU = (
 
 @pytest.mark.parametrize("content", [EMPTY, ONE_GPU], ids=["empty", "one-gpu"])
 def test_what_a_kubelet_wrote_is_read_and_written_again_byte_for_byte(content: bytes) -> None:
-    assert content == checkpoint.encode(checkpoint.decode(content))
+    assert content == device_checkpoint.encode(device_checkpoint.decode(content))
 
 
 def test_a_checkpoint_with_one_digit_changed_is_not_trusted() -> None:
     with pytest.raises(StateFault, match="checksum"):
-        checkpoint.decode(ONE_GPU.replace(b'["GPU-1"]', b'["GPU-3"]'))
+        device_checkpoint.decode(ONE_GPU.replace(b'["GPU-1"]', b'["GPU-3"]'))
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", ONE_GPU[:-9], EMPTY + b"x", b"\xff\xfe"])
 def test_a_file_that_is_no_checkpoint_is_refused_by_name(content: bytes) -> None:
     with pytest.raises(StateFault, match="kubelet_internal_checkpoint"):
-        checkpoint.decode(content)
+        device_checkpoint.decode(content)
 
 
 def test_devices_are_printed_by_node_in_the_order_of_numbers_not_of_text() -> None:
     """Node 10 comes after node 2, and devices without topology stand first, under -1."""
     entry = PodDevicesEntry("u", "c", "r", {10: ["d"], -1: ["a", "b"], 2: ["c"]}, b"")
 
-    text = checkpoint.printed(CheckpointData([entry, entry]))
+    text = device_checkpoint.printed(CheckpointData([entry, entry]))
 
     assert "map[-1:[a b] 2:[c] 10:[d]] AllocResp:([]uint8)[]} {PodUID:(string)u " in text

@@ -4,7 +4,6 @@ import anyio
 import pytest
 from kubelet_support import MemoryDesk, Node, node, pod, short_directory, two_nodes
 
-from topoalign.allocator.kubelet import checkpoint
 from topoalign.allocator.kubelet.api import v1
 from topoalign.allocator.kubelet.client import KubeletAway, ask
 from topoalign.allocator.kubelet.desk import Holding, Listing
@@ -13,6 +12,7 @@ from topoalign.allocator.kubelet.transport import Server, Servicer
 from topoalign.core.events import Owner
 from topoalign.core.ids import GPU, NIC, ContainerName, DeviceID, Namespace, PodName
 from topoalign.core.requests import ContainerRequest, PodRequest
+from topoalign.kubelet import device_checkpoint
 from topoalign.runtime.clock import ManualClock, SystemClock
 
 pytestmark = pytest.mark.anyio
@@ -41,7 +41,7 @@ async def test_the_checkpoint_tells_of_init_containers_that_podresources_does_no
 async def test_a_checkpoint_that_cannot_be_trusted_is_no_checkpoint() -> None:
     async with node(two_nodes()) as it:
         await it.kubelet.admit(pod("train", gpus=1))
-        file = it.kubelet.plugins_dir / checkpoint.NAME
+        file = it.kubelet.plugins_dir / device_checkpoint.NAME
         file.write_bytes(file.read_bytes().replace(b"GPU-0", b"GPU-1", 1))
 
         assert (await listed(it)).checkpoint is None

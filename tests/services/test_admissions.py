@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 import anyio
 import msgspec
 import pytest
+from decision_support import knapsack_machine
 from e2e_support import allocate, pod
 
 from topoalign.allocator.admissions import Admissions
@@ -18,10 +19,18 @@ from topoalign.core.errors import StateFault, Unavailable
 from topoalign.core.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
 from topoalign.core.hints.model import HintAnswer, HintQuestion, TopologyHint
 from topoalign.core.hints.providers import answer
-from topoalign.core.ids import NodeName
+from topoalign.core.ids import ContainerName, NodeName, PodName
 from topoalign.core.ports import Endpoint
-from topoalign.core.requests import AdmissionRules, AllocateRequest, ExplainRequest, Policy
+from topoalign.core.requests import (
+    AdmissionRules,
+    AllocateRequest,
+    ContainerRequest,
+    ExplainRequest,
+    PodRequest,
+    Policy,
+)
 from topoalign.core.topology.cpuset import parse_cpuset
+from topoalign.core.topology.model import Topology
 from topoalign.machines import load
 from topoalign.runtime.answers import answering
 from topoalign.runtime.clock import ManualClock
@@ -35,10 +44,10 @@ NODE = NodeName("node-1")
 class Node:
     """An allocator on a memory bus; the test plays its hinting service."""
 
-    def __init__(self, machine: str = "hgx-h100", rules: AdmissionRules | None = None) -> None:
+    def __init__(self, machine: str | Topology = "hgx-h100", rules: AdmissionRules | None = None) -> None:
         self.bus = MemoryBus()
         self.ledger = Ledger(NODE, MemoryJournal(), ManualClock())
-        topology = load(machine).topology
+        topology = load(machine).topology if isinstance(machine, str) else machine
         self.topology = TopologyDiscovered(
             node=NODE, epoch=1, revision=1, boot_id="b", source="described: test", topology=topology
         )
@@ -100,7 +109,7 @@ async def test_an_answer_that_leaves_something_out_or_names_unknown_nodes_is_not
     """A provider that is missing would read as one that does not care, and six GPUs on two nodes would be admitted."""
     node = Node()
     async with node.serving(), node.hinting(reply):
-        decision = await allocate(node.bus, NODE, pod("wide", gpus=6, cpus=8, memory=8))
+        decision = await allocate(node.bus, NODE, pod("wide", gpus=6, cpus=8, memory=8), policy="single-numa-node")
 
     assert isinstance(decision, Refusal)
     assert "TopologyAffinityError" == decision.reason
@@ -236,3 +245,15 @@ async def test_a_second_allocator_of_the_same_node_is_refused() -> None:
         with pytest.raises(Unavailable):
             await refuse_twin(node.bus, NODE)
     await refuse_twin(node.bus, NODE)
+
+
+async def test_hints_that_are_not_found_within_the_limit_on_work_make_a_refusal_and_not_a_failure() -> None:
+    """The hinting service says so, the allocator tries for itself, and the pod gets an answer that says why."""
+    hostile, amounts = knapsack_machine()
+    asked = ContainerRequest(name=ContainerName("main"), requests=amounts, limits=amounts)
+    node = Node(hostile)
+    async with node.serving(), node.hinting(None):
+        decision = await allocate(node.bus, NODE, PodRequest(name=PodName("greedy"), containers=(asked,)))
+
+    assert isinstance(decision, Refusal)
+    assert ("TooMuchWork", None) == (decision.code, decision.provider)

@@ -1,7 +1,7 @@
 """`topoalign allocate` and `topoalign release`: asking the allocator of a node that has no kubelet."""
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
@@ -12,7 +12,7 @@ from topoalign.cli.link import Link, on_node
 from topoalign.cli.quantities import Count, Size
 from topoalign.core.decisions import Decision, Refusal
 from topoalign.core.errors import clean
-from topoalign.core.ids import CPU, GPU, MEMORY, NIC, AllocationID, ContainerName, Namespace, PodName
+from topoalign.core.ids import CPU, GPU, MEMORY, NIC, AllocationID, ContainerName, Namespace, NodeName, PodName
 from topoalign.core.requests import (
     AllocateRequest,
     ContainerRequest,
@@ -24,8 +24,10 @@ from topoalign.core.requests import (
     ReleaseRequest,
     Scope,
 )
+from topoalign.core.topology.model import Topology
 
-"""Device policies, as `AdmissionRules.placement` has them."""
+Changes = dict[str, str | int | bool]
+"""Rules that differ from the node's own, by the field names of `AdmissionRules`."""
 
 Command = Callable[..., Any]
 
@@ -69,30 +71,36 @@ def allocate(link: Link, **asked: Any) -> int | None:
       topoalign allocate --gpus 2
       topoalign allocate --gpus 4 --cpus 32 --memory 64Gi --nics 4 --pod ml/train --policy restricted
     """
-    return decide(link, "allocate", **asked)
+    return decide(link, "allocate", *pod_request(**asked))
 
 
-def decide(link: Link, verb: str, **asked: Any) -> int | None:
-    """Asks for a decision and prints it. Returns the exit code of a refusal."""
-    pod, rules = pod_request(**asked)
+def decide(link: Link, verb: str, pod: PodRequest, rules: Changes) -> int | None:
+    """Asks the node's allocator for a decision and prints it. Returns the exit code of a refusal."""
     if pod.qos is Qos.BURSTABLE and rules.get("mode") == Mode.KUBELET:
         output.note(
             "note: without both --cpus and --memory the pod is Burstable: a kubelet gives it no CPUs of its own"
         )
-    request = AllocateRequest(node=link.node, pod=pod, rules=rules)
-    decision, topology = link.ask(verb, request, Decision)
-    if link.as_json:
-        output.document({"node": request.node, "decision": decision})
+    decision, topology = link.ask(verb, AllocateRequest(node=link.node, pod=pod, rules=rules), Decision)
+    status = show(link.node, decision, topology, link.as_json)
+    if verb == "allocate" and status is None and not link.as_json:
+        output.note(f"give it back with: topoalign release {clean(f'{pod.namespace}/{pod.name}', 520)}")
+    return status
+
+
+def show(node: NodeName, decision: Decision, topology: Topology, as_json: bool) -> int | None:
+    """Prints a decision, and what was not known for it. Returns the exit code of a refusal."""
+    if as_json:
+        output.document({"node": node, "decision": decision})
     else:
         people.show_decision(decision, topology)
-        if verb == "allocate" and not isinstance(decision, Refusal):
-            output.note(f"give it back with: topoalign release {clean(f'{pod.namespace}/{pod.name}', 520)}")
+        for note in decision.explanation.notes:
+            output.note(f"note: {clean(note, 1000)}")
     return REFUSED if isinstance(decision, Refusal) else None
 
 
 def pod_request(
     gpus: int, cpus: int, memory: int, nics: int, pod: str | None, **rules: str | None
-) -> tuple[PodRequest, dict[str, str | int | bool]]:
+) -> tuple[PodRequest, Changes]:
     """The pod, and the rules that are to differ from the node's. Raises UsageError if nothing is asked for."""
     every = {GPU: gpus, CPU: cpus * 1000, MEMORY: memory, NIC: nics}
     amounts = {resource: amount for resource, amount in every.items() if amount}
@@ -101,7 +109,12 @@ def pod_request(
     namespace, name = pod_name(f"cli-{secrets.token_hex(3)}" if pod is None else pod)
     container = ContainerRequest(name=ContainerName("main"), requests=amounts, limits=amounts)
     request = PodRequest(namespace=namespace, name=name, containers=(container,))
-    return request, {rule: value for rule, value in rules.items() if value is not None}
+    return request, changes(rules)
+
+
+def changes(rules: Mapping[str, str | None]) -> Changes:
+    """Those that were given."""
+    return {rule: value for rule, value in rules.items() if value is not None}
 
 
 def pod_name(text: str) -> tuple[Namespace, PodName]:

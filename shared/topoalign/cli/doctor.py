@@ -20,7 +20,8 @@ import msgspec
 
 from topoalign.cli import output, running
 from topoalign.cli.errors import FINDINGS
-from topoalign.core.errors import TopoalignError, clean
+from topoalign.core.errors import NotFound, TopoalignError, clean
+from topoalign.core.requests import Policy
 from topoalign.core.topology.cpuset import parse_cpuset
 
 KUBELET_NUMA_LIMIT = 8
@@ -49,6 +50,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
 
     nats: str | None
     kubelet_dir: Path | None
+    kubelet_config: Path | None
     state_dir: Path
     sysfs_root: Path
     node: str
@@ -61,6 +63,12 @@ def host_name() -> str:
 @click.command()
 @click.option("--nats", envvar="TOPOALIGN_NATS_URL", metavar="URL", help="NATS to test.  [default: that of `up`]")
 @click.option("--kubelet-dir", type=click.Path(path_type=Path), help="The kubelet's device plugin directory to test.")
+@click.option(
+    "--kubelet-config",
+    type=click.Path(path_type=Path),
+    envvar="TOPOALIGN_KUBELET_CONFIG",
+    help="The kubelet's configuration file.  [default: config.yaml above --kubelet-dir]",
+)
 @click.option(
     "--state-dir",
     type=click.Path(path_type=Path),
@@ -141,6 +149,14 @@ def numa_nodes(subject: Subject) -> Finding:
     return ok("NUMA nodes", str(count))
 
 
+def numa_node_count(subject: Subject) -> int | None:
+    """None where it cannot be read; `numa_nodes` has said so."""
+    try:
+        return len(parse_cpuset((subject.sysfs_root / "devices/system/node/online").read_text()))
+    except (OSError, ValueError):
+        return None
+
+
 def nvml(subject: Subject) -> Finding:
     reason = why_no_driver()
     if reason is not None:
@@ -200,6 +216,34 @@ def kubelet(subject: Subject) -> Finding | None:
     return ok("kubelet", f"{path} answers")
 
 
+def kubelet_configuration(subject: Subject) -> Finding | None:
+    """Only where the file, or a kubelet's directory, was given: whether what-if can say what that kubelet would decide."""
+    path = subject.kubelet_config
+    if path is None and subject.kubelet_dir is not None:
+        path = subject.kubelet_dir.parent / "config.yaml"
+    if path is None:
+        return None
+    from topoalign.kubelet import configuration  # brings in YAML; the other checks work without
+
+    name = "kubelet config"
+    try:
+        rules = configuration.load(path)
+    except NotFound as error:
+        return warning(name, f"{error.finding}; what-if uses topoalign's own settings instead", "give --kubelet-config")
+    except TopoalignError as error:
+        return failure(name, error.finding, error.remedy)
+    nodes = numa_node_count(subject)
+    if nodes is not None and rules.policy is not Policy.NONE and nodes > rules.max_allowable_numa_nodes:
+        return failure(
+            name,
+            f"{nodes} NUMA nodes, and policy {rules.policy} does not start on more than {rules.max_allowable_numa_nodes}",
+            f"set topologyManagerPolicyOptions max-allowable-numa-nodes to {nodes} or more",
+        )
+    options = "".join(f" {option}" for option in sorted(rules.cpu_options))
+    managers = f"CPU manager {rules.cpu_manager}{options}, memory manager {rules.memory_manager}"
+    return ok(name, f"policy {rules.policy}, scope {rules.scope}, {managers}")
+
+
 def state_dir(subject: Subject) -> Finding:
     path = subject.state_dir
     nearest = next(parent for parent in (path, *path.parents) if parent.exists())
@@ -229,5 +273,6 @@ CHECKS: tuple[Callable[[Subject], Finding | None], ...] = (
     nats_server,
     nats,
     kubelet,
+    kubelet_configuration,
     state_dir,
 )

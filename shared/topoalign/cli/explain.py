@@ -1,29 +1,66 @@
 """`topoalign explain` and `topoalign what-if`: how a decision came about, and how one would."""
 
+from pathlib import Path
 from typing import Any
 
 import click
 
 from topoalign.cli import output, people
-from topoalign.cli.allocate import decide, request_options
+from topoalign.cli.allocate import Changes, changes, decide, pod_request, request_options, show
 from topoalign.cli.link import Link, on_node
 from topoalign.core.decisions import Explained
-from topoalign.core.requests import ExplainRequest
+from topoalign.core.requests import ExplainRequest, PodRequest
+
+FILE = click.Path(path_type=Path)
 
 
 @click.command(name="what-if")
 @request_options
+@click.option("--pod-file", type=FILE, metavar="FILE", help="Ask for this Pod (YAML or JSON) instead of one container.")
+@click.option("--machine", metavar="NAME|FILE", help="Ask no service: predict for this machine.")
+@click.option("--kubelet-config", type=FILE, metavar="FILE", help="The KubeletConfiguration there.")
+@click.option("--kubelet-root", type=FILE, metavar="DIR", help="The kubelet's root directory there.")
 @on_node
-def what_if(link: Link, **asked: Any) -> int | None:
+def what_if(
+    link: Link,
+    pod_file: Path | None,
+    machine: str | None,
+    kubelet_config: Path | None,
+    kubelet_root: Path | None,
+    **asked: Any,
+) -> int | None:
     """
-    What `allocate` would answer now, without effect. Works on nodes with a kubelet too.
+    What `allocate`, or the kubelet of the node, would answer now, without effect.
+
+    With --machine no service is asked: the answer is what the kubelet v1.36 of such a machine would decide with this
+    configuration, and with what it holds by the files in its root directory (an empty machine without --kubelet-root).
 
     \b
     Examples:
       topoalign what-if --gpus 8 --policy single-numa-node
       topoalign what-if --gpus 4 --cpus 32 --memory 64Gi --json
+      topoalign what-if --machine dgx-a100 --kubelet-config config.yaml --pod-file pod.yaml
     """
-    return decide(link, "what-if", **asked)
+    pod, rules = pod_request(**asked) if pod_file is None else pod_in(pod_file, **asked)
+    if machine is None:
+        if kubelet_config is not None or kubelet_root is not None:
+            raise click.UsageError("--kubelet-config and --kubelet-root go with --machine")
+        return decide(link, "what-if", pod, rules)
+    from topoalign.cli.predict import Described  # brings in the readers of machines
+
+    described = Described(machine, kubelet_config, kubelet_root)
+    return show(*described.predict(pod, rules), link.as_json)
+
+
+def pod_in(
+    file: Path, gpus: int, cpus: int, memory: int, nics: int, pod: str | None, **rules: str | None
+) -> tuple[PodRequest, Changes]:
+    """The pod of a manifest, and the rules that are to differ. Raises UsageError if a pod is described twice."""
+    if any((gpus, cpus, memory, nics, pod)):
+        raise click.UsageError("--pod-file says it all: leave out --gpus, --cpus, --memory, --nics and --pod")
+    from topoalign.kubelet import manifest  # brings in YAML
+
+    return manifest.load(file), changes(rules)
 
 
 @click.command()

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import cached_property, wraps
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import click
@@ -22,13 +22,22 @@ from topoalign.cli import running
 from topoalign.client import Client
 from topoalign.core import wire
 from topoalign.core.errors import BusUnavailable, NotFound, Unavailable
-from topoalign.core.events import AllocationsSnapshot, TopologyDiscovered
+from topoalign.core.events import (
+    Allocation,
+    AllocationsSnapshot,
+    DeviceHealth,
+    DeviceHealthChanged,
+    Reading,
+    TopologyDiscovered,
+)
 from topoalign.core.ids import DeviceID, NodeName
 from topoalign.core.ports import Bus, Stream
 from topoalign.core.topology.model import Topology
 from topoalign.runtime.logging import configure_logging
 from topoalign.runtime.nats_bus import Access, connect_bus
 from topoalign.runtime.settings import RuntimeSettings, from_environment
+
+R = TypeVar("R", bound=Reading)
 
 CONNECT_SECONDS = 3.0
 ANSWER_SECONDS = 10.0
@@ -133,45 +142,66 @@ async def connected(url: str, log_level: str = "error") -> AsyncIterator[Bus]:
 
 async def newest_topology(bus: Bus, node: NodeName) -> Topology | None:
     """What the node announced last; None if it never did."""
-    subject = f"{wire.PREFIX}.topology.{wire.token(node)}"
+    reading = await newest_reading(bus, node, TopologyDiscovered)
+    return reading.topology if reading is not None else None
+
+
+async def newest_reading(bus: Bus, node: NodeName, kind: type[R]) -> R | None:
+    """The node's last reading of this kind; None if there is none."""
+    subject = f"{wire.PREFIX}.{wire.SUBJECTS[kind][0].format(node=wire.token(node))}"
     last = await bus.last_position(Stream.NODES, subject)
     if not last:
         return None
     with anyio.move_on_after(ANSWER_SECONDS):
         async with bus.follow(Stream.NODES, subject, after=last - 1) as messages:
             event = wire.decode((await anext(messages)).message)
-        return event.topology if isinstance(event, TopologyDiscovered) else None
+        return event if isinstance(event, kind) else None
     return None
 
 
-async def holders(bus: Bus, node: NodeName) -> dict[DeviceID, str]:
-    """Device -> the pod that holds it; `?` where the kubelet has not said which."""
+async def live_allocations(bus: Bus, node: NodeName) -> tuple[Allocation, ...]:
+    """What is held on the node; nothing where its allocator never spoke."""
     if not await bus.last_position(Stream.ALLOCATIONS, wire.allocation_subjects(node)):
-        return {}
+        return ()
     with anyio.move_on_after(CONNECT_SECONDS):
         async with aclosing(Client(bus, name="cli").allocations(node=node)) as events:
             snapshot = (await anext(events)).event
         if isinstance(snapshot, AllocationsSnapshot):
-            return {
-                device: "?" if allocation.owner is None else f"{allocation.owner.namespace}/{allocation.owner.pod}"
-                for allocation in snapshot.allocations
-                for device in allocation.device_ids
-            }
-    return {}
+            return snapshot.allocations
+    return ()
 
 
-def discovered(
-    node: str | None, nats: str | None, environment: Mapping[str, str]
-) -> tuple[Topology, Mapping[DeviceID, str]]:
-    """What a running node has announced, and who holds its devices. Raises NotFound, NothingRuns, BusUnavailable."""
+@dataclass(frozen=True)
+class Standing:
+    """A running node as its services have announced it."""
+
+    node: NodeName
+    topology: Topology
+    allocations: tuple[Allocation, ...]
+    health: Mapping[DeviceID, DeviceHealth]
+
+    @property
+    def holders(self) -> dict[DeviceID, str]:
+        """Device -> the pod that holds it; `?` where the kubelet has not said which."""
+        return {
+            device: "?" if allocation.owner is None else f"{allocation.owner.namespace}/{allocation.owner.pod}"
+            for allocation in self.allocations
+            for device in allocation.device_ids
+        }
+
+
+def discovered(node: str | None, nats: str | None, environment: Mapping[str, str]) -> Standing:
+    """What a running node has announced. Raises NotFound, NothingRuns, BusUnavailable."""
     url, meant = located(nats, node, environment)
 
-    async def ask() -> tuple[Topology, Mapping[DeviceID, str]]:
+    async def ask() -> Standing:
         async with connected(url) as bus:
             topology = await newest_topology(bus, meant)
             if topology is None:
                 raise NotFound("node", meant, "give its name with --node, or describe a machine with --machine")
-            return topology, await holders(bus, meant)
+            health = await newest_reading(bus, meant, DeviceHealthChanged)
+            allocations = await live_allocations(bus, meant)
+            return Standing(meant, topology, allocations, health.devices if health is not None else {})
 
     return anyio.run(ask)
 

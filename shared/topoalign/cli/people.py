@@ -7,7 +7,7 @@ from topoalign.cli.quantities import binary
 from topoalign.core.decisions import Alignment, Considered, Decision, Explanation, Refusal
 from topoalign.core.errors import clean
 from topoalign.core.events import Allocation, MemoryBlock, Owner
-from topoalign.core.hints.model import Hints, TopologyHint
+from topoalign.core.hints.model import HintRule, Hints, TopologyHint
 from topoalign.core.ids import GPU, MEMORY, DeviceID, ResourceName
 from topoalign.core.topology.bitmask import nodes_of
 from topoalign.core.topology.cpuset import format_cpuset
@@ -115,11 +115,16 @@ def show_alignment(alignment: Alignment) -> None:
     output.columns(("PROVIDER", "RESOURCE", "HINTS (* preferred)"), rows)
     verdict = "admitted" if alignment.admitted else "refused by the policy"
     output.say(f"merged: {hint_text(alignment.merged)}, {verdict}")
+    if alignment.note:
+        output.say(f"note: {clean(alignment.note)}")
 
 
 def hints_text(hints: Hints) -> str:
     if hints is None:
         return "no opinion"
+    if isinstance(hints, HintRule):
+        besides = "".join(f" or {hint_text(TopologyHint(mask, mask.bit_count() == hints.least))}" for mask in hints.besides)
+        return f"any {hints.least}* or more of {{{format_cpuset(nodes_of(hints.nodes))}}} that have enough{besides}"
     if not hints:
         return "cannot be met"
     shown = " ".join(hint_text(hint) for hint in hints[:MOST_HINTS])

@@ -37,6 +37,7 @@ SECTIONS: dict[str, dict[str, Entry]] = {
     },
     "Look": {
         "topo": Entry("topo:topo", "How the GPUs and NICs of a machine are connected."),
+        "fragmentation": Entry("fragmentation:fragmentation", "What the GPUs that are free are still good for."),
         "watch": Entry("watch:watch", "Allocations as they happen."),
         "explain": Entry("explain:explain", "How a decision came about."),
         "what-if": Entry("explain:what_if", "What `allocate` would answer, without effect."),

@@ -43,6 +43,7 @@ OPTIONS: dict[str, Callable[[Command], Command]] = {
     "nats": click.option("--nats", "nats_url", metavar="URL", help="Where NATS is."),
     "state_dir": click.option("--state-dir", metavar="DIR", help="Where the allocator's journal lives."),
     "kubelet_dir": click.option("--kubelet-dir", metavar="DIR", help="The kubelet's device plugin directory."),
+    "kubelet_config": click.option("--kubelet-config", metavar="FILE", help="The kubelet's configuration file."),
     "policy": click.option("--policy", type=click.Choice([p.value for p in Policy]), help="Topology policy."),
     "scope": click.option("--scope", type=click.Choice([s.value for s in Scope]), help="What is aligned as one."),
     "placement": click.option("--placement", type=click.Choice([p.value for p in Placement]), help="Device policy."),
@@ -55,7 +56,7 @@ OPTIONS: dict[str, Callable[[Command], Command]] = {
     ),
 }
 EVERYWHERE = ("nats", "http", "log_format", "log_level")
-ALLOCATING = ("node", "state_dir", "kubelet_dir", "policy", "scope", "placement")
+ALLOCATING = ("node", "state_dir", "kubelet_dir", "kubelet_config", "policy", "scope", "placement")
 
 
 def settings(*names: str) -> Callable[[Command], Command]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from topoalign.cli import output
+from topoalign.cli.draw.command import draw
 from topoalign.core.errors import clean
 from topoalign.core.ids import DeviceID
 from topoalign.core.topology.model import Topology
@@ -62,8 +63,8 @@ def topo(
     else:
         from topoalign.cli import link  # brings in what talks to the network
 
-        topology, used_by = link.discovered(node, nats, os.environ)
-        show(topology, used_by, wide, as_json)
+        standing = link.discovered(node, nats, os.environ)
+        show(standing.topology, standing.holders, wide, as_json)
 
 
 def show(topology: Topology, used_by: Mapping[DeviceID, str], wide: bool, as_json: bool) -> None:
@@ -73,6 +74,9 @@ def show(topology: Topology, used_by: Mapping[DeviceID, str], wide: bool, as_jso
     from topoalign.machines.nvidia_smi_print import print_matrix  # JSON needs no printer
 
     output.say(print_matrix(topology, wide, used_by).removesuffix("\n"))
+
+
+topo.add_command(draw)
 
 
 @topo.command(name="import")

@@ -14,33 +14,36 @@ Nothing of it depends on time or chance, so equal questions get equal decisions.
 from collections.abc import Generator
 from typing import TypeVar
 
+from topoalign.core.aligning import UNALIGNED, Aligned, NotAligned, align
 from topoalign.core.considering import considered
 from topoalign.core.decisions import (
     Admission,
     Alignment,
+    Beside,
     Considered,
     Decision,
     Explanation,
     PreferenceQuestion,
     Refusal,
 )
-from topoalign.core.errors import NoFit, TopoalignError, clean
+from topoalign.core.errors import NoFit, TopoalignError
 from topoalign.core.events import Allocation, Owner
 from topoalign.core.hints.model import HintAnswer, HintQuestion, TopologyHint
 from topoalign.core.hints.preconditions import check_decidable, check_rules
-from topoalign.core.hints.providers import answer, available_cpus, question
+from topoalign.core.hints.providers import answer, question, shared_cpus
 from topoalign.core.hints.requested import device_limits, exclusive_cpus
 from topoalign.core.hints.reuse import allocations_of, reusable_cpus, reusable_devices
-from topoalign.core.ids import GPU, AllocationID, ContainerName, DeviceID, ResourceName
+from topoalign.core.ids import GPU, NIC, AllocationID, ContainerName, DeviceID, ResourceName
 from topoalign.core.placement import prefer
-from topoalign.core.placement.cpus import choose_cpus
+from topoalign.core.placement.cpus import NotWholeCores, allocate_cpus
 from topoalign.core.placement.devices import choose_devices
 from topoalign.core.placement.memory import holding, memory_for
 from topoalign.core.policy import POLICIES
-from topoalign.core.policy.merge import NOWHERE, hint_lists
+from topoalign.core.policy.merge import NOWHERE
 from topoalign.core.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Scope, checked
 from topoalign.core.state import NodeState
-from topoalign.core.topology.bitmask import mask_of, nodes_of
+from topoalign.core.takes.reserved import reserved_cpus
+from topoalign.core.topology.bitmask import nodes_of
 from topoalign.core.topology.cpuset import format_cpuset
 
 T = TypeVar("T")
@@ -50,28 +53,6 @@ Reply = HintAnswer | tuple[DeviceID, ...] | None
 """To a HintQuestion a HintAnswer; to a PreferenceQuestion the preferred devices, or None where none are preferred."""
 
 Steps = Generator[Question, Reply, T]
-
-
-class NotAligned(NoFit):
-    """The policy refuses the best alignment that the providers' hints allow."""
-
-    code = "NotAligned"
-
-    def __init__(self, rules: AdmissionRules, container: ContainerName | None, alignment: Alignment) -> None:
-        whose = "the pod" if container is None else f"container {container!r}"
-        unmet = sorted({name for hints in alignment.hints.values() for name, each in hints.items() if each == ()})
-        mask = alignment.merged.affinity
-        if unmet:
-            why = f"{' and '.join(clean(name) for name in unmet)} cannot be met on any NUMA nodes"
-        elif mask is None:
-            why = "no NUMA nodes suit all that it asks for"
-        else:
-            nodes = f"NUMA node{'' if mask.bit_count() == 1 else 's'} {format_cpuset(nodes_of(mask))}"
-            why = f"the best alignment is {nodes}, and it is not preferred by all"
-        super().__init__(
-            f"policy {rules.policy.value} refuses {whose}: {why}",
-            "ask for less, wait until something is released, or use policy best-effort, which admits without alignment",
-        )
 
 
 class PreferenceFailed(NoFit):
@@ -90,10 +71,15 @@ def admit(state: NodeState, pod: PodRequest, rules: AdmissionRules) -> Decision:
     Raises InvalidField for a request or rules that cannot be meant; everything else is an Admission or a Refusal.
     """
     steps = admission(state, pod, rules)
-    reply: Reply = None
     try:
+        asked = next(steps)
         while True:
-            reply = answer_to(steps.send(reply), state, rules)
+            try:
+                reply = answer_to(asked, state, rules)
+            except NoFit as misfit:
+                asked = steps.throw(misfit)
+            else:
+                asked = steps.send(reply)
     except StopIteration as decided:
         decision: Decision = decided.value
         return decision
@@ -110,6 +96,7 @@ def answer_to(asked: Question, state: NodeState, rules: AdmissionRules) -> Reply
             asked.size,
             rules.placement,
             asked.near,
+            asked.beside,
         )
     assert state.topology is not None, "nothing is asked before the topology is known"
     return answer(asked, state.topology)
@@ -119,8 +106,8 @@ def admission(state: NodeState, pod: PodRequest, rules: AdmissionRules) -> Steps
     """
     The decision, step by step; the driver sends the answer to each question.
 
-    A driver whose device plugin fails throws a TopoalignError at the PreferenceQuestion, and the pod is refused. Raises
-    InvalidField, as `admit` does.
+    A driver whose device plugin fails throws a TopoalignError at the PreferenceQuestion, and one that gets no hints throws
+    the NoFit at the HintQuestion; the pod is refused. Raises InvalidField, as `admit` does.
     """
     checked(pod)
     check_rules(rules)
@@ -149,39 +136,32 @@ class Deciding:
         whole = (yield from self.align(None)) if self.rules.scope is Scope.POD else None
         for container in (*self.pod.init_containers, *self.pod.containers):
             self.container = container.name
-            hint = whole if whole is not None else (yield from self.align(container.name))
-            yield from self.allocate(container, hint)
+            aligned = whole if whole is not None else (yield from self.align(container.name))
+            yield from self.allocate(container, aligned)
 
-    def align(self, container: ContainerName | None) -> Steps[TopologyHint]:
-        """The hint that a container, or the pod, is aligned to. Raises NotAligned."""
-        policy = POLICIES[self.rules.policy]
-        if not policy.asks:
+    def align(self, container: ContainerName | None) -> Steps[Aligned]:
+        """What a container, or the pod, is aligned to. Raises NotAligned and TooMuchWork."""
+        if not POLICIES[self.rules.policy].asks:
             self.alignments.append(Alignment(container=container, hints={}, merged=NOWHERE, admitted=True))
-            return NOWHERE
+            return UNALIGNED
         reply = yield question(self.state, self.pod, container, self.rules)
         assert isinstance(reply, HintAnswer), "a HintQuestion is answered with a HintAnswer"
-        nodes = self.state.hardware.node_ids or (0,)
-        distances = self.distances() if self.rules.prefer_closest_numa_nodes else None
-        merged = policy.merge(hint_lists(reply.providers.values()), mask_of(nodes), distances)
-        alignment = Alignment(container=container, hints=reply.providers, merged=merged, admitted=policy.admits(merged))
+        alignment, aligned = align(self.state.hardware, self.rules, container, reply)
         self.alignments.append(alignment)
         if not alignment.admitted:
             raise NotAligned(self.rules, container, alignment)
-        return merged
+        return aligned
 
-    def distances(self) -> dict[int, dict[int, int]]:
-        nodes, rows = self.state.hardware.node_ids, self.state.hardware.distances or ()
-        return {node: dict(zip(nodes, row, strict=True)) for node, row in zip(nodes, rows, strict=True)}
-
-    def allocate(self, container: ContainerRequest, hint: TopologyHint) -> Steps[None]:
+    def allocate(self, container: ContainerRequest, aligned: Aligned) -> Steps[None]:
         """Gives the container what it asks for, and applies it to the state."""
+        hint = aligned.hint
         earlier = allocations_of(self.state, self.pod)
         self.provider = "device"
         devices = yield from self.devices(container, hint)
         self.provider = "cpu"
         cpus = self.cpus(container, hint)
         self.provider = "memory"
-        memory = memory_for(self.state, self.pod, container.name, hint, self.rules)
+        memory = memory_for(self.state, self.pod, container.name, aligned.memory, self.rules)
         self.provider = None
         plain_init = container in self.pod.init_containers and not container.sidecar
         owner = Owner(namespace=self.pod.namespace, pod=self.pod.name, container=container.name)
@@ -193,6 +173,7 @@ class Deciding:
             cpus=format_cpuset(cpus),
             memory=memory,
             affinity=None if hint.affinity is None else nodes_of(hint.affinity),
+            lowest_first=bool(memory) and self.rules.mode is Mode.KUBELET,
         )
         self.state = holding(self.state, allocation, earlier)
 
@@ -223,10 +204,9 @@ class Deciding:
         choosing = choose_devices(
             resource, devices, healthy, self.state.holders.keys(), reusable, amount, hint.affinity
         )
-        offered: tuple[DeviceID, ...] = ()
+        asking: PreferenceQuestion | None = None
         try:
             choice = next(choosing)
-            offered = choice.available
             asking = PreferenceQuestion(
                 resource=resource,
                 available=choice.available,
@@ -234,15 +214,20 @@ class Deciding:
                 size=choice.size,
                 container=container.name,
                 near=near,
+                beside=self.beside(resource, container),
             )
             choosing.send((yield from self.preferred(asking)))
         except StopIteration as done:
             chosen: tuple[DeviceID, ...] = done.value
         could_have = [device for device in devices if device in free or device in reusable]
         self.considered += considered(
-            self.state.hardware, resource, could_have, offered, chosen, near, self.rules.placement
+            self.state.hardware, resource, could_have, asking, chosen, near, self.rules.placement
         )
         return chosen
+
+    def beside(self, resource: ResourceName, container: ContainerRequest) -> Beside:
+        nics = device_limits(container).get(NIC, 0) if resource == GPU else 0
+        return Beside(free=self.state.free(resource), nics=self.state.free(NIC) if nics else (), nics_wanted=nics)
 
     def preferred(self, asking: PreferenceQuestion) -> Steps[tuple[DeviceID, ...] | None]:
         try:
@@ -257,22 +242,37 @@ class Deciding:
         count = exclusive_cpus(self.pod, container, self.rules.mode) if self.rules.cpu_manager == "static" else 0
         if not count:
             return frozenset()
-        allocatable = available_cpus(self.state, self.rules) | reusable_cpus(allocations_of(self.state, self.pod))
-        return choose_cpus(self.state.hardware.cpu_topology, allocatable, count, hint.affinity)
+        return allocate_cpus(
+            self.state.hardware.cpu_topology,
+            shared_cpus(self.state, self.rules),
+            reserved_cpus(self.state.hardware, self.rules),
+            reusable_cpus(allocations_of(self.state, self.pod)),
+            count,
+            hint.affinity,
+            self.rules,
+        )
 
     def admission(self) -> Admission:
         return Admission(allocations=allocations_of(self.state, self.pod), explanation=self.explanation())
 
     def refusal(self, misfit: NoFit) -> Refusal:
         return Refusal(
-            reason="TopologyAffinityError" if isinstance(misfit, NotAligned) else "UnexpectedAdmissionError",
+            reason=reason_of(misfit),
             code=misfit.code,
             finding=misfit.finding,
             remedy=misfit.remedy,
             container=self.container,
             provider=self.provider,
             explanation=self.explanation(),
+            undone=allocations_of(self.state, self.pod) if self.alignments and self.rules.mode is Mode.KUBELET else (),
         )
 
     def explanation(self) -> Explanation:
         return Explanation(alignments=tuple(self.alignments), considered=tuple(self.considered))
+
+
+def reason_of(misfit: NoFit) -> str:
+    """The kubelet's word for it, as it stands in the status of a pod."""
+    if isinstance(misfit, NotAligned):
+        return "TopologyAffinityError"
+    return "SMTAlignmentError" if isinstance(misfit, NotWholeCores) else "UnexpectedAdmissionError"

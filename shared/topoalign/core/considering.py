@@ -10,22 +10,29 @@ from heapq import nsmallest
 from itertools import combinations
 from math import comb
 
-from topoalign.core.decisions import Considered
+from topoalign.core.decisions import Beside, Considered, PreferenceQuestion
 from topoalign.core.ids import GPU, NIC, DeviceID, ResourceName
-from topoalign.core.placement.scores import link_scores, total
+from topoalign.core.placement import looked_at, outlook
+from topoalign.core.placement.partition import best_split
+from topoalign.core.placement.scores import Scores, link_scores, total
+from topoalign.core.placement.topology import MOST_COMPARED as TOPOLOGY_COMPARES
+from topoalign.core.placement.topology import worth
+from topoalign.core.requests import Placement
 from topoalign.core.topology.model import Topology
 from topoalign.core.topology.queries import pair_score
 
 MOST_COMPARED = 256
 """Sets. A choice of 4 among 8 has 70."""
 MOST_KEPT = 5
+TOLD = 0.0005
+"""The least difference in worth that is shown."""
 
 
 def considered(
     topology: Topology,
     resource: ResourceName,
     free: Sequence[DeviceID],
-    offered: Sequence[DeviceID],
+    asked: PreferenceQuestion | None,
     chosen: Sequence[DeviceID],
     near: Sequence[DeviceID],
     placement: str,
@@ -33,8 +40,8 @@ def considered(
     """
     The chosen set, and then the best of its alternatives in descending order of their scores.
 
-    `free` are all devices the container could have got, in the hardware's order, `offered` those that the device policy
-    was asked to choose from (none where there was nothing to choose), `near` the container's GPUs where NICs are chosen.
+    `free` are all devices the container could have got, in the hardware's order, `asked` is what the device policy was asked
+    (None where there was nothing to choose), `near` the container's GPUs where NICs are chosen.
     """
     if resource not in (GPU, NIC) or not chosen:
         return ()
@@ -45,6 +52,16 @@ def considered(
     def score(members: Iterable[int]) -> int:
         return total(table, members) if resource == GPU else sum(links[member] for member in members)
 
+    offered = () if asked is None else asked.available
+    won = reason_for(resource, bool(offered), near, placement)
+    if resource == GPU and asked is not None:
+        won += limits_of(table, free, asked, placement)
+
+    def difference(devices: Sequence[DeviceID]) -> str:
+        if resource != GPU or placement != Placement.TOPOLOGY or asked is None:
+            return ""
+        return weighed_against(topology, chosen, devices, asked.beside)
+
     best = nsmallest(MOST_KEPT, ((-score(members), members) for members in alternatives(len(free), taken)))
     mine = score(taken)
     sets = [(mine, taken)] + [(-negative, members) for negative, members in best]
@@ -54,9 +71,9 @@ def considered(
             devices=(devices := tuple(free[member] for member in members)),
             score=value,
             chosen=members == taken,
-            why=reason_for(resource, bool(offered), near, placement)
+            why=won
             if members == taken
-            else reason_against(value - mine, {*devices} <= ({*offered} or {*chosen})),
+            else reason_against(value - mine, {*devices} <= ({*offered} or {*chosen}), difference(devices)),
         )
         for value, members in sets
     )
@@ -78,9 +95,50 @@ def reason_for(resource: ResourceName, asked: bool, near: Sequence[DeviceID], pl
     return "nearest to the container's GPUs" if near else "lowest index"
 
 
-def reason_against(more: int, offered: bool) -> str:
+def limits_of(table: Scores, free: Sequence[DeviceID], asked: PreferenceQuestion, placement: str) -> str:
+    """
+    What was not compared, if anything.
+
+    The search for the best partition is run again: whoever chose, a device plugin or this process, said only what it chose.
+    """
+    position = {device: i for i, device in enumerate(free)}
+    known = {*asked.must_include} <= {*asked.available} <= {*position}
+    if not known or not max(1, len(asked.must_include)) <= asked.size <= len(asked.available):
+        return ""
+    if placement == Placement.TOPOLOGY:
+        ways = comb(len(asked.available) - len(asked.must_include), asked.size - len(asked.must_include))
+        return "" if ways <= TOPOLOGY_COMPARES else f", among those that grow from each GPU: all {ways} are too many"
+    if placement != Placement.BEST_EFFORT:
+        return ""
+    available, required = ([position[device] for device in each] for each in (asked.available, asked.must_include))
+    exact = best_split(table, available, required, asked.size).exact
+    return "" if exact else ", greedy: the exact search ended at its limit on work"
+
+
+def reason_against(more: int, offered: bool, weighed: str = "") -> str:
     if not offered:
         return "not all on the NUMA nodes it is aligned to"
+    if weighed:
+        return weighed
     if more > 0:
         return f"scores {more} more by itself, but what it leaves is worse by more than that, or it has no link"
     return "scores the same by itself; what it leaves, or its indexes, decided" if more == 0 else f"scores {-more} less"
+
+
+def weighed_against(topology: Topology, chosen: Sequence[DeviceID], other: Sequence[DeviceID], beside: Beside) -> str:
+    """What policy `topology` holds against a set, part by part."""
+    free, nics = looked_at(topology, beside)
+    position = {gpu: i for i, gpu in enumerate(topology.devices[GPU])}
+    mine, theirs = (
+        worth(
+            outlook(topology),
+            tuple(sorted(position[gpu] for gpu in gpus)),
+            free | {position[gpu] for gpu in gpus},
+            nics,
+        )
+        for gpus in (chosen, other)
+    )
+    parts = {"by its links": theirs.own - mine.own, "by what it leaves": theirs.left - mine.left}
+    parts["by its NICs"] = theirs.nics - mine.nics
+    told = [f"{change:+.3f} {part}" for part, change in parts.items() if abs(change) >= TOLD]
+    return f"worth {', '.join(told)}" if told else "worth the same; its indexes decided"

@@ -5,6 +5,8 @@ An answer says everything that is needed to act on it and to explain it: the hin
 of them, the sets of devices that were considered, and the reason where it is a refusal.
 """
 
+from collections.abc import Iterable
+
 import msgspec
 
 from topoalign.core.errors import NoFit
@@ -33,6 +35,8 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True):
     """Provider -> resource -> hints, as they were given."""
     merged: TopologyHint
     admitted: bool
+    note: str = ""
+    """What is not exact about it, for people: a search that ended at its limit on work."""
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +44,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
     alignments: tuple[Alignment, ...] = ()
     considered: tuple[Considered, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What was not known when it was decided, for people: a prediction is only as good as what it stands on."""
 
 
 class Admission(msgspec.Struct, frozen=True, kw_only=True, tag="Admission"):
@@ -64,9 +70,22 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="Refusal"):
     provider: str | None
     """Who failed to allocate: device, cpu or memory. None: the policy refused."""
     explanation: Explanation
+    undone: tuple[Allocation, ...] = ()
+    """
+    In mode `kubelet` what earlier containers of the pod had been given when it was refused. The kubelet takes it back, and
+    what it knows of groups of NUMA nodes that share memory does not return to what it was: granting and releasing these
+    folds to what it then knows. Mode `best` gives nothing before all is decided.
+    """
 
 
 Decision = Admission | Refusal
+
+
+def noted(decision: Decision, notes: Iterable[str]) -> Decision:
+    """The same decision with these notes, too, in its explanation."""
+    explanation = decision.explanation
+    explanation = msgspec.structs.replace(explanation, notes=(*explanation.notes, *notes))
+    return msgspec.structs.replace(decision, explanation=explanation)
 
 
 class Explained(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +94,20 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
     allocations: tuple[Allocation, ...]
     decision: Decision | None
     """None: it was made by the kubelet, or before the allocator last started."""
+
+
+class Beside(msgspec.Struct, frozen=True, kw_only=True):
+    """What is free besides what may be chosen, for a device policy that thinks of the next container."""
+
+    free: tuple[DeviceID, ...] = ()
+    """All devices of the resource that may be handed out now, on whatever NUMA nodes."""
+    nics: tuple[DeviceID, ...] = ()
+    """NICs that may be handed out now."""
+    nics_wanted: int = 0
+    """How many of them the container asks for."""
+
+
+ALONE = Beside()
 
 
 class PreferenceQuestion(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +120,7 @@ class PreferenceQuestion(msgspec.Struct, frozen=True, kw_only=True):
     container: ContainerName
     near: tuple[DeviceID, ...] = ()
     """Devices of other resources already decided for the container: NICs are chosen near its GPUs."""
+    beside: Beside = ALONE
 
 
 class Refused(NoFit):

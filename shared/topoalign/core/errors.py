@@ -38,6 +38,12 @@ class Unavailable(TopoalignError):
     code = "Unavailable"
 
 
+class TooMuchWork(NoFit):
+    """The exact answer was not found within the limit on work: said instead of guessing, and instead of never ending."""
+
+    code = "TooMuchWork"
+
+
 class InvalidField(BadRequest):
     """A value in a request, setting or message is wrong; the field is named by its path."""
 

@@ -78,18 +78,42 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     role: Literal["init", "sidecar", "app"] = "app"
     devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
     """In the order in which the container sees them."""
+    virtual_functions: dict[DeviceID, tuple[str, ...]] = {}
+    """
+    NIC -> PCI addresses of its SR-IOV virtual functions that are held: of a NIC that stands here only these, and others may
+    hold the rest.
+    """
     cpus: str = ""
     """Exclusive CPUs as a list `0-3,8`; empty for a container in the shared pool."""
     memory: tuple[MemoryBlock, ...] = ()
     affinity: tuple[int, ...] | None = None
     """NUMA node ids it was aligned to, ascending. None: the policy had no preference, or the kubelet did not say."""
+    lowest_first: bool = False
+    """
+    Its memory goes back to the lowest node of a group first, as far as that has any in use, and not to where it was taken
+    from: so the kubelet does it, and so it was decided in mode `kubelet`.
+    """
 
     def __post_init__(self) -> None:
         parse_cpuset(self.cpus)  # so that whoever folds a record from outside need not expect worse
+        if self.virtual_functions and (
+            not self.virtual_functions.keys() <= self.device_ids or not all(self.virtual_functions.values())
+        ):
+            raise ValueError("virtual functions of a NIC that is not among the devices, or none of one that is")
 
     @property
     def device_ids(self) -> frozenset[DeviceID]:
+        """All devices, those of which it has only functions among them."""
         return frozenset(device for devices in self.devices.values() for device in devices)
+
+    @property
+    def whole_ids(self) -> frozenset[DeviceID]:
+        """The devices that nobody else can have a part of."""
+        return self.device_ids - self.virtual_functions.keys()
+
+    @property
+    def function_addresses(self) -> frozenset[str]:
+        return frozenset(address for addresses in self.virtual_functions.values() for address in addresses)
 
 
 class MemoryUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

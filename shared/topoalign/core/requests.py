@@ -90,8 +90,10 @@ class Scope(StrEnum):
 
 
 class Placement(StrEnum):
-    """Device policies by the names of go-gpuallocator."""
+    """Device policies: ours, and those of go-gpuallocator by their names."""
 
+    TOPOLOGY = "topology"
+    """The best connected GPUs that leave the best ones for the next container."""
     BEST_EFFORT = "best-effort"
     SIMPLE = "simple"
     STATIC_DGX1_PASCAL = "static-dgx1-pascal"
@@ -123,7 +125,7 @@ class AdmissionRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Topology policy. The default admits every pod that fits: a first run refuses nobody."""
     scope: Scope = Scope.CONTAINER
     mode: Mode = Mode.BEST
-    placement: Placement = Placement.BEST_EFFORT
+    placement: Placement = Placement.TOPOLOGY
     """Device policy: which GPUs, once the NUMA affinity is known."""
     prefer_closest_numa_nodes: bool = False
     max_allowable_numa_nodes: int = 8
@@ -137,6 +139,14 @@ class AdmissionRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     memory_manager: Literal["Static", "None"] = "Static"
     reserved_memory: dict[int, dict[ResourceName, int]] = {}
     """NUMA node id -> resource -> bytes kept for the system."""
+
+
+def overridden(rules: AdmissionRules, changes: Mapping[str, str | int | bool]) -> AdmissionRules:
+    """The rules with these changes, by field name. Raises InvalidField that names the rule."""
+    try:
+        return msgspec.convert({**msgspec.to_builtins(rules), **changes}, AdmissionRules, strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidField("rules", clean(str(error), 200), "see `topoalign allocate --help` for the rules") from error
 
 
 class AllocateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -140,14 +140,20 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def without_allocation(
         self, gone: AllocationID
     ) -> tuple[Mapping[AllocationID, Allocation], Mapping[int, MemoryUse]]:
+        if gone not in self.allocations:
+            return self.allocations, self.memory
+        held = self.allocations[gone]
         allocations = {name: allocation for name, allocation in self.allocations.items() if name != gone}
         memory = dict(self.memory)
-        for block in self.allocations[gone].memory if gone in self.allocations else ():
+        for block in held.memory:
+            rest = sum(block.taken)
             for node, taken in zip(block.nodes, block.taken, strict=True):
                 use = memory.get(node, MemoryUse())
+                back = min(rest, use.reserved.get(block.resource, 0)) if held.lowest_first else taken
+                rest -= back
                 assignments = max(0, use.assignments - 1)
                 memory[node] = MemoryUse(
-                    reserved=changed(use.reserved, block.resource, -taken),
+                    reserved=changed(use.reserved, block.resource, -back),
                     cells=use.cells if assignments else (),
                     assignments=assignments,
                 )
@@ -165,8 +171,18 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def holders(self) -> Mapping[DeviceID, AllocationID]:
-        """Device -> the newest live allocation that holds it."""
+        """Device -> the newest live allocation that holds it, or a function of it."""
         return {device: name for name, allocation in self.allocations.items() for device in allocation.device_ids}
+
+    @cached_property
+    def held_whole(self) -> frozenset[DeviceID]:
+        """Devices that some allocation holds as a whole, and not only functions of it."""
+        return frozenset().union(*(allocation.whole_ids for allocation in self.allocations.values()))
+
+    @cached_property
+    def functions_in_use(self) -> frozenset[str]:
+        """PCI addresses of the virtual functions that some allocation holds."""
+        return frozenset().union(*(allocation.function_addresses for allocation in self.allocations.values()))
 
     @cached_property
     def cpus_in_use(self) -> frozenset[int]:
@@ -178,7 +194,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return tuple(d for d in self.hardware.devices.get(resource, {}) if self.health_of(d).usable)
 
     def free(self, resource: ResourceName) -> tuple[DeviceID, ...]:
-        """Devices of a resource that may be handed out now, in the hardware's order."""
+        """Devices of a resource that may be handed out whole now, in the hardware's order."""
         return tuple(device for device in self.healthy(resource) if device not in self.holders)
 
     @cached_property

@@ -12,15 +12,17 @@ import anyio
 import msgspec
 import structlog
 
+from topoalign.allocator.kubelet_files import Known, KubeletFiles
 from topoalign.allocator.ledger import Ledger
 from topoalign.core import wire
-from topoalign.core.admission import admission, admit
-from topoalign.core.decisions import Admission, Decision, Explained, Explanation, PreferenceQuestion
+from topoalign.core.admission import admission, admit, answer_to
+from topoalign.core.decisions import Admission, Decision, Explained, Explanation, PreferenceQuestion, noted
 from topoalign.core.errors import (
     BadRequest,
     HardwareUnknown,
     InvalidField,
     KubeletOwnsDevices,
+    NoFit,
     NotFound,
     PodAlreadyAllocated,
     Unavailable,
@@ -32,7 +34,6 @@ from topoalign.core.hints.preconditions import check_resources_known
 from topoalign.core.hints.providers import answer as answer_in_process
 from topoalign.core.hints.providers import check_answer
 from topoalign.core.ids import CPU, AllocationID, DeviceID, NodeName, is_native
-from topoalign.core.placement import prefer
 from topoalign.core.ports import Bus, Endpoint
 from topoalign.core.requests import (
     AdmissionRules,
@@ -43,6 +44,7 @@ from topoalign.core.requests import (
     ReleaseRequest,
     SnapshotRequest,
     checked,
+    overridden,
 )
 from topoalign.core.state import NodeState
 from topoalign.core.topology.cpuset import parse_cpuset
@@ -64,9 +66,18 @@ class Admissions:
     """Answers allocate, release, what-if, explain and snapshot for one node."""
 
     def __init__(
-        self, ledger: Ledger, bus: Bus, rules: AdmissionRules, *, kubelet_owns_devices: bool, hint_seconds: float = 0.25
+        self,
+        ledger: Ledger,
+        bus: Bus,
+        rules: AdmissionRules,
+        *,
+        kubelet_owns_devices: bool,
+        kubelet_files: KubeletFiles | None = None,
+        hint_seconds: float = 0.25,
     ) -> None:
+        """`kubelet_files`: what predictions for a node with a kubelet stand on; None: the node's own rules and record."""
         self._ledger, self._bus, self._rules = ledger, bus, rules
+        self._kubelet_files = kubelet_files
         self._kubelet_owns_devices = kubelet_owns_devices
         self._hint_seconds = hint_seconds
         self._turn = anyio.Lock()
@@ -108,9 +119,12 @@ class Admissions:
         """The decision that `allocate` or the kubelet would make now. Nothing is recorded."""
         self._own(request.node)
         self._discovered()
+        pod = checked(request.pod)
         mode = Mode.KUBELET if self._kubelet_owns_devices else self._rules.mode
-        rules = overridden(msgspec.structs.replace(self._rules, mode=mode), request.rules)
-        return admit(self._ledger.state, checked(request.pod), rules)
+        known = Known(state=self._ledger.state, rules=msgspec.structs.replace(self._rules, mode=mode))
+        if self._kubelet_files is not None:
+            known = await self._kubelet_files.known(self._ledger.state, pod)
+        return noted(admit(known.state, pod, overridden(known.rules, request.rules)), known.notes)
 
     async def release(self, request: ReleaseRequest) -> tuple[AllocationID, ...]:
         """Gives back one allocation, or all of a pod."""
@@ -163,10 +177,15 @@ class Admissions:
         try:
             asked = next(steps)
             while True:
-                if isinstance(asked, HintQuestion):
-                    asked = steps.send(await self._hints(asked, state))
+                if not isinstance(asked, HintQuestion):
+                    asked = steps.send(answer_to(asked, state, rules))
+                    continue
+                try:
+                    hints = await self._hints(asked, state)
+                except NoFit as misfit:
+                    asked = steps.throw(misfit)
                 else:
-                    asked = steps.send(preferred(asked, state, rules))
+                    asked = steps.send(hints)
         except StopIteration as done:
             decision: Decision = done.value
         return decision if self._ledger.state is state else admit(self._ledger.state, pod, rules)
@@ -178,7 +197,7 @@ class Admissions:
             answer = wire.answered(body, HintAnswer)
             check_answer(question, answer, state.hardware)
             return answer
-        except (Unavailable, BadRequest) as error:
+        except (Unavailable, BadRequest, NoFit) as error:
             if self.hint_fallbacks == 0:
                 log.warning("hints are computed in process", finding=error.finding)
             self.hint_fallbacks += 1
@@ -208,13 +227,6 @@ class Admissions:
             self._decisions.popitem(last=False)
 
 
-def preferred(asked: PreferenceQuestion, state: NodeState, rules: AdmissionRules) -> tuple[DeviceID, ...]:
-    """The device policy's answer."""
-    return prefer(
-        state.hardware, asked.resource, asked.available, asked.must_include, asked.size, rules.placement, asked.near
-    )
-
-
 def allowed(changes: dict[str, str | int | bool]) -> dict[str, str | int | bool]:
     """
     The same changes, if somebody who asks for a pod may make them. What the node keeps for itself is not among them; a
@@ -225,14 +237,6 @@ def allowed(changes: dict[str, str | int | bool]) -> dict[str, str | int | bool]
             f"rules.{clean(name)}", "is the node's own", f"choose {', '.join(sorted(CHOICES))} per request"
         )
     return changes
-
-
-def overridden(rules: AdmissionRules, changes: dict[str, str | int | bool]) -> AdmissionRules:
-    """The rules with these changes. Raises InvalidField that names the rule."""
-    try:
-        return msgspec.convert({**msgspec.to_builtins(rules), **changes}, AdmissionRules, strict=False)
-    except msgspec.ValidationError as error:
-        raise InvalidField("rules", clean(str(error), 200), "see `topoalign allocate --help` for the rules") from error
 
 
 def held_by(ledger: Ledger, pod: PodRequest) -> list[Allocation]:

@@ -23,6 +23,7 @@ import structlog
 
 from topoalign.allocator.kubelet.desk import Holding, Listing, PodResources
 from topoalign.allocator.ledger import Ledger
+from topoalign.core.decisions import Beside
 from topoalign.core.errors import DeviceInUse, DeviceUnusable, InvalidField, UnknownDevice
 from topoalign.core.events import Allocation, Owner
 from topoalign.core.ids import GPU, NIC, AllocationID, DeviceID, ResourceName
@@ -96,7 +97,8 @@ class Handouts:
     def prefer(
         self, resource: ResourceName, available: Sequence[DeviceID], must_include: Sequence[DeviceID], size: int
     ) -> tuple[DeviceID, ...]:
-        chosen = prefer(self.state.hardware, resource, available, must_include, size, self._placement)
+        beside = Beside(free=self.state.free(resource))
+        chosen = prefer(self.state.hardware, resource, available, must_include, size, self._placement, beside=beside)
         self._preferred[resource] = Preference(frozenset(available), chosen, self._clock.monotonic())
         return chosen
 

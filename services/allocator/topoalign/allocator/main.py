@@ -10,6 +10,7 @@ from topoalign.allocator.handouts import Handouts
 from topoalign.allocator.journal import open_journal
 from topoalign.allocator.kubelet.front import KubeletFront
 from topoalign.allocator.kubelet.podresources import PodResourcesClient
+from topoalign.allocator.kubelet_files import KubeletFiles
 from topoalign.allocator.ledger import Ledger
 from topoalign.allocator.service import Allocator, refuse_twin
 from topoalign.allocator.settings import AllocatorSettings
@@ -23,7 +24,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
     await refuse_twin(context.hub or context.bus, settings.node)
     with open_journal(settings.state_dir, settings.node) as journal:
         ledger = Ledger(settings.node, journal, context.clock)
-        handouts = front = None
+        handouts = front = files = None
         if settings.kubelet_dir:
             kubelet = PodResourcesClient(settings.pod_resources, Path(settings.kubelet_dir))
             handouts = Handouts(
@@ -37,12 +38,14 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
             front = KubeletFront(
                 handouts, Path(settings.kubelet_dir), context.clock, drain_seconds=settings.drain_seconds
             )
+            files = KubeletFiles(settings.kubelet_configuration, settings.kubelet_root, rules)
             context.checks["kubelet"] = front.reason
         admissions = Admissions(
             ledger,
             context.bus,
             rules,
             kubelet_owns_devices=front is not None,
+            kubelet_files=files,
             hint_seconds=settings.hint_seconds,
         )
         allocator = Allocator(

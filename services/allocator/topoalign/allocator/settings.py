@@ -27,6 +27,9 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     kubelet_dir: str = ""
     """The kubelet's device plugin directory. Set: the kubelet hands out the devices. Empty: requests come over the bus."""
 
+    kubelet_config: str = ""
+    """The kubelet's configuration file, for predictions. Default: `config.yaml` in the directory above `kubelet_dir`."""
+
     pod_resources_dir: str = ""
     """Directory of the kubelet's PodResources socket. Default: `pod-resources` beside `kubelet_dir`."""
 
@@ -39,7 +42,7 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     mode: Mode = Mode.BEST
     """How admissions over the bus are decided; predictions for a node with a kubelet are made in mode `kubelet`."""
 
-    placement: Placement = Placement.BEST_EFFORT
+    placement: Placement = Placement.TOPOLOGY
     """Device policy: which GPUs, once the NUMA affinity is known."""
 
     reserved_cpus: str = ""
@@ -80,5 +83,14 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
         return rules
 
     @property
+    def kubelet_root(self) -> Path:
+        """The kubelet's root directory, where its checkpoints are."""
+        return Path(self.kubelet_dir).parent
+
+    @property
+    def kubelet_configuration(self) -> Path:
+        return Path(self.kubelet_config) if self.kubelet_config else self.kubelet_root / "config.yaml"
+
+    @property
     def pod_resources(self) -> Path:
-        return Path(self.pod_resources_dir or Path(self.kubelet_dir).parent / "pod-resources") / "kubelet.sock"
+        return Path(self.pod_resources_dir or self.kubelet_root / "pod-resources") / "kubelet.sock"

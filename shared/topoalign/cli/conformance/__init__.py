@@ -51,9 +51,9 @@ def conformance(suite: str | None, files: tuple[Path, ...], as_json: bool) -> in
 
 def suites() -> dict[str, Suite]:
     """All suites by name."""
-    from topoalign.cli.conformance import gpuallocator, kubelet, nvidia_smi_topo  # most commands need no suite
+    from topoalign.cli.conformance import gpuallocator, koordinator, kubelet, nvidia_smi_topo  # most commands need none
 
-    found = {**kubelet.SUITES, **gpuallocator.SUITES, "nvidia_smi_topo": nvidia_smi_topo.cases}
+    found = {**kubelet.SUITES, **gpuallocator.SUITES, **koordinator.SUITES, "nvidia_smi_topo": nvidia_smi_topo.cases}
     return dict(sorted(found.items()))
 
 

@@ -1,16 +1,17 @@
 """The suite `kubelet/merge`: what a topology policy makes of the providers' hints."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from topoalign.cli.conformance.case_files import cases
 from topoalign.cli.conformance.suite import CaseResult
-from topoalign.core.hints.model import Hints, TopologyHint
+from topoalign.core.hints.model import HintRule, Hints, TopologyHint
+from topoalign.core.hints.rules import listed
 from topoalign.core.ids import ResourceName
 from topoalign.core.policy import POLICIES
-from topoalign.core.policy.merge import hint_lists
+from topoalign.core.policy.merge import offers_of
 from topoalign.core.requests import Policy
 from topoalign.core.topology.bitmask import mask_of, nodes_of
 
@@ -30,8 +31,9 @@ def written(hint: TopologyHint) -> Hint:
     return Hint(None if hint.affinity is None else list(nodes_of(hint.affinity)), hint.preferred)
 
 
-def all_written(hints: Iterable[TopologyHint] | None) -> list[Hint] | None:
-    return None if hints is None else [written(hint) for hint in hints]
+def all_written(hints: Hints) -> list[Hint] | None:
+    listed_hints = listed(hints) if isinstance(hints, HintRule) else hints
+    return None if listed_hints is None else [written(hint) for hint in listed_hints]
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,7 +62,7 @@ def merge(path: Path) -> Iterator[CaseResult]:
         rows = case.distances if case.options.prefer_closest_numa_nodes else None
         distances = None if rows is None else dict(zip(case.numa_nodes, map(dict, map(enumerate, rows)), strict=True))
         providers = [{name: hints_of(hints) for name, hints in (each or {}).items()} for each in case.providers]
-        merged = policy.merge(hint_lists(providers), mask_of(case.numa_nodes), distances)
+        merged = policy.merge(offers_of(providers), mask_of(case.numa_nodes), distances)
         nodes = written(merged).nodes
         yield CaseResult(case.id, case.expect, Expected(nodes, merged.preferred, policy.admits(merged)))
 

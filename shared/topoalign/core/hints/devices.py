@@ -8,8 +8,8 @@ is there for each of them and counts once; a device of which no node is known co
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
-from topoalign.core.hints.enumeration import Subsets, doubled, hints_where, subsets
-from topoalign.core.hints.model import Hints
+from topoalign.core.hints.model import Hints, Need
+from topoalign.core.hints.rules import Supply, hints_from
 from topoalign.core.ids import DeviceID
 from topoalign.core.requests import Mode
 from topoalign.core.topology.bitmask import Mask, mask_of
@@ -31,13 +31,15 @@ def device_hints(
     The hints for `requested` devices of one resource.
 
     `available` are healthy and free, `reusable` were left by init containers of the pod, `held` are what this container
-    has already; `machine` are the ids of the machine's NUMA nodes, ascending.
+    has already; `machine` are the ids of the machine's NUMA nodes, ascending. Without topology the kubelet has no opinion,
+    whether there are enough or not; mode `best` has none only if there are enough.
     """
-    if not any(devices.values()):
+    enough = len({*available, *reusable}) >= requested
+    if not any(devices.values()) and (mode is Mode.KUBELET or enough):
         return None
     if held:
         return possible(devices, held, (), requested, machine, mode) if len(held) == requested else ()
-    if len({*available, *reusable}) < requested:
+    if not enough:
         return ()
     return possible(devices, available, reusable, requested, machine, mode)
 
@@ -51,15 +53,13 @@ def possible(
     mode: Mode,
 ) -> Hints:
     """The subsets that have enough devices, and all reusable ones that have a topology."""
-    space = subsets(bearing_nodes(devices, machine))
+    nodes = mask_of(bearing_nodes(devices, machine))
     nodes_of = {device: real_nodes(near) for device, near in devices.items() if near is not None}
-    counted = [nodes_of[device] for device in (*available, *reusable) if device in nodes_of]
+    counted = Counter(nodes_of[device] for device in (*available, *reusable) if device in nodes_of)
     obligatory = {nodes_of[device] for device in reusable if device in nodes_of}
-    could = [count >= requested for count in touching(space, Counter(nodes_of.values()))]
-    fits = [count >= requested for count in touching(space, Counter(counted))]
-    for near in obligatory:
-        fits = [fit and mask & near != 0 for fit, mask in zip(fits, space.masks, strict=True)]
-    return hints_where(space, could, fits, mode)
+    now = (Need(requested, dict(counted)), *(Need(1, {near: 1}) for near in sorted(obligatory)))
+    empty = (Need(requested, dict(Counter(nodes_of.values()))),)
+    return hints_from(Supply(nodes, now), Supply(nodes, empty), mode, len(machine))
 
 
 def real_nodes(near: Iterable[int]) -> Mask:
@@ -71,13 +71,3 @@ def bearing_nodes(devices: Devices, machine: tuple[int, ...]) -> tuple[int, ...]
     """The machine's NUMA nodes that bear a device of the resource; all of them where none is known to."""
     bearing = {node for near in devices.values() for node in near or ()}
     return tuple(node for node in machine if node in bearing) or machine
-
-
-def touching(space: Subsets, devices: Counter[Mask]) -> list[int]:
-    """For each subset the number of devices that are near one of its nodes."""
-    near_one = {near.bit_length() - 1: count for near, count in devices.items() if near.bit_count() == 1}
-    counts = doubled(near_one.get(node, 0) for node in space.nodes)
-    for near, count in devices.items():
-        if near.bit_count() > 1:
-            counts = [had + count if mask & near else had for had, mask in zip(counts, space.masks, strict=True)]
-    return counts

@@ -1,21 +1,16 @@
 """
-Every subset of a few NUMA nodes, and which of them are hints.
-
-A provider says per subset whether the request could be met there on an empty machine (`could`) and whether it can be met
-now (`fits`); this module makes hints of that, in the kubelet's order: by size, then by the positions of the nodes.
+Every subset of a few NUMA nodes, in the kubelet's order: by size, then by the positions of the nodes.
 
 Subsets are numbered: bit i of a number is the i-th node. Whatever adds up over nodes is then computed for all subsets by
 doubling a list once per node, which keeps 2^8 subsets at microseconds; more than 12 nodes are refused.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
 
 from topoalign.core.errors import NoFit
-from topoalign.core.hints.model import TopologyHint
-from topoalign.core.requests import Mode
 from topoalign.core.topology.bitmask import Mask
 
 MOST_NODES = 12
@@ -59,16 +54,3 @@ def doubled(amounts: Iterable[int]) -> list[int]:
     for amount in amounts:
         sums += [amount + smaller for smaller in sums]
     return sums
-
-
-def hints_where(space: Subsets, could: Sequence[bool], fits: Sequence[bool], mode: Mode) -> tuple[TopologyHint, ...]:
-    """
-    One hint per subset that fits, preferred where it is as small as can be.
-
-    As small as can be is judged in mode `kubelet` by what an empty machine could do, in mode `best` by what fits now.
-    """
-    judged = could if mode is Mode.KUBELET else fits
-    least = next((number.bit_count() for number in space.order if judged[number]), len(space.nodes))
-    return tuple(
-        TopologyHint(space.masks[number], number.bit_count() == least) for number in space.order if fits[number]
-    )

@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from topoalign.core.events import MemoryBlock, MemoryUse
-from topoalign.core.hints.enumeration import doubled, hints_where, subsets
-from topoalign.core.hints.model import ProviderHints, TopologyHint
+from topoalign.core.hints.model import HintRule, Need, ProviderHints, TopologyHint
 from topoalign.core.hints.reuse import ReusableMemory
+from topoalign.core.hints.rules import Supply, hints_from
+from topoalign.core.hints.search import meets
 from topoalign.core.ids import MEMORY, ResourceName
 from topoalign.core.requests import AdmissionRules, Mode
 from topoalign.core.state import NodeState
@@ -70,26 +71,37 @@ def memory_hints(
     request: Mapping[ResourceName, int],
     reusable: ReusableMemory,
     mode: Mode,
-) -> tuple[TopologyHint, ...]:
+) -> tuple[TopologyHint, ...] | HintRule:
     """
     The subsets of the `offered` nodes that can meet the whole request; they hold for each resource of it.
 
     Reusable memory counts where its group is the very subset; it forces no subset, unlike reusable CPUs and devices.
     """
-    space = subsets(offered)
-    could = [True] * len(space.masks)
-    in_use = mask_of(node for node in offered if nodes[node].used or nodes[node].group.bit_count() > 1)
-    fits = [not mask & in_use or groups_agree(nodes, mask) for mask in space.masks]
-    for name, amount in request.items():
-        allocatable = doubled(nodes[node].allocatable.get(name, 0) for node in offered)
-        free = doubled(nodes[node].free.get(name, 0) for node in offered)
-        left = {group: size for (group, resource), size in reusable.items() if resource == name}
-        could = [so_far and total >= amount for so_far, total in zip(could, allocatable, strict=True)]
-        fits = [
-            so_far and total + left.get(mask, 0) >= amount
-            for so_far, total, mask in zip(fits, free, space.masks, strict=True)
-        ]
-    return hints_where(space, could, [empty and now for empty, now in zip(could, fits, strict=True)], mode)
+    everywhere = mask_of(offered)
+    unused = [node for node in offered if not nodes[node].used]
+    now = [Need(size, {1 << n: nodes[n].free.get(name, 0) for n in unused}) for name, size in request.items()]
+    empty = [Need(size, {1 << n: nodes[n].allocatable.get(name, 0) for n in offered}) for name, size in request.items()]
+    if any(nodes[node].group.bit_count() > 1 for node in unused):
+        now.append(Need(2, {1 << node: 2 if nodes[node].group.bit_count() == 1 else 1 for node in unused}))
+    in_use = [node for node in offered if nodes[node].used]
+    besides = [
+        group
+        for group in {nodes[n].group for n in in_use} | {1 << n for n in in_use} | {group for group, _ in reusable}
+        if not group & ~everywhere
+        and groups_agree(nodes, group)
+        and meets(empty, group)
+        and enough_for(nodes, request, reusable, group)
+    ]
+    return hints_from(Supply(mask_of(unused), tuple(now)), Supply(everywhere, tuple(empty)), mode, len(nodes), besides)
+
+
+def enough_for(nodes: MemoryNodes, request: Mapping[ResourceName, int], reusable: ReusableMemory, group: Mask) -> bool:
+    """Whether this group has it all, with what the pod may reuse there."""
+    members = [nodes[node] for node in nodes_of(group)]
+    return all(
+        sum(node.free.get(name, 0) for node in members) + reusable.get((group, name), 0) >= size
+        for name, size in request.items()
+    )
 
 
 def groups_agree(nodes: MemoryNodes, mask: Mask) -> bool:

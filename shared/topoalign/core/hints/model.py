@@ -26,7 +26,30 @@ class TopologyHint(msgspec.Struct, frozen=True, array_like=True):
     preferred: bool
 
 
-Hints = tuple[TopologyHint, ...] | None
+class Need(msgspec.Struct, frozen=True):
+    """So much is needed of what is spread over the NUMA nodes."""
+
+    amount: int
+    supply: dict[Mask, int]
+    """Mask of nodes -> how much is near any of them. What is near several nodes counts once."""
+
+
+class HintRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """
+    The hints of a machine with so many NUMA nodes that their subsets cannot be listed.
+
+    They are the subsets of `nodes` that meet all needs, and the masks of `besides`; those of `least` nodes are preferred,
+    and none has fewer. No node at all never meets all needs.
+    """
+
+    nodes: Mask
+    needs: tuple[Need, ...]
+    least: int
+    besides: tuple[Mask, ...] = ()
+    """Ascending."""
+
+
+Hints = tuple[TopologyHint, ...] | HintRule | None
 """Of one resource: None is no opinion, () is cannot be met."""
 
 ProviderHints = Mapping[ResourceName, Hints]

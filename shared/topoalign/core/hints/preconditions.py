@@ -6,15 +6,13 @@ itself would not run with these rules, the pod is refused and the reason says wh
 """
 
 from topoalign.core.errors import InvalidField, NoFit, clean, quoted
-from topoalign.core.hints.devices import bearing_nodes
-from topoalign.core.hints.enumeration import TooManyNumaNodes, subsets
-from topoalign.core.hints.memory import places
-from topoalign.core.hints.requested import asked, cpu_request, device_limits, manages_memory, memory_part
+from topoalign.core.hints.cpu_rules import check_cpu_manager_starts, check_cpu_rules
+from topoalign.core.hints.enumeration import TooManyNumaNodes
+from topoalign.core.hints.requested import asked, device_limits, manages_memory
 from topoalign.core.hints.reuse import allocations_of
 from topoalign.core.ids import MEMORY, ResourceName, is_hugepages
 from topoalign.core.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
 from topoalign.core.state import NodeState
-from topoalign.core.topology.cpuset import parse_cpuset
 from topoalign.core.topology.model import Topology
 
 LARGEST_NODE_ID = 63
@@ -83,10 +81,7 @@ class DistancesUnknown(NoFit):
 
 def check_rules(rules: AdmissionRules) -> None:
     """Raises InvalidField for rules that cannot be meant."""
-    try:
-        parse_cpuset(rules.reserved_cpus)
-    except ValueError as error:
-        raise InvalidField("rules.reserved_cpus", clean(str(error)), "list CPUs as the kernel does: 0-3,8") from error
+    check_cpu_rules(rules)
     if rules.max_allowable_numa_nodes < 8:
         raise InvalidField(
             "rules.max_allowable_numa_nodes",
@@ -102,13 +97,13 @@ def check_decidable(state: NodeState, pod: PodRequest, rules: AdmissionRules) ->
     if allocations_of(state, pod):
         raise PodHasAllocations(pod)
     topology = state.hardware
+    check_cpu_manager_starts(topology, rules)
     if rules.policy is not Policy.NONE:
         check_policy_runs(topology, rules)
     for container in (*pod.init_containers, *pod.containers):
         if rules.mode is Mode.BEST:
             check_resources_known(topology, container)
         check_memory_known(topology, pod, container, rules)
-    check_subsets_listable(topology, pod, rules)
 
 
 def check_policy_runs(topology: Topology, rules: AdmissionRules) -> None:
@@ -143,18 +138,3 @@ def check_memory_known(topology: Topology, pod: PodRequest, container: Container
     managed = rules.memory_manager == "Static" and manages_memory(pod, rules.mode)
     if managed and not known and asked(container).get(MEMORY):
         raise MemoryUnknown
-
-
-def check_subsets_listable(topology: Topology, pod: PodRequest, rules: AdmissionRules) -> None:
-    """Raises TooManyNumaNodes before anybody lists the subsets of too many nodes."""
-    containers = (*pod.init_containers, *pod.containers)
-    if rules.policy is not Policy.NONE:
-        for name, amount in {item for container in containers for item in device_limits(container).items()}:
-            devices = topology.devices.get(name, {})
-            if any(devices.values()) and (amount or rules.mode is Mode.KUBELET):
-                subsets(bearing_nodes(devices, topology.node_ids))
-        if rules.cpu_manager == "static" and cpu_request(pod, None, rules.mode):
-            subsets(tuple(topology.cpus_by_node))
-    managed = rules.memory_manager == "Static" and manages_memory(pod, rules.mode)
-    if managed and any(memory_part(container, rules.mode) for container in containers):
-        subsets(places(topology, rules.mode))

@@ -1,17 +1,18 @@
 """
 The hint providers together: what the device, CPU and memory managers of a node say to one container or pod.
 
-In mode `kubelet` they say what the kubelet v1.36.3 says, oddities included. Mode `best`, for decisions that topoalign makes
-itself, differs in exactly five points:
+In mode `kubelet` they say what the kubelet v1.36.3 says, oddities included. In mode `best`, for decisions that topoalign
+makes itself, they differ in these points; docs/modes.md has an example of each:
 
 1. Only NUMA nodes that have CPUs are offered for CPUs and, if they have memory too, for memory: never a GPU's own memory.
 2. A hint is preferred if nothing narrower fits now. To the kubelet it is preferred only if nothing narrower would fit
-   an empty machine, so that `restricted` refuses pods that fit as well as they can.
-3. Memory that fits nowhere is said to fit nowhere. The kubelet's memory manager leaves its key out instead, which counts
-   as no opinion, and the pod dies after it was admitted.
+   an empty machine.
+3. What fits nowhere is said to fit nowhere: memory, whose key the kubelet leaves out, which counts as no opinion, so that
+   the pod dies after it was admitted; and too few devices of which no NUMA node is known.
 4. CPUs and memory are exclusive to any container whose request is firm (equal to its limit, CPUs whole), whatever the QoS
-   class of its pod, and for nobody else.
+   class of its pod, and for nobody else. For a pod as a whole, what only init containers and sidecars ask for counts, too.
 5. A resource of which nothing is asked is not asked for: a limit of 0 neither narrows the choice nor fails.
+6. Sockets have no say (align-by-socket), because the merge judges by width alone.
 """
 
 from topoalign.core.errors import InvalidField, clean
@@ -19,14 +20,15 @@ from topoalign.core.events import DeviceHealth, DeviceHealthChanged, HealthState
 from topoalign.core.hints.cpu import cpu_hints
 from topoalign.core.hints.devices import device_hints
 from topoalign.core.hints.memory import held_hints, memory_hints, memory_nodes, places
-from topoalign.core.hints.model import HintAnswer, HintQuestion, Hints, ProviderHints
+from topoalign.core.hints.model import HintAnswer, HintQuestion, HintRule, Hints, ProviderHints
 from topoalign.core.hints.preconditions import check_rules
 from topoalign.core.hints.requested import cpu_request, device_request, manages_memory, memory_request
 from topoalign.core.hints.reuse import allocations_of, reusable_cpus, reusable_devices, reusable_memory
 from topoalign.core.ids import CPU, ContainerName, ResourceName
-from topoalign.core.requests import AdmissionRules, Mode, PodRequest
+from topoalign.core.requests import AdmissionRules, CpuOption, Mode, PodRequest
 from topoalign.core.state import NodeState
-from topoalign.core.topology.bitmask import mask_of
+from topoalign.core.takes.reserved import reserved_cpus
+from topoalign.core.topology.bitmask import Mask, mask_of
 from topoalign.core.topology.cpuset import parse_cpuset
 from topoalign.core.topology.model import Topology
 
@@ -58,7 +60,7 @@ def answer(question: HintQuestion, topology: TopologyDiscovered) -> HintAnswer:
     """
     The hints for a question, from the node's topology and from nothing else that is known here.
 
-    Raises InvalidField for a question that cannot be meant, TooManyNumaNodes as `hints_for` does.
+    Raises InvalidField for a question that cannot be meant, TooMuchWork as `hints_for` does.
     """
     check_rules(question.rules)
     unusable = frozenset(question.unusable)
@@ -97,9 +99,16 @@ def check_answer(question: HintQuestion, answer: HintAnswer, topology: Topology)
     machine = mask_of(topology.node_ids or (0,))
     for provider, resources in answer.providers.items():
         for resource, hints in resources.items():
-            masks = [hint.affinity for hint in hints or () if hint.affinity is not None]
-            if any(mask <= 0 or mask & ~machine for mask in masks):
+            if any(mask <= 0 or mask & ~machine for mask in masks_named(hints)):
                 raise InvalidField(f"providers.{provider}[{resource}]", "names NUMA nodes that do not exist", remedy)
+
+
+def masks_named(hints: Hints) -> list[Mask]:
+    """Every mask that stands in these hints; 0 for a rule that cannot be meant, because no node at all would do."""
+    if isinstance(hints, HintRule):
+        asks = any(need.amount > 0 for need in hints.needs) and hints.least > 0
+        return [hints.nodes if asks else 0, *hints.besides]
+    return [hint.affinity for hint in hints or () if hint.affinity is not None]
 
 
 def hints_for(
@@ -108,7 +117,7 @@ def hints_for(
     """
     What each provider says, in the order in which the kubelet asks them.
 
-    Raises TooManyNumaNodes where more nodes take part than subsets can be listed for, and InvalidField if the pod has
+    Raises TooMuchWork where the narrowest hints are not found within the limit on work, and InvalidField if the pod has
     no such container.
     """
     if container is not None and container not in {c.name for c in (*pod.init_containers, *pod.containers)}:
@@ -167,14 +176,30 @@ def cpu_answer(
         requested,
         rules.mode,
         held=cpus.node_of.keys() & frozenset().union(*(parse_cpuset(each.cpus) for each in own)),
+        by_socket=CpuOption.ALIGN_BY_SOCKET in rules.cpu_options,
+        machine=len(state.hardware.nodes),
     )
     return {CPU: hints}
 
 
 def available_cpus(state: NodeState, rules: AdmissionRules) -> frozenset[int]:
-    """CPUs that may be given exclusively now: those in the shared pool which are not kept for the system."""
+    """
+    CPUs that may be given exclusively now: those in the shared pool which are not kept for the system.
+
+    Raises NotEnoughCpus or TooMuchWork where the CPUs to keep cannot be chosen.
+    """
+    return shared_cpus(state, rules) - reserved_cpus(state.hardware, rules)
+
+
+def shared_cpus(state: NodeState, rules: AdmissionRules) -> frozenset[int]:
+    """
+    The shared pool: CPUs that no container has to itself.
+
+    Those kept for the system are among them unless strict-cpu-reservation takes them out. Raises as `available_cpus`.
+    """
     online = frozenset(state.hardware.cpu_topology.node_of)
-    return online - state.cpus_in_use - parse_cpuset(rules.reserved_cpus)
+    strict = CpuOption.STRICT_RESERVATION in rules.cpu_options
+    return online - state.cpus_in_use - (reserved_cpus(state.hardware, rules) if strict else frozenset())
 
 
 def memory_answer(

@@ -94,13 +94,14 @@ def memory_request(pod: PodRequest, container: ContainerName | None, mode: Mode)
     """
     What the memory manager is to place, in bytes, by ascending name.
 
-    For a whole pod only the names that an app container has: what init containers and sidecars alone ask for is dropped,
-    as the kubelet drops it.
+    For a whole pod, the kubelet drops the names that no app container has. Mode `best` does not: what init containers
+    and sidecars alone ask for has to be there, too.
     """
     if container is not None:
         amounts = memory_part(container_of(pod, container), mode)
     else:
-        wanted = {name for each in pod.containers for name in memory_part(each, mode)}
-        whole = pod_wide(pod, lambda each: memory_part(each, mode))
-        amounts = {name: amount for name, amount in whole.items() if name in wanted}
+        amounts = pod_wide(pod, lambda each: memory_part(each, mode))
+        if mode is Mode.KUBELET:
+            wanted = {name for each in pod.containers for name in memory_part(each, mode)}
+            amounts = {name: amount for name, amount in amounts.items() if name in wanted}
     return {name: amounts[name] for name in sorted(amounts)}

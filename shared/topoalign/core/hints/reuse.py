@@ -34,7 +34,17 @@ def allocations_of(state: NodeState, pod: PodRequest, container: ContainerName |
 
 
 def reusable_devices(held: Iterable[Allocation], resource: ResourceName) -> frozenset[DeviceID]:
-    return left_over((each.role == "init", frozenset(each.devices.get(resource, ()))) for each in held)
+    """Those that were held whole. Whoever takes but a function of a NIC takes the NIC out."""
+    return left_over(
+        (plain, (each.whole_ids if plain else each.device_ids) & {*each.devices.get(resource, ())})
+        for each in held
+        for plain in [each.role == "init"]
+    )
+
+
+def reusable_functions(held: Iterable[Allocation]) -> frozenset[str]:
+    """PCI addresses of virtual functions."""
+    return left_over((each.role == "init", each.function_addresses) for each in held)
 
 
 def reusable_cpus(held: Iterable[Allocation]) -> frozenset[int]:

@@ -5,12 +5,15 @@ Which devices a container gets, once its NUMA affinity is known.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 
+from topoalign.core.decisions import ALONE, Beside
 from topoalign.core.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.placement.best_effort import best_effort
-from topoalign.core.placement.scores import Scores, link_scores
+from topoalign.core.placement.scores import Scores, gpu_scores
 from topoalign.core.placement.simple import simple
 from topoalign.core.placement.static_dgx import DGX1_PASCAL, DGX1_VOLTA, DGX2, StaticSets
+from topoalign.core.placement.topology import Nics, Outlook, by_topology
 from topoalign.core.requests import Placement
 from topoalign.core.topology.model import Topology
 from topoalign.core.topology.queries import pair_score
@@ -18,6 +21,7 @@ from topoalign.core.topology.queries import pair_score
 Choose = Callable[[Scores, Sequence[int], Collection[int], int], tuple[int, ...]]
 
 PLACEMENTS: Mapping[str, Choose] = {
+    Placement.TOPOLOGY: lambda scores, *asked: by_topology(Outlook(scores), *asked),
     Placement.BEST_EFFORT: best_effort,
     Placement.SIMPLE: simple,
     Placement.STATIC_DGX1_PASCAL: StaticSets(DGX1_PASCAL),
@@ -51,19 +55,23 @@ def prefer(
     size: int,
     placement: str,
     near: Sequence[DeviceID] = (),
+    beside: Beside = ALONE,
 ) -> tuple[DeviceID, ...]:
     """
     The `size` devices of a resource that are best, in the hardware's order; the order of the input has no say.
 
     GPUs by the device policy named `placement`; NICs by `nearness` to the devices `near`; others in the hardware's order.
-    () where there is no preference to give (`choose`), and for devices that the node does not have.
+    `beside` is what else is free, for policy `topology`. () where there is no preference to give (`choose`), and for devices
+    that the node does not have.
     """
     listed, free = tuple(topology.devices.get(resource, ())), frozenset(available)
     if not free <= {*listed} or len(free) < len(available) or not {*must_include} <= free:
         return ()
     ranked = listed
     if resource == GPU:
-        policy, scores = PLACEMENTS[placement], link_scores(topology, listed)
+        policy, scores = PLACEMENTS[placement], gpu_scores(topology)
+        if placement == Placement.TOPOLOGY:
+            policy = partial(outlooked, topology, beside)
     else:
         if resource == NIC:
             ranked = tuple(sorted(listed, key=lambda nic: nearness(topology, nic, near)))
@@ -72,6 +80,29 @@ def prefer(
     chosen = choose(policy, scores, [position[d] for d in available], [position[d] for d in must_include], size)
     picked = {ranked[i] for i in chosen}
     return tuple(device for device in listed if device in picked)
+
+
+def outlooked(
+    topology: Topology, beside: Beside, _: Scores, available: Sequence[int], required: Collection[int], size: int
+) -> tuple[int, ...]:
+    """Policy `topology` with all that it can look at."""
+    return by_topology(outlook(topology), available, required, size, *looked_at(topology, beside))
+
+
+def looked_at(topology: Topology, beside: Beside) -> tuple[frozenset[int], Nics]:
+    """What policy `topology` looks at besides: the positions of the free GPUs, and the NICs."""
+    gpus = tuple(topology.devices.get(GPU, ()))
+    nearness = [[pair_score(topology, nic, gpu) for gpu in gpus] for nic in beside.nics] if beside.nics_wanted else []
+    positions = {gpu: position for position, gpu in enumerate(gpus)}
+    return frozenset(positions[gpu] for gpu in beside.free if gpu in positions), Nics(beside.nics_wanted, nearness)
+
+
+def outlook(topology: Topology) -> Outlook:
+    """Made once and kept with the topology, which is frozen."""
+    kept: dict[str, Outlook] = topology.__dict__
+    if "outlook" not in kept:
+        kept["outlook"] = Outlook(gpu_scores(topology))
+    return kept["outlook"]
 
 
 def nearness(topology: Topology, device: DeviceID, near: Sequence[DeviceID]) -> tuple[bool, int]:

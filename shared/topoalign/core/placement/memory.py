@@ -16,14 +16,15 @@ import msgspec
 
 from topoalign.core.errors import NoFit
 from topoalign.core.events import Allocation, MemoryBlock
-from topoalign.core.hints.memory import MemoryNodes, groups_agree, memory_hints, memory_nodes, places
-from topoalign.core.hints.model import TopologyHint
+from topoalign.core.hints.memory import MemoryNodes, enough_for, groups_agree, memory_hints, memory_nodes, places
+from topoalign.core.hints.model import HintRule, TopologyHint
 from topoalign.core.hints.requested import manages_memory, memory_request
 from topoalign.core.hints.reuse import ReusableMemory, allocations_of, reusable_memory
+from topoalign.core.hints.rules import narrowest
 from topoalign.core.ids import ContainerName, ResourceName
-from topoalign.core.requests import AdmissionRules, PodRequest
+from topoalign.core.requests import AdmissionRules, Mode, PodRequest
 from topoalign.core.state import NodeState
-from topoalign.core.topology.bitmask import Mask, narrowness, nodes_of
+from topoalign.core.topology.bitmask import Mask, nodes_of
 from topoalign.core.topology.cpuset import format_cpuset
 
 RELEASE = "ask for less memory, or wait until a container with memory of these NUMA nodes has ended"
@@ -97,7 +98,12 @@ def memory_for(
     reusable = reusable_memory(allocations_of(state, pod))
     offered = places(state.hardware, rules.mode)
     return choose_memory(
-        nodes, request, reusable, affinity, lambda: memory_hints(nodes, offered, request, reusable, rules.mode)
+        nodes,
+        request,
+        reusable,
+        affinity,
+        lambda: memory_hints(nodes, offered, request, reusable, rules.mode),
+        rules.mode,
     )
 
 
@@ -106,14 +112,17 @@ def choose_memory(
     request: Mapping[ResourceName, int],
     reusable: ReusableMemory,
     affinity: TopologyHint,
-    own_hints: Callable[[], Sequence[TopologyHint]],
+    own_hints: Callable[[], tuple[TopologyHint, ...] | HintRule],
+    mode: Mode = Mode.KUBELET,
 ) -> tuple[MemoryBlock, ...]:
     """
     One block per resource of the request; `taken` is what is needed beyond reusable memory (`holding` adds that).
 
-    `own_hints` gives the memory manager's for this request, where they are needed. Raises one of this module's errors.
+    `own_hints` gives the memory manager's for this request, where they are needed. Whether the affinity has enough is
+    judged by what is free alone, as the kubelet does; in mode `best` with what can be reused there. Raises one of this
+    module's errors.
     """
-    group = memory_group(nodes, request, affinity, own_hints)
+    group = memory_group(nodes, request, reusable if mode is Mode.BEST else {}, affinity, own_hints)
     members = nodes_of(group)
     blocks = []
     for name, size in request.items():
@@ -126,46 +135,35 @@ def choose_memory(
 def memory_group(
     nodes: MemoryNodes,
     request: Mapping[ResourceName, int],
+    counted: ReusableMemory,
     affinity: TopologyHint,
-    own_hints: Callable[[], Sequence[TopologyHint]],
+    own_hints: Callable[[], tuple[TopologyHint, ...] | HintRule],
 ) -> Mask:
-    """The nodes to take the memory from."""
+    """The nodes to take the memory from; `counted` is what counts like free memory."""
     if affinity.affinity is None:
-        own = own_hints()
-        if not own:
+        own = narrowest(own_hints())
+        if own is None:
             raise NotEnoughMemory(request)
-        hint = best(own)
-        group = own_group(hint)
-        if affinity.preferred and not hint.preferred:
+        hint, group = own, nodes_named(own)
+        if affinity.preferred and not own.preferred:
             raise MemoryNotPreferred(request, group)
     else:
         hint, group = affinity, affinity.affinity
-    if not enough_free(nodes, request, group):
-        wider = [each for each in own_hints() if own_group(each) & group == group]
-        if not wider:
+    if not enough_for(nodes, request, counted, group):
+        wider = narrowest(own_hints(), around=group)
+        if wider is None:
             raise MemoryNotExtendable(request, group)
-        if hint.preferred and not best(wider).preferred:
-            raise MemoryExtensionNotPreferred(request, group, own_group(best(wider)))
-        group = own_group(best(wider))
+        if hint.preferred and not wider.preferred:
+            raise MemoryExtensionNotPreferred(request, group, nodes_named(wider))
+        group = nodes_named(wider)
     if group.bit_count() > 1 and not groups_agree(nodes, group):
         raise MemoryGroupsWouldMix(group)
     return group
 
 
-def own_group(hint: TopologyHint) -> Mask:
+def nodes_named(hint: TopologyHint) -> Mask:
     """The memory manager's own hints always name nodes."""
     return hint.affinity or 0
-
-
-def best(hints: Iterable[TopologyHint]) -> TopologyHint:
-    """A preferred one before any other, then the narrowest."""
-    return min(hints, key=lambda hint: (not hint.preferred, narrowness(own_group(hint))))
-
-
-def enough_free(nodes: MemoryNodes, request: Mapping[ResourceName, int], group: Mask) -> bool:
-    """Whether these nodes have it all, what could be reused left aside."""
-    members = [nodes[node] for node in nodes_of(group)]
-    return all(sum(node.free.get(name, 0) for node in members) >= size for name, size in request.items())
 
 
 def from_lowest(amounts: Sequence[int], wanted: int) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 
-from topoalign.core.ids import DeviceID
+from topoalign.core.ids import GPU, DeviceID
 from topoalign.core.topology.model import Topology
 from topoalign.core.topology.queries import pair_score
 
@@ -17,6 +17,14 @@ def link_scores(topology: Topology, devices: Sequence[DeviceID]) -> Scores:
     for (i, a), (j, b) in combinations(enumerate(devices), 2):
         table[i][j] = table[j][i] = pair_score(topology, a, b)
     return table
+
+
+def gpu_scores(topology: Topology) -> Scores:
+    """The pair scores of all GPUs, in the hardware's order. Worked out once and kept with the topology, which is frozen."""
+    kept: dict[str, Scores] = topology.__dict__
+    if "gpu_scores" not in kept:
+        kept["gpu_scores"] = link_scores(topology, tuple(topology.devices.get(GPU, ())))
+    return kept["gpu_scores"]
 
 
 def total(scores: Scores, members: Iterable[int]) -> int:

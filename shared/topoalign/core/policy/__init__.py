@@ -1,15 +1,17 @@
 """Topology policies: what the providers' hints come to, and whether that is good enough. Names as in the kubelet."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from topoalign.core.hints.model import TopologyHint
+from topoalign.core.hints.search import Work
 from topoalign.core.policy.best_effort import BestEffortPolicy
-from topoalign.core.policy.merge import Distances, HintLists
+from topoalign.core.policy.closeness import Distances
+from topoalign.core.policy.folding import Offer
 from topoalign.core.policy.none import NonePolicy
 from topoalign.core.policy.restricted import RestrictedPolicy
 from topoalign.core.policy.single_numa_node import SingleNumaNodePolicy
-from topoalign.core.requests import Policy
+from topoalign.core.requests import Mode, Policy
 from topoalign.core.topology.bitmask import Mask
 
 
@@ -23,8 +25,20 @@ class TopologyPolicy(Protocol):
     def asks(self) -> bool:
         """Whether the hint providers are asked at all."""
 
-    def merge(self, lists: HintLists, machine: Mask, distances: Distances | None = None) -> TopologyHint:
-        """The hint to align to. `distances` are given where the closest NUMA nodes are to be preferred."""
+    def merge(
+        self,
+        offers: Sequence[Offer],
+        machine: Mask,
+        distances: Distances | None = None,
+        mode: Mode = Mode.KUBELET,
+        work: Work | None = None,
+    ) -> TopologyHint:
+        """
+        The hint to align to: what the kubelet makes of the offers, or in mode `best` what `fitting` does.
+
+        `distances` are given where the closest NUMA nodes are to be preferred; `work` bounds the search. Raises
+        TooMuchWork.
+        """
 
     def admits(self, hint: TopologyHint) -> bool:
         """Whether a container may run with this hint."""

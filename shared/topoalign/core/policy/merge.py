@@ -15,54 +15,63 @@ The kubelet walks through all combinations, of which 8 NUMA nodes and 5 resource
   Both steps are sums over supersets.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import reduce
-from operator import add, and_, mul, or_, sub
+from operator import add, and_, mul, sub
 
-from topoalign.core.hints.enumeration import subsets
-from topoalign.core.hints.model import Hints, ProviderHints, TopologyHint
-from topoalign.core.topology.bitmask import Mask, nodes_of
-
-HintLists = Sequence[Sequence[TopologyHint]]
-"""One list per resource of each provider; empty means that no combination exists."""
-
-Distances = Mapping[int, Mapping[int, int]]
-"""NUMA node id -> NUMA node id -> distance."""
+from topoalign.core.hints.enumeration import MOST_NODES, subsets
+from topoalign.core.hints.model import HintRule, Hints, ProviderHints, TopologyHint
+from topoalign.core.hints.rules import EVERYWHERE
+from topoalign.core.hints.search import Work
+from topoalign.core.policy.closeness import Distances, narrowest
+from topoalign.core.policy.folding import Offer, narrowest_width
+from topoalign.core.policy.wide import merge_wide
+from topoalign.core.topology.bitmask import Mask, nodes_of, union
 
 ANY = TopologyHint(None, True)
 NOWHERE = TopologyHint(None, False)
 
 
-def hint_lists(providers: Iterable[ProviderHints]) -> list[tuple[TopologyHint, ...]]:
+def offers_of(providers: Iterable[ProviderHints]) -> list[tuple[TopologyHint, ...] | HintRule]:
     """What each answer counts as: no opinion fits any node and is preferred, an empty list fits any and is not."""
     return [each for provider in providers for each in (map(counted, provider.values()) if provider else ((ANY,),))]
 
 
-def counted(hints: Hints) -> tuple[TopologyHint, ...]:
+def counted(hints: Hints) -> tuple[TopologyHint, ...] | HintRule:
     return (ANY,) if hints is None else hints or (NOWHERE,)
 
 
-def merge(lists: HintLists, machine: Mask, distances: Distances | None = None) -> TopologyHint:
+def merge(
+    offers: Sequence[Offer], machine: Mask, distances: Distances | None = None, work: Work | None = None
+) -> TopologyHint:
     """
-    The best hint that the lists have in common; the whole machine, not preferred, if they have none.
+    The best hint that the offers have in common; the whole machine, not preferred, if they have none.
 
-    `distances` are given where the closest NUMA nodes are to be preferred among equally many. Raises TooManyNumaNodes if
-    the candidates could lie on more than 12 NUMA nodes.
+    `distances` are given where the closest NUMA nodes are to be preferred among equally many. Raises TooMuchWork.
     """
+    lists = [offer for offer in offers if not isinstance(offer, HintRule)]
+    named = [{EVERYWHERE if hint.affinity is None else hint.affinity for hint in hints} for hints in lists]
+    if len(lists) < len(offers) or reach(named, machine).bit_count() > MOST_NODES:
+        return merge_wide(offers, machine, distances, work or Work())
     preferred = agreed(lists, machine)
     if preferred:
         return TopologyHint(narrowest(preferred, distances), True)
-    candidates = common(lists, machine)
+    candidates = common(named, machine)
     if not candidates:
         return TopologyHint(machine, False)
-    greediest = max((narrowest_width(hints) for hints in lists), default=0)
+    greediest = max(map(narrowest_width, lists))
     within = [mask for mask in candidates if mask.bit_count() <= greediest]
     widest = max((mask.bit_count() for mask in within), default=0)
     chosen = [mask for mask in within if mask.bit_count() == widest] or candidates
     return TopologyHint(narrowest(chosen, distances), False)
 
 
-def agreed(lists: HintLists, machine: Mask) -> set[Mask]:
+def reach(named: Iterable[Collection[Mask]], machine: Mask) -> Mask:
+    """The nodes that can be in an AND of one mask of each list."""
+    return reduce(and_, map(union, named), machine)
+
+
+def agreed(lists: Sequence[Sequence[TopologyHint]], machine: Mask) -> set[Mask]:
     """The masks of preferred candidates: each list prefers the mask itself, or any node."""
     offered = [{hint.affinity for hint in hints if hint.preferred} for hints in lists]
     masks = {mask for each in offered for mask in each if mask is not None}
@@ -72,45 +81,19 @@ def agreed(lists: HintLists, machine: Mask) -> set[Mask]:
     return common - {0}
 
 
-def narrowest_width(hints: Iterable[TopologyHint]) -> int:
-    """NUMA nodes of the narrowest hint that names any; 0 if none does."""
-    return min((hint.affinity.bit_count() for hint in hints if hint.affinity is not None), default=0)
-
-
-def narrowest(masks: Iterable[Mask], distances: Distances | None) -> Mask:
-    """The best of these masks: the fewest NUMA nodes, then the closest to one another if asked for, then the lowest."""
-    masks = list(masks)
-    fewest = min(mask.bit_count() for mask in masks)
-    equal = [mask for mask in masks if mask.bit_count() == fewest]
-    return min(equal) if distances is None else min(equal, key=lambda mask: (spread(mask, distances), mask))
-
-
-def spread(mask: Mask, distances: Distances) -> int:
-    """
-    The sum of distances over all ordered pairs of nodes, a node with itself included.
-
-    The kubelet divides it by the number of pairs; only masks of equal size are compared, so the sum orders alike.
-    """
-    nodes = nodes_of(mask)
-    return sum(distances[a][b] for a in nodes for b in nodes)
-
-
-def common(lists: HintLists, machine: Mask) -> list[Mask]:
-    """Every non-empty mask that is the AND of one hint of each list."""
-    if not all(lists):
+def common(named: Sequence[Collection[Mask]], machine: Mask) -> list[Mask]:
+    """Every non-empty mask that is the AND of one mask of each list and the machine."""
+    if not all(named):
         return []
-    narrowing = [
-        [hint.affinity for hint in hints] for hints in lists if any(hint.affinity is not None for hint in hints)
-    ]
+    narrowing = [masks for masks in named if any(mask != EVERYWHERE for mask in masks)]
     if not narrowing:
         return [machine]
-    unions = (reduce(or_, (machine if mask is None else mask for mask in masks)) for masks in narrowing)
-    reach = reduce(and_, unions, machine)
-    space = subsets(nodes_of(reach))
+    everywhere = reach(narrowing, machine)
+    space = subsets(nodes_of(everywhere))
     combinations = [1] * len(space.masks)
     for masks in narrowing:
-        offered = {reach if mask is None else mask & reach for mask in masks}
-        containing = over_supersets([int(mask in offered) for mask in space.masks], add)
+        offered = {mask & everywhere for mask in masks}
+        containing = over_supersets(list(map(offered.__contains__, space.masks)), add)
         combinations = list(map(mul, combinations, containing))
     exactly = over_supersets(combinations, sub)
     return [mask for mask, number in zip(space.masks, exactly, strict=True) if mask and number]

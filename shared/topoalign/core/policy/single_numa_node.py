@@ -1,26 +1,49 @@
 """
 single-numa-node: admit a container only if all it asks for fits on one NUMA node.
 
-The rule: of each list, only the preferred hints that name one node (or no node at all) are worth merging. If the merge
-ends with the whole machine, no node was singled out, and the affinity is left open. Distances have no say here.
+The rule (kubelet v1.36.3): of each list, only the preferred hints that name one node (or no node at all) are worth merging.
+If the merge ends with the whole machine, no node was singled out, and the affinity is left open. Distances have no say.
+
+In mode `best` the narrowest nodes on which everything fits must be one node.
 """
 
-from topoalign.core.hints.model import TopologyHint
-from topoalign.core.policy.merge import Distances, HintLists, merge
-from topoalign.core.topology.bitmask import Mask
+from collections.abc import Sequence
+
+from topoalign.core.hints.model import HintRule, TopologyHint
+from topoalign.core.hints.search import Work, meets
+from topoalign.core.policy.closeness import Distances
+from topoalign.core.policy.fitting import fit
+from topoalign.core.policy.folding import Offer
+from topoalign.core.policy.merge import NOWHERE, merge
+from topoalign.core.requests import Mode
+from topoalign.core.topology.bitmask import Mask, nodes_of
 
 
 class SingleNumaNodePolicy:
     name = "single-numa-node"
     asks = True
 
-    def merge(self, lists: HintLists, machine: Mask, distances: Distances | None = None) -> TopologyHint:
-        best = merge([[hint for hint in hints if fits_one_node(hint)] for hints in lists], machine)
+    def merge(
+        self,
+        offers: Sequence[Offer],
+        machine: Mask,
+        distances: Distances | None = None,
+        mode: Mode = Mode.KUBELET,
+        work: Work | None = None,
+    ) -> TopologyHint:
+        if mode is Mode.BEST:
+            best = fit(offers, machine, None, work)
+            return best if best.affinity is None or best.affinity.bit_count() == 1 else NOWHERE
+        best = merge([single(offer) for offer in offers], machine, None, work)
         return TopologyHint(None, best.preferred) if best.affinity == machine else best
 
     def admits(self, hint: TopologyHint) -> bool:
         return hint.preferred
 
 
-def fits_one_node(hint: TopologyHint) -> bool:
-    return hint.preferred and (hint.affinity is None or hint.affinity.bit_count() == 1)
+def single(offer: Offer) -> list[TopologyHint]:
+    """The preferred hints for one node or for any."""
+    if isinstance(offer, HintRule):
+        masks = {1 << node for node in nodes_of(offer.nodes) if meets(offer.needs, 1 << node)} | {*offer.besides}
+        return [TopologyHint(mask, True) for mask in sorted(masks) if mask.bit_count() == 1 == offer.least]
+    return [h for h in offer if h.preferred and (h.affinity is None or h.affinity.bit_count() == 1)]

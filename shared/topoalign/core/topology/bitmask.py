@@ -6,7 +6,9 @@ order of masks is the kubelet's (spec/kubelet.md section 1): fewer nodes first, 
 """
 
 from collections.abc import Iterable, Iterator
+from functools import reduce
 from itertools import combinations
+from operator import or_
 
 Mask = int
 
@@ -27,6 +29,16 @@ def nodes_of(mask: Mask) -> tuple[int, ...]:
         nodes.append(lowest.bit_length() - 1)
         mask ^= lowest
     return tuple(nodes)
+
+
+def several(mask: Mask) -> bool:
+    """Whether it has more than one node."""
+    return mask & (mask - 1) != 0
+
+
+def union(masks: Iterable[Mask]) -> Mask:
+    """All nodes of these masks."""
+    return reduce(or_, masks, 0)
 
 
 def narrowness(mask: Mask) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import anyio
 
-from topoalign.allocator.kubelet import checkpoint, sockets
+from topoalign.allocator.kubelet import sockets
 from topoalign.allocator.kubelet.api import v1
 from topoalign.allocator.kubelet.client import ask
 from topoalign.allocator.kubelet.desk import Holding, Listing
@@ -17,6 +17,7 @@ from topoalign.core.errors import StateFault
 from topoalign.core.events import Owner
 from topoalign.core.ids import ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.ports import Clock
+from topoalign.kubelet import device_checkpoint
 from topoalign.runtime.clock import SystemClock
 
 LIST_SECONDS = 1.0
@@ -61,7 +62,7 @@ class PodResourcesClient:
         )
 
     async def _given_out(self) -> Given | None:
-        file = self._checkpoint_dir / checkpoint.NAME
+        file = self._checkpoint_dir / device_checkpoint.NAME
         try:
             status = file.stat()
         except OSError:
@@ -86,7 +87,7 @@ def devices_by_resource(container: v1.ContainerResources) -> dict[ResourceName, 
 def given_out(file: Path) -> Given | None:
     """The devices that the kubelet's checkpoint knows; None where there is none, or none that can be trusted."""
     try:
-        entries = checkpoint.decode(file.read_bytes()).pod_device_entries
+        entries = device_checkpoint.decode(file.read_bytes()).pod_device_entries
     except (OSError, StateFault):
         return None
     return frozenset(

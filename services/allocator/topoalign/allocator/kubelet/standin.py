@@ -22,9 +22,7 @@ import msgspec
 from anyio.abc import TaskGroup, TaskStatus
 from grpclib.exceptions import ProtocolError
 
-from topoalign.allocator.kubelet import checkpoint
 from topoalign.allocator.kubelet.api import v1beta1
-from topoalign.allocator.kubelet.checkpoint import CheckpointData
 from topoalign.allocator.kubelet.client import FAILURES, KubeletAway, apart, described
 from topoalign.allocator.kubelet.registration import KUBELET_SOCKET
 from topoalign.allocator.kubelet.standin_plugins import Plugins
@@ -33,6 +31,7 @@ from topoalign.allocator.kubelet.standin_resources import PodResources
 from topoalign.allocator.kubelet.transport import Server
 from topoalign.core.admission import admission
 from topoalign.core.decisions import Admission, Decision, Explanation, PreferenceQuestion, Refusal
+from topoalign.core.errors import NoFit
 from topoalign.core.events import DeviceHealthChanged, TopologyDiscovered
 from topoalign.core.hints.model import HintQuestion
 from topoalign.core.hints.providers import answer
@@ -40,6 +39,8 @@ from topoalign.core.ids import DeviceID, Namespace, NodeName, PodName, ResourceN
 from topoalign.core.requests import AdmissionRules, Mode, PodRequest, checked
 from topoalign.core.state import NodeState
 from topoalign.core.topology.model import Topology
+from topoalign.kubelet import device_checkpoint
+from topoalign.kubelet.device_checkpoint import CheckpointData
 
 PRE_START_SECONDS = 30.0
 DRAIN_SECONDS = 1.0
@@ -82,7 +83,7 @@ class KubeletStandIn:
         assert self._tasks is not None
         sweep(self.plugins_dir)
         sweep(self.pod_resources_dir)
-        remembered = checkpoint.load(self.plugins_dir)
+        remembered = device_checkpoint.load(self.plugins_dir) or CheckpointData()
         self._plugins = Plugins(self.plugins_dir, self._tasks, self.changed)
         self._plugins.remember(remembered.registered_devices)
         for key, running in restored(remembered.pod_device_entries or ()).items():
@@ -147,13 +148,15 @@ class KubeletStandIn:
             except StopIteration as end:
                 decided: Decision = end.value
                 return decided
-            if isinstance(question, HintQuestion):
-                proceed = partial(steps.send, answer(question, topology))
-            else:
-                try:
+            try:
+                if isinstance(question, HintQuestion):
+                    proceed = partial(steps.send, answer(question, topology))
+                else:
                     proceed = partial(steps.send, await self.preferred(question))
-                except FAILURES as error:
-                    proceed = partial(steps.throw, KubeletAway(described(error)))
+            except NoFit as misfit:
+                proceed = partial(steps.throw, misfit)
+            except FAILURES as error:
+                proceed = partial(steps.throw, KubeletAway(described(error)))
 
     async def preferred(self, question: PreferenceQuestion) -> tuple[DeviceID, ...]:
         endpoint = self.plugins.endpoints[question.resource]
@@ -226,7 +229,7 @@ class KubeletStandIn:
         self._revision += 1
         self._changed.set()
         self._changed = anyio.Event()
-        checkpoint.store(self.plugins_dir, self.remembered())
+        device_checkpoint.store(self.plugins_dir, self.remembered())
 
     def remembered(self) -> CheckpointData:
         state = self.state()

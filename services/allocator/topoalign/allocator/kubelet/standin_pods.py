@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from topoalign.allocator.kubelet.api import v1beta1
-from topoalign.allocator.kubelet.checkpoint import NO_NODE, PodDevicesEntry
 from topoalign.core.events import Allocation, Owner
 from topoalign.core.ids import AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.requests import ContainerRequest, PodRequest
 from topoalign.core.state import NodeState
+from topoalign.kubelet.device_checkpoint import NO_NODE, PodDevicesEntry
 
 PodKey = tuple[Namespace, PodName]
 

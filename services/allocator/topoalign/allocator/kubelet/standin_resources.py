@@ -20,6 +20,7 @@ from topoalign.core.events import Allocation, MemoryBlock
 from topoalign.core.ids import DeviceID, ResourceName
 from topoalign.core.requests import AdmissionRules, ContainerRequest
 from topoalign.core.state import NodeState
+from topoalign.core.takes.reserved import reserved_cpus
 from topoalign.core.topology.cpuset import parse_cpuset
 
 
@@ -47,7 +48,7 @@ class PodResources(Servicer, v1.PodResourcesListerBase):
         self, message: v1.AllocatableResourcesRequest
     ) -> v1.AllocatableResourcesResponse:
         state = self._state()
-        reserved = parse_cpuset(self._rules.reserved_cpus)
+        reserved = reserved_cpus(state.hardware, self._rules)
         return v1.AllocatableResourcesResponse(
             devices=[
                 part

@@ -1,19 +1,16 @@
 """
-The file in which a kubelet keeps which devices it gave to whom: `kubelet_internal_checkpoint`.
+The file in which a kubelet keeps which devices it gave to whom: `device-plugins/kubelet_internal_checkpoint`.
 
-It is JSON with a checksum that is not taken of the JSON: it is 32-bit FNV-1a over the text that Go's spew prints of the
-data for hashing. So the text is printed here too.
-
-Source: kubelet v1.36.3, cm/devicemanager/checkpoint and checkpointmanager/checksum.
+Source: kubelet v1.36.3, cm/devicemanager/checkpoint.
 """
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
 from topoalign.core.errors import StateFault, clean
+from topoalign.kubelet import checkpoint, spew
 
 NAME = "kubelet_internal_checkpoint"
 NO_NODE = -1
@@ -54,12 +51,12 @@ def encode(data: CheckpointData) -> bytes:
 def decode(content: bytes) -> CheckpointData:
     """Raises StateFault for anything that is not a checkpoint, or whose checksum is not its own."""
     try:
-        checkpoint = msgspec.json.decode(content, type=Checkpoint)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        file = msgspec.json.decode(content, type=Checkpoint)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise damaged(clean(str(error), 200)) from error
-    if checkpoint.checksum != checksum(checkpoint.data):
-        raise damaged(f"its checksum is {checksum(checkpoint.data)}, and it says {checkpoint.checksum}")
-    return checkpoint.data
+    if file.checksum != checksum(file.data):
+        raise damaged(f"its checksum is {checksum(file.data)}, and it says {file.checksum}")
+    return file.data
 
 
 def damaged(finding: str) -> StateFault:
@@ -68,12 +65,10 @@ def damaged(finding: str) -> StateFault:
     )
 
 
-def load(directory: Path) -> CheckpointData:
-    """What is remembered; nothing where there is no file. Raises StateFault."""
-    try:
-        return decode((directory / NAME).read_bytes())
-    except FileNotFoundError:
-        return CheckpointData()
+def load(directory: Path) -> CheckpointData | None:
+    """What is remembered; None where there is no file. Raises StateFault."""
+    content = checkpoint.read(directory / NAME)
+    return None if content is None else decode(content)
 
 
 def store(directory: Path, data: CheckpointData) -> None:
@@ -84,22 +79,14 @@ def store(directory: Path, data: CheckpointData) -> None:
 
 
 def checksum(data: CheckpointData) -> int:
-    return fnv1a(printed(data).encode())
-
-
-def fnv1a(content: bytes) -> int:
-    """32-bit FNV-1a."""
-    total = 0x811C9DC5
-    for byte in content:
-        total = (total ^ byte) * 0x01000193 & 0xFFFFFFFF
-    return total
+    return spew.fnv1a(printed(data))
 
 
 def printed(data: CheckpointData) -> str:
-    """The data as spew prints it: map keys sorted, a type before each field, none before elements."""
+    """The data as spew prints it."""
     entries = data.pod_device_entries
-    listed = "<nil>" if entries is None else f"[{' '.join(map(printed_entry, entries))}]"
-    registered = printed_map((name, data.registered_devices[name]) for name in sorted(data.registered_devices))
+    listed = spew.sequence(entries if entries is None else map(printed_entry, entries))
+    registered = spew.mapping((name, spew.sequence(ids)) for name, ids in sorted(data.registered_devices.items()))
     return (
         f"(checkpoint.checkpointData){{PodDeviceEntries:([]checkpoint.PodDevicesEntry){listed} "
         f"RegisteredDevices:(map[string][]string){registered}}}"
@@ -107,13 +94,9 @@ def printed(data: CheckpointData) -> str:
 
 
 def printed_entry(entry: PodDevicesEntry) -> str:
-    devices = printed_map((node, entry.device_ids[node]) for node in sorted(entry.device_ids))
+    devices = spew.mapping((node, spew.sequence(ids)) for node, ids in sorted(entry.device_ids.items()))
     return (
         f"{{PodUID:(string){entry.pod_uid} ContainerName:(string){entry.container_name} "
         f"ResourceName:(string){entry.resource_name} DeviceIDs:(checkpoint.DevicesPerNUMA){devices} "
-        f"AllocResp:([]uint8)[{' '.join(map(str, entry.alloc_resp))}]}}"
+        f"AllocResp:([]uint8){spew.sequence(entry.alloc_resp)}}}"
     )
-
-
-def printed_map(items: Iterable[tuple[int | str, list[str]]]) -> str:
-    return "map[" + " ".join(f"{key}:[{' '.join(ids)}]" for key, ids in items) + "]"

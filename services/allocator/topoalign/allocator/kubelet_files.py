@@ -1,0 +1,105 @@
+"""
+What the node's kubelet says in its files, for predictions.
+
+Its configuration tells by which rules it decides, its checkpoints which CPUs and how much memory containers have that never
+called us; the devices are in our own ledger. The files are read anew for each prediction, in a thread that is not waited for
+longer than a second. What cannot be read is taken from our own settings and record instead, and said with the answer.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import anyio
+import msgspec
+import structlog
+
+from topoalign.core.errors import TopoalignError, clean
+from topoalign.core.ids import DeviceID, ResourceName
+from topoalign.core.requests import AdmissionRules, Mode, PodRequest
+from topoalign.core.state import NodeState
+from topoalign.kubelet import configuration
+from topoalign.kubelet.node_state import Held, check_resources, held_cpus, held_devices, held_memory
+
+READ_SECONDS = 1.0
+
+log = structlog.get_logger("topoalign.allocator.kubelet_files")
+
+
+class Known(msgspec.Struct, frozen=True, kw_only=True):
+    """What a prediction stands on."""
+
+    state: NodeState
+    rules: AdmissionRules
+    registered: Mapping[ResourceName, frozenset[DeviceID]] | None = None
+    """The resources that the kubelet has plugins for; None where its files do not tell."""
+    notes: tuple[str, ...] = ()
+    """What is not as the kubelet has it, or may not be."""
+
+
+class KubeletFiles:
+    """Reads them."""
+
+    def __init__(self, config: Path, root: Path, rules: AdmissionRules, seconds: float = READ_SECONDS) -> None:
+        """`rules`: the node's own, for what the kubelet's configuration does not tell."""
+        self._config, self._root, self._seconds = config, root, seconds
+        self._rules = msgspec.structs.replace(rules, mode=Mode.KUBELET)
+        self._turn = anyio.Lock()
+        self._reading = False
+        self._noted: tuple[str, ...] = ()
+
+    async def known(self, state: NodeState, pod: PodRequest) -> Known:
+        """The state with what the kubelet holds besides, and its rules. Raises InvalidField as `check_resources` does."""
+        known = Known(state=state, rules=self._rules, notes=("the kubelet's files could not be read in time",))
+        with anyio.move_on_after(self._seconds):
+            async with self._turn:
+                if not self._reading:  # else a thread that nobody waits for any more hangs in there: one is enough
+                    known = await anyio.to_thread.run_sync(self._read, state, abandon_on_cancel=True)
+        self._tell(known.notes)
+        passed_over = check_resources(pod, state.hardware, known.registered)
+        return msgspec.structs.replace(known, notes=(*known.notes, *passed_over))
+
+    def _tell(self, notes: tuple[str, ...]) -> None:
+        """Logs once per change, not once per question."""
+        if notes == self._noted:
+            return
+        self._noted = notes
+        if notes:
+            log.warning("predictions do not have all that the kubelet has", notes=notes)
+        else:
+            log.info("predictions have all that the kubelet has")
+
+    def _read(self, state: NodeState) -> Known:
+        self._reading = True
+        try:
+            return self._read_all(state)
+        finally:
+            self._reading = False
+
+    def _read_all(self, state: NodeState) -> Known:
+        notes: list[str] = []
+        rules = self._rules
+        try:
+            rules = configuration.load(self._config, rules.placement)
+        except TopoalignError as error:
+            notes.append(f"the node's own settings stand for the kubelet's configuration: {error.finding}")
+        hardware = state.hardware
+        cpus = given("CPUs", lambda: held_cpus(self._root, hardware, rules))
+        memory = given("memory", lambda: held_memory(self._root, hardware, rules))
+        devices = given("resources", lambda: held_devices(self._root, hardware))
+        notes += (held.finding for held in (cpus, memory, devices) if held.finding is not None)
+        others = Held(cpus=cpus.cpus, blocks=memory.blocks).allocations
+        merged = msgspec.structs.replace(
+            state,
+            allocations={**state.allocations, **{allocation.id: allocation for allocation in others}},
+            memory=memory.memory or state.memory,
+        )
+        shown = tuple(clean(note, 400) for note in notes)
+        return Known(state=merged, rules=rules, registered=devices.registered, notes=shown)
+
+
+def given(what: str, read: Callable[[], Held]) -> Held:
+    """What this reads; nothing, and why, where it cannot be read."""
+    try:
+        return read()
+    except TopoalignError as error:
+        return Held(finding=f"which {what} the kubelet has is not known: {error.finding}")

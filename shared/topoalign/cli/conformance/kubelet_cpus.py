@@ -1,0 +1,235 @@
+"""
+The suites `kubelet/cpu_hints`, `kubelet/cpu_take` and `kubelet/cpu_allocate`.
+
+The topologies that their cases name are in `cpu_topologies.json` beside the file. Where a case has a result without the
+kubelet's two defects (`expect_fixed`), that one is expected.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+
+from topoalign.cli.conformance.case_files import cases
+from topoalign.cli.conformance.kubelet_devices import mask_or_none
+from topoalign.cli.conformance.kubelet_merge import Hint, all_written
+from topoalign.cli.conformance.suite import CaseResult
+from topoalign.core.admission import reason_of
+from topoalign.core.errors import NoFit, Undecodable, clean, quoted
+from topoalign.core.hints.cpu import cpu_hints
+from topoalign.core.placement.cpus import allocate_cpus
+from topoalign.core.requests import AdmissionRules, CpuOption, Mode
+from topoalign.core.takes.distributed import distributed
+from topoalign.core.takes.packed import packed
+from topoalign.core.topology.cpus import CpuTopology, cpu_topology
+from topoalign.core.topology.cpuset import format_cpuset, parse_cpuset
+from topoalign.core.topology.model import Cpu
+
+TOPOLOGIES = "cpu_topologies.json"
+
+KINDS = {
+    "not enough cpus available": "NotEnoughCpus",
+    "not multiple cpus per core": "SplitCore",
+    "not enough free physical CPUs": "NotEnoughCores",
+}
+"""What upstream's text contains -> the code of our error of that kind."""
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """A topology as the file has it; the numbers are what averages are taken from, and some are 0 on purpose."""
+
+    cpus: list[tuple[int, int, int, int, int]]
+    """CPU, core, socket, NUMA node, last-level cache."""
+    num_cpus: int
+    num_cores: int
+    num_sockets: int
+    num_numa_nodes: int
+    num_uncore: int
+
+    @property
+    def read(self) -> CpuTopology:
+        found = cpu_topology(
+            Cpu(id=cpu, core=core, socket=socket, node=node, uncore=uncore)
+            for cpu, core, socket, node, uncore in self.cpus
+        )
+        return replace(
+            found,
+            cpus=self.num_cpus,
+            cores=self.num_cores,
+            sockets=self.num_sockets,
+            nodes=self.num_numa_nodes,
+            uncores=self.num_uncore,
+        )
+
+
+class CpuCase(msgspec.Struct, frozen=True):
+    id: str
+    topology: str
+
+
+C = TypeVar("C", bound=CpuCase)
+
+
+def with_topologies(path: Path, kind: type[C]) -> Iterator[tuple[C, CpuTopology]]:
+    """The cases, each with its topology. Raises Undecodable where one names a topology that is not listed."""
+    beside = path.parent / TOPOLOGIES
+    try:
+        listed = msgspec.json.decode(beside.read_bytes(), type=dict[str, Listed])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Undecodable(TOPOLOGIES, clean(str(error), 200)) from error
+    topologies: Mapping[str, CpuTopology] = {name: each.read for name, each in listed.items()}
+    for case in cases(path, kind):
+        if case.topology not in topologies:
+            raise Undecodable(clean(case.id), f"{quoted([case.topology])} is not in {TOPOLOGIES}")
+        yield case, topologies[case.topology]
+
+
+def known(cpus: CpuTopology, text: str) -> frozenset[int]:
+    """The CPUs of a list that the topology has; the kubelet looks at no others."""
+    return parse_cpuset(text) & cpus.node_of.keys()
+
+
+def check_lists(*texts: str) -> None:
+    """Raises ValueError, so that the line is refused which holds a list that is none."""
+    for text in texts:
+        parse_cpuset(text)
+
+
+class Expected(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What came out; errors by the code of ours."""
+
+    cpus: str | None = None
+    shared_pool_after: str | None = None
+    error: str | None = None
+    reason: str | None = None
+    never_returns: bool = False
+
+    @property
+    def by_kind(self) -> "Expected":
+        error = self.error
+        kind = next((kind for text, kind in KINDS.items() if error and text in error), error)
+        return msgspec.structs.replace(self, error=kind)
+
+
+class HintsOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    align_by_socket: bool = False
+
+
+class HintsExpected(msgspec.Struct, frozen=True):
+    hints: list[Hint]
+
+
+class HintsCase(CpuCase, frozen=True, kw_only=True):
+    available: str
+    reusable: str
+    requested: int
+    options: HintsOptions
+    expect: HintsExpected
+
+    def __post_init__(self) -> None:
+        check_lists(self.available, self.reusable)
+
+
+def hints(path: Path) -> Iterator[CaseResult]:
+    for case, cpus in with_topologies(path, HintsCase):
+        got = cpu_hints(
+            cpus,
+            known(cpus, case.available),
+            known(cpus, case.reusable),
+            case.requested,
+            Mode.KUBELET,
+            by_socket=case.options.align_by_socket,
+        )
+        yield CaseResult(case.id, case.expect.hints, all_written(got))
+
+
+class TakeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    prefer_uncore: bool = False
+    group_size: Annotated[int, msgspec.Meta(ge=1)] = 1
+
+
+class TakeCase(CpuCase, frozen=True, kw_only=True):
+    available: str
+    count: int
+    strategy: Literal["packed", "spread", "distributed"]
+    options: TakeOptions
+    expect: Expected
+    expect_fixed: Expected | None = None
+
+    def __post_init__(self) -> None:
+        check_lists(self.available)
+
+
+def take(path: Path) -> Iterator[CaseResult]:
+    for case, cpus in with_topologies(path, TakeCase):
+        yield CaseResult(case.id, (case.expect_fixed or case.expect).by_kind, taken(case, cpus))
+
+
+def taken(case: TakeCase, cpus: CpuTopology) -> Expected:
+    available, options = known(cpus, case.available), case.options
+    try:
+        if case.strategy == "distributed":
+            got = distributed(cpus, available, case.count, options.group_size)
+        else:
+            spread = case.strategy == "spread"
+            got = packed(cpus, available, case.count, spread=spread, prefer_uncore=options.prefer_uncore)
+    except NoFit as misfit:
+        return Expected(error=misfit.code)
+    return Expected(cpus=format_cpuset(got))
+
+
+class AllocateOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    align_by_socket: bool = False
+    distribute_across_cores: bool = False
+    distribute_across_numa: bool = False
+    full_pcpus_only: bool = False
+    prefer_uncore: bool = False
+
+    @property
+    def read(self) -> frozenset[CpuOption]:
+        names = {
+            CpuOption.ALIGN_BY_SOCKET: self.align_by_socket,
+            CpuOption.DISTRIBUTE_ACROSS_CORES: self.distribute_across_cores,
+            CpuOption.DISTRIBUTE_ACROSS_NUMA: self.distribute_across_numa,
+            CpuOption.FULL_PCPUS_ONLY: self.full_pcpus_only,
+            CpuOption.PREFER_UNCORE: self.prefer_uncore,
+        }
+        return frozenset(option for option, on in names.items() if on)
+
+
+class AllocateCase(CpuCase, frozen=True, kw_only=True):
+    reserved: str
+    shared_pool: str
+    reusable: str
+    requested: int
+    hint_nodes: list[int] | None
+    options: AllocateOptions
+    expect: Expected
+    expect_fixed: Expected | None = None
+
+    def __post_init__(self) -> None:
+        check_lists(self.reserved, self.shared_pool, self.reusable)
+
+
+def allocate(path: Path) -> Iterator[CaseResult]:
+    for case, cpus in with_topologies(path, AllocateCase):
+        yield CaseResult(case.id, (case.expect_fixed or case.expect).by_kind, allocated(case, cpus))
+
+
+def allocated(case: AllocateCase, cpus: CpuTopology) -> Expected:
+    pool = known(cpus, case.shared_pool)
+    try:
+        got = allocate_cpus(
+            cpus,
+            pool,
+            known(cpus, case.reserved),
+            known(cpus, case.reusable),
+            case.requested,
+            mask_or_none(case.hint_nodes),
+            AdmissionRules(mode=Mode.KUBELET, cpu_options=case.options.read),
+        )
+    except NoFit as misfit:
+        return Expected(error=misfit.code, reason=reason_of(misfit))
+    return Expected(cpus=format_cpuset(got), shared_pool_after=format_cpuset(pool - got))

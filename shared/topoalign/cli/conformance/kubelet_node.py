@@ -1,0 +1,95 @@
+"""Machines and kubelet configurations as the cases of the suite `kubelet/admission` write them."""
+
+from typing import Literal
+
+import msgspec
+
+from topoalign.core.decisions import PreferenceQuestion
+from topoalign.core.ids import DeviceID, NodeName, ResourceName
+from topoalign.core.requests import AdmissionRules, CpuOption, Mode, Policy, Scope
+from topoalign.core.topology.cpuset import parse_cpuset
+from topoalign.core.topology.model import Cpu, NumaNode, PluginDevice, Topology
+
+NODE = NodeName("case")
+
+
+class Node(msgspec.Struct, frozen=True):
+    id: int
+    memory_total: int
+    hugepages_total: dict[ResourceName, int]
+    reserved: dict[ResourceName, int]
+    distances: tuple[int, ...]
+    cpus: list[tuple[int, int, int, int]]
+    """CPU, core, socket, last-level cache."""
+
+
+class Device(msgspec.Struct, frozen=True):
+    nodes: tuple[int, ...] | None
+    healthy: bool
+
+
+class Plugin(msgspec.Struct, frozen=True):
+    plugin: Literal["off", "lowest_ids", "highest_ids"]
+    devices: dict[DeviceID, Device]
+
+    def preferred(self, asked: PreferenceQuestion) -> tuple[DeviceID, ...] | None:
+        """What this plugin answers when it is asked for its preference."""
+        others = sorted({*asked.available} - {*asked.must_include}, reverse=self.plugin == "highest_ids")
+        return None if self.plugin == "off" else (*asked.must_include, *others)[: asked.size]
+
+
+class Machine(msgspec.Struct, frozen=True):
+    numa_nodes: list[Node]
+    devices: dict[ResourceName, Plugin]
+
+    @property
+    def read(self) -> Topology:
+        """The machine; as in the kubelet, the lowest CPU of a core names it."""
+        lowest: dict[tuple[int, int], int] = {}
+        for node in self.numa_nodes:
+            for cpu, core, socket, _ in node.cpus:
+                lowest[socket, core] = min(cpu, lowest.get((socket, core), cpu))
+        cpus = [
+            Cpu(id=cpu, core=lowest[socket, core], socket=socket, node=node.id, uncore=cache)
+            for node in self.numa_nodes
+            for cpu, core, socket, cache in node.cpus
+        ]
+        return Topology(
+            cpus=tuple(sorted(cpus, key=lambda cpu: cpu.id)),
+            nodes=tuple(
+                NumaNode(id=node.id, memory=node.memory_total, hugepages=node.hugepages_total)
+                for node in self.numa_nodes
+            ),
+            distances=tuple(node.distances for node in self.numa_nodes),
+            others=tuple(
+                PluginDevice(id=device, resource=name, nodes=plugin.devices[device].nodes)
+                for name, plugin in self.devices.items()
+                for device in sorted(plugin.devices)
+            ),
+        )
+
+
+class Config(msgspec.Struct, frozen=True):
+    topology_policy: Policy
+    scope: Scope
+    prefer_closest_numa_nodes: bool
+    cpu_options: dict[CpuOption, Literal["true", "false"]]
+    reserved_cpus: str | None
+    reserved_cpu_count: int
+    memory_policy: Literal["Static", "None"]
+
+    def __post_init__(self) -> None:
+        parse_cpuset(self.reserved_cpus or "")
+
+    def rules(self, machine: Machine) -> AdmissionRules:
+        return AdmissionRules(
+            policy=self.topology_policy,
+            scope=self.scope,
+            mode=Mode.KUBELET,
+            prefer_closest_numa_nodes=self.prefer_closest_numa_nodes,
+            cpu_options=frozenset(option for option, on in self.cpu_options.items() if on == "true"),
+            reserved_cpus=self.reserved_cpus or "",
+            reserved_cpu_count=self.reserved_cpu_count,
+            memory_manager=self.memory_policy,
+            reserved_memory={node.id: node.reserved for node in machine.numa_nodes},
+        )

@@ -1,0 +1,107 @@
+"""`topoalign topo draw`: a picture of a machine, with who holds what."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from topoalign.cli import output
+from topoalign.core.errors import clean
+
+if TYPE_CHECKING:
+    from topoalign.cli.draw.diagram import Diagram
+
+FORMATS = {".svg": "svg", ".png": "png"}
+"""By the end of a file's name; anything else is text."""
+WIDTH, WIDEST = 100, 160
+"""Columns where nobody says how wide the terminal is, and the most that are used of one."""
+
+
+@click.command()
+@click.option("--of", "form", type=click.Choice(["svg", "png", "ascii"]), help="Form.  [default: by --out, else ascii]")
+@click.option("--machine", metavar="NAME|FILE", help="A machine of the catalogue, or a file that describes one.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write it to this file.")
+@click.option("--ascii-only", is_flag=True, help="No line-drawing characters.")
+@click.option(
+    "--node", envvar="TOPOALIGN_NODE", metavar="NODE", help="A running node.  [default: that of `up`, or this host]"
+)
+@click.option("--nats", envvar="TOPOALIGN_NATS_URL", metavar="URL", help="NATS to ask for it.  [default: that of `up`]")
+def draw(
+    form: str | None,
+    machine: str | None,
+    out: Path | None,
+    ascii_only: bool,
+    node: str | None,
+    nats: str | None,
+) -> None:
+    """
+    A picture of a machine: sockets, NUMA nodes, PCIe switches, GPUs, NICs and NVLinks.
+
+    Of a running node it also shows who holds which devices, and which are unhealthy or cordoned.
+
+    \b
+    Examples:
+      topoalign topo draw
+      topoalign topo draw --out node.svg
+      topoalign topo draw --machine dgx-a100 --of png > dgx-a100.png
+    """
+    form = form or FORMATS.get(out.suffix.lower() if out is not None else "", "ascii")
+    if form != "ascii" and out is None and sys.stdout.isatty():
+        raise click.UsageError(f"no terminal shows {form}: give --out FILE, or pipe it into a file or a program")
+    diagram = of_machine(machine) if machine is not None else of_node(node, nats)
+    if form == "ascii":
+        say(diagram, out, ascii_only)
+        return
+    from topoalign.cli.draw.layout import scene_of  # only for pictures
+
+    scene = scene_of(diagram)
+    if form == "svg":
+        from topoalign.cli.draw.svg import svg
+
+        picture = svg(scene).encode()
+    else:
+        from topoalign.cli.draw.png import png  # brings in Pillow
+
+        picture = png(scene)
+    if out is None:
+        click.echo(picture, nl=False)
+    else:
+        out.write_bytes(picture)
+        written(out)
+
+
+def of_machine(source: str) -> "Diagram":
+    from topoalign.cli.draw.diagram import diagram_of
+    from topoalign.machines import load  # the readers are not needed for a running node
+
+    machine = load(source)
+    return diagram_of(machine.name, machine.topology)
+
+
+def of_node(node: str | None, nats: str | None) -> "Diagram":
+    from topoalign.cli import link  # brings in what talks to the network
+    from topoalign.cli.draw.diagram import diagram_of
+
+    standing = link.discovered(node, nats, os.environ)
+    return diagram_of(standing.node, standing.topology, standing.allocations, standing.health)
+
+
+def say(diagram: "Diagram", out: Path | None, ascii_only: bool) -> None:
+    """Prints the drawing in characters, or writes it to a file."""
+    from topoalign.cli.draw.text import coloured, text
+
+    if out is not None:
+        out.write_text(text(diagram, WIDTH, ascii_only) + "\n", "utf-8")
+        written(out)
+        return
+    columns = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
+    encoding = (sys.stdout.encoding or "ascii").lower().replace("-", "")
+    drawn = text(diagram, min(columns, WIDEST), ascii_only or encoding != "utf8")
+    output.say(coloured(drawn, diagram) if output.colours(sys.stdout) else drawn)
+
+
+def written(out: Path) -> None:
+    output.note(f"written to {clean(str(out), 200)}")

@@ -1,0 +1,136 @@
+"""What a drawing says about one GPU or NIC, and about who holds it."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from topoalign.cli import people
+from topoalign.cli.quantities import binary
+from topoalign.core.errors import clean
+from topoalign.core.events import Allocation, DeviceHealth, HealthState
+from topoalign.core.ids import DeviceID
+from topoalign.core.topology.cpuset import format_cpuset
+from topoalign.core.topology.model import Gpu, Nic, Topology
+
+
+@dataclass(frozen=True)
+class Device:
+    """One GPU or NIC."""
+
+    id: DeviceID
+    gpu: bool
+    index: int
+    bridge: str | None
+    home: int | None
+    """The NUMA node it is drawn in; None: unknown."""
+    memory_node: int | None
+    """The NUMA node of its own memory, where it has one."""
+    lines: tuple[str, ...]
+    """What stands below its name: address or RDMA name, its own memory, MIG, and what is wrong with it."""
+    holders: tuple[int, ...]
+    """Who holds it or a part of it, by position in the legend."""
+    broken: bool
+    """Unhealthy, or never judged."""
+    cordoned: bool
+    story: str = ""
+    """All there is to say, for whoever points at it."""
+
+    @property
+    def name(self) -> str:
+        return f"{'GPU' if self.gpu else 'NIC'}{self.index}"
+
+    @property
+    def order(self) -> tuple[bool, int]:
+        """GPUs first, by index."""
+        return (not self.gpu, self.index)
+
+    @property
+    def troubles(self) -> tuple[str, ...]:
+        return ("unhealthy",) * self.broken + ("cordoned",) * self.cordoned
+
+
+def key(holder: int) -> str:
+    """`A`, `B`, …, `Z`, `A1`, `B1`, …"""
+    again, letter = divmod(holder, 26)
+    return chr(ord("A") + letter) + (str(again) if again else "")
+
+
+def holders_of(topology: Topology, allocations: Iterable[Allocation]) -> tuple[dict[DeviceID, list[str]], list[str]]:
+    """
+    Device -> its holders, and all holders in the order of the devices they hold.
+
+    A holder is `namespace/pod/container`; while it is not known, each allocation is one. Whoever holds a MIG instance or a
+    virtual function holds a part of the device.
+    """
+    whole = {instance.uuid: gpu.id for gpu in topology.gpus for instance in gpu.mig or ()}
+    whole |= {DeviceID(part.pci): nic.id for nic in topology.nics for part in nic.virtual_functions}
+    held: dict[DeviceID, dict[str, None]] = {}
+    for allocation in allocations:
+        name = people.owner(allocation.owner)
+        if allocation.owner is None:
+            name = f"{name} ({clean(allocation.id, 80)})"
+        for device in sorted(allocation.device_ids):
+            held.setdefault(whole.get(device, device), {})[name] = None
+    devices: tuple[Gpu | Nic, ...] = (*topology.gpus, *topology.nics)
+    by_device = {one.id: list(held.get(one.id, ())) for one in devices}
+    return by_device, list(dict.fromkeys(name for names in by_device.values() for name in names))
+
+
+def device_of(
+    one: Gpu | Nic, topology: Topology, legend: Sequence[str], holders: Sequence[str], health: DeviceHealth | None
+) -> Device:
+    """What is drawn of this GPU or NIC. `holders` are some of those in the legend."""
+    listed = topology.listed_nodes(one.numa_affinity)
+    device = Device(
+        id=one.id,
+        gpu=isinstance(one, Gpu),
+        index=one.index,
+        bridge=one.bridge,
+        home=listed[0] if listed else None,
+        memory_node=one.memory_node if isinstance(one, Gpu) else None,
+        lines=gpu_lines(one, topology) if isinstance(one, Gpu) else (clean(one.id),),
+        holders=tuple(map(legend.index, holders)),
+        broken=health is not None and health.state is not HealthState.HEALTHY,
+        cordoned=health is not None and health.cordoned,
+    )
+    facts = gpu_facts(one) if isinstance(one, Gpu) else nic_facts(one)
+    facts |= health_facts(health) | {"held by": ", ".join(holders)}
+    story = [f"{device.name} {clean(one.id, 130)}", f"PCI {clean(one.pci or 'unknown')}"]
+    story.append(f"NUMA {format_cpuset(one.numa_affinity) or 'unknown'}")
+    story += [f"{what} {text}".strip() for what, text in facts.items() if text]
+    return replace(device, story="\n".join(story))
+
+
+def gpu_lines(gpu: Gpu, topology: Topology) -> tuple[str, ...]:
+    uneven = len({other.nvswitch_links for other in topology.gpus}) > 1
+    lines = {
+        clean(gpu.pci or ""): gpu.pci is not None,
+        f"{(gpu.memory or 0) / 2**30:.0f} GiB": gpu.memory is not None,
+        f"{gpu.nvswitch_links} NVLinks": uneven,
+        f"HBM: NUMA {gpu.memory_node}": gpu.memory_node is not None,
+        f"MIG: {len(gpu.mig or ())}": gpu.mig is not None,
+    }
+    return tuple(line for line, known in lines.items() if known)
+
+
+def gpu_facts(gpu: Gpu) -> dict[str, str]:
+    return {
+        "": clean(gpu.name),
+        "memory": binary(gpu.memory) if gpu.memory is not None else "",
+        "its memory is NUMA": "" if gpu.memory_node is None else str(gpu.memory_node),
+        "MIG": ", ".join(clean(instance.profile) for instance in gpu.mig or ()),
+    }
+
+
+def nic_facts(nic: Nic) -> dict[str, str]:
+    return {
+        "network devices": clean(", ".join(nic.netdevs)),
+        "virtual functions": str(len(nic.virtual_functions) or ""),
+        "ports": ", ".join(clean(f"{port.number} {port.link_layer} {port.state}") for port in nic.ports),
+    }
+
+
+def health_facts(health: DeviceHealth | None) -> dict[str, str]:
+    if health is None:
+        return {}
+    words = clean(f"{health.state.value} {health.reason}".strip(), 200)
+    return {"health": words + (", cordoned" if health.cordoned else "")}

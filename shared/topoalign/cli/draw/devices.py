@@ -1,0 +1,104 @@
+"""The boxes of GPUs and NICs: what stands in them, their colours, and the marks that say what is wrong."""
+
+from collections.abc import Iterable, Iterator
+
+from topoalign.cli.draw import palette
+from topoalign.cli.draw.device import Device, key
+from topoalign.cli.draw.scene import INK, Box, Item, Line, Text, fitted, text_width
+
+WIDTH = 104.0
+NIC_HEIGHT = 34.0
+LINE = 13.0
+INSET = 6.0
+SMALL = 10.5
+DASH = 12.0
+"""From one dash of a cordon to the next."""
+HATCH = 7.0
+"""Between two lines of a hatching."""
+
+
+def gpu_height(devices: Iterable[Device]) -> float:
+    """Enough for the GPU that has most to say; at least so much that a GPU does not look like a NIC."""
+    most = max((len(device.lines) + len(device.troubles) for device in devices if device.gpu), default=0)
+    return 28 + LINE * max(most, 1)
+
+
+def device_items(device: Device, x: float, y: float, height: float) -> tuple[Box, list[Item]]:
+    """The box of a device with its top left corner at (x, y), and what stands in it."""
+    fills = [palette.of_holder(holder) for holder in device.holders] or [palette.PLACE]
+    box = Box(
+        x=x,
+        y=y,
+        w=WIDTH,
+        h=height,
+        role="gpu" if device.gpu else "nic",
+        fill=fills[0],
+        stroke=palette.TROUBLE if device.broken else INK,
+        stroke_width=2.0 if device.broken else 1.4 if device.gpu else 1.0,
+        radius=5.0 if device.gpu else 9.0,
+        story=device.story,
+    )
+    items = [*shares(box, fills)]
+    items += hatching(box) if device.broken else ()
+    items += cordon(box) if device.cordoned else ()
+    return box, [*items, *words(device, box)]
+
+
+def shares(box: Box, fills: list[str]) -> Iterator[Item]:
+    """Stripes for the other holders of a device that is shared."""
+    if len(fills) > 1:
+        width = min(8.0, (box.w - 16) / (len(fills) - 1))
+        for i, fill in enumerate(fills[1:], 1):
+            yield Line(
+                ((box.right - 4 - width * (i - 0.5), box.y + 1), (box.right - 4 - width * (i - 0.5), box.bottom - 1)),
+                fill,
+                width,
+            )
+
+
+def words(device: Device, box: Box) -> Iterator[Item]:
+    size, first = (13.0, 18.0) if device.gpu else (11.5, 14.5)
+    room = WIDTH - 2 * INSET
+    lines = device.lines + device.troubles if device.gpu else (" ".join(device.troubles) or device.lines[0],)
+    base = box.y + first + (2 if device.gpu else 0)
+    texts = [Text(box.x + INSET, box.y + first, fitted(device.name, room, size, bold=True), size, bold=True)]
+    for i, line in enumerate(lines, 1):
+        bold = bool(device.troubles) and line in (*device.troubles, " ".join(device.troubles))
+        texts.append(Text(box.x + INSET, base + i * LINE, fitted(line, room, SMALL, bold), SMALL, bold))
+    if device.broken:  # so that the hatching does not cross the words
+        width = max(text_width(text.text, text.size, text.bold) for text in texts) + 4
+        height = texts[-1].y - box.y - 1
+        yield Box(box.x + 3, box.y + 4, min(width + 2, box.w - 6), height, "plate", box.fill, box.fill, 0, 3)
+    yield from texts
+    badge = fitted(" ".join(key(holder) for holder in device.holders), 40, size, bold=True)
+    if badge:
+        yield Text(box.right - INSET, box.y + first, badge, size, bold=True, anchor="end")
+
+
+def hatching(box: Box) -> Iterator[Line]:
+    """Lines from the lower left to the upper right, as draughtsmen mark what is cut off."""
+    inset = 2.0
+    left, top, right, bottom = box.x + inset, box.y + inset, box.right - inset, box.bottom - inset
+    reach = (right - left) + (bottom - top)
+    offset = HATCH
+    while offset < reach:
+        start = (left + max(0.0, offset - (bottom - top)), top + min(offset, bottom - top))
+        end = (left + min(offset, right - left), top + max(0.0, offset - (right - left)))
+        yield Line((start, end), palette.TROUBLE, 0.8)
+        offset += HATCH
+
+
+def cordon(box: Box) -> Iterator[Line]:
+    """A frame of dashes, as a barrier tape looks."""
+    sides = (
+        ((box.x, box.y), (box.right, box.y)),
+        ((box.right, box.y), (box.right, box.bottom)),
+        ((box.right, box.bottom), (box.x, box.bottom)),
+        ((box.x, box.bottom), (box.x, box.y)),
+    )
+    for (x0, y0), (x1, y1) in sides:
+        length = abs(x1 - x0) + abs(y1 - y0)
+        steps = max(2, round(length / DASH))
+        for i in range(0, 2 * steps - 1, 2):
+            a, b = i / (2 * steps - 1), (i + 1) / (2 * steps - 1)
+            yield Line(((x0 + (x1 - x0) * a, y0 + (y1 - y0) * a), (x0 + (x1 - x0) * b, y0 + (y1 - y0) * b)), INK, 3.5)

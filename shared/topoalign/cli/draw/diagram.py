@@ -1,0 +1,135 @@
+"""What there is to draw of a machine, in the order in which it is drawn, without a word about where."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from topoalign.cli.draw.device import Device, device_of, holders_of
+from topoalign.cli.draw.nvlinks import NvLinks, nvlinks_of
+from topoalign.cli.draw.tree import Child, devices_in, pcie_tree
+from topoalign.cli.quantities import binary
+from topoalign.core.errors import clean
+from topoalign.core.events import Allocation, DeviceHealth
+from topoalign.core.ids import DeviceID
+from topoalign.core.topology.cpuset import format_cpuset
+from topoalign.core.topology.model import Gpu, Nic, Topology
+
+
+@dataclass(frozen=True)
+class Place:
+    """A NUMA node, with what is near it."""
+
+    title: str
+    facts: tuple[str, ...]
+    """CPUs, memory."""
+    children: tuple[Child, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """A socket, or what is on none."""
+
+    title: str
+    places: tuple[Place, ...]
+
+
+@dataclass(frozen=True)
+class Diagram:
+    """A machine."""
+
+    title: str
+    facts: tuple[str, ...]
+    """One line each: what it has in all."""
+    groups: tuple[Group, ...]
+    nvlinks: NvLinks
+    holders: tuple[str, ...]
+    """The legend: who holds devices."""
+    notes: tuple[str, ...]
+
+    @property
+    def devices(self) -> list[Device]:
+        return [device for group in self.groups for place in group.places for device in devices_in(place.children)]
+
+    @property
+    def names(self) -> dict[DeviceID, str]:
+        return {device.id: device.name for device in self.devices}
+
+
+def diagram_of(
+    name: str,
+    topology: Topology,
+    allocations: Iterable[Allocation] = (),
+    health: Mapping[DeviceID, DeviceHealth] | None = None,
+) -> Diagram:
+    """A machine as it stands. `health`: what is known of its devices; one that is not in it is drawn as healthy."""
+    names, holders = holders_of(topology, allocations)
+    homes: dict[int | None, list[Device]] = {}
+    devices: tuple[Gpu | Nic, ...] = (*topology.gpus, *topology.nics)
+    for one in devices:
+        device = device_of(one, topology, holders, names[one.id], (health or {}).get(one.id))
+        homes.setdefault(device.home, []).append(device)
+    groups, bare = grouped(topology, homes)
+    return Diagram(
+        title=clean(name, 120),
+        facts=(topology.describe(), *models(topology)),
+        groups=groups,
+        nvlinks=nvlinks_of(topology),
+        holders=tuple(holders),
+        notes=notes(topology, bare),
+    )
+
+
+def grouped(topology: Topology, homes: Mapping[int | None, list[Device]]) -> tuple[tuple[Group, ...], list[int]]:
+    """NUMA nodes by the sockets that their CPUs are on; and the nodes that have nothing to draw."""
+    parents = {bridge.address: bridge.parent for bridge in topology.bridges}
+    sizes = {node.id: node.memory for node in topology.nodes}
+    of_gpus = {gpu.memory_node for gpu in topology.gpus}
+    sockets: dict[tuple[int, ...], list[Place]] = {}
+    bare = []
+    for node in sorted({*sizes, *topology.cpus_by_node, *(home for home in homes if home is not None)}):
+        cpus, devices = topology.cpus_by_node.get(node), homes.get(node, [])
+        on = tuple(sorted(topology.cpu_topology.sockets_of_node.get(node, ())))
+        if not cpus and not devices and (node in of_gpus or not sizes.get(node)):
+            bare += [] if node in of_gpus else [node]
+            continue
+        memory = sizes.get(node)
+        facts = [f"CPUs {format_cpuset(cpus)}" if cpus else "no CPUs known"]
+        facts += [binary(memory)] if memory is not None else []
+        sockets.setdefault(on, []).append(Place(f"NUMA {node}", tuple(facts), pcie_tree(devices, parents)))
+    groups = [Group(socket_title(on), tuple(sockets[on])) for on in sorted(sockets, key=lambda on: (not on, on))]
+    if None in homes:
+        lost = Place("NUMA unknown", (), pcie_tree(homes[None], parents))
+        groups.append(Group("Socket unknown", (lost,)))
+    return tuple(groups), bare
+
+
+def socket_title(sockets: tuple[int, ...]) -> str:
+    if not sockets:
+        return "On no socket"
+    return f"Socket{'s' if len(sockets) > 1 else ''} {format_cpuset(sockets)}"
+
+
+def models(topology: Topology) -> list[str]:
+    """`8 x NVIDIA A100-SXM4-40GB`, in one line."""
+    counts: dict[str, int] = {}
+    for gpu in topology.gpus:
+        counts[clean(gpu.name)] = counts.get(clean(gpu.name), 0) + 1
+    known = [f"{count} x {name}" for name, count in counts.items() if name]
+    return [clean(", ".join(known), 200)] if known else []
+
+
+def notes(topology: Topology, bare: list[int]) -> tuple[str, ...]:
+    """What is not drawn, said in a sentence."""
+    said = []
+    if bare:
+        said.append(f"NUMA {format_cpuset(bare)}: neither CPUs nor memory now")
+    fabrics = {(gpu.fabric.cluster, gpu.fabric.clique) for gpu in topology.gpus if gpu.fabric is not None}
+    said += [
+        f"NVLink reaches beyond this node: cluster {clean(name)}, clique {clique}" for name, clique in sorted(fabrics)
+    ]
+    others: dict[str, int] = {}
+    for other in topology.others:
+        others[clean(other.resource)] = others.get(clean(other.resource), 0) + 1
+    if others:
+        listed = ", ".join(f"{count} of {resource}" for resource, count in sorted(others.items()))
+        said.append(clean(f"Listed by other device plugins: {listed}", 200))
+    return tuple(said)

@@ -1,0 +1,175 @@
+"""
+Where everything goes: sockets side by side, in each its NUMA nodes, in each the tree of PCIe switches with the devices at
+the bottom, all GPUs of the machine in line, and below them what NVLink connects.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from topoalign.cli.draw import palette
+from topoalign.cli.draw.device import Device
+from topoalign.cli.draw.devices import NIC_HEIGHT, WIDTH, device_items
+from topoalign.cli.draw.diagram import Diagram, Group, Place
+from topoalign.cli.draw.legend import legend_items
+from topoalign.cli.draw.links import arcs_fit, link_items
+from topoalign.cli.draw.scene import FAINT, Box, Item, Line, Scene, Text, fitted, text_width
+from topoalign.cli.draw.sizes import (
+    BAR,
+    COLUMN,
+    FACT,
+    GAP,
+    LEVEL,
+    MARGIN,
+    PAD,
+    SOCKET_HEAD,
+    STACK,
+    Sizes,
+    apart,
+    chosen_sizes,
+)
+from topoalign.cli.draw.tree import Bridge, Child
+from topoalign.core.errors import clean
+from topoalign.core.ids import DeviceID
+
+LEAST_WIDTH, WIDEST_HEAD = 480.0, 1100.0
+TITLE, PLAIN, SMALL = 18.0, 12.0, 10.5
+"""Sizes of text."""
+
+
+def scene_of(diagram: Diagram) -> Scene:
+    """The diagram as boxes, lines and texts."""
+    return Layout(chosen_sizes(diagram)).draw()
+
+
+@dataclass
+class Layout:
+    """A scene on its way."""
+
+    sizes: Sizes
+    items: list[Item] = field(default_factory=list)
+    gpus: dict[DeviceID, Box] = field(default_factory=dict)
+    top: float = 0.0
+    """Of the sockets."""
+
+    def add(self, *items: Item) -> None:
+        self.items += items
+
+    @property
+    def racks_top(self) -> float:
+        """Where the devices begin."""
+        return self.top + SOCKET_HEAD + self.sizes.head + self.sizes.levels * LEVEL
+
+    def draw(self) -> Scene:
+        diagram = self.sizes.diagram
+        head = max(text_width(diagram.title, TITLE, bold=True), *(text_width(fact, PLAIN) for fact in diagram.facts))
+        inner = max(self.sizes.total_width, LEAST_WIDTH, min(head, WIDEST_HEAD))
+        bottom = self.head(inner)
+        self.top = bottom
+        spare = (inner - self.sizes.total_width) / max(1, len(diagram.groups))
+        x = MARGIN
+        for group in diagram.groups:
+            width = self.sizes.group_width(group) + spare
+            self.group(group, x, width)
+            x += width + GAP
+        bottom += self.sizes.group_height if diagram.groups else 0
+        items, bottom = link_items(diagram.nvlinks, self.gpus, bottom, MARGIN, inner)
+        self.add(*items)
+        listed = () if arcs_fit(diagram.nvlinks, self.gpus) else diagram.nvlinks.listed(diagram.names)
+        items, legend = legend_items(diagram, (*listed, *diagram.notes), MARGIN, bottom + GAP, inner)
+        legend = legend if items else bottom
+        self.add(*items)
+        return Scene(diagram.title, inner + 2 * MARGIN, legend + MARGIN, self.items)
+
+    def head(self, width: float) -> float:
+        """Draws the title and returns where it ends."""
+        title, facts = self.sizes.diagram.title, self.sizes.diagram.facts
+        self.add(Text(MARGIN, MARGIN + 14, fitted(title, width, TITLE, bold=True), TITLE, bold=True))
+        for i, fact in enumerate(facts):
+            self.add(Text(MARGIN, MARGIN + 34 + 16 * i, fitted(fact, width, PLAIN), PLAIN, fill=FAINT))
+        return MARGIN + 30 + 16 * len(facts)
+
+    def group(self, group: Group, x: float, width: float) -> None:
+        stacks = self.sizes.stacks(group)
+        widths = [max(map(self.sizes.place_width, stack)) for stack in stacks]
+        spare = (width - 2 * PAD - sum(widths) - GAP * (len(widths) - 1)) / len(widths)
+        self.add(
+            Box(x, self.top, width, self.sizes.group_height, "socket", palette.SOCKET, radius=8, story=group.title),
+            Text(x + PAD, self.top + 18, group.title, 13, bold=True),
+        )
+        x += PAD
+        for stack, own in zip(stacks, widths, strict=True):
+            y = self.top + SOCKET_HEAD
+            for place in stack:
+                self.place(place, x, y, own + spare)
+                y += self.sizes.height(place) + GAP
+            x += own + spare + GAP
+
+    def place(self, place: Place, x: float, y: float, width: float) -> None:
+        story = "\n".join((place.title, *place.facts))
+        self.add(
+            Box(x, y, width, self.sizes.height(place), "numa", palette.PLACE, radius=6, story=story),
+            Text(x + PAD, y + 18, fitted(place.title, width - 2 * PAD, 12, bold=True), 12, bold=True),
+        )
+        for i, fact in enumerate(place.facts, 1):
+            self.add(Text(x + PAD, y + 18 + FACT * i, fitted(fact, width - 2 * PAD, 11), 11, fill=FAINT))
+        if place.children:
+            self.children(place.children, x + (width - self.sizes.width(place.children)) / 2, y + self.sizes.head, None)
+
+    def children(self, children: Iterable[Child], x: float, y: float, above: Box | None) -> None:
+        """Draws what is below a bridge, or in a NUMA node: `x` is its left edge, `y` where a bridge goes."""
+        children = tuple(children)
+        for child in children:
+            if isinstance(child, Bridge):
+                width = self.sizes.width(child.children)
+                bar = self.bar(child, x, y, width)
+                if above is not None:
+                    self.add(Line(((bar.middle, above.bottom), (bar.middle, bar.y))))
+                self.children(child.children, x, y + LEVEL, bar)
+                x += width
+        gpus, nics = apart(children)
+        if gpus or nics:
+            self.rack(gpus, nics, x, above)
+
+    def bar(self, bridge: Bridge, x: float, y: float, width: float) -> Box:
+        """Draws a bridge as a bar above all that is below it."""
+        address = clean(bridge.address)
+        kinds = ("PCIe host bridge ", "host bridge ", "host ") if bridge.host else ("PCIe switch ", "switch ")
+        role, fill = ("host", palette.HOST) if bridge.host else ("switch", palette.SWITCH)
+        box = Box(x + 2, y, width - 4, BAR, role, fill, radius=3, story=kinds[0] + address)
+        label = next((kind + address for kind in kinds if text_width(kind + address, SMALL) <= box.w - 8), address)
+        self.add(box, Text(box.middle, y + 14, fitted(label, box.w - 6, SMALL), SMALL, anchor="middle"))
+        return box
+
+    def rack(self, gpus: list[Device], nics: list[Device], x: float, above: Box | None) -> None:
+        """Draws devices in columns, from the left edge `x` on, the GPUs below the NICs."""
+        columns = self.sizes.columns(gpus, nics)
+        for i in range(columns):
+            left = x + i * COLUMN + (COLUMN - WIDTH) / 2
+            boxes = []
+            upper = nics[i::columns]
+            for j, nic in enumerate(upper):
+                y = self.racks_top + j * (NIC_HEIGHT + STACK)
+                boxes.append(self.device(nic, left, y, NIC_HEIGHT))
+            lower = gpus[i::columns]
+            for j, gpu in enumerate(lower):
+                height = self.sizes.gpu_height
+                y = self.racks_top + self.sizes.device_room - (len(lower) - j) * (height + STACK) + STACK
+                boxes.append(self.device(gpu, left, y, height))
+                self.gpus[gpu.id] = boxes[-1]
+            if above is not None:
+                self.wires(boxes, above)
+
+    def device(self, device: Device, x: float, y: float, height: float) -> Box:
+        box, rest = device_items(device, x, y, height)
+        self.add(box, *rest)
+        return box
+
+    def wires(self, column: list[Box], above: Box) -> None:
+        """Draws the way from a bridge to a column of devices: straight to a single one, else along their left edge."""
+        if len(column) == 1:
+            self.add(Line(((column[0].middle, above.bottom), (column[0].middle, column[0].y))))
+            return
+        rail = column[0].x - 5
+        self.add(Line(((rail, above.bottom), (rail, column[-1].y + 12))))
+        for box in column:
+            self.add(Line(((rail, box.y + 12), (box.x, box.y + 12))))

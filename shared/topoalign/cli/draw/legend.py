@@ -1,0 +1,53 @@
+"""Below a drawing: who holds what, what the marks mean, and what is not drawn."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from topoalign.cli.draw import palette
+from topoalign.cli.draw.device import key
+from topoalign.cli.draw.devices import cordon, hatching
+from topoalign.cli.draw.diagram import Diagram
+from topoalign.cli.draw.scene import FAINT, INK, Box, Item, Text, fitted, text_width, wrapped
+
+SWATCH = Box(0, 0, 26, 16, "swatch", stroke=INK)
+ROW, NOTE, SIZE = 24.0, 18.0, 11.5
+LONGEST = 420.0
+"""Of one entry; a longer name is cut, and whole where someone points at the device."""
+
+
+def legend_items(diagram: Diagram, notes: Iterable[str], x: float, y: float, width: float) -> tuple[list[Item], float]:
+    """The legend from (x, y) on, and where it ends. Entries follow one another like words, in rows."""
+    items: list[Item] = []
+    at, bottom = x, y
+    for swatch, letter, label in entries(diagram):
+        shown = fitted(label, min(LONGEST, width - SWATCH.w - 8), SIZE)
+        wide = SWATCH.w + 8 + text_width(shown, SIZE)
+        if at > x and at + wide > x + width:
+            at, bottom = x, bottom + ROW
+        box = replace(swatch, x=at, y=bottom)
+        items.append(box)
+        items += hatching(box) if label == "unhealthy" else cordon(box) if label == "cordoned" else ()
+        items += [
+            Text(box.middle, bottom + 12.5, letter, SIZE, bold=True, anchor="middle"),
+            Text(box.right + 8, bottom + 12.5, shown, SIZE),
+        ]
+        at += wide + 24
+    bottom += SWATCH.h if at > x else -SWATCH.h / 2
+    for note in notes:
+        for line in wrapped(note, width, SIZE):
+            bottom += NOTE
+            items.append(Text(x, bottom, line, SIZE, fill=FAINT))
+    return items, bottom
+
+
+def entries(diagram: Diagram) -> Iterator[tuple[Box, str, str]]:
+    """Swatch, letter and words of each entry: only of what can be seen in the drawing."""
+    for i, holder in enumerate(diagram.holders):
+        yield replace(SWATCH, fill=palette.of_holder(i)), key(i), holder
+    devices = diagram.devices
+    if diagram.holders:
+        yield SWATCH, "", "free"
+    if any(device.broken for device in devices):
+        yield replace(SWATCH, stroke=palette.TROUBLE, stroke_width=2), "", "unhealthy"
+    if any(device.cordoned for device in devices):
+        yield SWATCH, "", "cordoned"

@@ -1,0 +1,109 @@
+"""NVLinks below the GPUs: bars that many hang on, and arcs from one GPU to another."""
+
+from collections.abc import Mapping
+from math import cos, pi, sin
+
+from topoalign.cli.draw import palette
+from topoalign.cli.draw.nvlinks import Bar, NvLinks, Pair
+from topoalign.cli.draw.scene import Box, Item, Line, Text, fitted, text_width
+from topoalign.core.ids import DeviceID
+
+BAR_HEIGHT, BAR_GAP = 26.0, 16.0
+MOST_ARCS = 48
+"""More than that nobody can follow: they are listed."""
+POINTS = 28
+"""Of an arc, which is drawn as a line through them."""
+LEVEL, MOST_LEVELS = 24.0, 6
+"""From one depth of arcs to the next; an arc between GPUs that are farther apart is no deeper."""
+LABEL = 46.0
+"""From one number to the next on the same level, `NV999` included."""
+
+Boxes = Mapping[DeviceID, Box]
+
+
+def link_items(links: NvLinks, gpus: Boxes, top: float, left: float, width: float) -> tuple[list[Item], float]:
+    """What goes below the sockets, whose lower edge is `top`, and where it ends."""
+    items: list[Item] = []
+    bottom = top
+    for bar in links.bars:
+        more, bottom = bar_items(bar, gpus, top, bottom + BAR_GAP, left, width)
+        items += more
+    if links.pairs and arcs_fit(links, gpus):
+        more, bottom = arc_items(links.pairs, gpus, bottom)
+        items += more
+    return items, bottom
+
+
+def arcs_fit(links: NvLinks, gpus: Boxes) -> bool:
+    """Whether every link can be drawn as an arc that people can follow: all GPUs in a row, and not too many links."""
+    return len(links.pairs) <= MOST_ARCS and len({box.y for box in gpus.values()}) <= 1
+
+
+def bar_items(bar: Bar, gpus: Boxes, top: float, y: float, left: float, width: float) -> tuple[list[Item], float]:
+    """A bar below all its GPUs, at `y`, and a line from each of them to it."""
+    boxes = {gpu: gpus[gpu] for gpu in bar.links}
+    title_width = text_width(bar.title, 12, bold=True) + 24
+    lowest = max(box.bottom for box in boxes.values())
+    stacked = any(box.bottom < lowest for box in boxes.values())
+    start, end = min(box.x for box in boxes.values()), max(box.right for box in boxes.values()) + 7 * stacked
+    if end - start < title_width:
+        start = max(left, min(start, left + width - title_width))
+        end = min(start + title_width, left + width)
+    line = Box(start, y, end - start, BAR_HEIGHT, "nvlink", palette.NVLINK_BAR, palette.NVLINK, 1.6, 4, story=bar.title)
+    items: list[Item] = [line]
+    for gpu, box in boxes.items():
+        thick = 1.5 if stacked else min(1.5 + bar.links[gpu] / 8, 4.0)
+        if box.bottom == lowest:
+            items.append(Line(((box.middle, box.bottom), (box.middle, y)), palette.NVLINK, thick))
+        else:
+            rail, level = box.right + 5, box.bottom - 12
+            items.append(Line(((box.right, level), (rail, level), (rail, y)), palette.NVLINK, 1.5))
+    items.append(
+        Text(line.middle, y + 17, fitted(bar.title, line.w - 8, 12, bold=True), 12, bold=True, anchor="middle")
+    )
+    return items, line.bottom
+
+
+def arc_items(pairs: tuple[Pair, ...], gpus: Boxes, top: float) -> tuple[list[Item], float]:
+    """
+    An arc for each link with the number of NVLinks at its lowest point: the farther apart the GPUs, the deeper, and deep
+    enough that no number stands on another.
+    """
+    ends = ports(pairs, gpus)
+    steps = sorted({box.x for box in gpus.values()})
+    taken: list[tuple[int, float]] = []
+    lines: list[Item] = []
+    labels: list[Item] = []
+    for a, b, count in pairs:
+        left, right = sorted((ends[a, b], ends[b, a]))
+        middle, radius = (left + right) / 2, (right - left) / 2
+        level = min(abs(steps.index(gpus[a].x) - steps.index(gpus[b].x)), MOST_LEVELS)
+        while any(level == other and abs(middle - at) < LABEL for other, at in taken):
+            level += 1
+        taken.append((level, middle))
+        depth = LEVEL * (level + 0.5)
+        arc = [(middle - radius * cos(pi * i / POINTS), top + depth * sin(pi * i / POINTS)) for i in range(POINTS + 1)]
+        path = ((left, gpus[a].bottom), *arc, (right, gpus[b].bottom))
+        lines.append(Line(path, palette.NVLINK, min(0.6 + 0.8 * count, 4.0), f"{count} NVLinks"))
+        label = f"NV{count}"
+        half = text_width(label, 10.5, bold=True) / 2
+        labels += [
+            Box(middle - half - 2, top + depth - 8, 2 * half + 4, 15, "label", stroke="#ffffff"),
+            Text(middle, top + depth + 4, label, 10.5, bold=True, fill=palette.NVLINK, anchor="middle"),
+        ]
+    return lines + labels, top + LEVEL * (max(level for level, _ in taken) + 0.5) + 8
+
+
+def ports(pairs: tuple[Pair, ...], gpus: Boxes) -> dict[tuple[DeviceID, DeviceID], float]:
+    """
+    Where the arc from a GPU to another leaves its lower edge: each at a place of its own.
+
+    To the nearest GPU it leaves outermost, and to the farthest in the middle, so that the arcs of one GPU do not cross.
+    """
+    found: dict[tuple[DeviceID, DeviceID], float] = {}
+    for gpu, box in gpus.items():
+        others = sorted((b if a == gpu else a for a, b, _ in pairs if gpu in (a, b)), key=lambda one: -gpus[one].x)
+        order = [one for one in others if gpus[one].x < box.x] + [one for one in others if gpus[one].x > box.x]
+        for i, other in enumerate(order, 1):
+            found[gpu, other] = box.x + box.w * i / (len(order) + 1)
+    return found

@@ -1,0 +1,16 @@
+"""
+Colours that people with any colour vision tell apart, light enough for dark text: Paul Tol's qualitative scheme `light`.
+
+A colour is never alone: every holder has a letter, and whatever is wrong with a device is hatched, framed or written.
+"""
+
+HOLDERS = ("#77aadd", "#ee8866", "#eedd88", "#ffaabb", "#99ddff", "#44bb99", "#bbcc33", "#aaaa00")
+"""Of the first holder, of the second, …; a ninth has the first colour again, and another letter."""
+
+SOCKET, PLACE, HOST, SWITCH = "#f6f8fa", "#ffffff", "#d8dee4", "#eaeef2"
+NVLINK, NVLINK_BAR = "#4d7c0f", "#e4f2cd"
+TROUBLE = "#cf222e"
+
+
+def of_holder(holder: int) -> str:
+    return HOLDERS[holder % len(HOLDERS)]

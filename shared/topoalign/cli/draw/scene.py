@@ -1,0 +1,116 @@
+"""
+A scene: boxes, lines and texts in user units, in the order in which they are painted. What SVG and PNG have in common.
+
+Widths of texts are judged here, once, on the generous side: an SVG is shown in whatever font the reader's machine has, so
+a text that fits by these widths fits in Arial, Helvetica and DejaVu Sans.
+"""
+
+from dataclasses import dataclass, field
+from unicodedata import combining, east_asian_width
+
+INK, FAINT, PAPER = "#1b1f24", "#57606a", "#ffffff"
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangle. `role` names what it stands for: `gpu`, `nic`, `socket`, …"""
+
+    x: float
+    y: float
+    w: float
+    h: float
+    role: str
+    fill: str = PAPER
+    stroke: str = FAINT
+    stroke_width: float = 1.0
+    radius: float = 3.0
+    story: str = ""
+    """Shown when someone points at it."""
+
+    @property
+    def right(self) -> float:
+        return self.x + self.w
+
+    @property
+    def bottom(self) -> float:
+        return self.y + self.h
+
+    @property
+    def middle(self) -> float:
+        return self.x + self.w / 2
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line through these points."""
+
+    points: tuple[tuple[float, float], ...]
+    stroke: str = FAINT
+    width: float = 1.0
+    story: str = ""
+
+
+@dataclass(frozen=True)
+class Text:
+    """One line of text; `y` is its baseline."""
+
+    x: float
+    y: float
+    text: str
+    size: float = 11.0
+    bold: bool = False
+    fill: str = INK
+    anchor: str = "start"
+    """`start`, `middle` or `end`: what of the text is at `x`."""
+
+    @property
+    def left(self) -> float:
+        return self.x - text_width(self.text, self.size, self.bold) * {"start": 0, "middle": 0.5, "end": 1}[self.anchor]
+
+
+Item = Box | Line | Text
+
+
+@dataclass
+class Scene:
+    """A finished drawing."""
+
+    title: str
+    width: float = 0
+    height: float = 0
+    items: list[Item] = field(default_factory=list)
+
+
+def text_width(text: str, size: float, bold: bool = False) -> float:
+    """How wide a text is at most, in the same unit as its size."""
+    return sum(map(_em, text)) * size * (1.08 if bold else 1.0)
+
+
+def _em(character: str) -> float:
+    if character in " .,:;|!'()[]ijlftI/-·":
+        return 0.4
+    if character in "mwMW@%…" or character > "\u2e7f" or east_asian_width(character) in "WF":
+        return 1.0
+    if combining(character):
+        return 0.0
+    return 0.72 if character.isupper() else 0.64
+
+
+def fitted(text: str, width: float, size: float, bold: bool = False) -> str:
+    """The text, cut so that it is no wider than this."""
+    if text_width(text, size, bold) <= width + 0.01:  # a box may be exactly as wide as its text
+        return text
+    while text and text_width(text + "…", size, bold) > width:
+        text = text[:-1]
+    return text + "…"
+
+
+def wrapped(text: str, width: float, size: float) -> list[str]:
+    """The text in lines no wider than this, broken at blanks."""
+    lines: list[str] = []
+    for word in text.split():
+        if lines and text_width(f"{lines[-1]} {word}", size) <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(fitted(word, width, size))
+    return lines

@@ -1,0 +1,66 @@
+"""`topoalign fragmentation`: how good the sets of GPUs are that can still be had on a node."""
+
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from topoalign.cli import output
+from topoalign.core.errors import clean
+from topoalign.core.ids import GPU, DeviceID
+from topoalign.core.placement.fragmentation import fragmentation as measured
+from topoalign.core.topology.names import named
+
+if TYPE_CHECKING:
+    from topoalign.cli import link
+
+
+@click.command()
+@click.option(
+    "--node",
+    envvar="TOPOALIGN_NODE",
+    metavar="NODE",
+    help="A running node.  [default: this host, or the one `up` plays]",
+)
+@click.option("--nats", envvar="TOPOALIGN_NATS_URL", metavar="URL", help="NATS to ask for it.  [default: that of `up`]")
+@click.option("--json", "as_json", is_flag=True, help="Print one object.")
+def fragmentation(node: str | None, nats: str | None, as_json: bool) -> None:
+    """
+    What the GPUs that are free on a node are still good for.
+
+    For sets of 2, 4 and 8 GPUs: the link score of the best that is free, against the best that the machine has. What is
+    lost comes back when the GPUs in between are released.
+
+    \b
+    Examples:
+      topoalign fragmentation
+      topoalign fragmentation --node gpu-7 --json | jq .lost
+    """
+    from topoalign.cli import link  # brings in what talks to the network
+
+    standing = link.discovered(node, nats, os.environ)
+    free = free_gpus(standing)
+    found = measured(standing.topology, free)
+    if as_json:
+        sets = [{**each._asdict(), "lost": round(each.lost, 4)} for each in found.sets]
+        output.document({"node": standing.node, "free": free, "sets": sets, "lost": round(found.overall, 4)})
+        return
+    shorts = " ".join(named(standing.topology, GPU, gpu).short for gpu in free)
+    gpus = len(standing.topology.gpus)
+    output.say(f"{clean(standing.node)}: {len(free)} of {gpus} GPUs free{': ' if shorts else ''}{shorts}")
+    if not found.sets:
+        output.say("too few for a set of two")
+        return
+    rows = [(each.size, each.best, each.possible, f"{each.lost:.0%}") for each in found.sets]
+    output.columns(("GPUS", "BEST FREE", "BEST POSSIBLE", "LOST"), rows)
+    output.say(f"lost on average: {found.overall:.0%}")
+
+
+def free_gpus(standing: "link.Standing") -> tuple[DeviceID, ...]:
+    """Those that may be handed out and that nobody holds."""
+    held = standing.holders
+    return tuple(
+        gpu.id
+        for gpu in standing.topology.gpus
+        if gpu.id not in held and gpu.id in standing.health and standing.health[gpu.id].usable
+    )

@@ -1,0 +1,61 @@
+"""
+A prediction without any service: what the kubelet of a described machine would decide.
+
+The rules come from its configuration file, what is given away from the files in its root directory. Without a configuration
+the rules are topoalign's own, without a root directory the machine is empty.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from topoalign.core.admission import admit
+from topoalign.core.decisions import Decision, noted
+from topoalign.core.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
+from topoalign.core.ids import NodeName
+from topoalign.core.requests import AdmissionRules, Mode, PodRequest, overridden
+from topoalign.core.state import NodeState
+from topoalign.core.topology.model import Topology
+from topoalign.kubelet import configuration
+from topoalign.kubelet.node_state import KubeletNode, check_resources, node_state
+from topoalign.machines import Machine, load
+
+
+@dataclass(frozen=True)
+class Described:
+    """A node that no service runs on: its machine, and where its kubelet keeps its files."""
+
+    machine: str
+    """A name of the catalogue, or a file or folder that describes one."""
+    kubelet_config: Path | None
+    kubelet_root: Path | None
+
+    def predict(self, pod: PodRequest, changes: Mapping[str, str | int | bool]) -> tuple[NodeName, Decision, Topology]:
+        """
+        The node's name, the decision and the machine it is about; `changes` are rules that differ from the configuration.
+
+        Raises what reading the machine, the configuration or the kubelet's files raises.
+        """
+        machine = load(self.machine)
+        rules = AdmissionRules(mode=Mode.KUBELET)
+        if self.kubelet_config is not None:
+            rules = configuration.load(self.kubelet_config)
+        node = self.node(machine, rules)
+        passed_over = check_resources(pod, machine.topology, node.registered)
+        decision = admit(node.state, pod, overridden(rules, changes))
+        return node.state.node, noted(decision, (*node.findings, *passed_over)), machine.topology
+
+    def node(self, machine: Machine, rules: AdmissionRules) -> KubeletNode:
+        """Every device is taken as healthy, unless the kubelet's files tell otherwise."""
+        healthy = DeviceHealth(state=HealthState.HEALTHY)
+        name = NodeName(machine.name)
+        topology = TopologyDiscovered(
+            node=name, epoch=0, revision=0, boot_id="", source=f"described: {machine.name}", topology=machine.topology
+        )
+        devices = {device: healthy for listed in machine.topology.devices.values() for device in listed}
+        health = DeviceHealthChanged(node=name, epoch=0, revision=0, devices=devices)
+        if self.kubelet_root is None:
+            return KubeletNode(
+                state=NodeState(node=name, topology=topology, health=health), registered=None, findings=()
+            )
+        return node_state(topology, health, self.kubelet_root, rules)

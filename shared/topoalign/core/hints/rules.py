@@ -1,0 +1,101 @@
+"""
+From what is needed and what there is to hints: a list where it is short, a rule where it would be long.
+
+A provider says what is needed of which NUMA nodes now (`Supply`) and what an empty machine would have had. In mode
+`kubelet` a hint is preferred if it has as few nodes as an empty machine could do with, in mode `best` if nothing narrower
+fits now.
+"""
+
+from collections.abc import Iterable
+from itertools import accumulate
+from typing import NamedTuple
+
+from topoalign.core.hints.enumeration import doubled, subsets
+from topoalign.core.hints.model import HintRule, Need, TopologyHint
+from topoalign.core.hints.search import Choosing, Work, meets
+from topoalign.core.requests import Mode
+from topoalign.core.topology.bitmask import Mask, narrowness, nodes_of, several, union
+
+MOST_LISTED = 8
+"""NUMA nodes of a machine whose hints are listed: 255 at most. The kubelet stops there, too, unless told otherwise."""
+
+EVERYWHERE: Mask = -1
+"""All nodes, known or not."""
+
+
+class Supply(NamedTuple):
+    """Some NUMA nodes, and what is needed of them."""
+
+    nodes: Mask
+    needs: tuple[Need, ...]
+
+    def least_size(self) -> int | None:
+        """How few of the nodes do, at least one. None: not even all of them. Raises TooMuchWork."""
+        need = self.needs[0]
+        if len(self.needs) > 1 or need.amount <= 0 or any(several(near) for near in need.supply):
+            return Choosing(self.nodes, self.needs, Work()).least_size()
+        richest = sorted((amount for near, amount in need.supply.items() if near & self.nodes), reverse=True)
+        return next((size for size, total in enumerate(accumulate(richest), 1) if total >= need.amount), None)
+
+
+def hints_from(
+    now: Supply, empty: Supply, mode: Mode, machine: int, besides: Iterable[Mask] = ()
+) -> tuple[TopologyHint, ...] | HintRule:
+    """
+    The hints that are the subsets which meet the needs `now`, and the masks `besides`; () if there is none.
+
+    `machine` is how many NUMA nodes there are. Raises TooMuchWork.
+    """
+    others = tuple(sorted(mask for mask in besides if mask & ~now.nodes or not meets(now.needs, mask)))
+    if not others and not meets(now.needs, now.nodes):
+        return ()
+    judged = empty.least_size() if mode is Mode.KUBELET else now.least_size()
+    widths = [] if judged is None else [judged]
+    least = min(widths + ([] if mode is Mode.KUBELET else [mask.bit_count() for mask in others]), default=0)
+    needs = now.needs if any(need.amount > 0 for need in now.needs) else (Need(1, {now.nodes: 1}),)
+    rule = HintRule(nodes=now.nodes, needs=needs, least=least, besides=others)
+    return rule if machine > MOST_LISTED else listed(rule)
+
+
+def listed(rule: HintRule) -> tuple[TopologyHint, ...]:
+    """The hints that a rule stands for, in the kubelet's order: by size, then by the positions of the nodes."""
+    space = subsets(nodes_of(union((rule.nodes, *rule.besides))))
+    fits = [not mask & ~rule.nodes for mask in space.masks]
+    for need in rule.needs:
+        enough = [total >= need.amount for total in totals(space.nodes, space.masks, need)]
+        fits = [so_far and here for so_far, here in zip(fits, enough, strict=True)]
+    for mask in rule.besides:
+        fits[space.numbers[mask]] = True
+    return tuple(
+        TopologyHint(space.masks[number], number.bit_count() == rule.least) for number in space.order if fits[number]
+    )
+
+
+def totals(nodes: tuple[int, ...], masks: tuple[Mask, ...], need: Need) -> list[int]:
+    """How much each subset has of what is needed, by the subsets' numbers."""
+    counts = doubled(need.supply.get(1 << node, 0) for node in nodes)
+    for near, amount in need.supply.items():
+        if near.bit_count() > 1:
+            counts = [had + amount if mask & near else had for had, mask in zip(counts, masks, strict=True)]
+    return counts
+
+
+def narrowest(
+    hints: tuple[TopologyHint, ...] | HintRule, around: Mask = 0, within: Mask = EVERYWHERE
+) -> TopologyHint | None:
+    """
+    The best hint that holds all nodes of `around` and none outside `within`: a preferred one before any other, then the
+    narrowest. Hints for any node are left out. Raises TooMuchWork.
+    """
+    if isinstance(hints, HintRule):
+        choosing = Choosing(hints.nodes & within, hints.needs, Work(), fixed=around)
+        size = None if around & ~(hints.nodes & within) else choosing.least_size()
+        masks = [mask for mask in hints.besides if not around & ~mask and not mask & ~within]
+        masks += [] if size is None else [next(choosing.masks(size))]
+        hints = tuple(TopologyHint(mask, mask.bit_count() == hints.least) for mask in masks)
+    fitting = [
+        (not hint.preferred, narrowness(mask), hint)
+        for hint in hints
+        if (mask := hint.affinity) is not None and not around & ~mask and not mask & ~within
+    ]
+    return min(fitting, key=lambda each: each[:2])[2] if fitting else None

@@ -1,0 +1,149 @@
+"""
+Sets of NUMA nodes that meet several needs at once, found without listing all sets.
+
+A search decides node by node, the highest first, and leaves a node out before it takes it in; so what it finds comes in
+ascending order of the masks. It gives up a branch as soon as the best of the nodes below cannot meet some need, and where
+the same needs failed before. What is left of the 2^n sets is little for machines that exist, but a knapsack over many nodes
+stays one: every search counts its steps, and ends with TooMuchWork instead of never.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from topoalign.core.errors import TooMuchWork
+from topoalign.core.hints.model import Need
+from topoalign.core.topology.bitmask import Mask, nodes_of, union
+
+MOST_STEPS = 100_000
+"""About half a second. Alignments of real machines take hundreds."""
+HEAVY = 20
+"""Steps that a look at the distances of the nodes chosen so far counts for."""
+
+
+class Work:
+    """Counts the steps of one decision. Shared by all searches of it, so that they end together."""
+
+    def __init__(self, steps: int = MOST_STEPS) -> None:
+        self.steps = steps
+
+    @property
+    def ended(self) -> bool:
+        """Whether the limit was met."""
+        return self.steps < 0
+
+    def step(self, steps: int = 1) -> None:
+        """Raises TooMuchWork."""
+        self.steps -= steps
+        if self.steps < 0:
+            raise TooMuchWork(
+                "which NUMA nodes suit the request best was not found within the limit on work",
+                "ask for what fits on fewer NUMA nodes, or use policy none, which does not align",
+            )
+
+
+def meets(needs: Sequence[Need], mask: Mask) -> bool:
+    """Whether these NUMA nodes meet all needs."""
+    return all(sum(amount for near, amount in need.supply.items() if near & mask) >= need.amount for need in needs)
+
+
+Hopeless = Callable[[Mask, int, int], bool]
+"""Told the nodes chosen so far, how many more are to be chosen, and of how many of the lowest: may end the branch."""
+
+
+State = tuple[int, int, tuple[int, ...], Mask]
+"""All that it depends on whether a branch has any set at all."""
+
+
+class Branch(NamedTuple):
+    """Part of a search: `more` of the lowest `top` nodes are to be added to those chosen, and `short` is still missing."""
+
+    top: int
+    more: int
+    short: tuple[int, ...]
+    chosen: Mask
+
+
+class Tried(NamedTuple):
+    """Stands on the stack below the two halves of a branch: once they are done, it has failed unless more was found."""
+
+    state: State
+    found: int
+    """How many sets had been found before."""
+
+
+class Choosing:
+    """The sets of nodes that hold all of `fixed`, otherwise only some of `nodes`, and meet the needs."""
+
+    def __init__(self, nodes: Mask, needs: Sequence[Need], work: Work, fixed: Mask = 0) -> None:
+        self.nodes = nodes_of(nodes & ~fixed)
+        self.fixed = fixed
+        self.work = work
+        self.gains = [[gains(need, 1 << node) for need in needs] for node in self.nodes]
+        self.short = tuple(need.amount - sum(n for near, n in need.supply.items() if near & fixed) for need in needs)
+        self.best = [best_sums([sum(n for _, n in each[i]) for each in self.gains]) for i in range(len(needs))]
+        self.shared = union(near for need in needs for near in need.supply if near.bit_count() > 1)
+        self.failed: set[State] = set()
+
+    def masks(self, size: int, hopeless: Hopeless | None = None) -> Iterator[Mask]:
+        """All of them that have `size` nodes, ascending. Raises TooMuchWork."""
+        more = size - self.fixed.bit_count()
+        if 0 <= more <= len(self.nodes):
+            yield from self.below(Branch(len(self.nodes), more, self.short, self.fixed), hopeless)
+
+    def least_size(self) -> int | None:
+        """How few nodes do, at least one. None: not even all of them. Raises TooMuchWork."""
+        most = self.fixed.bit_count() + len(self.nodes)
+        if any(lacks > best[-1][-1] for lacks, best in zip(self.short, self.best, strict=True)):
+            return None
+        sizes = range(max(1, self.fixed.bit_count()), most + 1)
+        return next((size for size in sizes if next(self.masks(size), None) is not None), None)
+
+    def below(self, start: Branch, hopeless: Hopeless | None) -> Iterator[Mask]:
+        """The sets of a branch. It keeps its own stack: machines may have more nodes than calls can be nested."""
+        found = 0
+        undecided: list[Branch | Tried] = [start]
+        while undecided:
+            branch = undecided.pop()
+            if isinstance(branch, Tried):
+                if branch.found == found:
+                    self.failed.add(branch.state)
+                continue
+            top, more, short, chosen = branch
+            self.work.step(1 if hopeless is None else HEAVY)
+            if any(lacks > best[top][more] for lacks, best in zip(short, self.best, strict=True)):
+                continue
+            if not more:
+                found += 1
+                yield chosen
+                continue
+            state = (top, more, tuple(max(0, lacks) for lacks in short), chosen & self.shared)
+            if state in self.failed or (hopeless is not None and hopeless(chosen, more, top)):
+                continue
+            if hopeless is None:
+                undecided.append(Tried(state, found))
+            node = top - 1
+            undecided.append(Branch(node, more - 1, self.taking(node, short, chosen), chosen | self.bit(node)))
+            if node >= more:
+                undecided.append(Branch(node, more, short, chosen))
+
+    def taking(self, node: int, short: tuple[int, ...], chosen: Mask) -> tuple[int, ...]:
+        """What is still missing when this node is taken in; what is near a chosen node already adds nothing."""
+        pairs = zip(short, self.gains[node], strict=True)
+        return tuple(lacks - sum(n for near, n in gain if not near & chosen) for lacks, gain in pairs)
+
+    def bit(self, node: int) -> Mask:
+        return 1 << self.nodes[node]
+
+
+def gains(need: Need, bit: Mask) -> list[tuple[Mask, int]]:
+    return [(near, amount) for near, amount in need.supply.items() if near & bit]
+
+
+def best_sums(amounts: Sequence[int]) -> list[list[int]]:
+    """[top][more]: the most that `more` of the first `top` amounts can come to; -1 where there are not so many."""
+    rows = []
+    for top in range(len(amounts) + 1):
+        sums = list(accumulate(sorted(amounts[:top], reverse=True), initial=0))
+        rows.append(sums + [-1] * (len(amounts) - top))
+    return rows

@@ -1,0 +1,46 @@
+"""How much what is free has suffered: the best sets of GPUs that can still be had, against the best there could be."""
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from topoalign.core.ids import GPU, DeviceID
+from topoalign.core.placement import outlook
+from topoalign.core.placement.partition import best_sets
+from topoalign.core.placement.topology import SIZES
+from topoalign.core.topology.model import Topology
+
+
+class SetsLeft(NamedTuple):
+    """Sets of one size."""
+
+    size: int
+    best: int
+    """Link score of the best set that is still free."""
+    possible: int
+    """Of the best set of the machine: what could be free if other GPUs were held."""
+
+    @property
+    def lost(self) -> float:
+        """0: as good as can be; 1: worth nothing."""
+        return 1 - self.best / self.possible if self.possible else 0.0
+
+
+class Fragmentation(NamedTuple):
+    """For each size of 2, 4 and 8 of which so many GPUs are free."""
+
+    sets: tuple[SetsLeft, ...]
+
+    @property
+    def overall(self) -> float:
+        """The mean over these sizes; 0 where no set is left to be judged."""
+        return sum(each.lost for each in self.sets) / len(self.sets) if self.sets else 0.0
+
+
+def fragmentation(topology: Topology, free: Collection[DeviceID]) -> Fragmentation:
+    """Of a machine on which these GPUs are free."""
+    possible = outlook(topology)
+    positions = [position for position, gpu in enumerate(topology.devices.get(GPU, ())) if gpu in free]
+    best = best_sets(possible.scores, positions).best
+    return Fragmentation(
+        tuple(SetsLeft(size, best[size], possible.best[size]) for size in SIZES if size <= len(positions))
+    )

@@ -1,0 +1,123 @@
+"""
+The best way to split devices into sets of one size: what device policy `best-effort` maximises.
+
+A partition is a split of some devices into as many sets of `size` as there can be, and what is left over as one smaller
+set. It is worth the sum of the scores of all its sets, and the score of a set is the sum over its pairs (`Scores`). Of the
+partitions in which a set of full size holds all required devices, the best are those worth the most; the chosen set is the
+best that occurs in any of these and holds the required ones, of equals the one with the lowest indexes. So the answer hangs
+on the scores alone, and not on the order in which devices are handed in.
+
+Four ways lead there, each exact but the last:
+
+- up to 9 devices: all partitions, listed beforehand (`tables`);
+- hierarchical scores, any number of devices: what matters of each block is how many are left (`tree`);
+- up to 18 devices: bounds by prices, and then the few sets that are left (`prices`);
+- more, or where an exact search ends at its limit on work: sets that grow greedily and then exchange devices (`greedy`).
+  Neither the chosen set nor the total is worth less than what grew greedily, and the answer says that it is not exact.
+
+Nothing is remembered from one call to the next but lists that depend on the number of devices and the size only.
+"""
+
+from collections.abc import Collection, Sequence
+from operator import itemgetter
+from typing import NamedTuple
+
+from topoalign.core.errors import TooMuchWork
+from topoalign.core.placement.partition.greedy import best_grown, greedy_split
+from topoalign.core.placement.partition.masks import mask_of, masks_of_size, members_of, set_scores
+from topoalign.core.placement.partition.prices import MOST_PRICED, best_by_prices
+from topoalign.core.placement.partition.tables import MOST_LISTED, best_by_table
+from topoalign.core.placement.partition.tree import MOST_IN_TREE, best_by_tree, best_sets_of_tree, tree_of
+from topoalign.core.placement.partition.work import Work
+from topoalign.core.placement.scores import Scores, total
+
+MOST_STEPS = 70_000
+"""Of an exact search: 40 to 80 ms. A DGX-2 takes 2,000 at most, the 72 GPUs of an NVL72 10,000."""
+
+
+class Partition(NamedTuple):
+    """What a search for the best partition found."""
+
+    members: tuple[int, ...]
+    """The chosen set: positions, ascending."""
+    total: int
+    """What the partition is worth that it belongs to."""
+    exact: bool
+    """Whether no partition is worth more, and no set is chosen before this one. False: greedy."""
+
+
+class SetScores(NamedTuple):
+    """The best sets of each size that some devices have."""
+
+    best: tuple[int, ...]
+    """The score of the best set of 0, 1, 2, … devices, up to all of them."""
+    exact: bool
+    """Whether no set of the size has a higher score. False: greedy."""
+
+
+def best_split(scores: Scores, available: Collection[int], required: Collection[int], size: int) -> Partition:
+    """
+    The chosen set of a best partition of the available positions, and what that partition is worth.
+
+    Requires what `placement.choose` checks: distinct positions of the table, all required ones available, and
+    max(1, len(required)) <= size <= len(available).
+    """
+    free = sorted(available)
+    if size == len(free):
+        return Partition(tuple(free), total(scores, free), exact=True)
+    if size == 1:
+        return Partition(tuple(required) or (free[0],), 0, exact=True)
+    local = among(scores, free)
+    fixed = [free.index(position) for position in sorted(required)]
+    try:
+        mask, worth = exact_split(local, fixed, size)
+    except TooMuchWork:
+        members, worth = greedy_split(local, fixed, size)
+        return Partition(tuple(free[member] for member in members), worth, exact=False)
+    return Partition(tuple(free[member] for member in members_of(mask, len(free))), worth, exact=True)
+
+
+def exact_split(scores: Scores, required: Sequence[int], size: int) -> tuple[int, int]:
+    """The chosen set of all positions of the table, as a mask, and the total. Raises TooMuchWork."""
+    devices = len(scores)
+    fixed = mask_of(required, devices)
+    if devices <= MOST_LISTED:
+        return best_by_table(scores, fixed, size)
+    work = Work(MOST_STEPS)
+    tree = tree_of(scores, range(devices)) if devices <= MOST_IN_TREE else None
+    if tree is not None:
+        return best_by_tree(tree, devices, required, size, work)
+    if devices > MOST_PRICED:
+        work.give_up()
+    return best_by_prices(scores, fixed, size, work)
+
+
+def best_total(scores: Scores, devices: Collection[int], size: int) -> int:
+    """
+    The most that a partition of these positions into sets of `size` and one smaller set is worth; 0 < size <= their number.
+
+    Where `best_split` is not exact, what the greedy partition is worth.
+    """
+    return best_split(scores, devices, (), size).total
+
+
+def best_sets(scores: Scores, devices: Collection[int]) -> SetScores:
+    """The score of the best set of each size inside these positions, whatever becomes of the rest."""
+    free = sorted(devices)
+    if len(free) < 2:
+        return SetScores((0,) * (len(free) + 1), exact=True)
+    local = among(scores, free)
+    tree = tree_of(local, range(len(free))) if MOST_LISTED < len(free) <= MOST_IN_TREE else None
+    if tree is not None:
+        return SetScores(best_sets_of_tree(tree, len(free)), exact=True)
+    if len(free) <= MOST_PRICED:
+        worth = set_scores(local)
+        sizes = (masks_of_size(len(free), size) for size in range(len(free) + 1))
+        return SetScores(tuple(max(worth[mask] for mask in masks) for masks in sizes), exact=True)
+    return SetScores(best_grown(local), exact=False)
+
+
+def among(scores: Scores, positions: Sequence[int]) -> Scores:
+    """The rows and columns of two or more positions."""
+    columns = itemgetter(*positions)
+    return [columns(scores[position]) for position in positions]

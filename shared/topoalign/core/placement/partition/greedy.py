@@ -1,0 +1,99 @@
+"""
+A good partition, without a promise that it is the best: sets that grow, and then exchange devices.
+
+Each set grows by the device that adds most, from every start there is, and the best of these is kept; the next one grows out
+of the rest. Then devices of different sets change places while that adds to the total.
+"""
+
+from collections.abc import Collection, Sequence
+from itertools import combinations
+
+from topoalign.core.placement.partition.masks import mask_of
+from topoalign.core.placement.scores import Scores, total
+
+MOST_LOOKS = 40_000
+"""At pairs that might change places: 20 ms. Sixty-four devices have 2,016, and a dozen rounds bring nearly all there is."""
+
+Sets = list[list[int]]
+"""Positions, ascending; sets of full size in the order in which they grew, and what is left over as the last."""
+
+
+def greedy_split(scores: Scores, required: Sequence[int], size: int) -> tuple[list[int], int]:
+    """
+    A good set that holds all required positions, and what the partition of the table is worth that it belongs to.
+
+    Neither is worth less than without exchanges.
+    """
+    sets = exchanged(scores, grown(scores, required, size), required, guarded=True)
+    holding = [members for members in sets if len(members) == size and {*required} <= {*members}]
+    best = max(holding, key=lambda members: (total(scores, members), mask_of(members, len(scores))))
+    return best, sum(total(scores, members) for members in sets)
+
+
+def best_grown(scores: Scores) -> tuple[int, ...]:
+    """The score of a good set of 0, 1, 2, … devices: of the sets that grow from each position the best of the size."""
+    devices = len(scores)
+    best = [0] * (devices + 1)
+    for start in range(devices):
+        order = grow(scores, range(devices), [start], devices)
+        worth = 0
+        for size, added in enumerate(order):
+            worth += sum(scores[added][member] for member in order[:size])
+            best[size + 1] = max(best[size + 1], worth)
+    return tuple(best)
+
+
+def grown(scores: Scores, required: Sequence[int], size: int) -> Sets:
+    """All positions in sets that grew one after the other, the first out of the required ones."""
+    rest = list(range(len(scores)))
+    sets: Sets = []
+    while len(rest) > size:
+        seeds = [list(required)] if required and not sets else [[start] for start in rest]
+        candidates = (grow(scores, rest, seed, size) for seed in seeds)
+        best = max(candidates, key=lambda members: (total(scores, members), mask_of(members, len(scores))))
+        sets.append(sorted(best))
+        rest = [position for position in rest if position not in best]
+    return [*sets, rest] if rest else sets
+
+
+def grow(scores: Scores, among: Sequence[int], seed: Sequence[int], size: int) -> list[int]:
+    """The seed and then what adds most, in this order, until there are `size`; of equals the lowest position."""
+    members = list(seed)
+    gain = {other: sum(scores[other][member] for member in members) for other in among if other not in members}
+    while len(members) < size:
+        added = max(gain, key=gain.__getitem__)
+        members.append(added)
+        del gain[added]
+        row = scores[added]
+        for other in gain:
+            gain[other] += row[other]
+    return members
+
+
+def exchanged(scores: Scores, sets: Sets, fixed: Collection[int], *, guarded: bool) -> Sets:
+    """
+    The sets after exchanges of two devices, as long as one adds to the total; the `fixed` ones stay where they are.
+
+    Guarded: the first set, which has the pick of all devices, loses nothing by it.
+    """
+    home = {device: at for at, members in enumerate(sets) for device in members}
+    links = [[sum(row[member] for member in members) for members in sets] for row in scores]
+    movable = [device for device in sorted(home) if device not in fixed]
+    looks, improving = 0, True
+    while improving and looks < MOST_LOOKS:
+        improving = False
+        for a, b in combinations(movable, 2):
+            looks += 1
+            ours, theirs = home[a], home[b]
+            if ours == theirs:
+                continue
+            our_gain = links[b][ours] - links[a][ours] - scores[a][b]
+            their_gain = links[a][theirs] - links[b][theirs] - scores[a][b]
+            first_gain = our_gain if ours == 0 else their_gain if theirs == 0 else 0
+            if our_gain + their_gain > 0 and not (guarded and first_gain < 0):
+                improving = True
+                home[a], home[b] = theirs, ours
+                for row, linked in zip(scores, links, strict=True):
+                    linked[ours] += row[b] - row[a]
+                    linked[theirs] += row[a] - row[b]
+    return [[device for device in sorted(home) if home[device] == at] for at in range(len(sets))]

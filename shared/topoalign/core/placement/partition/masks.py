@@ -1,0 +1,50 @@
+"""
+Sets of devices as masks.
+
+The first device has the highest bit. So of two masks with equally many bits the greater one is the set with the lower
+indexes: what comes first where two sets are equally good.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from itertools import combinations
+from operator import add
+
+from topoalign.core.placement.scores import Scores
+
+
+def mask_of(members: Iterable[int], devices: int) -> int:
+    return sum(1 << devices - 1 - member for member in members)
+
+
+def members_of(mask: int, devices: int) -> tuple[int, ...]:
+    return tuple(member for member in range(devices) if mask >> devices - 1 - member & 1)
+
+
+@cache
+def masks_of_size(devices: int, size: int) -> tuple[int, ...]:
+    """All sets of this size, the lowest indexes first."""
+    bits = [1 << bit for bit in reversed(range(devices))]
+    return tuple(map(sum, combinations(bits, size)))
+
+
+def set_scores(scores: Scores) -> list[int]:
+    """The score of every set, by its mask: a device adds its links to those that are there."""
+    worth = [0]
+    for position in reversed(range(len(scores))):
+        gains = doubled(scores[position][:position:-1])
+        worth = [*worth, *map(add, worth, gains)]
+    return worth
+
+
+def doubled(values: Iterable[int]) -> list[int]:
+    """The sum of every set of these values; the first value has the lowest bit."""
+    sums = [0]
+    for value in values:
+        sums += [value + smaller for smaller in sums]
+    return sums
+
+
+def by_preference(worth: Sequence[int], masks: Iterable[int]) -> int:
+    """Of masks of one size the one with the highest score, of equals the one with the lowest indexes."""
+    return max(masks, key=lambda mask: (worth[mask], mask))

@@ -1,0 +1,146 @@
+"""
+YAML and JSON documents of Kubernetes, and the only door to PyYAML.
+
+A document is small, is one mapping, and says everything once: the kubelet refuses keys that stand twice, and aliases, with
+which a few lines stand for gigabytes, are refused here. Types are those of the text (YAML 1.1): whoever wants text where a
+number stands gets an error, as in the kubelet, whose own reader is as strict.
+"""
+
+import json
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from topoalign.core.errors import BadRequest, InvalidField, NotFound, clean, quoted
+
+MOST_BYTES = 256 << 10
+"""Far above any configuration or pod: the largest pods that an API server takes have a few hundred containers."""
+DEEPEST = 64
+
+Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The same in C where PyYAML was built with it: a hundred times as fast."""
+
+Document = dict[Any, Any]
+
+
+class InvalidDocument(BadRequest):
+    """A file is not a document that can be read at all."""
+
+    code = "InvalidDocument"
+
+    def __init__(self, source: str, finding: str, remedy: str) -> None:
+        super().__init__(f"{clean(source, 200)}: {finding}", remedy)
+
+
+class Once(Loader):  # type: ignore[valid-type, misc]  # chosen when PyYAML is imported
+    """Reads mappings whose keys stand once each."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        mapping: dict[Hashable, Any] = super().construct_mapping(node, deep)
+        if len(mapping) != len(node.value):
+            raise unwanted("a key stands twice", node)
+        return mapping
+
+
+def load(path: Path) -> Document:
+    """The document in a file. Raises NotFound where there is none, InvalidDocument where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return read(file.read(MOST_BYTES + 1), str(path))
+    except FileNotFoundError:
+        raise NotFound("file", str(path), "give the path of a file that is there") from None
+    except (OSError, ValueError) as error:  # ValueError: a name with a null character
+        why = getattr(error, "strerror", None) or str(error)
+        raise InvalidDocument(str(path), f"cannot be read: {clean(why)}", "give a file that you may read") from error
+
+
+def read(raw: bytes, source: str) -> Document:
+    """The document that these bytes are; `source` is what to call them. Raises InvalidDocument."""
+    if len(raw) > MOST_BYTES:
+        raise InvalidDocument(source, f"it is larger than {MOST_BYTES >> 10} KiB", "give the document alone")
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidDocument(source, f"byte {error.start + 1} is not UTF-8", "save it as UTF-8 text") from error
+    try:
+        content = without_nulls(from_json(text) if text.lstrip().startswith("{") else from_yaml(text))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
+        raise InvalidDocument(source, f"{place}{clean(error.problem or 'no YAML', 200)}", "mend the YAML") from error
+    except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:
+        # ValueError: a number too long to be one, a date that never was, a key that stands twice in JSON
+        raise InvalidDocument(source, f"no YAML and no JSON: {clean(str(error), 200)}", "mend the file") from error
+    if not isinstance(content, dict):
+        raise InvalidDocument(source, "not a mapping of fields", "give one Kubernetes object")
+    return content
+
+
+def without_nulls(content: object) -> object:
+    """The same with every field left out that is null: to Kubernetes that is not to mention it."""
+    if isinstance(content, dict):
+        return {key: without_nulls(value) for key, value in content.items() if value is not None}
+    if isinstance(content, list):
+        return [without_nulls(value) for value in content]
+    return content
+
+
+def from_json(text: str) -> object:
+    """JSON, or YAML that starts like it. Raises ValueError and what `from_yaml` raises."""
+    try:
+        content: object = json.loads(text, object_pairs_hook=said_once, parse_constant=no_number)
+    except json.JSONDecodeError:
+        return from_yaml(text)
+    return content
+
+
+def said_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    mapping = dict(pairs)
+    if len(mapping) != len(pairs):
+        raise ValueError("a key stands twice")
+    return mapping
+
+
+def no_number(name: str) -> object:
+    raise ValueError(f"{name} is no number")
+
+
+def from_yaml(text: str) -> object:
+    """The one document of this text. Raises YAMLError, ValueError, OverflowError, RecursionError."""
+    depth = documents = 0
+    for event in yaml.parse(text, Loader=Loader):
+        if isinstance(event, yaml.AliasEvent):
+            raise unwanted("aliases are not read: write it out", event)
+        if getattr(event, "tag", None) is not None:
+            raise unwanted("tags are not read: write plain values", event)
+        documents += isinstance(event, yaml.DocumentStartEvent)
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise unwanted(f"more than {DEEPEST} levels deep", event)
+        if documents > 1:
+            raise unwanted("a second document begins", event)
+    return yaml.load(text, Loader=Once)  # noqa: S506  # Once is a safe loader
+
+
+def unwanted(what: str, where: Any) -> yaml.MarkedYAMLError:
+    """An error at an event or a node."""
+    return yaml.MarkedYAMLError(problem=what, problem_mark=where.start_mark)
+
+
+def expect_kind(document: Document, kind: str, api_version: str, remedy: str) -> None:
+    """Raises InvalidField for another kind of object."""
+    found = [str(document.get("kind")), str(document.get("apiVersion"))]
+    if found != [kind, api_version]:
+        raise InvalidField("kind", f"{quoted(found[:1])} of {quoted(found[1:])} is no {kind} of {api_version}", remedy)
+
+
+def converted(content: object, kind: Any, remedy: str) -> Any:
+    """The content as this type; what it does not name is left out. Raises InvalidField with the path of a wrong value."""
+    try:
+        return msgspec.convert(content, kind)
+    except msgspec.ValidationError as error:
+        finding, _, path = str(error).partition(" - at ")
+        raise InvalidField(clean(path.strip("`$.")) or "document", clean(finding, 200), remedy) from error

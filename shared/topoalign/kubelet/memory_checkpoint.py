@@ -1,0 +1,206 @@
+"""
+The file in which a kubelet keeps which memory it gave to whom: `memory_manager_state`.
+
+It has a table per NUMA node, with what is given away of each resource and the group of nodes the node was last used with,
+and the blocks of each container. The two must agree, and the tables must fit the machine and its configuration; the kubelet
+refuses a file where they do not when it starts.
+
+Source: kubelet v1.36.3, cm/memorymanager/state and the static policy's check of its state.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from topoalign.core.errors import clean, quoted
+from topoalign.core.events import MemoryUse
+from topoalign.core.hints.memory import memory_node
+from topoalign.core.ids import ResourceName
+from topoalign.core.requests import AdmissionRules
+from topoalign.core.topology.cpuset import format_cpuset
+from topoalign.core.topology.model import Topology
+from topoalign.kubelet import checkpoint, spew
+from topoalign.kubelet.checkpoint import Envelope, damaged
+
+NAME = "memory_manager_state"
+
+Amount = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class MemoryTable(msgspec.Struct, frozen=True, rename="camel"):
+    """One resource of one NUMA node, in bytes."""
+
+    total: Amount
+    system_reserved: Amount
+    allocatable: Amount
+    reserved: Amount
+    """Held by containers."""
+    free: Amount
+
+
+class NumaNodeState(msgspec.Struct, frozen=True, rename="camel"):
+    """One NUMA node."""
+
+    number_of_assignments: Amount
+    memory_map: dict[ResourceName, MemoryTable]
+    cells: list[int] | None = None
+    """The group the node was last used with, itself included. Empty: itself alone."""
+
+
+class Block(msgspec.Struct, frozen=True, rename="camel"):
+    """What a container has of one resource."""
+
+    numa_affinity: list[Amount]
+    type: ResourceName
+    size: Amount
+
+
+class MemoryManagerState(Envelope, frozen=True, kw_only=True, rename="camel"):
+    """The file."""
+
+    policy_name: str
+    machine_state: dict[int, NumaNodeState] | None
+    entries: dict[str, dict[str, list[Block] | None]] | None = {}
+    """Pod uid -> container -> blocks."""
+
+    @property
+    def nodes(self) -> dict[int, NumaNodeState]:
+        return self.machine_state or {}
+
+    @property
+    def blocks(self) -> dict[tuple[str, str], list[Block]]:
+        """(pod uid, container) -> blocks."""
+        return {
+            (uid, container): blocks or []
+            for uid, containers in (self.entries or {}).items()
+            for container, blocks in containers.items()
+        }
+
+    @property
+    def use(self) -> dict[int, MemoryUse]:
+        """As `NodeState.memory` has it: a node that nothing touches is absent."""
+        uses = {
+            node: MemoryUse(
+                reserved={name: table.reserved for name, table in state.memory_map.items() if table.reserved},
+                cells=tuple(state.cells or [node]) if state.number_of_assignments else (),
+                assignments=state.number_of_assignments,
+            )
+            for node, state in self.nodes.items()
+        }
+        return {node: use for node, use in sorted(uses.items()) if use != MemoryUse()}
+
+
+def load(root: Path) -> MemoryManagerState | None:
+    """What the kubelet with this root directory holds; None where there is no file. Raises StateFault."""
+    content = checkpoint.read(root / NAME)
+    return None if content is None else decode(content)
+
+
+def decode(content: bytes) -> MemoryManagerState:
+    """Raises StateFault for anything that is not a checkpoint, contradicts itself, or has not its own checksum."""
+    state = checkpoint.decode(NAME, content, MemoryManagerState)
+    if state.checksum:
+        checkpoint.expect_checksum(NAME, state.checksum, printed(state))
+    for node, each in state.nodes.items():
+        check_node(state, node, each)
+    for (uid, container), blocks in state.blocks.items():
+        for block in blocks:
+            group = block.numa_affinity
+            if not group or group != sorted(set(group)) or not state.nodes.keys() >= set(group):
+                raise damaged(NAME, f"memory of container {quoted([container])} of pod {quoted([uid])} is nowhere")
+    check_sums(state)
+    return state
+
+
+def printed(state: MemoryManagerState) -> Iterator[str]:
+    """The data as spew prints it, in the structs of all releases."""
+    nodes = entries = "<nil>"
+    if state.machine_state is not None:
+        nodes = spew.mapping((node, printed_node(each)) for node, each in sorted(state.machine_state.items()))
+    if state.entries is not None:
+        pods = ((uid, spew.mapping(printed_blocks(each))) for uid, each in sorted(state.entries.items()))
+        entries = spew.mapping(pods)
+    pod_level = " PodEntries:(state.PodMemoryAssignments)map[]"
+    for version, more in (("", ""), ("V1", ""), ("", pod_level), ("V2", pod_level)):
+        yield (
+            f"(*state.MemoryManagerCheckpoint{version}){{PolicyName:(string){state.policy_name} "
+            f"MachineState:(state.NUMANodeMap){nodes} Entries:(state.ContainerMemoryAssignments){entries}{more} "
+            "Checksum:(checksum.Checksum)0}"
+        )
+
+
+def printed_node(state: NumaNodeState) -> str:
+    tables = spew.mapping((name, printed_table(table)) for name, table in sorted(state.memory_map.items()))
+    return (
+        f"<*>{{NumberOfAssignments:(int){state.number_of_assignments} "
+        f"MemoryMap:(map[v1.ResourceName]*state.MemoryTable){tables} Cells:([]int){spew.sequence(state.cells)}}}"
+    )
+
+
+def printed_table(table: MemoryTable) -> str:
+    return (
+        f"<*>{{TotalMemSize:(uint64){table.total} SystemReserved:(uint64){table.system_reserved} "
+        f"Allocatable:(uint64){table.allocatable} Reserved:(uint64){table.reserved} Free:(uint64){table.free}}}"
+    )
+
+
+def printed_blocks(containers: Mapping[str, list[Block] | None]) -> Iterator[tuple[str, str]]:
+    for container, blocks in sorted(containers.items()):
+        yield container, spew.sequence(blocks if blocks is None else map(printed_block, blocks))
+
+
+def printed_block(block: Block) -> str:
+    nodes = spew.sequence(block.numa_affinity)
+    return f"{{NUMAAffinity:([]int){nodes} Type:(v1.ResourceName){block.type} Size:(uint64){block.size}}}"
+
+
+def check_node(state: MemoryManagerState, node: int, each: NumaNodeState) -> None:
+    for name, table in each.memory_map.items():
+        if table.reserved + table.free != table.allocatable or table.allocatable + table.system_reserved > table.total:
+            raise damaged(NAME, f"{clean(name)} of NUMA node {node} does not add up")
+    group = each.cells or [node]
+    if node not in group or group != sorted(set(group)) or not state.nodes.keys() >= set(group):
+        raise damaged(NAME, f"NUMA node {node} cannot be in the group {format_cpuset(group[:64])}")
+    if len(group) > 1 and not each.number_of_assignments:
+        raise damaged(NAME, f"NUMA node {node} is in a group, and nothing is assigned to it")
+
+
+def check_sums(state: MemoryManagerState) -> None:
+    """What the nodes have given away is what the containers have."""
+    given: Counter[str] = Counter()
+    for node in state.nodes.values():
+        given.update({name: table.reserved for name, table in node.memory_map.items()})
+    held: Counter[str] = Counter()
+    for blocks in state.blocks.values():
+        for block in blocks:
+            held[block.type] += block.size
+    if wrong := [name for name in given.keys() | held.keys() if given[name] != held[name]]:
+        name = min(wrong)
+        raise damaged(NAME, f"containers hold {held[name]} bytes of {clean(name)}, the NUMA nodes gave {given[name]}")
+
+
+def check(state: MemoryManagerState, topology: Topology, rules: AdmissionRules) -> None:
+    """Raises StateFault where this cannot be the state of a kubelet with these rules on this machine."""
+    if state.policy_name != rules.memory_manager:
+        finding = f"it was kept under policy {quoted([state.policy_name])}, and {rules.memory_manager!r} is configured"
+        raise damaged(NAME, finding)
+    if rules.memory_manager == "None":
+        return
+    if state.nodes.keys() != set(topology.node_ids):
+        have, says = format_cpuset(topology.node_ids), format_cpuset(state.nodes)
+        raise damaged(NAME, f"it has NUMA nodes {says}, and the machine has {have}")
+    for node in topology.nodes:
+        if node.memory is None:
+            continue  # nothing can be compared, and a request for memory will be refused for that
+        expected = memory_node(node, rules.reserved_memory.get(node.id, {}), MemoryUse()).allocatable
+        found = {name: table.allocatable for name, table in state.nodes[node.id].memory_map.items()}
+        for name in sorted(expected.keys() | found.keys()):
+            if expected.get(name, 0) != found.get(name, 0):
+                finding = (
+                    f"NUMA node {node.id} has {found.get(name, 0)} bytes of {clean(name)} to give by it, and "
+                    f"{expected.get(name, 0)} by the machine and the kubelet's configuration"
+                )
+                raise damaged(NAME, finding)

@@ -1,0 +1,208 @@
+"""
+What a node's kubelet holds, read from the files in its root directory.
+
+Three managers keep one file each. A file that is not there means that its manager has given nothing away, which is said; a
+file that cannot be read, or cannot be true of this machine and these rules, is an error: a guess about what is free would be
+a wrong prediction. Pods have their UID for a name there, and no namespace.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from topoalign.core.errors import InvalidField, StateFault, clean, quoted
+from topoalign.core.events import (
+    Allocation,
+    DeviceHealth,
+    DeviceHealthChanged,
+    HealthState,
+    MemoryBlock,
+    MemoryUse,
+    Owner,
+    TopologyDiscovered,
+)
+from topoalign.core.hints.requested import device_limits
+from topoalign.core.ids import AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
+from topoalign.core.requests import AdmissionRules, PodRequest
+from topoalign.core.state import NodeState
+from topoalign.core.topology.cpuset import format_cpuset
+from topoalign.core.topology.model import Topology
+from topoalign.kubelet import cpu_checkpoint, device_checkpoint, memory_checkpoint
+from topoalign.kubelet.device_checkpoint import CheckpointData
+from topoalign.kubelet.memory_checkpoint import Block
+
+ROOT = Path("/var/lib/kubelet")
+"""Where a kubelet keeps its files, unless it was told otherwise (kubelet v1.36.3, --root-dir)."""
+DEVICE_PLUGINS = "device-plugins"
+
+NO_NAMESPACE = Namespace("")
+
+Container = tuple[str, str]
+"""Pod uid, container."""
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """What one manager has given away."""
+
+    cpus: Mapping[Container, frozenset[int]] = {}
+    blocks: Mapping[Container, tuple[MemoryBlock, ...]] = {}
+    devices: Mapping[Container, Mapping[ResourceName, tuple[DeviceID, ...]]] = {}
+    memory: Mapping[int, MemoryUse] = {}
+    """Per NUMA node, as `NodeState.memory`."""
+    registered: Mapping[ResourceName, frozenset[DeviceID]] | None = None
+    """The healthy devices of each resource as its plugin listed them; None where no file tells."""
+    finding: str | None = None
+    """What could not be told."""
+
+    @property
+    def allocations(self) -> tuple[Allocation, ...]:
+        """One of each container that holds anything, by pod and name."""
+        return tuple(
+            Allocation(
+                id=AllocationID("/".join(container)),
+                owner=Owner(namespace=NO_NAMESPACE, pod=PodName(container[0]), container=ContainerName(container[1])),
+                devices=dict(self.devices.get(container, {})),
+                cpus=format_cpuset(self.cpus.get(container, ())),
+                memory=self.blocks.get(container, ()),
+            )
+            for container in sorted({*self.cpus, *self.blocks, *self.devices})
+        )
+
+
+class KubeletNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A node as its kubelet has it."""
+
+    state: NodeState
+    registered: Mapping[ResourceName, frozenset[DeviceID]] | None
+    findings: tuple[str, ...]
+    """What could not be told."""
+
+
+def node_state(
+    topology: TopologyDiscovered, health: DeviceHealthChanged, root: Path, rules: AdmissionRules
+) -> KubeletNode:
+    """
+    The node as the kubelet with this root directory has it. A device that its plugin has not listed as healthy is not
+    usable. Raises StateFault.
+    """
+    hardware = topology.topology
+    cpus, memory = held_cpus(root, hardware, rules), held_memory(root, hardware, rules)
+    devices = held_devices(root, hardware)
+    held = Held(cpus=cpus.cpus, blocks=memory.blocks, devices=devices.devices)
+    state = NodeState(
+        node=topology.node,
+        topology=topology,
+        health=listed_health(health, hardware, devices.registered),
+        allocations={allocation.id: allocation for allocation in held.allocations},
+        memory=memory.memory,
+    )
+    findings = (each.finding for each in (cpus, memory, devices))
+    return KubeletNode(
+        state=state,
+        registered=devices.registered,
+        findings=tuple(finding for finding in findings if finding is not None),
+    )
+
+
+def held_cpus(root: Path, topology: Topology, rules: AdmissionRules) -> Held:
+    """Of the CPU manager. Raises StateFault."""
+    state = cpu_checkpoint.load(root)
+    if state is None:
+        return Held(finding=absent(root / cpu_checkpoint.NAME, "CPUs"))
+    cpu_checkpoint.check(state, topology, rules)
+    return Held(cpus={container: cpus for container, cpus in state.exclusive.items() if cpus})
+
+
+def held_memory(root: Path, topology: Topology, rules: AdmissionRules) -> Held:
+    """Of the memory manager. Raises StateFault."""
+    state = memory_checkpoint.load(root)
+    if state is None:
+        return Held(finding=absent(root / memory_checkpoint.NAME, "memory"))
+    memory_checkpoint.check(state, topology, rules)
+    left = {node: dict(use.reserved) for node, use in state.use.items()}
+    blocks = {
+        container: tuple(spread(block, left) for block in blocks) for container, blocks in sorted(state.blocks.items())
+    }
+    return Held(blocks={container: each for container, each in blocks.items() if each}, memory=state.use)
+
+
+def spread(block: Block, left: Mapping[int, dict[ResourceName, int]]) -> MemoryBlock:
+    """A block on the nodes of its group, from the lowest on, as far as they have given such memory away."""
+    taken, wanted = [], block.size
+    for node in block.numa_affinity:
+        amounts = left.get(node, {})
+        part = min(wanted, amounts.get(block.type, 0))
+        amounts[block.type] = amounts.get(block.type, 0) - part
+        wanted -= part
+        taken.append(part)
+    return MemoryBlock(resource=block.type, nodes=tuple(block.numa_affinity), size=block.size, taken=tuple(taken))
+
+
+def held_devices(root: Path, topology: Topology) -> Held:
+    """Of the device manager. Raises StateFault."""
+    directory = root / DEVICE_PLUGINS
+    data = device_checkpoint.load(directory)
+    if data is None:
+        return Held(finding=absent(directory / device_checkpoint.NAME, "devices"))
+    registered = {
+        ResourceName(resource): frozenset(map(DeviceID, devices))
+        for resource, devices in data.registered_devices.items()
+    }
+    for resource, devices in registered.items():
+        if resource in topology.devices and (foreign := devices - topology.devices[resource].keys()):
+            raise StateFault(
+                f"the kubelet has {quoted([resource])} {quoted(sorted(foreign))}, which the machine does not have",
+                "describe the machine that the kubelet runs on, with the device ids that its plugin lists",
+            )
+    return Held(devices=devices_of(data), registered=registered)
+
+
+def devices_of(data: CheckpointData) -> dict[Container, dict[ResourceName, tuple[DeviceID, ...]]]:
+    """A device that is listed under several NUMA nodes is one."""
+    held: dict[Container, dict[ResourceName, tuple[DeviceID, ...]]] = {}
+    for entry in data.pod_device_entries or ():
+        ids = sorted({DeviceID(device) for devices in entry.device_ids.values() for device in devices})
+        of_container = held.setdefault((entry.pod_uid, entry.container_name), {})
+        resource = ResourceName(entry.resource_name)
+        of_container[resource] = (*of_container.get(resource, ()), *ids)
+    return held
+
+
+def listed_health(
+    health: DeviceHealthChanged, topology: Topology, registered: Mapping[ResourceName, Iterable[DeviceID]] | None
+) -> DeviceHealthChanged:
+    """The health of all devices as the kubelet has it: of a resource that it knows, no other than the listed ones."""
+    unlisted = DeviceHealth(state=HealthState.UNHEALTHY, reason="its plugin does not list it to the kubelet as healthy")
+    absentees = {
+        device: unlisted
+        for resource, devices in (registered or {}).items()
+        for device in topology.devices.get(resource, {}).keys() - frozenset(devices)
+    }
+    return msgspec.structs.replace(health, devices={**health.devices, **absentees})
+
+
+def check_resources(
+    pod: PodRequest, topology: Topology, registered: Mapping[ResourceName, Collection[DeviceID]] | None
+) -> tuple[str, ...]:
+    """
+    What the pod asks for that has no device here, in words: the kubelet passes over what no plugin ever registered.
+
+    Raises InvalidField for a resource that its kubelet has registered: which NUMA nodes its devices are on is not known.
+    """
+    asked = {name for container in (*pod.init_containers, *pod.containers) for name in device_limits(container)}
+    unknown = sorted(asked - topology.devices.keys())
+    for name in unknown:
+        if registered is not None and name in registered:
+            raise InvalidField(
+                f"limits[{clean(name)}]",
+                "the kubelet has such devices, and the machine as it is known here has none",
+                "describe the machine with them: `topology.others` of topoalign's own JSON",
+            )
+    return tuple(
+        f"nobody lists {clean(name)} here: the kubelet passes over it, a scheduler would not" for name in unknown
+    )
+
+
+def absent(path: Path, what: str) -> str:
+    return f"there is no {path}: the kubelet is taken to have given away no {what}"

@@ -1,0 +1,44 @@
+"""
+Quantities as Kubernetes writes them: `64Gi`, `500m`, `1.5G`, `1e3`.
+
+Source: k8s.io/apimachinery v0.36, resource.Quantity, without its signs: nothing here can be negative. A part of the unit
+that is asked for is rounded up, as there.
+"""
+
+import re
+from fractions import Fraction
+from math import ceil
+
+from topoalign.core.requests import LARGEST_QUANTITY
+
+_QUANTITY = re.compile(
+    r"([0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})(?:(Ki|Mi|Gi|Ti|Pi|Ei|n|u|m|k|M|G|T|P|E)|[eE]([+-]?[0-9]{1,2}))?"
+)
+FACTORS = {
+    **{f"{prefix}i": Fraction(1024**power) for power, prefix in enumerate("KMGTPE", 1)},
+    **{prefix: Fraction(1000**power) for power, prefix in enumerate("kMGTPE", 1)},
+    **{prefix: Fraction(1, 1000**power) for power, prefix in enumerate("mun", 1)},
+}
+
+
+def exact(quantity: str) -> Fraction | None:
+    """Its value; None if this is no quantity, a negative one, or more than 2^63-1."""
+    match = _QUANTITY.fullmatch(quantity)
+    if match is None:
+        return None
+    number, suffix, exponent = match.groups()
+    factor = FACTORS[suffix] if suffix else Fraction(10) ** int(exponent or 0)
+    value = Fraction(number) * factor
+    return value if value <= LARGEST_QUANTITY else None
+
+
+def whole(quantity: str) -> int | None:
+    """Whole units, bytes for example, rounded up; None as `exact`."""
+    value = exact(quantity)
+    return None if value is None else ceil(value)
+
+
+def thousandths(quantity: str) -> int | None:
+    """Thousandths, millicores for example, rounded up; None as `exact`, and above 2^63-1 of them."""
+    value = exact(quantity)
+    return None if value is None or value * 1000 > LARGEST_QUANTITY else ceil(value * 1000)

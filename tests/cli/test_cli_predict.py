@@ -1,0 +1,158 @@
+"""`what-if --machine`: a prediction without any service, from a kubelet's own files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from decision_support import admitted, container, pod
+from kubelet_files_support import cpu_file, write_files
+
+from topoalign.cli import root
+from topoalign.cli.predict import Described
+from topoalign.core.admission import admit
+from topoalign.core.ids import GPU
+from topoalign.kubelet import configuration
+from topoalign.machines import load
+
+CONFIG = """
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+topologyManagerPolicy: single-numa-node
+topologyManagerScope: pod
+cpuManagerPolicy: static
+reservedSystemCPUs: "0"
+memoryManagerPolicy: Static
+reservedMemory: [{numaNode: 0, limits: {memory: 1Gi}}]
+"""
+POD = """
+apiVersion: v1
+kind: Pod
+metadata: {name: train, namespace: ml}
+spec:
+  initContainers: [{name: fetch, resources: {limits: {cpu: 1, memory: 1Gi}}}]
+  containers:
+    - {name: main, resources: {limits: {cpu: 8, memory: 16Gi, nvidia.com/gpu: 2}}}
+"""
+MACHINE = "dgx-a100"
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A configuration and a pod in the current folder, and no NATS to ask."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    for name in ("TOPOALIGN_NATS_URL", "TOPOALIGN_NODE"):
+        monkeypatch.delenv(name, raising=False)
+    Path("config.yaml").write_text(CONFIG)
+    Path("pod.yaml").write_text(POD)
+
+
+def hold(gpus: int, cpus: int) -> None:
+    """A kubelet of the machine that holds a pod with so much, in the folder `kubelet`."""
+    rules = configuration.load(Path("config.yaml"))
+    state = Described(MACHINE, None, None).node(load(MACHINE), rules).state
+    for allocation in admitted(
+        admit(state, pod(container("main", gpus=gpus, cpus=cpus, gib=8), name="uid"), rules)
+    ).values():
+        state = state.holding(allocation)
+    Path("kubelet").mkdir()
+    write_files(Path("kubelet"), state, rules)
+
+
+def asked(capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, Any]:
+    status = root.run(["what-if", "--machine", MACHINE, "--json", *more])
+    return status, json.loads(capsys.readouterr().out)
+
+
+FROM_FILES = ("--kubelet-config", "config.yaml", "--kubelet-root", "kubelet")
+
+
+def test_a_pod_of_a_manifest_is_predicted_by_the_kubelets_rules(capsys: pytest.CaptureFixture[str]) -> None:
+    status, answer = asked(capsys, "--kubelet-config", "config.yaml", "--pod-file", "pod.yaml")
+
+    assert (0, MACHINE, "Admission") == (status, answer["node"], answer["decision"]["type"])
+    fetch, main = answer["decision"]["allocations"]
+    assert ["init", "ml", "train"] == [fetch["role"], fetch["owner"]["namespace"], fetch["owner"]["pod"]]
+    assert fetch["affinity"] == main["affinity"] and 1 == len(main["affinity"])
+    assert 2 == len(main["devices"][GPU])
+    (alignment,) = answer["decision"]["explanation"]["alignments"]
+    assert alignment["container"] is None
+
+
+def test_what_the_kubelet_holds_is_not_given_again(capsys: pytest.CaptureFixture[str]) -> None:
+    hold(gpus=2, cpus=4)
+    first = asked(capsys, "--kubelet-config", "config.yaml", "--gpus", "2", "--cpus", "4", "--memory", "8Gi")[1]
+    status, second = asked(capsys, *FROM_FILES, "--gpus", "2", "--cpus", "4", "--memory", "8Gi")
+
+    (empty,), (used,) = first["decision"]["allocations"], second["decision"]["allocations"]
+    assert 0 == status
+    assert set(empty["devices"][GPU]).isdisjoint(used["devices"][GPU])
+    assert empty["cpus"] != used["cpus"]
+    assert [] == second["decision"]["explanation"]["notes"]
+
+
+def test_a_refusal_ends_with_exit_code_4_and_a_rule_on_the_command_line_goes_before_the_file(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    hold(gpus=2, cpus=4)
+    refused = asked(capsys, *FROM_FILES, "--gpus", "3")
+    admitted_so = asked(capsys, *FROM_FILES, "--gpus", "3", "--policy", "best-effort")
+
+    assert (4, "TopologyAffinityError") == (refused[0], refused[1]["decision"]["reason"])
+    assert (0, "Admission") == (admitted_so[0], admitted_so[1]["decision"]["type"])
+
+
+def test_people_are_told_on_stderr_what_was_not_known(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("kubelet").mkdir()
+
+    assert 0 == root.run(["what-if", "--machine", MACHINE, *FROM_FILES, "--gpus", "1"])
+
+    said = capsys.readouterr()
+    assert "would get" in said.out and "note" not in said.out
+    assert 3 == said.err.count("note: there is no kubelet/")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "status", "finding"),
+    [
+        (lambda: Path("config.yaml").write_text("a: *b"), 5, "config.yaml: line 1, column 4: aliases"),
+        (lambda: Path("config.yaml").write_text(CONFIG.replace("static", "dynamic")), 5, "cpuManagerPolicy: unknown"),
+        (lambda: Path("config.yaml").unlink(), 3, "no file named 'config.yaml'"),
+        (lambda: Path("kubelet/cpu_manager_state").write_text("{}"), 69, "cpu_manager_state cannot be trusted"),
+        (lambda: Path("config.yaml").write_text(CONFIG.replace('"0"', '"1"')), 69, "kept for the system"),
+    ],
+)
+def test_files_that_cannot_be_used_are_one_clear_error_and_no_prediction(
+    capsys: pytest.CaptureFixture[str], spoil: Any, status: int, finding: str
+) -> None:
+    hold(gpus=2, cpus=0)
+    if "kept" in finding:  # the record of a pool without CPU 1, under a configuration that keeps CPU 1
+        hold_cpu_1()
+    spoil()
+
+    got, answer = asked(capsys, *FROM_FILES, "--gpus", "1")
+
+    assert status == got
+    assert finding in answer["error"]["finding"] and answer["error"]["remedy"]
+
+
+def hold_cpu_1() -> None:
+    last = len(load(MACHINE).topology.cpus) - 1
+    Path("kubelet/cpu_manager_state").write_bytes(cpu_file("static", f"0,2-{last}", {"u": {"c": "1"}}))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "finding"),
+    [
+        (["--gpus", "1", "--pod-file", "pod.yaml"], "--pod-file says it all"),
+        (["--pod", "a/b", "--pod-file", "pod.yaml"], "--pod-file says it all"),
+        (["--gpus", "1", "--kubelet-config", "config.yaml"], "go with --machine"),
+        (["--gpus", "1", "--kubelet-root", "kubelet"], "go with --machine"),
+    ],
+)
+def test_options_that_do_not_go_together_are_a_usage_error(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], finding: str
+) -> None:
+    assert 2 == root.run(["what-if", *arguments])
+    assert finding in capsys.readouterr().err

@@ -1,0 +1,267 @@
+"""Drawings show every device once, where it belongs, readable, and obey nothing that stands in a name."""
+
+import re
+from io import BytesIO
+from itertools import combinations
+
+import pytest
+from defusedxml import ElementTree
+from draw_support import ALLOCATIONS, HEALTH, HOSTILE, MACHINES, MESH, allocation, cpus, drawn, gpus, names, nodes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from topoalign.cli.draw import palette
+from topoalign.cli.draw.device import key
+from topoalign.cli.draw.diagram import diagram_of
+from topoalign.cli.draw.layout import scene_of
+from topoalign.cli.draw.png import SCALE, png
+from topoalign.cli.draw.scene import Box, Line, Scene, Text, fitted, text_width, wrapped
+from topoalign.cli.draw.svg import svg
+from topoalign.cli.draw.text import MARKS, text
+from topoalign.core.events import DeviceHealth, HealthState
+from topoalign.core.ids import DeviceID
+from topoalign.core.topology.links import Link
+from topoalign.core.topology.model import Gpu, MigDevice, Nic, PciBridge, Topology
+
+SVG = "{http://www.w3.org/2000/svg}"
+EDGE = 0.02
+"""Rounding."""
+
+
+def devices(scene: Scene) -> list[Box]:
+    return [item for item in scene.items if isinstance(item, Box) and item.role in ("gpu", "nic")]
+
+
+def extent(text: Text) -> tuple[float, float, float, float]:
+    """Left, top, right and bottom of the letters."""
+    return text.left, text.y - 0.75 * text.size, text.left + text_width(text.text, text.size, text.bold), text.y
+
+
+def overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
+    return a[0] < b[2] - EDGE and b[0] < a[2] - EDGE and a[1] < b[3] - EDGE and b[1] < a[3] - EDGE
+
+
+def check_scene(scene: Scene, topology: Topology) -> None:
+    boxes = [item for item in scene.items if isinstance(item, Box)]
+    texts = [item for item in scene.items if isinstance(item, Text) and item.text]
+    points = [point for item in scene.items if isinstance(item, Line) for point in item.points]
+    corners = [(box.x, box.y, box.right, box.bottom) for box in boxes] + [extent(text) for text in texts]
+    corners += [(x, y, x, y) for x, y in points]
+
+    assert names(topology) == sorted(box.story.split()[0] for box in devices(scene)), "each device once"
+    outside = [
+        one
+        for one in corners
+        if one[0] < -EDGE or one[1] < -EDGE or one[2] > scene.width + EDGE or one[3] > scene.height + EDGE
+    ]
+    assert [] == outside, "nothing outside the picture"
+    places = [(box.x, box.y, box.right, box.bottom) for box in devices(scene)]
+    assert [] == [pair for pair in combinations(places, 2) if overlap(*pair)], "no two devices overlap"
+    assert [] == [(a.text, b.text) for a, b in combinations(texts, 2) if overlap(extent(a), extent(b))], "nor texts"
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_every_device_stands_once_in_the_scene_and_nothing_overlaps_or_is_cut_off(name: str) -> None:
+    check_scene(scene_of(drawn(name)), MACHINES[name])
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_an_svg_is_well_formed_and_every_device_has_its_box_with_its_story(name: str) -> None:
+    root = ElementTree.fromstring(svg(scene_of(drawn(name))).encode())
+
+    stories = [
+        rect.findtext(f"{SVG}title", "") for rect in root.iter(f"{SVG}rect") if rect.get("class") in ("gpu", "nic")
+    ]
+    assert names(MACHINES[name]) == sorted(story.split()[0] for story in stories)
+    assert ["0", "0", root.get("width"), root.get("height")] == root.get("viewBox").split()
+    assert not {"script", "style", "image", "a", "foreignObject"} & {one.tag.removeprefix(SVG) for one in root.iter()}
+
+
+@pytest.mark.parametrize("name", [name for name in MACHINES if name != "34 NUMA nodes"])
+def test_a_png_has_the_size_of_the_scene(name: str) -> None:
+    scene = scene_of(drawn(name))
+
+    with Image.open(BytesIO(png(scene))) as image:
+        assert "PNG" == image.format
+        assert (round(scene.width * SCALE), round(scene.height * SCALE)) in (
+            image.size,
+            tuple(2 * n for n in image.size),
+        )
+
+
+def test_holders_have_a_colour_and_a_letter_and_stand_in_the_legend() -> None:
+    scene = scene_of(drawn("dgx-a100"))
+
+    fills = {box.story.split()[0]: box.fill for box in devices(scene)}
+    swatches = [item for item in scene.items if isinstance(item, Box) and item.role == "swatch"]
+    texts = [item.text for item in scene.items if isinstance(item, Text)]
+    assert [*palette.HOLDERS[:3], palette.PLACE] == [swatch.fill for swatch in swatches][:4]
+    assert {palette.HOLDERS[0]} == {fills[name] for name in ("GPU0", "GPU3", "NIC0", "NIC3")}
+    assert (palette.HOLDERS[1], palette.HOLDERS[2], palette.PLACE) == (fills["GPU6"], fills["GPU7"], fills["GPU5"])
+    assert {"ml/train/main", "ml/tune/main", "research/notebook/main", "free", "unhealthy", "cordoned"} <= set(texts)
+    assert (9, 3, 2) == tuple(texts.count(letter) for letter in "ABC")
+
+
+def test_a_legend_is_only_of_what_can_be_seen() -> None:
+    scene = scene_of(diagram_of("dgx2", MACHINES["dgx2"]))
+
+    assert [] == [item for item in scene.items if isinstance(item, Box) and item.role == "swatch"]
+
+
+@pytest.mark.parametrize(
+    ("health", "mark"),
+    [
+        (DeviceHealth(state=HealthState.UNHEALTHY, reason="lost"), "unhealthy"),
+        (DeviceHealth(state=HealthState.HEALTHY, cordoned=True), "cordoned"),
+    ],
+)
+def test_what_is_wrong_with_a_device_is_told_by_more_than_colour(health: DeviceHealth, mark: str) -> None:
+    sound, hurt = (
+        diagram_of("x", Topology(gpus=gpus(1)), (), {DeviceID("GPU-0"): one})
+        for one in (DeviceHealth(state=HealthState.HEALTHY), health)
+    )
+
+    lines = [sum(isinstance(item, Line) for item in scene_of(diagram).items) for diagram in (sound, hurt)]
+    assert 0 == lines[0] < lines[1]
+    assert mark in [item.text for item in scene_of(hurt).items if isinstance(item, Text)]
+    assert f"[GPU0 {MARKS[mark]}]" in text(hurt, 100)
+
+
+def test_parts_of_a_device_show_all_their_holders() -> None:
+    mig = tuple(
+        MigDevice(uuid=DeviceID(f"MIG-{i}"), profile="1g.10gb", gpu_instance=i, compute_instance=0, memory=1)
+        for i in range(2)
+    )
+    topology = Topology(gpus=(Gpu(id=DeviceID("GPU-0"), index=0, mig=mig),))
+    diagram = diagram_of("x", topology, [allocation("a", ["MIG-0"]), allocation("b", ["MIG-1"])])
+
+    (device,) = diagram.devices
+    assert ("ml/a/main", "ml/b/main") == tuple(diagram.holders[holder] for holder in device.holders)
+    assert "[GPU0 AB]" in text(diagram, 100)
+    assert {"A B"} <= {item.text for item in scene_of(diagram).items if isinstance(item, Text)}
+
+
+def test_letters_of_many_holders_differ() -> None:
+    assert ["A", "Z", "A1", "Z1", "A2"] == [key(holder) for holder in (0, 25, 26, 51, 52)]
+
+
+def test_pcie_is_drawn_without_the_bridges_on_which_nothing_branches() -> None:
+    scene = scene_of(diagram_of("x", MACHINES["dgx1-volta"]))
+
+    bars = [item.story for item in scene.items if isinstance(item, Box) and item.role in ("host", "switch")]
+    assert [2, 4] == [sum(kind in story for story in bars) for kind in ("PCIe host bridge", "PCIe switch")]
+
+
+@pytest.mark.parametrize(
+    ("name", "bars", "pairs"),
+    [
+        ("dgx1-volta", [], 16),
+        ("dgx2", ["NVSwitch: 6 NVLinks per GPU"], 0),
+        ("gb200-tray", ["NVSwitch: 18 NVLinks per GPU"], 0),
+        ("8x-nvlink-pairs", [], 4),
+        ("two-socket-8xpcie", [], 0),
+    ],
+)
+def test_nvlinks_are_a_bar_where_all_hang_on_it_and_else_one_by_one(name: str, bars: list[str], pairs: int) -> None:
+    nvlinks = drawn(name).nvlinks
+
+    assert (bars, pairs) == ([bar.title for bar in nvlinks.bars], len(nvlinks.pairs))
+
+
+def test_equal_links_between_all_of_a_group_are_one_bar() -> None:
+    links = tuple(
+        Link(a=DeviceID(f"GPU-{a}"), b=DeviceID(f"GPU-{b}"), nvlinks=18) for a, b in combinations(range(8), 2)
+    )
+    whole, less_one = (diagram_of("x", Topology(gpus=gpus(8), links=some)).nvlinks for some in (links, links[1:]))
+
+    assert (["NVLink: NV18 all to all"], 0) == ([bar.title for bar in whole.bars], len(whole.pairs))
+    assert ([], 27) == ([bar.title for bar in less_one.bars], len(less_one.pairs))
+
+
+def test_links_that_nobody_could_follow_are_listed_instead() -> None:
+    def drawing(count: int) -> tuple[int, list[str]]:
+        links = tuple(link for link in MESH if max(int(end.removeprefix("GPU-")) for end in (link.a, link.b)) < count)
+        scene = scene_of(diagram_of("x", Topology(gpus=gpus(count), links=links)))
+        texts = [item.text for item in scene.items if isinstance(item, Text)]
+        return sum(text.startswith("NV") and text[2:].isdigit() for text in texts), [
+            t for t in texts if "NVLinks of" in t
+        ]
+
+    assert (28, []) == drawing(8)
+    assert (0, 11) == (drawing(12)[0], len(drawing(12)[1]))
+    assert "NVLinks of GPU10: GPU11 NV1" == drawing(12)[1][-1]
+
+
+def test_what_is_hostile_in_names_is_text_and_nothing_else() -> None:
+    topology = Topology(
+        nodes=nodes(1),
+        bridges=(PciBridge(address=HOSTILE),),
+        gpus=(Gpu(id=DeviceID(HOSTILE), index=0, name=HOSTILE, pci=HOSTILE, bridge=HOSTILE, numa_affinity=(0,)),),
+        nics=(Nic(id=DeviceID(HOSTILE + "n"), index=0, bridge=HOSTILE, netdevs=(HOSTILE,), numa_affinity=(0,)),),
+    )
+    health = {DeviceID(HOSTILE): DeviceHealth(state=HealthState.UNHEALTHY, reason=HOSTILE)}
+    diagram = diagram_of(HOSTILE, topology, [allocation(HOSTILE, [HOSTILE])], health)
+    scene = scene_of(diagram)
+
+    check_scene(scene, topology)
+    written = svg(scene)
+    assert not [c for c in written if not c.isprintable() and c != "\n"]
+    assert {"svg", "title", "rect", "text", "polyline"} == {
+        one.tag.removeprefix(SVG) for one in ElementTree.fromstring(written.encode()).iter()
+    }
+    assert png(scene).startswith(b"\x89PNG")
+    for ascii_only in (True, False):
+        lines = text(diagram, 80, ascii_only).splitlines()
+        assert [] == [line for line in lines if len(line) > 80 or not line.isprintable()]
+
+
+def test_texts_are_cut_and_wrapped_to_a_width() -> None:
+    assert "abc" == fitted("abc", 100, 10)
+    assert fitted("a" * 100, 50, 10).endswith("…")
+    assert text_width(fitted("a" * 100, 50, 10), 10) <= 50
+    assert ["aa aa", "aa"] == wrapped("aa aa aa", text_width("aa aa", 10) + 1, 10)
+
+
+@st.composite
+def topologies(draw: st.DrawFn) -> Topology:
+    """Any machine, sensible or not: devices on any bridge, bridges on any other, NUMA nodes known or not."""
+    node_count = draw(st.integers(0, 5))
+    bridges = [
+        PciBridge(address=f"b{i}", parent=draw(st.sampled_from([None, *(f"b{j}" for j in range(i))])))
+        for i in range(draw(st.integers(0, 12)))
+    ]
+    bridge = st.sampled_from([None, *(one.address for one in bridges)])
+    affinity = st.sets(st.integers(0, node_count), max_size=3).map(lambda found: tuple(sorted(found)))
+    found_gpus = tuple(
+        Gpu(
+            id=DeviceID(f"GPU-{i}"),
+            index=i,
+            bridge=draw(bridge),
+            numa_affinity=draw(affinity),
+            nvswitch_links=draw(st.sampled_from([0, 0, 12, 18])),
+            memory=draw(st.sampled_from([None, 2**36])),
+        )
+        for i in range(draw(st.integers(0, 18)))
+    )
+    found_nics = tuple(
+        Nic(id=DeviceID(f"mlx5_{i}"), index=i, bridge=draw(bridge), numa_affinity=draw(affinity))
+        for i in range(draw(st.integers(0, 12)))
+    )
+    pairs = list(combinations([gpu.id for gpu in found_gpus], 2))
+    linked = draw(st.lists(st.sampled_from(pairs), unique=True, max_size=20)) if pairs else []
+    links = tuple(Link(a=a, b=b, nvlinks=draw(st.integers(0, 6))) for a, b in linked)
+    known = draw(st.integers(0, node_count))
+    return Topology(
+        cpus=cpus(known), nodes=nodes(node_count), bridges=tuple(bridges), gpus=found_gpus, nics=found_nics, links=links
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(topologies())
+def test_any_machine_is_drawn_whole(topology: Topology) -> None:
+    diagram = diagram_of("any", topology, ALLOCATIONS, HEALTH)
+
+    check_scene(scene_of(diagram), topology)
+    found = re.findall(r"\[((?:GPU|NIC)[0-9]+)[ \]]", text(diagram, 72))
+    assert names(topology) == sorted(found)

@@ -1,0 +1,103 @@
+"""A case file of the CPU manager or of admissions that is damaged is an error that names the place, never a passed case."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from topoalign.cli.conformance import suites
+from topoalign.core.errors import Undecodable
+
+TAKE = {
+    "id": "t",
+    "topology": "one",
+    "count": 1,
+    "strategy": "packed",
+    "options": {},
+    "available": "0",
+    "expect": {"cpus": "0"},
+}
+TOPOLOGY = {
+    "cpus": [[0, 0, 0, 0, 0]],
+    "num_cpus": 1,
+    "num_cores": 1,
+    "num_sockets": 1,
+    "num_numa_nodes": 1,
+    "num_uncore": 1,
+}
+
+
+def taken(folder: Path, changes: Mapping[str, object], topology: Mapping[str, object] = TOPOLOGY) -> list[bool]:
+    """Whether the cases of a file of two lines passed: one that is sound, and one with changes."""
+    (folder / "cpu_topologies.json").write_text(json.dumps({"one": topology}))
+    file = folder / "cpu_take.jsonl"
+    file.write_text(json.dumps(TAKE) + "\n" + json.dumps({**TAKE, **changes}) + "\n")
+    return [case.passed for case in suites()["kubelet/cpu_take"](file)]
+
+
+def test_what_is_expected_without_the_defects_goes_before_what_the_kubelet_does(tmp_path: Path) -> None:
+    """A case of which the kubelet never returns is passed with the result that it has without the defect."""
+    fixed = {"expect": {"never_returns": True}, "expect_fixed": {"cpus": "0"}}
+
+    assert [True, True] == taken(tmp_path, fixed)
+    assert [True, False] == taken(tmp_path, {"expect": {"cpus": "1"}})
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ({"available": "0-x"}, r"line 2 of cpu_take\.jsonl"),
+        ({"strategy": "greedy"}, r"line 2 of cpu_take\.jsonl"),
+        ({"options": {"group_size": 0}}, r"line 2 of cpu_take\.jsonl"),
+        ({"topology": "two"}, r"'two' is not in cpu_topologies\.json"),
+    ],
+)
+def test_a_line_that_is_no_case_is_named(tmp_path: Path, changes: dict[str, object], place: str) -> None:
+    with pytest.raises(Undecodable, match=place):
+        taken(tmp_path, changes)
+
+
+def test_topologies_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    with pytest.raises(Undecodable, match=r"cpu_topologies\.json"):
+        taken(tmp_path, {}, topology={"cpus": "none"})
+
+
+def test_a_step_that_differs_is_the_one_that_is_shown(tmp_path: Path) -> None:
+    """The first step is right. The second expects free devices that the node does not have."""
+    after = {"shared_cpus": "0", "free_devices": {}}
+    wrong = {**after, "free_devices": {"example.com/a": ["a0"]}}
+    case = {
+        "id": "c",
+        "machine": {
+            "numa_nodes": [
+                {
+                    "id": 0,
+                    "memory_total": 1,
+                    "hugepages_total": {},
+                    "reserved": {},
+                    "distances": [10],
+                    "cpus": [[0, 0, 0, 0]],
+                }
+            ],
+            "devices": {},
+        },
+        "config": {
+            "topology_policy": "none",
+            "scope": "pod",
+            "prefer_closest_numa_nodes": False,
+            "cpu_options": {},
+            "reserved_cpus": "0",
+            "reserved_cpu_count": 1,
+            "memory_policy": "None",
+        },
+        "expect": {"reserved_cpus": "0"},
+        "steps": [{"op": "remove", "pod_name": "p", "expect": {"state_after": each}} for each in (after, wrong)],
+    }
+    file = tmp_path / "admission.jsonl"
+    file.write_text(json.dumps(case))
+
+    (result,) = suites()["kubelet/admission"](file)
+
+    assert not result.passed
+    assert "step 1" in repr(result.got)

@@ -1,0 +1,261 @@
+"""The searches for the best partition against a walk through all partitions, and against one another."""
+
+from itertools import combinations
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from partition_reference import any_machine, at_random, hierarchical, required_of, walked
+
+from topoalign.cli.bench import benchmarks, partition
+from topoalign.core.considering import considered
+from topoalign.core.decisions import PreferenceQuestion
+from topoalign.core.errors import TooMuchWork
+from topoalign.core.ids import GPU, ContainerName, DeviceID
+from topoalign.core.placement import choose, prefer
+from topoalign.core.placement.best_effort import best_effort
+from topoalign.core.placement.partition import MOST_STEPS, best_sets, best_split, best_total
+from topoalign.core.placement.partition.masks import mask_of
+from topoalign.core.placement.partition.prices import best_by_prices
+from topoalign.core.placement.partition.tables import best_by_table
+from topoalign.core.placement.partition.tree import best_by_tree, tree_of
+from topoalign.core.placement.partition.work import Work
+from topoalign.core.placement.scores import Scores, total
+from topoalign.core.topology.links import Link
+from topoalign.core.topology.model import Gpu, Topology
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+@settings(max_examples=400, deadline=None)
+@given(SEEDS)
+def test_the_chosen_set_and_the_total_are_those_of_a_walk_up_to_nine_gpus(seed: int) -> None:
+    random = Random(seed)
+    scores = any_machine(random, 9)
+    free = tuple(sorted(random.sample(range(9), random.randint(2, 9))))
+    size = random.randint(2, len(free))
+    required = random.sample(free, min(size, random.choice([0, 0, 1, 2, 3])))
+
+    expected = walked(scores, free, required, size)
+
+    assert (*expected, True) == best_split(scores, free, required, size)
+
+
+@settings(max_examples=300, deadline=None)
+@given(SEEDS)
+def test_tables_tree_and_prices_agree(seed: int) -> None:
+    random = Random(seed)
+    devices = random.randint(3, 9)
+    scores = hierarchical(random, devices)
+    size = random.randint(2, devices - 1)
+    required = required_of(random, devices, size)
+    tree = tree_of(scores, range(devices))
+
+    expected = best_by_table(scores, mask_of(required, devices), size)
+
+    assert tree is not None
+    assert expected == best_by_tree(tree, devices, required, size, Work(MOST_STEPS))
+    assert expected == best_by_prices(scores, mask_of(required, devices), size, Work(MOST_STEPS))
+
+
+@settings(max_examples=300, deadline=None)
+@given(SEEDS)
+def test_prices_agree_with_tables_where_there_is_no_structure(seed: int) -> None:
+    random = Random(seed)
+    devices = random.randint(3, 9)
+    scores = any_machine(random, devices)
+    size = random.randint(2, devices - 1)
+    required = mask_of(required_of(random, devices, size), devices)
+
+    assert best_by_table(scores, required, size) == best_by_prices(scores, required, size, Work(MOST_STEPS))
+
+
+@settings(max_examples=60, deadline=None)
+@given(SEEDS)
+def test_tree_and_prices_agree_on_machines_that_no_walk_can_do(seed: int) -> None:
+    random = Random(seed)
+    devices = random.randint(10, 14)
+    scores = hierarchical(random, devices)
+    size = random.randint(2, devices - 1)
+    required = required_of(random, devices, size)
+    tree = tree_of(scores, range(devices))
+    try:
+        expected = best_by_prices(scores, mask_of(required, devices), size, Work(MOST_STEPS))
+    except TooMuchWork:
+        return
+
+    assert tree is not None
+    assert expected == best_by_tree(tree, devices, required, size, Work(MOST_STEPS))
+
+
+def test_no_more_than_one_set_is_smaller_even_if_small_sets_would_be_worth_more() -> None:
+    """Seven pairs would be worth 770; four sets of three and one of two are asked for."""
+    pairs = [[0 if a == b else 110 if a // 2 == b // 2 else 10 for b in range(14)] for a in range(14)]
+    tree = tree_of(pairs, range(14))
+
+    assert tree is not None
+    assert (mask_of([0, 1, 2], 14), 630) == best_by_tree(tree, 14, [], 3, Work(MOST_STEPS))
+    assert (mask_of([2, 3, 13], 14), 630) == best_by_prices(pairs, mask_of([2, 3, 13], 14), 3, Work(10 * MOST_STEPS))
+
+
+def test_scores_are_a_tree_only_if_blocks_are_equally_far_from_each_other() -> None:
+    chain = [[0, 100, 10], [100, 0, 100], [10, 100, 0]]
+    pair = [[0, 100, 10], [100, 0, 10], [10, 10, 0]]
+
+    assert tree_of(chain, range(3)) is None
+    assert (10, ((100, (0, 1)), 2)) == tree_of(pair, range(3))
+
+
+@settings(max_examples=80, deadline=None)
+@given(SEEDS, st.sampled_from([6, 9, 11, 24]))
+def test_the_order_of_the_input_has_no_say_and_what_is_required_is_in(seed: int, devices: int) -> None:
+    random = Random(seed)
+    scores = any_machine(random, devices)
+    free = random.sample(range(devices), random.randint(3, devices))
+    size = random.randint(1, len(free))
+    required = random.sample(free, min(size, random.choice([0, 1, 2])))
+
+    chosen = choose(best_effort, scores, sorted(free), sorted(required), size)
+
+    assert size == len({*chosen})
+    assert {*required} <= {*chosen} <= {*free}
+    assert chosen == choose(best_effort, scores, free, required[::-1], size)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SEEDS, st.sampled_from([8, 11, 24]))
+def test_a_device_that_is_taken_away_is_not_in_the_next_answer(seed: int, devices: int) -> None:
+    random = Random(seed)
+    scores = any_machine(random, devices)
+    size = random.randint(2, devices - 1)
+    gone = random.choice(choose(best_effort, scores, range(devices), [], size))
+
+    without = [device for device in range(devices) if device != gone]
+
+    assert gone not in choose(best_effort, scores, without, [], size)
+    assert () == choose(best_effort, scores, without, [gone], size)
+
+
+def in_trays(devices: int, tray: int) -> Scores:
+    return [[0 if a == b else 1850 if a // tray == b // tray else 1810 for b in range(devices)] for a in range(devices)]
+
+
+@pytest.mark.parametrize(
+    ("free", "required", "size", "expected"),
+    [
+        pytest.param(range(72), [], 4, (0, 1, 2, 3), id="a whole tray"),
+        pytest.param(range(72), [], 7, (0, 1, 2, 3, 4, 5, 6), id="a tray and most of another"),
+        pytest.param(range(72), [70], 8, (0, 1, 2, 3, 68, 69, 70, 71), id="two whole trays, one of them required"),
+        pytest.param(range(1, 72), [], 4, (4, 5, 6, 7), id="the first tray that is whole"),
+        pytest.param(range(1, 72), [], 3, (1, 2, 3), id="a broken tray is as good for three"),
+        pytest.param(range(72), [3, 4], 2, (3, 4), id="required ones of two trays"),
+    ],
+)
+def test_a_rack_of_trays_is_split_exactly(
+    free: range, required: list[int], size: int, expected: tuple[int, ...]
+) -> None:
+    found = best_split(in_trays(72, 4), free, required, size)
+
+    assert (expected, True) == (found.members, found.exact)
+
+
+def grown_greedily(scores: Scores, size: int) -> tuple[int, int]:
+    """The score of the best set that grows by the device that adds most, and the total when the rest is cut likewise."""
+    rest, first, points = list(range(len(scores))), None, 0
+    while len(rest) > size:
+        sets = []
+        for start in rest:
+            members = [start]
+            while len(members) < size:
+                others = [other for other in rest if other not in members]
+                members.append(max(others, key=lambda other: sum(scores[other][member] for member in members)))
+            sets.append((total(scores, members), members))
+        score, best = max(sets, key=lambda each: (each[0], [-member for member in sorted(each[1])]))
+        first = score if first is None else first
+        points += score
+        rest = [device for device in rest if device not in best]
+    return first or 0, points + total(scores, rest)
+
+
+@pytest.mark.parametrize("palette", ["any", "two"])
+@pytest.mark.parametrize("size", [3, 8, 20])
+def test_without_structure_more_gpus_are_split_at_least_as_well_as_greedily_and_it_is_said(
+    palette: str, size: int
+) -> None:
+    scores = at_random(Random(size), 32, palette)
+    score, points = grown_greedily(scores, size)
+
+    found = best_split(scores, range(32), [], size)
+
+    assert not found.exact
+    assert score <= total(scores, found.members)
+    assert points <= found.total
+
+
+def test_a_search_that_ends_at_its_limit_says_so() -> None:
+    """Two halves that are linked crosswise are much symmetry and no tree; in a chain of blocks no two are equal."""
+    halves = [[0 if a == b else 100 if (a + b) % 2 else 10 for b in range(18)] for a in range(18)]
+    chain = [[0 if a == b else 10 * min(a, b) for b in range(64)] for a in range(64)]
+
+    assert not best_split(halves, range(18), [], 3).exact
+    assert not best_split(chain, range(64), [], 9).exact
+    assert {7, 8} <= {*best_split(halves, range(18), [7, 8], 3).members}
+
+
+@pytest.mark.parametrize("size", [2, 3, 31, 63])
+def test_sixty_four_gpus_without_structure_have_an_answer_for_any_size(size: int) -> None:
+    found = best_split(at_random(Random(1), 64, "any"), range(64), [5], size)
+
+    assert size == len({*found.members})
+    assert 5 in found.members
+
+
+@settings(max_examples=60, deadline=None)
+@given(SEEDS)
+def test_the_best_set_of_each_size_is_the_best_of_all_sets(seed: int) -> None:
+    random = Random(seed)
+    devices = random.choice([2, 5, 8, 10, 11])
+    scores = any_machine(random, devices)
+    free = random.sample(range(devices), random.randint(0, devices))
+
+    expected = [max(total(scores, each) for each in combinations(free, size)) for size in range(len(free) + 1)]
+
+    assert (tuple(expected), True) == best_sets(scores, free)
+
+
+def test_the_best_sets_of_a_large_machine_without_structure_are_not_called_exact() -> None:
+    scores = at_random(Random(2), 24, "any")
+    found = best_sets(scores, range(24))
+
+    assert not found.exact
+    assert 25 == len(found.best)
+    assert total(scores, range(24)) == found.best[24]
+
+
+def test_the_best_total_is_that_of_the_best_partition() -> None:
+    scores = at_random(Random(3), 7, "few")
+
+    assert walked(scores, (0, 1, 2, 4, 5, 6), (), 4)[1] == best_total(scores, [6, 5, 4, 2, 1, 0], 4)
+
+
+@pytest.mark.parametrize(("gpus", "greedy"), [(8, False), (24, True)])
+def test_explain_says_of_a_greedy_choice_that_it_is_greedy(gpus: int, greedy: bool) -> None:
+    random = Random(4)
+    ids = [DeviceID(f"GPU-{i:02}") for i in range(gpus)]
+    links = tuple(Link(a=a, b=b, nvlinks=random.randint(0, 18)) for a, b in combinations(ids, 2))
+    topology = Topology(gpus=tuple(Gpu(id=gpu, index=i) for i, gpu in enumerate(ids)), links=links)
+    chosen = prefer(topology, GPU, ids, [], 5, "best-effort")
+
+    asked = PreferenceQuestion(
+        resource=GPU, available=tuple(ids), must_include=(), size=5, container=ContainerName("main")
+    )
+    won = considered(topology, GPU, ids, asked, chosen, (), "best-effort")[0]
+
+    assert won.chosen
+    assert greedy == ("greedy: the exact search ended at its limit on work" in won.why)
+
+
+def test_the_benchmark_has_the_cases_whose_figures_are_promised() -> None:
+    assert "partition" in benchmarks()
+    assert ["8", "16-dgx2", "16-random", "72-clique", "nvl72-trays", "warm"] == [*partition.CALLS]

@@ -1,0 +1,200 @@
+"""Takes and CPU hints are the kubelet's on any machine: compared with a naive reading of its rules."""
+
+from itertools import count as counter
+from random import Random
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from take_reference import Rig, deviation, reference_distributed, reference_hints, reference_packed
+
+from topoalign.core.errors import TooMuchWork
+from topoalign.core.hints.cpu import cpu_hints
+from topoalign.core.requests import Mode
+from topoalign.core.takes.distributed import distributed, unevenness
+from topoalign.core.takes.packed import packed
+from topoalign.core.topology.bitmask import nodes_of
+from topoalign.core.topology.cpus import CpuTopology, cpu_topology
+from topoalign.core.topology.model import Cpu
+
+
+def rig(sockets: int, nodes: int, caches: int, cores: int, threads: int, joined: bool, apart: bool) -> Rig:
+    """
+    `nodes` NUMA nodes per socket with `caches` caches of `cores` cores; `joined`: a NUMA node holds two sockets instead.
+
+    `apart`: the siblings of a core are numbered far apart, as on Intel machines; else they are neighbours.
+    """
+    places = [
+        (socket, socket // 2 if joined else socket * nodes + node, cache)
+        for socket in range(sockets)
+        for node in range(1 if joined else nodes)
+        for cache in range(caches)
+        for _ in range(cores)
+    ]
+    caches_seen: dict[tuple[int, int, int], int] = {}
+    fresh = counter()
+    rows = []
+    for core, place in enumerate(places):
+        first = core if apart else core * threads
+        uncore = caches_seen[place] if place in caches_seen else caches_seen.setdefault(place, next(fresh))
+        for thread in range(threads):
+            cpu = core + thread * len(places) if apart else first + thread
+            rows.append(Cpu(id=cpu, core=first, socket=place[0], node=place[1], uncore=uncore))
+    return Rig(tuple(sorted(rows, key=lambda row: row.id)))
+
+
+class Situation(NamedTuple):
+    """A machine, the CPUs of it that are free, and how many are asked for."""
+
+    rig: Rig
+    free: set[int]
+    asked: int
+
+
+def situation(seed: int) -> Situation:
+    """Machines of all shapes; of half of them CPUs are offline, so that cores, caches, nodes and sockets differ in size."""
+    chance = Random(seed)
+    sockets = chance.randint(1, 4)
+    sizes = (chance.randint(1, 6 // sockets), chance.randint(1, 2), chance.randint(1, 4), chance.randint(1, 2))
+    whole = rig(sockets, *sizes, joined=chance.random() < 0.25, apart=chance.random() < 0.5)
+    rows = list(whole.rows)
+    for kind in chance.choice([(), (), ("node",), ("node", "core", "uncore", "socket")]):
+        online = {unit: chance.choice([1, 1, 0.7, 0.4]) for unit in whole.units(kind)}
+        rows = [row for row in rows if chance.random() < online[getattr(row, kind)]] or rows
+    of = Rig(tuple(rows))
+    idle = {node: chance.choice([1, 1, 0.8, 0.5, 0.2, 0]) for node in of.units("node")}
+    free = {row.id for row in of.rows if chance.random() < idle[row.node]}
+    return Situation(of, free, chance.randint(0, len(free)))
+
+
+SITUATIONS = st.integers(0, 1 << 32).map(situation)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(SITUATIONS, st.booleans(), st.booleans())
+def test_packed_and_spread_takes_equal_the_reference(of: Situation, spread: bool, uncore: bool) -> None:
+    taken = packed(of.rig.topology, of.free, of.asked, spread=spread, prefer_uncore=uncore)
+
+    assert reference_packed(of.rig, of.free, of.asked, spread, uncore) == {*taken}
+
+
+@settings(max_examples=1000, deadline=None)
+@given(SITUATIONS, st.integers(1, 3))
+def test_distributed_takes_equal_the_reference(of: Situation, group: int) -> None:
+    """Fragments of groups that are left over, and combinations of four and more NUMA nodes, included."""
+    taken = distributed(of.rig.topology, of.free, of.asked, group)
+
+    assert reference_distributed(of.rig, of.free, of.asked, group) == {*taken}
+
+
+@settings(max_examples=500, deadline=None)
+@given(SITUATIONS, st.booleans(), st.booleans(), st.integers(1, 2))
+def test_in_mode_best_only_free_cpus_are_taken_and_exactly_as_many_as_asked(
+    of: Situation, spread: bool, uncore: bool, group: int
+) -> None:
+    """On machines of which CPUs are offline, too."""
+    for taken in (
+        packed(of.rig.topology, of.free, of.asked, spread=spread, prefer_uncore=uncore, by_averages=False),
+        distributed(of.rig.topology, of.free, of.asked, group, by_averages=False),
+    ):
+        assert of.asked == len(taken)
+        assert taken <= of.free
+
+
+@settings(max_examples=1000, deadline=None)
+@given(SITUATIONS, st.integers(0, 2), st.integers(0, 100), st.booleans())
+def test_cpu_hints_equal_the_reference(of: Situation, left: int, percent: int, by_socket: bool) -> None:
+    """`left` CPUs were left by init containers of the pod; asked are `percent` of the machine's CPUs."""
+    request = max(1, len(of.rig.rows) * percent // 100)
+    reusable = set(sorted(of.free)[-left:]) if left else set()
+    available = of.free - reusable
+
+    got = cpu_hints(of.rig.topology, available, reusable, request, Mode.KUBELET, by_socket=by_socket)
+
+    assert isinstance(got, tuple)
+    told = [(nodes_of(hint.affinity or 0), hint.preferred) for hint in got]
+    assert reference_hints(of.rig, available, reusable, request, by_socket) == told
+
+
+def test_aligned_by_socket_fewer_sockets_than_the_least_number_of_nodes_fills_are_not_preferred() -> None:
+    """
+    Five nodes on socket 0 and one on socket 1 make three per socket, so four nodes fill two sockets. The five nodes of
+    socket 0 are one socket and more nodes than needed.
+    """
+    of = Rig(tuple(Cpu(id=node, core=node, socket=node // 5, node=node, uncore=node) for node in range(6)))
+    free = set(range(6))
+
+    hints = cpu_hints(of.topology, free, set(), 4, Mode.KUBELET, by_socket=True)
+
+    assert isinstance(hints, tuple)
+    assert [0b011111] == [hint.affinity for hint in hints if not hint.preferred]
+    assert reference_hints(of, free, set(), 4, True) == [
+        (nodes_of(each.affinity or 0), each.preferred) for each in hints
+    ]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=16))
+def test_unevenness_is_the_rounded_standard_deviation_without_floating_point(amounts: list[int]) -> None:
+    assert deviation(amounts) == unevenness(amounts) / 1000
+
+
+def wide(nodes: int, each: int) -> CpuTopology:
+    return cpu_topology(
+        Cpu(id=node * each + i, core=node * each + i, socket=node // 32, node=node, uncore=node)
+        for node in range(nodes)
+        for i in range(each)
+    )
+
+
+def test_fragments_of_cores_end_where_the_kubelet_never_returns() -> None:
+    """
+    Four nodes with five free CPUs each are asked for seven cores: one of each and three more. Two nodes have six CPUs left
+    for these three, but whole cores only for two of them, and there the kubelet's hand-out goes on for ever.
+    """
+    of = rig(1, 4, 1, 3, 2, joined=False, apart=False)
+    free = {row.id for row in of.rows} - {0, 6, 12, 18}
+
+    taken = distributed(of.topology, free, 14, 2)
+
+    assert [4, 4, 4, 2] == [len(taken & of.of("node", node)) for node in range(4)]
+
+
+def test_the_best_combination_of_four_nodes_is_kept_whatever_is_looked_at_after_it() -> None:
+    """
+    The two emptiest nodes of sockets 0 and 1 each leave the machine most even. The kubelet remembers them in a place where
+    the combination with the last node of socket 2 is written afterwards.
+    """
+    sockets, free_of = [0, 0, 0, 1, 1, 2, 2, 2, 2], [12, 12, 12, 18, 19, 10, 10, 10, 10]
+    of = cpu_topology(
+        Cpu(id=node * 20 + i, core=node * 20 + i, socket=socket, node=node, uncore=node)
+        for node, socket in enumerate(sockets)
+        for i in range(20)
+    )
+    free = {node * 20 + i for node, amount in enumerate(free_of) for i in range(amount)}
+
+    taken = distributed(of, free, 40, 1)
+
+    assert [10, 10, 0, 10, 10, 0, 0, 0, 0] == [len(taken & of.in_node[node]) for node in range(9)]
+
+
+@pytest.mark.parametrize("count", [1, 100, 129, 255, 500])
+def test_an_idle_machine_of_64_numa_nodes_is_distributed_over_evenly(count: int) -> None:
+    of = wide(64, 8)
+
+    taken = distributed(of, set(of.node_of), count, 1)
+
+    per_node = [given for node in range(64) if (given := len(taken & of.in_node[node]))]
+    assert count == len(taken)
+    assert max(per_node) - min(per_node) <= 1
+    assert -(-count // 8) == len(per_node)
+
+
+def test_choices_without_end_are_given_up_with_an_error_that_says_so() -> None:
+    """All 64 nodes differ, and dozens are needed: more combinations than anybody can look at."""
+    of = wide(64, 70)
+    free = {cpu for node in range(64) for cpu in list(of.in_node[node])[: 6 + node]}
+
+    with pytest.raises(TooMuchWork, match="ways to distribute 1200 CPUs over 64 NUMA nodes"):
+        distributed(of, free, 1200, 1)

@@ -1,0 +1,145 @@
+"""What is read from a kubelet's files is what it holds: the next decision is the same as without the detour."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+import pytest
+from decision_support import GIB, NODE, container, machine, node, pod
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kubelet_files_support import write_files
+
+from topoalign.core.admission import admit
+from topoalign.core.decisions import Admission, Decision, Explanation
+from topoalign.core.errors import InvalidField, StateFault
+from topoalign.core.ids import CPU, GPU, MEMORY, DeviceID, ResourceName
+from topoalign.core.requests import AdmissionRules, CpuOption, Mode, PodRequest, Policy
+from topoalign.core.state import NodeState
+from topoalign.core.topology.model import Topology
+from topoalign.kubelet import device_checkpoint
+from topoalign.kubelet.device_checkpoint import CheckpointData
+from topoalign.kubelet.node_state import KubeletNode, check_resources, node_state
+
+RULES = AdmissionRules(
+    mode=Mode.KUBELET, policy=Policy.RESTRICTED, reserved_cpus="0", reserved_memory={0: {MEMORY: GIB}}
+)
+
+
+def read(state: NodeState, root: Path, rules: AdmissionRules = RULES) -> KubeletNode:
+    assert state.topology is not None and state.health is not None
+    return node_state(state.topology, state.health, root, rules)
+
+
+def admitting(topology: Topology, pods: list[PodRequest], rules: AdmissionRules) -> NodeState:
+    """The node with those of the pods that fit."""
+    state = node(topology, unhealthy=["GPU-3"])
+    for each in pods:
+        decision = admit(state, each, rules)
+        if isinstance(decision, Admission):
+            for allocation in decision.allocations:
+                state = state.holding(allocation)
+    return state
+
+
+def without_reasons(decision: Decision) -> Decision:
+    return msgspec.structs.replace(decision, explanation=Explanation())
+
+
+sizes = st.tuples(st.integers(0, 2), st.sampled_from([0, 0.5, 1, 2, 4]), st.sampled_from([0, 1, 20, 90]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(sizes, min_size=1, max_size=2), max_size=5),
+    sizes,
+    st.sampled_from([Policy.RESTRICTED, Policy.BEST_EFFORT, Policy.NONE]),
+    st.booleans(),
+)
+def test_a_decision_from_the_files_is_the_decision_from_the_state_they_were_written_of(
+    wanted: list[list[tuple[int, float, int]]], last: tuple[int, float, int], policy: Policy, strict: bool
+) -> None:
+    rules = msgspec.structs.replace(
+        RULES, policy=policy, cpu_options=frozenset({CpuOption.STRICT_RESERVATION} if strict else ())
+    )
+    pods = [
+        pod(*(container(f"c{i}", *amounts) for i, amounts in enumerate(containers)), name=f"uid-{place}")
+        for place, containers in enumerate(wanted)
+    ]
+    held = admitting(machine(nodes=4), pods, rules)
+    with TemporaryDirectory() as root:
+        write_files(Path(root), held, rules)
+        found = read(held, Path(root), rules)
+
+    assert () == found.findings
+    assert held.cpus_in_use == found.state.cpus_in_use
+    assert held.holders.keys() == found.state.holders.keys()
+    assert held.memory == found.state.memory
+    expected, actual = (admit(state, pod(container("main", *last)), rules) for state in (held, found.state))
+    assert without_reasons(expected) == without_reasons(actual)
+
+
+def test_what_one_container_holds_is_one_allocation_of_a_pod_named_by_its_uid(tmp_path: Path) -> None:
+    held = admitting(machine(), [pod(container("main", gpus=2, cpus=4, gib=8), name="uid-1")], RULES)
+    write_files(tmp_path, held, RULES)
+
+    (allocation,) = read(held, tmp_path).state.allocations.values()
+
+    assert allocation.owner is not None
+    assert ("", "uid-1", "main") == (allocation.owner.namespace, allocation.owner.pod, allocation.owner.container)
+    assert (2, 8 * GIB) == (len(allocation.devices[GPU]), allocation.memory[0].size)
+    assert "1-2,9-10" == allocation.cpus
+
+
+def test_files_that_are_not_there_hold_nothing_and_are_named(tmp_path: Path) -> None:
+    found = read(node(machine()), tmp_path)
+
+    assert {} == found.state.allocations
+    assert ["cpu_manager_state", "memory_manager_state", "kubelet_internal_checkpoint"] == [
+        finding.split(":")[0].rsplit("/", 1)[1] for finding in found.findings
+    ]
+
+
+@pytest.mark.parametrize(
+    "name", ["cpu_manager_state", "memory_manager_state", "device-plugins/kubelet_internal_checkpoint"]
+)
+def test_a_file_that_cannot_be_read_is_an_error_and_not_an_empty_node(tmp_path: Path, name: str) -> None:
+    write_files(tmp_path, node(machine()), RULES)
+    for spoil in (Path.unlink, Path.mkdir):
+        spoil(tmp_path / name)
+
+    with pytest.raises(StateFault, match="cannot be read"):
+        read(node(machine()), tmp_path)
+
+
+def test_a_device_that_its_plugin_has_not_listed_as_healthy_is_not_given(tmp_path: Path) -> None:
+    state = node(machine())
+    (tmp_path / "device-plugins").mkdir()
+    device_checkpoint.store(tmp_path / "device-plugins", CheckpointData(None, {GPU: ["GPU-1", "GPU-2"]}))
+
+    assert ("GPU-1", "GPU-2") == read(state, tmp_path).state.free(GPU)
+
+
+def test_devices_of_another_machine_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "device-plugins").mkdir()
+    device_checkpoint.store(tmp_path / "device-plugins", CheckpointData(None, {GPU: ["GPU-9\x1b"]}))
+
+    with pytest.raises(StateFault, match=r"'GPU-9\?', which the machine does not have"):
+        read(node(machine()), tmp_path)
+
+
+def test_a_resource_that_the_kubelet_knows_and_the_machine_does_not_cannot_be_predicted() -> None:
+    fpga = ResourceName("example.com/fpga")
+    asking = pod(container("main", others={fpga: 1}))
+
+    with pytest.raises(InvalidField, match=r"limits\[example.com/fpga\]"):
+        check_resources(asking, machine(), {fpga: frozenset({DeviceID("f")})})
+    (note,) = check_resources(asking, machine(), {})
+    assert note.startswith("nobody lists example.com/fpga")
+    assert () == check_resources(pod(container("main", gpus=1, others={CPU: 1000})), machine(), {})
+
+
+def test_the_node_keeps_its_name_and_hardware(tmp_path: Path) -> None:
+    state = node(machine())
+
+    assert (NODE, state.hardware) == ((found := read(state, tmp_path).state).node, found.hardware)

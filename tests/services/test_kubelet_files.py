@@ -1,0 +1,185 @@
+"""Predictions of a node with a kubelet stand on that kubelet's own files, as far as they can be read."""
+
+import os
+import threading
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+from decision_support import container, machine, node, pod
+from kubelet_files_support import write_files
+
+from topoalign.allocator.admissions import Admissions
+from topoalign.allocator.journal import MemoryJournal
+from topoalign.allocator.kubelet_files import KubeletFiles
+from topoalign.allocator.ledger import Ledger
+from topoalign.allocator.settings import AllocatorSettings
+from topoalign.core.admission import admit
+from topoalign.core.decisions import Admission, Decision, Refusal
+from topoalign.core.events import Allocation
+from topoalign.core.ids import GPU, AllocationID, DeviceID, NodeName
+from topoalign.core.requests import AdmissionRules, AllocateRequest, Mode, Placement, PodRequest, Policy, Scope
+from topoalign.kubelet import configuration
+from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.memory_bus import MemoryBus
+
+pytestmark = pytest.mark.anyio
+
+CONFIG = """
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+topologyManagerPolicy: single-numa-node
+topologyManagerScope: pod
+cpuManagerPolicy: static
+reservedSystemCPUs: "0"
+memoryManagerPolicy: Static
+reservedMemory: [{numaNode: 0, limits: {memory: 1Gi}}]
+"""
+STATE = node(machine())
+OWN = AdmissionRules(placement=Placement.SIMPLE)
+
+
+class Node:
+    """An allocator of a node whose kubelet keeps its files in `root`."""
+
+    def __init__(self, root: Path) -> None:
+        self.ledger = Ledger(STATE.node, MemoryJournal(), ManualClock())
+        assert STATE.topology is not None and STATE.health is not None
+        self.ledger.hear(STATE.topology)
+        self.ledger.hear(STATE.health)
+        self.files = KubeletFiles(root / "config.yaml", root, OWN)
+        self.admissions = Admissions(self.ledger, MemoryBus(), OWN, kubelet_owns_devices=True, kubelet_files=self.files)
+
+    async def what_if(self, pod: PodRequest, **rules: str) -> Decision:
+        return await self.admissions.what_if(AllocateRequest(node=STATE.node, pod=pod, rules={**rules}))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Where a kubelet holds 5 of 8 CPUs of NUMA node 0, and 60 of its 63 GiB, for a pod without devices."""
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    rules = configuration.load(tmp_path / "config.yaml")
+    decision = admit(STATE, pod(container("main", cpus=5, gib=60), name="uid-1"), rules)
+    assert isinstance(decision, Admission)
+    write_files(tmp_path, STATE.holding(decision.allocations[0]), rules)
+    return tmp_path
+
+
+ASKING = pod(container("main", gpus=1, cpus=4, gib=8))
+
+
+@pytest.mark.parametrize(("cpus", "gib"), [(4, 1), (1, 8)], ids=["CPUs", "memory"])
+async def test_cpus_and_memory_of_containers_that_never_called_us_count(root: Path, cpus: int, gib: int) -> None:
+    """Either alone does not fit on NUMA node 0 any more."""
+    decision = await Node(root).what_if(pod(container("main", gpus=1, cpus=cpus, gib=gib)))
+
+    assert isinstance(decision, Admission)
+    assert (1,) == decision.allocations[0].affinity
+    assert () == decision.explanation.notes
+
+
+async def test_devices_count_as_in_our_own_record(root: Path) -> None:
+    """The kubelet's file may be older than a call that it has just made."""
+    it = Node(root)
+    gpus = (DeviceID("GPU-2"), DeviceID("GPU-3"))
+    it.ledger.grant([Allocation(id=AllocationID("a"), devices={GPU: gpus})])
+
+    assert isinstance(await it.what_if(ASKING), Refusal)
+
+
+async def test_the_rules_are_those_of_the_kubelet_with_our_own_placement_and_the_questions_changes(root: Path) -> None:
+    it = Node(root)
+    known = await it.files.known(it.ledger.state, ASKING)
+
+    expected = configuration.load(root / "config.yaml")
+    assert msgspec.structs.replace(expected, placement=Placement.SIMPLE) == known.rules
+    assert (Policy.SINGLE_NUMA_NODE, Scope.POD) == (known.rules.policy, known.rules.scope)
+    three = pod(container("main", gpus=3))
+    assert isinstance(await it.what_if(three), Refusal)
+    assert isinstance(await it.what_if(three, policy="best-effort"), Admission)
+
+
+async def test_files_are_read_at_every_question(root: Path) -> None:
+    it = Node(root)
+    await it.what_if(ASKING)
+    (root / "config.yaml").write_text(CONFIG.replace("single-numa-node", "restricted"))
+
+    assert Policy.RESTRICTED is (await it.files.known(it.ledger.state, ASKING)).rules.policy
+
+
+async def test_questions_at_the_same_time_are_all_answered_from_the_files(root: Path) -> None:
+    """The first is still reading, from a pipe, when the others come."""
+    config = root / "config.yaml"
+    config.rename(root / "whole.yaml")
+    os.mkfifo(config)
+    files = KubeletFiles(config, root, OWN, seconds=30)
+    notes: list[tuple[str, ...]] = []
+
+    async def ask() -> None:
+        notes.append((await files.known(STATE, ASKING)).notes)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask)
+        pipe = await anyio.to_thread.run_sync(config.open, "w")  # returns once it is being read
+        for _ in range(4):
+            tasks.start_soon(ask)
+        await anyio.wait_all_tasks_blocked()
+        (root / "whole.yaml").rename(config)
+        with pipe:
+            pipe.write(CONFIG)
+
+    assert [()] * 5 == notes
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "note"),
+    [
+        ("config.yaml", "the node's own settings stand for the kubelet's configuration"),
+        ("cpu_manager_state", "which CPUs the kubelet has is not known: cpu_manager_state cannot be trusted"),
+        ("memory_manager_state", "which memory the kubelet has is not known: memory_manager_state cannot be trusted"),
+        ("device-plugins/kubelet_internal_checkpoint", "which resources the kubelet has is not known"),
+    ],
+)
+async def test_where_a_file_is_spoilt_we_answer_as_without_it_and_say_so(root: Path, spoilt: str, note: str) -> None:
+    (root / spoilt).write_text('{"kind":')
+
+    decision = await Node(root).what_if(ASKING)
+
+    assert isinstance(decision, Admission)
+    assert decision.explanation.notes[0].startswith(note)
+
+
+async def test_without_any_file_the_answer_is_that_of_our_own_rules_in_mode_kubelet(tmp_path: Path) -> None:
+    decision = await Node(tmp_path).what_if(ASKING)
+
+    assert isinstance(decision, Admission)
+    own = admit(STATE, ASKING, msgspec.structs.replace(OWN, mode=Mode.KUBELET))
+    assert isinstance(own, Admission)
+    assert own.allocations == decision.allocations
+    assert 4 == len(decision.explanation.notes)
+
+
+async def test_a_disk_that_hangs_costs_one_thread_and_a_note_not_the_answer(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.yaml")  # whoever opens it waits for a writer
+    files = KubeletFiles(tmp_path / "config.yaml", tmp_path, OWN, seconds=0.05)
+    threads = []
+    try:
+        for _ in range(3):
+            known = await files.known(STATE, ASKING)
+            assert (STATE, ("the kubelet's files could not be read in time",)) == (known.state, known.notes)
+            threads.append(threading.active_count())
+    finally:
+        (tmp_path / "config.yaml").open("w").close()  # lets the thread go
+
+    assert [threads[0]] * 3 == threads
+
+
+def test_the_kubelets_files_are_beside_its_plugin_directory_unless_told_otherwise() -> None:
+    settings = AllocatorSettings(node=NodeName("n"), kubelet_dir="/var/lib/kubelet/device-plugins")
+    told = msgspec.structs.replace(settings, kubelet_config="/etc/kubelet.yaml")
+
+    assert Path("/var/lib/kubelet") == settings.kubelet_root
+    assert Path("/var/lib/kubelet/config.yaml") == settings.kubelet_configuration
+    assert Path("/etc/kubelet.yaml") == told.kubelet_configuration
+    assert Path("/var/lib/kubelet/pod-resources/kubelet.sock") == settings.pod_resources
