@@ -26,11 +26,12 @@ def test_every_setting_is_documented_with_its_default(kind: type[msgspec.Struct]
     assert {} == {name: default for name, default in defaults.items() if documented.get(name) != default}
 
 
-def test_the_examples_of_the_predictions_page_print_what_it_shows(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("name", "number"), [("predictions.md", 2), ("joint-allocation.md", 3)])
+def test_the_examples_of_a_page_print_what_it_shows(
+    name: str, number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(DOCS.parent)
-    page = (DOCS / "predictions.md").read_text()
+    page = (DOCS / name).read_text()
     examples = [block.split("```")[0] for block in page.split("```console\n$ topoalign ")[1:]]
 
     printed = []
@@ -40,4 +41,4 @@ def test_the_examples_of_the_predictions_page_print_what_it_shows(
         printed.append(f"{command}\n{capsys.readouterr().out}")
 
     assert examples == printed
-    assert 2 == len(examples)
+    assert number == len(examples)

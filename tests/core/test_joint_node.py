@@ -1,6 +1,7 @@
 """Joint allocation on nodes as topoalign knows them: where devices sit, what is in use, and what a container gets."""
 
 import json
+from collections.abc import Mapping
 
 import msgspec
 import pytest
@@ -14,8 +15,9 @@ from topoalign.core.joint.candidates import Asked
 from topoalign.core.joint.demand import read_demand
 from topoalign.core.joint.inventory import HOPPER_TABLE, Place
 from topoalign.core.joint.names import HINT_ANNOTATION, JOINT_ANNOTATION, PARTITION_ANNOTATION, DeviceType
-from topoalign.core.joint.node_devices import is_joint, joint_devices
-from topoalign.core.joint.node_inventory import inventory_of, places_of
+from topoalign.core.joint.node_devices import ContainerDevices, asked_of, container_demand, is_joint
+from topoalign.core.joint.node_devices import joint_devices as devices_of
+from topoalign.core.joint.node_inventory import NOTHING, LeftOver, inventory_of, places_of
 from topoalign.core.joint.numa_hints import NumaHint, numa_hints
 from topoalign.core.joint.refusals import DevicesDoNotFit
 from topoalign.core.state import NodeState
@@ -36,6 +38,20 @@ def holding(state: NodeState, *devices: str) -> NodeState:
     nics = tuple(DeviceID(each) for each in devices if not each.startswith("GPU"))
     held = Allocation(id=AllocationID("held"), devices={GPU: gpus, NIC: nics})
     return state.apply(AllocationGranted(node=NODE, epoch=0, seq=state.seq + 1, allocation=held))
+
+
+def joint_devices(
+    state: NodeState,
+    annotations: Mapping[str, str],
+    requests: Mapping[ResourceName, int],
+    affinity: int | None,
+    *,
+    spill: bool = False,
+    compat: bool = False,
+    left: LeftOver = NOTHING,
+) -> ContainerDevices:
+    demand = container_demand(annotations, requests, compat=compat)
+    return devices_of(asked_of(state, demand, left), affinity, spill=spill)
 
 
 @pytest.mark.parametrize("name", catalogue.names())
@@ -98,7 +114,31 @@ def test_what_an_allocation_holds_is_not_given_but_for_what_an_init_container_le
 
     with pytest.raises(DevicesDoNotFit):
         joint_devices(state, TOGETHER, {GPU: 1}, None)
-    assert {GPU: ("GPU-3",)} == joint_devices(state, TOGETHER, {GPU: 1}, None, reusable=[DeviceID("GPU-3")]).devices
+    assert {GPU: ("GPU-3",)} == joint_devices(
+        state, TOGETHER, {GPU: 1}, None, left=LeftOver([DeviceID("GPU-3")])
+    ).devices
+
+
+@pytest.mark.parametrize("name", ["two-socket-8xpcie", "hgx-h100"])
+def test_what_an_init_container_left_is_taken_before_others_that_are_as_near(name: str) -> None:
+    """By the topology tree, and by the partitions that a machine with Hopper GPUs has."""
+    state = holding(node(catalogue.machine(name)), "GPU-5", "GPU-0", "GPU-1", "mlx5_1")
+    left = LeftOver([DeviceID("GPU-5"), DeviceID("mlx5_1")])
+
+    assert {GPU: ("GPU-5",), NIC: ("mlx5_1",)} == joint_devices(
+        state, {HINT_ANNOTATION: "{}"}, ONE_EACH, None, left=left
+    ).devices
+    assert ("GPU-4", "GPU-5") == joint_devices(state, TOGETHER, {GPU: 2}, None, left=left).devices[GPU]
+
+
+def test_what_an_init_container_left_is_taken_first_where_pairs_are_searched() -> None:
+    state = node(catalogue.machine("hgx-h100"))
+
+    got = joint_devices(state, SAME_PCIE, ONE_EACH, None, left=LeftOver([DeviceID("GPU-6")]))
+
+    assert {GPU: ("GPU-6",), NIC: ("mlx5_6",)} == got.devices
+    three = joint_devices(state, SAME_PCIE, {GPU: 3, NIC: 3}, None, left=LeftOver([DeviceID("GPU-7")])).devices[GPU]
+    assert ("GPU-4", "GPU-5", "GPU-7") == three
 
 
 def test_a_device_that_is_not_healthy_is_not_given() -> None:
@@ -119,7 +159,7 @@ def test_a_virtual_function_is_named_with_the_nic_it_is_of() -> None:
     got = joint_devices(state, {**SAME_PCIE, **hints}, ONE_EACH, None)
 
     assert ("GPU-4",) == got.devices[GPU]
-    assert {nics[4].id: "0000:ff:00.2"} == got.functions
+    assert {nics[4].id: ("0000:ff:00.2",)} == got.functions
 
 
 def test_selectors_choose_by_model_link_layer_and_state() -> None:

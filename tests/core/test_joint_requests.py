@@ -208,7 +208,7 @@ def test_a_search_for_same_pcie_is_exact_or_says_that_it_did_not_end(monkeypatch
     node = Inventory(devices=(*box([(0, str(i)) for i in complexes], nics).devices, *cards))
     joint = {"deviceTypes": ["gpu", "rdma", "fpga"], "requiredScope": "SamePCIe"}
 
-    assert str(violation()) == chosen(node, {GPUS: 12, UNITS: 15_100, FPGA: 15_100}, joint)
+    assert violation().reasons[0] == chosen(node, {GPUS: 12, UNITS: 15_100, FPGA: 15_100}, joint)
     got = chosen(node, {GPUS: 12, UNITS: 14_000, FPGA: 14_000}, joint)
     assert isinstance(got, dict)
     assert [12, 140, 140] == [len(got[kind]) for kind in ("gpu", "rdma", "fpga")]

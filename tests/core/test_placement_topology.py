@@ -1,18 +1,21 @@
 """Policy `topology`: its three parts by hand-made cases, and the whole against a naive reading of its docstring."""
 
 from itertools import combinations
+from random import Random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoalign.core.decisions import Beside
-from topoalign.core.ids import GPU, NIC, DeviceID
+from topoalign.core.considering import considered
+from topoalign.core.decisions import Beside, PreferenceQuestion
+from topoalign.core.ids import GPU, NIC, ContainerName, DeviceID
 from topoalign.core.placement import choose, prefer
 from topoalign.core.placement.fragmentation import fragmentation
 from topoalign.core.placement.topology import Nics, Outlook, by_topology
 from topoalign.core.requests import Placement
-from topoalign.core.topology.model import Topology
+from topoalign.core.topology.model import Fabric, Topology
 from topoalign.machines import load
 
 PAIRS = load("8x-nvlink-pairs").topology
@@ -180,3 +183,49 @@ def test_fragmentation_is_what_the_best_sets_have_lost() -> None:
     assert [(2, 20, 430), (4, 80, 940)] == [(each.size, each.best, each.possible) for each in torn.sets]
     assert 0.0 == whole.overall == fragmentation(PAIRS, gpus(3)).overall
     assert torn.overall == (torn.sets[0].lost + torn.sets[1].lost) / 2
+
+
+def test_nvlinks_between_two_cliques_of_a_fabric_count_for_nothing() -> None:
+    """Four GPUs on one switch, the fabric manager keeps 0 and 2 apart from 1 and 3: pairs are made within a clique."""
+    tray = load("gb200-tray").topology
+    cliques = tuple(
+        msgspec.structs.replace(gpu, fabric=Fabric(cluster="c", clique=gpu.index % 2), numa_affinity=(0,))
+        for gpu in tray.gpus
+    )
+    parted = msgspec.structs.replace(tray, gpus=cliques)
+
+    assert gpus(0, 1) == chosen(tray, gpus(0, 1, 2, 3), 2)
+    assert gpus(0, 2) == chosen(parted, gpus(0, 1, 2, 3), 2)
+
+
+@pytest.mark.parametrize(("name", "size", "said"), [("dgx1-volta", 4, False), ("dgx2", 4, True), ("dgx2", 1, False)])
+def test_explain_says_where_not_all_sets_were_weighed(name: str, size: int, said: bool) -> None:
+    topology = load(name).topology
+    every = tuple(topology.devices[GPU])
+    asked = PreferenceQuestion(
+        resource=GPU,
+        available=every,
+        must_include=(),
+        size=size,
+        container=ContainerName("c"),
+        beside=Beside(free=every),
+    )
+    got = prefer(topology, GPU, every, (), size, Placement.TOPOLOGY, beside=asked.beside)
+
+    won, *others = considered(topology, GPU, every, asked, got, (), Placement.TOPOLOGY)
+
+    assert said == ("too many to weigh" in won.why)
+    assert all("worth" in other.why for other in others)
+
+
+def test_sixty_four_gpus_without_structure_are_chosen_from_within_the_limits() -> None:
+    """At each size, and the answer holds what is required."""
+    chance = Random(1)
+    table = [[0] * 64 for _ in range(64)]
+    for a, b in combinations(range(64), 2):
+        table[a][b] = table[b][a] = chance.randint(10, 300)
+    outlook = Outlook(table)
+
+    for size in (1, 2, 8, 33, 63):
+        got = by_topology(outlook, range(64), (60,), size)
+        assert (size, True) == (len(got), 60 in got)

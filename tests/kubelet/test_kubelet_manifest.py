@@ -14,7 +14,7 @@ from topoalign.kubelet import documents, manifest
 POD = """
 apiVersion: v1
 kind: Pod
-metadata: {generateName: train-, namespace: ml, labels: {a: b}}
+metadata: {generateName: train-, namespace: ml, labels: {a: b}, annotations: {example.com/why: "{}"}}
 spec:
   nodeSelector: {x: y}
   initContainers:
@@ -38,6 +38,8 @@ def test_requests_limits_init_containers_and_sidecars_are_read_in_the_units_of_a
     pod = read(POD)
 
     assert ("ml", "train") == (pod.namespace, pod.name)
+    assert {"example.com/why": "{}"} == pod.annotations
+    assert {} == read(POD.replace(', annotations: {example.com/why: "{}"}', ", annotations: null")).annotations
     assert [("fetch", False), ("proxy", True)] == [(each.name, each.sidecar) for each in pod.init_containers]
     assert {CPU: 500, MEMORY: 1 << 30} == pod.init_containers[0].requests
     main, idle = pod.containers
@@ -60,6 +62,8 @@ def test_requests_limits_init_containers_and_sidecars_are_read_in_the_units_of_a
         ('cpu: "2"', "cpu: 3", r"pod.containers\[0\].requests\[cpu\]: 3000 is above the limit 2500"),
         ("name: idle", "name: main", r"pod.containers\[1\].name: 'main' stands twice"),
         ("name: idle", "image: x", r"spec.containers\[1\]: Object missing required field `name`"),
+        ('example.com/why: "{}"', "example.com/why: {}", "metadata.annotations"),
+        ("example.com/why", "why not", r"pod.annotations\[why not\]: not a key"),
         ("nodeSelector: {x: y}", "resources: {limits: {cpu: 4}}", "spec.resources: resources of a whole pod"),
         ("resources: {requests: {cpu: 1}}", "resources: 7", r"spec.initContainers\[1\].resources: Expected `object`"),
     ],

@@ -1,5 +1,6 @@
 """The bus's way in: what the hinting service says is used if it fits, and a request cannot take what the node keeps."""
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -19,7 +20,7 @@ from topoalign.core.errors import StateFault, Unavailable
 from topoalign.core.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
 from topoalign.core.hints.model import HintAnswer, HintQuestion, TopologyHint
 from topoalign.core.hints.providers import answer
-from topoalign.core.ids import ContainerName, NodeName, PodName
+from topoalign.core.ids import GPU, NIC, ContainerName, NodeName, PodName
 from topoalign.core.ports import Endpoint
 from topoalign.core.requests import (
     AdmissionRules,
@@ -30,7 +31,7 @@ from topoalign.core.requests import (
     Policy,
 )
 from topoalign.core.topology.cpuset import parse_cpuset
-from topoalign.core.topology.model import Topology
+from topoalign.core.topology.model import Topology, VirtualFunction
 from topoalign.machines import load
 from topoalign.runtime.answers import answering
 from topoalign.runtime.clock import ManualClock
@@ -257,3 +258,56 @@ async def test_hints_that_are_not_found_within_the_limit_on_work_make_a_refusal_
 
     assert isinstance(decision, Refusal)
     assert ("TooMuchWork", None) == (decision.code, decision.provider)
+
+
+def together(name: str, *, vf: bool = False, gpus: int = 0, nics: int = 0) -> PodRequest:
+    hints = {"scheduling.koordinator.sh/device-allocate-hint": json.dumps({"rdma": {"vfSelector": {}}})} if vf else {}
+    said = json.dumps({"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"})
+    annotations = {"scheduling.koordinator.sh/device-joint-allocate": said, **hints}
+    return msgspec.structs.replace(pod(name, gpus=gpus, nics=nics), annotations=annotations)
+
+
+async def test_a_pod_that_is_decided_jointly_may_be_asked_for_again_though_it_got_more_nics_than_it_asked_for() -> None:
+    node = Node()
+    async with node.serving(), node.hinting(None):
+        first = await allocate(node.bus, NODE, together("train", gpus=4, nics=1))
+        again = await allocate(node.bus, NODE, together("train", gpus=4, nics=1))
+        with pytest.raises(wire.RemoteBadRequest, match="already holds"):
+            await allocate(node.bus, NODE, together("train", gpus=3, nics=1))
+        with pytest.raises(wire.RemoteBadRequest, match="already holds"):
+            await allocate(node.bus, NODE, pod("train", gpus=4, nics=1))
+        with pytest.raises(wire.RemoteBadRequest, match="already holds"):
+            await allocate(node.bus, NODE, together("train", gpus=4, nics=1, vf=True))
+
+    assert isinstance(first, Admission) and isinstance(again, Admission)
+    assert {GPU: 4, NIC: 4} == {name: len(ids) for name, ids in first.allocations[0].devices.items()}
+    assert first.allocations == again.allocations
+    assert 0 == node.admissions.hint_fallbacks
+
+
+async def test_pods_share_a_nic_by_its_functions_over_the_bus_and_each_gets_its_own_again() -> None:
+    topology = load("two-socket-8xpcie").topology
+    functions = tuple(VirtualFunction(pci=f"0000:0c:00.{i}") for i in (1, 2))
+    nics = (msgspec.structs.replace(topology.nics[0], virtual_functions=functions), *topology.nics[1:])
+    node = Node(msgspec.structs.replace(topology, nics=nics))
+    async with node.serving(), node.hinting(None):
+        got = [await allocate(node.bus, NODE, together(name, nics=1, vf=True)) for name in ("a", "b", "a")]
+        full = await allocate(node.bus, NODE, together("c", nics=1, vf=True))
+
+    held = [each.allocations[0].virtual_functions for each in got if isinstance(each, Admission)]
+    assert [{"mlx5_0": ("0000:0c:00.1",)}, {"mlx5_0": ("0000:0c:00.2",)}, {"mlx5_0": ("0000:0c:00.1",)}] == held
+    assert isinstance(full, Refusal)
+    assert 2 == len(node.ledger.state.allocations)
+    assert 0 == node.admissions.hint_fallbacks
+
+
+async def test_annotations_that_cannot_be_meant_are_refused_and_nothing_is_recorded() -> None:
+    node = Node()
+    odd = msgspec.structs.replace(pod("odd", gpus=1), annotations={"topoalign.io/nonsense": "x"})
+    async with node.serving():
+        with pytest.raises(wire.RemoteBadRequest, match="nonsense"):
+            await allocate(node.bus, NODE, odd)
+        with pytest.raises(wire.RemoteBadRequest, match="koordinatr"):
+            await allocate(node.bus, NODE, together("train", gpus=1), compat="koordinatr")
+
+    assert {} == node.ledger.state.allocations

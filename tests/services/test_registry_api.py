@@ -151,6 +151,7 @@ async def test_a_device_is_shown_with_index_uuid_and_pci_address_together(
         }
     ] == shown["devices"]
     assert {"namespace": "ml", "pod": "train", "container": "main"} == shown["owner"]
+    assert {} == shown["virtual_functions"]
     assert ("0-3", [0], RFC3339, "node-1") == (shown["cpus"], shown["affinity"], shown["since"], shown["node"])
 
 

@@ -1,7 +1,7 @@
 """`topoalign allocate` and `topoalign release`: asking the allocator of a node that has no kubelet."""
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -41,6 +41,13 @@ def request_options(command: Command) -> Command:
             click.option("--memory", type=Size(), default=0, help="Memory: 64Gi, 1.5G or bytes."),
             click.option("--nics", type=Count(), default=0, help="NICs (topoalign.io/nic)."),
             click.option(
+                "--annotation",
+                "annotations",
+                metavar="KEY=VALUE",
+                multiple=True,
+                help="An annotation of the pod; may be repeated.",
+            ),
+            click.option(
                 "--pod", metavar="NS/NAME", help="For whom. Without a namespace: default.  [default: a new name]"
             ),
             click.option("--policy", type=click.Choice([p.value for p in Policy]), help="Topology policy."),
@@ -49,6 +56,9 @@ def request_options(command: Command) -> Command:
                 "--placement",
                 type=click.Choice([p.value for p in Placement]),
                 help="Device policy.",
+            ),
+            click.option(
+                "--compat", type=click.Choice(["koordinator"]), help="Answer annotations as Koordinator does."
             ),
             click.option("--mode", type=click.Choice([m.value for m in Mode]), help="Decide as the kubelet, or best."),
         )
@@ -99,7 +109,7 @@ def show(node: NodeName, decision: Decision, topology: Topology, as_json: bool) 
 
 
 def pod_request(
-    gpus: int, cpus: int, memory: int, nics: int, pod: str | None, **rules: str | None
+    gpus: int, cpus: int, memory: int, nics: int, annotations: Sequence[str], pod: str | None, **rules: str | None
 ) -> tuple[PodRequest, Changes]:
     """The pod, and the rules that are to differ from the node's. Raises UsageError if nothing is asked for."""
     every = {GPU: gpus, CPU: cpus * 1000, MEMORY: memory, NIC: nics}
@@ -108,8 +118,18 @@ def pod_request(
         raise click.UsageError("nothing is asked for: give at least one of --gpus, --cpus, --memory, --nics")
     namespace, name = pod_name(f"cli-{secrets.token_hex(3)}" if pod is None else pod)
     container = ContainerRequest(name=ContainerName("main"), requests=amounts, limits=amounts)
-    request = PodRequest(namespace=namespace, name=name, containers=(container,))
+    request = PodRequest(
+        namespace=namespace, name=name, annotations=dict(map(annotation, annotations)), containers=(container,)
+    )
     return request, changes(rules)
+
+
+def annotation(text: str) -> tuple[str, str]:
+    """`KEY=VALUE`. Raises BadParameter."""
+    key, equals, value = text.partition("=")
+    if not key or not equals or any("\ud800" <= letter <= "\udfff" for letter in text):  # bytes that are no UTF-8
+        raise click.BadParameter(f"{clean(text, 80)!r} is not KEY=VALUE", param_hint="--annotation")
+    return key, value
 
 
 def changes(rules: Mapping[str, str | None]) -> Changes:

@@ -1,5 +1,6 @@
 """`topoalign explain` and `topoalign what-if`: how a decision came about, and how one would."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +54,20 @@ def what_if(
 
 
 def pod_in(
-    file: Path, gpus: int, cpus: int, memory: int, nics: int, pod: str | None, **rules: str | None
+    file: Path,
+    gpus: int,
+    cpus: int,
+    memory: int,
+    nics: int,
+    annotations: Sequence[str],
+    pod: str | None,
+    **rules: str | None,
 ) -> tuple[PodRequest, Changes]:
     """The pod of a manifest, and the rules that are to differ. Raises UsageError if a pod is described twice."""
-    if any((gpus, cpus, memory, nics, pod)):
-        raise click.UsageError("--pod-file says it all: leave out --gpus, --cpus, --memory, --nics and --pod")
+    if any((gpus, cpus, memory, nics, annotations, pod)):
+        raise click.UsageError(
+            "--pod-file says it all: leave out --gpus, --cpus, --memory, --nics, --annotation and --pod"
+        )
     from topoalign.kubelet import manifest  # brings in YAML
 
     return manifest.load(file), changes(rules)

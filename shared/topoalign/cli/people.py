@@ -42,9 +42,11 @@ def show_allocation(allocation: Allocation, topology: Topology, *, decided: bool
     output.say(output.heading(f"{owner(allocation.owner)}  ({name})"))
     devices = tuple(named_devices(allocation, topology))
     if devices:
+        functions = allocation.virtual_functions
         rows = [
-            (d.resource, "-" if d.index is None else d.index, d.id, d.pci or "-", numa(d.numa_affinity))
+            (d.resource, "-" if d.index is None else d.index, d.id, address, numa(d.numa_affinity))
             for d in devices
+            for address in [f"VF {address}" for address in functions.get(d.id, ())] or [d.pci or "-"]
         ]
         output.columns(("RESOURCE", "INDEX", "DEVICE", "PCI", "NUMA"), rows)
     gpus = allocation.devices.get(GPU, ())
@@ -123,7 +125,9 @@ def hints_text(hints: Hints) -> str:
     if hints is None:
         return "no opinion"
     if isinstance(hints, HintRule):
-        besides = "".join(f" or {hint_text(TopologyHint(mask, mask.bit_count() == hints.least))}" for mask in hints.besides)
+        besides = "".join(
+            f" or {hint_text(TopologyHint(mask, mask.bit_count() == hints.least))}" for mask in hints.besides
+        )
         return f"any {hints.least}* or more of {{{format_cpuset(nodes_of(hints.nodes))}}} that have enough{besides}"
     if not hints:
         return "cannot be met"

@@ -14,6 +14,8 @@ Nothing of it depends on time or chance, so equal questions get equal decisions.
 from collections.abc import Generator
 from typing import TypeVar
 
+import msgspec
+
 from topoalign.core.aligning import UNALIGNED, Aligned, NotAligned, align
 from topoalign.core.considering import considered
 from topoalign.core.decisions import (
@@ -27,13 +29,15 @@ from topoalign.core.decisions import (
     Refusal,
 )
 from topoalign.core.errors import NoFit, TopoalignError
-from topoalign.core.events import Allocation, Owner
+from topoalign.core.hints.jointly import check_annotations, check_anywhere, joint_containers, joint_part, nodes_within
 from topoalign.core.hints.model import HintAnswer, HintQuestion, TopologyHint
 from topoalign.core.hints.preconditions import check_decidable, check_rules
 from topoalign.core.hints.providers import answer, question, shared_cpus
 from topoalign.core.hints.requested import device_limits, exclusive_cpus
-from topoalign.core.hints.reuse import allocations_of, reusable_cpus, reusable_devices
-from topoalign.core.ids import GPU, NIC, AllocationID, ContainerName, DeviceID, ResourceName
+from topoalign.core.hints.reuse import allocations_of, held_by, reusable_cpus, reusable_devices
+from topoalign.core.ids import GPU, NIC, ContainerName, DeviceID, ResourceName
+from topoalign.core.joint.node_devices import ContainerDevices, is_joint
+from topoalign.core.jointly import jointly
 from topoalign.core.placement import prefer
 from topoalign.core.placement.cpus import NotWholeCores, allocate_cpus
 from topoalign.core.placement.devices import choose_devices
@@ -53,6 +57,9 @@ Reply = HintAnswer | tuple[DeviceID, ...] | None
 """To a HintQuestion a HintAnswer; to a PreferenceQuestion the preferred devices, or None where none are preferred."""
 
 Steps = Generator[Question, Reply, T]
+
+
+UNREAD = "the pod's annotations about devices play no part: a kubelet does not read them (mode best does)"
 
 
 class PreferenceFailed(NoFit):
@@ -111,6 +118,7 @@ def admission(state: NodeState, pod: PodRequest, rules: AdmissionRules) -> Steps
     """
     checked(pod)
     check_rules(rules)
+    check_annotations(pod, rules)
     deciding = Deciding(state, pod, rules)
     try:
         check_decidable(state, pod, rules)
@@ -149,27 +157,28 @@ class Deciding:
         alignment, aligned = align(self.state.hardware, self.rules, container, reply)
         self.alignments.append(alignment)
         if not alignment.admitted:
+            self.provider = "device"
+            check_anywhere(self.state, self.pod, container, self.rules)
+            self.provider = None
             raise NotAligned(self.rules, container, alignment)
-        return aligned
+        if aligned.hint.affinity is None:
+            return aligned
+        together = nodes_within(self.state, self.pod, container, self.rules, aligned.hint.affinity)
+        return aligned._replace(together=together)
 
     def allocate(self, container: ContainerRequest, aligned: Aligned) -> Steps[None]:
         """Gives the container what it asks for, and applies it to the state."""
         hint = aligned.hint
         earlier = allocations_of(self.state, self.pod)
         self.provider = "device"
-        devices = yield from self.devices(container, hint)
+        got = yield from self.devices(container, aligned)
         self.provider = "cpu"
         cpus = self.cpus(container, hint)
         self.provider = "memory"
         memory = memory_for(self.state, self.pod, container.name, aligned.memory, self.rules)
         self.provider = None
-        plain_init = container in self.pod.init_containers and not container.sidecar
-        owner = Owner(namespace=self.pod.namespace, pod=self.pod.name, container=container.name)
-        allocation = Allocation(
-            id=AllocationID(f"{owner.namespace}/{owner.pod}/{owner.container}"),
-            owner=owner,
-            role="sidecar" if container.sidecar else "init" if plain_init else "app",
-            devices=devices,
+        allocation = msgspec.structs.replace(
+            held_by(self.pod, container, got.devices, got.functions),
             cpus=format_cpuset(cpus),
             memory=memory,
             affinity=None if hint.affinity is None else nodes_of(hint.affinity),
@@ -177,18 +186,20 @@ class Deciding:
         )
         self.state = holding(self.state, allocation, earlier)
 
-    def devices(
-        self, container: ContainerRequest, hint: TopologyHint
-    ) -> Steps[dict[ResourceName, tuple[DeviceID, ...]]]:
-        """GPUs first, so that NICs can be chosen near them; the others by name."""
-        given: dict[ResourceName, tuple[DeviceID, ...]] = {}
-        wanted = device_limits(container)
+    def devices(self, container: ContainerRequest, aligned: Aligned) -> Steps[ContainerDevices]:
+        """What is decided jointly; then GPUs, so that NICs can be chosen near them, and the others by name."""
+        joint, wanted, hint = ContainerDevices(), device_limits(container), aligned.hint
+        if container in joint_containers(self.pod, self.rules):
+            joint, sets = jointly(self.state, self.pod, container, self.rules, aligned.together)
+            self.considered += sets
+            wanted = {name: amount for name, amount in wanted.items() if name not in joint_part(container)}
+        given = dict(joint.devices)
         for resource in sorted(wanted, key=lambda name: (name != GPU, name)):
             listed = resource in self.state.hardware.devices
             if listed and (wanted[resource] or self.rules.mode is Mode.KUBELET):
                 chosen = yield from self.devices_of(resource, wanted[resource], container, hint, given.get(GPU, ()))
                 given.update({resource: chosen} if chosen else {})
-        return given
+        return ContainerDevices(given, joint.functions)
 
     def devices_of(
         self,
@@ -268,7 +279,12 @@ class Deciding:
         )
 
     def explanation(self) -> Explanation:
-        return Explanation(alignments=tuple(self.alignments), considered=tuple(self.considered))
+        unread = self.rules.mode is Mode.KUBELET and is_joint(self.pod.annotations)
+        return Explanation(
+            alignments=tuple(self.alignments),
+            considered=tuple(self.considered),
+            notes=(UNREAD,) if unread else (),
+        )
 
 
 def reason_of(misfit: NoFit) -> str:

@@ -14,7 +14,7 @@ from topoalign.core.policy import POLICIES
 from topoalign.core.policy.closeness import Distances
 from topoalign.core.policy.merge import NOWHERE, offers_of
 from topoalign.core.requests import AdmissionRules, Mode
-from topoalign.core.topology.bitmask import mask_of, nodes_of
+from topoalign.core.topology.bitmask import Mask, mask_of, nodes_of
 from topoalign.core.topology.cpuset import format_cpuset
 from topoalign.core.topology.model import Topology
 
@@ -47,6 +47,8 @@ class Aligned(NamedTuple):
     hint: TopologyHint
     memory: TopologyHint
     """The same, or in mode `best` the narrowest part of it that has the memory."""
+    together: Mask | None = None
+    """NUMA nodes of devices that are decided jointly. None: any."""
 
 
 UNALIGNED = Aligned(NOWHERE, NOWHERE)

@@ -15,8 +15,7 @@ from topoalign.core.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.placement import looked_at, outlook
 from topoalign.core.placement.partition import best_split
 from topoalign.core.placement.scores import Scores, link_scores, total
-from topoalign.core.placement.topology import MOST_COMPARED as TOPOLOGY_COMPARES
-from topoalign.core.placement.topology import worth
+from topoalign.core.placement.topology import most_weighed, worth
 from topoalign.core.requests import Placement
 from topoalign.core.topology.model import Topology
 from topoalign.core.topology.queries import pair_score
@@ -107,7 +106,8 @@ def limits_of(table: Scores, free: Sequence[DeviceID], asked: PreferenceQuestion
         return ""
     if placement == Placement.TOPOLOGY:
         ways = comb(len(asked.available) - len(asked.must_include), asked.size - len(asked.must_include))
-        return "" if ways <= TOPOLOGY_COMPARES else f", among those that grow from each GPU: all {ways} are too many"
+        weighed = most_weighed(len({*asked.beside.free, *asked.available}))
+        return "" if ways <= weighed else f", of the {weighed} that look best: all {ways} are too many to weigh"
     if placement != Placement.BEST_EFFORT:
         return ""
     available, required = ([position[device] for device in each] for each in (asked.available, asked.must_include))

@@ -21,8 +21,13 @@ LARGEST_QUANTITY = 2**63 - 1
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 """Wider than Kubernetes' own names, for pods that no API server has seen; without what could be mistaken for a path."""
 
+ANNOTATION = re.compile(r"([A-Za-z0-9][A-Za-z0-9.-]{0,252}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+
 MOST_CONTAINERS = 1_000
 MOST_RESOURCES = 64
+MOST_ANNOTATIONS = 1_000
+MOST_ANNOTATED = 256 * 1024
+"""Characters of all annotations together, as many as the API server takes bytes."""
 
 
 class Mode(StrEnum):
@@ -55,6 +60,8 @@ class PodRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     namespace: Namespace = Namespace("default")
     name: PodName
+    annotations: dict[str, str] = {}
+    """Looked at are those by which its devices are decided together (docs/joint-allocation.md)."""
     init_containers: tuple[ContainerRequest, ...] = ()
     containers: tuple[ContainerRequest, ...]
 
@@ -127,6 +134,8 @@ class AdmissionRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     mode: Mode = Mode.BEST
     placement: Placement = Placement.TOPOLOGY
     """Device policy: which GPUs, once the NUMA affinity is known."""
+    compat: Literal["", "koordinator"] = ""
+    """Whose answers pods with Koordinator's annotations get: ours, or Koordinator's with all that is odd there."""
     prefer_closest_numa_nodes: bool = False
     max_allowable_numa_nodes: int = 8
     """In mode `kubelet`, more NUMA nodes than this are refused, as the kubelet refuses to start. Mode `best` ignores it."""
@@ -208,6 +217,7 @@ def checked(pod: PodRequest) -> PodRequest:
     )
     check_name("pod.namespace", pod.namespace)
     check_name("pod.name", pod.name)
+    check_annotations(pod.annotations)
     if len(pod.init_containers) + len(pod.containers) > MOST_CONTAINERS:
         raise InvalidField("pod.containers", f"more than {MOST_CONTAINERS}", "split the pod")
     seen: set[str] = set()
@@ -243,6 +253,18 @@ def check_name(path: str, name: str) -> None:
             f"{clean(name, 60)!r} is not a name",
             "use 1 to 253 letters, digits, `-`, `_` and `.`, a letter or digit first",
         )
+
+
+def check_annotations(annotations: Mapping[str, str]) -> None:
+    """Sizes and keys; what they say is looked at where it counts."""
+    size = sum(len(key) + len(value) for key, value in annotations.items())
+    if len(annotations) > MOST_ANNOTATIONS or size > MOST_ANNOTATED:
+        most = f"at most {MOST_ANNOTATIONS} with {MOST_ANNOTATED} characters"
+        raise InvalidField("pod.annotations", f"{len(annotations)} with {size} characters", f"give {most}")
+    for key in annotations:
+        if not ANNOTATION.fullmatch(key):
+            where = f"pod.annotations[{clean(key, 80)}]"
+            raise InvalidField(where, "not a key of annotations", "use keys such as example.com/purpose")
 
 
 def check_quantities(path: str, quantities: Mapping[ResourceName, int]) -> None:

@@ -35,6 +35,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Metadata(msgspec.Struct, frozen=True, rename="camel"):
+    annotations: dict[str, str] | None = None
     name: str = ""
     generate_name: str = ""
     namespace: str = ""
@@ -62,6 +63,7 @@ def pod_of(document: documents.Document) -> PodRequest:
         PodRequest(
             namespace=Namespace(pod.metadata.namespace or "default"),
             name=PodName(pod.metadata.name or pod.metadata.generate_name.rstrip("-") or "pod"),
+            annotations=pod.metadata.annotations or {},
             init_containers=requests_of("initContainers", pod.spec.init_containers),
             containers=requests_of("containers", pod.spec.containers),
         )

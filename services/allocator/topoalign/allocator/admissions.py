@@ -29,11 +29,14 @@ from topoalign.core.errors import (
     clean,
 )
 from topoalign.core.events import Allocation
+from topoalign.core.hints.jointly import check_annotations, decided_jointly, is_held
 from topoalign.core.hints.model import HintAnswer, HintQuestion
 from topoalign.core.hints.preconditions import check_resources_known
 from topoalign.core.hints.providers import answer as answer_in_process
 from topoalign.core.hints.providers import check_answer
-from topoalign.core.ids import CPU, AllocationID, DeviceID, NodeName, is_native
+from topoalign.core.hints.requested import device_limits
+from topoalign.core.ids import CPU, AllocationID, DeviceID, NodeName
+from topoalign.core.joint.node_devices import RESOURCES
 from topoalign.core.ports import Bus, Endpoint
 from topoalign.core.requests import (
     AdmissionRules,
@@ -52,7 +55,7 @@ from topoalign.runtime.answers import answering
 
 Steps = Generator[HintQuestion | PreferenceQuestion, HintAnswer | tuple[DeviceID, ...] | None, Decision]
 
-CHOICES = frozenset({"policy", "scope", "mode", "placement", "prefer_closest_numa_nodes"})
+CHOICES = frozenset({"policy", "scope", "mode", "placement", "compat", "prefer_closest_numa_nodes"})
 """Rules that a request for an allocation may choose."""
 
 REMEMBERED = 1_000
@@ -110,7 +113,7 @@ class Admissions:
                 check_resources_known(self._ledger.state.hardware, container)
         async with self._turn:
             if held := held_by(self._ledger, pod):
-                if not holds(held, pod):
+                if not holds(held, pod, self._ledger.state, rules):
                     raise PodAlreadyAllocated(f"{pod.namespace}/{pod.name}")
                 return Admission(allocations=tuple(held), explanation=Explanation())
             return self._record(pod, await self._decide(pod, rules))
@@ -249,19 +252,27 @@ def held_by(ledger: Ledger, pod: PodRequest) -> list[Allocation]:
     ]
 
 
-def holds(held: Sequence[Allocation], pod: PodRequest) -> bool:
-    """Whether these allocations are what the pod asks for: as many of each device, CPU and byte per container."""
+def holds(held: Sequence[Allocation], pod: PodRequest, state: NodeState, rules: AdmissionRules) -> bool:
+    """
+    Whether these allocations are what the pod asks for: as many of each device, CPU and byte per container. Of NICs that
+    are decided jointly there may be more (`core.joint.nearest`). Raises InvalidField for annotations that cannot be meant.
+    """
+    check_annotations(pod, rules)
+    together = RESOURCES if decided_jointly(pod, rules) else frozenset()
     asked = {container.name: container for container in (*pod.init_containers, *pod.containers)}
     for allocation in held:
         container = asked.get(allocation.owner.container) if allocation.owner is not None else None
         if container is None:
             return False
-        devices = {name: amount for name, amount in container.limits.items() if amount and not is_native(name)}
+        if together and not is_held(state, pod, container, rules, allocation):
+            return False
+        devices = {name: n for name, n in device_limits(container).items() if n and name not in together}
         sizes = {block.resource: 0 for block in allocation.memory}
         for block in allocation.memory:
             sizes[block.resource] += block.size
         if (
-            {name: len(ids) for name, ids in allocation.devices.items()} != devices
+            {name: len(ids) for name, ids in allocation.devices.items() if name not in together} != devices
+            or (allocation.virtual_functions and not together)
             or (allocation.cpus and len(parse_cpuset(allocation.cpus)) * 1000 != container.requests.get(CPU))
             or any(container.requests.get(resource) != size for resource, size in sizes.items())
         ):

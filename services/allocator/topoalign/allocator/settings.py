@@ -1,7 +1,7 @@
 """What the allocator of one node can be told from outside."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -45,6 +45,9 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     placement: Placement = Placement.TOPOLOGY
     """Device policy: which GPUs, once the NUMA affinity is known."""
 
+    compat: Literal["", "koordinator"] = ""
+    """Whose answers pods with Koordinator's device annotations get. Empty: ours; `koordinator`: as its scheduler answers."""
+
     reserved_cpus: str = ""
     """CPUs kept for the system, as a list `0-3,8`."""
 
@@ -77,6 +80,7 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
             scope=self.scope,
             mode=self.mode,
             placement=self.placement,
+            compat=self.compat,
             reserved_cpus=self.reserved_cpus,
         )
         check_rules(rules)

@@ -23,9 +23,9 @@ class ResourceCount(msgspec.Struct, frozen=True, kw_only=True):
 
     total: int
     free: int
-    """May be handed out now."""
+    """May be handed out whole now."""
     allocated: int
-    """Held by a live allocation, healthy or not."""
+    """Held by a live allocation, healthy or not; a NIC of which one virtual function is held is held."""
     unhealthy: int
     """Held by nobody, and not to be handed out: unhealthy, of unknown health, or cordoned."""
 
@@ -72,6 +72,8 @@ class AllocationView(msgspec.Struct, frozen=True, kw_only=True):
     role: str
     devices: tuple[NamedDevice, ...]
     """In the order in which the container sees them."""
+    virtual_functions: dict[DeviceID, tuple[str, ...]]
+    """NIC -> PCI addresses of its virtual functions that are held: of a NIC that stands here only these."""
     cpus: str
     """Exclusive CPUs as a list `0-3,8`; empty in the shared pool."""
     memory: tuple[MemoryBlock, ...]
@@ -142,6 +144,7 @@ def allocation_view(member: Member, allocation: Allocation) -> AllocationView:
         owner=allocation.owner,
         role=allocation.role,
         devices=devices(member.state.hardware, allocation),
+        virtual_functions=allocation.virtual_functions,
         cpus=allocation.cpus,
         memory=allocation.memory,
         affinity=allocation.affinity,

@@ -5,12 +5,16 @@ A prediction that cannot be right is worse than none: where the topology lacks w
 itself would not run with these rules, the pod is refused and the reason says what is missing.
 """
 
+from collections.abc import Collection
+
 from topoalign.core.errors import InvalidField, NoFit, clean, quoted
 from topoalign.core.hints.cpu_rules import check_cpu_manager_starts, check_cpu_rules
 from topoalign.core.hints.enumeration import TooManyNumaNodes
+from topoalign.core.hints.jointly import check_shares, decided_jointly
 from topoalign.core.hints.requested import asked, device_limits, manages_memory
 from topoalign.core.hints.reuse import allocations_of
 from topoalign.core.ids import MEMORY, ResourceName, is_hugepages
+from topoalign.core.joint.node_devices import RESOURCES
 from topoalign.core.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
 from topoalign.core.state import NodeState
 from topoalign.core.topology.model import Topology
@@ -100,9 +104,10 @@ def check_decidable(state: NodeState, pod: PodRequest, rules: AdmissionRules) ->
     check_cpu_manager_starts(topology, rules)
     if rules.policy is not Policy.NONE:
         check_policy_runs(topology, rules)
+    check_shares(pod, rules)
     for container in (*pod.init_containers, *pod.containers):
         if rules.mode is Mode.BEST:
-            check_resources_known(topology, container)
+            check_resources_known(topology, container, RESOURCES if decided_jointly(pod, rules) else ())
         check_memory_known(topology, pod, container, rules)
 
 
@@ -124,9 +129,12 @@ def check_policy_runs(topology: Topology, rules: AdmissionRules) -> None:
         raise DistancesUnknown
 
 
-def check_resources_known(topology: Topology, container: ContainerRequest) -> None:
+def check_resources_known(
+    topology: Topology, container: ContainerRequest, besides: Collection[ResourceName] = ()
+) -> None:
+    """`besides`: other names under which devices of the node can be asked for. Raises UnknownResource."""
     pages = {name for node in topology.nodes for name in node.hugepages}
-    known = {*topology.devices, *pages}
+    known = {*topology.devices, *pages, *besides}
     wanted = {**device_limits(container), **{name: n for name, n in asked(container).items() if is_hugepages(name)}}
     for name, amount in sorted(wanted.items()):
         if amount and name not in known:

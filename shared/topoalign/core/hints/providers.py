@@ -12,19 +12,22 @@ makes itself, they differ in these points; docs/modes.md has an example of each:
 4. CPUs and memory are exclusive to any container whose request is firm (equal to its limit, CPUs whole), whatever the QoS
    class of its pod, and for nobody else. For a pod as a whole, what only init containers and sidecars ask for counts, too.
 5. A resource of which nothing is asked is not asked for: a limit of 0 neither narrows the choice nor fails.
-6. Sockets have no say (align-by-socket), because the merge judges by width alone.
+6. Devices of a pod with Koordinator's annotations are looked for together (`jointly`).
+7. Sockets have no say (align-by-socket), because the merge judges by width alone.
 """
 
 from topoalign.core.errors import InvalidField, clean
 from topoalign.core.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
 from topoalign.core.hints.cpu import cpu_hints
 from topoalign.core.hints.devices import device_hints
+from topoalign.core.hints.jointly import check_annotations, decided_jointly, joint_hints
 from topoalign.core.hints.memory import held_hints, memory_hints, memory_nodes, places
 from topoalign.core.hints.model import HintAnswer, HintQuestion, HintRule, Hints, ProviderHints
 from topoalign.core.hints.preconditions import check_rules
 from topoalign.core.hints.requested import cpu_request, device_request, manages_memory, memory_request
 from topoalign.core.hints.reuse import allocations_of, reusable_cpus, reusable_devices, reusable_memory
 from topoalign.core.ids import CPU, ContainerName, ResourceName
+from topoalign.core.joint.node_devices import RESOURCES
 from topoalign.core.requests import AdmissionRules, CpuOption, Mode, PodRequest
 from topoalign.core.state import NodeState
 from topoalign.core.takes.reserved import reserved_cpus
@@ -63,6 +66,7 @@ def answer(question: HintQuestion, topology: TopologyDiscovered) -> HintAnswer:
     Raises InvalidField for a question that cannot be meant, TooMuchWork as `hints_for` does.
     """
     check_rules(question.rules)
+    check_annotations(question.pod, question.rules)
     unusable = frozenset(question.unusable)
     health = {
         device: UNUSABLE if device in unusable else HEALTHY
@@ -132,11 +136,16 @@ def hints_for(
 def device_answer(
     state: NodeState, pod: PodRequest, container: ContainerName | None, rules: AdmissionRules
 ) -> ProviderHints:
-    """Per resource that this node has devices of; what no plugin lists is nobody's business."""
+    """Per resource that this node has devices of, or that is decided jointly; nothing else is anybody's business."""
     held = allocations_of(state, pod)
     own = allocations_of(state, pod, container)
+    asked = asked_devices(state.hardware, pod, container, rules)
+    together = {name for name, _ in asked if name in RESOURCES} if decided_jointly(pod, rules) else set()
+    joint = joint_hints(state, pod, container, rules) if together else None
     return {
-        name: device_hints(
+        name: joint
+        if name in together
+        else device_hints(
             state.hardware.devices[name],
             state.free(name),
             reusable_devices(held, name),
@@ -145,7 +154,7 @@ def device_answer(
             rules.mode,
             held=[device for each in own for device in each.devices.get(name, ())],
         )
-        for name, amount in asked_devices(state.hardware, pod, container, rules)
+        for name, amount in asked
     }
 
 
@@ -153,10 +162,11 @@ def asked_devices(
     topology: Topology, pod: PodRequest, container: ContainerName | None, rules: AdmissionRules
 ) -> list[tuple[ResourceName, int]]:
     """The device resources on which there is an answer, and how many of each are asked for."""
+    known = topology.devices.keys() | (RESOURCES if decided_jointly(pod, rules) else frozenset())
     return [
         (name, amount)
         for name, amount in sorted(device_request(pod, container).items())
-        if name in topology.devices and (amount or rules.mode is Mode.KUBELET)
+        if name in known and (amount or rules.mode is Mode.KUBELET)
     ]
 
 

@@ -9,9 +9,9 @@ in which they were decided, so that a question about hints carries it without a 
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-from topoalign.core.events import Allocation
-from topoalign.core.ids import ContainerName, DeviceID, ResourceName
-from topoalign.core.requests import PodRequest
+from topoalign.core.events import Allocation, Owner
+from topoalign.core.ids import AllocationID, ContainerName, DeviceID, ResourceName
+from topoalign.core.requests import ContainerRequest, PodRequest
 from topoalign.core.state import NodeState
 from topoalign.core.topology.bitmask import Mask, mask_of
 from topoalign.core.topology.cpuset import parse_cpuset
@@ -30,6 +30,24 @@ def allocations_of(state: NodeState, pod: PodRequest, container: ContainerName |
         if held.owner is not None
         and (held.owner.pod, held.owner.namespace) == (pod.name, pod.namespace)
         and container in (None, held.owner.container)
+    )
+
+
+def held_by(
+    pod: PodRequest,
+    container: ContainerRequest,
+    devices: dict[ResourceName, tuple[DeviceID, ...]],
+    functions: dict[DeviceID, tuple[str, ...]],
+) -> Allocation:
+    """An allocation of these devices, of some only functions, for a container of a pod that is being decided."""
+    owner = Owner(namespace=pod.namespace, pod=pod.name, container=container.name)
+    init = container in pod.init_containers
+    return Allocation(
+        id=AllocationID(f"{owner.namespace}/{owner.pod}/{owner.container}"),
+        owner=owner,
+        role="sidecar" if container.sidecar else "init" if init else "app",
+        devices=devices,
+        virtual_functions=functions,
     )
 
 

@@ -42,10 +42,6 @@ class Candidate(msgspec.Struct, frozen=True):
         return self.device.minor
 
     @property
-    def left(self) -> bool:
-        return self.device.left or not self.device.left_functions.isdisjoint(self.device.used_functions ^ ALL)
-
-    @property
     def pcie(self) -> str:
         return self.device.place.pcie if self.device.place is not None else ""
 
@@ -58,6 +54,10 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
     functions: tuple[Function, ...] = ()
 
 
+Chooser = Callable[[Sequence[Candidate], int], Sequence[Candidate]]
+"""(GPUs by minor, those that were left first; how many of them) -> those to take, or none where it has no preference."""
+
+
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """A demand put to a node."""
 
@@ -66,6 +66,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     nodes: frozenset[int] | None = None
     """NUMA nodes to stay on. None: anywhere."""
     scorer: Scorer | None = None
+    chooser: Chooser | None = None
+    """Says which whole GPUs to take of a scope that has more than enough. None: the first ones."""
     caps: Caps = {}
     first_look: bool = False
     """Whether the node would do, rather than what it gives: secondary devices of a well-planned node are left out."""
@@ -81,14 +83,17 @@ def considered(asked: Asked, kind: DeviceType) -> tuple[Device, ...]:
     return tuple(
         device
         for device in asked.inventory.by_type[kind]
-        if within(device, asked.nodes) and matches(selector, device.labels)
+        if within(device, asked.nodes, compat=asked.compat) and matches(selector, device.labels)
     )
 
 
-def within(device: Device, nodes: Collection[int] | None) -> bool:
+def within(device: Device, nodes: Collection[int] | None, *, compat: bool) -> bool:
+    """A device of which no NUMA node is known will do; Koordinator leaves out those that have no place at all."""
     if nodes is None:
         return True
-    return device.place is not None and (device.place.node == ANYWHERE or device.place.node in nodes)
+    if device.place is None:
+        return not compat
+    return device.place.node == ANYWHERE or device.place.node in nodes
 
 
 def candidates(asked: Asked, kind: DeviceType, each: Quantities) -> tuple[Candidate, ...]:
@@ -134,7 +139,7 @@ def fits(candidate: Candidate, each: Quantities, *, compat: bool) -> bool:
 
 
 def free_function(candidate: Candidate, hint: Hint) -> Function | None:
-    """The unused virtual function with the lowest address."""
+    """The unused virtual function with the lowest address; one that an init container left before any other."""
     selector, device = hint.vf_selector, candidate.device
     unused = (
         function
@@ -143,7 +148,7 @@ def free_function(candidate: Candidate, hint: Hint) -> Function | None:
         for function in group.functions
         if function.bus not in device.used_functions
     )
-    return min(unused, key=lambda function: function.bus, default=None)
+    return min(unused, key=lambda each: (each.bus not in device.left_functions, each.bus), default=None)
 
 
 def wanted(asked: Asked, kind: DeviceType) -> Wanted:

@@ -88,6 +88,7 @@ def partitions(asked: Asked, wanted: Wanted, candidates: Sequence[Candidate]) ->
         compat=asked.compat,
     )
     feasible = [[usable[minor] for minor in partition.minors] for partition in found]
+    feasible.sort(key=lambda gpus: -sum(gpu.device.left for gpu in gpus))
     if honored and not feasible:
         raise DevicesDoNotFit(NO_PARTITION)
     return feasible
@@ -112,6 +113,7 @@ def in_smallest_scope(asked: Asked, wanted: Wanted, candidates: Sequence[Candida
         count=wanted.count,
         required=level,
         shared=is_shared(asked),
+        chooser=asked.chooser,
     )
     found = search.best_in(tree)
     if found is None:

@@ -21,6 +21,11 @@ PARTITION_ANNOTATION = "scheduling.koordinator.sh/gpu-partition-spec"
 ANNOTATIONS = (JOINT_ANNOTATION, HINT_ANNOTATION, PARTITION_ANNOTATION)
 """A pod that carries one of these is decided here."""
 
+DEVICE_PREFIX = "scheduling.koordinator.sh/device-"
+"""How the keys begin that are about devices."""
+ALLOCATED_ANNOTATION = f"{DEVICE_PREFIX}allocated"
+"""What Koordinator's scheduler gave; it is for the node, and says nothing about what is asked."""
+
 PARTITION_TABLE = "scheduling.koordinator.sh/gpu-partitions"
 PARTITION_POLICY = "node.koordinator.sh/gpu-partition-policy"
 WELL_PLANNED = "node.koordinator.sh/secondary-device-well-planned"
@@ -41,6 +46,8 @@ FPGA = "koordinator.sh/fpga"
 NPU_CORE = "huawei.com/npu-core"
 NPU_CPU = "huawei.com/npu-cpu"
 NPU_DVPP = "huawei.com/npu-dvpp"
+GPU_RESOURCES = (HUNDREDTHS, CORE, RATIO, GPU_BYTES, SHARED)
+"""Koordinator's own for GPUs."""
 WHOLE_GPUS = ("nvidia.com/gpu", "amd.com/gpu", "dcu.com/gpu")
 """Resources that count whole GPUs."""
 
@@ -48,7 +55,7 @@ WHOLE = 100
 """Units of a device."""
 
 RESOURCES: dict[DeviceType, tuple[str, ...]] = {
-    DeviceType.GPU: (*WHOLE_GPUS, HUNDREDTHS, CORE, RATIO, GPU_BYTES, SHARED, NPU_CORE, NPU_CPU, NPU_DVPP),
+    DeviceType.GPU: (*WHOLE_GPUS, *GPU_RESOURCES, NPU_CORE, NPU_CPU, NPU_DVPP),
     DeviceType.RDMA: (RDMA,),
     DeviceType.FPGA: (FPGA,),
 }

@@ -1,12 +1,14 @@
 """
 The same inventory from what topoalign knows of a node: its topology, the health of its devices, and what is allocated.
 
-A device that an allocation holds is used as a whole: allocations have no shares of devices, and no virtual functions.
+A device that an allocation holds is used as a whole, unless the allocation holds but virtual functions of it: such a NIC has
+its other functions to give, and is nobody's as a whole.
 Labels for selectors are `model` of GPUs and `name`, `linkLayer` and `state` of NICs, as far as they are known.
 """
 
 import re
 from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
 
 from topoalign.core.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.joint.inventory import (
@@ -28,19 +30,44 @@ from topoalign.core.topology.model import Gpu, Nic, Topology
 BELOW_A_ROOT_PORT = frozenset({PcieClass.PSB, PcieClass.PIX, PcieClass.PXB})
 BELOW_A_ROOT_COMPLEX = BELOW_A_ROOT_PORT | {PcieClass.PHB}
 
+FUNCTION = 1
+"""Units of a NIC that stand for one of its virtual functions; more than that is the NIC as a whole."""
+
 _NOT_IN_LABELS = re.compile(r"[^A-Za-z0-9_.-]+")
 _HOPPER = re.compile(rf"\b({'|'.join(HOPPERS)})\b")
 
 
-def inventory_of(state: NodeState, reusable: Collection[DeviceID] = ()) -> Inventory:
-    """A node's GPUs and NICs. `reusable` devices count as unused though an allocation holds them."""
+class LeftOver(NamedTuple):
+    """What init containers of a pod left to its other containers: unused though allocations hold it."""
+
+    devices: Collection[DeviceID] = ()
+    functions: Collection[str] = ()
+    """PCI addresses."""
+
+
+NOTHING = LeftOver()
+
+
+def inventory_of(state: NodeState, left: LeftOver = NOTHING, *, by_function: bool = False) -> Inventory:
+    """
+    A node's GPUs and NICs.
+
+    To whom wants functions (`by_function`), a NIC of which others have some has one unit to give, which is a function; to
+    everybody else it has nothing.
+    """
     topology = state.hardware
     places = places_of(topology)
-    held = state.holders.keys() - {*reusable}
+    held = state.held_whole.difference(left.devices)
+    functions_held = state.functions_in_use.difference(left.functions)
 
     def device(found: Gpu | Nic, kind: DeviceType, labels: dict[str, str], resources: dict[str, int]) -> Device:
         functions = found.virtual_functions if isinstance(found, Nic) else ()
         group = FunctionGroup(labels, tuple(Function(each.pci, i) for i, each in enumerate(functions)))
+        addresses = frozenset(each.pci for each in functions)
+        in_use, left_here = addresses & functions_held, addresses.intersection(left.functions)
+        used = resources if found.id in held or in_use else {}
+        if by_function and in_use and found.id not in held:
+            used = {RDMA: WHOLE - FUNCTION}
         return Device(
             kind=kind,
             minor=found.index,
@@ -50,7 +77,10 @@ def inventory_of(state: NodeState, reusable: Collection[DeviceID] = ()) -> Inven
             place=places.get(found.id),
             resources=resources,
             groups=(group,) if functions else (),
-            used=resources if found.id in held else {},
+            used=used,
+            used_functions=in_use,
+            left=found.id in left.devices or bool(left_here),
+            left_functions=left_here,
         )
 
     gpus = [device(gpu, DeviceType.GPU, gpu_labels(gpu), gpu_resources(gpu)) for gpu in topology.gpus]
@@ -93,8 +123,15 @@ def places_of(topology: Topology) -> Mapping[DeviceID, Place]:
     """
     Where each GPU and NIC sits, by the bridges above it; by its links to others where the bridges are not known.
 
-    A device of which nothing is known is absent.
+    A device of which nothing is known is absent. Found once and kept with the topology, which is frozen.
     """
+    kept: dict[str, Mapping[DeviceID, Place]] = topology.__dict__
+    if "places" not in kept:
+        kept["places"] = found_places(topology)
+    return kept["places"]
+
+
+def found_places(topology: Topology) -> Mapping[DeviceID, Place]:
     parents = {bridge.address: bridge.parent for bridge in topology.bridges}
     switches = connected(topology, BELOW_A_ROOT_PORT)
     complexes = connected(topology, BELOW_A_ROOT_COMPLEX)

@@ -13,7 +13,7 @@ from topoalign.core.joint.candidates import Candidate, Given, Wanted, fits, free
 
 
 def by_minor(candidates: Iterable[Candidate], preferred: Collection[int] = ()) -> list[Candidate]:
-    """The preferred minors first, among them the best score, then the lowest minor."""
+    """The preferred minors first, among them by rank."""
     return sorted(candidates, key=lambda each: (each.minor not in preferred, *rank(each)))
 
 
@@ -33,9 +33,10 @@ def in_turn(ranked: Sequence[Candidate], group: Callable[[Candidate], Hashable])
     return list(chain.from_iterable(sorted(filter(None, each), key=rank) for each in rounds))
 
 
-def rank(candidate: Candidate) -> tuple[int, int]:
+def rank(candidate: Candidate) -> tuple[bool, int, int]:
     return (
-        -candidate.score,  # the best score,
+        not candidate.device.left,  # one that an init container of the pod left,
+        -candidate.score,  # then the best score,
         candidate.minor,  # then the lowest minor, so that no tie is left to chance
     )
 

@@ -32,13 +32,25 @@ class DevicesDoNotFit(NoFit):
 
     code = "DevicesDoNotFit"
 
-    def __init__(self, reason: str, status: Status = Status.UNSCHEDULABLE) -> None:
+    def __init__(self, reason: str, status: Status = Status.UNSCHEDULABLE, more: str = "") -> None:
         self.status, self.reasons = status, (reason,)
         super().__init__(
-            reason,
+            f"{reason}{more}",
             "ask for less or ease the pod's device annotations; where others hold the devices, wait until some are released"
             if status is Status.UNSCHEDULABLE
             else "ask for what this node has (`topoalign topo --wide`), or another node",
+        )
+
+
+class SharesRefused(NoFit):
+    """A part of a GPU is asked for."""
+
+    code = "SharesRefused"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a share of a GPU is asked for, and this node gives whole GPUs",
+            "ask for nvidia.com/gpu, or for koordinator.sh/gpu in multiples of 100",
         )
 
 
@@ -51,4 +63,7 @@ def missing(kind: DeviceType, what: str = "devices") -> DevicesDoNotFit:
 
 
 def violation() -> DevicesDoNotFit:
-    return DevicesDoNotFit("node(s) Device Joint-Allocate rules violation")
+    return DevicesDoNotFit(
+        "node(s) Device Joint-Allocate rules violation",
+        more=": SamePCIe asks for devices side by side that are not free",
+    )

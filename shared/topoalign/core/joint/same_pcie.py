@@ -125,12 +125,17 @@ def scopes_of(asked: Asked, joint: Sequence[DeviceType], able: Offers, scope_of:
     return sorted(scopes, key=lambda scope: sparing(scope, primary))
 
 
-def sparing(scope: Scope, primary: DeviceType) -> tuple[bool, int, int]:
+def sparing(scope: Scope, primary: DeviceType) -> tuple[bool, bool, int, int]:
     return (
-        not scope.busy,  # one that is in use already,
+        not has_left(scope),  # one with what an init container left,
+        not scope.busy,  # then one that is in use already,
         len(scope.devices[primary]),  # then the one with the fewest primary devices left,
         scope.devices[primary][0].minor,  # then the lowest minor, so that no tie is left to chance
     )
+
+
+def has_left(scope: Scope) -> bool:
+    return any(each.device.left for devices in scope.devices.values() for each in devices)
 
 
 def by_partition(
@@ -171,11 +176,11 @@ def by_search(asked: Asked, joint: Sequence[DeviceType], wants: Wants, scopes: S
 
 
 def parts(scopes: Sequence[Scope], part_of: Callable[[Place], tuple[str | int, ...]]) -> list[list[Scope]]:
-    """The scopes of each part of the machine, of the parts that are in use first."""
+    """The scopes of each part of the machine: first of the parts with what was left, then of those that are in use."""
     by_part: dict[tuple[str | int, ...], list[Scope]] = {}
     for scope in scopes:
         by_part.setdefault(part_of(scope.place), []).append(scope)
-    return sorted(by_part.values(), key=lambda part: not any(scope.busy for scope in part))
+    return sorted(by_part.values(), key=lambda part: (not any(map(has_left, part)), not any(s.busy for s in part)))
 
 
 class Covering:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from topoalign.core.joint.candidates import Candidate
+from topoalign.core.joint.candidates import Candidate, Chooser
 from topoalign.core.joint.inventory import Device
 from topoalign.core.joint.names import Level
 
@@ -26,6 +26,8 @@ class Scope(msgspec.Struct, frozen=True):
 class Found(NamedTuple):
     """GPUs that one scope has to offer."""
 
+    left: int
+    """How many of them an init container of the pod left."""
     depth: int
     dirty: int
     """How many of the scopes around it, and it itself, hold a GPU that is in use."""
@@ -70,6 +72,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     required: Level
     """The widest scope that will do."""
     shared: bool
+    chooser: Chooser | None = None
 
     def best_in(self, scope: Scope, depth: int = 0, dirty: int = 0) -> Found | None:
         """The best that a scope has to offer; None if it has not enough. `dirty` scopes around it hold used GPUs."""
@@ -85,11 +88,14 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
             return None
         if self.shared:
             here.sort(key=lambda each: -each.score)
-        return Found(depth, dirty, here[0].score, tuple(here[: self.count]))
+        here.sort(key=lambda each: not each.device.left)
+        chosen = (self.chooser(here, self.count) if self.chooser else ()) or here[: self.count]
+        return Found(sum(each.device.left for each in chosen), depth, dirty, here[0].score, tuple(chosen))
 
-    def preference(self, found: Found) -> tuple[int, int, int]:
+    def preference(self, found: Found) -> tuple[int, int, int, int]:
         return (
-            found.depth,  # the smallest scope,
+            found.left,  # the most that an init container left,
+            found.depth,  # then the smallest scope,
             found.dirty,  # then the one that is used most already,
             found.score if self.shared else 0,  # then the best score; of equals the first
         )

@@ -10,23 +10,27 @@ A set is worth the sum of three parts. The set that is worth the most is chosen,
 - **NICs**, by a tenth, where the container asks for some: how near the free NICs are to the set, 1 for one beside each.
 
 Links through NVSwitch, and NVLinks within a clique, count as `pair_score` has them. Up to nine GPUs to choose from, all sets
-are compared, and partitions are exact (`partition`). With more, the sets are compared that grow from each GPU by what adds
-most, and the set of the best partition; and where more than nine would be left, their best sets stand for partitions.
+are compared, and what is left is exact (`partition`). With more, the sets are compared that grow from each GPU by what adds
+most, and the set of the best partition. The best few of them, by links, NICs and the links that they would cut, are weighed
+by what they leave; and if more than nine GPUs are left, the best set of each size stands for a partition.
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from heapq import nsmallest
 from itertools import combinations
 from math import comb
 from typing import NamedTuple
 
 from topoalign.core.placement.partition import best_sets, best_split, best_total
-from topoalign.core.placement.partition.greedy import grow
+from topoalign.core.placement.partition.greedy import grow, grown_best
 from topoalign.core.placement.partition.tables import MOST_LISTED
 from topoalign.core.placement.scores import Scores, total
 from topoalign.core.topology.links import PCIE_SCORE, PcieClass
 
 MOST_COMPARED = comb(MOST_LISTED, MOST_LISTED // 2)
 """Sets: all there are of nine GPUs."""
+MOST_WEIGHED = 16
+"""Sets that are weighed by what they leave, where there are more than nine GPUs: 64 take some 50 ms."""
 MOST_KEPT = 4096
 """Answers to what is left that are remembered: of a machine with eight GPUs all 256."""
 SIZES = (2, 4, 8)
@@ -64,15 +68,16 @@ class Outlook:
         if rest not in self._left:
             if len(self._left) >= MOST_KEPT:
                 self._left.clear()
-            self._left[rest] = sum(self.worth(rest, size) for size in SIZES if size <= len(rest))
+            self._left[rest] = sum(self.splits(rest).values())
         return self._left[rest]
 
-    def worth(self, rest: tuple[int, ...], size: int) -> float:
-        if not self.best[size]:
-            return 0.0
-        if len(rest) > MOST_LISTED:
-            return len(rest) // size * best_sets(self.scores, rest).best[size] / self.best[size]
-        return best_total(self.scores, rest, size) / self.best[size]
+    def splits(self, rest: tuple[int, ...]) -> dict[int, float]:
+        """For each size the total of the best partition, in units of the machine's best set."""
+        sizes = [size for size in SIZES if size <= len(rest) and self.best[size]]
+        if len(rest) <= MOST_LISTED:
+            return {size: best_total(self.scores, rest, size) / self.best[size] for size in sizes}
+        best = grown_best(self.scores, rest, max(sizes, default=1))
+        return {size: len(rest) // size * best[size] / self.best[size] for size in sizes}
 
 
 def by_topology(
@@ -89,11 +94,19 @@ def by_topology(
     `free` are all GPUs that nobody holds, those that are not offered here included.
     """
     everything = frozenset((*free, *available))
+    sets = candidates(outlook.scores, available, required, size)
+    if len(everything) > MOST_LISTED:
+        sets = nsmallest(MOST_WEIGHED, sets, key=lambda members: at_first_sight(outlook, members, everything, nics))
 
     def rank(members: tuple[int, ...]) -> tuple[float, tuple[int, ...]]:
         return -worth(outlook, members, everything, nics).whole, members
 
-    return min(map(rank, candidates(outlook.scores, available, required, size)))[1]
+    return min(map(rank, sets))[1]
+
+
+def most_weighed(free: int) -> int:
+    """How many sets are weighed with all their parts where so many GPUs are free."""
+    return MOST_COMPARED if free <= MOST_LISTED else MOST_WEIGHED
 
 
 class Worth(NamedTuple):
@@ -113,6 +126,14 @@ def worth(outlook: Outlook, members: tuple[int, ...], free: frozenset[int], nics
     """Of a set that is taken from the free GPUs."""
     rest = tuple(sorted(free.difference(members)))
     return Worth(outlook.own(members), LEFT * outlook.left(rest), NICS * nearness(nics, members))
+
+
+def at_first_sight(
+    outlook: Outlook, members: tuple[int, ...], free: frozenset[int], nics: Nics
+) -> tuple[float, int, tuple[int, ...]]:
+    """Sorts sets, the best first, without a look at all that they leave."""
+    cut = sum(outlook.scores[member][other] for member in members for other in free.difference(members))
+    return -round(outlook.own(members) + NICS * nearness(nics, members), 9), cut, members
 
 
 def candidates(

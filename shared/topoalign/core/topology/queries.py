@@ -30,10 +30,20 @@ def affinity(topology: Topology, device: DeviceID) -> tuple[int, ...]:
 
 
 def pair_score(topology: Topology, a: DeviceID, b: DeviceID) -> int:
-    """What the connection of two devices is worth: that of the PCIe path plus that of each NVLink (spec/nvidia.md (a))."""
+    """
+    What the connection of two devices is worth: that of the PCIe path plus that of each NVLink (spec/nvidia.md (a)).
+
+    NVLinks between two cliques of a fabric carry nothing: the fabric manager keeps the cliques apart.
+    """
     link = topology.link_by_pair.get((a, b))
-    nvlinks = link.nvlinks if link is not None else 0
+    nvlinks = link.nvlinks if link is not None and not kept_apart(topology, a, b) else 0
     return PCIE_SCORE[pcie_class(topology, a, b)] + NVLINK_SCORE * nvlinks
+
+
+def kept_apart(topology: Topology, a: DeviceID, b: DeviceID) -> bool:
+    """Whether both are known to be in NVLink domains, and not in the same."""
+    fabrics = [gpu.fabric for gpu in (topology.gpu_by_id.get(a), topology.gpu_by_id.get(b)) if gpu is not None]
+    return len(fabrics) == 2 and None not in fabrics and fabrics[0] != fabrics[1]
 
 
 def set_score(topology: Topology, devices: Iterable[DeviceID]) -> int:

@@ -1,0 +1,410 @@
+"""Pods with device annotations through the whole decision: what they get, where they are aligned, why they are refused."""
+
+import json
+from itertools import combinations
+
+import msgspec
+import pytest
+from decision_support import GIB, admitted, container, granted, node, pod, refused
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from topoalign.core.admission import admit
+from topoalign.core.decisions import Decision, Refusal
+from topoalign.core.errors import InvalidField, NoFit
+from topoalign.core.events import Allocation
+from topoalign.core.hints.jointly import asked_for
+from topoalign.core.ids import GPU, MEMORY, NIC, AllocationID, DeviceID, ResourceName
+from topoalign.core.joint.candidates import Asked
+from topoalign.core.joint.names import HINT_ANNOTATION, JOINT_ANNOTATION, PARTITION_ANNOTATION
+from topoalign.core.joint.node_devices import joint_devices
+from topoalign.core.requests import AdmissionRules, ContainerRequest, Mode, Placement, PodRequest, Policy, Scope
+from topoalign.core.state import NodeState
+from topoalign.core.topology.bitmask import mask_of
+from topoalign.core.topology.model import Topology
+from topoalign.machines import catalogue
+
+BEST = AdmissionRules()
+RESTRICTED = AdmissionRules(policy=Policy.RESTRICTED)
+SINGLE = AdmissionRules(policy=Policy.SINGLE_NUMA_NODE)
+PER_POD = AdmissionRules(policy=Policy.RESTRICTED, scope=Scope.POD)
+UNALIGNED = AdmissionRules(policy=Policy.NONE)
+
+TOGETHER = {"deviceTypes": ["gpu", "rdma"]}
+SAME_PCIE = {**TOGETHER, "requiredScope": "SamePCIe"}
+
+
+def joint(
+    *containers: ContainerRequest,
+    said: object = SAME_PCIE,
+    hints: object = None,
+    init: tuple[ContainerRequest, ...] = (),
+    name: str = "pod-1",
+) -> PodRequest:
+    both = {JOINT_ANNOTATION: said, HINT_ANNOTATION: hints}
+    annotations = {key: json.dumps(value) for key, value in both.items() if value is not None}
+    return msgspec.structs.replace(pod(*containers, init=init, name=name), annotations=annotations)
+
+
+def holding(state: NodeState, *devices: str) -> NodeState:
+    gpus = tuple(DeviceID(each) for each in devices if each.startswith("GPU"))
+    nics = tuple(DeviceID(each) for each in devices if not each.startswith("GPU"))
+    return state.holding(Allocation(id=AllocationID("held"), devices={GPU: gpus, NIC: nics}))
+
+
+def compat(rules: AdmissionRules) -> AdmissionRules:
+    return msgspec.structs.replace(rules, compat="koordinator")
+
+
+def test_all_that_goes_together_is_on_one_numa_node_with_the_cpus() -> None:
+    """One NIC is asked for; the four GPUs are on four switches, so there are four."""
+    state = holding(node(catalogue.machine("hgx-h100")), "GPU-1")
+
+    got = admitted(admit(state, joint(container(gpus=4, nics=1, cpus=8, gib=8)), RESTRICTED))["main"]
+
+    assert {GPU: ("GPU-4", "GPU-5", "GPU-6", "GPU-7"), NIC: ("mlx5_4", "mlx5_5", "mlx5_6", "mlx5_7")} == got.devices
+    assert (1,) == got.affinity == got.memory[0].nodes
+    assert {} == got.virtual_functions
+
+
+def test_koordinator_chooses_gpus_without_a_look_at_the_nics_and_refuses() -> None:
+    state = holding(node(catalogue.machine("epyc-nps4-4gpu")), "GPU-0")
+    asked = joint(container(gpus=1, nics=1))
+
+    assert ("GPU-2",) == admitted(admit(state, asked, UNALIGNED))["main"].devices[GPU]
+    refusal = refused(admit(state, asked, compat(UNALIGNED)))
+    assert ("DevicesDoNotFit", "device", "main") == (refusal.code, refusal.provider, refusal.container)
+    assert "Joint-Allocate rules violation" in refusal.finding
+
+
+def test_hints_name_only_the_numa_nodes_on_which_the_devices_are_found_side_by_side() -> None:
+    """GPU-1 on node 1 has no NIC beside it, GPU-2 on node 2 has one. Koordinator asks the whole machine first."""
+    state = holding(node(catalogue.machine("epyc-nps4-4gpu")), "GPU-0")
+    asked = joint(container(gpus=1, nics=1))
+
+    assert "rules violation" in refused(admit(state, asked, compat(RESTRICTED))).finding
+    for rules in (RESTRICTED, SINGLE, BEST, PER_POD):
+        got = admitted(admit(state, asked, rules))["main"]
+        assert {GPU: ("GPU-2",), NIC: ("mlx5_1",)} == got.devices
+        assert (2,) == got.affinity
+
+
+def test_what_fits_nowhere_is_refused_with_the_reason_that_joint_allocation_has() -> None:
+    state = holding(node(catalogue.machine("epyc-nps4-4gpu")), "mlx5_0", "mlx5_1")
+
+    for rules in (BEST, RESTRICTED, PER_POD):
+        refusal = refused(admit(state, joint(container(gpus=1, nics=1)), rules))
+        assert ("DevicesDoNotFit", "device") == (refusal.code, refusal.provider)
+        assert "Insufficient rdma devices" in refusal.finding
+
+
+def test_a_policy_that_admits_without_alignment_takes_devices_of_other_nodes() -> None:
+    """Five GPUs are on no one node of hgx-h100."""
+    state = node(catalogue.machine("hgx-h100"))
+    asked = joint(container(gpus=5, nics=1), said=TOGETHER)
+
+    assert 5 == len(admitted(admit(state, asked, BEST))["main"].devices[GPU])
+    assert 5 == len(admitted(admit(state, asked, RESTRICTED))["main"].devices[GPU])
+    refusal = refused(admit(state, asked, SINGLE))
+    assert ("NotAligned", None) == (refusal.code, refusal.provider)
+
+
+def test_gpus_are_found_beside_nics_where_the_cpus_need_more_nodes() -> None:
+    state = holding(node(catalogue.machine("hgx-h100")), "mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3")
+    half = len(state.hardware.cpus) // 2
+
+    got = admitted(admit(state, joint(container(gpus=1, nics=1, cpus=half + 2)), RESTRICTED))["main"]
+
+    assert {GPU: ("GPU-4",), NIC: ("mlx5_4",)} == got.devices
+    assert (0, 1) == got.affinity
+
+
+def test_apply_for_all_means_the_nodes_on_which_all_can_be_had() -> None:
+    """All healthy NICs of both nodes cannot be had, since one is held on node 0; those of node 1 can."""
+    state = holding(node(catalogue.machine("hgx-h100")), "mlx5_0")
+    half = len(state.hardware.cpus) // 2
+    hints = {"rdma": {"allocateStrategy": "ApplyForAll"}}
+
+    got = admitted(admit(state, joint(container(nics=1, cpus=half + 2), said=None, hints=hints), RESTRICTED))["main"]
+
+    nics = state.hardware.devices[NIC]
+    assert tuple(nic for nic, near in nics.items() if near == (1,)) == got.devices[NIC]
+    assert (0, 1) == got.affinity
+
+
+def test_a_pod_as_a_whole_is_aligned_where_all_its_containers_find_their_devices_one_after_another() -> None:
+    """On node 0 there are enough GPUs and NICs for both, but not side by side."""
+    state = holding(node(catalogue.machine("hgx-h100")), "GPU-0", "mlx5_1", "mlx5_2")
+    both = joint(container("a", gpus=1, nics=1), container("b", gpus=1, nics=1))
+
+    got = admitted(admit(state, both, PER_POD))
+
+    assert {"a": ("GPU-4",), "b": ("GPU-5",)} == {name: each.devices[GPU] for name, each in got.items()}
+    assert {(1,)} == {each.affinity for each in got.values()}
+
+
+def test_the_devices_of_an_init_container_are_taken_first() -> None:
+    state = holding(node(catalogue.machine("hgx-h100")), "GPU-5", "mlx5_5")
+    asked = joint(container(gpus=1, nics=1), init=(container("first", gpus=2, nics=2), container("next", gpus=1)))
+
+    for rules in (RESTRICTED, PER_POD, UNALIGNED):
+        got = admitted(admit(state, asked, rules))
+        first, main = got["first"].devices, got["main"].devices
+        assert {*main[GPU]} < {*first[GPU]} and {*main[NIC]} < {*first[NIC]}
+
+
+def test_where_the_scope_leaves_a_choice_the_device_policy_makes_it() -> None:
+    """Three of the four GPUs of a NUMA node of a dgx1-volta: those with the most NVLinks, or the first ones."""
+    state = node(catalogue.machine("dgx1-volta"))
+
+    def gpus(rules: AdmissionRules, placement: Placement) -> tuple[DeviceID, ...]:
+        rules = msgspec.structs.replace(rules, placement=placement)
+        return admitted(admit(state, joint(container(gpus=3), said=TOGETHER), rules))["main"].devices[GPU]
+
+    first, linked = ("GPU-0", "GPU-1", "GPU-2"), ("GPU-0", "GPU-2", "GPU-3")
+    assert linked == gpus(RESTRICTED, Placement.TOPOLOGY) == gpus(RESTRICTED, Placement.BEST_EFFORT)
+    assert first == gpus(RESTRICTED, Placement.SIMPLE) == gpus(compat(RESTRICTED), Placement.TOPOLOGY)
+    assert first == gpus(PER_POD, Placement.TOPOLOGY)
+
+
+def test_explain_names_the_sets_and_why_they_were_not_given() -> None:
+    decision = admit(node(catalogue.machine("hgx-h100")), joint(container(gpus=2, nics=1)), RESTRICTED)
+
+    sets = decision.explanation.considered
+    assert [GPU, NIC] == [each.resource for each in sets if each.chosen]
+    reasons = {each.why for each in sets if not each.chosen}
+    assert {"beside 1 of the GPUs, not 2", "as near; NICs beside it, indexes or the device policy decided"} <= reasons
+    assert "as Koordinator chooses" in {
+        each.why
+        for each in admit(
+            node(catalogue.machine("hgx-h100")), joint(container(gpus=2, nics=1)), compat(RESTRICTED)
+        ).explanation.considered
+    }
+
+
+def test_the_kubelet_reads_no_annotations_and_its_prediction_says_so() -> None:
+    state = holding(node(catalogue.machine("epyc-nps4-4gpu")), "GPU-0")
+    plain, asked = pod(container(gpus=1, nics=1)), joint(container(gpus=1, nics=1))
+    rules = AdmissionRules(mode=Mode.KUBELET, policy=Policy.NONE, placement=Placement.SIMPLE)
+    best = msgspec.structs.replace(rules, mode=Mode.BEST)
+
+    decision, without = admit(state, asked, rules), admit(state, plain, rules)
+
+    assert admitted(without) == admitted(decision)
+    assert {GPU: ("GPU-1",), NIC: ("mlx5_0",)} == admitted(decision)["main"].devices
+    assert {GPU: ("GPU-2",), NIC: ("mlx5_1",)} == admitted(admit(state, asked, best))["main"].devices
+    assert any("kubelet does not read them" in note for note in decision.explanation.notes)
+    assert () == without.explanation.notes
+
+
+def test_koordinators_own_resources_ask_for_whole_devices() -> None:
+    state = node(catalogue.machine("hgx-h100"))
+    asked = joint(container(others={"koordinator.sh/gpu": 200, "koordinator.sh/rdma": 100}))
+
+    assert {GPU: ("GPU-0", "GPU-1"), NIC: ("mlx5_0", "mlx5_1")} == admitted(admit(state, asked, RESTRICTED))[
+        "main"
+    ].devices
+    alone = pod(container(others={"koordinator.sh/gpu": 200}))
+    assert "UnknownResource" == refused(admit(state, alone, RESTRICTED)).code
+    assert "UnknownResource" == refused(admit(state, joint(container(others={"amd.com/gpu": 1})), RESTRICTED)).code
+
+
+@pytest.mark.parametrize(
+    "share",
+    [{"koordinator.sh/gpu": 50}, {"koordinator.sh/gpu-memory": 8 * GIB}, {"koordinator.sh/gpu-memory-ratio": 5}],
+)
+def test_a_share_of_a_gpu_is_refused_because_only_whole_ones_are_given(share: dict[str, int]) -> None:
+    refusal = refused(admit(node(catalogue.machine("hgx-h100")), joint(container(others=share)), BEST))
+
+    assert "SharesRefused" == refusal.code
+    assert "whole GPUs" in refusal.finding
+
+
+@pytest.mark.parametrize(
+    ("annotations", "where"),
+    [
+        ({"scheduling.koordinator.sh/device-joint-alocate": "{}"}, r"pod.annotations\[.*joint-alocate\]: is not known"),
+        ({"topoalign.io/placement": "simple"}, r"pod.annotations\[topoalign.io/placement\]: is not known"),
+        ({JOINT_ANNOTATION: "{"}, "invalid DeviceJointAllocate annotation"),
+        ({JOINT_ANNOTATION: '{"deviceTypes": ["gpus"]}'}, r"deviceTypes: 'gpus' is not known"),
+        ({HINT_ANNOTATION: '{"gpu": {"requiredTopologyScope": "Numa"}}'}, "requiredTopologyScope: 'Numa'"),
+        ({"no key": "x"}, "not a key of annotations"),
+        ({"a": "x" * (256 * 1024)}, "1 with 262145 characters"),
+        ({f"a{i}": "" for i in range(1_001)}, "1001 with"),
+    ],
+)
+def test_annotations_that_cannot_be_meant_are_refused_by_name(annotations: dict[str, str], where: str) -> None:
+    asked = msgspec.structs.replace(pod(container(gpus=1)), annotations=annotations)
+
+    with pytest.raises(InvalidField, match=where):
+        admit(node(catalogue.machine("hgx-h100")), asked, BEST)
+
+
+def test_annotations_of_others_and_what_koordinator_wrote_itself_are_passed_over() -> None:
+    annotations = {
+        "example.com/a": "{",
+        "scheduling.koordinator.sh/device-allocated": "x",
+        "kubectl.kubernetes.io/b": "",
+    }
+    plain = pod(container(gpus=1))
+    state = node(catalogue.machine("hgx-h100"))
+
+    assert admit(state, plain, BEST) == admit(state, msgspec.structs.replace(plain, annotations=annotations), BEST)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8) | st.sampled_from(["gpu", "rdma", "SamePCIe"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["gpu", "rdma", "deviceTypes", "requiredScope", "selector", "vfSelector", "matchLabels"])
+            | st.text(max_size=4),
+            inner,
+            max_size=3,
+        )
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=150)
+@given(
+    st.dictionaries(
+        st.sampled_from([JOINT_ANNOTATION, HINT_ANNOTATION, PARTITION_ANNOTATION]) | st.text(max_size=12),
+        json_values.map(json.dumps) | st.text(max_size=20),
+        max_size=4,
+    ),
+    st.sampled_from([RESTRICTED, PER_POD, compat(BEST)]),
+)
+def test_whatever_stands_in_annotations_is_decided_or_refused_by_name(
+    annotations: dict[str, str], rules: AdmissionRules
+) -> None:
+    asked = msgspec.structs.replace(pod(container(gpus=2, nics=1)), annotations=annotations)
+    try:
+        assert admit(H100, asked, rules).explanation is not None
+    except InvalidField as invalid:
+        assert "pod.annotations" in invalid.finding
+
+
+H100 = node(catalogue.machine("hgx-h100"))
+MACHINES = {name: node(catalogue.machine(name)) for name in ("hgx-h100", "epyc-nps4-4gpu", "dgx-a100", "dgx1-volta")}
+
+
+@st.composite
+def loaded(draw: st.DrawFn) -> NodeState:
+    """A machine on which some devices are held."""
+    state = MACHINES[draw(st.sampled_from(sorted(MACHINES)))]
+    devices = [*state.hardware.devices[GPU], *state.hardware.devices[NIC]]
+    return holding(state, *draw(st.lists(st.sampled_from(devices), unique=True, max_size=len(devices) // 2)))
+
+
+requests = st.builds(container, name=st.just("main"), gpus=st.integers(0, 4), nics=st.integers(0, 3)).filter(
+    lambda each: bool(each.limits)
+)
+hints_said = st.sampled_from(
+    [
+        None,
+        {"gpu": {"requiredTopologyScope": "PCIe"}},
+        {"gpu": {"requiredTopologyScope": "NUMANode"}},
+        {"rdma": {"allocateStrategy": "ApplyForAll"}},
+        {"rdma": {"exclusivePolicy": "PCIeLevel"}},
+    ]
+)
+
+
+@settings(max_examples=150)
+@given(loaded(), requests, st.sampled_from([TOGETHER, SAME_PCIE]), hints_said, st.sampled_from(["", "koordinator"]))
+def test_restricted_aligns_to_the_fewest_nodes_that_have_the_devices_and_never_fails_after_that(
+    state: NodeState, asked: ContainerRequest, said: object, hints: object, which: str
+) -> None:
+    """Against trying all sets of nodes one by one; with Koordinator none will do where the whole machine does not."""
+    rules = msgspec.structs.replace(RESTRICTED, compat=which)
+    request = joint(asked, said=said, hints=hints)
+    question = asked_for(state, request, asked, rules)
+    near = {near[0] for name in (GPU, NIC) for near in state.hardware.devices[name].values() if near}
+    widths = [
+        size
+        for size in range(1, len(near) + 1)
+        for nodes in combinations(sorted(near), size)
+        if can_give(question, mask_of(nodes)) and (not which or can_give(question, None))
+    ]
+
+    decision = admit(state, request, rules)
+
+    if isinstance(decision, Refusal):
+        assert [] == widths
+        assert "DevicesDoNotFit" == decision.code
+    else:
+        got = admitted(decision)["main"]
+        assert got.affinity is not None
+        assert min(widths) == len(got.affinity)
+        assert all(
+            state.hardware.devices[name][device][:1][0] in got.affinity  # type: ignore[index]  # all have a known node
+            for name, devices in got.devices.items()
+            for device in devices
+        )
+        assert got.device_ids.isdisjoint(state.holders)
+
+
+def can_give(question: Asked, mask: int | None) -> bool:
+    try:
+        joint_devices(question, mask)
+    except NoFit:
+        return False
+    return True
+
+
+@settings(max_examples=60)
+@given(loaded(), st.lists(requests, min_size=2, max_size=3), st.sampled_from([TOGETHER, SAME_PCIE]), st.booleans())
+def test_the_containers_of_a_pod_that_is_admitted_share_nothing_and_stay_where_it_is_aligned(
+    state: NodeState, containers: list[ContainerRequest], said: object, whole: bool
+) -> None:
+    named = [msgspec.structs.replace(each, name=f"c{i}") for i, each in enumerate(containers)]
+
+    decision = admit(state, joint(*named, said=said), PER_POD if whole else RESTRICTED)
+
+    if isinstance(decision, Refusal):
+        assert decision.code in ("DevicesDoNotFit", "NotAligned")
+        return
+    got = list(admitted(decision).values())
+    assert sum(len(each.device_ids) for each in got) == len(frozenset().union(*(each.device_ids for each in got)))
+    assert not whole or 1 == len({each.affinity for each in got})
+    assert [each.limits.get(GPU, 0) for each in named] == [len(each.devices.get(GPU, ())) for each in got]
+
+
+def test_devices_of_unknown_place_will_do_wherever_the_cpus_are() -> None:
+    topology: Topology = catalogue.machine("two-socket-8xpcie")
+    bare = msgspec.structs.replace(
+        topology,
+        gpus=tuple(msgspec.structs.replace(gpu, numa_affinity=(), bridge=None) for gpu in topology.gpus),
+        nics=tuple(msgspec.structs.replace(nic, numa_affinity=(), bridge=None) for nic in topology.nics),
+        bridges=(),
+        links=(),
+    )
+
+    got = admitted(admit(node(bare), joint(container(gpus=1, nics=1, cpus=2), said=TOGETHER), RESTRICTED))["main"]
+
+    assert {GPU: ("GPU-0",), NIC: ("mlx5_0",)} == got.devices
+
+
+def test_other_resources_of_the_pod_are_decided_as_ever() -> None:
+    state = node(catalogue.machine("hgx-h100"))
+
+    got = admitted(admit(state, joint(container(gpus=1, cpus=4, gib=4), container("b", cpus=2)), RESTRICTED))
+
+    assert got["b"].cpus and not got["b"].devices
+    assert 4 * GIB == next(block.size for block in got["main"].memory if block.resource == MEMORY)
+    assert (
+        "UnknownResource"
+        == refused(admit(state, joint(container(gpus=1, others={"example.com/x": 1})), RESTRICTED)).code
+    )
+
+
+def test_a_decision_of_all_devices_asks_each_question_once() -> None:
+    """What an admission says of a joint pod can be folded like any other."""
+    state = node(catalogue.machine("hgx-h100"))
+    decision: Decision = admit(state, joint(container(gpus=8, nics=8)), RESTRICTED)
+
+    after = granted(state, decision)
+    assert () == after.free(GPU)
+    assert 2 == len(after.free(ResourceName(NIC)))
