@@ -145,6 +145,19 @@ def test_the_kubelets_configuration_is_judged_for_this_machine(
     assert detail in by_file["kubelet config"]["detail"]
 
 
+def test_many_numa_nodes_that_the_configuration_allows_are_no_warning(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    online = tmp_path / "devices/system/node/online"
+    online.parent.mkdir(parents=True)
+    online.write_text("0-33")
+    file = tmp_path / "config.yaml"
+    file.write_text(CONFIG + 'topologyManagerPolicyOptions: {max-allowable-numa-nodes: "64"}')
+    _, findings = examined(capsys, "--sysfs-root", str(tmp_path), "--kubelet-config", str(file))
+
+    assert ("ok", "ok") == (findings["NUMA nodes"]["verdict"], findings["kubelet config"]["verdict"])
+
+
 def test_a_kubelet_without_a_configuration_file_is_a_warning(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -103,6 +103,15 @@ def test_a_refusal_ends_with_exit_code_4_and_a_rule_on_the_command_line_goes_bef
     assert (0, "Admission") == (admitted_so[0], admitted_so[1]["decision"]["type"])
 
 
+@pytest.mark.parametrize("name", ["kubelte", "config.yaml"])
+def test_a_root_directory_that_is_not_there_is_an_error_and_no_prediction_about_an_empty_machine(
+    capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    status, answer = asked(capsys, "--kubelet-config", "config.yaml", "--kubelet-root", name, "--gpus", "1")
+
+    assert (3, "NotFound") == (status, answer["error"]["code"])
+
+
 def test_people_are_told_on_stderr_what_was_not_known(capsys: pytest.CaptureFixture[str]) -> None:
     Path("kubelet").mkdir()
 

@@ -23,9 +23,9 @@ from merge_reference import knapsack
 
 from topoalign.core.admission import admission, admit, answer_to
 from topoalign.core.decisions import Admission, PreferenceQuestion, Refusal
-from topoalign.core.errors import DriverFault, InvalidField
+from topoalign.core.errors import DriverFault, InvalidField, TooMuchWork
 from topoalign.core.hints.model import HintAnswer, HintQuestion
-from topoalign.core.ids import CPU, GPU, MEMORY, NIC, ContainerName, ResourceName
+from topoalign.core.ids import CPU, GPU, MEMORY, NIC, ContainerName, DeviceID, ResourceName
 from topoalign.core.requests import AdmissionRules, ContainerRequest, CpuOption, Mode, PodRequest, Policy, Scope
 from topoalign.core.state import NodeState
 from topoalign.core.topology.cpuset import parse_cpuset
@@ -293,22 +293,86 @@ def test_node_ids_beyond_63_are_ordinary_in_mode_best() -> None:
     assert ("GPU-0", "GPU-1") == got.devices[GPU]
 
 
-@pytest.mark.parametrize("policy", [Policy.BEST_EFFORT, Policy.RESTRICTED])
-def test_a_provider_whose_hints_take_too_long_refuses_the_pod(policy: Policy) -> None:
+@pytest.mark.parametrize(
+    ("rules", "code"),
+    [
+        pytest.param(AdmissionRules(policy=Policy.RESTRICTED), "TooMuchWork", id="restricted needs to know"),
+        pytest.param(AdmissionRules(policy=Policy.BEST_EFFORT), "", id="best-effort goes on"),
+        pytest.param(AdmissionRules(policy=Policy.NONE), "", id="none does not align"),
+        pytest.param(
+            AdmissionRules(mode=Mode.KUBELET, max_allowable_numa_nodes=64),
+            "TooMuchWork",
+            id="a prediction would be a guess",
+        ),
+    ],
+)
+def test_hints_that_take_too_long_refuse_only_where_they_are_needed(rules: AdmissionRules, code: str) -> None:
     """Memory and seven sizes of hugepages are spread so unevenly over 64 nodes that the fewest nodes cannot be told."""
     topology, amounts = knapsack_machine()
-    state = node(topology)
+    if rules.mode is Mode.KUBELET:
+        amounts[CPU] = 1000
+    asked = pod(ContainerRequest(name=ContainerName("main"), requests=amounts, limits=amounts))
 
-    refusal = refused(
-        admit(
-            state,
-            pod(ContainerRequest(name=ContainerName("main"), requests=amounts, limits=amounts)),
-            AdmissionRules(policy=policy),
-        )
-    )
+    decision = admit(node(topology), asked, rules)
 
-    assert ("TooMuchWork", "main", None) == (refusal.code, refusal.container, refusal.provider)
-    assert "limit on work" in refusal.finding
+    if code:
+        refusal = refused(decision)
+        assert (code, "main", None) == (refusal.code, refusal.container, refusal.provider)
+        assert "limit on work" in refusal.finding
+    else:
+        assert set(range(64)) == {each for block in admitted(decision)["main"].memory for each in block.nodes}
+    if rules.policy is Policy.BEST_EFFORT and rules.mode is Mode.BEST:
+        assert "not aligned" in decision.explanation.alignments[0].note
+
+
+def test_the_limit_on_work_is_one_for_all_containers_of_a_pod() -> None:
+    """After the first that could not be aligned nobody is asked for hints any more."""
+    topology, amounts = knapsack_machine()
+    one = ContainerRequest(name=ContainerName("first"), requests=amounts, limits=amounts)
+    asked = pod(one, *(container(name=f"c{i}", gpus=1) for i in range(3)))
+    steps = admission(node(topology), asked, AdmissionRules(policy=Policy.BEST_EFFORT))
+
+    assert isinstance(next(steps), HintQuestion)
+    following = steps.throw(TooMuchWork("not found within the limit on work", "ask for less"))
+
+    assert isinstance(following, PreferenceQuestion)
+    assert "c0" == following.container
+
+
+def test_in_mode_best_cpus_lie_on_the_aligned_nodes_whatever_the_sockets() -> None:
+    """One socket with two NUMA nodes and the GPU on node 1: align-by-socket would hand out CPUs of node 0."""
+    one_socket = machine(gpus=(1,), nics=())
+    cpus = tuple(msgspec.structs.replace(cpu, socket=0) for cpu in one_socket.cpus)
+    state = node(msgspec.structs.replace(one_socket, cpus=cpus))
+    rules = AdmissionRules(policy=Policy.RESTRICTED, cpu_options=frozenset({CpuOption.ALIGN_BY_SOCKET}))
+
+    got = admitted(admit(state, pod(container(gpus=1, cpus=2)), rules))["main"]
+
+    assert (1,) == got.affinity
+    assert {1} == {state.hardware.cpu_topology.node_of[cpu] for cpu in parse_cpuset(got.cpus)}
+
+
+@pytest.mark.parametrize("ids", [{0: 0, 1: 70}, dict(enumerate(range(40)))])
+def test_without_a_topology_manager_the_kubelets_memory_manager_has_its_limits_all_the_same(
+    ids: dict[int, int],
+) -> None:
+    state = node(with_ids(machine(nodes=len(ids), gpus=(), nics=()), ids))
+    rules = AdmissionRules(policy=Policy.NONE, mode=Mode.KUBELET, max_allowable_numa_nodes=64)
+
+    refusal = refused(admit(state, pod(container(cpus=1, gib=1)), rules))
+
+    assert "TooManyNumaNodes" == refusal.code
+    admitted(admit(state, pod(container(gpus=0, cpus=0.5)), rules))
+
+
+def test_resources_are_given_in_the_order_of_their_names_as_the_kubelets_are() -> None:
+    """Both fail; the one whose name comes first is what the kubelet reports."""
+    nic = ResourceName("example.com/nic")
+    sick = PluginDevice(id=DeviceID("n0"), resource=nic, nodes=(0,))
+    state = node(machine(gpus=(0,), nics=(), others=(sick,)), unhealthy=("n0",))
+    asked = pod(container(gpus=2, others={nic: 1}))
+
+    assert "NoHealthyDevice" == refused(admit(state, asked, AdmissionRules(policy=Policy.NONE, mode=Mode.KUBELET))).code
 
 
 @pytest.mark.parametrize(

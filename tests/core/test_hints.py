@@ -231,3 +231,17 @@ def test_memory_in_use_counts_against_a_node() -> None:
     hints = hints_for(busy, pod(container(gib=4)), ContainerName("main"), AdmissionRules())
 
     assert {MEMORY: (TopologyHint(0b10, True),)} == hints["memory"]
+
+
+def test_what_is_near_no_node_is_supply_of_no_rule() -> None:
+    """Neither for a request of nothing where every node is in use, nor for devices near nodes that the machine lacks."""
+    nodes = {i: MemoryNode(allocatable={MEMORY: GIB}, free={MEMORY: 0}, group=1 << i, used=True) for i in range(10)}
+    devices = {DeviceID("a"): (0,), DeviceID("b"): (77,), DeviceID("c"): (), DeviceID("d"): (-1, 1, 77)}
+
+    memory = memory_hints(nodes, tuple(nodes), {MEMORY: 0}, {}, Mode.KUBELET)
+    near = device_hints(devices, list(devices), [], 2, tuple(range(10)), Mode.BEST)
+
+    assert isinstance(memory, HintRule) and isinstance(near, HintRule)
+    assert (0, tuple(1 << i for i in range(10))) == (memory.nodes, memory.besides)
+    assert [{}] == [need.supply for need in memory.needs]
+    assert [{0b01: 1, 0b10: 1}] == [need.supply for need in near.needs]

@@ -308,7 +308,7 @@ def test_what_only_init_containers_ask_for_is_there_before_the_pod_is_admitted()
     """The kubelet leaves the hugepages of an init container out of the pod's request, and fails when it gives them out."""
     topology = msgspec.structs.replace(
         machine(cores=1),
-        nodes=(NumaNode(id=0, memory=8 * GIB), NumaNode(id=1, memory=8 * GIB, hugepages={PAGES: 4 * GIB})),
+        nodes=tuple(NumaNode(id=i, memory=8 * GIB, hugepages={PAGES: i * 4 * GIB}) for i in range(2)),
     )
     staged = pod(container(cpus=1, gib=1), init=[container("load", cpus=1, gib=1, others={PAGES: GIB})])
     rules = AdmissionRules(policy=SINGLE, scope=Scope.POD)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from topoalign.core.hints.devices import Devices
 from topoalign.core.ids import DeviceID, ResourceName
 from topoalign.core.placement.devices import Choice, choose_devices, sides
+from topoalign.core.placement.simple import simple
 
 A, B, C, D, X = (DeviceID(name) for name in "abcdx")
 DEVICES: Devices = {A: (0,), B: (0,), C: (1,), D: (1,), X: None}
@@ -65,3 +66,37 @@ def test_sides_split_what_is_available(available: set[DeviceID], affinity: int |
 
     assert sorted(available) == sorted(device for side in split for device in side)
     assert all(any(affinity and affinity >> node & 1 for node in DEVICES[device] or ()) for device in split.aligned)
+
+
+class Compared(str):
+    """Counts how often such names are compared with one another; sets and dicts compare their hashes first."""
+
+    times = 0
+
+    def __eq__(self, other: object) -> bool:
+        Compared.times += 1
+        return super().__eq__(other)
+
+    __hash__ = str.__hash__
+
+
+def test_thousands_of_devices_are_not_compared_with_one_another() -> None:
+    """Whatever is passed: the aligned devices, the healthy ones, those in use and those of init containers are looked up."""
+    names = [DeviceID(Compared(f"d{i}")) for i in range(400)]
+    devices: Devices = {name: (i % 2,) for i, name in enumerate(names)}
+    Compared.times = 0
+
+    choosing = choose_devices(GPU, devices, names, names[:50], names[:20], 240, 0b01)
+    asked = next(choosing)
+
+    assert (370, 195) == (len(asked.available), len(asked.must_include))
+    assert Compared.times < len(names)
+
+
+class NotSearched(list[int]):
+    def __contains__(self, position: object) -> bool:
+        raise AssertionError("searched from one end to the other")
+
+
+def test_simple_looks_up_what_must_be_in_the_set() -> None:
+    assert (0, 1, 2, 7, 9) == simple([], range(10), NotSearched([9, 7]), 5)

@@ -3,9 +3,10 @@
 import pytest
 from decision_support import GIB, container, pod
 
+from topoalign.core.errors import InvalidField
 from topoalign.core.hints.requested import cpu_request, device_request, memory_request
-from topoalign.core.ids import CPU, GPU, MEMORY, ContainerName
-from topoalign.core.requests import ContainerRequest, Mode
+from topoalign.core.ids import CPU, GPU, MEMORY, ContainerName, PodName, ResourceName
+from topoalign.core.requests import MOST_CONTAINERS, ContainerRequest, Mode, PodRequest, Qos, checked
 
 MAIN = ContainerName("main")
 
@@ -54,3 +55,33 @@ def test_memory_that_only_init_containers_ask_for_is_dropped_from_the_pod() -> N
 
     assert {MEMORY: 2 * GIB} == memory_request(staged, None, Mode.KUBELET)
     assert CPU not in memory_request(staged, ContainerName("first"), Mode.KUBELET)
+
+
+def test_a_pod_has_a_hundred_containers_at_most_init_containers_included() -> None:
+    apps = [container(f"app-{i}") for i in range(MOST_CONTAINERS - 1)]
+
+    assert MOST_CONTAINERS == 100
+    checked(pod(*apps, init=[container("first")]))
+    with pytest.raises(InvalidField, match="more than 100 containers, init containers included"):
+        checked(pod(*apps, init=[container("first"), container("second")]))
+
+
+class Asked(dict[ResourceName, int]):
+    """Counts how often it is asked."""
+
+    times = 0
+
+    def get(self, resource: ResourceName, default: int = 0) -> int:  # type: ignore[override]  # no other is called
+        self.times += 1
+        return super().get(resource, default)
+
+
+def test_the_qos_class_is_worked_out_once_for_all_containers_of_a_pod() -> None:
+    limits = Asked({CPU: 1000, MEMORY: GIB})
+    asking = PodRequest(name=PodName("p"), containers=(ContainerRequest(name=MAIN, limits=limits),))
+
+    assert Qos.GUARANTEED == asking.qos
+    times = limits.times
+    assert Qos.GUARANTEED == asking.qos
+
+    assert 0 < times == limits.times

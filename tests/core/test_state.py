@@ -4,11 +4,13 @@ from collections import Counter
 
 import msgspec
 import pytest
-from decision_support import machine
+from decision_support import admitted, container, machine, pod
+from decision_support import node as state_of
 from fact_support import Writer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from topoalign.core.admission import admit
 from topoalign.core.events import (
     Allocation,
     AllocationBound,
@@ -23,7 +25,9 @@ from topoalign.core.events import (
     TopologyDiscovered,
 )
 from topoalign.core.ids import GPU, MEMORY, AllocationID, DeviceID, NodeName, PodName
+from topoalign.core.requests import AdmissionRules, Mode
 from topoalign.core.state import Contradiction, NodeState, SequenceGap, replay
+from topoalign.core.topology.cpuset import parse_cpuset
 
 NODE = NodeName("node-1")
 HARDWARE = machine()
@@ -230,3 +234,21 @@ def test_a_device_nobody_judged_is_not_offered() -> None:
     )
 
     assert () == state.free(GPU)
+
+
+def test_the_cpus_of_an_allocation_are_read_once_for_all_containers_of_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once when it is made, so that a bad list is found, and once when they are first needed."""
+    read = Counter[str]()
+
+    def counting(text: str) -> frozenset[int]:
+        read[text] += 1
+        return parse_cpuset(text)
+
+    for module in ("events", "state", "hints.reuse"):
+        monkeypatch.setattr(f"topoalign.core.{module}.parse_cpuset", counting, raising=False)
+    asking = pod(*(container(f"c{i}", cpus=2, gib=1) for i in range(10)))
+
+    given = admitted(admit(state_of(machine(cores=16)), asking, AdmissionRules(mode=Mode.KUBELET)))
+
+    assert {held.cpus for held in given.values()} == {text for text in read if text}
+    assert 2 >= max(amount for text, amount in read.items() if text)

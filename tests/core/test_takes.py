@@ -1,5 +1,7 @@
 """Takes and CPU hints are the kubelet's on any machine: compared with a naive reading of its rules."""
 
+from collections.abc import Iterator
+from itertools import combinations, groupby
 from itertools import count as counter
 from random import Random
 from typing import NamedTuple
@@ -12,7 +14,7 @@ from take_reference import Rig, deviation, reference_distributed, reference_hint
 from topoalign.core.errors import TooMuchWork
 from topoalign.core.hints.cpu import cpu_hints
 from topoalign.core.requests import Mode
-from topoalign.core.takes.distributed import distributed, unevenness
+from topoalign.core.takes.distributed import MOST_STEPS, best_split, choices, distributed, unevenness
 from topoalign.core.takes.packed import packed
 from topoalign.core.topology.bitmask import nodes_of
 from topoalign.core.topology.cpus import CpuTopology, cpu_topology
@@ -198,3 +200,42 @@ def test_choices_without_end_are_given_up_with_an_error_that_says_so() -> None:
 
     with pytest.raises(TooMuchWork, match="ways to distribute 1200 CPUs over 64 NUMA nodes"):
         distributed(of, free, 1200, 1)
+
+
+class Watched(list[int]):
+    """Counts how often it is gone through."""
+
+    times = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.times += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize(("nodes", "count"), [(64, 300), (1024, 3_000), (1024, 4_000)])
+def test_the_limit_on_work_counts_what_a_choice_costs_on_that_machine(nodes: int, count: int) -> None:
+    """Free CPUs are gone through at least once per choice: a choice of 1,024 nodes is 16 times as dear as one of 64."""
+    free = Watched(Random(1).choices(range(4, 9), k=nodes))
+
+    with pytest.raises(TooMuchWork):
+        best_split(wide(nodes, 8), free, count, 1)
+
+    assert 0 < free.times * nodes <= 2 * MOST_STEPS
+
+
+def test_thousands_of_equal_nodes_are_one_choice() -> None:
+    """Nodes are not chosen one inside the other: a choice may have more of them than Python has stack."""
+    assert [tuple(range(2_500))] == [*choices([8] * 3_000, range(3_000), 2_500)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.integers(1, 3), max_size=9), st.integers(1, 10))
+def test_choices_are_the_subsets_that_hold_the_first_of_equal_neighbours_in_order(free: list[int], size: int) -> None:
+    runs = [[node for node, _ in run] for _, run in groupby(enumerate(free), key=lambda each: each[1])]
+    expected = [
+        subset
+        for subset in combinations(range(len(free)), size)
+        if all(chosen == run[: len(chosen)] for run in runs for chosen in [[node for node in run if node in subset]])
+    ]
+
+    assert expected == [*choices(free, range(len(free)), size)]

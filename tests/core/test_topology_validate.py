@@ -28,7 +28,7 @@ WHOLE = Topology(
     ),
     nics=(Nic(id=N, index=0, numa_affinity=(8,)),),
     links=(Link(a=A, b=B, nvlinks=4, pcie=PcieClass.PIX), Link(a=A, b=N, pcie=PcieClass.SYS)),
-    others=(PluginDevice(id=A, resource=ResourceName("example.com/x"), nodes=(3,)),),
+    others=(PluginDevice(id=DeviceID("x-0"), resource=ResourceName("example.com/x"), nodes=(3,)),),
 )
 
 
@@ -108,3 +108,19 @@ def test_a_contradiction_is_named_by_its_path(change: Mapping[str, object], fiel
 
     assert field == caught.value.field
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("device", "resources"),
+    [(A, "nvidia.com/gpu and example.com/y"), (WHOLE.others[0].id, "example.com/x and example.com/y")],
+)
+def test_one_device_under_two_resources_is_refused_and_both_are_named(device: DeviceID, resources: str) -> None:
+    """Who holds a device and how it is are known by its id: under two resources it would be given twice."""
+    twin = PluginDevice(id=device, resource=ResourceName("example.com/y"), nodes=(0,))
+
+    with pytest.raises(InvalidField) as caught:
+        validate(msgspec.structs.replace(WHOLE, others=(*WHOLE.others, twin)))
+
+    assert "others[1].id" == caught.value.field
+    assert all(resource in caught.value.finding for resource in resources.split(" and "))
+    assert "id of its own" in caught.value.remedy

@@ -218,7 +218,7 @@ def test_where_the_closest_nodes_take_too_long_to_find_the_lowest_are_taken_and_
     topology = msgspec.structs.replace(machine(nodes=64, cores=1), distances=rows)
     answer = HintAnswer(providers={"device": {GPU: even(20)}, "cpu": {}, "memory": {}})
 
-    alignment, aligned = align(topology, AdmissionRules(policy=Policy.RESTRICTED), None, answer)
+    alignment, aligned = align(topology, AdmissionRules(policy=Policy.RESTRICTED), None, answer, Work())
 
     assert TopologyHint(mask_of(range(20)), True) == aligned.hint == alignment.merged
     assert alignment.admitted
@@ -246,3 +246,31 @@ def test_many_numa_nodes_are_ordinary(nodes: int) -> None:
     got = admitted(admit(state, asked, AdmissionRules(policy=Policy.RESTRICTED)))["main"]
 
     assert (*range(nodes // 2 - 1), last) == got.affinity
+
+
+@st.composite
+def overlapping(draw: st.DrawFn) -> list[HintRule]:
+    """Rules of which nearly all supply is near several of three or four nodes."""
+    nodes = draw(st.integers(3, 4))
+    masks = st.integers(1, (1 << nodes) - 1)
+    made = []
+    for _ in range(draw(st.integers(1, 3))):
+        supply = draw(st.dictionaries(masks, st.integers(1, 2), min_size=1, max_size=4))
+        wanted = Supply(mask_of(range(nodes)), (Need(draw(st.integers(1, sum(supply.values()))), supply),))
+        made.append(HintRule(nodes=wanted.nodes, needs=wanted.needs, least=wanted.least_size() or 1))
+    return made
+
+
+@settings(max_examples=300, deadline=None)
+@given(overlapping())
+@example(
+    [
+        HintRule(nodes=0b111, needs=(Need(2, {0b110: 1, 0b101: 1}),), least=1),
+        HintRule(nodes=0b111, needs=(Need(1, {0b010: 1}),), least=1),
+    ]
+)
+def test_what_is_near_several_nodes_is_lost_with_the_last_of_them(offers: list[HintRule]) -> None:
+    """Dropping the first of two nodes costs nothing, but then the second is not free any more."""
+    machine_mask = offers[0].nodes
+
+    assert merge(in_full(offers), machine_mask) == merge(offers, machine_mask)

@@ -1,6 +1,7 @@
 """A KubeletConfiguration becomes the rules of that kubelet; what it would not start with is an error with a path."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topoalign.core.errors import BadRequest, InvalidField, NotFound
+from topoalign.core.errors import BadRequest, InvalidField, NotFound, StateFault
 from topoalign.core.ids import MEMORY, ResourceName
 from topoalign.core.requests import AdmissionRules, CpuOption, Mode, Policy, Scope
-from topoalign.kubelet import configuration, documents
+from topoalign.kubelet import checkpoint, configuration, documents
 from topoalign.kubelet.documents import InvalidDocument
 
 HEAD = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
@@ -153,6 +154,10 @@ OPTIONS = "topologyManagerPolicy: restricted\ntopologyManagerPolicyOptions: "
         (MEMORY_STATIC + "[{limits: {cpu: 1}}]", r"reservedMemory\[0\].limits\[cpu\]"),
         (MEMORY_STATIC + "[{limits: {memory: 1}}, {limits: {memory: 1}}]", r"reservedMemory\[1\].limits\[memory\]"),
         (MEMORY_STATIC + "{memory: 1}", "reservedMemory: Expected `array`"),
+        ("1: x", "document: a key is no text: Expected `str`"),
+        ("systemReserved: {1: x}", "systemReserved: a key is no text: Expected `str`"),
+        ('kubeReserved: {cpu: "99999999999999999999999"}', r"kubeReserved\[cpu\]: '9+' is too large"),
+        (MEMORY_STATIC + "[{limits: {memory: 99999999999Gi}}]", r"limits\[memory\]: '9+Gi' is too large"),
         ("featureGates: {AllAlpha: 'true'}", r"featureGates\[...\]: Expected `bool`"),
     ],
 )
@@ -173,8 +178,8 @@ def test_another_kind_of_object_is_no_configuration(head: str) -> None:
 @pytest.mark.parametrize(
     ("raw", "finding"),
     [
-        (b"a: 1\na: 2", "line 1, column 1: a key stands twice"),
-        (b'{"a": 1, "a": 2}', "a key stands twice"),
+        (b"a: 1\na: 2", "line 2, column 1: a key stands twice: 'a'"),
+        (b'{"a": 1, "a": 2}', "a key stands twice: 'a'"),
         (b"a: &x [1]\nb: *x", "line 2, column 4: aliases are not read"),
         (b"a: 1\n---\nb: 2", "line 2, column 1: a second document begins"),
         (b"a:\n\t- 1", "line 2, column 1: found character"),
@@ -197,6 +202,26 @@ def test_a_file_that_is_no_document_is_one_clear_error(raw: bytes, finding: str)
     with pytest.raises(InvalidDocument, match=finding) as caught:
         documents.read(raw, "config.yaml")
     assert str(caught.value).startswith("config.yaml: ") and caught.value.remedy
+
+
+def test_numbers_to_the_base_of_60_are_text_as_in_the_kubelet() -> None:
+    """Digits without end would take seconds as a number, too."""
+    long = "1" + ":5" * 100_000
+
+    found = documents.read(f"a: 1:30\nb: 1:30.5\nc: 90\nd: {long}\n".encode(), "config.yaml")
+
+    assert {"a": "1:30", "b": "1:30.5", "c": 90, "d": long} == found
+
+
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    """Nobody writes to the pipe: to open it as usual would be to wait without end."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    with pytest.raises(InvalidDocument, match="cannot be read: Not a regular file"):
+        configuration.load(pipe)
+    with pytest.raises(StateFault, match="cannot be read: Not a regular file"):
+        checkpoint.read(pipe)
 
 
 def test_a_bomb_of_aliases_is_refused_before_it_is_built() -> None:

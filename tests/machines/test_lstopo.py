@@ -110,7 +110,7 @@ def test_an_eight_gpu_machine_of_version_2_is_read(vectors: Path) -> None:
     assert "2 sockets, 2 NUMA nodes, CPUs 0-95, 8 GPUs, 1 NIC" == machine.describe()
     assert [*range(8)] == [gpu.index for gpu in machine.gpus]
     assert [(0,)] * 4 + [(1,)] * 4 == [gpu.numa_affinity for gpu in machine.gpus]
-    assert {ResourceName("hugepages-2Mi"): 5281 << 21} == machine.nodes[0].hugepages
+    assert {ResourceName("hugepages-2Mi"): 5281 << 21, ResourceName("hugepages-1Gi"): 0} == machine.nodes[0].hugepages
     labels = [machine.link_by_pair[machine.gpus[0].id, gpu.id].label for gpu in machine.gpus[1:]]
     assert ["PHB", "NODE", "NODE", "SYS", "SYS", "SYS", "SYS"] == labels
 

@@ -120,7 +120,8 @@ def test_cpus_that_are_offline_are_not_there_and_siblings_share_the_lowest_that_
 
 
 def test_nodes_have_memory_hugepages_and_distances(machine: Topology) -> None:
-    assert [(0, 16 << 30, {}), (8, 32 << 30, {ResourceName("hugepages-2Mi"): 1 << 30})] == [
+    pages = {ResourceName("hugepages-2Mi"): 1 << 30, ResourceName("hugepages-1Gi"): 0}
+    assert [(0, 16 << 30, {}), (8, 32 << 30, pages)] == [
         (node.id, node.memory, node.hugepages) for node in machine.nodes
     ]
     assert ((10, 21), (21, 10)) == machine.distances

@@ -20,7 +20,7 @@ from topoalign.core.errors import StateFault, Unavailable
 from topoalign.core.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
 from topoalign.core.hints.model import HintAnswer, HintQuestion, TopologyHint
 from topoalign.core.hints.providers import answer
-from topoalign.core.ids import GPU, NIC, ContainerName, NodeName, PodName
+from topoalign.core.ids import CPU, GPU, NIC, ContainerName, NodeName, PodName
 from topoalign.core.ports import Endpoint
 from topoalign.core.requests import (
     AdmissionRules,
@@ -93,9 +93,6 @@ async def test_hints_come_from_the_hinting_service_and_carry_the_allocations_to_
     assert 0 == node.admissions.hint_fallbacks
 
 
-ANYWHERE = TopologyHint(None, True)
-
-
 @pytest.mark.parametrize(
     "reply",
     [
@@ -104,6 +101,9 @@ ANYWHERE = TopologyHint(None, True)
         HintAnswer(providers={"device": {"nvidia.com/gpu": (TopologyHint(0, True),)}, "cpu": {}, "memory": {}}),  # type: ignore[dict-item]  # names as a foreign service would send them
         HintAnswer(providers={"device": {"nvidia.com/gpu": (TopologyHint(-1, True),)}, "cpu": {}, "memory": {}}),  # type: ignore[dict-item]
         HintAnswer(providers={"device": {"nvidia.com/gpu": (TopologyHint(1 << 40, True),)}, "cpu": {}, "memory": {}}),  # type: ignore[dict-item]
+        HintAnswer(
+            providers={"device": {GPU: (TopologyHint(1, True),)}, "cpu": {CPU: (TopologyHint(1, True),)}, "memory": {}}
+        ),
     ],
 )
 async def test_an_answer_that_leaves_something_out_or_names_unknown_nodes_is_not_used(reply: HintAnswer) -> None:
@@ -115,6 +115,63 @@ async def test_an_answer_that_leaves_something_out_or_names_unknown_nodes_is_not
     assert isinstance(decision, Refusal)
     assert "TopologyAffinityError" == decision.reason
     assert 1 == node.admissions.hint_fallbacks
+
+
+class CountingBus(MemoryBus):
+    """Counts the questions that are put to it, answered or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+
+    async def ask(self, subject: str, body: bytes, within: float) -> bytes:
+        self.asked.append(subject)
+        return await super().ask(subject, body, within)
+
+
+async def test_a_service_that_never_answers_is_asked_once_for_a_pod_however_many_containers_it_has() -> None:
+    """Others wait for the decision: twenty time-outs would be five seconds of theirs."""
+    node, bus = Node(), CountingBus()
+    node.admissions = Admissions(
+        node.ledger, bus, AdmissionRules(policy=Policy.RESTRICTED), kubelet_owns_devices=False, hint_seconds=0.01
+    )
+    node.ledger.hear(node.topology)
+    node.ledger.hear(node.health)
+    one = pod("many", cpus=1).containers[0]
+    containers = tuple(msgspec.structs.replace(one, name=ContainerName(f"c{i}")) for i in range(20))
+    asked = PodRequest(name=PodName("many"), containers=containers)
+
+    async def never(question: HintQuestion) -> HintAnswer:
+        await anyio.sleep_forever()
+        raise AssertionError("it slept for ever")
+
+    endpoint = Endpoint(name="hints", subject=wire.hints_subject(NODE), answer=answering(HintQuestion, never))
+    async with bus.serve("topoalign-hinting", [endpoint]):
+        for name in ("first", "second"):
+            request = AllocateRequest(node=NODE, pod=msgspec.structs.replace(asked, name=PodName(name)))
+            decision = await node.admissions.allocate(request)
+            assert isinstance(decision, Admission)
+            assert 20 == len(decision.allocations)
+
+    assert [wire.hints_subject(NODE)] * 2 == bus.asked, "once for each pod"
+    assert 40 == node.admissions.hint_fallbacks
+
+
+@pytest.mark.parametrize(
+    "table", [(), ((10, 20),), ((10,), (20,)), ((10, 20, 30), (20, 10, 30)), ((10, 20), (20, 10), ())]
+)
+async def test_distances_that_do_not_fit_the_nodes_are_said_to_be_unknown(table: tuple[tuple[int, ...], ...]) -> None:
+    """Readers of machines refuse such a table; heard on the bus, it is refused where it would count."""
+    heard = msgspec.structs.replace(load("hgx-h100").topology, distances=table)
+    node = Node(heard)
+    async with node.serving(), node.hinting(None):
+        closest = await allocate(node.bus, NODE, pod("a", gpus=2))
+        blind = await allocate(node.bus, NODE, pod("b", gpus=2), mode="kubelet")
+        unaligned = await allocate(node.bus, NODE, pod("c", gpus=2), policy="none")
+
+    assert isinstance(closest, Refusal) and isinstance(blind, Admission) and isinstance(unaligned, Admission)
+    assert "DistancesUnknown" == closest.code
+    assert "not a table of 2 rows of 2" in closest.finding
 
 
 async def test_without_a_hinting_service_the_decision_is_the_same() -> None:

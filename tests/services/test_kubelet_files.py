@@ -1,7 +1,7 @@
 """Predictions of a node with a kubelet stand on that kubelet's own files, as far as they can be read."""
 
-import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
@@ -108,12 +108,32 @@ async def test_files_are_read_at_every_question(root: Path) -> None:
     assert Policy.RESTRICTED is (await it.files.known(it.ledger.state, ASKING)).rules.policy
 
 
-async def test_questions_at_the_same_time_are_all_answered_from_the_files(root: Path) -> None:
-    """The first is still reading, from a pipe, when the others come."""
-    config = root / "config.yaml"
-    config.rename(root / "whole.yaml")
-    os.mkfifo(config)
-    files = KubeletFiles(config, root, OWN, seconds=30)
+class SlowDisk:
+    """Lets nobody read a configuration before it is told to."""
+
+    def __init__(self) -> None:
+        self.asked, self.answers = threading.Event(), threading.Event()
+
+    def load(self, path: Path, placement: Placement) -> AdmissionRules:
+        self.asked.set()
+        assert self.answers.wait(60)
+        return LOAD(path, placement)
+
+
+LOAD = configuration.load
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowDisk]:
+    slow = SlowDisk()
+    monkeypatch.setattr(configuration, "load", slow.load)
+    yield slow
+    slow.answers.set()  # lets its thread go
+
+
+async def test_questions_at_the_same_time_are_all_answered_from_the_files(root: Path, disk: SlowDisk) -> None:
+    """The first is still reading when the others come."""
+    files = KubeletFiles(root / "config.yaml", root, OWN, seconds=30)
     notes: list[tuple[str, ...]] = []
 
     async def ask() -> None:
@@ -121,13 +141,11 @@ async def test_questions_at_the_same_time_are_all_answered_from_the_files(root: 
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ask)
-        pipe = await anyio.to_thread.run_sync(config.open, "w")  # returns once it is being read
+        assert await anyio.to_thread.run_sync(disk.asked.wait, 60)
         for _ in range(4):
             tasks.start_soon(ask)
         await anyio.wait_all_tasks_blocked()
-        (root / "whole.yaml").rename(config)
-        with pipe:
-            pipe.write(CONFIG)
+        disk.answers.set()
 
     assert [()] * 5 == notes
 
@@ -160,17 +178,13 @@ async def test_without_any_file_the_answer_is_that_of_our_own_rules_in_mode_kube
     assert 4 == len(decision.explanation.notes)
 
 
-async def test_a_disk_that_hangs_costs_one_thread_and_a_note_not_the_answer(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "config.yaml")  # whoever opens it waits for a writer
+async def test_a_disk_that_hangs_costs_one_thread_and_a_note_not_the_answer(tmp_path: Path, disk: SlowDisk) -> None:
     files = KubeletFiles(tmp_path / "config.yaml", tmp_path, OWN, seconds=0.05)
     threads = []
-    try:
-        for _ in range(3):
-            known = await files.known(STATE, ASKING)
-            assert (STATE, ("the kubelet's files could not be read in time",)) == (known.state, known.notes)
-            threads.append(threading.active_count())
-    finally:
-        (tmp_path / "config.yaml").open("w").close()  # lets the thread go
+    for _ in range(3):
+        known = await files.known(STATE, ASKING)
+        assert (STATE, ("the kubelet's files could not be read in time",)) == (known.state, known.notes)
+        threads.append(threading.active_count())
 
     assert [threads[0]] * 3 == threads
 

@@ -21,7 +21,7 @@ import msgspec
 from topoalign.cli import output, running
 from topoalign.cli.errors import FINDINGS
 from topoalign.core.errors import NotFound, TopoalignError, clean
-from topoalign.core.requests import Policy
+from topoalign.core.requests import AdmissionRules, Policy
 from topoalign.core.topology.cpuset import parse_cpuset
 
 KUBELET_NUMA_LIMIT = 8
@@ -140,7 +140,7 @@ def numa_nodes(subject: Subject) -> Finding:
     except (OSError, ValueError) as error:
         detail = f"{file} cannot be read: {clean(str(error))}"
         return warning("NUMA nodes", detail, "mount /sys into the container, or describe the machine with --machine")
-    if count > KUBELET_NUMA_LIMIT:
+    if count > KUBELET_NUMA_LIMIT and kubelet_rules(subject) is None:  # else its configuration is judged below
         return warning(
             "NUMA nodes",
             f"{count}, and the kubelet's topology manager refuses more than {KUBELET_NUMA_LIMIT}",
@@ -216,11 +216,29 @@ def kubelet(subject: Subject) -> Finding | None:
     return ok("kubelet", f"{path} answers")
 
 
+def configuration_file(subject: Subject) -> Path | None:
+    """The kubelet's, where it or the kubelet's directory was given."""
+    if subject.kubelet_config is None and subject.kubelet_dir is not None:
+        return subject.kubelet_dir.parent / "config.yaml"
+    return subject.kubelet_config
+
+
+def kubelet_rules(subject: Subject) -> AdmissionRules | None:
+    """None without a configuration file that can be read; `kubelet_configuration` says why."""
+    path = configuration_file(subject)
+    if path is None:
+        return None
+    from topoalign.kubelet import configuration  # as below
+
+    try:
+        return configuration.load(path)
+    except TopoalignError:
+        return None
+
+
 def kubelet_configuration(subject: Subject) -> Finding | None:
     """Only where the file, or a kubelet's directory, was given: whether what-if can say what that kubelet would decide."""
-    path = subject.kubelet_config
-    if path is None and subject.kubelet_dir is not None:
-        path = subject.kubelet_dir.parent / "config.yaml"
+    path = configuration_file(subject)
     if path is None:
         return None
     from topoalign.kubelet import configuration  # brings in YAML; the other checks work without

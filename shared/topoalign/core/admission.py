@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
-from topoalign.core.aligning import UNALIGNED, Aligned, NotAligned, align
+from topoalign.core.aligning import Aligned, NotAligned, align, goes_on, unaligned
 from topoalign.core.considering import considered
 from topoalign.core.decisions import (
     Admission,
@@ -25,16 +25,18 @@ from topoalign.core.decisions import (
     Considered,
     Decision,
     Explanation,
+    PreferenceFailed,
     PreferenceQuestion,
     Refusal,
 )
-from topoalign.core.errors import NoFit, TopoalignError
+from topoalign.core.errors import NoFit, TooMuchWork, TopoalignError
 from topoalign.core.hints.jointly import check_annotations, check_anywhere, joint_containers, joint_part, nodes_within
 from topoalign.core.hints.model import HintAnswer, HintQuestion, TopologyHint
 from topoalign.core.hints.preconditions import check_decidable, check_rules
 from topoalign.core.hints.providers import answer, question, shared_cpus
 from topoalign.core.hints.requested import device_limits, exclusive_cpus
 from topoalign.core.hints.reuse import allocations_of, held_by, reusable_cpus, reusable_devices
+from topoalign.core.hints.search import Work
 from topoalign.core.ids import GPU, NIC, ContainerName, DeviceID, ResourceName
 from topoalign.core.joint.node_devices import ContainerDevices, is_joint
 from topoalign.core.jointly import jointly
@@ -43,7 +45,6 @@ from topoalign.core.placement.cpus import NotWholeCores, allocate_cpus
 from topoalign.core.placement.devices import choose_devices
 from topoalign.core.placement.memory import holding, memory_for
 from topoalign.core.policy import POLICIES
-from topoalign.core.policy.merge import NOWHERE
 from topoalign.core.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Scope, checked
 from topoalign.core.state import NodeState
 from topoalign.core.takes.reserved import reserved_cpus
@@ -60,15 +61,6 @@ Steps = Generator[Question, Reply, T]
 
 
 UNREAD = "the pod's annotations about devices play no part: a kubelet does not read them (mode best does)"
-
-
-class PreferenceFailed(NoFit):
-    """The device plugin was asked for its preference and failed."""
-
-    code = "PreferenceFailed"
-
-    def __init__(self, resource: ResourceName, error: TopoalignError) -> None:
-        super().__init__(f"the device plugin of {resource} gave no preference: {error.finding}", error.remedy)
 
 
 def admit(state: NodeState, pod: PodRequest, rules: AdmissionRules) -> Decision:
@@ -137,6 +129,9 @@ class Deciding:
         self.rules = rules
         self.container: ContainerName | None = None
         self.provider: str | None = None
+        self.work = Work()
+        self.gave_up = ""
+        """Why nothing is aligned any more: the limit on work is one for all containers."""
         self.alignments: list[Alignment] = []
         self.considered: list[Considered] = []
 
@@ -149,12 +144,18 @@ class Deciding:
 
     def align(self, container: ContainerName | None) -> Steps[Aligned]:
         """What a container, or the pod, is aligned to. Raises NotAligned and TooMuchWork."""
-        if not POLICIES[self.rules.policy].asks:
-            self.alignments.append(Alignment(container=container, hints={}, merged=NOWHERE, admitted=True))
-            return UNALIGNED
-        reply = yield question(self.state, self.pod, container, self.rules)
-        assert isinstance(reply, HintAnswer), "a HintQuestion is answered with a HintAnswer"
-        alignment, aligned = align(self.state.hardware, self.rules, container, reply)
+        if not POLICIES[self.rules.policy].asks or self.gave_up:
+            alignment, aligned = unaligned(container, self.gave_up)
+        else:
+            try:
+                reply = yield question(self.state, self.pod, container, self.rules)
+                assert isinstance(reply, HintAnswer), "a HintQuestion is answered with a HintAnswer"
+                alignment, aligned = align(self.state.hardware, self.rules, container, reply, self.work)
+            except TooMuchWork as ended:
+                if not goes_on(self.rules):
+                    raise
+                self.gave_up = f"not aligned: {ended.finding}"
+                alignment, aligned = unaligned(container, self.gave_up)
         self.alignments.append(alignment)
         if not alignment.admitted:
             self.provider = "device"
@@ -187,14 +188,15 @@ class Deciding:
         self.state = holding(self.state, allocation, earlier)
 
     def devices(self, container: ContainerRequest, aligned: Aligned) -> Steps[ContainerDevices]:
-        """What is decided jointly; then GPUs, so that NICs can be chosen near them, and the others by name."""
+        """What is decided jointly; in mode `best` then GPUs, so that others can be chosen near them; the rest by name."""
         joint, wanted, hint = ContainerDevices(), device_limits(container), aligned.hint
         if container in joint_containers(self.pod, self.rules):
             joint, sets = jointly(self.state, self.pod, container, self.rules, aligned.together)
             self.considered += sets
             wanted = {name: amount for name, amount in wanted.items() if name not in joint_part(container)}
         given = dict(joint.devices)
-        for resource in sorted(wanted, key=lambda name: (name != GPU, name)):
+        first = GPU if self.rules.mode is Mode.BEST else None
+        for resource in sorted(wanted, key=lambda name: (name != first, name)):
             listed = resource in self.state.hardware.devices
             if listed and (wanted[resource] or self.rules.mode is Mode.KUBELET):
                 chosen = yield from self.devices_of(resource, wanted[resource], container, hint, given.get(GPU, ()))

@@ -5,7 +5,7 @@ From the providers' hints to what a container is aligned to, and the refusal whe
 from typing import NamedTuple
 
 from topoalign.core.decisions import Alignment
-from topoalign.core.errors import NoFit, TooMuchWork, clean
+from topoalign.core.errors import NoFit, clean
 from topoalign.core.hints.model import HintAnswer, TopologyHint
 from topoalign.core.hints.rules import EVERYWHERE, narrowest
 from topoalign.core.hints.search import Work
@@ -41,6 +41,9 @@ class NotAligned(NoFit):
         )
 
 
+NOT_CLOSEST = "as narrow as can be; whether nothing is closer was not found within the limit on work"
+
+
 class Aligned(NamedTuple):
     """What a container is aligned to."""
 
@@ -51,33 +54,44 @@ class Aligned(NamedTuple):
     """NUMA nodes of devices that are decided jointly. None: any."""
 
 
-UNALIGNED = Aligned(NOWHERE, NOWHERE)
+def unaligned(container: ContainerName | None, note: str = "") -> tuple[Alignment, Aligned]:
+    """Where nobody is asked for hints."""
+    return Alignment(container=container, hints={}, merged=NOWHERE, admitted=True, note=note), Aligned(NOWHERE, NOWHERE)
 
 
 def align(
-    topology: Topology, rules: AdmissionRules, container: ContainerName | None, answer: HintAnswer
+    topology: Topology, rules: AdmissionRules, container: ContainerName | None, answer: HintAnswer, work: Work
 ) -> tuple[Alignment, Aligned]:
     """
     The alignment of a container, or with None of the pod as a whole. Whether it is admitted stands in the Alignment.
 
-    Raises TooMuchWork, but not where topoalign itself aligns as well as it can: that goes on without alignment, and says so.
+    `work` is what is left of the limit for the whole decision. Raises TooMuchWork.
     """
-    policy, work, note = POLICIES[rules.policy], Work(), ""
-    try:
-        offers = offers_of(answer.providers.values())
-        machine = mask_of(topology.node_ids or (0,))
-        merged = policy.merge(offers, machine, distances_for(topology, rules), rules.mode, work)
-        memory = merged if rules.mode is Mode.KUBELET else memory_within(merged, answer)
-        if work.ended:
-            note = "as narrow as can be; whether nothing is closer was not found within the limit on work"
-    except TooMuchWork as ended:
-        if rules.mode is Mode.KUBELET or not policy.admits(NOWHERE):
-            raise
-        merged, memory, note = NOWHERE, NOWHERE, f"not aligned: {ended.finding}"
+    policy = POLICIES[rules.policy]
+    merged = policy.merge(
+        offers_of(answer.providers.values()),
+        mask_of(topology.node_ids or (0,)),
+        distances_for(topology, rules),
+        rules.mode,
+        work,
+    )
+    memory = merged if rules.mode is Mode.KUBELET else memory_within(merged, answer)
     alignment = Alignment(
-        container=container, hints=answer.providers, merged=merged, admitted=policy.admits(merged), note=note
+        container=container,
+        hints=answer.providers,
+        merged=merged,
+        admitted=policy.admits(merged),
+        note=NOT_CLOSEST if work.ended else "",
     )
     return alignment, Aligned(merged, memory)
+
+
+def goes_on(rules: AdmissionRules) -> bool:
+    """
+    Whether a container that could not be aligned within the limit on work is admitted all the same: where topoalign decides
+    itself and aligns as well as it can. A prediction would be a guess, and a strict policy promises more.
+    """
+    return rules.mode is Mode.BEST and POLICIES[rules.policy].admits(NOWHERE)
 
 
 def distances_for(topology: Topology, rules: AdmissionRules) -> Distances | None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from topoalign.core.errors import NoFit
+from topoalign.core.errors import NoFit, TopoalignError
 from topoalign.core.events import Allocation
 from topoalign.core.hints.model import Hints, TopologyHint
 from topoalign.core.ids import ContainerName, DeviceID, ResourceName
@@ -121,6 +121,15 @@ class PreferenceQuestion(msgspec.Struct, frozen=True, kw_only=True):
     near: tuple[DeviceID, ...] = ()
     """Devices of other resources already decided for the container: NICs are chosen near its GPUs."""
     beside: Beside = ALONE
+
+
+class PreferenceFailed(NoFit):
+    """The device plugin was asked for its preference and failed."""
+
+    code = "PreferenceFailed"
+
+    def __init__(self, resource: ResourceName, error: TopoalignError) -> None:
+        super().__init__(f"the device plugin of {resource} gave no preference: {error.finding}", error.remedy)
 
 
 class Refused(NoFit):

@@ -7,6 +7,7 @@ order; `(node, epoch, seq)` tells a repetition from news. Fields are never renam
 """
 
 from enum import StrEnum
+from functools import cached_property
 from typing import Literal
 
 import msgspec
@@ -69,7 +70,7 @@ class MemoryBlock(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"memory of {len(self.nodes)} NUMA nodes with {len(self.taken)} amounts")
 
 
-class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
     """What one container holds. Over the kubelet's protocol it is one resource of a container, CPUs and memory unseen."""
 
     id: AllocationID
@@ -101,7 +102,12 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         ):
             raise ValueError("virtual functions of a NIC that is not among the devices, or none of one that is")
 
-    @property
+    @cached_property
+    def cpu_ids(self) -> frozenset[int]:
+        """The exclusive CPUs, read once: every decision looks at those of all allocations."""
+        return parse_cpuset(self.cpus)
+
+    @cached_property
     def device_ids(self) -> frozenset[DeviceID]:
         """All devices, those of which it has only functions among them."""
         return frozenset(device for devices in self.devices.values() for device in devices)

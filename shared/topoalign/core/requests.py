@@ -6,8 +6,9 @@ resource as a count of devices. Requests come from outside, so `checked` looks a
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import StrEnum
+from functools import cached_property
 from typing import Literal
 
 import msgspec
@@ -23,7 +24,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 
 ANNOTATION = re.compile(r"([A-Za-z0-9][A-Za-z0-9.-]{0,252}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
-MOST_CONTAINERS = 1_000
+MOST_CONTAINERS = 100
+"""Init containers included: far above the pods that are run, and a decision looks at each beside all before it."""
 MOST_RESOURCES = 64
 MOST_ANNOTATIONS = 1_000
 MOST_ANNOTATED = 256 * 1024
@@ -55,7 +57,7 @@ class ContainerRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     """An init container with restart policy Always: it runs on beside the app containers."""
 
 
-class PodRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class PodRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, dict=True):
     """What one pod asks for."""
 
     namespace: Namespace = Namespace("default")
@@ -65,7 +67,7 @@ class PodRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     init_containers: tuple[ContainerRequest, ...] = ()
     containers: tuple[ContainerRequest, ...]
 
-    @property
+    @cached_property
     def qos(self) -> Qos:
         """The QoS class as Kubernetes derives it from the CPU and memory of all containers."""
         containers = (*self.init_containers, *self.containers)
@@ -211,15 +213,14 @@ def checked(pod: PodRequest) -> PodRequest:
     """
     if not pod.containers:
         raise InvalidField("pod.containers", "empty", "a pod has at least one container")
-    groups: Sequence[tuple[str, Sequence[ContainerRequest]]] = (
-        ("pod.initContainers", pod.init_containers),
-        ("pod.containers", pod.containers),
-    )
+    groups = (("pod.initContainers", pod.init_containers), ("pod.containers", pod.containers))
     check_name("pod.namespace", pod.namespace)
     check_name("pod.name", pod.name)
     check_annotations(pod.annotations)
     if len(pod.init_containers) + len(pod.containers) > MOST_CONTAINERS:
-        raise InvalidField("pod.containers", f"more than {MOST_CONTAINERS}", "split the pod")
+        raise InvalidField(
+            "pod.containers", f"more than {MOST_CONTAINERS} containers, init containers included", "split the pod"
+        )
     seen: set[str] = set()
     for path, containers in groups:
         for position, container in enumerate(containers):
@@ -292,6 +293,5 @@ def check_limits(path: str, container: ContainerRequest) -> None:
             )
         if resource not in (CPU, MEMORY) and limit != amount:
             kind = "hugepages" if is_hugepages(resource) else "a device"
-            raise InvalidField(
-                f"{path}.requests[{resource}]", f"differs from its limit {limit}", f"{kind} needs equal ones"
-            )
+            finding = "has no limit" if limit is None else f"differs from its limit {limit}"
+            raise InvalidField(f"{path}.requests[{resource}]", finding, f"{kind} needs equal ones")

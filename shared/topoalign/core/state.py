@@ -31,7 +31,6 @@ from topoalign.core.events import (
     TopologyDiscovered,
 )
 from topoalign.core.ids import AllocationID, DeviceID, NodeName, ResourceName
-from topoalign.core.topology.cpuset import parse_cpuset
 from topoalign.core.topology.model import Topology
 
 R = TypeVar("R", bound=Reading)
@@ -187,7 +186,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def cpus_in_use(self) -> frozenset[int]:
         """CPUs that some container has to itself."""
-        return frozenset().union(*(parse_cpuset(allocation.cpus) for allocation in self.allocations.values()))
+        return frozenset().union(*(allocation.cpu_ids for allocation in self.allocations.values()))
 
     def healthy(self, resource: ResourceName) -> tuple[DeviceID, ...]:
         """Devices of a resource that may be handed out, busy or not, in the hardware's order."""

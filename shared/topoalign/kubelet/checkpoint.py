@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from topoalign.core.errors import StateFault, clean
-from topoalign.kubelet import spew
+from topoalign.kubelet import files, spew
 
 MOST_BYTES = 16 << 20
 """A thousand containers fill a fiftieth of it."""
@@ -35,7 +35,7 @@ E = TypeVar("E", bound=Envelope)
 def read(path: Path) -> bytes | None:
     """The file; None where there is none. Raises StateFault."""
     try:
-        with path.open("rb") as file:
+        with files.opened(path) as file:
             content = file.read(MOST_BYTES + 1)
     except FileNotFoundError:
         return None

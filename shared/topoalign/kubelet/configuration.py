@@ -200,7 +200,7 @@ def quantity(field: str, text: str, example: str) -> int:
     """Thousandths."""
     amount = quantities.thousandths(text)
     if amount is None:
-        raise InvalidField(field, f"{quoted([text])} is no amount", f"write {example}")
+        raise InvalidField(field, f"{quoted([text])} {quantities.wrong(text)}", f"write {example}")
     return amount
 
 
@@ -220,9 +220,8 @@ def reserved_memory(found: KubeletConfiguration, manager: str) -> dict[int, dict
             if resource != MEMORY and not is_hugepages(resource):
                 raise InvalidField(field, "neither memory nor hugepages", "reserve memory or hugepages-<size> here")
             if not size:
-                raise InvalidField(
-                    field, f"{quoted([str(amount)])} is no amount above 0", "write 1Gi or a number of bytes"
-                )
+                why = "is no amount above 0" if size == 0 else quantities.wrong(str(amount))
+                raise InvalidField(field, f"{quoted([str(amount)])} {why}", "write 1Gi or a number of bytes")
             if resource in reserved.setdefault(entry.numa_node, {}):
                 raise InvalidField(field, "the node has it already", "name each resource of a node once")
             reserved[entry.numa_node][resource] = size

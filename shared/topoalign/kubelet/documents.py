@@ -7,6 +7,7 @@ number stands gets an error, as in the kubelet, whose own reader is as strict.
 """
 
 import json
+from collections import Counter
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import msgspec
 import yaml
 
 from topoalign.core.errors import BadRequest, InvalidField, NotFound, clean, quoted
+from topoalign.kubelet import files
 
 MOST_BYTES = 256 << 10
 """Far above any configuration or pod: the largest pods that an API server takes have a few hundred containers."""
@@ -22,6 +24,9 @@ DEEPEST = 64
 
 Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The same in C where PyYAML was built with it: a hundred times as fast."""
+
+TEXT = "tag:yaml.org,2002:str"
+NUMBERS = frozenset({"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"})
 
 Document = dict[Any, Any]
 
@@ -41,14 +46,29 @@ class Once(Loader):  # type: ignore[valid-type, misc]  # chosen when PyYAML is i
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         mapping: dict[Hashable, Any] = super().construct_mapping(node, deep)
         if len(mapping) != len(node.value):
-            raise unwanted("a key stands twice", node)
+            raise self.said_again(node)
         return mapping
+
+    def said_again(self, node: yaml.MappingNode) -> yaml.MarkedYAMLError:
+        """An error at the first key that stood before."""
+        before: set[Hashable] = set()
+        for key_node, _ in node.value:
+            key: Hashable = self.construct_object(key_node, deep=True)
+            if key in before:
+                return unwanted(f"a key stands twice: {quoted([str(key)])}", key_node)
+            before.add(key)
+        return unwanted("a key stands twice", node)
+
+    def resolve(self, kind: type[yaml.Node], value: str, implicit: tuple[bool, bool]) -> str:
+        """Text such as 1:30 stays text: Kubernetes' YAML has no numbers to the base of 60, and long ones take long."""
+        tag: str = super().resolve(kind, value, implicit)
+        return TEXT if tag in NUMBERS and ":" in value else tag
 
 
 def load(path: Path) -> Document:
     """The document in a file. Raises NotFound where there is none, InvalidDocument where it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with files.opened(path) as file:
             return read(file.read(MOST_BYTES + 1), str(path))
     except FileNotFoundError:
         raise NotFound("file", str(path), "give the path of a file that is there") from None
@@ -100,7 +120,8 @@ def from_json(text: str) -> object:
 def said_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     mapping = dict(pairs)
     if len(mapping) != len(pairs):
-        raise ValueError("a key stands twice")
+        times = Counter(key for key, _ in pairs)
+        raise ValueError(f"a key stands twice: {quoted([key for key in mapping if times[key] > 1])}")
     return mapping
 
 
@@ -130,6 +151,10 @@ def unwanted(what: str, where: Any) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=what, problem_mark=where.start_mark)
 
 
+KEY = "`key` in "
+"""How msgspec says that it means a key and no value."""
+
+
 def expect_kind(document: Document, kind: str, api_version: str, remedy: str) -> None:
     """Raises InvalidField for another kind of object."""
     found = [str(document.get("kind")), str(document.get("apiVersion"))]
@@ -143,4 +168,7 @@ def converted(content: object, kind: Any, remedy: str) -> Any:
         return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:
         finding, _, path = str(error).partition(" - at ")
-        raise InvalidField(clean(path.strip("`$.")) or "document", clean(finding, 200), remedy) from error
+        if path.startswith(KEY):
+            finding = f"a key is no text: {finding}"
+        field = path.removeprefix(KEY).strip("`$.")
+        raise InvalidField(clean(field) or "document", clean(finding, 200), remedy) from error

@@ -6,12 +6,13 @@ file that cannot be read, or cannot be true of this machine and these rules, is 
 a wrong prediction. Pods have their UID for a name there, and no namespace.
 """
 
+import stat
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 
-from topoalign.core.errors import InvalidField, StateFault, clean, quoted
+from topoalign.core.errors import InvalidField, NotFound, StateFault, clean, quoted
 from topoalign.core.events import (
     Allocation,
     DeviceHealth,
@@ -84,8 +85,12 @@ def node_state(
 ) -> KubeletNode:
     """
     The node as the kubelet with this root directory has it. A device that its plugin has not listed as healthy is not
-    usable. Raises StateFault.
+    usable. Raises NotFound where there is no such directory, StateFault.
     """
+    if not is_directory(root):
+        raise NotFound(
+            "directory", str(root), f"give the kubelet's root directory, {ROOT} unless it was told otherwise"
+        )
     hardware = topology.topology
     cpus, memory = held_cpus(root, hardware, rules), held_memory(root, hardware, rules)
     devices = held_devices(root, hardware)
@@ -103,6 +108,16 @@ def node_state(
         registered=devices.registered,
         findings=tuple(finding for finding in findings if finding is not None),
     )
+
+
+def is_directory(path: Path) -> bool:
+    """Also where it may not be looked at: reading its files will say so."""
+    try:
+        return stat.S_ISDIR(path.stat().st_mode)
+    except PermissionError:
+        return True
+    except (OSError, ValueError):  # ValueError: a name with a null character
+        return False
 
 
 def held_cpus(root: Path, topology: Topology, rules: AdmissionRules) -> Held:

@@ -32,6 +32,11 @@ def exact(quantity: str) -> Fraction | None:
     return value if value <= LARGEST_QUANTITY else None
 
 
+def wrong(quantity: str) -> str:
+    """What is wrong with one that could not be read."""
+    return "is too large" if _QUANTITY.fullmatch(quantity) else "is no amount"
+
+
 def whole(quantity: str) -> int | None:
     """Whole units, bytes for example, rounded up; None as `exact`."""
     value = exact(quantity)

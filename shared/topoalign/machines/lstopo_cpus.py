@@ -160,12 +160,10 @@ def _pairs(ids: Sequence[int | None], values: Sequence[int | None]) -> dict[tupl
 def _node(node: int, element: Element) -> NumaNode:
     memory = number(element.get("local_memory"))
     sizes = {
-        number(page.get("size")) or 0: number(page.get("count")) or 0
-        for page in element.children
-        if page.tag == "page_type"
+        number(page.get("size")) or 0: number(page.get("count")) for page in element.children if page.tag == "page_type"
     }
     base = min(sizes, default=0)
-    pages = {hugepages(size): size * count for size, count in sizes.items() if size > base and count}
+    pages = {hugepages(size): size * count for size, count in sizes.items() if size > base and count is not None}
     if memory is not None:
         memory = max(memory, sum(pages.values()))
     return NumaNode(id=node, memory=memory, hugepages=pages)

@@ -126,7 +126,7 @@ def _node(tree: Tree, node: int) -> NumaNode:
     for name in tree.names(f"{NODES}/node{node}/hugepages"):
         size = number(name.removeprefix("hugepages-").removesuffix("kB"))
         count = tree.number(f"{NODES}/node{node}/hugepages/{name}/nr_hugepages")
-        if size and count and size * count << 10 <= LARGEST_MEMORY:
+        if size and count is not None and size * count << 10 <= LARGEST_MEMORY:
             pages[hugepages(size << 10)] = size * count << 10
     memory = _memory(tree, f"{NODES}/node{node}/meminfo")
     if memory is not None:

@@ -2,7 +2,8 @@
 The bus's way in: somebody asks for a pod, and `admit` decides.
 
 Hints are asked from the hinting service, which answers from what the question carries. If it is silent, or what it says
-cannot be used, the same providers are asked in process: a decision never waits for a neighbour longer than that.
+cannot be used, the same providers are asked in process for the rest of the decision, so that it waits for a neighbour once
+at most, however many containers the pod has.
 """
 
 from collections import OrderedDict
@@ -29,11 +30,10 @@ from topoalign.core.errors import (
     clean,
 )
 from topoalign.core.events import Allocation
+from topoalign.core.hints.checking import check_answer
 from topoalign.core.hints.jointly import check_annotations, decided_jointly, is_held
 from topoalign.core.hints.model import HintAnswer, HintQuestion
 from topoalign.core.hints.preconditions import check_resources_known
-from topoalign.core.hints.providers import answer as answer_in_process
-from topoalign.core.hints.providers import check_answer
 from topoalign.core.hints.requested import device_limits
 from topoalign.core.ids import CPU, AllocationID, DeviceID, NodeName
 from topoalign.core.joint.node_devices import RESOURCES
@@ -174,38 +174,45 @@ class Admissions:
         return [a for a in live.values() if a.owner is not None and f"{a.owner.namespace}/{a.owner.pod}" == target]
 
     async def _decide(self, pod: PodRequest, rules: AdmissionRules) -> Decision:
-        """Decides with hints from the hinting service; anew and at once if the node changed while that took its time."""
+        """
+        Decides with hints from the hinting service; anew and at once if the node changed while that took its time.
+
+        A service that was silent or no use once is not asked again for this pod: others wait for the decision.
+        """
         state = self._ledger.state
         steps: Steps = admission(state, pod, rules)
+        served = True
         try:
             asked = next(steps)
             while True:
-                if not isinstance(asked, HintQuestion):
-                    asked = steps.send(answer_to(asked, state, rules))
-                    continue
+                reply: HintAnswer | tuple[DeviceID, ...] | None = None
+                if isinstance(asked, HintQuestion):
+                    reply = await self._hints(asked, state) if served else None
+                    served = reply is not None
+                    self.hint_fallbacks += not served
                 try:
-                    hints = await self._hints(asked, state)
+                    reply = answer_to(asked, state, rules) if reply is None else reply
                 except NoFit as misfit:
                     asked = steps.throw(misfit)
                 else:
-                    asked = steps.send(hints)
+                    asked = steps.send(reply)
         except StopIteration as done:
             decision: Decision = done.value
         return decision if self._ledger.state is state else admit(self._ledger.state, pod, rules)
 
-    async def _hints(self, question: HintQuestion, state: NodeState) -> HintAnswer:
-        subject = wire.hints_subject(self._ledger.node)
+    async def _hints(self, question: HintQuestion, state: NodeState) -> HintAnswer | None:
+        """What the hinting service says; None if it is silent or says what cannot be used."""
         try:
-            body = await self._bus.ask(subject, msgspec.json.encode(question), self._hint_seconds)
+            body = await self._bus.ask(
+                wire.hints_subject(self._ledger.node), msgspec.json.encode(question), self._hint_seconds
+            )
             answer = wire.answered(body, HintAnswer)
             check_answer(question, answer, state.hardware)
-            return answer
         except (Unavailable, BadRequest, NoFit) as error:
             if self.hint_fallbacks == 0:
                 log.warning("hints are computed in process", finding=error.finding)
-            self.hint_fallbacks += 1
-        assert state.topology is not None, "admission asks for hints only where there is a topology"
-        return answer_in_process(question, state.topology)
+            return None
+        return answer
 
     def _record(self, pod: PodRequest, decision: Decision) -> Decision:
         """Makes the decision true. Between here and the state it was made on nothing has changed."""

@@ -1,22 +1,43 @@
-"""Reading case files: JSON Lines, one case a line."""
+"""
+Reading case files: JSON Lines, one case a line.
 
-from collections.abc import Iterator
+Lines are read one by one, so that a line which is no case of its suite is one failed case, and the others still run.
+"""
+
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from topoalign.core.errors import Undecodable, clean
+from topoalign.cli.conformance.suite import CaseResult, Outcome, attempted
+from topoalign.core.errors import clean
 
 C = TypeVar("C", bound=msgspec.Struct)
 
 
-def cases(path: Path, kind: type[C]) -> Iterator[C]:
-    """The cases of a file. Raises Undecodable that names the line which is not a case of this kind."""
+class Named(msgspec.Struct, frozen=True):
+    """What of a line tells which case it is."""
+
+    id: str
+
+
+def results(path: Path, kind: type[C], outcome: Callable[[C], Outcome]) -> Iterator[CaseResult]:
+    """Each line that is not blank, read as this kind of case and run. Raises OSError if the file cannot be read."""
     decoder = msgspec.json.Decoder(kind)
+
+    def run(line: bytes) -> Outcome:
+        return outcome(decoder.decode(line))
+
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
-            try:
-                yield decoder.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                raise Undecodable(f"line {number} of {clean(path.name)}", clean(str(error), 200)) from error
+            if line.strip():
+                yield attempted(id_of(line) or f"line {number} of {clean(path.name)}", run, line)
+
+
+def id_of(line: bytes) -> str | None:
+    """The id of the case in this line, which may be no case otherwise."""
+    try:
+        return msgspec.json.decode(line, type=Named).id
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None

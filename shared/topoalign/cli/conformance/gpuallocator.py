@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from topoalign.cli.conformance.case_files import cases
-from topoalign.cli.conformance.suite import CaseResult, Suite
+from topoalign.cli.conformance.case_files import results
+from topoalign.cli.conformance.suite import CaseResult, Outcome, Suite
 from topoalign.core.errors import Undecodable, quoted
 from topoalign.core.placement import PLACEMENTS, choose
 from topoalign.core.topology.links import NVLINK_SCORE, PCIE_SCORE, PcieClass
@@ -44,21 +44,24 @@ class GpuCase(msgspec.Struct, frozen=True):
     id: str
     topology: Machine
     available: list[int]
-    required: list[int]
     size: int
     policy: str
     acceptable: list[list[int]]
+    required: list[int] = []
 
 
 def gpuallocator(path: Path) -> Iterator[CaseResult]:
+    return results(path, GpuCase, outcome)
+
+
+def outcome(case: GpuCase) -> Outcome:
     """Any of the acceptable answers passes; where there is none, the answer is empty."""
-    for case in cases(path, GpuCase):
-        if case.policy not in POLICY:
-            raise Undecodable(f"case {quoted([case.id])}", f"no policy is named {quoted([case.policy])}")
-        scores = [[sum(map(link_score, links)) for links in row] for row in case.topology.links]
-        got = list(choose(PLACEMENTS[POLICY[case.policy]], scores, case.available, case.required, case.size))
-        acceptable = case.acceptable or [[]]
-        yield CaseResult(case.id, got if got in acceptable else acceptable, got)
+    if case.policy not in POLICY:
+        raise Undecodable(f"case {quoted([case.id])}", f"no policy is named {quoted([case.policy])}")
+    scores = [[sum(map(link_score, links)) for links in row] for row in case.topology.links]
+    got = list(choose(PLACEMENTS[POLICY[case.policy]], scores, case.available, case.required, case.size))
+    acceptable = case.acceptable or [[]]
+    return got if got in acceptable else acceptable, got
 
 
 def link_score(name: str) -> int:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import msgspec
 
-from topoalign.cli.conformance.case_files import cases
+from topoalign.cli.conformance.case_files import results
 from topoalign.cli.conformance.koordinator_cases import Error, Inventories, NodeCase, Parts, Pod, parts, refused
 from topoalign.cli.conformance.koordinator_rules import small_rules
-from topoalign.cli.conformance.suite import CaseResult, Suite
+from topoalign.cli.conformance.suite import CaseResult, Outcome, Suite
 from topoalign.core.errors import TopoalignError
 from topoalign.core.joint.allocate import allocate
 from topoalign.core.joint.candidates import Asked, wanted
@@ -29,14 +29,15 @@ class AllocateCase(NodeCase, frozen=True, kw_only=True):
 
 def allocations(path: Path) -> Iterator[CaseResult]:
     inventories = Inventories(path)
-    for case in cases(path, AllocateCase):
+
+    def outcome(case: AllocateCase) -> Outcome:
         expected = case.expect.allocations if case.expect.error is None else case.expect.error.compared
-        got: object
         try:
-            got = {kind: parts(given) for kind, given in allocate(case.asked(inventories)).items()}
+            return expected, {kind: parts(given) for kind, given in allocate(case.asked(inventories)).items()}
         except TopoalignError as error:
-            got = refused(error)
-        yield CaseResult(case.id, expected, got)
+            return expected, refused(error)
+
+    return results(path, AllocateCase, outcome)
 
 
 class NumaHint(msgspec.Struct, frozen=True):
@@ -55,16 +56,18 @@ class HintsCase(NodeCase, frozen=True, kw_only=True):
 
 def hints(path: Path) -> Iterator[CaseResult]:
     inventories = Inventories(path)
-    for case in cases(path, HintsCase):
-        got: object
+
+    def outcome(case: HintsCase) -> Outcome:
         try:
             got = {
                 kind: [NumaHint(list(hint.nodes), hint.preferred, hint.score) for hint in each]
                 for kind, each in numa_hints(case.asked(inventories)).items()
             }
         except TopoalignError as error:
-            got = refused(error)
-        yield CaseResult(case.id, case.expect.hints, got)
+            return case.expect.hints, refused(error)
+        return case.expect.hints, got
+
+    return results(path, HintsCase, outcome)
 
 
 class ScoreExpected(msgspec.Struct, frozen=True):
@@ -77,13 +80,14 @@ class ScoreCase(NodeCase, frozen=True, kw_only=True):
 
 def scores(path: Path) -> Iterator[CaseResult]:
     inventories = Inventories(path)
-    for case in cases(path, ScoreCase):
-        got: object
+
+    def outcome(case: ScoreCase) -> Outcome:
         try:
-            got = score_of(case.asked(inventories), case.scorer or Scorer())
+            return case.expect.node_score, score_of(case.asked(inventories), case.scorer or Scorer())
         except TopoalignError as error:
-            got = refused(error)
-        yield CaseResult(case.id, case.expect.node_score, got)
+            return case.expect.node_score, refused(error)
+
+    return results(path, ScoreCase, outcome)
 
 
 def score_of(asked: Asked, scorer: Scorer) -> int:
@@ -117,17 +121,15 @@ class PrepareCase(msgspec.Struct, frozen=True):
 
 
 def prepare(path: Path) -> Iterator[CaseResult]:
-    for case in cases(path, PrepareCase):
-        if case.expect.error is not None:
-            expected: object = case.expect.error.compared
-        else:
-            expected = case.expect
-        got: object
-        try:
-            got = only_compared(prepared(case.pod.demand), case.expect)
-        except TopoalignError as error:
-            got = refused(error)
-        yield CaseResult(case.id, expected, got)
+    return results(path, PrepareCase, demanded)
+
+
+def demanded(case: PrepareCase) -> Outcome:
+    expected = case.expect if case.expect.error is None else case.expect.error.compared
+    try:
+        return expected, only_compared(prepared(case.pod.demand), case.expect)
+    except TopoalignError as error:
+        return expected, refused(error)
 
 
 def prepared(demand: Demand) -> Prepared:

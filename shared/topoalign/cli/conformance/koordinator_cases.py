@@ -65,8 +65,8 @@ class NodeCase(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     device: str
-    assigned: Parts
     pod: Pod
+    assigned: Parts = {}
     node_labels: dict[str, str] = {}
     numa_nodes: list[int] | None = None
     scorer: Scorer | None = None

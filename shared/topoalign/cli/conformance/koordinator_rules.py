@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from topoalign.cli.conformance.case_files import cases
+from topoalign.cli.conformance.case_files import results
 from topoalign.cli.conformance.koordinator_cases import Inventories, Pod, refused
-from topoalign.cli.conformance.suite import CaseResult
+from topoalign.cli.conformance.suite import CaseResult, Outcome
 from topoalign.core.errors import TopoalignError
 from topoalign.core.joint.candidates import Asked, Candidate, wanted
 from topoalign.core.joint.inventory import Device, Place
@@ -97,7 +97,9 @@ RULES: dict[str, Callable[[Input, Inventories], Mapping[str, object]]] = {
 
 def small_rules(path: Path) -> Iterator[CaseResult]:
     inventories = Inventories(path)
-    for case in cases(path, RuleCase):
+
+    def outcome(case: RuleCase) -> Outcome:
         rule = RULES.get(case.kind)
-        got: object = f"no rule {case.kind}" if rule is None else rule(case.input, inventories)
-        yield CaseResult(case.id, case.expect, got)
+        return case.expect, f"no rule {case.kind}" if rule is None else rule(case.input, inventories)
+
+    return results(path, RuleCase, outcome)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from topoalign.cli.conformance.case_files import cases
+from topoalign.cli.conformance.case_files import results
 from topoalign.cli.conformance.kubelet_cpus import KINDS as CPU_KINDS
 from topoalign.cli.conformance.kubelet_devices import KINDS as DEVICE_KINDS
 from topoalign.cli.conformance.kubelet_memory import KINDS as MEMORY_KINDS
@@ -18,8 +18,8 @@ from topoalign.cli.conformance.kubelet_memory import Block
 from topoalign.cli.conformance.kubelet_memory import written as blocks_written
 from topoalign.cli.conformance.kubelet_merge import Hint, written
 from topoalign.cli.conformance.kubelet_node import NODE, Config, Machine, Plugin
-from topoalign.cli.conformance.kubelet_pods import Pod
-from topoalign.cli.conformance.suite import CaseResult
+from topoalign.cli.conformance.kubelet_pods import Pod, as_the_kubelet_reads
+from topoalign.cli.conformance.suite import CaseResult, Outcome
 from topoalign.core.admission import Reply, admission, answer_to
 from topoalign.core.decisions import Admission, Decision, PreferenceQuestion, Refusal
 from topoalign.core.errors import Undecodable, quoted
@@ -127,16 +127,19 @@ class AdmissionCase(msgspec.Struct, frozen=True):
 
 
 def admissions(path: Path) -> Iterator[CaseResult]:
-    for case in cases(path, AdmissionCase):
-        sequence = Sequence(case.machine, case.config.rules(case.machine))
-        wanted: object = case.expect.reserved_cpus
-        got: object = format_cpuset(reserved_cpus(sequence.state.hardware, sequence.rules))
-        for number, step in enumerate(case.steps):
-            if wanted != got:
-                break
-            wanted = (f"step {number}", step.expect.answer, step.expect.state_after)
-            got = (f"step {number}", sequence.done(step), sequence.after())
-        yield CaseResult(case.id, wanted, got)
+    return results(path, AdmissionCase, outcome)
+
+
+def outcome(case: AdmissionCase) -> Outcome:
+    sequence = Sequence(case.machine, case.config.rules(case.machine))
+    wanted: object = case.expect.reserved_cpus
+    got: object = format_cpuset(reserved_cpus(sequence.state.hardware, sequence.rules))
+    for number, step in enumerate(case.steps):
+        if wanted != got:
+            break
+        wanted = (f"step {number}", step.expect.answer, step.expect.state_after)
+        got = (f"step {number}", sequence.done(step), sequence.after())
+    return wanted, got
 
 
 class Sequence:
@@ -166,7 +169,7 @@ class Sequence:
         """What the containers of a pod got, or why they got nothing; nothing where no pod was admitted."""
         match step:
             case Admit():
-                decision = self.decide(step.pod.read)
+                decision = self.decide(as_the_kubelet_reads(step.pod.read))
                 if isinstance(decision, Refusal):
                     for allocation in decision.undone:
                         self.grant(allocation)

@@ -5,17 +5,17 @@ The topologies that their cases name are in `cpu_topologies.json` beside the fil
 kubelet's two defects (`expect_fixed`), that one is expected.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
-from topoalign.cli.conformance.case_files import cases
+from topoalign.cli.conformance.case_files import results
 from topoalign.cli.conformance.kubelet_devices import mask_or_none
 from topoalign.cli.conformance.kubelet_merge import Hint, all_written
-from topoalign.cli.conformance.suite import CaseResult
+from topoalign.cli.conformance.suite import CaseResult, Outcome
 from topoalign.core.admission import reason_of
 from topoalign.core.errors import NoFit, Undecodable, clean, quoted
 from topoalign.core.hints.cpu import cpu_hints
@@ -72,18 +72,29 @@ class CpuCase(msgspec.Struct, frozen=True):
 C = TypeVar("C", bound=CpuCase)
 
 
-def with_topologies(path: Path, kind: type[C]) -> Iterator[tuple[C, CpuTopology]]:
-    """The cases, each with its topology. Raises Undecodable where one names a topology that is not listed."""
-    beside = path.parent / TOPOLOGIES
-    try:
-        listed = msgspec.json.decode(beside.read_bytes(), type=dict[str, Listed])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Undecodable(TOPOLOGIES, clean(str(error), 200)) from error
-    topologies: Mapping[str, CpuTopology] = {name: each.read for name, each in listed.items()}
-    for case in cases(path, kind):
-        if case.topology not in topologies:
-            raise Undecodable(clean(case.id), f"{quoted([case.topology])} is not in {TOPOLOGIES}")
-        yield case, topologies[case.topology]
+class Topologies:
+    """The topologies by name, each read when a case first names it. Raises Undecodable, OSError."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self.listed = msgspec.json.decode((path.parent / TOPOLOGIES).read_bytes(), type=dict[str, msgspec.Raw])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise Undecodable(TOPOLOGIES, clean(str(error), 200)) from error
+        self.known: dict[str, CpuTopology] = {}
+
+    def read(self, name: str) -> CpuTopology:
+        """Raises Undecodable for one that is not listed, and what msgspec raises for one that is no topology."""
+        if name not in self.listed:
+            raise Undecodable("topology", f"{quoted([name])} is not in {TOPOLOGIES}")
+        if name not in self.known:
+            self.known[name] = msgspec.json.decode(self.listed[name], type=Listed).read
+        return self.known[name]
+
+
+def with_topologies(path: Path, kind: type[C], outcome: Callable[[C, CpuTopology], Outcome]) -> Iterator[CaseResult]:
+    """The cases, each run with its topology."""
+    topologies = Topologies(path)
+    return results(path, kind, lambda case: outcome(case, topologies.read(case.topology)))
 
 
 def known(cpus: CpuTopology, text: str) -> frozenset[int]:
@@ -123,26 +134,24 @@ class HintsExpected(msgspec.Struct, frozen=True):
 
 class HintsCase(CpuCase, frozen=True, kw_only=True):
     available: str
-    reusable: str
     requested: int
-    options: HintsOptions
     expect: HintsExpected
+    reusable: str = ""
+    options: HintsOptions = HintsOptions()
 
     def __post_init__(self) -> None:
         check_lists(self.available, self.reusable)
 
 
 def hints(path: Path) -> Iterator[CaseResult]:
-    for case, cpus in with_topologies(path, HintsCase):
-        got = cpu_hints(
-            cpus,
-            known(cpus, case.available),
-            known(cpus, case.reusable),
-            case.requested,
-            Mode.KUBELET,
-            by_socket=case.options.align_by_socket,
-        )
-        yield CaseResult(case.id, case.expect.hints, all_written(got))
+    return with_topologies(path, HintsCase, hinted)
+
+
+def hinted(case: HintsCase, cpus: CpuTopology) -> Outcome:
+    available, reusable = known(cpus, case.available), known(cpus, case.reusable)
+    by_socket = case.options.align_by_socket
+    got = cpu_hints(cpus, available, reusable, case.requested, Mode.KUBELET, by_socket=by_socket)
+    return case.expect.hints, all_written(got)
 
 
 class TakeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -154,17 +163,19 @@ class TakeCase(CpuCase, frozen=True, kw_only=True):
     available: str
     count: int
     strategy: Literal["packed", "spread", "distributed"]
-    options: TakeOptions
     expect: Expected
     expect_fixed: Expected | None = None
+    options: TakeOptions = TakeOptions()
 
     def __post_init__(self) -> None:
         check_lists(self.available)
 
 
 def take(path: Path) -> Iterator[CaseResult]:
-    for case, cpus in with_topologies(path, TakeCase):
-        yield CaseResult(case.id, (case.expect_fixed or case.expect).by_kind, taken(case, cpus))
+    def outcome(case: TakeCase, cpus: CpuTopology) -> Outcome:
+        return (case.expect_fixed or case.expect).by_kind, taken(case, cpus)
+
+    return with_topologies(path, TakeCase, outcome)
 
 
 def taken(case: TakeCase, cpus: CpuTopology) -> Expected:
@@ -200,22 +211,24 @@ class AllocateOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AllocateCase(CpuCase, frozen=True, kw_only=True):
-    reserved: str
     shared_pool: str
-    reusable: str
     requested: int
-    hint_nodes: list[int] | None
-    options: AllocateOptions
     expect: Expected
     expect_fixed: Expected | None = None
+    reserved: str = ""
+    reusable: str = ""
+    hint_nodes: list[int] | None = None
+    options: AllocateOptions = AllocateOptions()
 
     def __post_init__(self) -> None:
         check_lists(self.reserved, self.shared_pool, self.reusable)
 
 
 def allocate(path: Path) -> Iterator[CaseResult]:
-    for case, cpus in with_topologies(path, AllocateCase):
-        yield CaseResult(case.id, (case.expect_fixed or case.expect).by_kind, allocated(case, cpus))
+    def outcome(case: AllocateCase, cpus: CpuTopology) -> Outcome:
+        return (case.expect_fixed or case.expect).by_kind, allocated(case, cpus)
+
+    return with_topologies(path, AllocateCase, outcome)
 
 
 def allocated(case: AllocateCase, cpus: CpuTopology) -> Expected:

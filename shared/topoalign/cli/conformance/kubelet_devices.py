@@ -6,9 +6,9 @@ from typing import Literal
 
 import msgspec
 
-from topoalign.cli.conformance.case_files import cases
+from topoalign.cli.conformance.case_files import results
 from topoalign.cli.conformance.kubelet_merge import Hint, all_written
-from topoalign.cli.conformance.suite import CaseResult
+from topoalign.cli.conformance.suite import CaseResult, Outcome
 from topoalign.core.errors import DriverFault, NoFit, TopoalignError
 from topoalign.core.hints.devices import Devices, device_hints, possible
 from topoalign.core.ids import DeviceID, ResourceName
@@ -44,29 +44,26 @@ class DeviceHintsCase(msgspec.Struct, frozen=True):
     numa_nodes: tuple[int, ...]
     devices: Listed
     available: list[DeviceID]
-    reusable: list[DeviceID]
-    already_allocated: list[DeviceID]
     requested: int
-    level: Literal["provider", "generate"]
     expect: HintsExpected
+    reusable: list[DeviceID] = []
+    already_allocated: list[DeviceID] = []
+    level: Literal["provider", "generate"] = "provider"
 
 
 def hints(path: Path) -> Iterator[CaseResult]:
-    for case in cases(path, DeviceHintsCase):
-        devices, mode = in_text_order(case.devices), Mode.KUBELET
-        if case.level == "provider":
-            got = device_hints(
-                devices,
-                case.available,
-                case.reusable,
-                case.requested,
-                case.numa_nodes,
-                mode,
-                held=case.already_allocated,
-            )
-        else:
-            got = possible(devices, case.available, case.reusable, case.requested, case.numa_nodes, mode)
-        yield CaseResult(case.id, case.expect.hints, all_written(got))
+    return results(path, DeviceHintsCase, hinted)
+
+
+def hinted(case: DeviceHintsCase) -> Outcome:
+    devices, mode = in_text_order(case.devices), Mode.KUBELET
+    if case.level == "provider":
+        got = device_hints(
+            devices, case.available, case.reusable, case.requested, case.numa_nodes, mode, held=case.already_allocated
+        )
+    else:
+        got = possible(devices, case.available, case.reusable, case.requested, case.numa_nodes, mode)
+    return case.expect.hints, all_written(got)
 
 
 class SidesExpected(msgspec.Struct, frozen=True):
@@ -79,20 +76,23 @@ class SidesCase(msgspec.Struct, frozen=True):
     id: str
     devices: Listed
     available: list[DeviceID]
-    hint_nodes: list[int] | None
     expect: SidesExpected
+    hint_nodes: list[int] | None = None
 
 
 def filter_affinity(path: Path) -> Iterator[CaseResult]:
-    for case in cases(path, SidesCase):
-        got = sides(in_text_order(case.devices), case.available, mask_or_none(case.hint_nodes))
-        yield CaseResult(case.id, case.expect, SidesExpected(*map(list, got)))
+    return results(path, SidesCase, parted)
+
+
+def parted(case: SidesCase) -> Outcome:
+    got = sides(in_text_order(case.devices), case.available, mask_or_none(case.hint_nodes))
+    return case.expect, SidesExpected(*map(list, got))
 
 
 class Plugin(msgspec.Struct, frozen=True):
-    preferred_available: bool
-    answer: tuple[DeviceID, ...]
-    fails: bool
+    preferred_available: bool = False
+    answer: tuple[DeviceID, ...] = ()
+    fails: bool = False
 
 
 class PreferredCall(msgspec.Struct, frozen=True):
@@ -106,24 +106,27 @@ class AllocateExpected(msgspec.Struct, frozen=True):
     preferred_call: PreferredCall | None = None
     error: str | None = None
 
+    @property
+    def by_kind(self) -> "AllocateExpected":
+        error = self.error
+        kind = next((kind for text, kind in KINDS.items() if error and text in error), error)
+        return msgspec.structs.replace(self, error=kind)
+
 
 class AllocateCase(msgspec.Struct, frozen=True):
     id: str
     devices: Listed
     healthy: list[DeviceID]
-    allocated: list[DeviceID]
-    reusable: list[DeviceID]
     required: int
-    hint_nodes: list[int] | None
-    plugin: Plugin
     expect: AllocateExpected
+    allocated: list[DeviceID] = []
+    reusable: list[DeviceID] = []
+    hint_nodes: list[int] | None = None
+    plugin: Plugin = Plugin()
 
 
 def allocate(path: Path) -> Iterator[CaseResult]:
-    for case in cases(path, AllocateCase):
-        error = case.expect.error
-        kind = next((kind for text, kind in KINDS.items() if error and text in error), error)
-        yield CaseResult(case.id, msgspec.structs.replace(case.expect, error=kind), allocated(case))
+    return results(path, AllocateCase, lambda case: (case.expect.by_kind, allocated(case)))
 
 
 def allocated(case: AllocateCase) -> AllocateExpected:

@@ -1,16 +1,16 @@
 """The suites `kubelet/memory_hints` and `kubelet/memory_allocate`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from topoalign.cli.conformance.case_files import cases
+from topoalign.cli.conformance.case_files import results
 from topoalign.cli.conformance.kubelet_merge import Hint, all_written
 from topoalign.cli.conformance.kubelet_pods import Pod
-from topoalign.cli.conformance.suite import CaseResult
-from topoalign.core.errors import NoFit
+from topoalign.cli.conformance.suite import CaseResult, Outcome
+from topoalign.core.errors import NoFit, Undecodable, clean
 from topoalign.core.events import Allocation, MemoryBlock, MemoryUse, Owner, TopologyDiscovered
 from topoalign.core.hints.memory import memory_nodes
 from topoalign.core.hints.providers import memory_answer
@@ -60,9 +60,10 @@ class MemoryCase(msgspec.Struct, frozen=True):
     id: str
     numa_nodes: list[Node]
     pod: Pod
-    level: Literal["container", "pod"]
-    reusable: list[Block]
-    held_blocks: Held
+    held_blocks: Held = {}
+    level: Literal["container", "pod"] = "container"
+    reusable: list[Block] | None = None
+    """What the blocks held leave to the pod's next containers; not looked at where a case does not say it."""
     container: ContainerName | None = None
 
 
@@ -75,12 +76,15 @@ class HintsCase(MemoryCase, frozen=True, kw_only=True):
 
 
 def hints(path: Path) -> Iterator[CaseResult]:
-    for case in cases(path, HintsCase):
-        state, pod, rules = situation(case)
-        container = case.container if case.level == "container" else None
-        answer = memory_answer(state, pod, container, rules)
-        got = None if answer is None else {name: all_written(each) for name, each in answer.items()}
-        yield CaseResult(case.id, case.expect.hints, got)
+    return results(path, HintsCase, hinted)
+
+
+def hinted(case: HintsCase) -> Outcome:
+    state, pod, rules = situation(case)
+    container = case.container if case.level == "container" else None
+    answer = memory_answer(state, pod, container, rules)
+    got = None if answer is None else {name: all_written(each) for name, each in answer.items()}
+    return case.expect.hints, got
 
 
 class AllocateExpected(msgspec.Struct, frozen=True):
@@ -90,6 +94,12 @@ class AllocateExpected(msgspec.Struct, frozen=True):
     numa_nodes_after: list[Node] | None = None
     error: str | None = None
 
+    @property
+    def by_kind(self) -> "AllocateExpected":
+        error = self.error
+        kind = next((kind for text, kind in KINDS.items() if error and text in error), error)
+        return msgspec.structs.replace(self, error=kind)
+
 
 class AllocateCase(MemoryCase, frozen=True, kw_only=True):
     hint: Hint
@@ -97,10 +107,7 @@ class AllocateCase(MemoryCase, frozen=True, kw_only=True):
 
 
 def allocate(path: Path) -> Iterator[CaseResult]:
-    for case in cases(path, AllocateCase):
-        error = case.expect.error
-        kind = next((kind for text, kind in KINDS.items() if error and text in error), error)
-        yield CaseResult(case.id, msgspec.structs.replace(case.expect, error=kind), allocated(case))
+    return results(path, AllocateCase, lambda case: (case.expect.by_kind, allocated(case)))
 
 
 def allocated(case: AllocateCase) -> AllocateExpected:
@@ -115,24 +122,20 @@ def allocated(case: AllocateCase) -> AllocateExpected:
     if blocks and not allocations_of(state, pod, container):
         state = holding(state, allocation(pod, container, blocks), earlier)
     held = {each.owner.container: written(each.memory) for each in allocations_of(state, pod) if each.owner}
-    left = reusable_memory(allocations_of(state, pod))
     return AllocateExpected(
         blocks=written(blocks) or None,
         held_blocks_after=held,
-        reusable_after=sorted(
-            (Block(nodes_of(group), name, size) for (group, name), size in left.items()),
-            key=lambda block: (block.nodes, block.type),
-        ),
+        reusable_after=reusable(state, pod),
         numa_nodes_after=nodes_after(case, state, rules),
     )
 
 
 def situation(case: MemoryCase) -> tuple[NodeState, PodRequest, AdmissionRules]:
-    """The state, the pod and the rules of a case."""
+    """The state, the pod and the rules of a case. Raises Undecodable for one that contradicts itself."""
     nodes = tuple(
         NumaNode(
             id=node.id,
-            memory=node.resources[MEMORY].total,
+            memory=node.resources[MEMORY].total if MEMORY in node.resources else None,
             hugepages={name: each.total for name, each in node.resources.items() if name != MEMORY},
         )
         for node in case.numa_nodes
@@ -169,7 +172,20 @@ def situation(case: MemoryCase) -> tuple[NodeState, PodRequest, AdmissionRules]:
         node=name, epoch=1, revision=1, boot_id="case", source="described: case", topology=Topology(nodes=nodes)
     )
     state = NodeState(node=name, topology=topology, allocations={each.id: each for each in allocations}, memory=use)
+    left = reusable(state, pod)
+    if case.reusable is not None and left != in_order(case.reusable):
+        raise Undecodable(clean(case.id), f"reusable is not what held_blocks leave, {clean(repr(left), 200)}")
     return state, pod, AdmissionRules(mode=Mode.KUBELET, reserved_memory=reserved)
+
+
+def reusable(state: NodeState, pod: PodRequest) -> list[Block]:
+    """What the pod's finished init containers leave to its next containers."""
+    left = reusable_memory(allocations_of(state, pod))
+    return in_order(Block(nodes_of(group), name, size) for (group, name), size in left.items())
+
+
+def in_order(blocks: Iterable[Block]) -> list[Block]:
+    return sorted(blocks, key=lambda block: (block.nodes, block.type))
 
 
 def allocation(pod: PodRequest, container: ContainerName, blocks: tuple[MemoryBlock, ...]) -> Allocation:

@@ -1,12 +1,12 @@
 """The suite `kubelet/merge`: what a topology policy makes of the providers' hints."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
-from topoalign.cli.conformance.case_files import cases
-from topoalign.cli.conformance.suite import CaseResult
+from topoalign.cli.conformance.case_files import results
+from topoalign.cli.conformance.suite import CaseResult, Outcome
 from topoalign.core.hints.model import HintRule, Hints, TopologyHint
 from topoalign.core.hints.rules import listed
 from topoalign.core.ids import ResourceName
@@ -49,22 +49,37 @@ class Expected(msgspec.Struct, frozen=True):
 class MergeCase(msgspec.Struct, frozen=True):
     id: str
     numa_nodes: list[int]
-    distances: list[list[int]] | None
     policy: Policy
-    options: Options
     providers: list[dict[ResourceName, list[Hint] | None] | None]
     expect: Expected
+    distances: list[list[int]] | None = None
+    options: Options = Options()
 
 
 def merge(path: Path) -> Iterator[CaseResult]:
-    for case in cases(path, MergeCase):
-        policy = POLICIES[case.policy]
-        rows = case.distances if case.options.prefer_closest_numa_nodes else None
-        distances = None if rows is None else dict(zip(case.numa_nodes, map(dict, map(enumerate, rows)), strict=True))
-        providers = [{name: hints_of(hints) for name, hints in (each or {}).items()} for each in case.providers]
-        merged = policy.merge(offers_of(providers), mask_of(case.numa_nodes), distances)
-        nodes = written(merged).nodes
-        yield CaseResult(case.id, case.expect, Expected(nodes, merged.preferred, policy.admits(merged)))
+    return results(path, MergeCase, outcome)
+
+
+def outcome(case: MergeCase) -> Outcome:
+    policy = POLICIES[case.policy]
+    rows = case.distances if case.options.prefer_closest_numa_nodes else None
+    distances = None if rows is None else distances_of(case.numa_nodes, rows)
+    providers = [{name: hints_of(hints) for name, hints in (each or {}).items()} for each in case.providers]
+    merged = policy.merge(offers_of(providers), mask_of(case.numa_nodes), distances)
+    return case.expect, Expected(written(merged).nodes, merged.preferred, policy.admits(merged))
+
+
+def distances_of(nodes: Sequence[int], rows: Sequence[Sequence[int]]) -> dict[int, dict[int, int]]:
+    """
+    Node -> node -> distance.
+
+    The kubelet takes a node's id for the column. On sparse ids it would look past the end of a row that has one column per
+    node; such a row is read by position. Raises ValueError for another number of rows or columns.
+    """
+    return {
+        node: dict(enumerate(row)) if len(row) > max(nodes) else dict(zip(nodes, row, strict=True))
+        for node, row in zip(nodes, rows, strict=True)
+    }
 
 
 def hints_of(hints: list[Hint] | None) -> Hints:

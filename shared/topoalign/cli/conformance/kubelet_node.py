@@ -16,21 +16,21 @@ NODE = NodeName("case")
 class Node(msgspec.Struct, frozen=True):
     id: int
     memory_total: int
-    hugepages_total: dict[ResourceName, int]
-    reserved: dict[ResourceName, int]
-    distances: tuple[int, ...]
     cpus: list[tuple[int, int, int, int]]
     """CPU, core, socket, last-level cache."""
+    hugepages_total: dict[ResourceName, int] = {}
+    reserved: dict[ResourceName, int] = {}
+    distances: tuple[int, ...] = ()
 
 
 class Device(msgspec.Struct, frozen=True):
-    nodes: tuple[int, ...] | None
-    healthy: bool
+    nodes: tuple[int, ...] | None = None
+    healthy: bool = True
 
 
 class Plugin(msgspec.Struct, frozen=True):
-    plugin: Literal["off", "lowest_ids", "highest_ids"]
     devices: dict[DeviceID, Device]
+    plugin: Literal["off", "lowest_ids", "highest_ids"] = "off"
 
     def preferred(self, asked: PreferenceQuestion) -> tuple[DeviceID, ...] | None:
         """What this plugin answers when it is asked for its preference."""
@@ -40,7 +40,7 @@ class Plugin(msgspec.Struct, frozen=True):
 
 class Machine(msgspec.Struct, frozen=True):
     numa_nodes: list[Node]
-    devices: dict[ResourceName, Plugin]
+    devices: dict[ResourceName, Plugin] = {}
 
     @property
     def read(self) -> Topology:
@@ -60,7 +60,9 @@ class Machine(msgspec.Struct, frozen=True):
                 NumaNode(id=node.id, memory=node.memory_total, hugepages=node.hugepages_total)
                 for node in self.numa_nodes
             ),
-            distances=tuple(node.distances for node in self.numa_nodes),
+            distances=tuple(node.distances for node in self.numa_nodes)
+            if all(node.distances for node in self.numa_nodes)
+            else None,
             others=tuple(
                 PluginDevice(id=device, resource=name, nodes=plugin.devices[device].nodes)
                 for name, plugin in self.devices.items()
@@ -71,12 +73,12 @@ class Machine(msgspec.Struct, frozen=True):
 
 class Config(msgspec.Struct, frozen=True):
     topology_policy: Policy
-    scope: Scope
-    prefer_closest_numa_nodes: bool
-    cpu_options: dict[CpuOption, Literal["true", "false"]]
-    reserved_cpus: str | None
-    reserved_cpu_count: int
-    memory_policy: Literal["Static", "None"]
+    scope: Scope = Scope.CONTAINER
+    prefer_closest_numa_nodes: bool = False
+    cpu_options: dict[CpuOption, Literal["true", "false"]] = {}
+    reserved_cpus: str | None = None
+    reserved_cpu_count: int = 0
+    memory_policy: Literal["Static", "None"] = "None"
 
     def __post_init__(self) -> None:
         parse_cpuset(self.reserved_cpus or "")

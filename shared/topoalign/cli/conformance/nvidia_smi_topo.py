@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from topoalign.cli.conformance.suite import CaseResult, Suite
+from topoalign.cli.conformance.suite import CaseResult, Outcome, Suite, attempted
 from topoalign.core.errors import InvalidMachine
 from topoalign.machines.nvidia_smi import Matrix, print_matrix, read, read_matrix, topology_of
 
@@ -24,12 +24,19 @@ def cases(folder: Path) -> Iterator[CaseResult]:
     folder = folder.parent if folder.name == EXPECTED else folder
     try:
         expected = json.loads((folder / EXPECTED).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         finding = f"{folder / EXPECTED} cannot be read: {error}"
         raise InvalidMachine(finding, f"give the folder that holds {EXPECTED}") from error
-    for name, want in sorted(expected.items()):
+    if not isinstance(expected, dict):
+        raise InvalidMachine(f"{folder / EXPECTED} is no object", "give it an object with one field per file")
+
+    def run(name: str) -> Outcome:
+        want = expected[name]
         compared = {key: value for key, value in want.items() if key != FOR_PEOPLE}
-        yield CaseResult(name, REFUSED if want["outcome"] == "refuse" else compared, _outcome(folder / name))
+        return REFUSED if want["outcome"] == "refuse" else compared, _outcome(folder / name)
+
+    for name in sorted(expected):
+        yield attempted(name, run, name)
 
 
 def _outcome(path: Path) -> dict[str, object]:

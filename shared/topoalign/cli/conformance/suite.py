@@ -3,6 +3,17 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+from topoalign.core.errors import TopoalignError
+
+T = TypeVar("T")
+
+Outcome = tuple[object, object]
+"""What was expected, what came out."""
+
+RUNS = "a case that can be read and run"
+"""What is expected where nothing came out."""
 
 
 @dataclass(frozen=True)
@@ -19,4 +30,13 @@ class CaseResult:
 
 
 Suite = Callable[[Path], Iterator[CaseResult]]
-"""Runs all cases of one file (or folder). Raises InvalidMachine or BadRequest if the file itself cannot be read."""
+"""Runs all cases of one file (or folder). Raises InvalidMachine, BadRequest or OSError if the file itself cannot be read."""
+
+
+def attempted(name: str, run: Callable[[T], Outcome], case: T) -> CaseResult:
+    """The result of a case. One that cannot be read or run has failed, with the error for what came out."""
+    try:
+        return CaseResult(name, *run(case))
+    except Exception as error:  # whatever it is: one odd case must not keep all others from being run
+        kind = error.code if isinstance(error, TopoalignError) else type(error).__name__
+        return CaseResult(name, RUNS, f"{kind}: {error}")

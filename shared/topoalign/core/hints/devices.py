@@ -2,7 +2,8 @@
 Where devices of one resource can be had (kubelet v1.36.3, device manager hints).
 
 Subsets are taken of the NUMA nodes that bear a device of the resource, healthy or not. A device that is near several nodes
-is there for each of them and counts once; a device of which no node is known counts nowhere.
+is there for each of them and counts once; a device of which no node is known counts nowhere, nor does a node that the
+machine lacks.
 """
 
 from collections import Counter
@@ -54,12 +55,17 @@ def possible(
 ) -> Hints:
     """The subsets that have enough devices, and all reusable ones that have a topology."""
     nodes = mask_of(bearing_nodes(devices, machine))
-    nodes_of = {device: real_nodes(near) for device, near in devices.items() if near is not None}
+    nodes_of = {device: real_nodes(near) & nodes for device, near in devices.items() if near is not None}
     counted = Counter(nodes_of[device] for device in (*available, *reusable) if device in nodes_of)
     obligatory = {nodes_of[device] for device in reusable if device in nodes_of}
-    now = (Need(requested, dict(counted)), *(Need(1, {near: 1}) for near in sorted(obligatory)))
-    empty = (Need(requested, dict(Counter(nodes_of.values()))),)
+    now = (Need(requested, somewhere(counted)), *(Need(1, somewhere({near: 1})) for near in sorted(obligatory)))
+    empty = (Need(requested, somewhere(Counter(nodes_of.values()))),)
     return hints_from(Supply(nodes, now), Supply(nodes, empty), mode, len(machine))
+
+
+def somewhere(counted: Mapping[Mask, int]) -> dict[Mask, int]:
+    """Without what is near no node at all: it meets no need."""
+    return {near: amount for near, amount in counted.items() if near}
 
 
 def real_nodes(near: Iterable[int]) -> Mask:

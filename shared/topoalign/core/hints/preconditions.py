@@ -11,6 +11,7 @@ from topoalign.core.errors import InvalidField, NoFit, clean, quoted
 from topoalign.core.hints.cpu_rules import check_cpu_manager_starts, check_cpu_rules
 from topoalign.core.hints.enumeration import TooManyNumaNodes
 from topoalign.core.hints.jointly import check_shares, decided_jointly
+from topoalign.core.hints.memory_rules import check_hugepages_known, check_memory_manager_starts, check_memory_rules
 from topoalign.core.hints.requested import asked, device_limits, manages_memory
 from topoalign.core.hints.reuse import allocations_of
 from topoalign.core.ids import MEMORY, ResourceName, is_hugepages
@@ -21,6 +22,8 @@ from topoalign.core.topology.model import Topology
 
 LARGEST_NODE_ID = 63
 """The kubelet's masks have 64 bits."""
+MOST_WALKED = 24
+"""NUMA nodes. The subsets of more would take the kubelet minutes for each pod."""
 
 
 class TopologyUnknown(NoFit):
@@ -76,16 +79,18 @@ class DistancesUnknown(NoFit):
 
     code = "DistancesUnknown"
 
-    def __init__(self) -> None:
-        super().__init__(
-            "prefer_closest_numa_nodes is on, and the distances between the NUMA nodes are not known",
-            "describe the machine with its distances (lstopo XML, a sysfs tree), or switch the option off",
-        )
+    def __init__(
+        self,
+        finding: str = "prefer_closest_numa_nodes is on, and the distances between the NUMA nodes are not known",
+        remedy: str = "describe the machine with its distances (lstopo XML, a sysfs tree), or switch the option off",
+    ) -> None:
+        super().__init__(finding, remedy)
 
 
 def check_rules(rules: AdmissionRules) -> None:
     """Raises InvalidField for rules that cannot be meant."""
     check_cpu_rules(rules)
+    check_memory_rules(rules)
     if rules.max_allowable_numa_nodes < 8:
         raise InvalidField(
             "rules.max_allowable_numa_nodes",
@@ -102,13 +107,17 @@ def check_decidable(state: NodeState, pod: PodRequest, rules: AdmissionRules) ->
         raise PodHasAllocations(pod)
     topology = state.hardware
     check_cpu_manager_starts(topology, rules)
+    check_memory_manager_starts(topology, rules)
     if rules.policy is not Policy.NONE:
         check_policy_runs(topology, rules)
+    elif rules.mode is Mode.KUBELET and rules.memory_manager == "Static" and manages_memory(pod, rules.mode):
+        check_memory_manager_answers(topology)
     check_shares(pod, rules)
     for container in (*pod.init_containers, *pod.containers):
         if rules.mode is Mode.BEST:
             check_resources_known(topology, container, RESOURCES if decided_jointly(pod, rules) else ())
         check_memory_known(topology, pod, container, rules)
+    check_hugepages_known(topology, pod, rules)
 
 
 def check_policy_runs(topology: Topology, rules: AdmissionRules) -> None:
@@ -127,6 +136,36 @@ def check_policy_runs(topology: Topology, rules: AdmissionRules) -> None:
             )
     if rules.prefer_closest_numa_nodes and topology.distances is None:
         raise DistancesUnknown
+    if rules.prefer_closest_numa_nodes or rules.mode is Mode.BEST:
+        check_distances(topology)
+
+
+def check_memory_manager_answers(topology: Topology) -> None:
+    """Without a Topology Manager nothing keeps the kubelet's memory manager from going through all subsets by itself."""
+    if any(node > LARGEST_NODE_ID for node in topology.node_ids):
+        raise TooManyNumaNodes(
+            f"NUMA node {max(topology.node_ids)} is beyond {LARGEST_NODE_ID}, the last that the kubelet can name",
+            "use memory manager policy None in the kubelet, or mode best where topoalign decides itself",
+        )
+    if len(topology.nodes) > MOST_WALKED:
+        raise TooManyNumaNodes(
+            f"the kubelet's memory manager would go through all subsets of {len(topology.nodes)} NUMA nodes",
+            "use memory manager policy None in the kubelet, or mode best where topoalign decides itself",
+        )
+
+
+def check_distances(topology: Topology) -> None:
+    """
+    Raises DistancesUnknown for a table that is not square. Readers of machines make none such, but hardware is also heard
+    of on the bus.
+    """
+    size = len(topology.nodes)
+    rows = topology.distances if topology.distances is not None else ((0,) * size,) * size
+    if len(rows) != size or any(len(row) != size for row in rows):
+        raise DistancesUnknown(
+            f"the distances between the {size} NUMA nodes are not a table of {size} rows of {size}",
+            "see that discovery is of this version, or describe the machine with a row and a column for each node",
+        )
 
 
 def check_resources_known(

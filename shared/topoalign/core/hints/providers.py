@@ -22,7 +22,7 @@ from topoalign.core.hints.cpu import cpu_hints
 from topoalign.core.hints.devices import device_hints
 from topoalign.core.hints.jointly import check_annotations, decided_jointly, joint_hints
 from topoalign.core.hints.memory import held_hints, memory_hints, memory_nodes, places
-from topoalign.core.hints.model import HintAnswer, HintQuestion, HintRule, Hints, ProviderHints
+from topoalign.core.hints.model import HintAnswer, HintQuestion, Hints, ProviderHints
 from topoalign.core.hints.preconditions import check_rules
 from topoalign.core.hints.requested import cpu_request, device_request, manages_memory, memory_request
 from topoalign.core.hints.reuse import allocations_of, reusable_cpus, reusable_devices, reusable_memory
@@ -31,7 +31,6 @@ from topoalign.core.joint.node_devices import RESOURCES
 from topoalign.core.requests import AdmissionRules, CpuOption, Mode, PodRequest
 from topoalign.core.state import NodeState
 from topoalign.core.takes.reserved import reserved_cpus
-from topoalign.core.topology.bitmask import Mask, mask_of
 from topoalign.core.topology.cpuset import parse_cpuset
 from topoalign.core.topology.model import Topology
 
@@ -84,35 +83,6 @@ def answer(question: HintQuestion, topology: TopologyDiscovered) -> HintAnswer:
         return HintAnswer(providers=hints_for(state, question.pod, question.container, question.rules))
     except ValueError as error:
         raise InvalidField("question", clean(str(error), 200), "list CPUs as 0-3,8 and NUMA nodes from 0 on") from error
-
-
-def check_answer(question: HintQuestion, answer: HintAnswer, topology: Topology) -> None:
-    """
-    Whether an answer from elsewhere fits its question: all providers have spoken, on every device and on the CPUs that
-    were asked for, and no hint names a NUMA node that the machine lacks. A provider that left something out would read
-    as one that does not care, and the pod would be admitted unaligned. Raises InvalidField that says what is wrong.
-    """
-    remedy = "see that the hinting service is of this version"
-    if answer.providers.keys() != {"device", "cpu", "memory"}:
-        raise InvalidField("providers", "not device, cpu and memory", remedy)
-    pod, container, rules = question.pod, question.container, question.rules
-    devices = {name for name, _ in asked_devices(topology, pod, container, rules)}
-    cpus = {CPU} if rules.cpu_manager == "static" and cpu_request(pod, container, rules.mode) else set()
-    if answer.providers["device"].keys() != devices or answer.providers["cpu"].keys() != cpus:
-        raise InvalidField("providers", "not on the resources that were asked for", remedy)
-    machine = mask_of(topology.node_ids or (0,))
-    for provider, resources in answer.providers.items():
-        for resource, hints in resources.items():
-            if any(mask <= 0 or mask & ~machine for mask in masks_named(hints)):
-                raise InvalidField(f"providers.{provider}[{resource}]", "names NUMA nodes that do not exist", remedy)
-
-
-def masks_named(hints: Hints) -> list[Mask]:
-    """Every mask that stands in these hints; 0 for a rule that cannot be meant, because no node at all would do."""
-    if isinstance(hints, HintRule):
-        asks = any(need.amount > 0 for need in hints.needs) and hints.least > 0
-        return [hints.nodes if asks else 0, *hints.besides]
-    return [hint.affinity for hint in hints or () if hint.affinity is not None]
 
 
 def hints_for(

@@ -14,7 +14,6 @@ from topoalign.core.ids import AllocationID, ContainerName, DeviceID, ResourceNa
 from topoalign.core.requests import ContainerRequest, PodRequest
 from topoalign.core.state import NodeState
 from topoalign.core.topology.bitmask import Mask, mask_of
-from topoalign.core.topology.cpuset import parse_cpuset
 
 T = TypeVar("T")
 
@@ -66,7 +65,7 @@ def reusable_functions(held: Iterable[Allocation]) -> frozenset[str]:
 
 
 def reusable_cpus(held: Iterable[Allocation]) -> frozenset[int]:
-    return left_over((each.role == "init", parse_cpuset(each.cpus)) for each in held)
+    return left_over((each.role == "init", each.cpu_ids) for each in held)
 
 
 def left_over(steps: Iterable[tuple[bool, frozenset[T]]]) -> frozenset[T]:

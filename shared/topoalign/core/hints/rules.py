@@ -52,7 +52,7 @@ def hints_from(
     judged = empty.least_size() if mode is Mode.KUBELET else now.least_size()
     widths = [] if judged is None else [judged]
     least = min(widths + ([] if mode is Mode.KUBELET else [mask.bit_count() for mask in others]), default=0)
-    needs = now.needs if any(need.amount > 0 for need in now.needs) else (Need(1, {now.nodes: 1}),)
+    needs = now.needs if any(need.amount > 0 for need in now.needs) else (Need(1, {now.nodes: 1} if now.nodes else {}),)
     rule = HintRule(nodes=now.nodes, needs=needs, least=least, besides=others)
     return rule if machine > MOST_LISTED else listed(rule)
 

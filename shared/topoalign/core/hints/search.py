@@ -18,7 +18,7 @@ from topoalign.core.topology.bitmask import Mask, nodes_of, union
 MOST_STEPS = 100_000
 """About half a second. Alignments of real machines take hundreds."""
 HEAVY = 20
-"""Steps that a look at the distances of the nodes chosen so far counts for."""
+"""Steps that a look at the distances between up to 64 nodes counts for; more nodes, in proportion to their pairs."""
 
 
 class Work:
@@ -38,7 +38,7 @@ class Work:
         if self.steps < 0:
             raise TooMuchWork(
                 "which NUMA nodes suit the request best was not found within the limit on work",
-                "ask for what fits on fewer NUMA nodes, or use policy none, which does not align",
+                "ask for less, or for what fits on fewer NUMA nodes",
             )
 
 
@@ -79,7 +79,9 @@ class Choosing:
         self.nodes = nodes_of(nodes & ~fixed)
         self.fixed = fixed
         self.work = work
-        self.gains = [[gains(need, 1 << node) for need in needs] for node in self.nodes]
+        self.gains = gains(needs, self.nodes)
+        self.heavy = max(HEAVY, HEAVY * len(self.nodes) ** 2 // 64**2)
+        work.step(len(needs) + sum(len(need.supply) for need in needs) // 16)
         self.short = tuple(need.amount - sum(n for near, n in need.supply.items() if near & fixed) for need in needs)
         self.best = [best_sums([sum(n for _, n in each[i]) for each in self.gains]) for i in range(len(needs))]
         self.shared = union(near for need in needs for near in need.supply if near.bit_count() > 1)
@@ -110,7 +112,7 @@ class Choosing:
                     self.failed.add(branch.state)
                 continue
             top, more, short, chosen = branch
-            self.work.step(1 if hopeless is None else HEAVY)
+            self.work.step(1 + len(short) // 8 if hopeless is None else self.heavy)
             if any(lacks > best[top][more] for lacks, best in zip(short, self.best, strict=True)):
                 continue
             if not more:
@@ -136,8 +138,16 @@ class Choosing:
         return 1 << self.nodes[node]
 
 
-def gains(need: Need, bit: Mask) -> list[tuple[Mask, int]]:
-    return [(near, amount) for near, amount in need.supply.items() if near & bit]
+def gains(needs: Sequence[Need], nodes: Sequence[int]) -> list[list[list[tuple[Mask, int]]]]:
+    """For each node and need what of the supply is near it."""
+    position = {node: i for i, node in enumerate(nodes)}
+    near_node: list[list[list[tuple[Mask, int]]]] = [[[] for _ in needs] for _ in nodes]
+    for number, need in enumerate(needs):
+        for near, amount in need.supply.items():
+            for node in nodes_of(near):
+                if node in position:
+                    near_node[position[node]][number].append((near, amount))
+    return near_node
 
 
 def best_sums(amounts: Sequence[int]) -> list[list[int]]:

@@ -11,7 +11,7 @@ CPUs than there are on cores of which no CPU is kept for the system.
 from collections.abc import Set
 
 from topoalign.core.errors import NoFit
-from topoalign.core.requests import AdmissionRules, CpuOption
+from topoalign.core.requests import AdmissionRules, CpuOption, Mode
 from topoalign.core.takes import take
 from topoalign.core.takes.packed import NotEnoughCpus
 from topoalign.core.topology.bitmask import Mask
@@ -100,9 +100,12 @@ def choose_cpus(
 
 
 def aligned(cpus: CpuTopology, affinity: Mask, rules: AdmissionRules) -> frozenset[int]:
-    """All CPUs of the affinity's nodes, or of the sockets that these touch."""
+    """
+    All CPUs of the affinity's nodes; with align-by-socket of the sockets that these touch, but not in mode `best`, where
+    what a container gets lies on the nodes that it is aligned to.
+    """
     nodes = [node for node in cpus.in_node if affinity >> node & 1]
-    if CpuOption.ALIGN_BY_SOCKET not in rules.cpu_options:
+    if CpuOption.ALIGN_BY_SOCKET not in rules.cpu_options or rules.mode is Mode.BEST:
         return frozenset().union(*(cpus.in_node[node] for node in nodes))
     sockets = frozenset().union(*(cpus.sockets_of_node[node] for node in nodes))
     return frozenset().union(*(cpus.in_socket[socket] for socket in sockets))

@@ -95,6 +95,7 @@ def choose_devices(
     """
     if not healthy:
         raise NoHealthyDevice(resource)
+    healthy, allocated, reusable = map(frozenset, (healthy, allocated, reusable))
     taken = [device for device in devices if device in reusable][:required]
     needed = required - len(taken)
     if needed <= 0:
@@ -109,7 +110,8 @@ def choose_devices(
         return in_order(devices, [*taken, *aligned])
     else:
         taken += aligned
-        choice = tuple(device for device in available if device not in aligned)
+        near = frozenset(aligned)
+        choice = tuple(device for device in available if device not in near)
         fallback = (*unaligned, *no_affinity)
     reply = yield Choice(in_order(devices, [*choice, *taken]), in_order(devices, taken), required)
     preferred = frozenset(reply or ())

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from topoalign.core.errors import NoFit
+from topoalign.core.errors import NoFit, TooMuchWork
 from topoalign.core.events import Allocation, MemoryBlock
 from topoalign.core.hints.memory import MemoryNodes, enough_for, groups_agree, memory_hints, memory_nodes, places
 from topoalign.core.hints.model import HintRule, TopologyHint
@@ -24,7 +24,7 @@ from topoalign.core.hints.rules import narrowest
 from topoalign.core.ids import ContainerName, ResourceName
 from topoalign.core.requests import AdmissionRules, Mode, PodRequest
 from topoalign.core.state import NodeState
-from topoalign.core.topology.bitmask import Mask, nodes_of
+from topoalign.core.topology.bitmask import Mask, mask_of, nodes_of
 from topoalign.core.topology.cpuset import format_cpuset
 
 RELEASE = "ask for less memory, or wait until a container with memory of these NUMA nodes has ended"
@@ -97,14 +97,19 @@ def memory_for(
     nodes = memory_nodes(state, rules)
     reusable = reusable_memory(allocations_of(state, pod))
     offered = places(state.hardware, rules.mode)
-    return choose_memory(
-        nodes,
-        request,
-        reusable,
-        affinity,
-        lambda: memory_hints(nodes, offered, request, reusable, rules.mode),
-        rules.mode,
-    )
+
+    def own_hints() -> tuple[TopologyHint, ...] | HintRule:
+        try:
+            return memory_hints(nodes, offered, request, reusable, rules.mode)
+        except TooMuchWork:
+            if rules.mode is Mode.KUBELET:
+                raise
+            unused = mask_of(
+                node for node in offered if not nodes[node].used
+            )  # all of them, as the narrowest is not found
+            return (TopologyHint(unused, False),) if enough_for(nodes, request, reusable, unused) else ()
+
+    return choose_memory(nodes, request, reusable, affinity, own_hints, rules.mode)
 
 
 def choose_memory(

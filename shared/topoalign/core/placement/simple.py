@@ -7,5 +7,5 @@ from topoalign.core.placement.scores import Scores
 
 def simple(scores: Scores, available: Sequence[int], required: Collection[int], size: int) -> tuple[int, ...]:
     """A set of `size` of the available positions, ascending, that holds all required ones."""
-    others = [position for position in sorted(available) if position not in required]
+    others = sorted({*available}.difference(required))
     return tuple(sorted([*required, *others[: size - len(required)]]))

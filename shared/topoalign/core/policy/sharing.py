@@ -95,7 +95,7 @@ class Sharing:
         The masks that hold the chosen nodes and lack those that are `gone`, with `drop` more to be dropped of the lowest
         `top` nodes; `example` is one set of nodes to drop in all that can be.
         """
-        self.work.step(1 if hopeless is None else HEAVY)
+        self.work.step(1 if hopeless is None else max(HEAVY, HEAVY * len(self.nodes) ** 2 // 64**2))
         if not top:
             yield chosen
             return
@@ -167,7 +167,13 @@ class Sharing:
         return place(0, more, self.start)
 
     def losses(self, left: Left, node: int) -> list[Left]:
-        """What is left if one of the rules drops the node, for each that can, the smallest share first."""
+        """
+        What is left if one of the rules drops the node, for each that can, the smallest share first.
+
+        A rule that has nothing near the node drops it for good at no cost, so no other needs to be tried. That does not
+        hold where something is near several nodes: dropping this one costs nothing while another is kept, and something
+        once that is dropped, too.
+        """
         after: list[tuple[float, int, Left]] = []
         for number, near in enumerate(self.near[node]):
             kept, slack = left.kept[number], left.slack[number]
@@ -175,7 +181,7 @@ class Sharing:
             rest = tuple(room - cost for cost, room in zip(costs, slack, strict=True))
             if min(rest, default=0) >= 0:
                 one = Left(replaced(left.kept, number, kept & ~(1 << node)), replaced(left.slack, number, rest))
-                if not any(costs):
+                if not any(costs) and not self.tangled[number] >> node & 1:
                     return [one]
                 after.append((self.shares[node][number], number, one))
         return [each for _, _, each in sorted(after)]

@@ -13,7 +13,9 @@ of equals; so only those choices are looked at which take them from the first on
 choices whatever its size. Where most nodes differ, work is limited, and the answer says so.
 """
 
+from collections import deque
 from collections.abc import Iterator, Sequence, Set
+from itertools import chain, groupby
 from math import isqrt
 from typing import NamedTuple
 
@@ -21,8 +23,10 @@ from topoalign.core.errors import TooMuchWork
 from topoalign.core.takes.packed import NotEnoughCpus, Taking, packed
 from topoalign.core.topology.cpus import CpuTopology
 
-MOST_CHOICES = 50_000
-"""Choices that are looked at for one take: half a second or less. Eight NUMA nodes never have more than 2,000."""
+MOST_STEPS = 2_000_000
+"""About half a second for one take, whatever the size of the machine. Eight NUMA nodes never need more than 60,000."""
+STEPS_OF_A_LOOK = 20
+"""What a look at a choice costs besides a step per NUMA node of the machine."""
 
 
 class Split(NamedTuple):
@@ -40,7 +44,7 @@ def distributed(
     """
     `count` of the available CPUs, in groups of `group`; `by_averages` as in `packed`.
 
-    Raises NotEnoughCpus, and TooMuchWork after MOST_CHOICES.
+    Raises NotEnoughCpus, and TooMuchWork after MOST_STEPS.
     """
     if count > len(available):
         raise NotEnoughCpus(count, len(available))
@@ -51,32 +55,36 @@ def distributed(
     if split is None:
         return packed(cpus, available, count, by_averages=by_averages)
     parts = list(inside.values())
-    taken: frozenset[int] = frozenset()
+    taken: set[int] = set()
     each = count // len(split.nodes) // group * group
     for node in split.nodes:
         taken |= packed(cpus, parts[node], each, by_averages=by_averages)
-    left = count - each * len(split.nodes)
-    while left > 0:
-        for node in split.extra:
-            if left > 0 and len(parts[node] - taken) >= group:
-                taken |= packed(cpus, parts[node] - taken, group, by_averages=by_averages)
-                left -= group
-    return taken
+    left, giving = count - each * len(split.nodes), deque(split.extra)
+    while left > 0 and giving:
+        node = giving.popleft()
+        here = parts[node] - taken
+        if len(here) >= group:
+            taken |= packed(cpus, here, group, by_averages=by_averages)
+            left -= group
+            giving.append(node)
+    # On uneven machines a part may have lent CPUs to another (`packed`, by averages); what is short is packed.
+    return packed(cpus, available - taken, left, by_averages=by_averages) | taken
 
 
 def best_split(cpus: CpuTopology, free: Sequence[int], count: int, group: int) -> Split | None:
     """The split over the fewest nodes, most even in what it leaves. `free` is the number of free CPUs per node in order."""
     groups = count // group
     groups_per_node = rounded_up(rounded_up(len(cpus.node_of), group), len(cpus.in_node))
-    looked_at = 0
+    steps, look = 0, len(free) + STEPS_OF_A_LOOK
     for width in range(rounded_up(groups, groups_per_node), min(groups, len(free)) + 1):
         best: Split | None = None
         lowest: int | None = None
+        steps += look
         for split, left in splits(free, width, count, group):
-            looked_at += 1
-            if looked_at > MOST_CHOICES:
+            steps += look
+            if steps > MOST_STEPS:
                 raise TooMuchWork(
-                    f"more than {MOST_CHOICES} ways to distribute {count} CPUs over {len(free)} NUMA nodes",
+                    f"too many ways to distribute {count} CPUs over {len(free)} NUMA nodes",
                     "ask for CPUs that fit on fewer NUMA nodes, or do without distribute-cpus-across-numa",
                 )
             score = unevenness(left) if left is not None else None
@@ -122,16 +130,29 @@ def choices(free: Sequence[int], nodes: Sequence[int], size: int) -> Iterator[tu
 
     Of neighbours with equally many free CPUs a subset holds the first ones.
     """
-
-    def extended(chosen: tuple[int, ...], start: int) -> Iterator[tuple[int, ...]]:
-        if len(chosen) == size:
-            yield chosen
+    if size > len(nodes):
+        return
+    runs = [[*run] for _, run in groupby(nodes, key=free.__getitem__)]
+    taken = first_filled(runs, size)
+    while True:
+        yield tuple(chain.from_iterable(run[:amount] for run, amount in zip(runs, taken, strict=True)))
+        behind = room = 0
+        for last in reversed(range(len(runs))):
+            if taken[last] and behind < room:
+                break
+            behind, room = behind + taken[last], room + len(runs[last])
+        else:
             return
-        for at in range(start, len(nodes) - size + len(chosen) + 1):
-            if at == start or free[nodes[at]] != free[nodes[at - 1]]:
-                yield from extended((*chosen, nodes[at]), at + 1)
+        taken[last:] = [taken[last] - 1, *first_filled(runs[last + 1 :], behind + 1)]
 
-    return extended((), 0)
+
+def first_filled(runs: Sequence[Sequence[int]], size: int) -> list[int]:
+    """How many of each run where `size` are taken as early as can be."""
+    amounts = []
+    for run in runs:
+        amounts.append(min(size, len(run)))
+        size -= amounts[-1]
+    return amounts
 
 
 def handed_round(left: Sequence[int], extra: Sequence[int], rest: int, group: int) -> list[int] | None:
@@ -140,10 +161,10 @@ def handed_round(left: Sequence[int], extra: Sequence[int], rest: int, group: in
         return None
     after = list(left)
     while rest > 0:
-        for node in extra:
-            if rest > 0 and after[node] >= group:
-                after[node] -= group
-                rest -= group
+        extra = [node for node in extra if after[node] >= group]
+        for node in extra[: rest // group]:
+            after[node] -= group
+        rest -= group * min(len(extra), rest // group)
     return after
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from topoalign.core.errors import InvalidField, quoted
-from topoalign.core.ids import is_hugepages
+from topoalign.core.ids import GPU, NIC, is_hugepages
 from topoalign.core.topology.cpuset import LARGEST_ID
 from topoalign.core.topology.model import Cpu, Gpu, Nic, NumaNode, Topology
 
@@ -37,8 +37,7 @@ def validate(topology: Topology) -> None:
     _nics(topology.nics, set(topology.node_ids))
     _devices(topology)
     _links(topology)
-    _count("others", len(topology.others), MOST_OTHERS)
-    _once("others", ((other.resource, other.id) for other in topology.others))
+    _others(topology)
 
 
 def _nodes(topology: Topology) -> None:
@@ -172,6 +171,20 @@ def _links(topology: Topology) -> None:
             _wrong(f"{path}.nvlinks", f"{link.nvlinks} is no number of NVLinks", f"give 0 to {MOST_NVLINKS}")
         if link.nvlinks and not (link.a in topology.gpu_by_id and link.b in topology.gpu_by_id):
             _wrong(f"{path}.nvlinks", "only GPUs have NVLinks", "give the PCIe class alone")
+
+
+def _others(topology: Topology) -> None:
+    _count("others", len(topology.others), MOST_OTHERS)
+    _once("others", ((other.resource, other.id) for other in topology.others))
+    listed = {**dict.fromkeys(topology.gpu_by_id, GPU), **dict.fromkeys(topology.nic_by_id, NIC)}
+    for i, other in enumerate(topology.others):
+        resource = listed.setdefault(other.id, other.resource)
+        if resource != other.resource:
+            _wrong(
+                f"others[{i}].id",
+                f"{quoted([other.id])} is listed under {quoted([resource])} and under {quoted([other.resource])}",
+                "give each device an id of its own: who holds it and how it is are known by its id alone",
+            )
 
 
 def _affinity(path: str, affinity: Sequence[int], nodes: set[int]) -> None:

@@ -1,0 +1,91 @@
+"""The memory manager's settings are judged by sign and by machine; what the kubelet panics over is no admission."""
+
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+from decision_support import GIB, admitted, container, machine, node, pod, refused
+
+from topoalign.core.admission import admit
+from topoalign.core.errors import InvalidField
+from topoalign.core.hints.preconditions import check_rules
+from topoalign.core.ids import MEMORY, ResourceName
+from topoalign.core.requests import AdmissionRules, Mode
+from topoalign.core.topology.model import Topology
+
+PAGES = ResourceName("hugepages-1Gi")
+
+
+def paged(*pages: Mapping[ResourceName, int]) -> Topology:
+    """Two NUMA nodes with 64 GiB each, and these hugepages of it."""
+    bare = machine()
+    nodes = [
+        msgspec.structs.replace(each, hugepages=dict(given)) for each, given in zip(bare.nodes, pages, strict=True)
+    ]
+    return msgspec.structs.replace(bare, nodes=tuple(nodes))
+
+
+@pytest.mark.parametrize(("resource", "size"), [(MEMORY, -1), (PAGES, -GIB), (ResourceName("cpu"), 1)])
+def test_amounts_that_cannot_be_kept_are_named_by_their_path(resource: ResourceName, size: int) -> None:
+    with pytest.raises(InvalidField, match=rf"rules\.reserved_memory\[1\]\[{resource}\]") as caught:
+        check_rules(AdmissionRules(reserved_memory={0: {MEMORY: 1}, 1: {resource: size}}))
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("reserved", "finding"),
+    [
+        ({7: {MEMORY: GIB}}, "NUMA node 7, which the machine does not have"),
+        ({0: {MEMORY: GIB}, 1: {MEMORY: 65 * GIB}}, "of NUMA node 1, which has"),
+        ({0: {PAGES: 5 * GIB}}, "hugepages-1Gi of NUMA node 0"),
+    ],
+)
+def test_no_kubelet_runs_that_keeps_what_the_machine_does_not_have(
+    reserved: dict[int, dict[ResourceName, int]], finding: str
+) -> None:
+    state = node(paged({PAGES: 4 * GIB}, {PAGES: 4 * GIB}))
+    rules = AdmissionRules(mode=Mode.KUBELET, reserved_memory=reserved)
+
+    refusal = refused(admit(state, pod(container(cpus=1, gib=1)), rules))
+
+    assert "MemoryManagerWouldNotStart" == refusal.code
+    assert finding in refusal.finding
+    assert admitted(admit(state, pod(container(cpus=1, gib=1)), msgspec.structs.replace(rules, memory_manager="None")))
+
+
+def test_all_that_a_node_has_may_be_kept_and_nothing_of_a_node_that_is_not_there() -> None:
+    rules = AdmissionRules(mode=Mode.KUBELET, reserved_memory={0: {MEMORY: 64 * GIB}, 9: {MEMORY: 0}})
+
+    assert admitted(admit(node(machine()), pod(container(cpus=1, gib=1)), rules))
+
+
+@pytest.mark.parametrize(
+    ("mode", "other", "code"),
+    [
+        (Mode.KUBELET, {}, "HugepagesUnevenlyKnown"),
+        (Mode.KUBELET, {PAGES: 0}, None),
+        (Mode.BEST, {}, None),
+    ],
+)
+def test_a_pod_over_which_the_kubelet_panics_is_never_admitted_for_it(
+    mode: Mode, other: dict[ResourceName, int], code: str | None
+) -> None:
+    state = node(paged({PAGES: 4 * GIB}, other))
+    asked = pod(container(cpus=1, gib=1, others={PAGES: GIB}))
+
+    decision = admit(state, asked, AdmissionRules(mode=mode))
+
+    if code is None:
+        assert admitted(decision)
+    else:
+        assert code == refused(decision).code
+        assert "NUMA nodes 1" in refused(decision).finding
+
+
+def test_the_kubelet_does_not_panic_where_its_memory_manager_does_not_look() -> None:
+    state = node(paged({PAGES: 4 * GIB}, {}))
+    burstable = container(gib=1, others={PAGES: GIB})
+
+    assert admitted(admit(state, pod(burstable), AdmissionRules(mode=Mode.KUBELET)))
+    guaranteed = pod(container(cpus=1, gib=1, others={PAGES: GIB}))
+    assert admitted(admit(state, guaranteed, AdmissionRules(mode=Mode.KUBELET, memory_manager="None")))
