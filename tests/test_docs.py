@@ -1,5 +1,6 @@
 """The documents say what the code has."""
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -42,3 +43,15 @@ def test_the_examples_of_a_page_print_what_it_shows(
 
     assert examples == printed
     assert number == len(examples)
+
+
+def test_no_page_shows_a_placeholder_where_a_figure_belongs() -> None:
+    cells = [
+        (page.name, cell.strip())
+        for page in DOCS.rglob("*.md")
+        for line in page.read_text().splitlines()
+        if line.startswith("|")
+        for cell in line.split("|")
+    ]
+
+    assert [] == [(page, cell) for page, cell in cells if re.fullmatch(r"[A-Z]{1,6}\d*_?\d+|PARTITION", cell)]

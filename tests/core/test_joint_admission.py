@@ -5,19 +5,22 @@ from itertools import combinations
 
 import msgspec
 import pytest
-from decision_support import GIB, admitted, container, granted, node, pod, refused
+from decision_support import GIB, admitted, container, granted, machine, node, pod, refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topoalign.core.admission import admit
-from topoalign.core.decisions import Decision, Refusal
-from topoalign.core.errors import InvalidField, NoFit
+from topoalign.core.decisions import Admission, Decision, Refusal
+from topoalign.core.errors import InvalidField, NoFit, TooMuchWork
 from topoalign.core.events import Allocation
-from topoalign.core.hints.jointly import asked_for
+from topoalign.core.hints import jointly
+from topoalign.core.hints.jointly import asked_for, joint_hints
+from topoalign.core.hints.model import Hints
+from topoalign.core.hints.search import Work
 from topoalign.core.ids import GPU, MEMORY, NIC, AllocationID, DeviceID, ResourceName
 from topoalign.core.joint.candidates import Asked
 from topoalign.core.joint.names import HINT_ANNOTATION, JOINT_ANNOTATION, PARTITION_ANNOTATION
-from topoalign.core.joint.node_devices import joint_devices
+from topoalign.core.joint.node_devices import ContainerDevices, joint_devices
 from topoalign.core.requests import AdmissionRules, ContainerRequest, Mode, Placement, PodRequest, Policy, Scope
 from topoalign.core.state import NodeState
 from topoalign.core.topology.bitmask import mask_of
@@ -408,3 +411,79 @@ def test_a_decision_of_all_devices_asks_each_question_once() -> None:
     after = granted(state, decision)
     assert () == after.free(GPU)
     assert 2 == len(after.free(ResourceName(NIC)))
+
+
+EIGHT_NODES = machine(nodes=8, gpus=[i // 2 for i in range(16)], nics=[i // 2 for i in range(16)])
+"""Two GPUs and two NICs near each NUMA node."""
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+    """The sets of NUMA nodes on which a container's devices were looked for while hints were made."""
+    tried: list[int | None] = []
+
+    def look(asked: Asked, mask: int | None) -> ContainerDevices:
+        tried.append(mask)
+        return joint_devices(asked, mask)
+
+    monkeypatch.setattr(jointly, "joint_devices", look)
+    return tried
+
+
+def test_a_pod_is_looked_for_where_all_its_containers_could_be_and_on_no_fewer_nodes(looks: list[int | None]) -> None:
+    """Seven containers with two GPUs each: on any nodes, and on the eight sets of seven."""
+    asked = joint(*(container(f"c{i}", gpus=2, nics=2) for i in range(7)))
+
+    given = admitted(admit(node(EIGHT_NODES), asked, PER_POD))
+    assert 7 == len(given)
+    assert 7 * (1 + 8 + 1) == len(looks)  # and once more on the one that the pod is aligned to
+    assert {None, *(0xFF & ~(1 << i) for i in range(8))} == {*looks}
+
+
+def test_an_init_container_is_not_counted_beside_those_after_it(looks: list[int | None]) -> None:
+    asked = joint(container(gpus=2, nics=2), init=(container("first", gpus=2, nics=2),))
+
+    assert isinstance(admit(node(EIGHT_NODES), asked, PER_POD), Admission)
+    assert {None, *(1 << i for i in range(8))} == {*looks}
+
+
+def test_more_gpus_than_there_are_are_looked_for_nowhere_but_on_the_whole_machine(looks: list[int | None]) -> None:
+    asked = joint(*(container(f"c{i}", gpus=2, nics=2) for i in range(9)))
+
+    assert "DevicesDoNotFit" == refused(admit(node(EIGHT_NODES), asked, PER_POD)).code
+    assert {None} == {*looks}
+
+
+def test_where_the_policy_takes_single_nodes_no_others_are_tried(looks: list[int | None]) -> None:
+    """Three NICs are on no single node."""
+    refusal = refused(admit(node(EIGHT_NODES), joint(container(gpus=1, nics=3), said=TOGETHER), SINGLE))
+
+    assert "NotAligned" == refusal.code
+    assert {None, *(1 << i for i in range(8))} == {*looks}
+
+
+def named(hints: Hints) -> int:
+    assert isinstance(hints, tuple)
+    return len(hints)
+
+
+def test_all_sets_and_containers_have_one_limit_on_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at 32 devices for each of two containers and set: three sets within the limit, or only the whole machine."""
+    state, asked = node(EIGHT_NODES), joint(container("a", gpus=1, nics=1), container("b", gpus=1, nics=1))
+
+    for steps, found in ((80, None), (280, 3)):
+        monkeypatch.setattr(jointly, "Work", lambda steps=steps: Work(steps))
+        if found is None:
+            with pytest.raises(TooMuchWork):
+                joint_hints(state, asked, None, PER_POD)
+        else:
+            assert found == named(joint_hints(state, asked, None, PER_POD))
+
+
+def test_on_many_nodes_not_all_sets_are_named_and_the_pod_is_admitted() -> None:
+    """924 sets of six nodes out of twelve will do."""
+    state = node(machine(nodes=12, gpus=range(12), nics=range(12)))
+    asked = joint(container(gpus=6, nics=6), said=TOGETHER)
+
+    assert jointly.MOST_FOUND == named(joint_hints(state, asked, None, PER_POD))
+    assert isinstance(admit(state, asked, RESTRICTED), Admission)

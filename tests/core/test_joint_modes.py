@@ -1,15 +1,19 @@
 """Where the default differs from what Koordinator does (`compat`): each with both answers."""
 
+from collections.abc import Sequence
 from fractions import Fraction
 
 import pytest
-from joint_support import GPU, GPUS, NIC, SAME_PCIE, TOGETHER, UNITS, box, chosen
+from joint_support import GPU, GPUS, NIC, SAME_PCIE, TOGETHER, UNITS, box, chosen, demand
 
 from topoalign.core.errors import InvalidField
-from topoalign.core.joint.candidates import Candidate
+from topoalign.core.joint.allocate import allocate
+from topoalign.core.joint.candidates import Asked, Candidate
+from topoalign.core.joint.gpus import NOT_ENOUGH
 from topoalign.core.joint.inventory import Device, Inventory, Partition, Place
 from topoalign.core.joint.names import CORE, RATIO
 from topoalign.core.joint.picking import by_preferred_pcie
+from topoalign.core.joint.refusals import DevicesDoNotFit
 
 ONE_TO_ONE = [(i // 4, f"pci-{i}") for i in range(8)]
 """Eight devices on as many root complexes, four of them near each NUMA node."""
@@ -226,3 +230,45 @@ def test_each_round_over_the_pcies_begins_with_the_best_score() -> None:
     cards = [card(0, "a", 9), card(1, "a", 1), card(2, "b", 8), card(3, "b", 7), card(4, "c", 9)]
 
     assert [0, 2, 3, 1, 4] == [each.minor for each in by_preferred_pcie(cards, ["a", "b"])]
+
+
+def test_a_nic_more_than_asked_for_is_for_each_switch_where_koordinator_counts_root_complexes() -> None:
+    """Four GPUs on four switches below two root complexes, a NIC on each switch, and one asked for."""
+    spots = [(0, "ab"[i // 2], f"switch-{i}") for i in range(4)]
+    node = box(spots, spots)
+
+    assert {"gpu": [0, 1, 2, 3], "rdma": [0, 2]} == chosen(node, {GPUS: 4, UNITS: 1}, TOGETHER, compat=True)
+    assert {"gpu": [0, 1, 2, 3], "rdma": [0, 1, 2, 3]} == chosen(node, {GPUS: 4, UNITS: 1}, TOGETHER)
+
+
+def test_the_device_policy_is_asked_once_about_the_scope_that_won() -> None:
+    """One GPU of 32 root complexes with two each: the one in use already wins. Two: of the other NUMA node."""
+    node = box([(i // 16, f"pci-{i // 2}") for i in range(64)], busy_gpus=[41])
+    offered: list[list[int]] = []
+
+    def last(gpus: Sequence[Candidate], count: int) -> Sequence[Candidate]:
+        offered.append([each.minor for each in gpus])
+        return gpus[-count:]
+
+    for gpus, scope in ((1, [40]), (2, [32, 33])):
+        got = allocate(Asked(demand=demand({GPUS: gpus}), inventory=node, chooser=last))
+        assert scope == [each.device.minor for each in got[GPU]]
+        assert [scope] == offered
+        offered.clear()
+
+
+@pytest.mark.parametrize(("gpus", "refused", "asked"), [(2, "Insufficient rdma devices", 0), (9, NOT_ENOUGH, 0)])
+def test_counts_that_are_not_there_are_refused_before_gpus_are_chosen(gpus: int, refused: str, asked: int) -> None:
+    """Too few GPUs are named first, as in Koordinator."""
+    offered: list[int] = []
+
+    def first(devices: Sequence[Candidate], count: int) -> Sequence[Candidate]:
+        offered.append(count)
+        return devices[:count]
+
+    question = Asked(
+        demand=demand({GPUS: gpus, UNITS: 10_000}, TOGETHER), inventory=box(ONE_TO_ONE, ONE_TO_ONE), chooser=first
+    )
+    with pytest.raises(DevicesDoNotFit, match=refused):
+        allocate(question)
+    assert asked == len(offered)

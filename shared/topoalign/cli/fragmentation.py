@@ -43,7 +43,8 @@ def fragmentation(node: str | None, nats: str | None, as_json: bool) -> None:
     found = measured(standing.topology, free)
     if as_json:
         sets = [{**each._asdict(), "lost": round(each.lost, 4)} for each in found.sets]
-        output.document({"node": standing.node, "free": free, "sets": sets, "lost": round(found.overall, 4)})
+        lost = round(found.overall, 4)
+        output.document({"node": standing.node, "free": free, "sets": sets, "lost": lost, "exact": found.exact})
         return
     shorts = " ".join(named(standing.topology, GPU, gpu).short for gpu in free)
     gpus = len(standing.topology.gpus)
@@ -53,7 +54,9 @@ def fragmentation(node: str | None, nats: str | None, as_json: bool) -> None:
         return
     rows = [(each.size, each.best, each.possible, f"{each.lost:.0%}") for each in found.sets]
     output.columns(("GPUS", "BEST FREE", "BEST POSSIBLE", "LOST"), rows)
-    output.say(f"lost on average: {found.overall:.0%}")
+    output.say(
+        f"lost on average: {found.overall:.0%}{'' if found.exact else ' (of good sets: too many GPUs to be sure)'}"
+    )
 
 
 def free_gpus(standing: "link.Standing") -> tuple[DeviceID, ...]:

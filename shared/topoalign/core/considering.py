@@ -15,7 +15,7 @@ from topoalign.core.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.placement import looked_at, outlook
 from topoalign.core.placement.partition import best_split
 from topoalign.core.placement.scores import Scores, link_scores, total
-from topoalign.core.placement.topology import most_weighed, worth
+from topoalign.core.placement.topology import is_exact, most_weighed, worth
 from topoalign.core.requests import Placement
 from topoalign.core.topology.model import Topology
 from topoalign.core.topology.queries import pair_score
@@ -105,9 +105,11 @@ def limits_of(table: Scores, free: Sequence[DeviceID], asked: PreferenceQuestion
     if not known or not max(1, len(asked.must_include)) <= asked.size <= len(asked.available):
         return ""
     if placement == Placement.TOPOLOGY:
+        free_gpus = len({*asked.beside.free, *asked.available})
         ways = comb(len(asked.available) - len(asked.must_include), asked.size - len(asked.must_include))
-        weighed = most_weighed(len({*asked.beside.free, *asked.available}))
-        return "" if ways <= weighed else f", of the {weighed} that look best: all {ways} are too many to weigh"
+        said = "" if is_exact(free_gpus) else ", what is left judged by matching pairs, fours and eights"
+        weighed = most_weighed(free_gpus)
+        return said if ways <= weighed else f"{said}, of the {weighed} that look best: all {ways} are too many to weigh"
     if placement != Placement.BEST_EFFORT:
         return ""
     available, required = ([position[device] for device in each] for each in (asked.available, asked.must_include))

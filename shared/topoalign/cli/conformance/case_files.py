@@ -22,12 +22,17 @@ class Named(msgspec.Struct, frozen=True):
     id: str
 
 
-def results(path: Path, kind: type[C], outcome: Callable[[C], Outcome]) -> Iterator[CaseResult]:
-    """Each line that is not blank, read as this kind of case and run. Raises OSError if the file cannot be read."""
-    decoder = msgspec.json.Decoder(kind)
+def results(
+    path: Path, kind: type[C], outcome: Callable[[C], Outcome], cleared: Callable[[object], object] = lambda line: line
+) -> Iterator[CaseResult]:
+    """
+    Each line that is not blank, cleared of what means nothing, read as this kind of case and run.
+
+    Raises OSError if the file cannot be read.
+    """
 
     def run(line: bytes) -> Outcome:
-        return outcome(decoder.decode(line))
+        return outcome(msgspec.convert(cleared(msgspec.json.decode(line)), kind, str_keys=True))
 
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):

@@ -1,12 +1,15 @@
 """The suites `koordinator/…`: device hints and joint allocation as Koordinator a7a1b76b has them, traps included."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from topoalign.cli.conformance.case_files import results
-from topoalign.cli.conformance.koordinator_cases import Error, Inventories, NodeCase, Parts, Pod, parts, refused
+from topoalign.cli.conformance.koordinator_answers import Answer, outcome, refused
+from topoalign.cli.conformance.koordinator_cases import Inventories, NodeCase, Part, Pod, parts, without_nulls
 from topoalign.cli.conformance.koordinator_rules import small_rules
 from topoalign.cli.conformance.suite import CaseResult, Outcome, Suite
 from topoalign.core.errors import TopoalignError
@@ -18,76 +21,74 @@ from topoalign.core.joint.numa_hints import numa_hints
 from topoalign.core.joint.scores import Scorer, node_score
 
 
-class AllocateExpected(msgspec.Struct, frozen=True):
-    allocations: Parts | None = None
-    error: Error | None = None
+class AnsweredCase(Protocol):
+    @property
+    def expect(self) -> Answer: ...
+
+
+C = TypeVar("C", bound=AnsweredCase)
+
+
+class Allocations(Answer, frozen=True, kw_only=True):
+    allocations: dict[DeviceType, list[Part] | None] | UnsetType | None = UNSET
 
 
 class AllocateCase(NodeCase, frozen=True, kw_only=True):
-    expect: AllocateExpected
+    expect: Allocations
 
 
 def allocations(path: Path) -> Iterator[CaseResult]:
     inventories = Inventories(path)
 
-    def outcome(case: AllocateCase) -> Outcome:
-        expected = case.expect.allocations if case.expect.error is None else case.expect.error.compared
-        try:
-            return expected, {kind: parts(given) for kind, given in allocate(case.asked(inventories)).items()}
-        except TopoalignError as error:
-            return expected, refused(error)
+    def answer(case: AllocateCase) -> Allocations:
+        given = allocate(case.asked(inventories))
+        return Allocations(allocations={kind: parts(each) for kind, each in given.items()}, error=None)
 
-    return results(path, AllocateCase, outcome)
+    return results(path, AllocateCase, answered(answer), without_nulls)
 
 
 class NumaHint(msgspec.Struct, frozen=True):
-    numa: list[int]
-    preferred: bool
-    score: int
+    numa: list[int] | UnsetType | None = UNSET
+    preferred: bool | UnsetType = UNSET
+    score: int | UnsetType = UNSET
 
 
-class HintsExpected(msgspec.Struct, frozen=True):
-    hints: dict[DeviceType, list[NumaHint]]
+class Hints(Answer, frozen=True, kw_only=True):
+    hints: dict[DeviceType, list[NumaHint] | None] | UnsetType | None = UNSET
 
 
 class HintsCase(NodeCase, frozen=True, kw_only=True):
-    expect: HintsExpected
+    expect: Hints
 
 
 def hints(path: Path) -> Iterator[CaseResult]:
     inventories = Inventories(path)
 
-    def outcome(case: HintsCase) -> Outcome:
-        try:
-            got = {
-                kind: [NumaHint(list(hint.nodes), hint.preferred, hint.score) for hint in each]
-                for kind, each in numa_hints(case.asked(inventories)).items()
-            }
-        except TopoalignError as error:
-            return case.expect.hints, refused(error)
-        return case.expect.hints, got
+    def answer(case: HintsCase) -> Hints:
+        got: dict[DeviceType, list[NumaHint] | None] = {
+            kind: [NumaHint(list(hint.nodes), hint.preferred, hint.score) for hint in each]
+            for kind, each in numa_hints(case.asked(inventories)).items()
+        }
+        return Hints(hints=got, error=None)
 
-    return results(path, HintsCase, outcome)
+    return results(path, HintsCase, answered(answer), without_nulls)
 
 
-class ScoreExpected(msgspec.Struct, frozen=True):
-    node_score: int
+class Score(Answer, frozen=True, kw_only=True):
+    node_score: int | UnsetType | None = UNSET
 
 
 class ScoreCase(NodeCase, frozen=True, kw_only=True):
-    expect: ScoreExpected
+    expect: Score
 
 
 def scores(path: Path) -> Iterator[CaseResult]:
     inventories = Inventories(path)
 
-    def outcome(case: ScoreCase) -> Outcome:
-        try:
-            return case.expect.node_score, score_of(case.asked(inventories), case.scorer or Scorer())
-        except TopoalignError as error:
-            return case.expect.node_score, refused(error)
+    def answer(case: ScoreCase) -> Score:
+        return Score(node_score=score_of(case.asked(inventories), case.scorer or Scorer()), error=None)
 
-    return results(path, ScoreCase, outcome)
+    return results(path, ScoreCase, answered(answer), without_nulls)
 
 
 def score_of(asked: Asked, scorer: Scorer) -> int:
@@ -96,22 +97,21 @@ def score_of(asked: Asked, scorer: Scorer) -> int:
 
 
 class Gpu(msgspec.Struct, frozen=True):
-    count: int
-    per_gpu: dict[str, int]
-    shared: bool
-    required_topology_scope: str
-    scope_level: int
-    honor_partition: bool
-    restricted: bool
+    count: int | UnsetType = UNSET
+    per_gpu: dict[str, int] | UnsetType | None = UNSET
+    shared: bool | UnsetType = UNSET
+    required_topology_scope: str | UnsetType | None = UNSET
+    scope_level: int | UnsetType = UNSET
+    honor_partition: bool | UnsetType = UNSET
+    restricted: bool | UnsetType = UNSET
 
 
-class Prepared(msgspec.Struct, frozen=True, omit_defaults=True):
-    skip: bool | None = None
-    normalized_requests: dict[DeviceType, dict[str, int]] | None = None
-    joint_device_types: list[DeviceType] | None = None
-    joint_required_scope: str | None = None
-    gpu: Gpu | None = None
-    error: Error | None = None
+class Prepared(Answer, frozen=True, kw_only=True):
+    skip: bool | UnsetType | None = UNSET
+    normalized_requests: dict[DeviceType, dict[str, int] | None] | UnsetType | None = UNSET
+    joint_device_types: list[DeviceType] | UnsetType | None = UNSET
+    joint_required_scope: str | UnsetType | None = UNSET
+    gpu: Gpu | UnsetType | None = UNSET
 
 
 class PrepareCase(msgspec.Struct, frozen=True):
@@ -121,15 +121,7 @@ class PrepareCase(msgspec.Struct, frozen=True):
 
 
 def prepare(path: Path) -> Iterator[CaseResult]:
-    return results(path, PrepareCase, demanded)
-
-
-def demanded(case: PrepareCase) -> Outcome:
-    expected = case.expect if case.expect.error is None else case.expect.error.compared
-    try:
-        return expected, only_compared(prepared(case.pod.demand), case.expect)
-    except TopoalignError as error:
-        return expected, refused(error)
+    return results(path, PrepareCase, answered(lambda case: prepared(case.pod.demand)), without_nulls)
 
 
 def prepared(demand: Demand) -> Prepared:
@@ -150,13 +142,21 @@ def prepared(demand: Demand) -> Prepared:
             honor_partition=demand.partition is not None,
             restricted=demand.restricted,
         ),
+        error=None,
     )
 
 
-def only_compared(got: Prepared, expected: Prepared) -> Prepared:
-    """What the case does not say is not compared."""
-    silent = {field: None for field in got.__struct_fields__ if getattr(expected, field) is None}
-    return msgspec.structs.replace(got, **silent)
+def answered(answer: Callable[[C], Answer]) -> Callable[[C], Outcome]:
+    """Runs a case; where an error is expected, it is all that is compared."""
+
+    def run(case: C) -> Outcome:
+        expected = case.expect if not case.expect.error else type(case.expect)(error=case.expect.error)
+        try:
+            return outcome(expected, answer(case))
+        except TopoalignError as error:
+            return outcome(expected, type(expected)(error=refused(error)))
+
+    return run
 
 
 SUITES: dict[str, Suite] = {

@@ -11,26 +11,15 @@ from typing import Any
 
 import msgspec
 
-from topoalign.core.errors import InvalidField, TopoalignError, Undecodable, clean, quoted
+from topoalign.core.errors import InvalidField, Undecodable, clean, quoted
 from topoalign.core.joint.candidates import Asked, Given
 from topoalign.core.joint.demand import Demand, read_demand
 from topoalign.core.joint.device_object import read_device
 from topoalign.core.joint.inventory import Inventory
 from topoalign.core.joint.names import DeviceType
-from topoalign.core.joint.refusals import DevicesDoNotFit, NotMeant
 from topoalign.core.joint.scores import Scorer
 
 INVENTORIES = "devices.json"
-
-
-class Error(msgspec.Struct, frozen=True):
-    code: str
-    reasons: list[str]
-
-    @property
-    def compared(self) -> "Error":
-        """Without the parser's own wording, and in order."""
-        return Error(self.code, sorted(reason.partition(", err:")[0] for reason in self.reasons))
 
 
 class Pod(msgspec.Struct, frozen=True):
@@ -54,7 +43,7 @@ class Part(msgspec.Struct, frozen=True):
 
     minor: int
     resources: dict[str, int]
-    vfs: list[VirtualFunction] = []
+    vfs: list[VirtualFunction] | None = []
 
 
 Parts = dict[DeviceType, list[Part]]
@@ -76,7 +65,7 @@ class NodeCase(msgspec.Struct, frozen=True, kw_only=True):
         inventory = inventories.read(self.device, self.node_labels)
         for kind, parts in self.assigned.items():
             for part in parts:
-                inventory = inventory.booked(kind, part.minor, part.resources, [each.bus for each in part.vfs])
+                inventory = inventory.booked(kind, part.minor, part.resources, [each.bus for each in part.vfs or ()])
         return Asked(
             demand=self.pod.demand,
             inventory=inventory,
@@ -107,19 +96,6 @@ class Inventories:
             raise Undecodable(f"{quoted([name])} of {INVENTORIES}", str(error)) from error
 
 
-def refused(error: TopoalignError) -> Error | str:
-    """
-    The answer that an error is; the error itself, in words, where Koordinator has no such answer.
-
-    Raises Undecodable again: that is no answer, but a file that is damaged.
-    """
-    if isinstance(error, Undecodable):
-        raise error
-    if isinstance(error, DevicesDoNotFit | NotMeant):
-        return Error(error.status.value, list(error.reasons)).compared
-    return f"{error.code}: {error}"
-
-
 def parts(given: Iterable[Given]) -> list[Part]:
     return [
         Part(
@@ -129,3 +105,15 @@ def parts(given: Iterable[Given]) -> list[Part]:
         )
         for each in given
     ]
+
+
+AS_WRITTEN = ("annotations", "hint", "expect")
+"""What stands below these keys is the pod's own JSON, or is compared: a null there has a meaning."""
+
+
+def without_nulls(value: object) -> object:
+    """The case without the keys that are null: Go writes an empty list or map so."""
+    if isinstance(value, dict):
+        said = {key: each for key, each in value.items() if each is not None}
+        return {key: each if key in AS_WRITTEN else without_nulls(each) for key, each in said.items()}
+    return [without_nulls(each) for each in value] if isinstance(value, list) else value

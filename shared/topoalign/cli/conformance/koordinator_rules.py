@@ -1,15 +1,17 @@
 """The suite `koordinator/small_rules`: single rules of request validation, counting and ordering."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from topoalign.cli.conformance.case_files import results
-from topoalign.cli.conformance.koordinator_cases import Inventories, Pod, refused
+from topoalign.cli.conformance.koordinator_answers import Answer, outcome, refused
+from topoalign.cli.conformance.koordinator_cases import Inventories, Pod, without_nulls
 from topoalign.cli.conformance.suite import CaseResult, Outcome
-from topoalign.core.errors import TopoalignError
+from topoalign.core.errors import TopoalignError, Undecodable, quoted
 from topoalign.core.joint.candidates import Asked, Candidate, wanted
 from topoalign.core.joint.inventory import Device, Place
 from topoalign.core.joint.names import HINT_ANNOTATION, DeviceType
@@ -42,50 +44,60 @@ class Input(msgspec.Struct, frozen=True):
     preferred_pcie: list[str] = []
 
 
+class RuleAnswer(Answer, frozen=True, kw_only=True):
+    valid: bool | UnsetType = UNSET
+    normalized: dict[str, int] | UnsetType | None = UNSET
+    ok: bool | UnsetType = UNSET
+    count: int | UnsetType = UNSET
+    per_instance: dict[str, int] | UnsetType | None = UNSET
+    shared: bool | UnsetType = UNSET
+    order: list[int] | UnsetType | None = UNSET
+
+
 class RuleCase(msgspec.Struct, frozen=True):
     id: str
     kind: str
     input: Input
-    expect: dict[str, Any]
+    expect: RuleAnswer
 
 
-def valid(given: Input, inventories: Inventories) -> Mapping[str, object]:
+def valid(given: Input, inventories: Inventories) -> RuleAnswer:
     try:
         check(given.requests)
     except NotMeant as error:
-        return {"valid": False, "error": error.reasons[0]}
-    return {"valid": True, "error": None}
+        return RuleAnswer(valid=False, error=error.reasons[0])
+    return RuleAnswer(valid=True, error=None)
 
 
-def converted(given: Input, inventories: Inventories) -> Mapping[str, object]:
-    return {"normalized": normalised(given.requests)}
+def converted(given: Input, inventories: Inventories) -> RuleAnswer:
+    return RuleAnswer(normalized=dict(normalised(given.requests)), error=None)
 
 
-def counted(given: Input, inventories: Inventories) -> Mapping[str, object]:
+def counted(given: Input, inventories: Inventories) -> RuleAnswer:
     pod = Pod(given.requests, {HINT_ANNOTATION: {given.device_type.value: given.hint}})
     try:
         want = wanted(Asked(demand=pod.demand, inventory=inventories.read(given.device)), given.device_type)
     except TopoalignError as error:
-        return {"ok": False, "count": 0, "per_instance": {}, "error": msgspec.to_builtins(refused(error))}
-    return {"ok": True, "count": want.count, "per_instance": want.each, "error": None}
+        return RuleAnswer(ok=False, count=0, per_instance={}, error=refused(error))
+    return RuleAnswer(ok=True, count=want.count, per_instance=dict(want.each), error=None)
 
 
-def gpus_counted(given: Input, inventories: Inventories) -> Mapping[str, object]:
+def gpus_counted(given: Input, inventories: Inventories) -> RuleAnswer:
     demand = gpu_demand(given.normalized_requests)
-    return {"count": demand.count, "per_instance": demand.each, "shared": demand.shared}
+    return RuleAnswer(count=demand.count, per_instance=dict(demand.each), shared=demand.shared, error=None)
 
 
-def ordered_by_minor(given: Input, inventories: Inventories) -> Mapping[str, object]:
+def ordered_by_minor(given: Input, inventories: Inventories) -> RuleAnswer:
     order = by_minor([each.read for each in given.devices], given.preferred_minors or ())
-    return {"order": [each.minor for each in order]}
+    return RuleAnswer(order=[each.minor for each in order], error=None)
 
 
-def ordered_by_pcie(given: Input, inventories: Inventories) -> Mapping[str, object]:
+def ordered_by_pcie(given: Input, inventories: Inventories) -> RuleAnswer:
     order = by_preferred_pcie([each.read for each in given.devices], given.preferred_pcie)
-    return {"order": [each.minor for each in order]}
+    return RuleAnswer(order=[each.minor for each in order], error=None)
 
 
-RULES: dict[str, Callable[[Input, Inventories], Mapping[str, object]]] = {
+RULES: dict[str, Callable[[Input, Inventories], RuleAnswer]] = {
     "validate_request": valid,
     "convert_request": converted,
     "count_per_instance": counted,
@@ -98,8 +110,12 @@ RULES: dict[str, Callable[[Input, Inventories], Mapping[str, object]]] = {
 def small_rules(path: Path) -> Iterator[CaseResult]:
     inventories = Inventories(path)
 
-    def outcome(case: RuleCase) -> Outcome:
-        rule = RULES.get(case.kind)
-        return case.expect, f"no rule {case.kind}" if rule is None else rule(case.input, inventories)
+    def run(case: RuleCase) -> Outcome:
+        if case.kind not in RULES:
+            raise Undecodable(f"case {quoted([case.id])}", f"no rule is named {quoted([case.kind])}")
+        try:
+            return outcome(case.expect, RULES[case.kind](case.input, inventories))
+        except TopoalignError as error:
+            return outcome(case.expect, RuleAnswer(error=refused(error)))
 
-    return results(path, RuleCase, outcome)
+    return results(path, RuleCase, run, without_nulls)

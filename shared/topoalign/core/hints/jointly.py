@@ -3,12 +3,16 @@ Pods whose GPUs and NICs are decided together, by Koordinator's annotations: wha
 
 They are decided so in mode `best`; the kubelet does not look at annotations. A set of NUMA nodes is a hint only where the
 devices were really found, for a whole pod those of all its containers one after another. So what a policy admits as aligned
-can be allocated, `SamePCIe` and required scopes included.
+can be allocated, `SamePCIe` and required scopes included. Sets are tried one by one, the small ones first, under one limit
+on work for all of them and all containers.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from itertools import accumulate, combinations, islice
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, combinations
+from math import comb
+
+import msgspec
 
 from topoalign.core.errors import TooMuchWork
 from topoalign.core.events import Allocation
@@ -16,6 +20,7 @@ from topoalign.core.hints.model import Hints, TopologyHint
 from topoalign.core.hints.requested import device_limits
 from topoalign.core.hints.reuse import allocations_of, held_by, reusable_devices, reusable_functions
 from topoalign.core.hints.rules import EVERYWHERE
+from topoalign.core.hints.search import Work
 from topoalign.core.ids import GPU, NIC, ContainerName, ResourceName
 from topoalign.core.joint.candidates import Asked, Chooser
 from topoalign.core.joint.demand import Demand
@@ -34,13 +39,12 @@ from topoalign.core.joint.node_devices import (
 )
 from topoalign.core.joint.node_inventory import LeftOver
 from topoalign.core.joint.refusals import DevicesDoNotFit
-from topoalign.core.requests import AdmissionRules, ContainerRequest, Mode, PodRequest
+from topoalign.core.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
 from topoalign.core.state import NodeState
 from topoalign.core.topology.bitmask import Mask, mask_of
 
-MOST_NODES = 10
-MOST_TRIED = (1 << MOST_NODES) - 1
-"""Sets of NUMA nodes on which the devices are looked for: all that ten nodes have."""
+MOST_FOUND = comb(10, 5)
+"""Sets of NUMA nodes that are named: as many as ten nodes have of which none holds another (Sperner)."""
 
 
 def decided_jointly(pod: PodRequest, rules: AdmissionRules) -> bool:
@@ -106,19 +110,14 @@ def joint_hints(state: NodeState, pod: PodRequest, container: ContainerName | No
     The hints for all that a container, or the whole pod, asks for jointly: they are the same for each resource.
 
     Only sets that hold no smaller one are named, because mode `best` aligns to any set that holds a hint. With `compat` the
-    whole machine has to do as well, as for Koordinator. Raises InvalidField, TooMuchWork as joint allocation does, and where
-    no set is found among `MOST_TRIED`.
+    whole machine has to do as well, as for Koordinator. Raises InvalidField, and TooMuchWork as joint allocation does and
+    where no set was found within the limit on work.
     """
     places = places_of_pod(state, pod, container, rules)
     anywhere = places.fit(None)
     if not places.nodes or (rules.compat and not anywhere):
         return None if anywhere else ()
-    found = places.smallest()
-    if not found and anywhere and len(places.nodes) > MOST_NODES:
-        raise TooMuchWork(
-            f"hints for devices on {len(places.nodes)} NUMA nodes: none found among {MOST_TRIED} sets of them",
-            f"ask for other numbers, use policy none, or a machine with devices on at most {MOST_NODES} NUMA nodes",
-        )
+    found = [*places.smallest()]
     least = min((mask.bit_count() for mask in found), default=0)
     return tuple(TopologyHint(mask, mask.bit_count() == least) for mask in found)
 
@@ -126,7 +125,7 @@ def joint_hints(state: NodeState, pod: PodRequest, container: ContainerName | No
 def check_anywhere(state: NodeState, pod: PodRequest, container: ContainerName | None, rules: AdmissionRules) -> None:
     """Raises DevicesDoNotFit where no NUMA nodes at all have devices as they are asked for, and TooMuchWork."""
     places = places_of_pod(state, pod, container, rules)
-    if places.containers and (rules.compat or not places.smallest()):
+    if places.containers and (rules.compat or not any(places.smallest())):
         places.give(None)
 
 
@@ -142,7 +141,7 @@ def nodes_within(
     places = places_of_pod(state, pod, container, rules)
     if not places.containers or places.fit(affinity):
         return affinity
-    return next(iter(places.smallest(within=affinity)), affinity)
+    return next(places.smallest(within=affinity), affinity)
 
 
 def places_of_pod(
@@ -158,18 +157,23 @@ class Places:
         self, state: NodeState, pod: PodRequest, containers: Sequence[ContainerRequest], rules: AdmissionRules
     ) -> None:
         self.state, self.pod, self.containers, self.rules = state, pod, containers, rules
-        self.first = [asked_for(state, pod, each, rules) for each in containers]
+        self.work = Work()
+        self.first = [self.asked(state, each) for each in containers]
         """Each container as if it were the first one."""
         kinds = {kind for asked in self.first for kind in asked.demand.requests}
         devices = (device for asked in self.first[:1] for kind in kinds for device in asked.inventory.by_type[kind])
         self.nodes = sorted({node_of(device) for device in devices} - {ANYWHERE})
+
+    def asked(self, state: NodeState, container: ContainerRequest) -> Asked:
+        return msgspec.structs.replace(asked_for(state, self.pod, container, self.rules), step=self.work.step)
 
     def give(self, mask: Mask | None) -> None:
         """Raises DevicesDoNotFit where not all of them find theirs there, and TooMuchWork."""
         state = self.state
         for container, asked in zip(self.containers, self.first, strict=True):
             if state is not self.state:
-                asked = asked_for(state, self.pod, container, self.rules)
+                asked = self.asked(state, container)
+            self.work.step(len(asked.inventory.devices))
             given = joint_devices(asked, mask)
             if container is not self.containers[-1]:
                 state = state.holding(held_by(self.pod, container, given.devices, given.functions))
@@ -181,26 +185,52 @@ class Places:
             return False
         return True
 
-    def smallest(self, within: Mask = EVERYWHERE) -> list[Mask]:
-        """Sets of nodes that will do and hold no smaller one that does, ascending."""
+    def smallest(self, within: Mask = EVERYWHERE) -> Iterator[Mask]:
+        """
+        Sets of nodes that will do and hold no smaller one that does, the smallest first; single nodes only where the policy
+        takes no others.
+
+        At most MOST_FOUND, and fewer where the limit on work ends it. Raises TooMuchWork where it ends before there is one.
+        """
         nodes = [node for node in self.nodes if within >> node & 1]
-        fewest = max(map(fewest_nodes, self.first))
-        sizes = range(fewest, len(nodes) + 1)
-        masks = (mask_of(chosen) for size in sizes for chosen in combinations(nodes, size))
+        most = 1 if self.rules.policy is Policy.SINGLE_NUMA_NODE else len(nodes)
         found: list[Mask] = []
-        for mask in islice(masks, MOST_TRIED):
-            if all(less & ~mask for less in found) and self.fit(mask):
-                found.append(mask)
-        return found
+        try:
+            for size in range(self.fewest_nodes(), most + 1):
+                covered = True  # where each set of a size is or holds one that was found, so does each larger one
+                for mask in map(mask_of, combinations(nodes, size)):
+                    self.work.step(1 + len(found) // 8)
+                    if any(not less & ~mask for less in found):
+                        continue
+                    if self.fit(mask):
+                        found.append(mask)
+                        yield mask
+                        if len(found) == MOST_FOUND:
+                            return
+                    else:
+                        covered = False
+                if covered:
+                    return
+        except TooMuchWork:
+            if not (found and self.work.ended):
+                raise
 
+    def fewest_nodes(self) -> int:
+        """
+        How many NUMA nodes have as many GPUs as the containers need, at least; one more than there are where none have.
 
-def fewest_nodes(asked: Asked) -> int:
-    """How many NUMA nodes the GPUs need at least."""
-    gpus = asked.inventory.by_type[DeviceType.GPU]
-    free: Mapping[int, int] = Counter(node_of(gpu) for gpu in gpus if not gpu.busy)
-    still = (asked.demand.gpu.count if asked.demand.gpu is not None else 0) - free.get(ANYWHERE, 0)
-    richest = sorted((amount for node, amount in free.items() if node != ANYWHERE), reverse=True)
-    return next((nodes for nodes, total in enumerate(accumulate(richest), 1) if total >= still), 1)
+        What an init container had is used again by those after it, but those that run together share nothing.
+        """
+        counts = [asked.demand.gpu.count if asked.demand.gpu is not None else 0 for asked in self.first]
+        together = sum(
+            count for each, count in zip(self.containers, counts, strict=True) if each in self.pod.containers
+        )
+        gpus = self.first[0].inventory.by_type[DeviceType.GPU]
+        free: Mapping[int, int] = Counter(node_of(gpu) for gpu in gpus if not gpu.busy)
+        still = max(together, *counts) - free.get(ANYWHERE, 0)
+        richest = sorted((amount for node, amount in free.items() if node != ANYWHERE), reverse=True)
+        enough = (nodes for nodes, total in enumerate(accumulate(richest), 1) if total >= still)
+        return next(enough, len(richest) + 1) if still > 0 else 1
 
 
 def node_of(device: Device) -> int:

@@ -17,7 +17,7 @@ from topoalign.core.joint.names import DeviceType
 from topoalign.core.joint.nearest import around, nearest, nearest_gpus
 from topoalign.core.joint.picking import by_preferred_pcie, pick
 from topoalign.core.joint.refusals import DevicesDoNotFit, insufficient, violation
-from topoalign.core.joint.same_pcie import same_pcie
+from topoalign.core.joint.same_pcie import able_ones, same_pcie
 
 Allocation = Mapping[DeviceType, Sequence[Given]]
 """Type -> what is given of it, by minor."""
@@ -32,6 +32,8 @@ def allocate(asked: Asked) -> Allocation:
     if asked.first_look and asked.inventory.well_planned and not is_shared(asked):
         kinds = [kind for kind in kinds if kind not in joint[1:]]
         joint = joint[:1]
+    if not asked.compat:
+        check_counts(asked, kinds, wants, offers)
     given = jointly(asked, joint, wants, offers)
     for kind in kinds:
         if kind not in given:
@@ -43,6 +45,18 @@ def allocate(asked: Asked) -> Allocation:
 
 Wants = Mapping[DeviceType, Wanted]
 Offers = Mapping[DeviceType, Sequence[Candidate]]
+
+
+def check_counts(asked: Asked, kinds: Sequence[DeviceType], wants: Wants, offers: Offers) -> None:
+    """
+    Raises DevicesDoNotFit where there are too few devices of a type, before GPUs are chosen for nothing.
+
+    Not for GPUs: they are counted as soon as they are looked at, and refused for better reasons where only partitions or
+    scopes of them will do.
+    """
+    short = [kind for kind in kinds if len(able_ones(asked, kind, wants[kind], offers[kind])) < wants[kind].count]
+    if short and DeviceType.GPU not in short:
+        raise insufficient(short[0])
 
 
 def jointly(asked: Asked, joint: Sequence[DeviceType], wants: Wants, offers: Offers) -> dict[DeviceType, list[Given]]:

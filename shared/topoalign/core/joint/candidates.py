@@ -55,7 +55,10 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Chooser = Callable[[Sequence[Candidate], int], Sequence[Candidate]]
-"""(GPUs by minor, those that were left first; how many of them) -> those to take, or none where it has no preference."""
+"""
+(GPUs by minor, those that were left first; how many of them) -> those to take, as many left ones as there can be among them;
+or none where it has no preference.
+"""
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +72,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     chooser: Chooser | None = None
     """Says which whole GPUs to take of a scope that has more than enough. None: the first ones."""
     caps: Caps = {}
+    step: Callable[[], None] | None = None
+    """Told of each step of a search, so that many of them can have one limit: it may raise TooMuchWork."""
     first_look: bool = False
     """Whether the node would do, rather than what it gives: secondary devices of a well-planned node are left out."""
 

@@ -115,10 +115,10 @@ def in_smallest_scope(asked: Asked, wanted: Wanted, candidates: Sequence[Candida
         shared=is_shared(asked),
         chooser=asked.chooser,
     )
-    found = search.best_in(tree)
+    found = search.best(tree)
     if found is None:
         raise DevicesDoNotFit(NOT_IN_SCOPE if scope else NOT_ENOUGH)
-    return found.chosen
+    return found
 
 
 def completed(given: Given) -> Given:

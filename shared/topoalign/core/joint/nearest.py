@@ -2,8 +2,11 @@
 The devices nearest to others, by tiers: the same switches, else root complexes, else NUMA nodes, else anywhere.
 
 The rule: of the nearest tier that has enough devices, one of each switch (root complex, NUMA node) in turn. Then one more
-for each switch and each root complex of the primary devices that went without, if it has one; so a pod with GPUs on four
-switches gets up to four NICs for `rdma: 1`, as in Koordinator, but never one that is farther away than that.
+for each switch and each root complex of the primary devices that went without, if it has one, and never one that is farther
+away than that.
+
+Koordinator gives more than was asked for, too, but counts root complexes: for `rdma: 1`, four GPUs on four switches below
+two root complexes get two NICs there, and up to four here.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -71,12 +71,16 @@ Scopes = Mapping[ScopeOf, Sequence[Scope]]
 
 
 class Work:
-    """Counts the steps of a search."""
+    """Counts the steps of a search, and tells them to who asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[], None] | None) -> None:
         self.left = MOST_STEPS
+        self.tell = tell
 
     def spend(self) -> None:
+        """Raises TooMuchWork."""
+        if self.tell is not None:
+            self.tell()
         self.left -= 1
         if self.left < 0:
             raise TooMuchWork(
@@ -161,7 +165,7 @@ def restricted(scope: Scope, gpus: Sequence[Candidate]) -> Scope:
 
 def by_search(asked: Asked, joint: Sequence[DeviceType], wants: Wants, scopes: Scopes) -> Sequence[Scope] | None:
     """The first scopes that will do. Raises DevicesDoNotFit and TooMuchWork."""
-    required, work = asked.demand.required_level if DeviceType.GPU in joint else Level.NONE, Work()
+    required, work = asked.demand.required_level if DeviceType.GPU in joint else Level.NONE, Work(asked.step)
     if required is Level.DEVICE:
         if wants[DeviceType.GPU].count > 1:
             raise DevicesDoNotFit(NOT_IN_SCOPE)

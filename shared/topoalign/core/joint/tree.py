@@ -24,15 +24,16 @@ class Scope(msgspec.Struct, frozen=True):
 
 
 class Found(NamedTuple):
-    """GPUs that one scope has to offer."""
+    """A scope that has enough GPUs."""
 
     left: int
-    """How many of them an init container of the pod left."""
+    """How many an init container of the pod left, of those that would be taken."""
     depth: int
     dirty: int
     """How many of the scopes around it, and it itself, hold a GPU that is in use."""
     score: int
-    chosen: tuple[Candidate, ...]
+    gpus: tuple[Candidate, ...]
+    """All of it that have enough, those that were left first."""
 
 
 def tree_of(gpus: Sequence[Device], *, compat: bool) -> Scope | None:
@@ -74,8 +75,15 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     shared: bool
     chooser: Chooser | None = None
 
+    def best(self, tree: Scope) -> Sequence[Candidate] | None:
+        """GPUs of the best scope of a tree; None if none will do. The chooser is asked once, about that scope."""
+        found = self.best_in(tree)
+        if found is None:
+            return None
+        return (self.chooser(found.gpus, self.count) if self.chooser else ()) or found.gpus[: self.count]
+
     def best_in(self, scope: Scope, depth: int = 0, dirty: int = 0) -> Found | None:
-        """The best that a scope has to offer; None if it has not enough. `dirty` scopes around it hold used GPUs."""
+        """The best scope of those within one; None if it has not enough. `dirty` scopes around it hold used GPUs."""
         if len(scope.minors) < self.count:
             return None
         dirty += any(minor in self.used for minor in scope.minors)
@@ -89,8 +97,8 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
         if self.shared:
             here.sort(key=lambda each: -each.score)
         here.sort(key=lambda each: not each.device.left)
-        chosen = (self.chooser(here, self.count) if self.chooser else ()) or here[: self.count]
-        return Found(sum(each.device.left for each in chosen), depth, dirty, here[0].score, tuple(chosen))
+        left = sum(each.device.left for each in here[: self.count])
+        return Found(left, depth, dirty, here[0].score, tuple(here))
 
     def preference(self, found: Found) -> tuple[int, int, int, int]:
         return (

@@ -29,6 +29,8 @@ class Fragmentation(NamedTuple):
     """For each size of 2, 4 and 8 of which so many GPUs are free."""
 
     sets: tuple[SetsLeft, ...]
+    exact: bool
+    """False: with more than 18 GPUs of no regular shape, good sets stand for the best."""
 
     @property
     def overall(self) -> float:
@@ -40,7 +42,6 @@ def fragmentation(topology: Topology, free: Collection[DeviceID]) -> Fragmentati
     """Of a machine on which these GPUs are free."""
     possible = outlook(topology)
     positions = [position for position, gpu in enumerate(topology.devices.get(GPU, ())) if gpu in free]
-    best = best_sets(possible.scores, positions).best
-    return Fragmentation(
-        tuple(SetsLeft(size, best[size], possible.best[size]) for size in SIZES if size <= len(positions))
-    )
+    best, exact = best_sets(possible.scores, positions)
+    sets = tuple(SetsLeft(size, best[size], possible.best[size]) for size in SIZES if size <= len(positions))
+    return Fragmentation(sets, exact and possible.exact)

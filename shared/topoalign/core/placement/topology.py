@@ -9,10 +9,12 @@ A set is worth the sum of three parts. The set that is worth the most is chosen,
   while there is an odd one, and of equally good sets the one goes whose loss is the least;
 - **NICs**, by a tenth, where the container asks for some: how near the free NICs are to the set, 1 for one beside each.
 
-Links through NVSwitch, and NVLinks within a clique, count as `pair_score` has them. Up to nine GPUs to choose from, all sets
-are compared, and what is left is exact (`partition`). With more, the sets are compared that grow from each GPU by what adds
-most, and the set of the best partition. The best few of them, by links, NICs and the links that they would cut, are weighed
-by what they leave; and if more than nine GPUs are left, the best set of each size stands for a partition.
+Links through NVSwitch, and NVLinks within a clique, count as `pair_score` has them.
+
+While up to nine GPUs are free, all sets are compared and all partitions are exact (`partition`). With more, partitions are
+made by matching the best pairs first, then pairs of pairs, and so on (`matched`); where there are more than 126 sets, those
+are compared that grow from each GPU by what adds most, and the set of the best partition; and of more than 18 free GPUs only
+the few that look best by links, NICs and the links that they would cut are weighed by what they leave.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -22,15 +24,17 @@ from math import comb
 from typing import NamedTuple
 
 from topoalign.core.placement.partition import best_sets, best_split, best_total
-from topoalign.core.placement.partition.greedy import grow, grown_best
+from topoalign.core.placement.partition.greedy import grow
 from topoalign.core.placement.partition.tables import MOST_LISTED
 from topoalign.core.placement.scores import Scores, total
 from topoalign.core.topology.links import PCIE_SCORE, PcieClass
 
 MOST_COMPARED = comb(MOST_LISTED, MOST_LISTED // 2)
 """Sets: all there are of nine GPUs."""
-MOST_WEIGHED = 16
-"""Sets that are weighed by what they leave, where there are more than nine GPUs: 64 take some 50 ms."""
+MOST_WEIGHED = 12
+"""Sets that are weighed by what they leave, where more than `MOST_MATCHED` GPUs are free: 64 take some 50 ms."""
+MOST_MATCHED = 18
+"""Free GPUs up to which all sets are weighed that are compared."""
 MOST_KEPT = 4096
 """Answers to what is left that are remembered: of a machine with eight GPUs all 256."""
 SIZES = (2, 4, 8)
@@ -55,8 +59,8 @@ class Outlook:
 
     def __init__(self, scores: Scores) -> None:
         self.scores = scores
-        self.best = best_sets(scores, range(len(scores))).best
-        """The score of the best set of 0, 1, 2, … GPUs."""
+        self.best, self.exact = best_sets(scores, range(len(scores)))
+        """The score of the best set of 0, 1, 2, … GPUs, and whether there is no better."""
         self._left: dict[tuple[int, ...], float] = {}
 
     def own(self, members: Collection[int]) -> float:
@@ -76,8 +80,33 @@ class Outlook:
         sizes = [size for size in SIZES if size <= len(rest) and self.best[size]]
         if len(rest) <= MOST_LISTED:
             return {size: best_total(self.scores, rest, size) / self.best[size] for size in sizes}
-        best = grown_best(self.scores, rest, max(sizes, default=1))
-        return {size: len(rest) // size * best[size] / self.best[size] for size in sizes}
+        worths = dict(zip(SIZES, matched(self.scores, rest, len(SIZES)), strict=True))
+        return {size: worths[size] / self.best[size] for size in sizes}
+
+
+def matched(scores: Scores, rest: Sequence[int], rounds: int) -> list[int]:
+    """
+    What good partitions into 2, 4, 8, … of these GPUs are worth, for so many rounds.
+
+    In each round two groups are put together, those with the most between them first. On hierarchical machines that is the
+    best there is; elsewhere it is good, and costs little.
+    """
+    groups: list[tuple[int, ...]] = [(gpu,) for gpu in rest]
+    totals = []
+    for _ in range(rounds):
+        between = [
+            (-sum(scores[a][b] for a in one for b in other), i, j)
+            for (i, one), (j, other) in combinations(enumerate(groups), 2)
+        ]
+        taken: set[int] = set()
+        joined = []
+        for _, i, j in sorted(between):
+            if i not in taken and j not in taken:
+                taken |= {i, j}
+                joined.append(groups[i] + groups[j])
+        groups = joined
+        totals.append(sum(total(scores, group) for group in groups))
+    return totals
 
 
 def by_topology(
@@ -95,7 +124,7 @@ def by_topology(
     """
     everything = frozenset((*free, *available))
     sets = candidates(outlook.scores, available, required, size)
-    if len(everything) > MOST_LISTED:
+    if len(everything) > MOST_MATCHED:
         sets = nsmallest(MOST_WEIGHED, sets, key=lambda members: at_first_sight(outlook, members, everything, nics))
 
     def rank(members: tuple[int, ...]) -> tuple[float, tuple[int, ...]]:
@@ -104,9 +133,14 @@ def by_topology(
     return min(map(rank, sets))[1]
 
 
+def is_exact(free: int) -> bool:
+    """Whether what is left is judged by exact partitions where so many GPUs are free."""
+    return free <= MOST_LISTED
+
+
 def most_weighed(free: int) -> int:
     """How many sets are weighed with all their parts where so many GPUs are free."""
-    return MOST_COMPARED if free <= MOST_LISTED else MOST_WEIGHED
+    return MOST_COMPARED if free <= MOST_MATCHED else MOST_WEIGHED
 
 
 class Worth(NamedTuple):

@@ -31,8 +31,8 @@ from topoalign.core.placement.partition.tree import MOST_IN_TREE, best_by_tree, 
 from topoalign.core.placement.partition.work import Work
 from topoalign.core.placement.scores import Scores, total
 
-MOST_STEPS = 70_000
-"""Of an exact search: 40 to 80 ms. A DGX-2 takes 2,000 at most, the 72 GPUs of an NVL72 10,000."""
+MOST_STEPS = 50_000
+"""Of an exact search: 30 to 60 ms. A DGX-2 takes 2,000 at most, the 72 GPUs of an NVL72 10,000."""
 
 
 class Partition(NamedTuple):

@@ -31,16 +31,12 @@ def greedy_split(scores: Scores, required: Sequence[int], size: int) -> tuple[li
 
 
 def best_grown(scores: Scores) -> tuple[int, ...]:
-    """The score of a good set of 0, 1, 2, … devices of the table."""
-    return grown_best(scores, range(len(scores)), len(scores))
-
-
-def grown_best(scores: Scores, among: Sequence[int], most: int) -> tuple[int, ...]:
-    """The score of a good set of 0, 1, … `most` of these devices: the best of those that grow from each of them."""
-    best = [0] * (most + 1)
-    for start in among:
+    """The score of a good set of 0, 1, 2, … devices: of the sets that grow from each position the best of the size."""
+    devices = len(scores)
+    best = [0] * (devices + 1)
+    for start in range(devices):
+        order = grow(scores, range(devices), [start], devices)
         worth = 0
-        order = grow(scores, among, [start], most)
         for size, added in enumerate(order):
             worth += sum(scores[added][member] for member in order[:size])
             best[size + 1] = max(best[size + 1], worth)
