@@ -11,7 +11,6 @@ SCALE = 2
 """Pixels per user unit, so that it is sharp on today's screens."""
 MOST_PIXELS = 60_000_000
 """A larger drawing has one pixel per unit."""
-MOST_SIDE = 32_000
 KNOWN = frozenset(map(chr, range(0x20, 0x7F))) | {"…", "·"}
 """What the font has for sure; anything else is painted as `?`."""
 

@@ -166,7 +166,7 @@ def lowered(kinds: Sequence[Kind], prices: list[int], target: int) -> list[int]:
             break
         if stalled == 5:
             scale, stalled = scale / 2, 0
-        direction = [now + INERTIA * before for now, before in zip(cover, direction, strict=True)]
+        direction = [step + INERTIA * earlier for step, earlier in zip(cover, direction, strict=True)]
         length = scale * (bound.value - target) / (sum(along * along for along in direction) or 1.0)
         prices = [price + round(length * along) for price, along in zip(prices, direction, strict=True)]
     return best
