@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 API ?= services/allocator/topoalign/allocator/kubelet/api
 
-.PHONY: demo test check lint types imports bench proto lock up down clean
+.PHONY: demo test test-faults test-gpu simulate check lint types imports bench proto lock up down clean
 
 $(READY): requirements/dev.txt pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("topoalign needs Python 3.11 or later") if sys.version_info < (3, 11) else None'
@@ -18,7 +18,18 @@ demo: $(READY)  ## the main job on a described machine, or on this one if it has
 	$(BIN)/topoalign demo
 
 test: $(READY)  ## all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
+
+test-faults: $(READY)  ## all tests, with every step and every seed of the faults; takes hours
+	TOPOALIGN_FAULTS=all $(BIN)/python -m pytest -n auto -o timeout=0
+
+test-gpu: $(READY)  ## the drivers' contract on this machine's GPUs; its shape goes into the catalogue. Needs NVIDIA's driver
+	$(BIN)/python -m topoalign.discovery.capture
+	TOPOALIGN_TEST_GPU=1 $(BIN)/python -m pytest tests/contract/test_drivers.py -k real
+	$(BIN)/python -m topoalign.discovery.capture shared/topoalign/machines/catalogue/captured
+
+simulate: $(READY)  ## replays a seed of the simulation: SEED=123 [PLANT=name], or runs many: SEEDS=0:100000
+	PYTHONPATH=tests $(BIN)/python -m simulation $(or $(SEED),$(SEEDS)) $(if $(PLANT),--plant $(PLANT))
 
 check: lint types imports test  ## what must pass on main
 

@@ -48,6 +48,18 @@ async def disconnected(bus: Bus) -> None:
         await anyio.lowlevel.checkpoint()
 
 
+async def stopped(pid: int) -> None:
+    """Waits until a process that was sent SIGSTOP stands still."""
+    while not stands_still(pid):
+        await anyio.lowlevel.checkpoint()
+
+
+def stands_still(pid: int) -> bool:
+    """Whether all its threads do."""
+    threads = Path(f"/proc/{pid}/task").glob("*/stat")
+    return all(thread.read_text().rpartition(")")[2].split()[0] == "T" for thread in threads)
+
+
 class KillableServer:
     """A nats-server on one port and one directory for all its lives."""
 

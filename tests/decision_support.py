@@ -75,7 +75,9 @@ def node(topology: Topology, unhealthy: Iterable[str] = ()) -> NodeState:
     """A node with this hardware, and all devices healthy but these."""
     bad = set(unhealthy)
     health = {
-        device: DeviceHealth(state=HealthState.UNHEALTHY if device in bad else HealthState.HEALTHY)
+        topology.card_of(device): DeviceHealth(
+            state=HealthState.UNHEALTHY if topology.card_of(device) in bad else HealthState.HEALTHY
+        )
         for devices in topology.devices.values()
         for device in devices
     }

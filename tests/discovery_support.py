@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import anyio
 from prometheus_client import CollectorRegistry
@@ -10,16 +11,26 @@ from topoalign.core import wire
 from topoalign.core.errors import BusUnavailable, DriverFault
 from topoalign.core.events import DeviceHealth, DeviceHealthChanged, Event, HealthState, TopologyDiscovered
 from topoalign.core.ids import DeviceID, NodeName
-from topoalign.core.ports import Inventory, Message, Stream
+from topoalign.core.ports import Bus as BusPort
+from topoalign.core.ports import Clock, Driver, Inventory, Listener, Message, Stream
 from topoalign.core.topology.model import Gpu, Topology
+from topoalign.discovery.caretaker import Caretaker
 from topoalign.discovery.metrics import Metrics
+from topoalign.discovery.offering import Offering
+from topoalign.discovery.record import RecordFile
 from topoalign.discovery.service import Discovery
+from topoalign.discovery.xids import XidRules
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
+from topoalign.serving.watching import ConfigurationFile
 
 NODE = NodeName("rack1.node-1")
 READ_SECONDS = 10.0
+QUIET_SECONDS = 60.0
+HOLD_DOWN_SECONDS = 1.0
+NOWHERE = Path("/proc/nowhere")
+"""A state directory that cannot be made, where nothing is to be remembered."""
 HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
 
 
@@ -42,12 +53,41 @@ class Hardware:
     def __init__(self) -> None:
         self.now: Inventory | DriverFault = inventory(0, 1)
         self.reads = 0
+        self.listener: Listener | None = None
 
     async def read(self) -> Inventory:
         self.reads += 1
         if isinstance(self.now, DriverFault):
             raise self.now
         return self.now
+
+    async def watch(self, listener: Listener) -> None:
+        self.listener = listener
+
+
+def discovery_with(
+    driver: Driver,
+    bus: BusPort,
+    clock: Clock,
+    registry: CollectorRegistry | None = None,
+    *,
+    node: NodeName = NODE,
+    caretaker: Caretaker | None = None,
+    read_seconds: float = READ_SECONDS,
+    boot_id: str = "boot",
+) -> Discovery:
+    return Discovery(
+        node,
+        driver,
+        bus,
+        clock,
+        Metrics(registry or CollectorRegistry()),
+        caretaker or Caretaker(RecordFile(NOWHERE, boot_id), XidRules(), QUIET_SECONDS, clock),
+        Offering(ConfigurationFile({}), CollectorRegistry()).offered,
+        read_seconds=read_seconds,
+        hold_down_seconds=HOLD_DOWN_SECONDS,
+        boot_id=boot_id,
+    )
 
 
 class Bus(MemoryBus):
@@ -77,16 +117,11 @@ class Bus(MemoryBus):
 
 
 class World:
-    def __init__(self) -> None:
+    def __init__(self, state_dir: Path = NOWHERE, boot_id: str = "boot") -> None:
         self.bus, self.clock, self.hardware, self.registry = Bus(), ManualClock(), Hardware(), CollectorRegistry()
-        self.discovery = Discovery(
-            NODE,
-            self.hardware,
-            self.bus,
-            self.clock,
-            Metrics(self.registry),
-            read_seconds=READ_SECONDS,
-            boot_id="boot",
+        self.caretaker = Caretaker(RecordFile(state_dir, boot_id), XidRules(), QUIET_SECONDS, self.clock)
+        self.discovery = discovery_with(
+            self.hardware, self.bus, self.clock, self.registry, caretaker=self.caretaker, boot_id=boot_id
         )
 
     @asynccontextmanager

@@ -78,6 +78,7 @@ async def answering(bus: Bus, node: NodeName) -> None:
         try:
             body = await bus.ask(wire.admission_subject(node, "what-if"), msgspec.json.encode(asked), 2)
         except BusUnavailable:
+            await anyio.lowlevel.checkpoint()
             continue
         if b"TopologyUnknown" not in body and b'"state":"unknown"' not in body and b'"Admission"' in body:
             return
@@ -108,11 +109,11 @@ async def in_one_process(
 
 
 @asynccontextmanager
-async def as_process(service: str, environment: Mapping[str, str], log: Path) -> AsyncIterator[Process]:
+async def as_process(service: str, environment: Mapping[str, str], log: Path, *flags: str) -> AsyncIterator[Process]:
     """One service as its own program, its log in a file that a failing test can show."""
     with log.open("ab") as output:
         process = await anyio.open_process(
-            [str(Path(sys.executable).with_name("topoalign")), service],
+            [str(Path(sys.executable).with_name("topoalign")), service, *flags],
             env={**os.environ, **environment},
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -10,8 +10,13 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
+from topoalign.allocator.handouts import Handouts
+from topoalign.allocator.journal import MemoryJournal
+from topoalign.allocator.kubelet.client import KubeletAway
+from topoalign.allocator.kubelet.desk import Listing
 from topoalign.allocator.kubelet.front import KubeletFront
 from topoalign.allocator.kubelet.standin import KubeletStandIn
+from topoalign.allocator.ledger import Ledger
 from topoalign.core.errors import DeviceInUse, InvalidField, TopoalignError, UnknownDevice
 from topoalign.core.events import Allocation, DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
 from topoalign.core.ids import (
@@ -28,7 +33,7 @@ from topoalign.core.ports import Clock
 from topoalign.core.requests import AdmissionRules, ContainerRequest, PodRequest, Policy
 from topoalign.core.state import NodeState
 from topoalign.core.topology.model import Cpu, Gpu, Nic, NumaNode, Topology
-from topoalign.runtime.clock import SystemClock
+from topoalign.runtime.clock import ManualClock, SystemClock
 
 NODE = NodeName("node-1")
 GIB = 2**30
@@ -75,7 +80,7 @@ class MemoryDesk:
             )
         )
         healthy = DeviceHealth(state=HealthState.HEALTHY)
-        self.judge({device: healthy for devices in machine.devices.values() for device in devices})
+        self.judge(dict.fromkeys((*machine.gpu_by_id, *machine.nic_by_id), healthy))
 
     def judge(self, health: dict[DeviceID, DeviceHealth]) -> None:
         """Changes the health of these devices."""
@@ -140,6 +145,23 @@ class MemoryDesk:
             raise self.fault
 
 
+class SilentPodResources:
+    """A kubelet's record that cannot be read."""
+
+    async def listing(self) -> Listing:
+        raise KubeletAway("it does not answer")
+
+
+def recorded(state: NodeState, placement: str = "best-effort") -> tuple[Handouts, Ledger, MemoryJournal]:
+    """The real allocator, its record in memory, with the hardware and health of this state."""
+    journal, clock = MemoryJournal(), ManualClock()
+    ledger = Ledger(NODE, journal, clock)
+    assert state.topology is not None and state.health is not None
+    ledger.hear(state.topology)
+    ledger.hear(state.health)
+    return Handouts(ledger, clock, SilentPodResources(), placement=placement), ledger, journal
+
+
 @contextmanager
 def short_directory() -> Iterator[Path]:
     """A directory with a path that a socket's name fits behind: pytest's own are too long."""
@@ -179,8 +201,9 @@ async def node(
     rules: AdmissionRules = RESTRICTED,
     clock: Clock | None = None,
     drain_seconds: float = 5.0,
+    until: Callable[[KubeletStandIn], bool] | None = None,
 ) -> AsyncIterator[Node]:
-    """Runs a kubelet stand-in and the front; yields when all resources of the machine are allocatable."""
+    """Runs a kubelet stand-in and the front; yields when all resources are allocatable, or when `until` says."""
     machine = machine or two_nodes()
     with short_directory() as directory:
         plugins, resources = directory / "device-plugins", directory / "pod-resources"
@@ -188,12 +211,19 @@ async def node(
         resources.mkdir()
         clock = clock or SystemClock()
         desk = desk or MemoryDesk(machine)
-        kubelet = KubeletStandIn(plugins, resources, machine, rules)
-        front = KubeletFront(desk, plugins, clock, drain_seconds=drain_seconds, jitter=lambda: 1.0)
+        kubelet = KubeletStandIn(plugins, resources, machine, rules, clock)
+        front = KubeletFront(
+            desk,
+            plugins,
+            clock,
+            pod_resources=resources / "kubelet.sock",
+            drain_seconds=drain_seconds,
+            jitter=lambda: 1.0,
+        )
         async with anyio.create_task_group() as tasks:
             await tasks.start(kubelet.run)
             await tasks.start(front.run)
-            await kubelet.until(offers(machine))
+            await kubelet.until(until or offers(machine))
             yield Node(directory, desk, kubelet, front, clock, tasks)
             tasks.cancel_scope.cancel()
 

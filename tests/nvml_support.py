@@ -5,6 +5,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from ctypes import c_uint, c_ulonglong
 from pathlib import Path
 
 import pynvml
@@ -17,6 +18,8 @@ from topoalign.runtime.clock import ManualClock
 
 SOURCE = Path(__file__).parent / "nvml" / "nvml_standin.c"
 SONAME = "libnvidia-ml.so.1"
+WHOLE_GPU = 0xFFFFFFFF
+"""In place of the ids of a MIG instance."""
 
 DGX1_VOLTA = (
     (0, 1, 1, 2, 2, 0, 0, 0),
@@ -54,6 +57,13 @@ class StandIn:
     def calls(self, function: str) -> int:
         """How often NVML's function was called."""
         return int(self.loaded.standin_calls(function.encode()))
+
+    def report(self, gpu: int, kind: int, data: int = 0, gi: int = WHOLE_GPU, ci: int = WHOLE_GPU) -> None:
+        """An event of this kind (nvmlEventType…) of the GPU at this index."""
+        self.loaded.standin_event(gpu, c_ulonglong(kind), c_ulonglong(data), c_uint(gi), c_uint(ci))
+
+    def xid(self, gpu: int, xid: int, gi: int = WHOLE_GPU, ci: int = WHOLE_GPU) -> None:
+        self.report(gpu, pynvml.nvmlEventTypeXidCriticalError, xid, gi, ci)
 
     def release(self) -> None:
         """Lets calls that hang go on."""

@@ -54,4 +54,7 @@ def test_no_page_shows_a_placeholder_where_a_figure_belongs() -> None:
         for cell in line.split("|")
     ]
 
-    assert [] == [(page, cell) for page, cell in cells if re.fullmatch(r"[A-Z]{1,6}\d*_?\d+|PARTITION", cell)]
+    placeholders = re.compile(
+        r"(?!C\d\d$|I\d\d?$)[A-Z]{1,6}\d*_?\d+|PARTITION"
+    )  # C05 and I4 name faults and invariants
+    assert [] == [(page, cell) for page, cell in cells if placeholders.fullmatch(cell)]

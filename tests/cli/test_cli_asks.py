@@ -1,5 +1,5 @@
 """
-`allocate`, `what-if`, `release`, `explain`, `watch` and `topo` against a node that answers over a real NATS server.
+`allocate`, `what-if`, `release`, `trust`, `explain`, `watch` and `topo` against a node that answers over a real NATS server.
 
 The node is a scripted one: what it answers is fixed, so that the tests see what the command line makes of it.
 """
@@ -30,6 +30,7 @@ from topoalign.core.events import (
 )
 from topoalign.core.hints.model import TopologyHint
 from topoalign.core.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName
+from topoalign.core.maintenance import TrustRequest
 from topoalign.core.ports import Endpoint
 from topoalign.core.requests import AllocateRequest, ExplainRequest, ReleaseRequest
 from topoalign.core.topology.model import Gpu, Topology
@@ -59,6 +60,7 @@ class Node:
 
     def __init__(self) -> None:
         self.asked: dict[str, Any] = {}
+        self.doubt: str | None = None
 
     async def allocate(self, request: AllocateRequest) -> Admission | Refusal:
         self.asked["allocate"] = request
@@ -88,6 +90,10 @@ class Node:
             raise NotFound("live allocation or pod", request.target, "look at `topoalign watch`")
         return (HELD.id,)
 
+    async def trust(self, request: TrustRequest) -> str | None:
+        doubt, self.doubt = self.doubt, None
+        return doubt
+
     async def explain(self, request: ExplainRequest) -> Explained:
         decision = Admission(allocations=(HELD,), explanation=EXPLANATION)
         return Explained(allocations=(HELD,), decision=decision if request.target == "ml/train" else None)
@@ -100,6 +106,7 @@ class Node:
             "what-if": answering(AllocateRequest, self.what_if),
             "release": answering(ReleaseRequest, self.release),
             "explain": answering(ExplainRequest, self.explain),
+            "trust": answering(TrustRequest, self.trust),
         }
         endpoints = [
             Endpoint(name=verb, subject=wire.admission_subject(NODE, verb), answer=answer)
@@ -219,6 +226,16 @@ def test_release_names_what_was_given_back(node: Node, capsys: pytest.CaptureFix
     assert ["a-1"] == Ran(capsys, "release ml/train --json").json["released"]
 
 
+def test_trust_says_which_doubt_it_ended(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    node.doubt = "line 7 cannot be decoded\x1b[2J"
+    first, again = Ran(capsys, "trust"), Ran(capsys, "trust")
+    node.doubt = "it is empty"
+
+    assert "the record is confirmed; the doubt was: line 7 cannot be decoded?[2J\n" == first.out
+    assert "there was no doubt about the record\n" == again.out
+    assert "it is empty" == Ran(capsys, "trust --json").json["doubt"]
+
+
 def test_explain_shows_hints_merge_and_every_set_considered(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     ran = Ran(capsys, "explain ml/train")
 
@@ -278,7 +295,7 @@ def test_doctor_finds_nats_right(node: Node, capsys: pytest.CaptureFixture[str])
     assert "ok" == findings["NATS"]["verdict"]
 
 
-@pytest.mark.parametrize("line", ["allocate --gpus 1", "watch", "topo", "explain a", "release a"])
+@pytest.mark.parametrize("line", ["allocate --gpus 1", "watch", "topo", "explain a", "release a", "trust"])
 def test_without_anything_running_the_remedy_is_told(
     line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

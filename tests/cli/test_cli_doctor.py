@@ -1,9 +1,14 @@
 """`doctor` finds what people get stuck on and says what to do; only a gate flag makes it fail."""
 
+import fcntl
 import json
+import os
 import socket
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +44,7 @@ def test_every_finding_that_is_not_ok_has_a_remedy(capsys: pytest.CaptureFixture
     _, findings = examined(capsys, "--kubelet-dir", str(tmp_path), "--state-dir", str(file / "state"), "--node", "")
 
     machine = {"Python", "node name", "NUMA nodes", "NVML", "state directory"}
-    assert machine | {"nats-server", "NATS", "kubelet", "kubelet config"} == set(findings)
+    assert machine | {"nats-server", "NATS", "kubelet", "kubelet config", "allocator"} == set(findings)
     assert [] == [name for name, found in findings.items() if found["verdict"] != "ok" and not found["remedy"]]
     assert ["failure"] * 3 == [findings[name]["verdict"] for name in ("kubelet", "state directory", "node name")]
 
@@ -164,3 +169,61 @@ def test_a_kubelet_without_a_configuration_file_is_a_warning(
     finding = examined(capsys, "--kubelet-dir", str(tmp_path / "device-plugins"))[1]["kubelet config"]
 
     assert "warning" == finding["verdict"] and "--kubelet-config" in finding["remedy"]
+
+
+def test_who_holds_the_state_directory_and_who_serves_the_kubelet_are_the_same(
+    capsys: pytest.CaptureFixture[str], short_dir: Path
+) -> None:
+    """One allocator is well, one that serves nothing is a warning, and two are a failure."""
+    state = short_dir / "state"
+    where = ["--state-dir", str(state), "--kubelet-dir", str(short_dir)]
+    _, nobody = examined(capsys, *where)
+    with socket.socket(socket.AF_UNIX) as served:
+        served.bind(str(short_dir / "topoalign-nvidia.com_gpu.sock"))
+        served.listen()
+        _, elsewhere = examined(capsys, *where)
+        state.mkdir(mode=0o700)
+        with (state / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            _, one = examined(capsys, *where)
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            with locked_elsewhere(state / "lock"):
+                _, two = examined(capsys, *where)
+    with locked_elsewhere(state / "lock"):
+        _, silent = examined(capsys, *where)
+
+    assert ("ok", "none runs here") == (nobody["allocator"]["verdict"], nobody["allocator"]["detail"][:14])
+    assert "nobody has the lock" in elsewhere["allocator"]["detail"]
+    assert ("ok", True) == (one["allocator"]["verdict"], f"process {os.getpid()} runs" in one["allocator"]["detail"])
+    assert ("failure", True) == (two["allocator"]["verdict"], "two allocators" in two["allocator"]["detail"])
+    assert ("warning", True) == (silent["allocator"]["verdict"], "serves no resource" in silent["allocator"]["detail"])
+
+
+@contextmanager
+def locked_elsewhere(path: Path) -> Iterator[None]:
+    """Another process holds this lock."""
+    code = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield
+        process.communicate(b"\n")
+
+
+def test_a_kubelet_directory_that_is_open_to_all_or_too_deep_is_told(
+    capsys: pytest.CaptureFixture[str], short_dir: Path
+) -> None:
+    with socket.socket(socket.AF_UNIX) as kubelet:
+        kubelet.bind(str(short_dir / "kubelet.sock"))
+        kubelet.listen()
+        short_dir.chmod(0o777)
+        _, open_to_all = examined(capsys, "--kubelet-dir", str(short_dir))
+    _, deep = examined(capsys, "--kubelet-dir", str(short_dir / ("d" * 90)))
+
+    assert ("warning", "chmod o-w: only root need write there") == (
+        open_to_all["kubelet"]["verdict"],
+        open_to_all["kubelet"]["remedy"],
+    )
+    assert "too long for a socket" in deep["kubelet"]["detail"]

@@ -24,16 +24,50 @@ def test_an_epoch_that_is_over_is_not_believed_when_it_comes_again() -> None:
     assert {NODE: None} == fold.broken, "the node is to be asked how it is"
 
 
-def test_a_snapshot_that_was_asked_for_is_believed_whatever_its_epoch() -> None:
+def test_a_snapshot_of_the_epoch_that_the_allocator_names_is_believed_although_it_is_a_lower_one() -> None:
     """A journal that was lost on a machine whose clock was set back."""
     fold = Fold(Counts())
     former, present = Writer(epoch=2), Writer(epoch=1)
     for fact in (former.snapshot(), former.grant("a", "GPU-0")):
         fold.apply(fact)
     unasked = fold.apply(present.snapshot())
-    fold.broken[NODE] = 5.0  # as the client notes when it asks
+    fold.broken[NODE], fold.promised[NODE] = 5.0, 1  # as the client notes when it asks
     asked = fold.apply(present.snapshot())
 
     assert (False, True) == (unasked, asked)
     assert [] == held(fold)
+    assert {} == fold.broken
+
+
+def test_an_epoch_that_is_over_is_not_believed_either_while_the_allocator_is_being_asked() -> None:
+    """It may come twice: the first time leads to the question, and the second must not pass for the answer."""
+    fold = Fold(Counts())
+    former, present = Writer(epoch=1), Writer(epoch=2)
+    old = former.snapshot()
+    for fact in (present.snapshot(), present.grant("a", "GPU-0"), old):
+        fold.apply(fact)
+    fold.broken[NODE] = 5.0  # as the client notes when it asks
+    again = fold.apply(old)
+    fold.promised[NODE] = 2  # as it notes when it is answered
+    late, news = fold.apply(old), fold.apply(present.snapshot())
+
+    assert (False, False, True) == (again, late, news)
+    assert ["GPU-0"] == held(fold)
+    assert {} == fold.broken
+
+
+def test_a_snapshot_that_was_overtaken_by_a_later_fact_leaves_the_node_to_be_asked_again() -> None:
+    """The fact was of no use without the snapshot, and does not come a second time."""
+    fold = Fold(Counts())
+    writer = Writer(epoch=1)
+    fold.apply(writer.snapshot())
+    writer.grant("lost", "GPU-0")
+    gap = writer.grant("a", "GPU-1")
+    snapshot, late = writer.snapshot(), writer.grant("b", "GPU-2")
+    news = [fold.apply(fact) for fact in (gap, late, snapshot)]
+    to_ask = dict(fold.broken)
+    fold.apply(writer.snapshot())
+
+    assert ([False, False, True], {NODE: None}) == (news, to_ask)
+    assert ["GPU-0", "GPU-1", "GPU-2"] == held(fold)
     assert {} == fold.broken

@@ -2,10 +2,12 @@
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from random import Random
 
 import anyio
 import pytest
 from bus_support import GRANTED, bodies, granted, heard, said
+from simulation.bus import Broker, FaultyBus
 
 from topoalign.core import wire
 from topoalign.core.errors import BusRefused, BusUnavailable
@@ -20,10 +22,13 @@ pytestmark = pytest.mark.anyio
 ALL = "topoalign.v1.>"
 
 
-@pytest.fixture(params=["memory", "nats", "node"])
+@pytest.fixture(params=["memory", "simulated", "nats", "node"])
 async def bus(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bus]:
     if request.param == "memory":
         yield MemoryBus()
+        return
+    if request.param == "simulated":
+        yield FaultyBus(Broker(), Random(0))
         return
     async with local_nats(tmp_path) as url, connect_bus(url, name="contract") as over_nats:
         yield over_nats if request.param == "nats" else NodeBus(over_nats, NodeName("node-1"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import msgspec
 import pytest
-from bus_support import KillableServer, bodies, disconnected, heard, killable, said, stored
+from bus_support import KillableServer, bodies, disconnected, heard, killable, said, stopped, stored
 from structlog.testing import capture_logs
 
 from topoalign.core.errors import BusRefused, BusUnavailable
@@ -149,6 +149,7 @@ async def test_a_server_that_stops_moving_is_noticed_and_outcomes_are_unknown(se
     async with connect_bus(server.url) as bus, bus.follow(Stream.ALLOCATIONS, ALL) as messages:
         await bus.publish(said(1))
         server.process.send_signal(signal.SIGSTOP)
+        await stopped(server.process.pid)
         with pytest.raises(BusUnavailable, match="outcome is unknown"):
             await bus.publish(said(2))
         with anyio.fail_after(10):

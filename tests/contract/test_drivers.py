@@ -1,14 +1,17 @@
 """What every driver promises, whatever it reads by."""
 
+import os
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import anyio
 import msgspec
 import pytest
 from nvml_support import host_tree, put, script, standing_in, switch_links, told_uuids, uuid
 
-from topoalign.core.ports import Driver, Inventory
+from topoalign.core.ids import DeviceID
+from topoalign.core.ports import Driver, HardwareEvent, Inventory
 from topoalign.core.topology.validate import validate
 from topoalign.discovery.drivers.auto import AutoDriver
 from topoalign.discovery.drivers.described import DescribedDriver
@@ -16,6 +19,7 @@ from topoalign.discovery.drivers.nvml.driver import NvmlDriver
 from topoalign.discovery.drivers.sysfs import SysfsDriver
 from topoalign.machines.sysfs import read_gpus
 from topoalign.runtime.clock import SystemClock
+from topoalign.runtime.tasks import background
 
 pytestmark = pytest.mark.anyio
 
@@ -55,7 +59,14 @@ def auto(request: pytest.FixtureRequest, folder: Path) -> Driver:
     return AutoDriver(NvmlDriver(root, SystemClock(), SECONDS), SysfsDriver(root, SystemClock(), SECONDS))
 
 
-@pytest.fixture(params=[described, sysfs, sysfs_captured, nvml, auto], ids=lambda make: make.__name__)
+def real(request: pytest.FixtureRequest, folder: Path) -> Driver:
+    """NVIDIA's driver and the GPUs of this machine."""
+    if "TOPOALIGN_TEST_GPU" not in os.environ:
+        pytest.skip("needs NVIDIA's driver and a GPU: run `make test-gpu` where there is one")
+    return NvmlDriver(Path("/"), SystemClock(), SECONDS)
+
+
+@pytest.fixture(params=[described, sysfs, sysfs_captured, nvml, auto, real], ids=lambda make: make.__name__)
 def driver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Driver]:
     make: Make = request.param
     if make not in (nvml, auto):
@@ -96,3 +107,22 @@ async def test_a_driver_says_what_it_reads_by(driver: Driver) -> None:
     await driver.read()
 
     assert driver.source in {"described: dgx-a100", "sysfs", "nvml"}
+
+
+class Nobody:
+    """Hears, and fails the test if what it hears is that nothing can be heard."""
+
+    def hear(self, event: HardwareEvent) -> None:
+        pass
+
+    def deaf(self, reason: str | None, gpus: frozenset[DeviceID] = frozenset()) -> None:
+        assert reason is None, reason
+
+
+async def test_a_driver_can_be_read_while_somebody_watches(driver: Driver) -> None:
+    async with background() as tasks:
+        tasks.start_soon(driver.watch, Nobody())
+        first = await driver.read()
+        await anyio.lowlevel.checkpoint()
+
+        assert first == await driver.read()

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.admission import admit
+from topoalign.core.errors import Contradiction, SequenceGap
 from topoalign.core.events import (
     Allocation,
     AllocationBound,
@@ -26,7 +27,7 @@ from topoalign.core.events import (
 )
 from topoalign.core.ids import GPU, MEMORY, AllocationID, DeviceID, NodeName, PodName
 from topoalign.core.requests import AdmissionRules, Mode
-from topoalign.core.state import Contradiction, NodeState, SequenceGap, replay
+from topoalign.core.state import NodeState, replay
 from topoalign.core.topology.cpuset import parse_cpuset
 
 NODE = NodeName("node-1")

@@ -17,6 +17,7 @@ from topoalign.core.events import (
     AllocationRefused,
     AllocationReleased,
     AllocationsSnapshot,
+    ContainerUsage,
     DeviceHealth,
     DeviceHealthChanged,
     Event,
@@ -26,6 +27,7 @@ from topoalign.core.events import (
     MemoryUse,
     Owner,
     TopologyDiscovered,
+    UsageObserved,
 )
 from topoalign.core.ids import NodeName
 from topoalign.core.ports import Message
@@ -67,6 +69,20 @@ MAKERS: dict[type[Fact], st.SearchStrategy[Fact]] = {
         devices=st.dictionaries(
             text, st.builds(DeviceHealth, state=st.sampled_from(HealthState), reason=text, cordoned=st.booleans())
         ),
+    ),
+    UsageObserved: st.builds(
+        UsageObserved,
+        **reading,
+        containers=st.lists(
+            st.builds(
+                ContainerUsage,
+                owner=owners,
+                cpus=st.sampled_from(["", "0-3,8"]),
+                memory=st.lists(blocks, max_size=2).map(tuple),
+                devices=st.dictionaries(text, st.lists(text, max_size=3).map(tuple), max_size=2),
+            ),
+            max_size=3,
+        ).map(tuple),
     ),
     AllocationGranted: st.builds(AllocationGranted, **ledger, allocation=allocations),
     AllocationBound: st.builds(AllocationBound, **ledger, allocation=text, owner=owners),

@@ -28,9 +28,12 @@ STEPS: list[tuple[Any, str]] = [
     (os, "write"),
     (os, "fsync"),
     (os, "replace"),
+    (os, "rename"),
+    (os, "link"),
     (os, "ftruncate"),
     (socket.socket, "send"),
     (socket.socket, "sendall"),
+    (socket.socket, "sendmsg"),
 ]
 
 

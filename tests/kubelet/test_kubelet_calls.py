@@ -114,12 +114,12 @@ async def test_a_second_stream_ends_the_first() -> None:
 async def test_the_list_is_encoded_once_for_all_streams_until_it_changes() -> None:
     desk = MemoryDesk(two_nodes())
     service = DevicePlugin(GPU, desk)
-    before = service.listing.of(desk.state)
+    before = await service.listing.of(desk.state)
     await desk.allocate(GPU, [[DeviceID("GPU-0")]])
 
-    assert before is service.listing.of(desk.state)
+    assert before is await service.listing.of(desk.state)
     desk.judge({DeviceID("GPU-5"): DeviceHealth(state=HealthState.UNHEALTHY)})
-    assert before is not service.listing.of(desk.state)
+    assert before is not await service.listing.of(desk.state)
 
 
 async def test_gpus_are_named_to_the_container_runtime_in_the_allocations_order() -> None:

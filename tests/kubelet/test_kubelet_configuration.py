@@ -192,7 +192,8 @@ def test_another_kind_of_object_is_no_configuration(head: str) -> None:
         (b'{"a": ' * 30_000, "recursion"),
         (b'{"a": NaN}', "NaN is no number"),
         (b"a: 2001-99-99", "month"),
-        (b"a: " + b"9" * 5_000, "digits"),
+        (b'{"a": ' + b"9" * 5_000 + b"}", "digits"),
+        (b'{"a": ' * 70 + b"1" + b"}" * 70, "more than 64 levels"),
         (b"? [a]\n: 1", "unhashable"),
         (b"a: \x00", "control characters"),
         (b"#" * (10 << 20), "larger than 256 KiB"),
@@ -205,12 +206,12 @@ def test_a_file_that_is_no_document_is_one_clear_error(raw: bytes, finding: str)
 
 
 def test_numbers_to_the_base_of_60_are_text_as_in_the_kubelet() -> None:
-    """Digits without end would take seconds as a number, too."""
-    long = "1" + ":5" * 100_000
+    """Digits without end would take seconds as a number, too, or be one that cannot be shown."""
+    long, longer = "1" + ":5" * 100_000, "0x" + "f" * 20_000
 
-    found = documents.read(f"a: 1:30\nb: 1:30.5\nc: 90\nd: {long}\n".encode(), "config.yaml")
+    found = documents.read(f"a: 1:30\nb: 1:30.5\nc: 90\nd: {long}\ne: {longer}\n".encode(), "config.yaml")
 
-    assert {"a": "1:30", "b": "1:30.5", "c": 90, "d": long} == found
+    assert {"a": "1:30", "b": "1:30.5", "c": 90, "d": long, "e": longer} == found
 
 
 def test_only_regular_files_are_read(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 import os
 import socket
+from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -11,8 +13,11 @@ import structlog
 from kubelet_support import MemoryDesk, node, offers, short_directory, two_nodes
 
 from topoalign.allocator.kubelet import sockets
-from topoalign.allocator.kubelet.front import LISTEN_SECONDS, LOOK_SECONDS, KubeletFront, Plugin
+from topoalign.allocator.kubelet.front import KubeletFront
+from topoalign.allocator.kubelet.plugin import LISTEN_SECONDS, LOOK_SECONDS
+from topoalign.allocator.kubelet.registration import REGISTER_SECONDS
 from topoalign.allocator.kubelet.standin import KubeletStandIn
+from topoalign.allocator.kubelet.standin_plugins import GRACE_SECONDS, Plugins
 from topoalign.allocator.kubelet.transport import Server
 from topoalign.core.errors import InvalidField
 from topoalign.core.events import DeviceHealth, HealthState
@@ -23,11 +28,12 @@ from topoalign.runtime.clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 MACHINE = two_nodes()
+MUTE_THEN_ERROR = ("the kubelet does not listen", "no answer within 12 s", "the kubelet was told to refuse")
 
 
 async def test_each_resource_of_the_node_is_registered_under_its_own_socket() -> None:
     async with node(MACHINE) as it:
-        assert ["topoalign-nvidia.com-gpu.sock", "topoalign-topoalign.io-nic.sock"] == sorted(
+        assert ["topoalign-nvidia.com_gpu.sock", "topoalign-topoalign.io_nic.sock"] == sorted(
             path.name for path in (it.directory / "device-plugins").glob("topoalign-*")
         )
         assert (8, 2) == (it.kubelet.allocatable(GPU), it.kubelet.allocatable(NIC))
@@ -114,7 +120,7 @@ async def test_a_kubelet_socket_made_anew_beside_ours_is_enough_to_register_agai
         await fresh.stop(0)
 
 
-@pytest.mark.parametrize("name", ["kubelet.sock", "topoalign-nvidia.com-gpu.sock"])
+@pytest.mark.parametrize("name", ["kubelet.sock", "topoalign-nvidia.com_gpu.sock"])
 async def test_another_mode_of_a_socket_is_no_other_socket(name: str) -> None:
     """An administrator's chmod, or a relabelling by SELinux, costs nobody a device for a moment."""
     clock = ManualClock()
@@ -165,7 +171,7 @@ async def test_if_only_our_socket_is_deleted_the_living_kubelet_hears_of_the_end
     """Registering before the kubelet has seen the old stream end would cost us the new client."""
     clock = ManualClock()
     async with node(MACHINE, clock=clock) as it:
-        (it.directory / "device-plugins" / "topoalign-nvidia.com-gpu.sock").unlink()
+        (it.directory / "device-plugins" / "topoalign-nvidia.com_gpu.sock").unlink()
         await clock.advance(LOOK_SECONDS)
         await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 0)
         assert 8 == it.kubelet.capacity(GPU)
@@ -175,19 +181,29 @@ async def test_if_only_our_socket_is_deleted_the_living_kubelet_hears_of_the_end
         assert it.front.reason() is None
 
 
-async def test_a_mute_kubelet_is_given_up_at_the_deadline_and_asked_again() -> None:
+async def test_a_kubelet_that_is_mute_and_then_refuses_is_asked_on_and_each_is_logged_once() -> None:
+    """It accepts the connection and never answers: that is given up at a deadline. Each state is said once, not each try."""
     clock = ManualClock()
     async with node(two_nodes(nics=0), clock=clock) as it:
-        it.kubelet.plugins.fault = "mute"
-        it.kubelet.plugins.endpoints[GPU].stop()
-        await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 0)
-        await clock.advance(LISTEN_SECONDS + 5 * LOOK_SECONDS)
-        await it.kubelet.until(lambda kubelet: kubelet.plugins.registrations == 2)
-        await clock.advance(12)
-        assert "no answer within 12 s" in (it.front.reason() or "")
-        it.kubelet.plugins.fault = None
-        await clock.advance(2)
+        plugins = it.kubelet.plugins
+        with structlog.testing.capture_logs() as logs:
+            plugins.fault = "mute"
+            plugins.endpoints[GPU].stop(clock.monotonic())
+            for tries in (2, 3):
+                await looking(clock, partial(has_tried, plugins, tries))
+                await clock.advance(REGISTER_SECONDS)
+            assert "no answer within 12 s" in (it.front.reason() or "")
+            plugins.fault = "error"
+            await looking(clock, partial(has_tried, plugins, 6))
+            assert "the kubelet was told to refuse" in (it.front.reason() or "")
+            plugins.fault = None
+            await looking(clock, lambda: it.front.reason() is None)
         await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 8)
+
+    said = [line["reason"] for line in logs if line["event"] == "not registered with the kubelet"]
+    assert MUTE_THEN_ERROR == tuple(
+        words for reason, words in zip(said, MUTE_THEN_ERROR, strict=True) if words in reason
+    )
 
 
 async def test_a_kubelet_that_refuses_is_asked_less_and_less_often_and_logged_once() -> None:
@@ -198,7 +214,8 @@ async def test_a_kubelet_that_refuses_is_asked_less_and_less_often_and_logged_on
         async with anyio.create_task_group() as tasks:
             await tasks.start(kubelet.run)
             kubelet.plugins.fault = "error"
-            plugin = Plugin(GPU, MemoryDesk(MACHINE), directory / "device-plugins", clock, 5.0, jitter=lambda: 1.0)
+            front = KubeletFront(MemoryDesk(MACHINE), directory / "device-plugins", clock, jitter=lambda: 1.0)
+            plugin = front.plugin_for(GPU)
             for _ in range(2 * 32):
                 plugin.settle(await plugin.look())
                 asked.append(kubelet.plugins.registrations)
@@ -215,7 +232,7 @@ async def test_a_kubelet_that_drops_our_stream_without_restarting_hears_from_us_
     """It never dials again by itself (kubernetes issue 125501)."""
     clock = ManualClock()
     async with node(two_nodes(nics=0), clock=clock) as it:
-        it.kubelet.plugins.endpoints[GPU].stop()
+        it.kubelet.plugins.endpoints[GPU].stop(clock.monotonic())
         await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 0)
         await clock.advance(LISTEN_SECONDS + 5 * LOOK_SECONDS)
 
@@ -231,9 +248,10 @@ async def test_a_gpu_that_falls_ill_is_unhealthy_in_the_kubelet_and_stays_listed
 
 
 async def test_when_we_stop_the_kubelet_sees_the_end_and_no_socket_of_ours_stays() -> None:
-    desk = MemoryDesk(MACHINE)
+    """Its capacity stays for five minutes, in which another of us may come; then the resource is no more."""
+    desk, clock = MemoryDesk(MACHINE), ManualClock()
     with short_directory() as directory:
-        kubelet = stand_in(directory)
+        kubelet = stand_in(directory, clock=clock)
         async with anyio.create_task_group() as tasks:
             await tasks.start(kubelet.run)
             async with anyio.create_task_group() as ours:
@@ -243,7 +261,34 @@ async def test_when_we_stop_the_kubelet_sees_the_end_and_no_socket_of_ours_stays
             await kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 0)
 
             assert [] == list((directory / "device-plugins").glob("topoalign-*"))
+            await clock.advance(GRACE_SECONDS)
+            assert 8 == kubelet.capacity(GPU)
+            await clock.advance(1)
+            assert 0 == kubelet.capacity(GPU)
+            assert {} == kubelet.plugins.endpoints
             tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(("jitter", "seconds"), [(0.0, 0.5), (0.5, 1.0), (1.0, 1.0)])
+async def test_retries_are_spread_over_half_of_their_interval(jitter: float, seconds: float) -> None:
+    """A thousand nodes whose kubelets restart together do not come back together (looks are half a second apart)."""
+    clock = ManualClock()
+    with short_directory() as directory:
+        kubelet = stand_in(directory)
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(kubelet.run)
+            kubelet.plugins.fault = "error"
+            front = KubeletFront(MemoryDesk(MACHINE), directory / "device-plugins", clock, jitter=lambda: jitter)
+            plugin = front.plugin_for(GPU)
+            began = clock.monotonic()
+            while kubelet.plugins.registrations < 2:
+                plugin.settle(await plugin.look())
+                again = clock.monotonic() - began
+                await clock.advance(LOOK_SECONDS)
+            await plugin.stop()
+            tasks.cancel_scope.cancel()
+
+    assert seconds == again
 
 
 async def test_a_path_too_long_for_a_socket_is_refused_by_the_name_of_its_setting(tmp_path: Path) -> None:
@@ -255,7 +300,7 @@ async def test_a_path_too_long_for_a_socket_is_refused_by_the_name_of_its_settin
 async def test_a_socket_that_another_process_serves_is_left_alone() -> None:
     """We wait, and say whose it is, until that process has gone."""
     with short_directory() as directory:
-        path = directory / "topoalign-nvidia.com-gpu.sock"
+        path = directory / "topoalign-nvidia.com_gpu.sock"
         other = socket.socket(socket.AF_UNIX)
         other.bind(str(path))
         other.listen()
@@ -277,7 +322,7 @@ async def test_a_socket_that_another_process_serves_is_left_alone() -> None:
 @pytest.mark.parametrize("kind", ["file", "link"])
 async def test_what_is_in_the_way_and_no_socket_is_not_removed(kind: str) -> None:
     with short_directory() as directory:
-        path = directory / "topoalign-nvidia.com-gpu.sock"
+        path = directory / "topoalign-nvidia.com_gpu.sock"
         precious = directory / "precious"
         precious.write_text("data")
         if kind == "link":
@@ -294,8 +339,20 @@ async def test_what_is_in_the_way_and_no_socket_is_not_removed(kind: str) -> Non
         assert "data" == path.read_text()
 
 
-def stand_in(directory: Path, machine: Topology = MACHINE) -> KubeletStandIn:
+def has_tried(plugins: Plugins, tries: int) -> bool:
+    return plugins.registrations >= tries
+
+
+async def looking(clock: ManualClock, true: Callable[[], bool]) -> None:
+    """Lets look after look pass until this holds, with time in between for what goes over sockets."""
+    while not true():
+        await clock.advance(LOOK_SECONDS)
+        for _ in range(20):
+            await anyio.lowlevel.checkpoint()
+
+
+def stand_in(directory: Path, machine: Topology = MACHINE, clock: ManualClock | None = None) -> KubeletStandIn:
     plugins, resources = directory / "device-plugins", directory / "pod-resources"
     plugins.mkdir(exist_ok=True)
     resources.mkdir(exist_ok=True)
-    return KubeletStandIn(plugins, resources, machine, AdmissionRules())
+    return KubeletStandIn(plugins, resources, machine, AdmissionRules(), clock)

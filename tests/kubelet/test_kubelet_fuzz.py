@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from topoalign.allocator.kubelet.api import v1beta1
-from topoalign.allocator.kubelet.transport import Codec
+from topoalign.allocator.kubelet.codec import Codec
 
 REQUESTS = [
     v1beta1.AllocateRequest(

@@ -1,18 +1,21 @@
 """The gRPC server on its socket, left alone with whoever connects."""
 
+import errno
 import os
 import socket
 import struct
+import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import anyio
+import grpc
 import pytest
 import structlog
-from anyio.abc import SocketStream
 from grpclib.client import Channel
-from grpclib.const import Status
+from grpclib.const import Cardinality, Status
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 from h2.config import H2Configuration
 from h2.connection import H2Connection
@@ -20,6 +23,7 @@ from kubelet_support import MemoryDesk, short_directory, two_nodes
 
 from topoalign.allocator.kubelet import sockets, transport
 from topoalign.allocator.kubelet.api import v1beta1
+from topoalign.allocator.kubelet.codec import DECODED_AT_ONCE, Codec
 from topoalign.allocator.kubelet.server import DevicePlugin
 from topoalign.allocator.kubelet.transport import LARGEST_REQUEST, MOST_CONNECTIONS, Server
 from topoalign.core.errors import StateFault
@@ -121,12 +125,99 @@ async def test_a_compressed_request_is_said_not_to_be_understood() -> None:
         assert str(Status.UNIMPLEMENTED.value) == status
 
 
-async def test_an_unknown_method_and_a_bad_timeout_are_refused() -> None:
+async def test_a_method_that_is_not_there_is_unimplemented_to_every_client() -> None:
+    """Without a content type, which grpclib itself leaves out here, a client reports a fault of the transport instead."""
     async with serving() as server:
-        unknown, _ = await raw_call(server, "/v1beta1.DevicePlugin/Format", b"")
-        bad, _ = await raw_call(server, ALLOCATE, b"", ("grpc-timeout", "soon"))
+        channel = Channel(path=str(server.path))
+        method = channel.request("/v1beta1.DevicePlugin/Format", Cardinality.UNARY_UNARY, v1beta1.Empty, v1beta1.Empty)
+        with pytest.raises(GRPCError) as ours:
+            async with method as stream:
+                await stream.send_message(v1beta1.Empty(), end=True)
+                await stream.recv_message()
+        channel.close()
+        async with grpc.aio.insecure_channel(f"unix://{server.path}") as other:
+            with pytest.raises(grpc.aio.AioRpcError) as theirs:
+                await other.unary_unary("/v1beta1.DevicePlugin/Format")(b"")
 
-        assert (str(Status.UNIMPLEMENTED.value), str(Status.UNKNOWN.value)) == (unknown, bad)
+        assert Status.UNIMPLEMENTED is ours.value.status
+        assert grpc.StatusCode.UNIMPLEMENTED is theirs.value.code()
+
+
+async def test_a_bad_timeout_and_a_foreign_content_type_are_refused_and_others_are_served() -> None:
+    async with serving() as server, client(server) as stub:
+        timeout = await raw_headers(server, ALLOCATE, b"", **{"grpc-timeout": "soon"})
+        kind = await raw_headers(server, ALLOCATE, b"{}", **{"content-type": "application/json"})
+
+        assert str(Status.UNKNOWN.value) == timeout["grpc-status"]
+        assert "415" == kind[":status"]
+        assert 1 == len((await stub.allocate(ONE_GPU)).container_responses)
+
+
+async def test_of_64_mebibytes_no_more_is_read_than_a_request_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of it is decoded, and what comes after the refusal is dropped unread: the loop's work is bounded."""
+    decoded: list[int] = []
+    held: list[int] = []
+    decode, receive = Codec.decode, transport.Guard.data_received
+
+    def counting(self: Codec, data: bytes, kind: object) -> object:
+        decoded.append(len(data))
+        return decode(self, data, kind)
+
+    def weighing(self: transport.Guard, data: bytes) -> None:
+        receive(self, data)
+        held.append(sum(stream.data_received for stream in self.processor.streams.values()))
+
+    monkeypatch.setattr(Codec, "decode", counting)
+    monkeypatch.setattr(transport.Guard, "data_received", weighing)
+    huge = v1beta1.AllocateRequest(container_requests=[v1beta1.ContainerAllocateRequest(devices_ids=["x" * 2**26])])
+    async with serving() as server, client(server) as stub:
+        decoded.clear()
+        assert Status.RESOURCE_EXHAUSTED is (await refused(lambda: stub.allocate(huge))).status
+
+    assert max(decoded, default=0) < 100
+    assert max(held) <= LARGEST_REQUEST + 2**20
+
+
+async def test_a_large_request_is_decoded_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four megabytes of the smallest fields take seconds: whoever calls meanwhile is answered first."""
+    begun, go_on = threading.Event(), threading.Event()
+    decode = Codec.decode
+
+    def slow(self: Codec, data: bytes, kind: object) -> object:
+        if len(data) > DECODED_AT_ONCE:
+            begun.set()
+            assert go_on.wait(20), "nobody else got a turn"
+        return decode(self, data, kind)
+
+    monkeypatch.setattr(Codec, "decode", slow)
+    large = v1beta1.AllocateRequest(container_requests=[v1beta1.ContainerAllocateRequest(devices_ids=[""] * 5_000)])
+    async with serving() as server, client(server) as first, client(server) as second, anyio.create_task_group() as it:
+
+        async def refused_at_last() -> None:
+            assert Status.INVALID_ARGUMENT is (await refused(lambda: first.allocate(large))).status
+
+        it.start_soon(refused_at_last)
+        while not begun.is_set():
+            await anyio.lowlevel.checkpoint()
+        assert 1 == len((await second.allocate(ONE_GPU)).container_responses)
+        go_on.set()
+
+
+async def test_a_thousand_idle_connections_cost_their_owner_and_nobody_else() -> None:
+    """Those above the limit are closed, those below stay, and the kubelet's own is served throughout."""
+    async with serving() as server, client(server) as stub:
+        await stub.get_device_plugin_options(v1beta1.Empty())
+        with ExitStack() as held:
+            most = 0
+            for _ in range(1_000):
+                one = held.enter_context(socket.socket(socket.AF_UNIX))
+                one.setblocking(False)
+                while one.connect_ex(str(server.path)) == errno.EAGAIN:  # the queue is full: it empties in our loop
+                    await anyio.lowlevel.checkpoint()
+                most = max(most, len(server.connections))
+            assert 1 == len((await stub.allocate(ONE_GPU)).container_responses)
+
+        assert MOST_CONNECTIONS == most
 
 
 async def test_noise_closes_its_own_connection_only() -> None:
@@ -156,27 +247,45 @@ async def test_idle_connections_are_capped_and_those_that_are_served_stay() -> N
         tasks.cancel_scope.cancel()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can connect as somebody else")
-async def test_a_peer_of_another_user_is_closed_before_it_is_served_and_logged_once() -> None:
-    async with serving() as server:
+FOREIGN = """
+import os, socket, sys
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+for _ in range(3):
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(sys.argv[1])
+        try:
+            peer.sendall(b"PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n")
+            while peer.recv(4096):
+                pass
+        except ConnectionError:
+            pass
+print("refused", os.getuid())
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+async def test_a_process_of_another_user_is_closed_before_it_is_served_and_logged_once() -> None:
+    """Even where the mode of the socket would let it in. Its requests reach nobody."""
+    desk = MemoryDesk(two_nodes())
+    async with serving(desk) as server:
         os.chmod(server.path.parent, 0o755)
         os.chmod(server.path, 0o666)
         with structlog.testing.capture_logs() as logs:
-            for _ in range(3):
-                foreign = socket.socket(socket.AF_UNIX)
-                foreign.setblocking(False)
-                os.seteuid(65534)
-                try:
-                    foreign.connect(str(server.path))
-                finally:
-                    os.seteuid(0)
-                async with await SocketStream.from_socket(foreign) as stream:
-                    with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
-                        while True:
-                            await stream.receive()
+            child = await anyio.run_process([sys.executable, "-c", FOREIGN, str(server.path)], check=False)
 
+        assert b"refused 65534" == child.stdout.strip()
         assert ["peer runs as uid 65534"] == [line["reason"] for line in logs]
         assert not server.connections
+        assert {} == desk.state.allocations
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+async def test_a_process_of_another_user_does_not_get_past_the_mode_of_the_socket() -> None:
+    async with serving() as server:
+        os.chmod(server.path.parent, 0o755)
+        child = await anyio.run_process([sys.executable, "-c", FOREIGN, str(server.path)], check=False)
+
+        assert b"PermissionError" in child.stderr
 
 
 async def test_stopping_lets_a_call_that_has_begun_end_and_takes_no_new_one() -> None:
@@ -247,8 +356,14 @@ async def test_a_silent_peer_is_pinged_within_seconds() -> None:
     assert config._keepalive_permit_without_calls
 
 
-async def raw_call(server: Server, method: str, body: bytes, *more: tuple[str, str]) -> tuple[str, str]:
+async def raw_call(server: Server, method: str, body: bytes) -> tuple[str, str]:
     """One call with a body of our own making; its grpc-status and grpc-message."""
+    answer = await raw_headers(server, method, body)
+    return answer["grpc-status"], answer.get("grpc-message", "")
+
+
+async def raw_headers(server: Server, method: str, body: bytes, **more: str) -> dict[str, str]:
+    """One call with a body and headers of our own making; all headers and trailers of the answer."""
     h2 = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
     h2.initiate_connection()
     headers = [
@@ -258,9 +373,8 @@ async def raw_call(server: Server, method: str, body: bytes, *more: tuple[str, s
         (":authority", "localhost"),
         ("te", "trailers"),
         ("content-type", "application/grpc"),
-        *more,
     ]
-    h2.send_headers(1, headers)
+    h2.send_headers(1, list((dict(headers) | more).items()))
     h2.send_data(1, body, end_stream=True)
     answer: dict[str, str] = {}
     async with await anyio.connect_unix(str(server.path)) as stream:
@@ -268,4 +382,4 @@ async def raw_call(server: Server, method: str, body: bytes, *more: tuple[str, s
         while "grpc-status" not in answer:
             for event in h2.receive_data(await stream.receive()):
                 answer.update(getattr(event, "headers", None) or {})
-    return answer["grpc-status"], answer.get("grpc-message", "")
+    return answer

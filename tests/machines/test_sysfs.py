@@ -49,6 +49,7 @@ TWO_SOCKETS = {
     f"{PCI}/0000:00:01.0/0000:01:00.0/0000:02:01.0/0000:04:00.0/infiniband/mlx5_10/ports/1/rate": "400 Gb/sec (4X NDR)",
     f"{PCI}/0000:00:01.0/0000:01:00.0/0000:02:01.0/0000:04:00.0/infiniband/mlx5_10/ports/1/link_layer": "InfiniBand",
     f"{PCI}/0000:00:01.0/0000:01:00.0/0000:02:01.0/0000:04:00.1/infiniband/mlx5_11/fw_ver": "1",
+    f"{PCI}/0000:00:01.0/0000:01:00.0/0000:02:01.0/0000:04:00.1/infiniband_verbs/uverbs7/dev": "231:199",
     "sys/devices/pci0000:80/0000:80:01.0/0000:81:00.0/local_cpulist": "0,2",
     "sys/devices/pci0000:80/0000:80:01.0/0000:81:00.0/infiniband/mlx5_2/fw_ver": "1",
     "sys/devices/pci0000:80/0000:80:02.0/0000:82:00.0/class": "0x030000",
@@ -144,7 +145,7 @@ def test_a_nic_has_its_ports_names_and_virtual_functions(machine: Topology) -> N
     assert [(1, "ACTIVE", 400 * 10**9, "InfiniBand")] == [
         (port.number, port.state, port.rate, port.link_layer) for port in second.ports
     ]
-    assert [("0000:04:00.1", "mlx5_11")] == [(vf.pci, vf.name) for vf in second.virtual_functions]
+    assert [("0000:04:00.1", "mlx5_11", "uverbs7")] == [(vf.pci, vf.name, vf.verbs) for vf in second.virtual_functions]
 
 
 def test_links_follow_from_where_the_devices_sit(machine: Topology) -> None:

@@ -11,25 +11,32 @@
  *   mig 0 gi=1 ci=0 uuid=MIG-0 name=MIG_1g.10gb memory=9728 slices=1 compute=1     memory in MiB
  *   fail nvmlDeviceGetName 2 15                       answers 15 (GPU is lost) for GPU 2, or for all with `*`
  *   hang nvmlDeviceGetName                            does not answer until standin_release
+ *   gpu uuid=GPU-9 late=1                             is seen once NVML was closed by all and opened anew
  *   delay 100                                         microseconds, of each call
+ *   hurry 100                                         a wait for events ends after a hundredth of its time
+ *
+ * A GPU keeps its handle from script to script by its uuid. Events come through standin_event and wait in one queue until a set
+ * in which their GPU is registered for their kind is waited on; a wait ends early when another script is played.
  *
  * `_` in names stands for a blank. Built with -DOLD_DRIVER it lacks what old drivers lack. Layouts: nvml.h of CUDA 13.
  */
 #define _GNU_SOURCE
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6 };
-enum { GPUS = 32, LINKS = 36, FIELDS = 8, MIGS = 8, RULES = 64, CALLS = 64 };
+enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TIMEOUT = 10 };
+enum { GPUS = 32, LINKS = 36, FIELDS = 8, MIGS = 8, RULES = 64, CALLS = 64, KNOWN = 128, SETS = 64, QUEUE = 1024 };
+enum { KINDS = 0xC10B }; /* of events: XID, both ECC, MIG change, unavailable, recovery action */
 
 typedef struct { char kind[8]; int peer; } Link;
 typedef struct { unsigned id; uint64_t value; } Field;
 typedef struct Device {
     struct Device *parent; /* of a MIG instance */
-    int index, minor, own, mig_mode, fields, migs, fabric, clique, state, status, gi, ci, slices, compute;
+    int index, minor, own, late, mig_mode, fields, migs, fabric, clique, state, status, gi, ci, slices, compute;
     char uuid[96], pci[32], name[96];
     unsigned long long memory, cpus, nodes;
     unsigned char cluster[16];
@@ -39,9 +46,15 @@ typedef struct Device {
 } Device;
 typedef struct { char function[64]; int gpu, code, hangs; } Rule;
 typedef struct { char function[64]; int count; } Calls;
+typedef struct { Device *device; unsigned long long kind, data; unsigned gi, ci; } EventData;
+typedef struct { int used; Device *device[GPUS]; unsigned long long kinds[GPUS]; } EventSet;
 
-static Device *gpus[GPUS];
-static int gpu_count, levels[GPUS][GPUS], rule_count, open_count, call_count, delay;
+static Device *gpus[GPUS], *known[KNOWN];
+static int gpu_count, known_count, levels[GPUS][GPUS], rule_count, open_count, call_count, delay, hurry = 1;
+static int event_count, plays;
+static EventSet sets[SETS];
+static EventData queue[QUEUE];
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of calls, sets and queue: two threads of a process come here */
 static Rule rules[RULES];
 static Calls calls[CALLS];
 static volatile int released;
@@ -61,6 +74,7 @@ static void set(Device *d, const char *key, const char *value) {
     if (!strcmp(key, "nodes")) d->nodes = number;
     if (!strcmp(key, "minor")) d->minor = (int)number;
     if (!strcmp(key, "own")) d->own = (int)number;
+    if (!strcmp(key, "late")) d->late = (int)number;
     if (!strcmp(key, "mig")) d->mig_mode = (int)number;
     if (!strcmp(key, "gi")) d->gi = (int)number;
     if (!strcmp(key, "ci")) d->ci = (int)number;
@@ -78,12 +92,19 @@ static Device *device_of(char **rest) {
     return d;
 }
 
+static Device *known_as(Device *d) {
+    for (int i = 0; i < gpu_count; i++) if (!strcmp(gpus[i]->uuid, d->uuid)) return d; /* two with one uuid */
+    for (int i = 0; i < known_count; i++)
+        if (!strcmp(known[i]->uuid, d->uuid)) { *known[i] = *d; free(d); return known[i]; }
+    return known_count < KNOWN ? known[known_count++] = d : d;
+}
+
 static void statement(char *line) {
     char *rest, *verb = strtok_r(line, " \t", &rest), kind[8] = "", function[64] = "", gpu[8] = "", hex[33] = "";
     int a = 0, b = -1, c = 0, d = 0;
     if (!verb || *verb == '#') return;
     if (!strcmp(verb, "gpu")) {
-        Device *device = device_of(&rest);
+        Device *device = known_as(device_of(&rest));
         device->index = gpu_count;
         gpus[gpu_count++] = device;
     } else if (!strcmp(verb, "mig")) {
@@ -109,6 +130,7 @@ static void statement(char *line) {
         *rule = (Rule){.gpu = -1, .hangs = 1};
         memcpy(rule->function, function, sizeof function);
     } else if (!strcmp(verb, "delay") && sscanf(rest, "%d", &delay) == 1) {
+    } else if (!strcmp(verb, "hurry") && sscanf(rest, "%d", &hurry) == 1 && hurry > 0) {
     } else {
         fprintf(stderr, "nvml_standin: cannot play %s\n", verb);
         abort();
@@ -117,7 +139,7 @@ static void statement(char *line) {
 
 void standin_play(const char *script) {
     char *text = strdup(script), *rest;
-    gpu_count = rule_count = delay = released = 0;
+    gpu_count = rule_count = delay = released = 0, hurry = 1, plays++;
     for (int i = 0; i < GPUS * GPUS; i++) levels[i / GPUS][i % GPUS] = 50;
     for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) statement(line);
     free(text);
@@ -134,9 +156,11 @@ int standin_calls(const char *function) {
 
 static int enter(const char *function, Device *device) {
     int i = 0, code = OK;
+    pthread_mutex_lock(&lock);
     while (i < call_count && strcmp(calls[i].function, function)) i++;
     if (i == call_count) snprintf(calls[call_count++].function, sizeof calls[0].function, "%s", function);
     calls[i].count++;
+    pthread_mutex_unlock(&lock);
     if (delay) usleep((useconds_t)delay);
     for (Rule *rule = rules; rule < rules + rule_count; rule++) {
         if (strcmp(rule->function, function) || (rule->gpu >= 0 && (!device || rule->gpu != device->index))) continue;
@@ -155,8 +179,20 @@ static int init(void) {
         FILE *file = fopen(path, "r");
         if (file) script[fread(script, 1, sizeof script - 1, file)] = 0, fclose(file), standin_play(script);
     }
-    open_count++;
+    if (!open_count++) for (int i = 0; i < gpu_count; i++) gpus[i]->late = 0;
     return OK;
+}
+
+static unsigned visible(void) {
+    unsigned count = 0;
+    while (count < (unsigned)gpu_count && !gpus[count]->late) count++;
+    return count;
+}
+
+void standin_event(int gpu, unsigned long long kind, unsigned long long data, unsigned gi, unsigned ci) {
+    pthread_mutex_lock(&lock);
+    if (event_count < QUEUE) queue[event_count++] = (EventData){gpus[gpu], kind, data, gi, ci};
+    pthread_mutex_unlock(&lock);
 }
 
 /* NVML. */
@@ -171,14 +207,14 @@ typedef struct { unsigned sm, copy, decoder, encoder, jpeg, ofa, gpuSlices, comp
 int nvmlInit_v2(void) { ENTER(NULL); return init(); }
 int nvmlInit(void) { ENTER(NULL); return init(); }
 int nvmlInitWithFlags(unsigned flags) { (void)flags; ENTER(NULL); return init(); }
-int nvmlShutdown(void) { ENTER(NULL); open_count--; return OK; }
+int nvmlShutdown(void) { ENTER(NULL); if (!--open_count) memset(sets, 0, sizeof sets); return OK; }
 const char *nvmlErrorString(int code) { (void)code; return "stand-in error"; }
 int nvmlSystemGetDriverVersion(char *text, unsigned length) { ENTER(NULL); snprintf(text, length, "999.0"); return OK; }
-int nvmlDeviceGetCount_v2(unsigned *count) { ENTER(NULL); *count = (unsigned)gpu_count; return OK; }
+int nvmlDeviceGetCount_v2(unsigned *count) { ENTER(NULL); *count = visible(); return OK; }
 
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, Device **d) {
-    ENTER(index < (unsigned)gpu_count ? gpus[index] : NULL);
-    if (index >= (unsigned)gpu_count) return INVALID_ARGUMENT;
+    ENTER(index < visible() ? gpus[index] : NULL);
+    if (index >= visible()) return INVALID_ARGUMENT;
     *d = gpus[index];
     return OK;
 }
@@ -227,7 +263,48 @@ int nvmlDeviceGetNvLinkRemotePciInfo_v2(Device *d, unsigned link, PciInfo *info)
     return OK;
 }
 
+int nvmlDeviceGetSupportedEventTypes(Device *d, unsigned long long *kinds) { ENTER(d); *kinds = KINDS; return OK; }
+int nvmlEventSetCreate(EventSet **set) {
+    ENTER(NULL);
+    *set = sets;
+    while (*set < sets + SETS - 1 && (*set)->used) ++*set;
+    **set = (EventSet){.used = 1};
+    return OK;
+}
+int nvmlDeviceRegisterEvents(Device *d, unsigned long long kinds, EventSet *set) {
+    ENTER(d);
+    if (!set->used) return INVALID_ARGUMENT;
+    int slot = 0;
+    while (slot < GPUS - 1 && set->device[slot] && set->device[slot] != d) slot++;
+    set->device[slot] = d, set->kinds[slot] |= kinds;
+    return OK;
+}
+int nvmlEventSetFree(EventSet *set) { ENTER(NULL); set->used = 0; return OK; }
+
 #ifndef OLD_DRIVER
+/* Takes the first event for this set out of the queue. */
+static int taken(EventSet *set, EventData *data) {
+    int found = 0;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < event_count && !found; i++)
+        for (int g = 0; g < GPUS && !found; g++)
+            if (set->device[g] == queue[i].device && set->kinds[g] & queue[i].kind) {
+                *data = queue[i], found = 1;
+                memmove(queue + i, queue + i + 1, (size_t)(--event_count - i) * sizeof *queue);
+            }
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+int nvmlEventSetWait_v2(EventSet *set, EventData *data, unsigned milliseconds) {
+    ENTER(NULL);
+    if (!set->used) return INVALID_ARGUMENT;
+    int script = plays;
+    for (unsigned left = milliseconds / (unsigned)hurry; !taken(set, data); left--) {
+        if (!left || script != plays) return TIMEOUT;
+        usleep(1000);
+    }
+    return OK;
+}
 int nvmlDeviceGetMemoryAffinity(Device *d, unsigned words, unsigned long *mask, int scope) {
     (void)scope;
     ENTER(d);

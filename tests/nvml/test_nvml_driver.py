@@ -142,9 +142,10 @@ async def test_mig_instances_are_listed_with_their_profile(node: Node) -> None:
         "gpu uuid=GPU-y pci=00000000:FA:00.0 mig=1",
     )
 
+    a, b = DeviceID("MIG-a"), DeviceID("MIG-b")
     assert (
-        MigDevice(uuid=DeviceID("MIG-a"), profile="2c.3g.20gb", gpu_instance=2, compute_instance=1, memory=19968 << 20),
-        MigDevice(uuid=DeviceID("MIG-b"), profile="1g.5gb+me", gpu_instance=9, compute_instance=0, memory=4864 << 20),
+        MigDevice(uuid=a, profile="2c.3g.20gb", gpu_instance=2, compute_instance=1, memory=19968 << 20, index=1),
+        MigDevice(uuid=b, profile="1g.5gb+me", gpu_instance=9, compute_instance=0, memory=4864 << 20, index=0),
     ) == found.topology.gpus[8].mig
     assert () == found.topology.gpus[9].mig, "enabled, and nothing in it"
     assert None is found.topology.gpus[0].mig

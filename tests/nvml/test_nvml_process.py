@@ -18,12 +18,20 @@ from topoalign.core.errors import DriverFault
 from topoalign.discovery.drivers.nvml.driver import NvmlDriver
 from topoalign.runtime.clock import SystemClock
 
+class Nobody:
+    def hear(self, event): ...
+    def deaf(self, reason, gpus=frozenset()): ...
+
 async def main():
-    try:
-        inventory = await NvmlDriver(Path(sys.argv[1]), SystemClock(), float(sys.argv[2])).read()
-        print(msgspec.json.encode(inventory).decode())
-    except DriverFault as fault:
-        print(fault.finding)
+    driver = NvmlDriver(Path(sys.argv[1]), SystemClock(), float(sys.argv[2]))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(driver.watch, Nobody())
+        try:
+            print(msgspec.json.encode(await driver.read()).decode())
+        except DriverFault as fault:
+            print(fault.finding)
+        await anyio.lowlevel.checkpoint()
+        tasks.cancel_scope.cancel()
 
 anyio.run(main)
 """
@@ -43,7 +51,13 @@ def test_pynvml_loads_the_library_by_its_name(nvml_library: Path, tmp_path: Path
     assert [18] * 8 == [gpu.nvswitch_links for gpu in inventory.topology.gpus]
 
 
-def test_a_process_ends_although_a_call_of_its_driver_never_does(nvml_library: Path, tmp_path: Path) -> None:
-    found = read(nvml_library, tmp_path, script(more=["hang nvmlDeviceGetName"]), deadline=0.05)
+def test_a_process_ends_although_a_wait_for_events_never_does(nvml_library: Path, tmp_path: Path) -> None:
+    found = read(nvml_library, tmp_path, script(more=["hang nvmlEventSetWait_v2"]))
 
-    assert "NVML has not answered nvmlDeviceGetName within 0.05 s\n" == found
+    assert 8 == len(msgspec.json.decode(found, type=Inventory).topology.gpus)
+
+
+def test_a_process_ends_although_a_call_of_its_driver_never_does(nvml_library: Path, tmp_path: Path) -> None:
+    found = read(nvml_library, tmp_path, script(more=["hang nvmlDeviceGetName"]), deadline=1.0)
+
+    assert "NVML has not answered nvmlDeviceGetName within 1 s\n" == found

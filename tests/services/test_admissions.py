@@ -8,7 +8,7 @@ import anyio
 import msgspec
 import pytest
 from decision_support import knapsack_machine
-from e2e_support import allocate, pod
+from e2e_support import allocate, pod, release
 
 from topoalign.allocator.admissions import Admissions
 from topoalign.allocator.journal import MemoryJournal
@@ -21,6 +21,7 @@ from topoalign.core.events import DeviceHealth, DeviceHealthChanged, HealthState
 from topoalign.core.hints.model import HintAnswer, HintQuestion, TopologyHint
 from topoalign.core.hints.providers import answer
 from topoalign.core.ids import CPU, GPU, NIC, ContainerName, NodeName, PodName
+from topoalign.core.maintenance import TrustRequest
 from topoalign.core.ports import Endpoint
 from topoalign.core.requests import (
     AdmissionRules,
@@ -47,7 +48,8 @@ class Node:
 
     def __init__(self, machine: str | Topology = "hgx-h100", rules: AdmissionRules | None = None) -> None:
         self.bus = MemoryBus()
-        self.ledger = Ledger(NODE, MemoryJournal(), ManualClock())
+        self.journal = MemoryJournal()
+        self.ledger = Ledger(NODE, self.journal, ManualClock())
         topology = load(machine).topology if isinstance(machine, str) else machine
         self.topology = TopologyDiscovered(
             node=NODE, epoch=1, revision=1, boot_id="b", source="described: test", topology=topology
@@ -368,3 +370,47 @@ async def test_annotations_that_cannot_be_meant_are_refused_and_nothing_is_recor
             await allocate(node.bus, NODE, together("train", gpus=1), compat="koordinatr")
 
     assert {} == node.ledger.state.allocations
+
+
+async def test_in_doubt_nothing_new_is_given_out_until_somebody_confirms_the_record() -> None:
+    """No kubelet can tell here what else is held. What is known goes on: the same answer again, and releases."""
+    node = Node()
+    async with node.serving():
+        held = await allocate(node.bus, NODE, pod("held", gpus=2))
+        await allocate(node.bus, NODE, pod("ends", gpus=2))
+        node.journal.doubt = "line 7 cannot be decoded"
+        with pytest.raises(wire.RemoteUnavailable) as refused:
+            await allocate(node.bus, NODE, pod("new", gpus=1))
+        again = await allocate(node.bus, NODE, pod("held", gpus=2))
+        await release(node.bus, NODE, "default/ends")
+        before = len(node.ledger.state.allocations)
+        question = msgspec.json.encode(TrustRequest(node=NODE))
+        answers = [
+            wire.answered(await node.bus.ask(wire.admission_subject(NODE, "trust"), question, 1), str | None)  # type: ignore[arg-type]  # a union is a type to msgspec, not to mypy
+            for _ in range(2)
+        ]
+        new = await allocate(node.bus, NODE, pod("new", gpus=1))
+
+    assert ("StateFault", True) == (refused.value.failure.code, "topoalign trust" in refused.value.remedy)
+    assert isinstance(held, Admission) and isinstance(again, Admission) and isinstance(new, Admission)
+    assert held.allocations == again.allocations
+    assert 1 == before
+    assert ["line 7 cannot be decoded", None] == answers
+    assert None is node.journal.doubt
+
+
+async def test_before_anything_is_given_out_over_the_bus_what_is_known_of_the_devices_is_made_sure_of() -> None:
+    node = Node()
+
+    async def sure() -> None:
+        sick = DeviceHealth(state=HealthState.UNHEALTHY, reason="XID 79")
+        devices = dict.fromkeys(node.health.devices, sick)
+        node.ledger.hear(msgspec.structs.replace(node.health, revision=2, devices=devices))
+
+    node.admissions = Admissions(
+        node.ledger, node.bus, AdmissionRules(policy=Policy.RESTRICTED), kubelet_owns_devices=False, sure=sure
+    )
+    async with node.serving():
+        decision = await allocate(node.bus, NODE, pod("first", gpus=1))
+
+    assert isinstance(decision, Refusal)

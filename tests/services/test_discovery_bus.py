@@ -3,8 +3,7 @@
 import anyio
 import msgspec
 import pytest
-from discovery_support import NODE, READ_SECONDS, World, inventory
-from prometheus_client import CollectorRegistry
+from discovery_support import NODE, World, discovery_with, inventory
 
 from topoalign.core import wire
 from topoalign.core.errors import BadRequest, DriverFault, Unavailable
@@ -12,8 +11,6 @@ from topoalign.core.events import DeviceHealthChanged, TopologyDiscovered
 from topoalign.core.ids import NodeName
 from topoalign.core.requests import AliveRequest, AnnounceRequest
 from topoalign.discovery.announcer import FIRST_PAUSE, LOOK_SECONDS
-from topoalign.discovery.metrics import Metrics
-from topoalign.discovery.service import Discovery
 
 pytestmark = pytest.mark.anyio
 
@@ -113,18 +110,8 @@ async def test_a_restart_begins_a_new_epoch(world: World) -> None:
     async with world.running():
         before = await world.topology()
     await world.clock.advance(1.0)
-    again = Discovery(
-        NODE,
-        world.hardware,
-        world.bus,
-        world.clock,
-        Metrics(CollectorRegistry()),
-        read_seconds=READ_SECONDS,
-        boot_id=None,
-    )
-    world.discovery = again
+    world.discovery = discovery_with(world.hardware, world.bus, world.clock)
     async with world.running():
         after = await world.topology()
 
     assert (before.epoch + 1000, 1) == (after.epoch, after.revision)
-    assert after.boot_id == f"run-{after.epoch}", "no kernel to ask: this run stands for a boot"

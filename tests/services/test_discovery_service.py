@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from discovery_support import HEALTHY, NODE, READ_SECONDS, World, inventory
+from discovery_support import HEALTHY, NODE, QUIET_SECONDS, READ_SECONDS, World, inventory
 from structlog.testing import capture_logs
 
 from topoalign.core.errors import DriverFault
@@ -66,7 +66,8 @@ async def test_a_lost_gpu_stays_listed_as_unhealthy_and_is_itself_when_it_return
 
         await world.becomes(inventory(1, 0))
         assert [("GPU-1", 0), ("GPU-0", 1)] == [(g.id, g.index) for g in (await world.topology()).topology.gpus]
-        assert {HEALTHY} == set((await world.health()).devices.values())
+        await world.clock.advance(QUIET_SECONDS)
+        assert {HEALTHY} == set((await world.health()).devices.values()), "once it has been found for a while"
 
 
 async def test_a_reading_that_fails_makes_every_health_unknown_and_leaves_the_topology(world: World) -> None:

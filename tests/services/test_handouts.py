@@ -1,108 +1,19 @@
 """What the kubelet chose is recorded truthfully; who holds it is learned from PodResources and never guessed."""
 
-from collections.abc import Awaitable, Callable
-
 import anyio
 import pytest
+from handouts_support import GPUS, Node
 
-from topoalign.allocator.handouts import Handouts
-from topoalign.allocator.journal import MemoryJournal
-from topoalign.allocator.kubelet.desk import Holding, Listing
-from topoalign.allocator.ledger import Ledger
 from topoalign.core.errors import DeviceInUse, DeviceUnusable, InvalidField, Unavailable, UnknownDevice
-from topoalign.core.events import (
-    AllocationDeviated,
-    AllocationReleased,
-    DeviceHealth,
-    DeviceHealthChanged,
-    HealthState,
-    Owner,
-    TopologyDiscovered,
-)
-from topoalign.core.ids import GPU, ContainerName, DeviceID, Namespace, NodeName, PodName, ResourceName
-from topoalign.core.topology.model import Gpu, NumaNode, Topology
-from topoalign.runtime.clock import ManualClock
+from topoalign.core.events import AllocationDeviated, AllocationReleased, DeviceHealth, HealthState
+from topoalign.core.ids import GPU, DeviceID, ResourceName
 
 pytestmark = pytest.mark.anyio
-
-NODE = NodeName("node-1")
-GPUS = tuple(DeviceID(f"GPU-{index}") for index in range(8))
-
-
-class KubeletRecord:
-    """A kubelet's PodResources as the test writes it."""
-
-    def __init__(self) -> None:
-        self.shown: list[Holding] = []
-        self.answering = True
-        self.kubelet = 1
-        self.since = 0.0
-        """Wall seconds at which it began to listen: long ago."""
-        self.pods = 1
-        """Pods without devices."""
-        self.checkpoint: frozenset[tuple[ResourceName, DeviceID]] | None = frozenset()
-        self.meanwhile: Callable[[], Awaitable[object]] | None = None
-        """Happens while the answer is on its way."""
-
-    async def listing(self) -> Listing:
-        holdings = tuple(self.shown)
-        await anyio.lowlevel.checkpoint()
-        if self.meanwhile is not None:
-            meanwhile, self.meanwhile = self.meanwhile, None
-            await meanwhile()
-        if not self.answering:
-            raise Unavailable("PodResources does not answer", "look at the kubelet")
-        return Listing(
-            kubelet=(self.kubelet,),
-            since=self.since,
-            pods=self.pods + len(holdings),
-            holdings=holdings,
-            checkpoint=self.checkpoint,
-        )
-
-    def show(self, pod: str, *devices: DeviceID, resource: ResourceName = GPU) -> None:
-        self.shown.append(Holding(owner=owner(pod), resource=resource, devices=frozenset(devices)))
-
-
-class Node:
-    """An allocator without its front: a ledger that knows eight healthy GPUs, and a kubelet's record."""
-
-    def __init__(self) -> None:
-        self.clock = ManualClock()
-        self.journal = MemoryJournal()
-        self.kubelet = KubeletRecord()
-        self.ledger, self.handouts = self.start()
-
-    def start(self) -> tuple[Ledger, Handouts]:
-        ledger = Ledger(NODE, self.journal, self.clock)
-        gpus = tuple(Gpu(id=name, index=at, numa_affinity=(at // 4,)) for at, name in enumerate(GPUS))
-        topology = Topology(nodes=(NumaNode(id=0), NumaNode(id=1)), gpus=gpus)
-        ledger.hear(
-            TopologyDiscovered(node=NODE, epoch=1, revision=1, boot_id="b", source="described: test", topology=topology)
-        )
-        self.hear_health(ledger, 1, dict.fromkeys(GPUS, DeviceHealth(state=HealthState.HEALTHY)))
-        return ledger, Handouts(ledger, self.clock, self.kubelet)
-
-    def hear_health(self, ledger: Ledger, revision: int, devices: dict[DeviceID, DeviceHealth]) -> None:
-        ledger.hear(DeviceHealthChanged(node=NODE, epoch=1, revision=revision, devices=devices))
-
-    def restart(self) -> None:
-        self.ledger, self.handouts = self.start()
-
-    def live(self) -> dict[str, str | None]:
-        """Devices -> pod of every live allocation."""
-        return {
-            ",".join(a.devices[GPU]): a.owner.pod if a.owner else None for a in self.ledger.state.allocations.values()
-        }
 
 
 @pytest.fixture
 def node() -> Node:
     return Node()
-
-
-def owner(pod: str) -> Owner:
-    return Owner(namespace=Namespace("default"), pod=PodName(pod), container=ContainerName("main"))
 
 
 async def test_an_allocation_is_bound_to_the_pod_that_podresources_shows_with_its_devices(node: Node) -> None:

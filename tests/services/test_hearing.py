@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
-from discovery_support import READ_SECONDS, Bus, Hardware, inventory
-from prometheus_client import CollectorRegistry
+from discovery_support import READ_SECONDS, Bus, Hardware, discovery_with, inventory
+from handouts_support import ShiftingClock
 from structlog.testing import capture_logs
 
 from topoalign.allocator.hearing import ASK_SECONDS, SILENT_SECONDS, Hearing
@@ -15,8 +15,6 @@ from topoalign.allocator.ledger import Ledger
 from topoalign.core.events import HealthState
 from topoalign.core.ids import GPU, DeviceID, NodeName
 from topoalign.core.ports import Stream
-from topoalign.discovery.metrics import Metrics
-from topoalign.discovery.service import Discovery
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.tasks import background
 
@@ -34,10 +32,7 @@ class World:
 
     @asynccontextmanager
     async def discovering(self) -> AsyncIterator[None]:
-        metrics = Metrics(CollectorRegistry())
-        discovery = Discovery(
-            NODE, self.hardware, self.bus, self.clock, metrics, read_seconds=READ_SECONDS, boot_id="boot"
-        )
+        discovery = discovery_with(self.hardware, self.bus, self.clock, node=NODE)
         async with background() as tasks:
             await tasks.start(lambda *, task_status: discovery.run(task_status=task_status))
             await self.clock.advance(0)
@@ -229,3 +224,41 @@ async def test_a_reading_that_discovery_names_and_nobody_heard_is_asked_for_agai
         await world.clock.advance(60.0)
 
         assert (3, None) == (world.usable(), hearing.reason())
+
+
+async def test_after_this_process_was_stopped_discovery_is_asked_before_anything_is_given_out(world: World) -> None:
+    """Nobody woke in between: an Allocate that comes first of all must not go by what was known a minute ago."""
+    async with world.discovering(), world.hearing() as hearing:
+        world.bus.cut = True
+        world.hardware.now = inventory(0, 1, sick="XID 79")
+        await world.clock.advance(READ_SECONDS)
+        world.clock._now += 2 * SILENT_SECONDS  # stopped, and continued
+        believed = world.usable()
+        await hearing.sure()
+
+        assert (2, 0) == (believed, world.usable())
+
+
+async def test_after_this_process_was_stopped_a_discovery_that_confirms_costs_nothing(world: World) -> None:
+    async with world.discovering(), world.hearing() as hearing:
+        world.clock._now += 2 * SILENT_SECONDS
+        await hearing.sure()
+
+        assert (2, None) == (world.usable(), hearing.reason())
+
+
+@pytest.mark.parametrize("set_by", [86_400.0, -86_400.0])
+async def test_a_wall_clock_that_jumps_neither_ends_nor_prolongs_the_trust_in_what_was_heard(set_by: float) -> None:
+    world = World()
+    clock = ShiftingClock()
+    world.clock = clock
+    async with world.hearing() as hearing:
+        async with world.discovering():
+            await clock.advance(10.0)
+            clock.set_by = set_by
+            await clock.advance(10.0)
+            during = world.usable(), hearing.reason()
+        await clock.advance(2 * SILENT_SECONDS)
+
+        assert (2, None) == during
+        assert 0 == world.usable()

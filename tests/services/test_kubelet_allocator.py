@@ -3,20 +3,25 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import anyio
+import msgspec
 import pytest
+from anyio.abc import TaskGroup
 from kubelet_support import NODE, RESTRICTED, MemoryDesk, offers, pod, short_directory, two_nodes
 
 from topoalign.allocator.handouts import Handouts
 from topoalign.allocator.journal import MemoryJournal
 from topoalign.allocator.kubelet.front import KubeletFront
+from topoalign.allocator.kubelet.plugin import LOOK_SECONDS
 from topoalign.allocator.kubelet.podresources import PodResourcesClient
 from topoalign.allocator.kubelet.standin import KubeletStandIn
 from topoalign.allocator.ledger import Ledger
 from topoalign.core.decisions import Admission, Decision
 from topoalign.core.events import AllocationBound, AllocationGranted, AllocationReleased, Owner
-from topoalign.core.ids import GPU, NIC, ContainerName, Namespace, PodName
+from topoalign.core.ids import GPU, NIC, ContainerName, DeviceID, Namespace, PodName
+from topoalign.core.requests import ContainerRequest, PodRequest
 from topoalign.runtime.clock import ManualClock
 
 pytestmark = pytest.mark.anyio
@@ -30,6 +35,17 @@ class Node:
     ledger: Ledger
     handouts: Handouts
     clock: ManualClock
+    tasks: TaskGroup
+    journal: MemoryJournal
+    pod_resources: PodResourcesClient
+
+    def restarted(self) -> tuple[Ledger, Handouts]:
+        """What the next process of the allocator finds and knows."""
+        ledger = Ledger(NODE, self.journal, self.clock)
+        assert self.ledger.state.topology is not None and self.ledger.state.health is not None
+        ledger.hear(self.ledger.state.topology)
+        ledger.hear(self.ledger.state.health)
+        return ledger, Handouts(ledger, self.clock, self.pod_resources, settle_seconds=0)
 
     def facts(self) -> list[str]:
         """What the ledger has said, by name, the snapshot of its start left out."""
@@ -43,20 +59,20 @@ async def node() -> AsyncIterator[Node]:
         plugins.mkdir()
         resources.mkdir()
         clock = ManualClock()
-        ledger = Ledger(NODE, MemoryJournal(), clock)
+        journal = MemoryJournal()
+        ledger = Ledger(NODE, journal, clock)
         known = MemoryDesk(MACHINE).state
         assert known.topology is not None and known.health is not None
         ledger.hear(known.topology)
         ledger.hear(known.health)
-        handouts = Handouts(
-            ledger, clock, PodResourcesClient(resources / "kubelet.sock", plugins, clock), settle_seconds=0
-        )
+        pod_resources = PodResourcesClient(resources / "kubelet.sock", plugins, clock)
+        handouts = Handouts(ledger, clock, pod_resources, settle_seconds=0)
         kubelet = KubeletStandIn(plugins, resources, MACHINE, RESTRICTED)
         async with anyio.create_task_group() as tasks:
             await tasks.start(kubelet.run)
             await tasks.start(KubeletFront(handouts, plugins, clock).run)
             await kubelet.until(offers(MACHINE))
-            yield Node(kubelet, ledger, handouts, clock)
+            yield Node(kubelet, ledger, handouts, clock, tasks, journal, pod_resources)
             tasks.cancel_scope.cancel()
 
 
@@ -116,3 +132,82 @@ async def test_a_pod_that_has_gone_is_released_when_it_has_been_missed_for_a_whi
         assert {} == it.ledger.state.allocations
         assert AllocationBound.__name__ in it.facts()
         assert AllocationReleased.__name__ == it.facts()[-1]
+
+
+async def test_after_a_kubelet_restart_its_first_list_has_every_device_and_allocations_are_as_they_were() -> None:
+    """A kubelet restarts with running pods: within two looks it has all devices again, and nothing was given or taken."""
+    async with node() as it:
+        fits(await it.kubelet.admit(pod("train", gpus=2, nics=1, cpus=8)))
+        live, facts = dict(it.ledger.state.allocations), it.facts()
+        await it.kubelet.restart()
+        lists: list[int] = []
+        it.tasks.start_soon(it.kubelet.until, partial(first_list, lists))
+        await it.clock.advance(LOOK_SECONDS)
+        await it.clock.advance(LOOK_SECONDS)
+        await it.kubelet.until(offers(MACHINE))
+
+        assert 8 == next(length for length in lists if length)
+        assert live == it.ledger.state.allocations
+        assert facts == it.facts()
+        fits(await it.kubelet.admit(pod("more", gpus=2)))
+        assert live.items() <= it.ledger.state.allocations.items()
+
+
+async def test_after_its_directory_was_wiped_the_kubelet_has_all_devices_and_allocations_are_as_they_were() -> None:
+    async with node() as it:
+        fits(await it.kubelet.admit(pod("train", gpus=2)))
+        live = dict(it.ledger.state.allocations)
+        await it.kubelet.wipe()
+        assert [] == list(it.kubelet.plugins_dir.glob("topoalign-*"))
+        await it.clock.advance(LOOK_SECONDS)
+        await it.clock.advance(LOOK_SECONDS)
+        await it.kubelet.until(offers(MACHINE))
+
+        assert 2 == len(list(it.kubelet.plugins_dir.glob("topoalign-*")))
+        assert live == it.ledger.state.allocations
+
+
+def first_list(lists: list[int], kubelet: KubeletStandIn) -> bool:
+    """Notes how many GPUs the kubelet has, whenever it hears something."""
+    lists.append(kubelet.capacity(GPU))
+    return False
+
+
+async def test_the_app_container_gets_its_init_containers_gpus_and_never_its_sidecars() -> None:
+    """Three Allocate calls of one pod. What an init container had goes to those after it, a sidecar's own to nobody."""
+    asked = [("setup", 2), ("proxy", 1), ("main", 3)]
+    setup, proxy, main = (ContainerRequest(name=ContainerName(name), limits={GPU: gpus}) for name, gpus in asked)
+    request = PodRequest(
+        name=PodName("train"),
+        init_containers=(setup, msgspec.structs.replace(proxy, sidecar=True)),
+        containers=(main,),
+    )
+    async with node() as it:
+        fits(await it.kubelet.admit(request))
+        await it.handouts.reconcile()
+        of: dict[str, frozenset[DeviceID]] = {
+            str(held.owner.container): held.device_ids for held in it.ledger.state.allocations.values() if held.owner
+        }
+        given: dict[str, frozenset[DeviceID]] = {
+            str(container): frozenset(devices)
+            for container, _, devices in it.kubelet.running[DEFAULT, PodName("train")].parts()
+        }
+
+        assert {"proxy", "main"} == of.keys()
+        assert {"proxy": given["proxy"], "main": given["main"]} == of
+        assert given["setup"] <= of["proxy"] | of["main"]
+        assert of["main"].isdisjoint(of["proxy"])
+        assert 3 == it.facts().count(AllocationGranted.__name__)
+
+
+async def test_a_pod_that_went_while_no_allocator_ran_is_an_orphan_at_the_first_look() -> None:
+    async with node() as it:
+        fits(await it.kubelet.admit(pod("ends", gpus=2)))
+        fits(await it.kubelet.admit(pod("stays", gpus=2)))
+        await it.kubelet.remove(DEFAULT, PodName("ends"))
+        ledger, handouts = it.restarted()
+        await handouts.reconcile()
+
+        released = [event for event, _ in ledger.pending if isinstance(event, AllocationReleased)]
+        assert ["orphan"] == [event.reason for event in released]
+        assert ["stays"] == [held.owner.pod for held in ledger.state.allocations.values() if held.owner]

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 
-from topoalign.client import Counts, Heard
+from topoalign.client import Client, Heard
 from topoalign.core.events import (
     Allocation,
     AllocationGranted,
@@ -26,6 +26,7 @@ from topoalign.core.topology.model import Cpu, Gpu, Nic, NumaNode, Topology
 from topoalign.registry.api import Api
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.metrics import Metrics
+from topoalign.runtime.memory_bus import MemoryBus
 
 pytestmark = pytest.mark.anyio
 
@@ -147,6 +148,7 @@ async def test_a_device_is_shown_with_index_uuid_and_pci_address_together(
             "id": "GPU-0002",
             "index": 2,
             "pci": "0000:02:00.0",
+            "short": "GPU2",
             "numa_affinity": [0],
         }
     ] == shown["devices"]
@@ -235,7 +237,7 @@ async def test_other_methods_than_get_are_refused_in_json(http: httpx.AsyncClien
 
 async def test_hostile_names_are_data_in_json_and_clean_in_metrics(cluster: Cluster, http: httpx.AsyncClient) -> None:
     registry = CollectorRegistry()
-    Metrics(registry, cluster, Counts())
+    Metrics(registry, cluster, Client(MemoryBus()))
     announce(cluster, "node-1", allocation("a", HOSTILE, 0))
 
     response = await http.get("/v1/allocations")
@@ -250,7 +252,7 @@ async def test_hostile_names_are_data_in_json_and_clean_in_metrics(cluster: Clus
 
 async def test_each_gpu_is_counted_in_one_state_and_an_allocated_one_joins_with_dcgm_by_uuid(cluster: Cluster) -> None:
     registry = CollectorRegistry()
-    Metrics(registry, cluster, Counts())
+    Metrics(registry, cluster, Client(MemoryBus()))
     announce(cluster, "node-1", allocation("a", "train", 0, 3))
 
     def sample(name: str, **labels: str) -> float | None:

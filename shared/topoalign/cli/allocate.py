@@ -1,4 +1,4 @@
-"""`topoalign allocate` and `topoalign release`: asking the allocator of a node that has no kubelet."""
+"""`topoalign allocate`, `release` and `trust`: asking the allocator of a node that has no kubelet."""
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +13,7 @@ from topoalign.cli.quantities import Count, Size
 from topoalign.core.decisions import Decision, Refusal
 from topoalign.core.errors import clean
 from topoalign.core.ids import CPU, GPU, MEMORY, NIC, AllocationID, ContainerName, Namespace, NodeName, PodName
+from topoalign.core.maintenance import TrustRequest
 from topoalign.core.requests import (
     AllocateRequest,
     ContainerRequest,
@@ -163,3 +164,26 @@ def release(link: Link, target: str) -> None:
         return
     for allocation in released:
         output.say(f"released {clean(allocation, 120)}")
+
+
+@click.command()
+@on_node
+def trust(link: Link) -> None:
+    """
+    Confirm a node's record of allocations after its journal was damaged.
+
+    Until then nothing more is given out there, because something may be held that the record does not have. Look first at
+    what runs on the node; cordon devices that are busy without an allocation. A node with a kubelet needs no such word.
+
+    \b
+    Examples:
+      topoalign watch --node gpu-7
+      topoalign trust --node gpu-7
+    """
+    doubt, _ = link.ask("trust", TrustRequest(node=link.node), str | None)
+    if link.as_json:
+        output.document({"node": link.node, "doubt": doubt})
+    elif doubt is None:
+        output.say("there was no doubt about the record")
+    else:
+        output.say(f"the record is confirmed; the doubt was: {clean(doubt, 300)}")

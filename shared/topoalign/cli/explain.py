@@ -10,6 +10,7 @@ from topoalign.cli import output, people
 from topoalign.cli.allocate import Changes, changes, decide, pod_request, request_options, show
 from topoalign.cli.link import Link, on_node
 from topoalign.core.decisions import Explained
+from topoalign.core.errors import clean
 from topoalign.core.requests import ExplainRequest, PodRequest
 
 FILE = click.Path(path_type=Path)
@@ -92,6 +93,11 @@ def explain(link: Link, target: str) -> None:
     for allocation in explained.allocations:
         known = explained.decision is not None or bool(allocation.cpus or allocation.memory or allocation.affinity)
         people.show_allocation(allocation, topology, decided=known)
+    for device, health in explained.ailing.items():
+        cordoned = " and cordoned" if health.cordoned else ""
+        output.say(
+            f"holds a device that is {health.state}{cordoned}: {clean(device, 120)}, {clean(health.reason, 400)}"
+        )
     if explained.decision is None:
         output.note("how this was decided is not known: the kubelet decided it, or the allocator has restarted since")
         return

@@ -8,8 +8,8 @@ this host. Nothing here waits longer than a few seconds for an answer.
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, wraps
 from typing import Any, TypeVar
@@ -21,7 +21,7 @@ import msgspec
 from topoalign.cli import running
 from topoalign.client import Client
 from topoalign.core import wire
-from topoalign.core.errors import BusUnavailable, NotFound, Unavailable
+from topoalign.core.errors import BadRequest, BusUnavailable, NotFound, Unavailable
 from topoalign.core.events import (
     Allocation,
     AllocationsSnapshot,
@@ -31,7 +31,9 @@ from topoalign.core.events import (
     TopologyDiscovered,
 )
 from topoalign.core.ids import DeviceID, NodeName
+from topoalign.core.maintenance import DevicesRequest, Word
 from topoalign.core.ports import Bus, Stream
+from topoalign.core.state import newer
 from topoalign.core.topology.model import Topology
 from topoalign.runtime.logging import configure_logging
 from topoalign.runtime.nats_bus import Access, connect_bus
@@ -57,13 +59,13 @@ class NothingRuns(Unavailable):
 
 
 class NodeSilent(Unavailable):
-    """NATS is there, and the node's allocator is not."""
+    """NATS is there, and a service of the node is not."""
 
     code = "NodeSilent"
 
-    def __init__(self, node: NodeName, finding: str) -> None:
+    def __init__(self, node: NodeName, finding: str, service: str = "allocator") -> None:
         super().__init__(
-            f"the allocator of node {node} does not answer: {finding}",
+            f"the {service} of node {node} does not answer: {finding}",
             "give the node's name with --node, and see whether `topoalign up` or `topoalign node` runs there",
         )
 
@@ -97,6 +99,24 @@ class Link:
         not need it. Raises what the allocator failed with, and NodeSilent if it does not answer.
         """
         return anyio.run(self._ask, verb, request, kind)
+
+    def tell(self, word: Word, devices: Sequence[str], reason: str) -> dict[DeviceID, DeviceHealth]:
+        """
+        An operator's word on devices, to the discovery of the node. Returns how each of them is from now on.
+
+        Raises what discovery failed with, and NodeSilent if it does not answer.
+        """
+        return anyio.run(self._tell, word, DevicesRequest(node=self.node, devices=tuple(devices), reason=reason))
+
+    async def _tell(self, word: Word, request: DevicesRequest) -> dict[DeviceID, DeviceHealth]:
+        async with connected(self.nats) as bus:
+            try:
+                body = await bus.ask(
+                    wire.devices_subject(request.node, word), msgspec.json.encode(request), ANSWER_SECONDS
+                )
+            except BusUnavailable as error:
+                raise NodeSilent(request.node, error.finding, "discovery") from error
+            return wire.answered(body, dict[DeviceID, DeviceHealth])
 
     async def _ask(self, verb: str, request: object, kind: Any) -> tuple[Any, Topology]:
         node = self.node
@@ -147,16 +167,21 @@ async def newest_topology(bus: Bus, node: NodeName) -> Topology | None:
 
 
 async def newest_reading(bus: Bus, node: NodeName, kind: type[R]) -> R | None:
-    """The node's last reading of this kind; None if there is none."""
+    """The node's last reading of this kind that can be read; None if there is none."""
     subject = f"{wire.PREFIX}.{wire.SUBJECTS[kind][0].format(node=wire.token(node))}"
     last = await bus.last_position(Stream.NODES, subject)
     if not last:
         return None
+    newest: R | None = None
     with anyio.move_on_after(ANSWER_SECONDS):
-        async with bus.follow(Stream.NODES, subject, after=last - 1) as messages:
-            event = wire.decode((await anext(messages)).message)
-        return event if isinstance(event, kind) else None
-    return None
+        async with bus.follow(Stream.NODES, subject) as messages:  # the stream keeps five of them
+            async for received in messages:
+                with suppress(BadRequest):  # what anybody may have written there; subscribers put it aside
+                    event = wire.decode(received.message)
+                    newest = newer(newest, event) if isinstance(event, kind) else newest
+                if received.position >= last:
+                    break
+    return newest
 
 
 async def live_allocations(bus: Bus, node: NodeName) -> tuple[Allocation, ...]:
@@ -182,12 +207,13 @@ class Standing:
 
     @property
     def holders(self) -> dict[DeviceID, str]:
-        """Device -> the pod that holds it; `?` where the kubelet has not said which."""
-        return {
-            device: "?" if allocation.owner is None else f"{allocation.owner.namespace}/{allocation.owner.pod}"
-            for allocation in self.allocations
-            for device in allocation.device_ids
-        }
+        """GPU or NIC -> the pods that hold it or a part of it; `?` where the kubelet has not said which."""
+        held: dict[DeviceID, dict[str, None]] = {}
+        for allocation in self.allocations:
+            pod = "?" if allocation.owner is None else f"{allocation.owner.namespace}/{allocation.owner.pod}"
+            for device in sorted(allocation.device_ids):
+                held.setdefault(self.topology.card_of(device), {})[pod] = None
+        return {device: ", ".join(pods) for device, pods in held.items()}
 
 
 def discovered(node: str | None, nats: str | None, environment: Mapping[str, str]) -> Standing:

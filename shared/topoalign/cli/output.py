@@ -18,8 +18,8 @@ from topoalign.core.errors import clean
 
 T = TypeVar("T")
 
-_UNSAFE = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
-"""What msgspec leaves as it is, as JSON allows, but a terminal obeys: DEL, C1 controls, marks of direction and of width."""
+_UNUSUAL = re.compile("[^\n -~]")
+"""Everything but ASCII that can be seen: among it what msgspec leaves as JSON allows, but a terminal obeys."""
 
 
 def document(data: object) -> None:
@@ -34,8 +34,14 @@ def line(data: object) -> None:
 
 
 def escaped(body: bytes) -> str:
-    """The same JSON, with what a terminal would obey written as \\u escapes."""
-    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", body.decode())
+    """The same JSON, with what cannot be seen, and what a terminal would obey, written as \\u escapes."""
+    return _UNUSUAL.sub(lambda match: match[0] if match[0].isprintable() else json_escape(match[0]), body.decode())
+
+
+def json_escape(character: str) -> str:
+    """As JSON writes a character outside the basic plane: in two halves."""
+    halves = character.encode("utf-16-be")
+    return "".join(f"\\u{halves[at : at + 2].hex()}" for at in range(0, len(halves), 2))
 
 
 def say(text: str = "") -> None:

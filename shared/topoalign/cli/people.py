@@ -8,7 +8,7 @@ from topoalign.core.decisions import Alignment, Considered, Decision, Explanatio
 from topoalign.core.errors import clean
 from topoalign.core.events import Allocation, MemoryBlock, Owner
 from topoalign.core.hints.model import HintRule, Hints, TopologyHint
-from topoalign.core.ids import GPU, MEMORY, DeviceID, ResourceName
+from topoalign.core.ids import MEMORY, DeviceID, ResourceName
 from topoalign.core.topology.bitmask import nodes_of
 from topoalign.core.topology.cpuset import format_cpuset
 from topoalign.core.topology.model import Topology
@@ -49,7 +49,7 @@ def show_allocation(allocation: Allocation, topology: Topology, *, decided: bool
             for address in [f"VF {address}" for address in functions.get(d.id, ())] or [d.pci or "-"]
         ]
         output.columns(("RESOURCE", "INDEX", "DEVICE", "PCI", "NUMA"), rows)
-    gpus = allocation.devices.get(GPU, ())
+    gpus = gpus_of(allocation, topology)
     if len(gpus) > 1:
         output.say(f"link score  {set_score(topology, gpus)}")
     if not decided:
@@ -59,6 +59,12 @@ def show_allocation(allocation: Allocation, topology: Topology, *, decided: bool
     for block in allocation.memory:
         output.say(f"{'memory' if block.resource == MEMORY else clean(block.resource):<11} {memory(block)}")
     output.say(f"aligned to  NUMA {numa(allocation.affinity)}")
+
+
+def gpus_of(allocation: Allocation, topology: Topology) -> tuple[DeviceID, ...]:
+    """The GPUs that an allocation has, or has a part of, under whatever names they were handed out."""
+    cards = dict.fromkeys(topology.card_of(device) for devices in allocation.devices.values() for device in devices)
+    return tuple(card for card in cards if card in topology.gpu_by_id)
 
 
 def memory(block: MemoryBlock) -> str:

@@ -52,7 +52,8 @@ class Described:
         topology = TopologyDiscovered(
             node=name, epoch=0, revision=0, boot_id="", source=f"described: {machine.name}", topology=machine.topology
         )
-        devices = {device: healthy for listed in machine.topology.devices.values() for device in listed}
+        hardware = machine.topology
+        devices = {hardware.card_of(device): healthy for listed in hardware.devices.values() for device in listed}
         health = DeviceHealthChanged(node=name, epoch=0, revision=0, devices=devices)
         if self.kubelet_root is None:
             return KubeletNode(

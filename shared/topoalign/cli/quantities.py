@@ -14,16 +14,19 @@ _WHOLE = re.compile(r"[0-9]{1,19}")
 
 
 class Count(click.ParamType[int]):
-    """A whole number of things, 0 or more."""
+    """A whole number of things, in the digits 0 to 9 and nothing else."""
 
     name = "N"
+
+    def __init__(self, least: int = 0, most: int = MOST) -> None:
+        self.least, self.most = least, most
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
         text = str(value)
-        if not _WHOLE.fullmatch(text) or int(text) > MOST:
-            self.fail(f"{clean(text, 40)!r} is not a whole number from 0 to {MOST}", param, ctx)
+        if not _WHOLE.fullmatch(text) or not self.least <= int(text) <= self.most:
+            self.fail(f"{clean(text, 40)!r} is not a whole number from {self.least} to {self.most}", param, ctx)
         return int(text)
 
 

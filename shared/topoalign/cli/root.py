@@ -45,9 +45,12 @@ SECTIONS: dict[str, dict[str, Entry]] = {
     "Change": {
         "allocate": Entry("allocate:allocate", "Ask a node for GPUs, CPUs, memory and NICs."),
         "release": Entry("allocate:release", "Give an allocation back."),
+        "gpu": Entry("gpu:gpu", "How the devices of a node are, and an operator's word on them."),
+        "trust": Entry("allocate:trust", "Confirm a node's record after its journal was damaged."),
     },
     "Check": {
         "doctor": Entry("doctor:doctor", "What is wrong on this machine, and what to do about it."),
+        "config": Entry("config:config", "Every setting, with where it is from; checks a file."),
         "conformance": Entry(
             "conformance:conformance", "Run published case files through the services' own functions."
         ),

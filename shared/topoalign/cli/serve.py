@@ -5,7 +5,7 @@ A flag is a `TOPOALIGN_*` setting by another name: it goes before the environmen
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,12 @@ OPTIONS: dict[str, Callable[[Command], Command]] = {
     "node": click.option("--node", metavar="NAME", help="Name of the Kubernetes node.  [default: host name]"),
     "nats": click.option("--nats", "nats_url", metavar="URL", help="Where NATS is."),
     "state_dir": click.option("--state-dir", metavar="DIR", help="Where the allocator's journal lives."),
+    "take_over": click.option(
+        "--take-over", flag_value="true", help="Follow an allocator of this node that is running: it hands over."
+    ),
     "kubelet_dir": click.option("--kubelet-dir", metavar="DIR", help="The kubelet's device plugin directory."),
     "kubelet_config": click.option("--kubelet-config", metavar="FILE", help="The kubelet's configuration file."),
+    "config": click.option("--config", metavar="FILE", help="What devices are offered as: resources, sharing, health."),
     "policy": click.option("--policy", type=click.Choice([p.value for p in Policy]), help="Topology policy."),
     "scope": click.option("--scope", type=click.Choice([s.value for s in Scope]), help="What is aligned as one."),
     "placement": click.option("--placement", type=click.Choice([p.value for p in Placement]), help="Device policy."),
@@ -56,25 +60,55 @@ OPTIONS: dict[str, Callable[[Command], Command]] = {
     ),
 }
 EVERYWHERE = ("nats", "http", "log_format", "log_level")
-ALLOCATING = ("node", "state_dir", "kubelet_dir", "kubelet_config", "policy", "scope", "placement")
+ALLOCATING = (
+    "node",
+    "state_dir",
+    "take_over",
+    "kubelet_dir",
+    "kubelet_config",
+    "config",
+    "policy",
+    "scope",
+    "placement",
+)
+
+
+def options(*names: str) -> Callable[[Command], Command]:
+    """Adds these options, and those that every service takes."""
+
+    def add(command: Command) -> Command:
+        for name in reversed((*names, *EVERYWHERE)):
+            command = OPTIONS[name](command)
+        return command
+
+    return add
 
 
 def settings(*names: str) -> Callable[[Command], Command]:
     """Adds these options, and hands the command the environment under what they say."""
 
     def add(command: Command) -> Command:
-        def with_environment(http: tuple[str, int] | None, **flags: str | None) -> Any:
-            given = {name: value for name, value in flags.items() if value is not None}
-            if http is not None:
-                given |= {"http_host": http[0], "http_port": str(http[1])}
-            return command({**os.environ, **{PREFIX + name.upper(): value for name, value in given.items()}})
+        def with_environment(**flags: Any) -> Any:
+            return command({**os.environ, **variables(**flags)})
 
         with_environment.__name__, with_environment.__doc__ = command.__name__, command.__doc__
-        for name in reversed((*names, *EVERYWHERE)):
-            with_environment = OPTIONS[name](with_environment)
-        return with_environment
+        return options(*names)(with_environment)
 
     return add
+
+
+def variables(http: tuple[str, int] | None, **flags: str | None) -> dict[str, str]:
+    """The settings that flags stand for."""
+    given = {name: value for name, value in flags.items() if value is not None}
+    if http is not None:
+        given |= {"http_host": http[0], "http_port": str(http[1])}
+    return {PREFIX + name.upper(): value for name, value in given.items()}
+
+
+def on_a_node(environment: Mapping[str, str]) -> dict[str, str]:
+    """The same, with the kubelet's directory where it is there and nothing else was said."""
+    usual = {PREFIX + "KUBELET_DIR": str(KUBELET_DIR)} if KUBELET_DIR.is_dir() else {}
+    return {**usual, **environment}
 
 
 @click.command()
@@ -91,13 +125,11 @@ def node(environment: dict[str, str]) -> None:
       topoalign node --nats nats://hub:4222
       topoalign node --machine dgx-a100 --kubelet-dir "" --state-dir ./state
     """
-    if PREFIX + "KUBELET_DIR" not in environment and KUBELET_DIR.is_dir():
-        environment[PREFIX + "KUBELET_DIR"] = str(KUBELET_DIR)
-    run(NODE, environment)
+    run(NODE, on_a_node(environment))
 
 
 @click.command()
-@settings("machine", "node")
+@settings("machine", "node", "config")
 def discovery(environment: dict[str, str]) -> None:
     """
     Only the service that reads the hardware.

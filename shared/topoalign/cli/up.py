@@ -27,6 +27,7 @@ from topoalign.runtime.nats_server import local_nats
 from topoalign.runtime.runner import Running, run_services
 from topoalign.runtime.settings import PREFIX, RuntimeSettings, from_environment
 from topoalign.runtime.tasks import background
+from topoalign.serving import nvidia
 
 ALL = (*NODE, "registry")
 MACHINE = "dgx-a100"
@@ -51,7 +52,8 @@ def up(environment: dict[str, str]) -> None:
       topoalign up
       topoalign up --machine pasted.txt --policy restricted
     """
-    environment = {PREFIX + "LOG_LEVEL": "warning", PREFIX + "NATS_WAIT": "10", **environment}
+    defaults = {PREFIX + "LOG_LEVEL": "warning", PREFIX + "NATS_WAIT": "10"}
+    environment = {**defaults, **nvidia.left_out(environment)}
     if PREFIX + "HTTP_PORT" not in environment:
         environment[PREFIX + "HTTP_PORT"] = str(HTTP_PORT if is_free(HTTP_PORT) else 0)
     if PREFIX + "MACHINE" not in environment and why_no_driver() is not None:
@@ -72,7 +74,7 @@ async def serve_all(environment: dict[str, str], scratch: Path) -> None:
             started = Started()
             async with background() as tasks:
                 tasks.start_soon(welcome_once_ready, started, environment, while_running)
-                await run_services(ALL, environment, ready=started.tell)
+                await run_services(ALL, environment, ready=started.tell, hangup_stops=True)
 
 
 class Started:

@@ -9,6 +9,7 @@ import msgspec
 
 from topoalign.cli import output, people
 from topoalign.cli.link import Link, connected, newest_topology, on_node
+from topoalign.cli.quantities import Count
 from topoalign.client import Client, Heard
 from topoalign.core.errors import clean
 from topoalign.core.events import (
@@ -23,12 +24,17 @@ from topoalign.core.events import (
 )
 from topoalign.core.ids import GPU, AllocationID, NodeName
 from topoalign.core.ports import Bus, Stream
+from topoalign.core.requests import LARGEST_QUANTITY
 from topoalign.core.topology.model import Topology
 
 
 @click.command()
-@click.option("--since", type=click.IntRange(min=0), metavar="SEQ", help="Begin after this position of the stream.")
-@click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after N events.  [default: Ctrl-C]")
+@click.option(
+    "--since", type=Count(most=LARGEST_QUANTITY), metavar="SEQ", help="Begin after this position of the stream."
+)
+@click.option(
+    "--count", type=Count(least=1, most=LARGEST_QUANTITY), metavar="N", help="End after N events.  [default: Ctrl-C]"
+)
 @on_node
 def watch(link: Link, since: int | None, count: int | None) -> None:
     """
@@ -53,12 +59,18 @@ async def follow(link: Link, since: int | None, count: int | None) -> None:
         async with aclosing(Client(bus, name="cli").allocations(since, node)) as events:
             async for heard in events:
                 if link.as_json:
-                    output.line(heard)
+                    output.line(as_said(heard))
                 else:
                     await teller.tell(heard)
                 told += 1
                 if told == count:
                     return
+
+
+def as_said(heard: Heard) -> dict[str, object]:
+    """For programs: the event in its writer's own words, those of a later version among them, on one line."""
+    event = msgspec.Raw(msgspec.json.format(heard.body, indent=-1))
+    return {"event": event, "position": heard.position, "time": heard.time}
 
 
 class Teller:
@@ -119,4 +131,4 @@ def worded(allocation: Allocation, topology: Topology) -> str:
 
 
 def has(topology: Topology, allocation: Allocation) -> bool:
-    return all(gpu in topology.gpu_by_id for gpu in allocation.devices.get(GPU, ()))
+    return all(topology.card_of(gpu) in topology.gpu_by_id for gpu in allocation.devices.get(GPU, ()))

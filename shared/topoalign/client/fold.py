@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import structlog
 
+from topoalign.core.errors import Contradiction, SequenceGap
 from topoalign.core.events import AllocationsSnapshot, Event, LedgerFact
 from topoalign.core.ids import NodeName
-from topoalign.core.state import Contradiction, NodeState, SequenceGap
+from topoalign.core.state import NodeState
 
 log = structlog.get_logger("topoalign.client")
 
@@ -38,6 +39,12 @@ class Fold:
     def __init__(self, counts: Counts) -> None:
         self.broken: dict[NodeName, float | None] = {}
         """Nodes with missing events -> when their allocator was last asked for a snapshot."""
+        self.answered: dict[NodeName, int] = {}
+        """Of these nodes: how many snapshots their allocator has promised since they were whole."""
+        self.promised: dict[NodeName, int] = {}
+        """Of these nodes: the epoch that their allocator named when it was asked for a snapshot last."""
+        self._skipped: dict[NodeName, tuple[int, int]] = {}
+        """Of these nodes: epoch and seq of the last event that could not be folded."""
         self._counts = counts
         self._states: dict[NodeName, NodeState] = {}
 
@@ -49,25 +56,36 @@ class Fold:
         if event.epoch == had.epoch and event.seq <= had.seq:
             self._counts.repeated += 1
             return False
-        if event.epoch < had.epoch and self.broken.get(event.node) is None:
-            # An epoch that is over comes again where a stream went back. Only a snapshot that was asked for is believed.
-            self.broken[event.node] = None
+        if event.epoch < had.epoch and event.epoch != self.promised.get(event.node):
+            # An epoch that is over comes again where a stream went back. It is believed if the allocator says it is its own.
+            self.broken.setdefault(event.node, None)
             return False
         if event.node not in self.broken:
             self._compare(had, event)
         elif not isinstance(event, AllocationsSnapshot):
+            self._skip(event)
             return False
         try:
             self._states[event.node] = had.apply(event)
         except SequenceGap:
             self._counts.gaps += 1
             self.broken[event.node] = None
+            self._skip(event)
             return False
         except Contradiction:
             self.broken[event.node] = None
             raise
         self.broken.pop(event.node, None)
+        self.answered.pop(event.node, None)
+        self.promised.pop(event.node, None)
+        if self._skipped.pop(event.node, (0, 0)) > (event.epoch, event.seq):
+            self.broken[event.node] = None  # messages overtook one another: the next snapshot has what was skipped
         return True
+
+    def _skip(self, event: LedgerFact) -> None:
+        """What cannot be folded is in a snapshot that comes after it."""
+        place = event.epoch, event.seq
+        self._skipped[event.node] = max(self._skipped.get(event.node, place), place)
 
     def _compare(self, had: NodeState, event: LedgerFact) -> None:
         """A snapshot that comes next after what was heard says the same in other words; else one of the two is wrong."""

@@ -24,12 +24,21 @@ import structlog
 
 from topoalign.client.fold import Counts, Fold
 from topoalign.core import wire
-from topoalign.core.errors import BusRefused, BusUnavailable, TopoalignError, Unavailable, Undecodable
-from topoalign.core.events import Event, Reading
+from topoalign.core.errors import (
+    BadRequest,
+    BusRefused,
+    BusUnavailable,
+    Contradiction,
+    NoFit,
+    TopoalignError,
+    Unavailable,
+    Undecodable,
+)
+from topoalign.core.events import AllocationsSnapshot, Event, Reading
 from topoalign.core.ids import NodeName
 from topoalign.core.ports import Bus, Clock, Message, Received, Stream
 from topoalign.core.requests import SnapshotRequest
-from topoalign.core.state import Contradiction, newer
+from topoalign.core.state import newer
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.nats_bus import Access, connect_bus
 
@@ -37,6 +46,13 @@ SNAPSHOT_SECONDS = 1.0
 """For an allocator to announce itself anew. One that is down is known at once; only one that hangs takes this long."""
 ASK_AGAIN_SECONDS = 6.0
 """Until what did not come is asked for again: a snapshot, or the end of a stream. Longer than a follower bears silence."""
+LONGEST_ASK_AGAIN_SECONDS = 600.0
+"""
+A snapshot that comes and is of no use is asked for ever more rarely, at last so often: an allocator of another version
+writes its journal anew for each.
+"""
+MOST_WAITING = 1_000
+"""Messages behind which a subscriber that was up to date is told that it is slow: some ten thousand are read in a second."""
 PAUSE, LONG_PAUSE = 0.2, 5.0
 """Seconds between two tries to learn where a stream ends, from a bus that is away and from one that refuses."""
 
@@ -51,6 +67,8 @@ class Heard(msgspec.Struct, frozen=True, kw_only=True):
     """Its place in the stream, to go on after: `since=position`. Of a snapshot made up at the start: where it stands."""
     time: float | None
     """Wall seconds at which it became true, as its writer says; None if it does not."""
+    body: bytes = b""
+    """The event in JSON as its writer said it, with what only a later version knows; of a snapshot made up, in ours."""
 
 
 class Client:
@@ -60,6 +78,9 @@ class Client:
         self.counts = Counts()
         self.unread: dict[Stream, int] = {}
         """Of each stream that is followed: how far away the end of its past still is; 0 once all of it was handed over."""
+        self.waiting: dict[Stream, int] = {}
+        """Messages of each stream that waited behind the last one read: what a slow subscriber has to catch up with."""
+        self._slow: set[Stream] = set()
         self._bus = bus
         self._clock: Clock = clock or SystemClock()
         self._name = name
@@ -85,7 +106,7 @@ class Client:
                     if not announced:
                         announced = True
                         for snapshot in fold.snapshots():
-                            yield Heard(event=snapshot, position=newest, time=self._clock.wall())
+                            yield made_up(snapshot, newest, self._clock.wall())
                     await self._heal(fold)
                 self.unread[Stream.ALLOCATIONS] = max(0, newest - position)
                 received = await self._next(messages, patient=position >= newest and not fold.broken)
@@ -168,8 +189,19 @@ class Client:
             return await anext(messages)
         return None
 
+    def _note_pace(self, stream: Stream, received: Received) -> None:
+        """Says once when a subscriber that was up to date has fallen behind, and once when it has caught up."""
+        self.waiting[stream] = received.waiting
+        if received.waiting > MOST_WAITING and not self.unread.get(stream) and stream not in self._slow:
+            self._slow.add(stream)
+            log.warning("slow subscriber: nothing is lost, all is late", stream=stream, waiting=received.waiting)
+        elif not received.waiting and stream in self._slow:
+            self._slow.discard(stream)
+            log.info("subscriber has caught up", stream=stream, position=received.position)
+
     async def _heard(self, stream: Stream, received: Received) -> Heard | None:
         """What a message says, if it says something to this version."""
+        self._note_pace(stream, received)
         try:
             event = wire.decode(received.message)
         except wire.UnknownEvent:
@@ -178,7 +210,8 @@ class Client:
         except Undecodable as error:
             await self._put_aside(stream, received, error)
             return None
-        return Heard(event=event, position=received.position, time=time_of(received.message))
+        message = received.message
+        return Heard(event=event, position=received.position, time=time_of(message), body=message.body)
 
     async def _news(self, fold: Fold, received: Received, heard: Heard) -> bool:
         try:
@@ -200,18 +233,34 @@ class Client:
     async def _heal(self, fold: Fold) -> None:
         """Asks the allocators of nodes with missing events for a snapshot; it comes over the stream."""
         now = self._clock.monotonic()
-        due = [node for node, asked in fold.broken.items() if asked is None or now >= asked + ASK_AGAIN_SECONDS]
+        due = [
+            node
+            for node, asked in fold.broken.items()
+            if asked is None or now >= asked + patience(fold.answered.get(node, 0))
+        ]
         async with anyio.create_task_group() as tasks:
             for node in due:
                 fold.broken[node] = now
-                tasks.start_soon(self._ask, node)
+                tasks.start_soon(self._ask, fold, node)
 
-    async def _ask(self, node: NodeName) -> None:
+    async def _ask(self, fold: Fold, node: NodeName) -> None:
         question = msgspec.json.encode(SnapshotRequest(node=node))
         try:
-            await self._bus.ask(wire.admission_subject(node, "snapshot"), question, SNAPSHOT_SECONDS)
-        except Unavailable as error:
+            answer = await self._bus.ask(wire.admission_subject(node, "snapshot"), question, SNAPSHOT_SECONDS)
+            fold.answered[node] = fold.answered.get(node, 0) + 1
+            fold.promised[node], _ = wire.answered(answer, tuple[int, int])
+        except (Unavailable, BadRequest, NoFit) as error:
             log.info("no snapshot yet", node=node, finding=error.finding)
+
+
+def patience(answered: int) -> float:
+    """Seconds until a snapshot is asked for again, after so many that were promised and did not make the node whole."""
+    return min(LONGEST_ASK_AGAIN_SECONDS, ASK_AGAIN_SECONDS * float(1 << min(answered, 10)))
+
+
+def made_up(snapshot: AllocationsSnapshot, position: int, time: float) -> Heard:
+    """What nobody has said: the allocations of a node as they are at this position."""
+    return Heard(event=snapshot, position=position, time=time, body=msgspec.json.encode(snapshot))
 
 
 def time_of(message: Message) -> float | None:

@@ -37,12 +37,12 @@ from topoalign.core.hints.providers import answer, question, shared_cpus
 from topoalign.core.hints.requested import device_limits, exclusive_cpus
 from topoalign.core.hints.reuse import allocations_of, held_by, reusable_cpus, reusable_devices
 from topoalign.core.hints.search import Work
-from topoalign.core.ids import GPU, NIC, ContainerName, DeviceID, ResourceName
+from topoalign.core.ids import NIC, ContainerName, DeviceID, ResourceName
 from topoalign.core.joint.node_devices import ContainerDevices, is_joint
 from topoalign.core.jointly import jointly
 from topoalign.core.placement import prefer
 from topoalign.core.placement.cpus import NotWholeCores, allocate_cpus
-from topoalign.core.placement.devices import choose_devices
+from topoalign.core.placement.devices import check_amount, choose_devices
 from topoalign.core.placement.memory import holding, memory_for
 from topoalign.core.policy import POLICIES
 from topoalign.core.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Scope, checked
@@ -195,11 +195,11 @@ class Deciding:
             self.considered += sets
             wanted = {name: amount for name, amount in wanted.items() if name not in joint_part(container)}
         given = dict(joint.devices)
-        first = GPU if self.rules.mode is Mode.BEST else None
-        for resource in sorted(wanted, key=lambda name: (name != first, name)):
-            listed = resource in self.state.hardware.devices
-            if listed and (wanted[resource] or self.rules.mode is Mode.KUBELET):
-                chosen = yield from self.devices_of(resource, wanted[resource], container, hint, given.get(GPU, ()))
+        hardware, best = self.state.hardware, self.rules.mode is Mode.BEST
+        for resource in sorted(wanted, key=lambda name: (best and hardware.kind_of(name) != "gpu", name)):
+            if resource in hardware.devices and (wanted[resource] or not best):
+                near = tuple(gpu for name, some in given.items() if hardware.kind_of(name) == "gpu" for gpu in some)
+                chosen = yield from self.devices_of(resource, wanted[resource], container, hint, near)
                 given.update({resource: chosen} if chosen else {})
         return ContainerDevices(given, joint.functions)
 
@@ -211,6 +211,7 @@ class Deciding:
         hint: TopologyHint,
         near: tuple[DeviceID, ...],
     ) -> Steps[tuple[DeviceID, ...]]:
+        check_amount(self.state.hardware, resource, amount)
         devices, free = self.state.hardware.devices[resource], frozenset(self.state.free(resource))
         reusable = reusable_devices(allocations_of(self.state, self.pod), resource)
         healthy = frozenset(self.state.healthy(resource))
@@ -239,7 +240,7 @@ class Deciding:
         return chosen
 
     def beside(self, resource: ResourceName, container: ContainerRequest) -> Beside:
-        nics = device_limits(container).get(NIC, 0) if resource == GPU else 0
+        nics = device_limits(container).get(NIC, 0) if self.state.hardware.kind_of(resource) == "gpu" else 0
         return Beside(free=self.state.free(resource), nics=self.state.free(NIC) if nics else (), nics_wanted=nics)
 
     def preferred(self, asking: PreferenceQuestion) -> Steps[tuple[DeviceID, ...] | None]:

@@ -11,13 +11,14 @@ from itertools import combinations
 from math import comb
 
 from topoalign.core.decisions import Beside, Considered, PreferenceQuestion
-from topoalign.core.ids import GPU, NIC, DeviceID, ResourceName
+from topoalign.core.ids import DeviceID, ResourceName
 from topoalign.core.placement import looked_at, outlook
 from topoalign.core.placement.partition import best_split
 from topoalign.core.placement.scores import Scores, link_scores, total
 from topoalign.core.placement.topology import is_exact, most_weighed, worth
 from topoalign.core.requests import Placement
 from topoalign.core.topology.model import Topology
+from topoalign.core.topology.offers import Kind
 from topoalign.core.topology.queries import pair_score
 
 MOST_COMPARED = 256
@@ -42,22 +43,23 @@ def considered(
     `free` are all devices the container could have got, in the hardware's order, `asked` is what the device policy was asked
     (None where there was nothing to choose), `near` the container's GPUs where NICs are chosen.
     """
-    if resource not in (GPU, NIC) or not chosen:
+    kind = topology.kind_of(resource)
+    if kind not in ("gpu", "nic") or not chosen:
         return ()
     taken = tuple(i for i, device in enumerate(free) if device in chosen)
-    table = link_scores(topology, free) if resource == GPU else ()
+    table = link_scores(topology, free) if kind == "gpu" else ()
     links = [sum(pair_score(topology, device, other) for other in near) for device in free]
 
     def score(members: Iterable[int]) -> int:
-        return total(table, members) if resource == GPU else sum(links[member] for member in members)
+        return total(table, members) if kind == "gpu" else sum(links[member] for member in members)
 
     offered = () if asked is None else asked.available
-    won = reason_for(resource, bool(offered), near, placement)
-    if resource == GPU and asked is not None:
+    won = reason_for(kind, bool(offered), near, placement)
+    if kind == "gpu" and asked is not None:
         won += limits_of(table, free, asked, placement)
 
     def difference(devices: Sequence[DeviceID]) -> str:
-        if resource != GPU or placement != Placement.TOPOLOGY or asked is None:
+        if kind != "gpu" or placement != Placement.TOPOLOGY or asked is None:
             return ""
         return weighed_against(topology, chosen, devices, asked.beside)
 
@@ -86,10 +88,10 @@ def alternatives(devices: int, taken: tuple[int, ...]) -> Iterable[tuple[int, ..
     return (tuple(sorted({*taken, new} - {old})) for old in taken for new in rest)
 
 
-def reason_for(resource: ResourceName, asked: bool, near: Sequence[DeviceID], placement: str) -> str:
+def reason_for(kind: Kind, asked: bool, near: Sequence[DeviceID], placement: str) -> str:
     if not asked:
         return "all that can be had on the NUMA nodes it is aligned to, or from its init containers"
-    if resource == GPU:
+    if kind == "gpu":
         return f"preferred by device policy {placement}"
     return "nearest to the container's GPUs" if near else "lowest index"
 
@@ -130,7 +132,7 @@ def reason_against(more: int, offered: bool, weighed: str = "") -> str:
 def weighed_against(topology: Topology, chosen: Sequence[DeviceID], other: Sequence[DeviceID], beside: Beside) -> str:
     """What policy `topology` holds against a set, part by part."""
     free, nics = looked_at(topology, beside)
-    position = {gpu: i for i, gpu in enumerate(topology.devices[GPU])}
+    position = {gpu: i for i, gpu in enumerate(topology.gpu_by_id)}
     mine, theirs = (
         worth(
             outlook(topology),

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import msgspec
 
 from topoalign.core.errors import NoFit, TopoalignError
-from topoalign.core.events import Allocation
+from topoalign.core.events import Allocation, DeviceHealth
 from topoalign.core.hints.model import Hints, TopologyHint
 from topoalign.core.ids import ContainerName, DeviceID, ResourceName
 
@@ -94,6 +94,8 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
     allocations: tuple[Allocation, ...]
     decision: Decision | None
     """None: it was made by the kubelet, or before the allocator last started."""
+    ailing: dict[DeviceID, DeviceHealth] = {}
+    """How those held devices are that would not be handed out now: unhealthy, of unknown health, or cordoned."""
 
 
 class Beside(msgspec.Struct, frozen=True, kw_only=True):

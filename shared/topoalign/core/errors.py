@@ -54,6 +54,29 @@ class InvalidField(BadRequest):
         super().__init__(f"{field}: {finding}", remedy)
 
 
+class SequenceGap(TopoalignError):
+    """Facts are missing between what was folded and this one: ask the writer for a snapshot."""
+
+    code = "SequenceGap"
+
+    def __init__(self, node: str, epoch: int, have: int, got: int) -> None:
+        self.node, self.epoch, self.have, self.got = node, epoch, have, got
+        super().__init__(
+            f"node {node}, epoch {epoch}: fact {got} arrived after fact {have}",
+            "a snapshot of the node's allocations heals it",
+        )
+
+
+class Contradiction(TopoalignError):
+    """A fact that cannot be true after those before it, such as the owner of an allocation that is not live."""
+
+    code = "Contradiction"
+
+    def __init__(self, node: str, finding: str) -> None:
+        self.node = node
+        super().__init__(f"node {node}: {finding}", "a snapshot of the node's allocations heals it; look at the writer")
+
+
 class UnknownDevice(BadRequest):
     """Names a device that this node does not have, or no longer has."""
 
@@ -194,5 +217,5 @@ def quoted(texts: Sequence[str], most: int = 8, width: int = 80) -> str:
 
 def clean(text: str, width: int = 80) -> str:
     """One line of printable text: control and format characters become `?`, and what is too long is cut."""
-    line = "".join(c if c.isprintable() else "?" for c in text)
+    line = "".join(c if c.isprintable() else "?" for c in text[: width + 1])
     return line if len(line) <= width else line[: width - 1] + "…"

@@ -94,6 +94,13 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     Its memory goes back to the lowest node of a group first, as far as that has any in use, and not to where it was taken
     from: so the kubelet does it, and so it was decided in mode `kubelet`.
     """
+    boot: str = ""
+    """The boot of the node in which it was given, or last confirmed (`TopologyDiscovered.boot_id`); empty: not known."""
+    cards: dict[DeviceID, DeviceID] = {}
+    """
+    MIG instance or virtual function among the devices -> the GPU or NIC that it was a part of when it was given. The
+    container keeps the card's device node, so this must be known when the part is gone.
+    """
 
     def __post_init__(self) -> None:
         parse_cpuset(self.cpus)  # so that whoever folds a record from outside need not expect worse
@@ -112,12 +119,12 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
         """All devices, those of which it has only functions among them."""
         return frozenset(device for devices in self.devices.values() for device in devices)
 
-    @property
+    @cached_property
     def whole_ids(self) -> frozenset[DeviceID]:
         """The devices that nobody else can have a part of."""
         return self.device_ids - self.virtual_functions.keys()
 
-    @property
+    @cached_property
     def function_addresses(self) -> frozenset[str]:
         return frozenset(address for addresses in self.virtual_functions.values() for address in addresses)
 
@@ -166,9 +173,31 @@ class TopologyDiscovered(Reading, frozen=True, kw_only=True, tag="TopologyDiscov
 
 
 class DeviceHealthChanged(Reading, frozen=True, kw_only=True, tag="DeviceHealthChanged"):
-    """How every GPU and NIC of a node is. Said on start and on every change, always all devices."""
+    """
+    How every GPU and NIC of a node is, and every MIG instance that is ill or cordoned by itself. Said on start and on every
+    change, always all of them.
+    """
 
     devices: dict[DeviceID, DeviceHealth]
+
+
+class ContainerUsage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the kubelet gave to one container that is in no allocation, or beyond what its allocations say."""
+
+    owner: Owner
+    cpus: str = ""
+    """Exclusive CPUs as a list `0-3,8`; empty for a container in the shared pool."""
+    memory: tuple[MemoryBlock, ...] = ()
+    devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
+
+    def __post_init__(self) -> None:
+        parse_cpuset(self.cpus)  # as for `Allocation`
+
+
+class UsageObserved(Reading, frozen=True, kw_only=True, tag="UsageObserved"):
+    """What the kubelet gave away without asking us, all of it: CPUs, memory, and devices of other plugins."""
+
+    containers: tuple[ContainerUsage, ...]
 
 
 class AllocationGranted(LedgerFact, frozen=True, kw_only=True, tag="AllocationGranted"):
@@ -178,10 +207,12 @@ class AllocationGranted(LedgerFact, frozen=True, kw_only=True, tag="AllocationGr
 
 
 class AllocationBound(LedgerFact, frozen=True, kw_only=True, tag="AllocationBound"):
-    """It has become known which container holds an allocation."""
+    """It has become known which container holds an allocation, or, after a reboot, that it holds it again."""
 
     allocation: AllocationID
     owner: Owner
+    boot: str = ""
+    """The boot in which that was seen; empty: not known."""
 
 
 class AllocationReleased(LedgerFact, frozen=True, kw_only=True, tag="AllocationReleased"):
@@ -189,7 +220,10 @@ class AllocationReleased(LedgerFact, frozen=True, kw_only=True, tag="AllocationR
 
     allocation: AllocationID
     reason: str
-    """`released` on request, `gone` when its container ended, `superseded` when the kubelet gave its devices anew."""
+    """
+    `released` on request, `gone` when its container ended, `orphan` when it ended while nobody looked, `superseded` when the
+    kubelet gave its devices anew.
+    """
 
 
 class AllocationRefused(LedgerFact, frozen=True, kw_only=True, tag="AllocationRefused"):
@@ -226,6 +260,7 @@ class AllocationsSnapshot(LedgerFact, frozen=True, kw_only=True, tag="Allocation
 Event = (
     TopologyDiscovered
     | DeviceHealthChanged
+    | UsageObserved
     | AllocationGranted
     | AllocationBound
     | AllocationReleased

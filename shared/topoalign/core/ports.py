@@ -51,6 +51,8 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
     message: Message
     position: int
     """Stream sequence, from 1. To go on after this one, follow the stream `after=position`."""
+    waiting: int = 0
+    """Messages that waited behind this one when the bus sent it."""
 
 
 Answer = Callable[[bytes], Awaitable[bytes]]
@@ -118,8 +120,21 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 class Journal(Protocol):
     """The record of one node's allocations: the truth that survives this process. One process has it at a time."""
 
+    @property
+    def doubt(self) -> str | None:
+        """
+        Why it may not hold all that was given: what it was before was damaged, and set aside. None: it holds all. A doubt
+        outlives the process; only `trust` ends it.
+        """
+
     def load(self) -> list[Entry]:
-        """All entries, oldest first. Raises StateFault if it cannot be read or trusted."""
+        """
+        All entries that can be trusted, oldest first; empty, or with a snapshot among them. What is damaged is set aside and
+        is a `doubt`. Raises StateFault if it cannot be read or written.
+        """
+
+    def trust(self) -> None:
+        """Ends the doubt: what the journal holds has been found to be all. Raises StateFault, and then it stays."""
 
     def append(self, entry: Entry) -> None:
         """Adds an entry; when this returns it is on disk. Raises StateFault, and then the entry is not in the journal."""
@@ -134,6 +149,43 @@ class Journal(Protocol):
         """Remembers that. Never raises: a mark that is lost means that facts are published again under the same ids."""
 
 
+class Occurrence(StrEnum):
+    """What a driver may report of a GPU between two readings."""
+
+    XID = "xid"
+    """An error that the driver gives a number."""
+    DOUBLE_BIT_ECC = "double-bit-ecc"
+    SINGLE_BIT_ECC = "single-bit-ecc"
+    """Corrected by the hardware; nobody's work is harmed."""
+    UNAVAILABLE = "unavailable"
+    """The driver has taken it out of use."""
+    CHANGED = "changed"
+    """Its MIG instances or what it needs to recover: a reading tells."""
+
+
+class HardwareEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Something that happened to a GPU, heard between two readings."""
+
+    kind: Occurrence
+    gpu: DeviceID | None
+    """None: one that does not say who it is."""
+    xid: int | None = None
+    gpu_instance: int | None = None
+    """Of the MIG instance it happened to; None: to the whole GPU."""
+    compute_instance: int | None = None
+
+
+class Listener(Protocol):
+    """Whoever is to hear of the hardware between two readings. Called in the event loop."""
+
+    def hear(self, event: HardwareEvent) -> None: ...
+
+    def deaf(self, reason: str | None, gpus: frozenset[DeviceID] = frozenset()) -> None:
+        """
+        Nothing can be heard for this reason, and of these GPUs therefore nobody knows how they are. None: all is heard.
+        """
+
+
 class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     """What a driver found."""
 
@@ -142,6 +194,8 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     """Of all GPUs and NICs."""
     findings: tuple[str, ...] = ()
     """What is odd and was worked round: a GPU that does not answer, links that differ from either end."""
+    awaiting_reset: frozenset[DeviceID] = frozenset()
+    """Devices that work again only after a reset: lost, or the driver asks for one. One that is no longer here had it."""
 
 
 class Driver(Protocol):
@@ -153,3 +207,6 @@ class Driver(Protocol):
 
     async def read(self) -> Inventory:
         """Reads everything anew. Raises DriverFault; a single lost device is reported in the inventory instead."""
+
+    async def watch(self, listener: Listener) -> None:
+        """Reports what happens between readings, until cancelled; returns at once where nothing is ever reported."""

@@ -277,7 +277,9 @@ def check_quantities(path: str, quantities: Mapping[ResourceName, int]) -> None:
             raise InvalidField(where, "not a resource name", "use names such as cpu, memory or nvidia.com/gpu")
         if not 0 <= amount <= LARGEST_QUANTITY:
             raise InvalidField(
-                where, f"{amount} is outside 0 to 2^63-1", "ask for a whole number that a machine can have"
+                where,
+                f"{clean(str(amount), 30)} is outside 0 to 2^63-1",
+                "ask for a whole number that a machine can have",
             )
 
 

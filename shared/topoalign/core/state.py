@@ -6,13 +6,14 @@ the stream, and starting up is nothing but folding again, so there is one truth 
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TypeVar, assert_never
 
 import msgspec
 
-from topoalign.core.errors import TopoalignError, clean
+from topoalign.core.device_health import BLOCKED, UNKNOWN, worst
+from topoalign.core.errors import Contradiction, SequenceGap, clean
 from topoalign.core.events import (
     Allocation,
     AllocationBound,
@@ -24,41 +25,17 @@ from topoalign.core.events import (
     DeviceHealth,
     DeviceHealthChanged,
     Event,
-    HealthState,
     LedgerEvent,
     MemoryUse,
     Reading,
     TopologyDiscovered,
+    UsageObserved,
 )
 from topoalign.core.ids import AllocationID, DeviceID, NodeName, ResourceName
 from topoalign.core.topology.model import Topology
+from topoalign.core.topology.offers import base_of, is_share
 
 R = TypeVar("R", bound=Reading)
-
-UNKNOWN = DeviceHealth(state=HealthState.UNKNOWN, reason="not judged yet")
-
-
-class SequenceGap(TopoalignError):
-    """Facts are missing between what was folded and this one: ask the writer for a snapshot."""
-
-    code = "SequenceGap"
-
-    def __init__(self, node: NodeName, epoch: int, have: int, got: int) -> None:
-        self.node, self.epoch, self.have, self.got = node, epoch, have, got
-        super().__init__(
-            f"node {node}, epoch {epoch}: fact {got} arrived after fact {have}",
-            "a snapshot of the node's allocations heals it",
-        )
-
-
-class Contradiction(TopoalignError):
-    """A fact that cannot be true after those before it, such as the owner of an allocation that is not live."""
-
-    code = "Contradiction"
-
-    def __init__(self, node: NodeName, finding: str) -> None:
-        self.node = node
-        super().__init__(f"node {node}: {finding}", "a snapshot of the node's allocations heals it; look at the writer")
 
 
 class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -67,6 +44,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     node: NodeName
     topology: TopologyDiscovered | None = None
     health: DeviceHealthChanged | None = None
+    usage: UsageObserved | None = None
     epoch: int = 0
     """Of the allocator's journal; 0 before its first fact."""
     seq: int = 0
@@ -86,6 +64,8 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 return msgspec.structs.replace(self, topology=newer(self.topology, event))
             case DeviceHealthChanged():
                 return msgspec.structs.replace(self, health=newer(self.health, event))
+            case UsageObserved():
+                return msgspec.structs.replace(self, usage=newer(self.usage, event))
             case _:
                 return self.fold(event)
 
@@ -103,7 +83,8 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             case AllocationBound():
                 if event.allocation not in self.allocations:
                     raise Contradiction(self.node, f"allocation {clean(event.allocation)!r} was bound and is not live")
-                bound = msgspec.structs.replace(self.allocations[event.allocation], owner=event.owner)
+                had = self.allocations[event.allocation]
+                bound = msgspec.structs.replace(had, owner=event.owner, boot=event.boot or had.boot)
                 return self.moved(event, {**self.allocations, event.allocation: bound}, self.memory)
             case AllocationReleased():
                 return self.moved(event, *self.without_allocation(event.allocation))
@@ -166,12 +147,91 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.topology.topology if self.topology is not None else NOTHING
 
     def health_of(self, device: DeviceID) -> DeviceHealth:
-        return self.health.devices.get(device, UNKNOWN) if self.health is not None else UNKNOWN
+        """Of anything handed out: a share or an instance is no better than its card."""
+        base = base_of(device)
+        if base in self.blocked:
+            return BLOCKED
+        known = self.health.devices if self.health is not None else {}
+        told = [known[name] for name in dict.fromkeys((device, base, self.hardware.card_of(base))) if name in known]
+        return worst(told) if told else UNKNOWN
 
     @cached_property
     def holders(self) -> Mapping[DeviceID, AllocationID]:
         """Device -> the newest live allocation that holds it, or a function of it."""
         return {device: name for name, allocation in self.allocations.items() for device in allocation.device_ids}
+
+    def overlapping(self, devices: Iterable[DeviceID]) -> list[AllocationID]:
+        """
+        The live allocations that hold one of these devices, the whole of which one is a part, or a part of one: after a
+        change of what is offered, `GPU-x::1` overlaps `GPU-x`. In order of their names.
+        """
+        found: set[AllocationID] = set()
+        for device in devices:
+            found.update(self.whole_holders[way] for way in self.ways_to(device) if way in self.whole_holders)
+            if not is_share(device):
+                found.update(self.part_holders.get(device, ()))
+        return sorted(found)
+
+    def ways_to(self, device: DeviceID) -> tuple[DeviceID, ...]:
+        """The device, and what it is a part of; of an instance that is gone, what it was a part of when it was given."""
+        base = base_of(device)
+        card = self.hardware.cards.get(base) or self.former_cards.get(base, base)
+        return tuple(dict.fromkeys((device, base, card)))
+
+    def cards_of(self, devices: Iterable[DeviceID]) -> dict[DeviceID, DeviceID]:
+        """Those of the devices, without the numbers of shares, that are parts -> what they are parts of."""
+        cards = self.hardware.cards
+        return {base: cards[base] for base in map(base_of, devices) if base in cards}
+
+    @cached_property
+    def former_cards(self) -> Mapping[DeviceID, DeviceID]:
+        return {part: card for held in self.allocations.values() for part, card in held.cards.items()}
+
+    @cached_property
+    def whole_holders(self) -> Mapping[DeviceID, AllocationID]:
+        """What was handed out -> the newest live allocation that holds it as it was handed out."""
+        return {
+            device: name
+            for name, held in self.allocations.items()
+            for device in (*held.whole_ids, *map(DeviceID, held.function_addresses))
+        }
+
+    @cached_property
+    def part_holders(self) -> Mapping[DeviceID, Sequence[AllocationID]]:
+        """A device -> the live allocations that hold something which is a part of it."""
+        parts: dict[DeviceID, list[AllocationID]] = {}
+        for device, name in self.whole_holders.items():
+            for whole in self.ways_to(device)[1:]:
+                parts.setdefault(whole, []).append(name)
+        return parts
+
+    @cached_property
+    def blocked(self) -> frozenset[DeviceID]:
+        """
+        What is offered, but is held under a former offer, of another resource, as a part or a whole: it waits until that is
+        released.
+
+        Numbers of shares that are no longer offered block nothing: their card is shared as before.
+        """
+        offered = self.hardware.offer_by_base
+        former = {
+            held
+            for allocation in self.allocations.values()
+            for resource, devices in allocation.devices.items()
+            for held in allocation.whole_ids.intersection(devices)
+            if (offer := offered.get(base_of(held))) is None
+            or (offer.resource, offer.replicas > 1) != (resource, is_share(held))
+        }
+        if not former:
+            return frozenset()
+        wholes = {way for held in former for way in self.ways_to(held)}
+        return frozenset(base for base in offered if base in wholes or not former.isdisjoint(self.ways_to(base)))
+
+    @cached_property
+    def stale(self) -> tuple[AllocationID, ...]:
+        """Allocations from before the node's last reboot whose containers have not been seen since."""
+        boot = self.topology.boot_id if self.topology is not None else ""
+        return tuple(name for name, held in self.allocations.items() if boot and held.boot and held.boot != boot)
 
     @cached_property
     def held_whole(self) -> frozenset[DeviceID]:
@@ -190,11 +250,21 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def healthy(self, resource: ResourceName) -> tuple[DeviceID, ...]:
         """Devices of a resource that may be handed out, busy or not, in the hardware's order."""
-        return tuple(d for d in self.hardware.devices.get(resource, {}) if self.health_of(d).usable)
+        listed = self.hardware.devices.get(resource, {})
+        if resource not in self.hardware.offers_of:
+            return tuple(device for device in listed if self.health_of(device).usable)
+        bases = {base_of(device) for device in listed}  # thousands of shares are as well as their few cards
+        usable = {base for base in bases if self.health_of(base).usable}
+        return tuple(device for device in listed if base_of(device) in usable)
 
     def free(self, resource: ResourceName) -> tuple[DeviceID, ...]:
         """Devices of a resource that may be handed out whole now, in the hardware's order."""
         return tuple(device for device in self.healthy(resource) if device not in self.holders)
+
+    def ailing(self, allocation: Allocation) -> dict[DeviceID, DeviceHealth]:
+        """What an allocation holds that would not be handed out now: it keeps them, and somebody should look."""
+        known = {device: self.health_of(device) for device in allocation.device_ids}
+        return {device: health for device, health in sorted(known.items()) if not health.usable}
 
     @cached_property
     def digest(self) -> str:

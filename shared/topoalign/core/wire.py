@@ -25,15 +25,21 @@ from topoalign.core.events import (
     Fact,
     LedgerFact,
     TopologyDiscovered,
+    UsageObserved,
 )
 from topoalign.core.ids import NodeName
+from topoalign.core.maintenance import Word
 from topoalign.core.ports import Message
+from topoalign.core.topology.validate import check_bounds
 
 T = TypeVar("T")
 
 PREFIX = "topoalign.v1"
 LARGEST_BODY = 1_000_000
 """Bytes; NATS refuses more than 1 MiB by default."""
+
+LONGEST_HEADER = 300
+"""Characters of one header that a dead letter keeps: it must fit where the message itself has."""
 
 PLAIN = "!#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 """What stands in a header as it is, beside letters and digits; `%` is not in it, for it begins an escape."""
@@ -52,6 +58,7 @@ KNOWN_HEADERS = (
 SUBJECTS: dict[type[Fact], tuple[str, str]] = {
     TopologyDiscovered: ("topology.{node}", "discovery-topology"),
     DeviceHealthChanged: ("health.{node}", "discovery-health"),
+    UsageObserved: ("usage.{node}", "allocator-usage"),
     AllocationGranted: ("allocation.{node}.granted", "allocator"),
     AllocationBound: ("allocation.{node}.bound", "allocator"),
     AllocationReleased: ("allocation.{node}.released", "allocator"),
@@ -60,6 +67,9 @@ SUBJECTS: dict[type[Fact], tuple[str, str]] = {
     AllocationsSnapshot: ("allocation.{node}.snapshot", "allocator"),
 }
 """Event -> its subject below the prefix, and the writer's part of its id."""
+
+KINDS = frozenset(f"{PREFIX}.{event.__name__}" for event in SUBJECTS)
+"""What `ce-type` may be; of another version of this contract, `topoalign.v2.…`, no meaning is known here."""
 
 _SAFE = re.compile(r"[A-Za-z0-9_-]")
 _ESCAPE = re.compile(r"=([0-9A-F]{2})")
@@ -122,15 +132,21 @@ def decode(message: Message) -> Event:
     if len(message.body) > LARGEST_BODY:
         raise Undecodable(what, f"{len(message.body)} bytes, more than {LARGEST_BODY}")
     kind = message.headers.get("ce-type", "")
-    known = {f"{PREFIX}.{event.__name__}" for event in SUBJECTS}
-    if kind.startswith(f"{PREFIX}.") and kind not in known:
+    if kind.startswith("topoalign.") and kind not in KINDS:
         raise UnknownEvent(kind)
+    if message.headers.get("ce-specversion", "1.0").partition(".")[0] != "1":
+        raise Undecodable(what, f"CloudEvents version {clean(message.headers['ce-specversion'])!r}")
     try:
         event = _events.decode(message.body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Undecodable(what, clean(str(error), 200)) from error
     if subject(event) != message.subject:
         raise Undecodable(what, f"its body is {type(event).__name__} of node {clean(event.node)!r}")
+    if isinstance(event, TopologyDiscovered):
+        try:
+            check_bounds(event.topology)
+        except BadRequest as error:
+            raise Undecodable(what, error.finding) from error
     return event
 
 
@@ -151,7 +167,7 @@ def allocation_subjects(node: NodeName | None = None) -> str:
 def dead_letter(service: str, message: Message, error: TopoalignError, time: float) -> Message:
     """What a consumer says of a message that it could not decode or apply: the message as it was, and the reason."""
     headers = {
-        key: quote(message.headers[key], safe=f"{PLAIN}%", errors="replace")  # its escapes are there already
+        key: quote(message.headers[key][:LONGEST_HEADER], safe=f"{PLAIN}%", errors="replace")  # escaped already
         for key in KNOWN_HEADERS
         if key in message.headers
     }
@@ -184,6 +200,11 @@ def announce_subject(node: NodeName) -> str:
 def alive_subject(node: NodeName) -> str:
     """Where discovery is asked what it has said last; it says nothing anew."""
     return f"{PREFIX}.discovery.{token(node)}.alive"
+
+
+def devices_subject(node: NodeName, word: Word) -> str:
+    """Where discovery is told what an operator says of devices."""
+    return f"{PREFIX}.devices.{token(node)}.{word}"
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, tag="Failure"):

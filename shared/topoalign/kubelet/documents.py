@@ -21,6 +21,8 @@ from topoalign.kubelet import files
 MOST_BYTES = 256 << 10
 """Far above any configuration or pod: the largest pods that an API server takes have a few hundred containers."""
 DEEPEST = 64
+LONGEST_NUMBER = 400
+"""Characters of a number in YAML: the largest that a float holds has 309 digits."""
 
 Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The same in C where PyYAML was built with it: a hundred times as fast."""
@@ -60,16 +62,24 @@ class Once(Loader):  # type: ignore[valid-type, misc]  # chosen when PyYAML is i
         return unwanted("a key stands twice", node)
 
     def resolve(self, kind: type[yaml.Node], value: str, implicit: tuple[bool, bool]) -> str:
-        """Text such as 1:30 stays text: Kubernetes' YAML has no numbers to the base of 60, and long ones take long."""
+        """
+        Text such as 1:30 stays text: Kubernetes' YAML has no numbers to the base of 60. So does a long number: Python reads
+        one of twenty thousand hexadecimal digits, and then refuses to show it.
+        """
         tag: str = super().resolve(kind, value, implicit)
-        return TEXT if tag in NUMBERS and ":" in value else tag
+        return TEXT if tag in NUMBERS and (":" in value or len(value) > LONGEST_NUMBER) else tag
 
 
 def load(path: Path) -> Document:
     """The document in a file. Raises NotFound where there is none, InvalidDocument where it cannot be read."""
+    return read(content(path), str(path))
+
+
+def content(path: Path) -> bytes:
+    """What a file holds, and no more of it than shows that it is too large. Raises as `load`."""
     try:
         with files.opened(path) as file:
-            return read(file.read(MOST_BYTES + 1), str(path))
+            return file.read(MOST_BYTES + 1)
     except FileNotFoundError:
         raise NotFound("file", str(path), "give the path of a file that is there") from None
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
@@ -99,12 +109,17 @@ def read(raw: bytes, source: str) -> Document:
     return content
 
 
-def without_nulls(content: object) -> object:
-    """The same with every field left out that is null: to Kubernetes that is not to mention it."""
+def without_nulls(content: object, levels: int = DEEPEST) -> object:
+    """
+    The same with every field left out that is null: to Kubernetes that is not to mention it. Raises ValueError for more
+    levels than these: whoever walks through a document need not expect them.
+    """
+    if isinstance(content, dict | list) and not levels:
+        raise ValueError(f"more than {DEEPEST} levels deep")
     if isinstance(content, dict):
-        return {key: without_nulls(value) for key, value in content.items() if value is not None}
+        return {key: without_nulls(value, levels - 1) for key, value in content.items() if value is not None}
     if isinstance(content, list):
-        return [without_nulls(value) for value in content]
+        return [without_nulls(value, levels - 1) for value in content]
     return content
 
 

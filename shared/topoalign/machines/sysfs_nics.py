@@ -51,7 +51,11 @@ def _nic(tree: Tree, index: int, name: str, address: str, nodes: Mapping[int, fr
         verbs=next(iter(verbs), None),
         ports=tuple(_port(tree, f"{CLASS}/{name}/ports", port) for port in _ports(tree, name)),
         virtual_functions=tuple(
-            VirtualFunction(pci=vf, name=next(iter(tree.names(f"{DEVICES}/{vf}/infiniband")), ""))
+            VirtualFunction(
+                pci=vf,
+                name=next(iter(tree.names(f"{DEVICES}/{vf}/infiniband")), ""),
+                verbs=next(iter(tree.names(f"{DEVICES}/{vf}/infiniband_verbs")), None),
+            )
             for vf in _virtual_addresses(tree, address)
         ),
     )

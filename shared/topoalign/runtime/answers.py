@@ -8,6 +8,7 @@ import structlog
 from topoalign.core import wire
 from topoalign.core.errors import TopoalignError, Unavailable
 from topoalign.core.ports import Answer, Endpoint
+from topoalign.runtime.strict_json import refuse_oddities
 
 Q = TypeVar("Q")
 
@@ -23,6 +24,7 @@ def answering(kind: type[Q], handle: Callable[[Q], Awaitable[object]]) -> Answer
 
     async def answer(body: bytes) -> bytes:
         try:
+            refuse_oddities(body)
             return wire.answer(await handle(wire.question(body, kind)))
         except TopoalignError as error:
             return wire.failure(error)

@@ -2,16 +2,34 @@
 
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
+import anyio
 from anyio.abc import TaskStatus
 from prometheus_client import CollectorRegistry
 from starlette.routing import BaseRoute
 
 from topoalign.core.ports import Bus, Clock
+from topoalign.serving.watching import ConfigurationFile
 
 Check = Callable[[], str | None]
 """Says why the process is not ready, or None when it is."""
+
+
+class Reload:
+    """That whoever runs the process wants its files read anew: SIGHUP."""
+
+    def __init__(self) -> None:
+        self._asked = anyio.Event()
+
+    def ask(self) -> None:
+        self._asked.set()
+        self._asked = anyio.Event()
+
+    async def wait(self) -> None:
+        """Until the next time it is asked for."""
+        await self._asked.wait()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +44,26 @@ class Context:
     """`TOPOALIGN_*` settings: the process environment under what the command line said."""
     checks: dict[str, Check] = field(default_factory=dict)
     """Readiness checks by name; a service adds its own."""
+    life: dict[str, Check] = field(default_factory=dict)
+    """Checks of /livez by name: what only a new start of the process can mend."""
+    notes: dict[str, Check] = field(default_factory=dict)
+    """What an operator should know though the process is ready, by name; shown by /readyz?verbose."""
+    reload: Reload = field(default_factory=Reload)
     routes: list[BaseRoute] = field(default_factory=list)
     """HTTP routes beside /livez, /readyz and /metrics; a service adds its own before it reports that it has started."""
     metrics: CollectorRegistry = field(default_factory=CollectorRegistry)
+    superseded: anyio.Event = field(default_factory=anyio.Event)
+    """Set by a service when another process takes this one's place: all services end, and this one waits to be stopped."""
+
+    @cached_property
+    def configuration(self) -> ConfigurationFile:
+        """
+        What the devices are offered as, one for all services of the process: whoever uses it also calls `keep_up`. The first
+        to ask for it reads it, and raises NotFound, InvalidDocument or InvalidField if it is wrong.
+        """
+        file = ConfigurationFile(self.environment)
+        self.notes.setdefault("configuration", lambda: file.trouble)
+        return file
 
 
 class Serve(Protocol):

@@ -1,14 +1,16 @@
 """
 The HTTP pages of a process: /livez, /readyz, /metrics, and those that its services bring along.
 
-/livez answers as long as the event loop runs. /readyz is 200 when every check of the context is content, else 503 with the
-reasons; `?verbose` lists all checks. The server listens on the loopback unless told otherwise.
+/livez answers as long as the event loop runs, and is 503 while that is too late to be of use. /readyz is 200 when every
+check of the context is content, else 503 with the reasons; `?verbose` lists all checks, and notes of what does not keep the
+process from its work. The server listens on the loopback unless told otherwise.
 """
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
+from types import MappingProxyType
 
 import anyio
 import uvicorn
@@ -21,7 +23,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from topoalign.core.errors import Unavailable, clean
-from topoalign.runtime.context import Context
+from topoalign.runtime.connections import Connection, backlog
+from topoalign.runtime.context import Check, Context
 
 GRACE_SECONDS = 2
 """How long open requests and event streams may go on once the process stops."""
@@ -58,6 +61,8 @@ async def serve_http(
     url = f"http://[{address}]:{chosen}" if ":" in address else f"http://{address}:{chosen}"
     config = uvicorn.Config(
         application(context),
+        http=Connection,
+        backlog=backlog(),
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -88,7 +93,7 @@ def listen(host: str, port: int) -> socket.socket:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
-            listener.listen(1024)
+            listener.listen(backlog())
         except BaseException:
             listener.close()
             raise
@@ -103,17 +108,11 @@ def listen(host: str, port: int) -> socket.socket:
 
 def application(context: Context) -> Starlette:
     async def livez(request: Request) -> Response:
-        return PlainTextResponse("ok\n")
+        return verdict(context.life, "not alive", verbose="verbose" in request.query_params)
 
     async def readyz(request: Request) -> Response:
-        results = {name: check() for name, check in sorted(context.checks.items())}
-        reasons = {name: reason for name, reason in results.items() if reason is not None}
-        lines = [
-            f"[+] {clean(name)}" if reason is None else f"[-] {clean(name)}: {clean(reason, 300)}"
-            for name, reason in (results if "verbose" in request.query_params else reasons).items()
-        ]
-        lines.append("not ready" if reasons else "ok")
-        return PlainTextResponse("\n".join(lines) + "\n", status_code=503 if reasons else 200)
+        verbose = "verbose" in request.query_params
+        return verdict(context.checks, "not ready", verbose=verbose, notes=context.notes if verbose else {})
 
     async def metrics(request: Request) -> Response:
         return Response(generate_latest(context.metrics), headers={"content-type": CONTENT_TYPE_LATEST})
@@ -123,6 +122,22 @@ def application(context: Context) -> Starlette:
     )
     own = [Route("/livez", livez), Route("/readyz", readyz), Route("/metrics", metrics)]
     return Starlette(routes=[*own, *context.routes], exception_handlers={HTTPException: failed})
+
+
+def verdict(
+    checks: Mapping[str, Check], failing: str, *, verbose: bool, notes: Mapping[str, Check] = MappingProxyType({})
+) -> Response:
+    """The checks that are not content, or all of them, a line each; 200 if all are content."""
+    results = {name: check() for name, check in sorted(checks.items())}
+    reasons = {name: reason for name, reason in results.items() if reason is not None}
+    lines = [
+        f"[+] {clean(name)}" if reason is None else f"[-] {clean(name)}: {clean(reason, 300)}"
+        for name, reason in (results if verbose else reasons).items()
+    ]
+    noted = {name: note() for name, note in sorted(notes.items())}
+    lines += [f"[!] {clean(name)}: {clean(note, 300)}" for name, note in noted.items() if note is not None]
+    lines.append(failing if reasons else "ok")
+    return PlainTextResponse("\n".join(lines) + "\n", status_code=503 if reasons else 200)
 
 
 async def failed(request: Request, error: Exception) -> Response:

@@ -6,9 +6,12 @@ from outside may hold anything, so control characters are escaped before a line 
 local variables, because secrets live there.
 """
 
+import codecs
 import logging
 import sys
+import time
 from collections.abc import Mapping
+from textwrap import indent
 from typing import Any
 
 import structlog
@@ -16,6 +19,33 @@ from structlog.typing import EventDict, ExcInfo, Processor
 
 LIBRARIES = {"nats": logging.WARNING, "uvicorn": logging.WARNING, "hpack": logging.WARNING, "asyncio": logging.WARNING}
 """Loggers of libraries that tell more than an operator wants at level info."""
+
+
+LONGEST = 4_000
+"""Characters of one value: a name without end fills no disk. Tracebacks are not cut."""
+
+
+SELDOM_SECONDS = 60.0
+"""Between two equal complaints of asyncio: without file descriptors it has one for each try, hundreds in a second."""
+
+codecs.lookup("unicode_escape")  # else read from disk at the first use, which may be when no file can be opened
+
+
+class Seldom(logging.Filter):
+    """Lets the first of equal complaints through; equal are those whose first lines are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        line, now = record.getMessage().partition("\n")[0], time.monotonic()
+        if now - self._said.get(line, -SELDOM_SECONDS) < SELDOM_SECONDS:
+            return False
+        if len(self._said) >= 100:
+            self._said.clear()
+        self._said[line] = now
+        return True
 
 
 def configure_logging(form: str = "console", level: str = "info", **context: str) -> None:
@@ -58,6 +88,7 @@ def configure_logging(form: str = "console", level: str = "info", **context: str
     root.setLevel(level.upper())
     for name, least in LIBRARIES.items():
         logging.getLogger(name).setLevel(max(least, root.level))
+    logging.getLogger("asyncio").filters[:] = [Seldom()]
     logging.captureWarnings(True)
     structlog.contextvars.clear_contextvars()
     structlog.contextvars.bind_contextvars(**context)
@@ -65,13 +96,13 @@ def configure_logging(form: str = "console", level: str = "info", **context: str
 
 def escaped(logger: Any, name: str, event: EventDict) -> EventDict:
     """No value reaches a terminal or a log file with control characters in it."""
-    return {key: printable(value) for key, value in event.items()}
+    return {escape(key): printable(value) for key, value in event.items()}
 
 
 def printable(value: object) -> object:
     match value:
         case str():
-            return escape(value)
+            return escape(value if len(value) <= LONGEST else f"{value[: LONGEST - 1]}…")
         case Mapping():
             return {escape(str(key)): printable(inner) for key, inner in value.items()}
         case list() | tuple() | set() | frozenset():
@@ -88,7 +119,6 @@ def escape(text: str, but: str = "") -> str:
 
 
 def plain_traceback(sio: Any, exc_info: ExcInfo) -> None:
-    """A traceback without values, whatever the message of the error holds."""
-    sio.write(
-        escape("".join(structlog.processors.format_exc_info(None, "", {"exc_info": exc_info})["exception"]), "\n")
-    )
+    """A traceback without values, indented: whatever the message of the error holds, no line of it looks like ours."""
+    text = "".join(structlog.processors.format_exc_info(None, "", {"exc_info": exc_info})["exception"])
+    sio.write(indent(escape(text, "\n"), "    "))

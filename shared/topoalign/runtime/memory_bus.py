@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import anyio
+import msgspec
 
 from topoalign.core.errors import BusUnavailable, clean
 from topoalign.core.ports import Endpoint, Message, Received, Stream
@@ -91,7 +92,7 @@ class Follower:
             await self._log.changed.wait()
         await anyio.lowlevel.checkpoint()
         self._position = received.position
-        return received
+        return msgspec.structs.replace(received, waiting=self._log.last - received.position)
 
 
 class Question:

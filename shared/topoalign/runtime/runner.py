@@ -6,11 +6,13 @@ order of ending, reversed: the bus is opened first and closed last, the services
 come last and go first. A service that fails takes the process down, and what is raised is its own error.
 """
 
+import asyncio
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from importlib import metadata
+from types import FrameType
 
 import anyio
 import msgspec
@@ -23,13 +25,14 @@ from topoalign.core.ids import NodeName
 from topoalign.core.ports import Bus
 from topoalign.runtime import systemd
 from topoalign.runtime.clock import SystemClock
-from topoalign.runtime.context import Context, Serve
+from topoalign.runtime.context import Context, Reload, Serve
 from topoalign.runtime.health import serve_http
 from topoalign.runtime.logging import configure_logging
 from topoalign.runtime.nats_bus import Access, NatsBus, connect_bus
 from topoalign.runtime.node_bus import NodeBus
 from topoalign.runtime.settings import RuntimeSettings, from_environment
 from topoalign.runtime.tasks import background
+from topoalign.runtime.watchdog import Watchdog
 
 ENTRY_POINTS = "topoalign.services"
 ORDER = ("discovery", "hinting", "allocator", "registry")
@@ -60,7 +63,11 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(names: Sequence[str], environment: Mapping[str, str], ready: Callable[[Running], None] | None = None) -> None:
-    """Runs services as a program does: logging set up, until SIGTERM or SIGINT. Raises what `run_services` does."""
+    """
+    Runs services as a program does: logging set up, until SIGTERM or SIGINT; SIGHUP has files read anew. Raises what
+    `run_services` does.
+    """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it can be answered, and once it no longer can
     settings = from_environment(RuntimeSettings, environment)
     configure_logging(settings.log_format, settings.log_level)
     anyio.run(lambda: run_services(names, environment, ready=ready), backend="asyncio")
@@ -72,14 +79,18 @@ async def run_services(
     *,
     bus: Bus | None = None,
     ready: Callable[[Running], None] | None = None,
+    hangup_stops: bool = False,
 ) -> None:
     """
     Runs these services until SIGTERM, SIGINT or cancellation; calls `ready` once all of them serve.
 
-    `bus` None connects to NATS as the settings say. Raises InvalidField, NotFound for a service that is not installed,
-    ServiceFailed for one that does not start, AddressInUse, and whatever error ended a service.
+    `bus` None connects to NATS as the settings say. `hangup_stops` is for what runs in somebody's terminal: SIGHUP is then
+    the end of it, and otherwise the wish to have files read anew.
+
+    Raises InvalidField, NotFound for a service that is not installed, ServiceFailed for one that does not start,
+    AddressInUse, and whatever error ended a service.
     """
-    await serve_all(find(names), environment, bus=bus, ready=ready)
+    await serve_all(find(names), environment, bus=bus, ready=ready, hangup_stops=hangup_stops)
 
 
 async def serve_all(
@@ -88,6 +99,7 @@ async def serve_all(
     *,
     bus: Bus | None = None,
     ready: Callable[[Running], None] | None = None,
+    hangup_stops: bool = False,
 ) -> None:
     settings = from_environment(RuntimeSettings, environment)
     node = NodeName(settings.node or socket.gethostname().lower())
@@ -96,20 +108,33 @@ async def serve_all(
         hub = used.hub if isinstance(used, NodeBus) else used
         context = Context(bus=used, hub=hub if hub is not used else None, clock=SystemClock(), environment=environment)
         context.checks["bus"] = lambda: trouble(hub)
-        async with background() as tasks:
-            tasks.start_soon(stop_on_signal, environment, tasks.cancel_scope)
-            for name in sorted(services, key=order):
-                await start(tasks, name, services[name], context)
-            http = None
-            if settings.http_port is not None:
-                http = await tasks.start(serve_http, context, settings.http_host, settings.http_port)
-            tasks.start_soon(systemd.keep_watchdog, environment)
-            systemd.notify(environment, "READY=1")
-            log.info("running", services=sorted(services, key=order), node=node, http=http)
-            if ready is not None:
-                nats = hub.url if isinstance(hub, NatsBus) else None
-                ready(Running(services=tuple(sorted(services, key=order)), node=node, nats=nats, http=http))
-            await anyio.sleep_forever()
+        watchdog = Watchdog(context.clock)
+        watchdog.watch(context.metrics)
+        context.life["event loop"] = watchdog.trouble
+        ends = [signal.SIGTERM, signal.SIGINT]
+        if hangup_stops and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+            ends.append(signal.SIGHUP)
+        with nullcontext() if hangup_stops else reloading(context.reload):
+            async with background() as tasks:
+                tasks.start_soon(stop_on_signal, environment, tasks.cancel_scope, ends)
+                tasks.start_soon(watchdog.run)
+                async with background() as serving:
+                    for name in sorted(services, key=order):
+                        await start(serving, name, services[name], context)
+                    http = None
+                    if settings.http_port is not None:
+                        http = await tasks.start(serve_http, context, settings.http_host, settings.http_port)
+                    tasks.start_soon(systemd.keep_watchdog, environment)
+                    systemd.notify(environment, "READY=1")
+                    log.info("running", services=sorted(services, key=order), node=node, http=http)
+                    if ready is not None:
+                        nats = hub.url if isinstance(hub, NatsBus) else None
+                        ready(Running(services=tuple(sorted(services, key=order)), node=node, nats=nats, http=http))
+                    await context.superseded.wait()
+                context.checks.clear()
+                context.checks["superseded"] = lambda: "another process has taken this one's place: stop this one"
+                log.warning("another process has taken this one's place: nothing is served here any more")
+                await anyio.sleep_forever()
 
 
 @asynccontextmanager
@@ -187,9 +212,26 @@ def trouble(bus: Bus) -> str | None:
     return (bus.trouble if isinstance(bus, NatsBus) else None) or "not connected"
 
 
-async def stop_on_signal(environment: Mapping[str, str], scope: anyio.CancelScope) -> None:
-    """Ends everything in order at the first signal; a second one is the interpreter's to handle."""
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+@contextmanager
+def reloading(reload: Reload) -> Iterator[None]:
+    """SIGHUP asks for a reload, to the last moment: whoever sends it together with SIGTERM ends nothing early."""
+    loop = asyncio.get_running_loop()
+
+    def asked(number: int, frame: FrameType | None) -> None:
+        loop.call_soon_threadsafe(reload.ask)
+
+    before = signal.signal(signal.SIGHUP, asked)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+async def stop_on_signal(
+    environment: Mapping[str, str], scope: anyio.CancelScope, ends: Sequence[signal.Signals]
+) -> None:
+    """Ends everything in order at the first of these signals; a second one is the interpreter's to handle."""
+    with anyio.open_signal_receiver(*ends) as signals:
         async for number in signals:
             log.info("stopping", signal=signal.Signals(number).name)
             systemd.notify(environment, "STOPPING=1")

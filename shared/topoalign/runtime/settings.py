@@ -96,6 +96,9 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     http_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] | None = None
     """Their port; 0 is any. Default: no HTTP."""
 
+    config: str = ""
+    """The file that says what devices are offered as. Read by discovery and allocator, again whenever it changes."""
+
     log_format: Literal["console", "json"] = "console"
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -1,11 +1,11 @@
 """
-A task group that raises what went wrong instead of a group around it.
+Task groups: one that raises what went wrong instead of a group around it, and one that waits for the first of several.
 
 Structured concurrency wraps errors in ExceptionGroups, even a single one. Whoever reads our errors (the command line, a
 test, an operator) is meant to meet the error itself.
 """
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 
 import anyio
@@ -26,6 +26,18 @@ async def background() -> AsyncIterator[TaskGroup]:
         if error is group:
             raise
         raise error from error.__cause__
+
+
+async def either(*waits: Callable[[], Awaitable[None]]) -> None:
+    """Returns when the first of these does. Opens and closes its task group between two `yield`s of its caller."""
+    async with anyio.create_task_group() as tasks:
+
+        async def run(wait: Callable[[], Awaitable[None]]) -> None:
+            await wait()
+            tasks.cancel_scope.cancel()
+
+        for wait in waits:
+            tasks.start_soon(run, wait)
 
 
 def telling(error: BaseException) -> BaseException:

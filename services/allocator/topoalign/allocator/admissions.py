@@ -7,12 +7,14 @@ at most, however many containers the pod has.
 """
 
 from collections import OrderedDict
-from collections.abc import Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 
 import anyio
 import msgspec
 import structlog
 
+from topoalign.allocator.handouts import nothing_to_ask
+from topoalign.allocator.held import held_by, holds
 from topoalign.allocator.kubelet_files import Known, KubeletFiles
 from topoalign.allocator.ledger import Ledger
 from topoalign.core import wire
@@ -26,17 +28,16 @@ from topoalign.core.errors import (
     NoFit,
     NotFound,
     PodAlreadyAllocated,
+    StateFault,
     Unavailable,
     clean,
 )
 from topoalign.core.events import Allocation
 from topoalign.core.hints.checking import check_answer
-from topoalign.core.hints.jointly import check_annotations, decided_jointly, is_held
 from topoalign.core.hints.model import HintAnswer, HintQuestion
 from topoalign.core.hints.preconditions import check_resources_known
-from topoalign.core.hints.requested import device_limits
-from topoalign.core.ids import CPU, AllocationID, DeviceID, NodeName
-from topoalign.core.joint.node_devices import RESOURCES
+from topoalign.core.ids import AllocationID, DeviceID, NodeName
+from topoalign.core.maintenance import TrustRequest
 from topoalign.core.ports import Bus, Endpoint
 from topoalign.core.requests import (
     AdmissionRules,
@@ -50,7 +51,6 @@ from topoalign.core.requests import (
     overridden,
 )
 from topoalign.core.state import NodeState
-from topoalign.core.topology.cpuset import parse_cpuset
 from topoalign.runtime.answers import answering
 
 Steps = Generator[HintQuestion | PreferenceQuestion, HintAnswer | tuple[DeviceID, ...] | None, Decision]
@@ -66,7 +66,7 @@ log = structlog.get_logger("topoalign.allocator.admissions")
 
 
 class Admissions:
-    """Answers allocate, release, what-if, explain and snapshot for one node."""
+    """Answers allocate, release, what-if, explain, snapshot and trust for one node."""
 
     def __init__(
         self,
@@ -77,9 +77,13 @@ class Admissions:
         kubelet_owns_devices: bool,
         kubelet_files: KubeletFiles | None = None,
         hint_seconds: float = 0.25,
+        sure: Callable[[], Awaitable[None]] = nothing_to_ask,
     ) -> None:
-        """`kubelet_files`: what predictions for a node with a kubelet stand on; None: the node's own rules and record."""
-        self._ledger, self._bus, self._rules = ledger, bus, rules
+        """
+        `kubelet_files`: what predictions for a node with a kubelet stand on; None: the node's own rules and record.
+        `sure` is called before anything is given out, as by `Handouts`.
+        """
+        self._ledger, self._bus, self._rules, self._sure = ledger, bus, rules, sure
         self._kubelet_files = kubelet_files
         self._kubelet_owns_devices = kubelet_owns_devices
         self._hint_seconds = hint_seconds
@@ -95,6 +99,7 @@ class Admissions:
             "what-if": answering(AllocateRequest, self.what_if),
             "explain": answering(ExplainRequest, self.explain),
             "snapshot": answering(SnapshotRequest, self.snapshot),
+            "trust": answering(TrustRequest, self.trust),
         }
         node = self._ledger.node
         return [
@@ -107,6 +112,7 @@ class Admissions:
         if self._kubelet_owns_devices:
             raise KubeletOwnsDevices(self._ledger.node)
         pod, rules = checked(request.pod), overridden(self._rules, allowed(request.rules))
+        await self._sure()
         self._discovered()
         if rules.mode is Mode.KUBELET:  # it passes over what no plugin serves, relying on a scheduler that there is not
             for container in (*pod.init_containers, *pod.containers):
@@ -116,6 +122,7 @@ class Admissions:
                 if not holds(held, pod, self._ledger.state, rules):
                     raise PodAlreadyAllocated(f"{pod.namespace}/{pod.name}")
                 return Admission(allocations=tuple(held), explanation=Explanation())
+            self._undoubted()
             return self._record(pod, await self._decide(pod, rules))
 
     async def what_if(self, request: AllocateRequest) -> Decision:
@@ -150,12 +157,30 @@ class Admissions:
         decision = self._decisions.get(request.target)
         if not live and decision is None:
             raise NotFound("allocation or pod", request.target, "name an allocation's id, or a pod as NAMESPACE/NAME")
-        return Explained(allocations=live, decision=decision)
+        state = self._ledger.state
+        ailing = {device: health for held in live for device, health in state.ailing(held).items()}
+        return Explained(allocations=live, decision=decision, ailing=ailing)
 
     async def snapshot(self, request: SnapshotRequest) -> tuple[int, int]:
         """Says all live allocations anew."""
         self._own(request.node)
         return self._ledger.announce()
+
+    async def trust(self, request: TrustRequest) -> str | None:
+        """Takes an operator's word that all that is held is in the record; answers which doubt that ended."""
+        self._own(request.node)
+        doubt = self._ledger.doubt
+        self._ledger.confirm("an operator")
+        return doubt
+
+    def _undoubted(self) -> None:
+        """No kubelet can tell here what else is held, so somebody has to look. Raises StateFault."""
+        if self._ledger.doubt is not None:
+            raise StateFault(
+                f"the journal was damaged ({self._ledger.doubt}): something may be held that is not in the record",
+                "compare what runs with `topoalign watch`, cordon devices that are busy without an allocation, then run "
+                "`topoalign trust`",
+            )
 
     def _own(self, node: NodeName) -> None:
         if node != self._ledger.node:
@@ -218,7 +243,7 @@ class Admissions:
         """Makes the decision true. Between here and the state it was made on nothing has changed."""
         if isinstance(decision, Admission):
             named = tuple(
-                msgspec.structs.replace(allocation, id=self._ledger.next_id(place))
+                msgspec.structs.replace(allocation, id=self._ledger.next_id(place), boot=self._ledger.boot)
                 for place, allocation in enumerate(decision.allocations)
             )
             decision = msgspec.structs.replace(decision, allocations=named)
@@ -247,41 +272,3 @@ def allowed(changes: dict[str, str | int | bool]) -> dict[str, str | int | bool]
             f"rules.{clean(name)}", "is the node's own", f"choose {', '.join(sorted(CHOICES))} per request"
         )
     return changes
-
-
-def held_by(ledger: Ledger, pod: PodRequest) -> list[Allocation]:
-    """The live allocations of a pod of this name."""
-    return [
-        allocation
-        for allocation in ledger.state.allocations.values()
-        if allocation.owner is not None
-        and (allocation.owner.namespace, allocation.owner.pod) == (pod.namespace, pod.name)
-    ]
-
-
-def holds(held: Sequence[Allocation], pod: PodRequest, state: NodeState, rules: AdmissionRules) -> bool:
-    """
-    Whether these allocations are what the pod asks for: as many of each device, CPU and byte per container. Of NICs that
-    are decided jointly there may be more (`core.joint.nearest`). Raises InvalidField for annotations that cannot be meant.
-    """
-    check_annotations(pod, rules)
-    together = RESOURCES if decided_jointly(pod, rules) else frozenset()
-    asked = {container.name: container for container in (*pod.init_containers, *pod.containers)}
-    for allocation in held:
-        container = asked.get(allocation.owner.container) if allocation.owner is not None else None
-        if container is None:
-            return False
-        if together and not is_held(state, pod, container, rules, allocation):
-            return False
-        devices = {name: n for name, n in device_limits(container).items() if n and name not in together}
-        sizes = {block.resource: 0 for block in allocation.memory}
-        for block in allocation.memory:
-            sizes[block.resource] += block.size
-        if (
-            {name: len(ids) for name, ids in allocation.devices.items() if name not in together} != devices
-            or (allocation.virtual_functions and not together)
-            or (allocation.cpus and len(parse_cpuset(allocation.cpus)) * 1000 != container.requests.get(CPU))
-            or any(container.requests.get(resource) != size for resource, size in sizes.items())
-        ):
-            return False
-    return True

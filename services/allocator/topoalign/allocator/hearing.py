@@ -67,8 +67,17 @@ class Hearing:
             return f"discovery has not confirmed how the devices are for {SILENT_SECONDS:g} s"
         return None
 
+    async def sure(self) -> None:
+        """
+        Before anything is given out: where what was heard has not been confirmed for too long, as after this process was
+        stopped for a while, discovery is asked first. If it does not answer, the ledger is told that nothing is known.
+        """
+        if self._health is not None and self.reason() is not None:
+            await self._ask()
+            self._tell()
+
     async def _hear(self) -> None:
-        async for heard in Client(self._bus).nodes(node=self._ledger.node):
+        async for heard in Client(self._bus, name="topoalign-allocator").nodes(node=self._ledger.node):
             match heard.event:
                 case TopologyDiscovered() if await self._is_news("topology", self._topology, heard.event):
                     self._topology = heard.event

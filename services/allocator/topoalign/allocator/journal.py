@@ -1,34 +1,34 @@
 """
 The record of a node's allocations on disk, and one in memory with the same promises.
 
-A directory of its own holds three files: `lock`, held by the one process that may write; `journal`, a header and then one
-line per entry; `published`, how far the bus has heard. A line is the CRC-32 of its JSON, a blank, and the JSON. An entry
-counts once its line is whole and synced: a line without an end is an append that was cut short and never answered, so it
-is dropped; any other damage is a reason to stop and say so, because what a damaged record held is not to be guessed.
+The state directory holds `lock`, held by the one process that may write; `journal`, written as `record` says; `published`,
+how far the bus has heard; and journals that were damaged. A damaged journal does not stop the node: it is set aside as
+`journal.corrupt-N`, for whoever wants to look, and what can be trusted of it goes on in a new one, with the doubt written in
+its header where something may be missing. What is set aside is never written again; the newest few are kept.
 """
 
 import errno
-import fcntl
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from zlib import crc32
 
-import msgspec
+import structlog
 
-from topoalign.core.errors import InvalidField, StateFault, clean
+from topoalign.allocator import record
+from topoalign.allocator.record import VERSION, Header, encoded
+from topoalign.allocator.state_dir import UNUSABLE, faults, locked, sync_directory, usable
+from topoalign.core.errors import StateFault
 from topoalign.core.ids import NodeName
 from topoalign.core.ports import Entry
 
-VERSION = 1
+KEPT = 5
+"""Journals set aside, the newest: each tells of a fault of its own."""
 
+MARK = 40
+"""Characters of the file `published`: two numbers of 64 bits."""
 
-class Header(msgspec.Struct, frozen=True, kw_only=True, tag="topoalign.journal"):
-    """The first line: whose journal this is, and how it is written."""
-
-    version: int
-    node: NodeName
+log = structlog.get_logger("topoalign.allocator.journal")
 
 
 class FileJournal:
@@ -40,32 +40,94 @@ class FileJournal:
         self.node = node
         self.dropped = 0
         """Bytes of an unfinished line that `load` dropped."""
+        self._doubt: str | None = None
         self._lines: list[bytes] = []
         self._file: int | None = None
         self._size = 0
         self._suspect = False
 
+    @property
+    def doubt(self) -> str | None:
+        return self._doubt
+
+    @property
+    def set_aside(self) -> list[Path]:
+        """Damaged journals, the oldest first."""
+        numbered = [(path.name.rpartition("-")[2], path) for path in self.directory.glob("journal.corrupt-*")]
+        return [path for _, path in sorted((int(number), path) for number, path in numbered if number.isdecimal())]
+
     def load(self) -> list[Entry]:
-        with faults(self.path, "read the journal"):
-            if not self.path.exists():
-                self.rewrite([])
-                self.mark_published(0, 0)
-                return []
-            content = self.path.read_bytes()
-        whole, _, rest = content.rpartition(b"\n")
-        lines = whole.split(b"\n") if whole else []
-        if not lines:
-            raise self.damaged("it has no header line")
-        header, *entries = (self.payload(number, line) for number, line in enumerate(lines, 1))
-        self.check(header)
-        decoded = [self.entry(number, payload) for number, payload in enumerate(entries, 2)]
-        self._lines = [line + b"\n" for line in lines[1:]]
-        self.dropped = len(rest)
+        content, found = self.read()
+        if content is None and found.damage is None:
+            self.rewrite([])
+            self.mark_published(0, 0)
+            return []
+        self._lines = [line.encoded for line in found.lines]
+        self._doubt = found.doubt
+        if found.damage is not None:
+            self.recover(found, content is not None)
+            return [line.entry for line in found.lines]
+        if found.doubt is not None:
+            log.error("the record is in doubt still", since=found.doubt)
+        self.dropped = found.unfinished
         with faults(self.path, "open the journal"):
             self.open()
-            if rest:
-                self.cut(len(content) - len(rest))
-        return decoded
+            if self.dropped:
+                self.cut(self._size - self.dropped)
+        return [line.entry for line in found.lines]
+
+    def read(self) -> tuple[bytes | None, record.Record]:
+        """What the file holds, None if there is none, and what that says. Raises StateFault if it may not be read."""
+        published = self.published()
+        try:
+            with open(self.path, "rb", opener=no_link) as file:
+                content = file.read()
+        except FileNotFoundError:
+            used = published not in (None, (0, 0))
+            return None, record.lost("it is missing, though facts of it were published") if used else record.Record()
+        except OSError as error:
+            if error.errno == errno.EIO:
+                return b"", record.lost("the disk cannot read it")
+            with faults(self.path, "read the journal"):
+                raise
+        return content, record.read(content, self.node, published)
+
+    def recover(self, found: record.Record, there: bool) -> None:
+        """Begins anew with what can be trusted, and says so."""
+        with faults(self.path, "set the damaged journal aside"):
+            kept = self.put_aside() if there else None
+            self.replace(self._lines)
+        log.error(
+            "the journal is damaged" if there else "the journal is missing",
+            finding=found.damage,
+            set_aside=None if kept is None else str(kept),
+            entries_kept=len(found.lines),
+            state="in doubt until it is confirmed"
+            if found.doubt
+            else "whole: what is damaged is older than a snapshot",
+        )
+
+    def put_aside(self) -> Path:
+        """A second name for the file as it is; it is there before the first comes to mean another. Raises OSError."""
+        before = self.set_aside
+        if before and before[-1].samefile(self.path):
+            return before[-1]  # a former start came no further than this
+        number = int(before[-1].name.rpartition("-")[2]) + 1 if before else 1
+        name = self.directory / f"journal.corrupt-{number}"
+        os.link(self.path, name, follow_symlinks=False)
+        sync_directory(self.directory)
+        for old in before[: max(0, len(before) + 1 - KEPT)]:
+            old.unlink(missing_ok=True)
+        return name
+
+    def trust(self) -> None:
+        doubt, self._doubt = self._doubt, None
+        try:
+            with faults(self.path, "rewrite the journal"):
+                self.replace(self._lines)
+        except StateFault:
+            self._doubt = doubt
+            raise
 
     def append(self, entry: Entry) -> None:
         line = encoded(entry)
@@ -95,12 +157,16 @@ class FileJournal:
             return None
 
     def mark_published(self, epoch: int, seq: int) -> None:
-        mark = self.directory / "published.new"
-        try:
-            mark.write_text(f"{epoch} {seq}\n")
-            mark.replace(self.directory / "published")
-        except OSError:
-            mark.unlink(missing_ok=True)
+        """
+        Written in its place and always as long, so that a sector of the disk has it whole or not at all: to put a new file
+        in place of the old one at each fact would keep the event loop for most of a millisecond each time.
+        """
+        with suppress(OSError):
+            mark = os.open(self.directory / "published", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                os.pwrite(mark, f"{epoch} {seq}".ljust(MARK).encode() + b"\n", 0)
+            finally:
+                os.close(mark)
 
     def close(self) -> None:
         if self._file is not None:
@@ -126,10 +192,11 @@ class FileJournal:
         Wherever this fails, the next append begins with it anew, because the open file may be the one that was replaced.
         """
         self._suspect = True
+        header = encoded(Header(version=VERSION, node=self.node, doubt=self._doubt or ""))
         beside = self.directory / "journal.new"
         target = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            write_whole(target, b"".join([encoded(Header(version=VERSION, node=self.node)), *lines]))
+            write_whole(target, b"".join([header, *lines]))
             os.fsync(target)
         finally:
             os.close(target)
@@ -152,47 +219,20 @@ class FileJournal:
         os.fsync(self.file)
         self._size = size
 
-    def payload(self, number: int, line: bytes) -> bytes:
-        checksum, _, payload = line.partition(b" ")
-        if checksum != b"%08x" % crc32(payload):
-            raise self.damaged(f"line {number} does not match its checksum")
-        return payload
-
-    def check(self, payload: bytes) -> None:
-        try:
-            header = msgspec.json.decode(payload, type=Header)
-        except msgspec.DecodeError as error:
-            raise self.damaged(f"its header: {clean(str(error), 200)}") from error
-        if header.version != VERSION:
-            raise self.damaged(f"it is of version {header.version}, this program writes version {VERSION}")
-        if header.node != self.node:
-            raise StateFault(
-                f"{self.path} is the journal of node {header.node!r}, not of {self.node!r}",
-                "give each node a state directory of its own, or set TOPOALIGN_NODE to the name in the journal",
-            )
-
-    def entry(self, number: int, payload: bytes) -> Entry:
-        try:
-            return msgspec.json.decode(payload, type=Entry)
-        except msgspec.DecodeError as error:
-            raise self.damaged(f"line {number}: {clean(str(error), 200)}") from error
-
-    def damaged(self, finding: str) -> StateFault:
-        return StateFault(
-            f"{self.path} is damaged: {finding}",
-            "allocations cannot be trusted: drain the node, move the file away, and start again",
-        )
-
 
 class MemoryJournal:
     """A journal for tests and simulations: it outlives the ledger that writes it, but not the process."""
 
     def __init__(self) -> None:
+        self.doubt: str | None = None
         self._entries: list[Entry] = []
         self._published: tuple[int, int] | None = (0, 0)
 
     def load(self) -> list[Entry]:
         return list(self._entries)
+
+    def trust(self) -> None:
+        self.doubt = None
 
     def append(self, entry: Entry) -> None:
         self._entries.append(entry)
@@ -212,71 +252,34 @@ def open_journal(directory: Path, node: NodeName) -> Iterator[FileJournal]:
     """
     The journal of a state directory, which is made if it is missing and locked while the context is open.
 
-    Raises StateFault if another process has it (naming its pid), InvalidField if the directory cannot be used.
+    Raises StateFault if another process has it (naming its pid), InvalidField if the directory or the journal in it cannot
+    be used as they are.
     """
-    try:
-        with faults(directory, "use the state directory"):
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except StateFault as fault:
-        raise InvalidField("TOPOALIGN_STATE_DIR", fault.finding, fault.remedy) from fault
-    journal = FileJournal(directory, node)
-    try:
-        take_lock(lock, directory)
-        yield journal
-    finally:
-        journal.close()
-        os.close(lock)
+    with locked(directory):
+        journal = FileJournal(directory, node)
+        with usable():
+            check_file(journal.path)
+        try:
+            yield journal
+        finally:
+            journal.close()
 
 
-def take_lock(lock: int, directory: Path) -> None:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        holder = clean(os.pread(lock, 32, 0).decode("ascii", "replace").strip(), 32) or "unknown"
-        raise StateFault(
-            f"{directory} is in use by another allocator, pid {holder}",
-            "one allocator runs per node: stop the other one, or give this one another state directory",
-        ) from error
-    with faults(directory, "write the lock file"):
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+def check_file(path: Path) -> None:
+    """Raises StateFault if a journal is there that may not be read and written."""
+    with faults(path, "open the journal"):
+        try:
+            os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
+        except OSError as error:
+            if error.errno in UNUSABLE:
+                raise
 
 
-def encoded(record: Entry | Header) -> bytes:
-    payload = msgspec.json.encode(record)
-    return b"%08x %s\n" % (crc32(payload), payload)
+def no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 def write_whole(file: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(file, view) :]
-
-
-def sync_directory(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-REMEDIES = {
-    errno.ENOSPC: "the disk is full: make room; nothing was lost, and it works again once there is space",
-    errno.EDQUOT: "the quota is used up: make room; nothing was lost",
-    errno.EACCES: "the directory must belong to the user that the allocator runs as, with mode 0700",
-    errno.EROFS: "the file system is read-only: give the allocator a writable state directory",
-    errno.ELOOP: "a symbolic link stands where a file of the allocator belongs: remove it",
-    errno.EIO: "the disk reports errors: check it; the entry counts as not written",
-}
-
-
-@contextmanager
-def faults(path: Path, deed: str) -> Iterator[None]:
-    """Turns an OSError into a StateFault that says what could not be done, why, and what helps."""
-    try:
-        yield
-    except OSError as error:
-        remedy = REMEDIES.get(error.errno or 0, "check the directory that TOPOALIGN_STATE_DIR names")
-        raise StateFault(f"cannot {deed} at {path}: {error.strerror or error}", remedy) from error

@@ -3,7 +3,8 @@ What the node's kubelet says in its files, for predictions.
 
 Its configuration tells by which rules it decides, its checkpoints which CPUs and how much memory containers have that never
 called us; the devices are in our own ledger. The files are read anew for each prediction, in a thread that is not waited for
-longer than a second. What cannot be read is taken from our own settings and record instead, and said with the answer.
+longer than a second. What cannot be read is taken from what PodResources showed last, and from our own settings and record;
+that is said with the answer.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,13 +15,16 @@ import msgspec
 import structlog
 
 from topoalign.core.errors import TopoalignError, clean
+from topoalign.core.events import Owner, UsageObserved
 from topoalign.core.ids import DeviceID, ResourceName
 from topoalign.core.requests import AdmissionRules, Mode, PodRequest
 from topoalign.core.state import NodeState
+from topoalign.core.topology.cpuset import parse_cpuset
 from topoalign.kubelet import configuration
-from topoalign.kubelet.node_state import Held, check_resources, held_cpus, held_devices, held_memory
+from topoalign.kubelet.node_state import Container, Held, check_resources, held_cpus, held_devices, held_memory
 
 READ_SECONDS = 1.0
+INSTEAD = "what PodResources showed last counts instead"
 
 log = structlog.get_logger("topoalign.allocator.kubelet_files")
 
@@ -85,6 +89,9 @@ class KubeletFiles:
         hardware = state.hardware
         cpus = given("CPUs", lambda: held_cpus(self._root, hardware, rules))
         memory = given("memory", lambda: held_memory(self._root, hardware, rules))
+        if state.usage is not None:
+            cpus = cpus if cpus.finding is None else shown_cpus(state.usage, cpus.finding)
+            memory = memory if memory.finding is None else shown_memory(state.usage, memory.finding)
         devices = given("resources", lambda: held_devices(self._root, hardware))
         notes += (held.finding for held in (cpus, memory, devices) if held.finding is not None)
         others = Held(cpus=cpus.cpus, blocks=memory.blocks).allocations
@@ -103,3 +110,23 @@ def given(what: str, read: Callable[[], Held]) -> Held:
         return read()
     except TopoalignError as error:
         return Held(finding=f"which {what} the kubelet has is not known: {error.finding}")
+
+
+def shown_cpus(usage: UsageObserved, finding: str) -> Held:
+    """What PodResources showed, in place of a file that told nothing because of `finding`."""
+    cpus = {container_of(each.owner): parse_cpuset(each.cpus) for each in usage.containers if each.cpus}
+    return Held(cpus=cpus, finding=f"{finding}; {INSTEAD}")
+
+
+def shown_memory(usage: UsageObserved, finding: str) -> Held:
+    """The same for memory. How a block is spread over several NUMA nodes is taken to be from the lowest on."""
+    blocks = {container_of(each.owner): each.memory for each in usage.containers if each.memory}
+    state = NodeState(node=usage.node)
+    for allocation in Held(blocks=blocks).allocations:
+        state = state.holding(allocation)
+    return Held(blocks=blocks, memory=state.memory, finding=f"{finding}; {INSTEAD}")
+
+
+def container_of(owner: Owner) -> Container:
+    """PodResources knows no UIDs: the name of a pod stands for it."""
+    return f"{owner.namespace}/{owner.pod}", owner.container

@@ -8,6 +8,9 @@ ledger is as it was before the change or as it was after. What the bus has not h
 The journal is kept short: after `compact_after` entries it is written anew as one snapshot of what is live, preceded by
 nothing but the facts that are still to be published. Should those become more than `pending_limit` because the bus has
 been away for long, they are dropped in favour of the snapshot, which makes every listener whole again.
+
+A journal that was damaged leaves a doubt: something may be held that is not in the record. The ledger only carries it; who
+hands out devices asks the kubelet first, or refuses, until the record is confirmed.
 """
 
 from collections import deque
@@ -19,6 +22,7 @@ from typing import Protocol
 import anyio
 import structlog
 
+from topoalign.allocator.record import unpublished
 from topoalign.core.decisions import Refusal
 from topoalign.core.errors import NotFound, StateFault
 from topoalign.core.events import (
@@ -29,10 +33,12 @@ from topoalign.core.events import (
     AllocationRefused,
     AllocationReleased,
     AllocationsSnapshot,
+    ContainerUsage,
     DeviceHealthChanged,
     LedgerEvent,
     Owner,
     TopologyDiscovered,
+    UsageObserved,
 )
 from topoalign.core.ids import AllocationID, DeviceID, NodeName
 from topoalign.core.ports import Clock, Entry, Journal
@@ -69,7 +75,7 @@ class Ledger:
         self.dropped = 0
         """Facts that were never published because too many were waiting; a snapshot stands in for them."""
         self.fault: str | None = None
-        """What the disk complained of last; None since it took a fact again."""
+        """What the disk complained of last, and the remedy; None since it took a fact again."""
         self._journal = journal
         self._clock = clock
         self._changed = anyio.Event()
@@ -87,20 +93,48 @@ class Ledger:
 
     def _begin(self) -> None:
         """Every start is an epoch of its own, so that a record restored from an old copy repeats no number."""
-        self._epoch = max(int(self._clock.wall() * 1000), self.state.epoch + 1)
+        published, _ = self._journal.published() or (0, 0)  # a journal that was lost does not know its last epoch
+        self._epoch = self._begun = max(int(self._clock.wall() * 1000), self.state.epoch + 1, published + 1)
         try:
             self.announce()
         except StateFault:
-            if not self.state.epoch:
+            if not self.state.epoch or self.doubt is not None:  # of what was lost, numbers may have been heard already
                 raise
             # What is on disk was read, so the node can go on in its old epoch; each new fact will try the disk again.
             self._epoch = self.state.epoch
 
-    def hear(self, event: TopologyDiscovered | DeviceHealthChanged) -> None:
-        """Takes in what discovery said. Not journaled: discovery says it again."""
-        state = self.state.apply(event)
-        if state.topology is not self.state.topology or state.health is not self.state.health:
+    @property
+    def doubt(self) -> str | None:
+        """Why something may be held that is not in `state`; None: the record is whole."""
+        return self._journal.doubt
+
+    @property
+    def boot(self) -> str:
+        """The boot of the node that discovery tells of; empty: not known yet."""
+        return self.state.topology.boot_id if self.state.topology is not None else ""
+
+    def hear(self, event: TopologyDiscovered | DeviceHealthChanged | UsageObserved) -> None:
+        """Takes in what is read anew at every start, and therefore not journaled."""
+        had, state = self.state, self.state.apply(event)
+        if state.topology is not had.topology or state.health is not had.health or state.usage is not had.usage:
             self._move(state)
+
+    def observe(self, containers: tuple[ContainerUsage, ...]) -> None:
+        """Takes in what the kubelet has given away without asking us, where that has changed."""
+        had = self.state.usage
+        if had is None or had.containers != containers:
+            revision = had.revision + 1 if had is not None else 1
+            self.hear(UsageObserved(node=self.node, epoch=self._begun, revision=revision, containers=containers))
+
+    def confirm(self, by: str) -> None:
+        """Ends the doubt: what is in the record is all that is held, says whoever `by` names. Raises StateFault."""
+        doubt = self.doubt
+        if doubt is None:
+            return
+        with self._noting_faults():
+            self._journal.trust()
+        log.info("the record is confirmed", by=by, doubt=doubt, allocations=len(self.state.allocations))
+        self._move(self.state)
 
     def next_id(self, ahead: int = 0) -> AllocationID:
         """A name that no allocation of this node had before, for the next grant or one so many further on."""
@@ -132,11 +166,15 @@ class Ledger:
         self._record(*gone, *granted, *deviated)
 
     def bind(self, owners: Sequence[tuple[AllocationID, Owner]]) -> None:
-        """Records who holds these allocations."""
-        self._record(*(partial(AllocationBound, allocation=name, owner=owner) for name, owner in owners))
+        """Records who holds these allocations, in this boot of the node."""
+        boot = self.boot
+        self._record(*(partial(AllocationBound, allocation=name, owner=owner, boot=boot) for name, owner in owners))
 
     def release(self, allocations: Sequence[AllocationID], reason: str) -> None:
-        """Records that these allocations have ended. Raises NotFound if one is not live; then none is released."""
+        """
+        Records that these allocations have ended, `reason` as in `AllocationReleased`. Raises NotFound if one is not live;
+        then none is released.
+        """
         for name in allocations:
             if name not in self.state.allocations:
                 raise NotFound("live allocation", name, "it may be released already: see `topoalign watch --since 1`")
@@ -237,7 +275,7 @@ class Ledger:
         except StateFault as fault:
             if self.fault is None:
                 log.error("the journal cannot be written", finding=fault.finding, remedy=fault.remedy)
-            self.fault = fault.finding
+            self.fault = f"{fault.finding}; {fault.remedy}"
             raise
         if self.fault is not None:
             log.info("the journal can be written again")
@@ -248,18 +286,3 @@ class Ledger:
         self.version += 1
         self._changed.set()
         self._changed = anyio.Event()
-
-
-def unpublished(
-    events: Sequence[tuple[LedgerEvent, float]], published: tuple[int, int] | None, newest: int
-) -> Sequence[tuple[LedgerEvent, float]]:
-    """
-    What the bus has not heard: all after the fact that it heard last, or all, if that one is no longer in the journal.
-
-    Where it is not known what the bus has heard, the newest snapshot stands for everything before it: to say old facts
-    again, after newer ones, would be worse than to leave some of them out.
-    """
-    if published is None:
-        return events[newest:]
-    heard = [at for at, (event, _) in enumerate(events) if (event.epoch, event.seq) == published]
-    return events[heard[0] + 1 :] if heard else events

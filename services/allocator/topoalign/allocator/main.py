@@ -1,5 +1,6 @@
 """Runs the allocator of one node."""
 
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -7,13 +8,15 @@ from anyio.abc import TaskStatus
 
 from topoalign.allocator.admissions import Admissions
 from topoalign.allocator.handouts import Handouts
-from topoalign.allocator.journal import open_journal
+from topoalign.allocator.hearing import Hearing
+from topoalign.allocator.kubelet.containers import Containers
 from topoalign.allocator.kubelet.front import KubeletFront
 from topoalign.allocator.kubelet.podresources import PodResourcesClient
 from topoalign.allocator.kubelet_files import KubeletFiles
 from topoalign.allocator.ledger import Ledger
 from topoalign.allocator.service import Allocator, refuse_twin
 from topoalign.allocator.settings import AllocatorSettings
+from topoalign.allocator.succession import asked, hardware_known, open_in_turn
 from topoalign.runtime.context import Context
 from topoalign.runtime.settings import from_environment
 
@@ -21,9 +24,13 @@ from topoalign.runtime.settings import from_environment
 async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
     settings = from_environment(AllocatorSettings, context.environment)
     rules = settings.rules
-    await refuse_twin(context.hub or context.bus, settings.node)
-    with open_journal(settings.state_dir, settings.node) as journal:
+    configuration = context.configuration
+    ready = partial(hardware_known, context.bus, settings.node, context.clock) if settings.take_over else None
+    async with open_in_turn(settings.state_dir, settings.node, context.clock, ready) as journal:
+        await refuse_twin(context.hub or context.bus, settings.node)
         ledger = Ledger(settings.node, journal, context.clock)
+        hearing = Hearing(ledger, context.bus, context.clock)
+        containers = Containers(lambda: configuration.current, settings.cdi_dir)
         handouts = front = files = None
         if settings.kubelet_dir:
             kubelet = PodResourcesClient(settings.pod_resources, Path(settings.kubelet_dir))
@@ -34,12 +41,19 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
                 placement=rules.placement,
                 gone_seconds=settings.gone_seconds,
                 settle_seconds=settings.settle_seconds,
+                sure=hearing.sure,
             )
             front = KubeletFront(
-                handouts, Path(settings.kubelet_dir), context.clock, drain_seconds=settings.drain_seconds
+                handouts,
+                Path(settings.kubelet_dir),
+                context.clock,
+                containers=containers,
+                pod_resources=settings.pod_resources,
+                drain_seconds=settings.drain_seconds,
             )
             files = KubeletFiles(settings.kubelet_configuration, settings.kubelet_root, rules)
             context.checks["kubelet"] = front.reason
+            context.checks["containers"] = containers.reason
         admissions = Admissions(
             ledger,
             context.bus,
@@ -47,17 +61,30 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
             kubelet_owns_devices=front is not None,
             kubelet_files=files,
             hint_seconds=settings.hint_seconds,
+            sure=hearing.sure,
         )
         allocator = Allocator(
-            ledger, context.bus, context.clock, admissions, handouts, reconcile_seconds=settings.reconcile_seconds
+            ledger,
+            context.bus,
+            context.clock,
+            hearing,
+            admissions,
+            handouts,
+            reconcile_seconds=settings.reconcile_seconds,
         )
-        allocator.watch(context.metrics)
+        allocator.watch(context.metrics, lambda: len(journal.set_aside))
+        context.notes.setdefault("configuration", lambda: configuration.trouble)
         context.checks["journal"] = lambda: ledger.fault
-        context.checks["health"] = allocator.hearing.reason
+        context.checks["record"] = allocator.record_in_doubt
+        context.checks["health"] = hearing.reason
         context.checks["topology"] = allocator.topology_unknown
         context.checks["outbox"] = allocator.outbox_full
         async with anyio.create_task_group() as tasks:
             await tasks.start(allocator.run)
-            if front is not None:
+            tasks.start_soon(configuration.keep_up, context.clock, context.reload.wait)
+            if front is not None and handouts is not None:
+                tasks.start_soon(containers.run, handouts, context.clock)
                 await tasks.start(front.run)
             task_status.started()
+            await asked(settings.state_dir, context.clock)
+            context.superseded.set()

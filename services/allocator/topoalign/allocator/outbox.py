@@ -11,7 +11,7 @@ import structlog
 
 from topoalign.allocator.ledger import Ledger
 from topoalign.core import wire
-from topoalign.core.errors import StateFault, Unavailable
+from topoalign.core.errors import BusRefused, StateFault, Unavailable
 from topoalign.core.ports import Bus, Clock, Stream
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
@@ -31,6 +31,8 @@ class Outbox:
         self._position = 0
         self.failures = 0
         """Tries in a row that were not confirmed."""
+        self.refusal: str | None = None
+        """Why the bus does not take the oldest fact, its store being full or we not permitted; None if it took the last."""
 
     async def run(self) -> None:
         while True:
@@ -60,11 +62,12 @@ class Outbox:
             if self.failures == 0:
                 log.warning("bus does not confirm", finding=error.finding, remedy=error.remedy, seq=event.seq)
             self.failures += 1
+            self.refusal = error.finding if isinstance(error, BusRefused) else None
             await self._clock.sleep(min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self.failures - 1, 10)))
             return
         if self.failures:
             log.info("bus confirms again", tries=self.failures, waiting=len(self._ledger.pending))
-            self.failures = 0
+            self.failures, self.refusal = 0, None
         self._ledger.published(event)
         self.notice(position)
 

@@ -5,6 +5,8 @@ Allocations go on without the bus. What the hardware is like is heard from disco
 outbox; neither is waited for by a decision.
 """
 
+from collections.abc import Callable
+
 import anyio
 import msgspec
 import structlog
@@ -18,6 +20,7 @@ from topoalign.allocator.handouts import Handouts
 from topoalign.allocator.hearing import Hearing
 from topoalign.allocator.ledger import Ledger
 from topoalign.allocator.outbox import Outbox
+from topoalign.allocator.usage import UsageTeller
 from topoalign.core import wire
 from topoalign.core.errors import StateFault, Unavailable
 from topoalign.core.ids import NodeName
@@ -39,6 +42,7 @@ class Allocator:
         ledger: Ledger,
         bus: Bus,
         clock: Clock,
+        hearing: Hearing,
         admissions: Admissions,
         handouts: Handouts | None,
         *,
@@ -46,9 +50,9 @@ class Allocator:
     ) -> None:
         """`handouts` is None on a node whose devices no kubelet hands out; else it is reconciled this often."""
         self._reconcile_seconds = reconcile_seconds
-        self.ledger, self.admissions, self.handouts = ledger, admissions, handouts
-        self.hearing = Hearing(ledger, bus, clock)
+        self.ledger, self.hearing, self.admissions, self.handouts = ledger, hearing, admissions, handouts
         self.outbox = Outbox(ledger, bus, clock)
+        self.usage = UsageTeller(ledger, bus, clock)
         self._bus, self._clock = bus, clock
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -59,6 +63,7 @@ class Allocator:
             tasks.start_soon(self.outbox.watch)
             if self.handouts is not None:
                 tasks.start_soon(self._reconcile, self.handouts)
+                tasks.start_soon(self.usage.run)
             task_status.started()
 
     async def _reconcile(self, handouts: Handouts) -> None:
@@ -80,13 +85,25 @@ class Allocator:
         """Readiness: devices cannot be offered before discovery has said what there is."""
         return None if self.ledger.state.topology is not None else "the topology of this node has not been heard yet"
 
+    def record_in_doubt(self) -> str | None:
+        """Readiness: something may be held that is not in the record."""
+        doubt = self.ledger.doubt
+        if doubt is None:
+            return None
+        if self.handouts is not None:
+            return f"the journal was damaged ({doubt}): the kubelet has not confirmed yet what is held"
+        return f"the journal was damaged ({doubt}): nothing is given out until `topoalign trust` confirms what is held"
+
     def outbox_full(self) -> str | None:
         """Readiness: allocations go on, but somebody should look at the bus."""
         waiting, limit = len(self.ledger.pending), self.ledger.pending_limit
+        if self.outbox.refusal is not None:
+            return f"{waiting} facts wait for the bus, which refuses them: {self.outbox.refusal}"
         return None if waiting < limit else f"{waiting} facts wait for the bus, {limit} are kept"
 
-    def watch(self, metrics: CollectorRegistry) -> None:
-        metrics.register(AllocatorMetrics(self))
+    def watch(self, metrics: CollectorRegistry, set_aside: Callable[[], int]) -> None:
+        """`set_aside`: how many damaged journals there are."""
+        metrics.register(AllocatorMetrics(self, set_aside))
 
 
 async def refuse_twin(bus: Bus, node: NodeName) -> None:
@@ -107,8 +124,8 @@ async def refuse_twin(bus: Bus, node: NodeName) -> None:
 class AllocatorMetrics(Collector):
     """The allocator's figures, read when they are asked for."""
 
-    def __init__(self, allocator: Allocator) -> None:
-        self._allocator = allocator
+    def __init__(self, allocator: Allocator, set_aside: Callable[[], int]) -> None:
+        self._allocator, self._set_aside = allocator, set_aside
 
     def collect(self):  # type: ignore[no-untyped-def]  # prometheus_client leaves its Metric types unexported
         ledger = self._allocator.ledger
@@ -116,7 +133,27 @@ class AllocatorMetrics(Collector):
             "topoalign_allocator_allocations", "Live allocations of this node.", value=len(ledger.state.allocations)
         )
         yield GaugeMetricFamily(
+            "topoalign_allocator_stale_allocations",
+            "Live allocations from before the last reboot whose containers have not been seen since.",
+            value=len(ledger.state.stale),
+        )
+        yield GaugeMetricFamily(
+            "topoalign_allocator_record_in_doubt",
+            "1 while something may be held that is not in the record: its journal was damaged.",
+            value=int(ledger.doubt is not None),
+        )
+        yield GaugeMetricFamily(
+            "topoalign_allocator_journals_set_aside",
+            "Damaged journals that lie in the state directory for somebody to look at.",
+            value=self._set_aside(),
+        )
+        yield GaugeMetricFamily(
             "topoalign_allocator_outbox_facts", "Facts that the bus has not confirmed yet.", value=len(ledger.pending)
+        )
+        yield GaugeMetricFamily(
+            "topoalign_allocator_outbox_refused",
+            "1 while the bus refuses the oldest fact: its store is full, or this user is not permitted.",
+            value=int(self._allocator.outbox.refusal is not None),
         )
         yield CounterMetricFamily(
             "topoalign_allocator_outbox_dropped_facts",

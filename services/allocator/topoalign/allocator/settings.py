@@ -24,11 +24,20 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     state_dir: Path = Path("/var/lib/topoalign")
     """Where the journal lives. On the node's own disk: it must survive this process, not the node."""
 
+    take_over: bool = False
+    """
+    Whether an allocator of this node that is running is asked to hand over. Default: it is left alone, and this one ends:
+    two started by mistake must not take the node from one another.
+    """
+
     kubelet_dir: str = ""
     """The kubelet's device plugin directory. Set: the kubelet hands out the devices. Empty: requests come over the bus."""
 
     kubelet_config: str = ""
     """The kubelet's configuration file, for predictions. Default: `config.yaml` in the directory above `kubelet_dir`."""
+
+    cdi_dir: Path = Path("/var/run/cdi")
+    """Where the container runtime reads CDI specifications; used under the CDI strategies alone. It must be there."""
 
     pod_resources_dir: str = ""
     """Directory of the kubelet's PodResources socket. Default: `pod-resources` beside `kubelet_dir`."""

@@ -1,36 +1,80 @@
 """Runs the discovery of one node."""
 
+from collections.abc import Mapping
+from pathlib import Path
+
 import anyio
 from anyio.abc import TaskStatus
 
 from topoalign.core.errors import InvalidField
 from topoalign.core.ports import Clock, Driver
+from topoalign.discovery.caretaker import Caretaker
 from topoalign.discovery.drivers.auto import AutoDriver
 from topoalign.discovery.drivers.described import DescribedDriver
 from topoalign.discovery.drivers.nvml.driver import NvmlDriver
 from topoalign.discovery.drivers.sysfs import SysfsDriver, boot_id
 from topoalign.discovery.metrics import Metrics
+from topoalign.discovery.offering import Offering
+from topoalign.discovery.record import RecordFile
 from topoalign.discovery.service import Discovery
 from topoalign.discovery.settings import DiscoverySettings
+from topoalign.discovery.xids import xid_rules
 from topoalign.runtime.context import Context
 from topoalign.runtime.settings import from_environment
+from topoalign.runtime.tasks import background
+from topoalign.serving.watching import ConfigurationFile
 
 
 async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
     settings = from_environment(DiscoverySettings, context.environment)
     driver = driver_for(settings, context.clock)
+    boot = boot_of(settings.sysfs_root, context.clock)
+    configuration = context.configuration
+    health = configuration.current.health
+    xids = xid_rules(health.ignored_xids, context.environment)
+    caretaker = Caretaker(RecordFile(settings.state_dir, boot), xids, health.quiet_seconds, context.clock)
+    offering = Offering(configuration, context.metrics)
     discovery = Discovery(
         settings.node,
         driver,
         context.bus,
         context.clock,
         Metrics(context.metrics),
+        caretaker,
+        offering.offered,
         read_seconds=settings.read_seconds,
-        boot_id=None if isinstance(driver, DescribedDriver) else boot_id(settings.sysfs_root),
+        hold_down_seconds=health.hold_down_seconds,
+        boot_id=boot,
         hub=context.hub,
     )
     context.checks["discovery"] = discovery.trouble
-    await discovery.run(task_status=task_status)
+    context.checks["hardware events"] = discovery.deafness
+    context.checks["device record"] = caretaker.trouble
+    context.notes["configuration"] = offering.note
+    async with background() as tasks:
+        tasks.start_soon(configuration.keep_up, context.clock, context.reload.wait)
+        tasks.start_soon(follow, configuration, discovery, caretaker, context.environment)
+        await discovery.run(task_status=task_status)
+
+
+async def follow(
+    configuration: ConfigurationFile, discovery: Discovery, caretaker: Caretaker, environment: Mapping[str, str]
+) -> None:
+    """Tells the services' parts of every configuration that comes into use."""
+    while True:
+        changed = configuration.changed
+        health = configuration.current.health
+        caretaker.follow(xid_rules(health.ignored_xids, environment), health.quiet_seconds)
+        discovery.follow(health.hold_down_seconds)
+        await changed.wait()
+
+
+def boot_of(root: Path, clock: Clock) -> str:
+    """
+    The kernel's boot id; where there is none to ask, this run stands for a boot. A described machine boots with the host
+    that plays it: a restart of discovery is no reboot there either.
+    """
+    return boot_id(root) or f"run-{int(clock.wall() * 1000)}"
 
 
 def driver_for(settings: DiscoverySettings, clock: Clock) -> Driver:

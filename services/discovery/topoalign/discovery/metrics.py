@@ -1,7 +1,16 @@
 """What Prometheus may ask of discovery."""
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from collections.abc import Mapping
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from topoalign.core.events import DeviceHealth, HealthState
+from topoalign.core.ids import DeviceID
+from topoalign.core.ports import HardwareEvent
+
+CORDONED = "cordoned"
+MOST_XIDS = 1000
+"""Each XID below is counted by itself: NVIDIA has numbered some two hundred."""
 BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 
 
@@ -18,3 +27,36 @@ class Metrics:
         self.seconds = Histogram(
             "topoalign_discovery_read_seconds", "Time of a reading.", registry=registry, buckets=BUCKETS
         )
+        self.events = Counter(
+            "topoalign_discovery_events", "What GPUs reported between readings.", ["kind"], registry=registry
+        )
+        self.xids = Counter("topoalign_discovery_xids", "XIDs of GPUs, ignored ones too.", ["xid"], registry=registry)
+        self.health_changes = Counter(
+            "topoalign_discovery_health_changes",
+            "Devices that were announced to be in another state than before.",
+            ["state"],
+            registry=registry,
+        )
+        self.devices = Gauge(
+            "topoalign_discovery_devices",
+            "GPUs, NICs and ill MIG instances, as last announced.",
+            ["state"],
+            registry=registry,
+        )
+
+    def heard(self, event: HardwareEvent) -> None:
+        self.events.labels(event.kind).inc()
+        if event.xid is not None:
+            self.xids.labels(event.xid if event.xid < MOST_XIDS else "other").inc()
+
+    def announced(self, before: Mapping[DeviceID, DeviceHealth], now: Mapping[DeviceID, DeviceHealth]) -> None:
+        for device, health in now.items():
+            if device not in before or state(before[device]) != state(health):
+                self.health_changes.labels(state(health)).inc()
+        for name in (*HealthState, CORDONED):
+            self.devices.labels(name).set(sum(state(health) == name for health in now.values()))
+
+
+def state(health: DeviceHealth) -> str:
+    """What an alert is about: a cordon hides what is below it only where that is well."""
+    return CORDONED if health.cordoned and health.state is HealthState.HEALTHY else health.state

@@ -2,32 +2,41 @@
 Reads the hardware again and again, and says what it is and how it is when that changes.
 
 A reading that fails changes what is known of nothing: the topology stays, and the health of all devices becomes unknown
-with the reason. A reading that lacks a device keeps it listed as lost. Whoever asks is told everything anew, and so is a
-stream that has lost it.
+with the reason. A reading that lacks a device keeps it listed as lost. What happens between two readings, and what
+operators say of devices, is weighed by the `Caretaker`; health is announced at once, and then not again for the hold-down
+time, however often it changes meanwhile. Whoever asks is told everything anew, and so is a stream that has lost it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import anyio
 import structlog
 from anyio.abc import TaskStatus
 
 from topoalign.core import wire
+from topoalign.core.device_health import UNKNOWN, worst
 from topoalign.core.errors import DriverFault, HardwareUnknown, InvalidField
 from topoalign.core.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
 from topoalign.core.ids import DeviceID, NodeName
-from topoalign.core.ports import Bus, Clock, Driver, Endpoint, Inventory
+from topoalign.core.maintenance import DevicesRequest, Word
+from topoalign.core.ports import Bus, Clock, Driver, Endpoint, HardwareEvent, Inventory
 from topoalign.core.requests import AliveRequest, AnnounceRequest
 from topoalign.core.topology.model import Topology
 from topoalign.discovery.announcer import Announcer
+from topoalign.discovery.caretaker import Caretaker
 from topoalign.discovery.lost import with_lost
 from topoalign.discovery.metrics import Metrics
+from topoalign.discovery.names import meant
 from topoalign.runtime.answers import answering
 
 SERVICE = "topoalign-discovery"
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 """Seconds between tries for as long as nothing could be read at all; doubled each time."""
+SOON_SECONDS = 1.0
+"""After something happened, before a reading looks at it; what else happens meanwhile it sees, too."""
+WORDS: tuple[Word, ...] = ("cordon", "uncordon", "heal")
 
 log = structlog.get_logger("topoalign.discovery")
 
@@ -42,29 +51,42 @@ class Discovery:
         bus: Bus,
         clock: Clock,
         metrics: Metrics,
+        caretaker: Caretaker,
+        offered: Callable[[Topology, Topology | None], Topology],
         *,
         read_seconds: float,
-        boot_id: str | None,
+        hold_down_seconds: float,
+        boot_id: str,
         hub: Bus | None = None,
     ) -> None:
         """
-        `hub` is the bus that everybody hears, if `bus` is a shorter way to the services of this process.
-
-        `boot_id` is None where there is no kernel to ask, as for a described machine: then this run stands for a boot.
+        `hub` is the bus that everybody hears, if `bus` is a shorter way to the services of this process. `offered` gives a
+        topology its offers, told the one before.
         """
         self._node, self._driver, self._bus, self._clock, self._metrics = node, driver, bus, clock, metrics
-        self._read_seconds = read_seconds
+        self._caretaker, self._offered = caretaker, offered
+        self._read_seconds, self._hold_down_seconds = read_seconds, hold_down_seconds
         self._epoch = int(clock.wall() * 1000)
-        self._boot_id = boot_id or f"run-{self._epoch}"
+        self._boot_id = boot_id
         self._announcer = Announcer(bus, hub or bus, clock)
         self._topology: TopologyDiscovered | None = None
         self._health: DeviceHealthChanged | None = None
         self._findings: tuple[str, ...] = ()
         self._trouble: str | None = "the hardware has not been read yet"
+        self._reading = anyio.Lock(fast_acquire=True)
+        self._deafness: str | None = None
+        self._held_until = 0.0
+        """Monotonic seconds before which health is not announced again."""
+        self._held, self._look = anyio.Event(), anyio.Event()
+        """Set when there is something to announce at the end of the hold-down; when a reading is wanted soon."""
 
     def trouble(self) -> str | None:
         """Readiness: why the newest reading cannot be relied on."""
         return self._trouble
+
+    def deafness(self) -> str | None:
+        """Readiness: why events of the hardware are not heard."""
+        return self._deafness
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled. Started once questions are answered; the first reading may take longer."""
@@ -75,11 +97,22 @@ class Discovery:
                 answer=answering(AnnounceRequest, self._asked_anew),
             ),
             Endpoint(name="alive", subject=wire.alive_subject(self._node), answer=answering(AliveRequest, self._asked)),
+            *(
+                Endpoint(
+                    name=word,
+                    subject=wire.devices_subject(self._node, word),
+                    answer=answering(DevicesRequest, partial(self._told, word)),
+                )
+                for word in WORDS
+            ),
         ]
         async with self._bus.serve(SERVICE, endpoints), anyio.create_task_group() as tasks:
             tasks.start_soon(self._announcer.run)
             tasks.start_soon(self._announcer.watch, self.announce)
             tasks.start_soon(self._read_regularly)
+            tasks.start_soon(self._read_when_something_happens)
+            tasks.start_soon(self._driver.watch, self)
+            tasks.start_soon(self._settle_when_held)
             task_status.started()
 
     def announce(self) -> None:
@@ -87,6 +120,15 @@ class Discovery:
         if self._topology is not None and self._health is not None:
             self._say_topology(self._topology.source, self._topology.topology)
             self._say_health(self._health.devices)
+
+    def follow(self, hold_down_seconds: float) -> None:
+        """The configuration has changed: what was found is offered as it says now."""
+        self._hold_down_seconds = hold_down_seconds
+        if self._topology is not None:
+            had = self._topology
+            topology = self._offered(had.topology, had.topology)
+            if topology != had.topology:
+                self._say_topology(had.source, topology)
 
     async def _asked_anew(self, request: AnnounceRequest) -> dict[str, tuple[int, int]]:
         self._newest(request.node)
@@ -107,6 +149,34 @@ class Discovery:
             "health": (self._epoch, self._health.revision),
         }
 
+    async def _told(self, word: Word, request: DevicesRequest) -> dict[DeviceID, DeviceHealth]:
+        """An operator's word. Returns how each device is from now on. Raises NotFound, StateFault and what _newest does."""
+        self._newest(request.node)
+        devices = meant(self._hardware, request.devices, self._caretaker.cordons)
+        self._caretaker.say(word, devices, request.reason)
+        self._settle()
+        verdicts, hardware = self._caretaker.verdicts(), self._hardware
+        told = {name: [verdicts[way] for way in (name, hardware.card_of(name)) if way in verdicts] for name in devices}
+        return {device: worst(healths) if healths else UNKNOWN for device, healths in told.items()}
+
+    @property
+    def _hardware(self) -> Topology:
+        return self._topology.topology if self._topology is not None else Topology()
+
+    def hear(self, event: HardwareEvent) -> None:
+        """From the driver, between two readings."""
+        self._metrics.heard(event)
+        if self._caretaker.heard(event, self._hardware):
+            self._look.set()
+        self._settle()
+
+    def deaf(self, reason: str | None, gpus: frozenset[DeviceID] = frozenset()) -> None:
+        """From the driver: whether it hears what happens."""
+        self._deafness = reason
+        self._caretaker.deaf(reason, gpus)
+        self._look.set()
+        self._settle()
+
     async def _read_regularly(self) -> None:
         pause = FIRST_PAUSE
         while True:
@@ -117,8 +187,19 @@ class Discovery:
                 await self._clock.sleep(pause)
                 pause = min(LONGEST_PAUSE, pause * 2)
 
+    async def _read_when_something_happens(self) -> None:
+        while True:
+            await self._look.wait()
+            await self._clock.sleep(SOON_SECONDS)
+            self._look = anyio.Event()
+            await self.read()
+
     async def read(self) -> None:
         """Reads once, and says what changed."""
+        async with self._reading:
+            await self._read()
+
+    async def _read(self) -> None:
         self._metrics.reads.inc()
         began = self._clock.monotonic()
         try:
@@ -127,7 +208,7 @@ class Discovery:
             self._metrics.failures.inc()
             self._failed(fault)
         else:
-            self._found(inventory)
+            self._found(inventory, began)
         self._metrics.seconds.observe(self._clock.monotonic() - began)
 
     def _failed(self, fault: DriverFault) -> None:
@@ -137,27 +218,44 @@ class Discovery:
                 "hardware cannot be read", driver=self._driver.source, finding=fault.finding, remedy=fault.remedy
             )
         self._trouble = fault.finding
-        if self._health is not None:
-            unknown = DeviceHealth(state=HealthState.UNKNOWN, reason=fault.finding)
-            self._change_health(dict.fromkeys(self._health.devices, unknown))
+        self._caretaker.failed(fault.finding)
+        self._settle()
 
-    def _found(self, inventory: Inventory) -> None:
+    def _found(self, inventory: Inventory, began: float) -> None:
         if inventory.findings != self._findings:
             self._findings = inventory.findings
             log.warning("oddities of the hardware changed", findings=inventory.findings)
         had = self._topology
         topology = with_lost(had.topology, inventory.topology) if had is not None else inventory.topology
+        topology = self._offered(topology, had.topology if had is not None else None)
         source = self._driver.source
         if had is None or (source, topology) != (had.source, had.topology):
             self._say_topology(source, topology)
-        self._change_health(health_of(topology, inventory, source))
+        self._caretaker.read(health_of(topology, inventory, source), inventory, began)
+        self._settle()
         if self._trouble is not None:
             log.info("hardware read", driver=source, machine=topology.describe())
         self._trouble = None
 
-    def _change_health(self, devices: dict[DeviceID, DeviceHealth]) -> None:
-        if self._health is None or devices != self._health.devices:
-            self._say_health(devices)
+    def _settle(self) -> None:
+        """Says how the devices are if that has changed; at the end of the hold-down if that is not over."""
+        devices = self._caretaker.verdicts()
+        if self._topology is None or (self._health is not None and devices == self._health.devices):
+            return
+        now = self._clock.monotonic()
+        if self._health is not None and now < self._held_until:
+            self._held.set()
+            return
+        self._held_until = now + self._hold_down_seconds
+        self._metrics.announced(self._health.devices if self._health is not None else {}, devices)
+        self._say_health(devices)
+
+    async def _settle_when_held(self) -> None:
+        while True:
+            await self._held.wait()
+            await self._clock.sleep(self._held_until - self._clock.monotonic())
+            self._held = anyio.Event()
+            self._settle()
 
     def _say_topology(self, source: str, topology: Topology) -> None:
         self._topology = TopologyDiscovered(

@@ -30,3 +30,6 @@ class DiscoverySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     driver_seconds: Seconds = 10.0
     """For one call of a driver. Opening NVML takes some seconds where nothing else keeps the driver loaded."""
+
+    state_dir: Path = Path("/var/lib/topoalign")
+    """Where cordons, and which GPUs wait for a reset, are kept: the same directory as the allocator's."""

@@ -13,9 +13,11 @@ from topoalign.core import wire
 from topoalign.core.errors import InvalidField, Unavailable
 from topoalign.core.events import TopologyDiscovered
 from topoalign.core.hints.model import HintAnswer, HintQuestion
+from topoalign.core.hints.preconditions import check_rules
 from topoalign.core.hints.providers import answer
 from topoalign.core.ids import NodeName
 from topoalign.core.ports import Bus, Clock, Endpoint
+from topoalign.core.requests import checked
 from topoalign.runtime.answers import answering
 
 SERVICE = "topoalign-hinting"
@@ -66,4 +68,6 @@ class Hinting:
         known = self._topology
         if known is None or question.topology != (known.epoch, known.revision):
             raise UnknownTopology(question.topology, (known.epoch, known.revision) if known is not None else None)
+        checked(question.pod)
+        check_rules(question.rules)
         return answer(question, known)

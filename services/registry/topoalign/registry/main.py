@@ -16,7 +16,7 @@ from topoalign.runtime.settings import from_environment
 async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
     settings = from_environment(RegistrySettings, context.environment)
     client, cluster = Client(context.bus, context.clock, "registry"), Cluster()
-    metrics = Metrics(context.metrics, cluster, client.counts)
+    metrics = Metrics(context.metrics, cluster, client)
     registry = Registry(context.bus, context.clock, client, cluster, metrics, settings)
     context.checks["streams"] = registry.behind
     context.routes.append(Api(cluster).mount())

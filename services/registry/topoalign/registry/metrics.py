@@ -13,10 +13,10 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from topoalign.client import Counts
+from topoalign.client import Client
 from topoalign.core.errors import clean
 from topoalign.core.events import HealthState
-from topoalign.core.ids import GPU, DeviceID
+from topoalign.core.ids import DeviceID
 from topoalign.core.state import NodeState
 from topoalign.registry.cluster import Cluster
 
@@ -37,16 +37,16 @@ COUNTS = {
 class Metrics:
     """A counter that the service moves on, and gauges read from the fold."""
 
-    def __init__(self, registry: CollectorRegistry, cluster: Cluster, counts: Counts) -> None:
+    def __init__(self, registry: CollectorRegistry, cluster: Cluster, client: Client) -> None:
         self.events = Counter("topoalign_registry_events", "Facts folded.", ["type"], registry=registry)
-        registry.register(Readings(cluster, counts))
+        registry.register(Readings(cluster, client))
 
 
 class Readings(Collector):
     """The cluster and the client as they are now."""
 
-    def __init__(self, cluster: Cluster, counts: Counts) -> None:
-        self._cluster, self._counts = cluster, counts
+    def __init__(self, cluster: Cluster, client: Client) -> None:
+        self._cluster, self._client = cluster, client
 
     def describe(self) -> Iterator[Metric]:
         """The same families without samples: registering does not look at the cluster."""
@@ -65,7 +65,15 @@ class Readings(Collector):
                 held.add_metric([node, *labels], 1)
         yield from (gpus, held, stale)
         for name, meaning in COUNTS.items():
-            yield CounterMetricFamily(f"topoalign_registry_{name}", meaning, getattr(self._counts, name))
+            yield CounterMetricFamily(f"topoalign_registry_{name}", meaning, getattr(self._client.counts, name))
+        behind = GaugeMetricFamily(
+            "topoalign_registry_waiting_messages",
+            "Messages of a stream that waited behind the last one read.",
+            labels=["stream"],
+        )
+        for stream, waiting in self._client.waiting.items():
+            behind.add_metric([stream], waiting)
+        yield behind
 
 
 def gauges() -> tuple[GaugeMetricFamily, GaugeMetricFamily, GaugeMetricFamily]:
@@ -84,7 +92,7 @@ def gauges() -> tuple[GaugeMetricFamily, GaugeMetricFamily, GaugeMetricFamily]:
 
 def state_of(state: NodeState, device: DeviceID) -> str:
     """Which of STATES a GPU is in."""
-    if device in state.holders:
+    if state.overlapping((device,)):
         return "allocated"
     health = state.health_of(device)
     if health.cordoned:
@@ -93,9 +101,11 @@ def state_of(state: NodeState, device: DeviceID) -> str:
 
 
 def allocated_gpus(state: NodeState) -> Iterator[list[str]]:
-    """gpu_uuid, allocation, namespace, pod, container of each allocated GPU."""
+    """gpu_uuid, allocation, namespace, pod, container of each GPU that an allocation has, or has a part of."""
+    hardware = state.hardware
     for allocation in state.allocations.values():
         owner = allocation.owner
         of = (owner.namespace, owner.pod, owner.container) if owner is not None else ("", "", "")
-        for gpu in allocation.devices.get(GPU, ()):
+        cards = {hardware.card_of(device) for device in allocation.device_ids}
+        for gpu in sorted(cards & hardware.gpu_by_id.keys()):
             yield [clean(label, 253) for label in (gpu, allocation.id, *of)]

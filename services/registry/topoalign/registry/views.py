@@ -81,6 +81,8 @@ class AllocationView(msgspec.Struct, frozen=True, kw_only=True):
     """NUMA node ids it was aligned to. None: no preference, or the kubelet did not say."""
     since: str | None
     """RFC 3339 time of the grant. None: it was heard of in a snapshot only."""
+    ailing: dict[DeviceID, DeviceHealth]
+    """How those of its devices are that would not be handed out now; it keeps them."""
 
 
 class NodeDetail(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,6 +151,7 @@ def allocation_view(member: Member, allocation: Allocation) -> AllocationView:
         memory=allocation.memory,
         affinity=allocation.affinity,
         since=rfc3339(member.since.get(allocation.id)),
+        ailing=member.state.ailing(allocation),
     )
 
 

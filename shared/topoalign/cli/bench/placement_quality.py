@@ -154,7 +154,7 @@ class Node:
 
     def judge(self, gpus: tuple[DeviceID, ...], nics: tuple[DeviceID, ...]) -> None:
         if len(gpus) > 1:
-            self.links.append(self.outlook.own([self.position[gpu] for gpu in gpus]))
+            self.links.append(self.outlook.own(tuple(self.position[gpu] for gpu in gpus)))
         if nics:
             beside = [any(pcie_class(self.topology, nic, gpu) in ON_SWITCH for gpu in gpus) for nic in nics]
             self.pairs.append(sum(beside) / len(nics))

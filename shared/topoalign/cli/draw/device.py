@@ -58,18 +58,16 @@ def holders_of(topology: Topology, allocations: Iterable[Allocation]) -> tuple[d
     """
     Device -> its holders, and all holders in the order of the devices they hold.
 
-    A holder is `namespace/pod/container`; while it is not known, each allocation is one. Whoever holds a MIG instance or a
-    virtual function holds a part of the device.
+    A holder is `namespace/pod/container`; while it is not known, each allocation is one. Whoever holds a share, a
+    MIG instance or a virtual function holds a part of the device.
     """
-    whole = {instance.uuid: gpu.id for gpu in topology.gpus for instance in gpu.mig or ()}
-    whole |= {DeviceID(part.pci): nic.id for nic in topology.nics for part in nic.virtual_functions}
     held: dict[DeviceID, dict[str, None]] = {}
     for allocation in allocations:
         name = people.owner(allocation.owner)
         if allocation.owner is None:
             name = f"{name} ({clean(allocation.id, 80)})"
         for device in sorted(allocation.device_ids):
-            held.setdefault(whole.get(device, device), {})[name] = None
+            held.setdefault(topology.card_of(device), {})[name] = None
     devices: tuple[Gpu | Nic, ...] = (*topology.gpus, *topology.nics)
     by_device = {one.id: list(held.get(one.id, ())) for one in devices}
     return by_device, list(dict.fromkeys(name for names in by_device.values() for name in names))

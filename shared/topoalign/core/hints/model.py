@@ -56,7 +56,7 @@ ProviderHints = Mapping[ResourceName, Hints]
 """Of one provider. Empty: it has no opinion at all. A resource that is missing counts as no opinion on it."""
 
 
-class HintQuestion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class HintQuestion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Where could this container, or this whole pod, be placed?"""
 
     node: NodeName

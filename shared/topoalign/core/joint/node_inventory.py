@@ -83,8 +83,15 @@ def inventory_of(state: NodeState, left: LeftOver = NOTHING, *, by_function: boo
             left_functions=left_here,
         )
 
-    gpus = [device(gpu, DeviceType.GPU, gpu_labels(gpu), gpu_resources(gpu)) for gpu in topology.gpus]
-    nics = [device(nic, DeviceType.RDMA, nic_labels(nic), {RDMA: WHOLE}) for nic in topology.nics]
+    offered = topology.devices.get(GPU, {}), topology.devices.get(NIC, {})
+    gpus = [
+        device(gpu, DeviceType.GPU, gpu_labels(gpu), gpu_resources(gpu))
+        for gpu in topology.gpus
+        if gpu.id in offered[0]
+    ]
+    nics = [
+        device(nic, DeviceType.RDMA, nic_labels(nic), {RDMA: WHOLE}) for nic in topology.nics if nic.id in offered[1]
+    ]
     return Inventory(devices=(*gpus, *nics), table=table_of(topology))
 
 

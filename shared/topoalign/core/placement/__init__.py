@@ -8,8 +8,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from topoalign.core.decisions import ALONE, Beside
-from topoalign.core.ids import GPU, NIC, DeviceID, ResourceName
+from topoalign.core.ids import DeviceID, ResourceName
 from topoalign.core.placement.best_effort import best_effort
+from topoalign.core.placement.parts import prefer_parts
 from topoalign.core.placement.scores import Scores, gpu_scores
 from topoalign.core.placement.simple import simple
 from topoalign.core.placement.static_dgx import DGX1_PASCAL, DGX1_VOLTA, DGX2, StaticSets
@@ -60,7 +61,8 @@ def prefer(
     """
     The `size` devices of a resource that are best, in the hardware's order; the order of the input has no say.
 
-    GPUs by the device policy named `placement`; NICs by `nearness` to the devices `near`; others in the hardware's order.
+    GPUs by the device policy named `placement`; NICs by `nearness` to the devices `near`; shares, MIG instances and virtual
+    functions by how much of their cards is held (`prefer_parts`); others in the hardware's order.
     `beside` is what else is free, for policy `topology`. () where there is no preference to give (`choose`), and for devices
     that the node does not have.
     """
@@ -68,12 +70,16 @@ def prefer(
     if not free <= {*listed} or len(free) < len(available) or not {*must_include} <= free:
         return ()
     ranked = listed
-    if resource == GPU:
+    kind = topology.kind_of(resource)
+    if kind == "part":
+        return prefer_parts(topology, resource, available, must_include, size, near)
+    if kind == "gpu":
+        ranked = tuple(topology.gpu_by_id)
         policy, scores = PLACEMENTS[placement], gpu_scores(topology)
         if placement == Placement.TOPOLOGY:
             policy = partial(outlooked, topology, beside)
     else:
-        if resource == NIC:
+        if kind == "nic":
             ranked = tuple(sorted(listed, key=lambda nic: nearness(topology, nic, near)))
         policy, scores = simple, [[0] * len(listed)] * len(listed)
     position = {device: i for i, device in enumerate(ranked)}
@@ -91,7 +97,7 @@ def outlooked(
 
 def looked_at(topology: Topology, beside: Beside) -> tuple[frozenset[int], Nics]:
     """What policy `topology` looks at besides: the positions of the free GPUs, and the NICs."""
-    gpus = tuple(topology.devices.get(GPU, ()))
+    gpus = tuple(topology.gpu_by_id)
     nearness = [[pair_score(topology, nic, gpu) for gpu in gpus] for nic in beside.nics] if beside.nics_wanted else []
     positions = {gpu: position for position, gpu in enumerate(gpus)}
     return frozenset(positions[gpu] for gpu in beside.free if gpu in positions), Nics(beside.nics_wanted, nearness)

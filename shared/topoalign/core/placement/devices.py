@@ -15,6 +15,7 @@ from topoalign.core.errors import NoFit
 from topoalign.core.hints.devices import Devices, real_nodes
 from topoalign.core.ids import DeviceID, ResourceName
 from topoalign.core.topology.bitmask import Mask
+from topoalign.core.topology.model import Topology
 
 
 class Choice(NamedTuple):
@@ -38,6 +39,18 @@ class NotEnoughDevices(NoFit):
         super().__init__(
             f"{needed} of {resource} needed, {available} free and healthy",
             "ask for fewer, wait until some are released, or see `topoalign topo --wide` for devices that are not healthy",
+        )
+
+
+class TooLarge(NoFit):
+    """More of a resource than a container may ask for."""
+
+    code = "TooLarge"
+
+    def __init__(self, resource: ResourceName, asked: int, most: int) -> None:
+        super().__init__(
+            f"{asked} of {resource} asked, and a container may ask for {most} at most",
+            "its devices are shared: more shares are no more of a GPU; ask for fewer, or for whole GPUs",
         )
 
 
@@ -76,6 +89,13 @@ def sides(devices: Devices, available: Collection[DeviceID], affinity: Mask | No
         tuple(device for device in ordered if near[device] and not near[device] & affinity),
         tuple(device for device in ordered if not near[device]),
     )
+
+
+def check_amount(topology: Topology, resource: ResourceName, amount: int) -> None:
+    """Raises TooLarge where a container asks for more than the offer of a resource allows."""
+    limits = [offer.most for offer in topology.offers_of.get(resource, ()) if offer.most is not None]
+    if limits and amount > min(limits):
+        raise TooLarge(resource, amount, min(limits))
 
 
 def choose_devices(

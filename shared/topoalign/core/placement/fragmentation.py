@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import NamedTuple
 
-from topoalign.core.ids import GPU, DeviceID
+from topoalign.core.ids import DeviceID
 from topoalign.core.placement import outlook
 from topoalign.core.placement.partition import best_sets
 from topoalign.core.placement.topology import SIZES
@@ -41,7 +41,7 @@ class Fragmentation(NamedTuple):
 def fragmentation(topology: Topology, free: Collection[DeviceID]) -> Fragmentation:
     """Of a machine on which these GPUs are free."""
     possible = outlook(topology)
-    positions = [position for position, gpu in enumerate(topology.devices.get(GPU, ())) if gpu in free]
+    positions = [position for position, gpu in enumerate(topology.gpu_by_id) if gpu in free]
     best, exact = best_sets(possible.scores, positions)
     sets = tuple(SetsLeft(size, best[size], possible.best[size]) for size in SIZES if size <= len(positions))
     return Fragmentation(sets, exact and possible.exact)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 
-from topoalign.core.ids import GPU, DeviceID
+from topoalign.core.ids import DeviceID
 from topoalign.core.topology.model import Topology
 from topoalign.core.topology.queries import pair_score
 
@@ -23,7 +23,7 @@ def gpu_scores(topology: Topology) -> Scores:
     """The pair scores of all GPUs, in the hardware's order. Worked out once and kept with the topology, which is frozen."""
     kept: dict[str, Scores] = topology.__dict__
     if "gpu_scores" not in kept:
-        kept["gpu_scores"] = link_scores(topology, tuple(topology.devices.get(GPU, ())))
+        kept["gpu_scores"] = link_scores(topology, tuple(topology.gpu_by_id))
     return kept["gpu_scores"]
 
 

@@ -17,7 +17,7 @@ are compared that grow from each GPU by what adds most, and the set of the best 
 the few that look best by links, NICs and the links that they would cut are weighed by what they leave.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import nsmallest
 from itertools import combinations
 from math import comb
@@ -36,7 +36,7 @@ MOST_WEIGHED = 12
 MOST_MATCHED = 18
 """Free GPUs up to which all sets are weighed that are compared."""
 MOST_KEPT = 4096
-"""Answers to what is left that are remembered: of a machine with eight GPUs all 256."""
+"""Sets whose worth is remembered, by themselves and if they are left: of a machine with eight GPUs all 256."""
 SIZES = (2, 4, 8)
 LEFT, NICS = 0.5, 0.1
 """How much these parts weigh beside the set's own. Found by `topoalign bench placement-quality`."""
@@ -54,6 +54,10 @@ class Nics(NamedTuple):
 NO_NICS = Nics(0, ())
 
 
+Asked = tuple[frozenset[int], frozenset[int], int, frozenset[int]]
+"""What is available, what is required, how many are wanted, and all that is free."""
+
+
 class Outlook:
     """What the GPUs of one machine are worth. Remembers what it worked out, so keep one per machine."""
 
@@ -61,18 +65,32 @@ class Outlook:
         self.scores = scores
         self.best, self.exact = best_sets(scores, range(len(scores)))
         """The score of the best set of 0, 1, 2, … GPUs, and whether there is no better."""
-        self._left: dict[tuple[int, ...], float] = {}
+        self._own: dict[tuple[int, ...], float] = {}
+        self._left: dict[frozenset[int], float] = {}
+        self._chosen: dict[Asked, tuple[int, ...]] = {}
 
-    def own(self, members: Collection[int]) -> float:
-        best = self.best[len(members)]
-        return total(self.scores, members) / best if best else 0.0
+    def chosen(self, asked: Asked, choose: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
+        """The answer to a question: the same for as long as the same GPUs are free, as on a node between two pods."""
+        if asked not in self._chosen:
+            if len(self._chosen) >= MOST_KEPT:
+                self._chosen.clear()
+            self._chosen[asked] = choose()
+        return self._chosen[asked]
 
-    def left(self, rest: tuple[int, ...]) -> float:
-        """What these GPUs, ascending, can be split into: how many of the machine's best pairs, fours and eights."""
+    def own(self, members: tuple[int, ...]) -> float:
+        if members not in self._own:
+            if len(self._own) >= MOST_KEPT:
+                self._own.clear()
+            best = self.best[len(members)]
+            self._own[members] = total(self.scores, members) / best if best else 0.0
+        return self._own[members]
+
+    def left(self, rest: frozenset[int]) -> float:
+        """What these GPUs can be split into: how many of the machine's best pairs, fours and eights."""
         if rest not in self._left:
             if len(self._left) >= MOST_KEPT:
                 self._left.clear()
-            self._left[rest] = sum(self.splits(rest).values())
+            self._left[rest] = sum(self.splits(tuple(sorted(rest))).values())
         return self._left[rest]
 
     def splits(self, rest: tuple[int, ...]) -> dict[int, float]:
@@ -123,6 +141,21 @@ def by_topology(
     `free` are all GPUs that nobody holds, those that are not offered here included.
     """
     everything = frozenset((*free, *available))
+    if nics.wanted:
+        return weighed(outlook, available, required, size, everything, nics)
+    asked = (frozenset(available), frozenset(required), size, everything)
+    return outlook.chosen(asked, lambda: weighed(outlook, available, required, size, everything, nics))
+
+
+def weighed(
+    outlook: Outlook,
+    available: Sequence[int],
+    required: Collection[int],
+    size: int,
+    everything: frozenset[int],
+    nics: Nics,
+) -> tuple[int, ...]:
+    """The best of all sets that are to be compared."""
     sets = candidates(outlook.scores, available, required, size)
     if len(everything) > MOST_MATCHED:
         sets = nsmallest(MOST_WEIGHED, sets, key=lambda members: at_first_sight(outlook, members, everything, nics))
@@ -158,8 +191,8 @@ class Worth(NamedTuple):
 
 def worth(outlook: Outlook, members: tuple[int, ...], free: frozenset[int], nics: Nics) -> Worth:
     """Of a set that is taken from the free GPUs."""
-    rest = tuple(sorted(free.difference(members)))
-    return Worth(outlook.own(members), LEFT * outlook.left(rest), NICS * nearness(nics, members))
+    left = outlook.left(free.difference(members))
+    return Worth(outlook.own(members), LEFT * left, NICS * nearness(nics, members))
 
 
 def at_first_sight(
@@ -176,6 +209,8 @@ def candidates(
     """The sets to compare, ascending each."""
     free = [position for position in sorted(available) if position not in required]
     if comb(len(free), size - len(required)) <= MOST_COMPARED:
+        if not required:
+            return combinations(free, size)
         return (tuple(sorted((*required, *others))) for others in combinations(free, size - len(required)))
     seeds = [(*required, *([other] if len(required) < size else [])) for other in free]
     grown = {tuple(sorted(grow(scores, sorted(available), seed, size))) for seed in seeds}

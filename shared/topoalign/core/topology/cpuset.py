@@ -6,12 +6,16 @@ from collections.abc import Iterable
 LARGEST_ID = 65_535
 """Above any CPU or node id of a real machine, and small enough that a hostile range costs nothing."""
 
+MOST_LISTED = 2 * (LARGEST_ID + 1)
+"""Ids in one list, repetitions counted: every id once is half of it, and the same range a thousand times is an attack."""
+
 _PART = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
 
 
 def parse_cpuset(text: str) -> frozenset[int]:
     """Reads a list such as `0-3,8`; blank text is the empty set. Raises ValueError that names the part which is wrong."""
     ids: set[int] = set()
+    listed = 0
     if not text.strip():
         return frozenset()
     for part in text.strip().split(","):
@@ -21,6 +25,9 @@ def parse_cpuset(text: str) -> frozenset[int]:
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first or last > LARGEST_ID:
             raise ValueError(f"{part[:40]!r} is not an ascending range up to {LARGEST_ID}")
+        listed += last + 1 - first
+        if listed > MOST_LISTED:
+            raise ValueError(f"more than {MOST_LISTED} ids, repetitions counted")
         ids.update(range(first, last + 1))
     return frozenset(ids)
 

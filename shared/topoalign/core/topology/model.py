@@ -15,6 +15,7 @@ from topoalign.core.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.topology.cpus import CpuTopology, cpu_topology
 from topoalign.core.topology.cpuset import format_cpuset
 from topoalign.core.topology.links import Link
+from topoalign.core.topology.offers import Kind, Offer, base_of, handed_out
 
 
 class Cpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +58,7 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
     clique: int
 
 
-class MigDevice(msgspec.Struct, frozen=True, kw_only=True):
+class MigDevice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One MIG instance of a GPU."""
 
     uuid: DeviceID
@@ -67,6 +68,8 @@ class MigDevice(msgspec.Struct, frozen=True, kw_only=True):
     compute_instance: int
     memory: int
     """Bytes."""
+    index: int | None = None
+    """NVML's index of it on its GPU, the 1 of `0:1`; may change when another instance goes. None: not known."""
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -116,6 +119,8 @@ class VirtualFunction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     pci: str
     name: str = ""
     """RDMA device name, where it has one."""
+    verbs: str | None = None
+    """Name under /dev/infiniband, `uverbs7`. None: it has none, or this is a described machine."""
 
 
 class Nic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -158,18 +163,65 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, di
     nics: tuple[Nic, ...] = ()
     links: tuple[Link, ...] = ()
     others: tuple[PluginDevice, ...] = ()
+    offers: tuple[Offer, ...] | None = None
+    """What the kubelet is offered. None: whole GPUs and whole NICs, each under its usual name."""
 
     @cached_property
     def devices(self) -> Mapping[ResourceName, Mapping[DeviceID, tuple[int, ...] | None]]:
-        """Resource -> device -> the NUMA nodes it is listed with to the kubelet, None without topology."""
+        """Resource -> what is handed out of it -> the NUMA nodes it is listed with to the kubelet, None without topology."""
         devices: dict[ResourceName, dict[DeviceID, tuple[int, ...] | None]] = {}
-        for gpu in self.gpus:
-            devices.setdefault(GPU, {})[gpu.id] = self.listed_nodes(gpu.numa_affinity)
-        for nic in self.nics:
-            devices.setdefault(NIC, {})[nic.id] = self.listed_nodes(nic.numa_affinity)
+        for offer in self.offered:
+            listed = devices.setdefault(offer.resource, {})
+            for base in offer.devices:
+                card = self.gpu_by_id.get(self.card_of(base)) or self.nic_by_id.get(self.card_of(base))
+                nodes = self.listed_nodes(card.numa_affinity) if card is not None else None
+                listed.update(dict.fromkeys(handed_out(base, offer.replicas), nodes))
         for other in self.others:
             devices.setdefault(other.resource, {})[other.id] = other.nodes
         return devices
+
+    @cached_property
+    def offered(self) -> tuple[Offer, ...]:
+        """`offers`, or what stands for them. Only resources of which there is a device."""
+        if self.offers is not None:
+            return tuple(offer for offer in self.offers if offer.devices)
+        usual = {GPU: tuple(self.gpu_by_id), NIC: tuple(self.nic_by_id)}
+        return tuple(Offer(resource=resource, devices=devices) for resource, devices in usual.items() if devices)
+
+    @cached_property
+    def offers_of(self) -> Mapping[ResourceName, tuple[Offer, ...]]:
+        """The offers of each resource of ours."""
+        offers: dict[ResourceName, tuple[Offer, ...]] = {}
+        for offer in self.offered:
+            offers[offer.resource] = (*offers.get(offer.resource, ()), offer)
+        return offers
+
+    @cached_property
+    def offer_by_base(self) -> Mapping[DeviceID, Offer]:
+        """What is handed out, without the number of a share -> the offer it belongs to."""
+        return {base: offer for offer in self.offered for base in offer.devices}
+
+    def kind_of(self, resource: ResourceName) -> Kind:
+        """What a resource consists of, which decides how its devices are chosen."""
+        offers = self.offers_of.get(resource, ())
+        bases = [base for offer in offers for base in offer.devices]
+        whole = bool(offers) and all(offer.replicas == 1 for offer in offers)
+        if whole and all(base in self.gpu_by_id for base in bases):
+            return "gpu"
+        if whole and all(base in self.nic_by_id for base in bases):
+            return "nic"
+        return "part" if offers else "other"
+
+    def card_of(self, device: DeviceID) -> DeviceID:
+        """The GPU or NIC that something handed out is a part of; the device itself where it is none that is known."""
+        base = base_of(device)
+        return self.cards.get(base, base)
+
+    @cached_property
+    def cards(self) -> Mapping[DeviceID, DeviceID]:
+        """MIG instances and virtual functions -> the GPU or NIC that they are parts of."""
+        parts = {instance.uuid: gpu.id for gpu in self.gpus for instance in gpu.mig or ()}
+        return parts | {DeviceID(each.pci): nic.id for nic in self.nics for each in nic.virtual_functions}
 
     def listed_nodes(self, affinity: tuple[int, ...]) -> tuple[int, ...] | None:
         """

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from topoalign.core.errors import InvalidField, quoted
-from topoalign.core.ids import GPU, NIC, is_hugepages
+from topoalign.core.ids import GPU, NIC, DeviceID, is_hugepages
 from topoalign.core.topology.cpuset import LARGEST_ID
 from topoalign.core.topology.model import Cpu, Gpu, Nic, NumaNode, Topology
 
@@ -22,6 +22,11 @@ MOST_GPUS = 128
 MOST_NICS = 256
 MOST_BRIDGES = 4_096
 MOST_OTHERS = 65_536
+MOST_HANDED_OUT = 50_000
+"""
+Each takes 70 bytes at most in what is listed to the kubelet, whose gRPC takes no message above 4 MiB; some room is left for
+what containers hold though it is offered no more.
+"""
 LARGEST_MEMORY = 1 << 60
 """Bytes."""
 MOST_NVLINKS = 999
@@ -38,6 +43,28 @@ def validate(topology: Topology) -> None:
     _devices(topology)
     _links(topology)
     _others(topology)
+    _offers(topology)
+
+
+def check_bounds(topology: Topology) -> None:
+    """
+    Sizes alone, which whoever hears of a topology must know before working with it. Raises InvalidField.
+
+    Odd hardware is no reason to refuse what a node says of itself; a mask or a list of gigabytes would be.
+    """
+    for path, ids in (
+        ("nodes", topology.node_ids),
+        ("cpus", tuple(cpu.node for cpu in topology.cpus)),
+        *(("gpus", gpu.numa_affinity) for gpu in topology.gpus),
+        *(("nics", nic.numa_affinity) for nic in topology.nics),
+        *(("others", other.nodes or ()) for other in topology.others),
+    ):
+        for node in ids:
+            if not -1 <= node <= LARGEST_ID:
+                _wrong(path, f"there can be no NUMA node {node}", f"ids end at {LARGEST_ID}")
+    _count(
+        "offers", sum(max(1, offer.replicas) * len(offer.devices) for offer in topology.offers or ()), MOST_HANDED_OUT
+    )
 
 
 def _nodes(topology: Topology) -> None:
@@ -146,6 +173,9 @@ def _devices(topology: Topology) -> None:
         _once("gpus", (gpu.id for gpu in topology.gpus))
     if len(topology.nic_by_id) < len(topology.nics):
         _once("nics", (nic.id for nic in topology.nics))
+    parts = [instance.uuid for gpu in topology.gpus for instance in gpu.mig or ()]
+    parts += [DeviceID(function.pci) for nic in topology.nics for function in nic.virtual_functions]
+    _once("devices and their parts", [*topology.gpu_by_id, *topology.nic_by_id, *parts])
     bridges = {bridge.address for bridge in topology.bridges}
     above = [(f"gpus[{i}].bridge", gpu.bridge) for i, gpu in enumerate(topology.gpus)]
     above += [(f"nics[{i}].bridge", nic.bridge) for i, nic in enumerate(topology.nics)]
@@ -185,6 +215,31 @@ def _others(topology: Topology) -> None:
                 f"{quoted([other.id])} is listed under {quoted([resource])} and under {quoted([other.resource])}",
                 "give each device an id of its own: who holds it and how it is are known by its id alone",
             )
+
+
+def _offers(topology: Topology) -> None:
+    """Each device is offered once, and not beside its parts; one message to the kubelet can name them all."""
+    known = {*topology.gpu_by_id, *topology.nic_by_id, *topology.cards}
+    wholes = {
+        topology.cards[base] for offer in topology.offers or () for base in offer.devices if base in topology.cards
+    }
+    offered: set[str] = set()
+    count = 0
+    for i, offer in enumerate(topology.offers or ()):
+        for base in offer.devices:
+            if base not in known:
+                _wrong(
+                    f"offers[{i}].devices",
+                    f"there is no {quoted([base])}",
+                    "name GPUs, MIG instances, NICs or functions",
+                )
+            if base in offered or base in wholes:
+                _wrong(f"offers[{i}].devices", f"{quoted([base])} is offered twice", "offer it once, whole or in parts")
+            offered.add(base)
+        if offer.replicas < 1 or (offer.most is not None and offer.most < 1):
+            _wrong(f"offers[{i}]", "replicas or most below 1", "give 1 or more")
+        count += offer.replicas * len(offer.devices)
+        _count(f"offers[{i}].replicas", count, MOST_HANDED_OUT)
 
 
 def _affinity(path: str, affinity: Sequence[int], nodes: set[int]) -> None:

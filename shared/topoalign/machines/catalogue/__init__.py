@@ -3,7 +3,11 @@ Machines by name, written from public facts about them: for trying things withou
 
 Shapes are real: sockets, cores, NUMA nodes and their distances, PCIe switches, NVLinks, which GPU and which NIC hang where.
 Names of things are made up and readable: a GPU is `GPU-0`, PCI addresses are counted from the top of the tree.
+
+Beside them stand machines that were captured on real hardware (`make test-gpu`), each in a file of the folder `captured`.
 """
+
+from pathlib import Path
 
 from topoalign.core.topology.model import Topology
 from topoalign.machines.catalogue import nvidia, servers
@@ -21,10 +25,19 @@ _MACHINES = {
 }
 
 
+CAPTURED = Path(__file__).parent / "captured"
+
+
 def names() -> tuple[str, ...]:
-    return tuple(_MACHINES)
+    return (*_MACHINES, *sorted(file.stem for file in CAPTURED.glob("*.json") if file.stem not in _MACHINES))
 
 
 def machine(name: str) -> Topology:
     """Raises KeyError for a name that is not among `names()`."""
-    return _MACHINES[name]()
+    if name in _MACHINES:
+        return _MACHINES[name]()
+    if name not in names():
+        raise KeyError(name)
+    from topoalign.machines import document  # only for machines that are in files
+
+    return document.decode((CAPTURED / f"{name}.json").read_bytes(), name).topology

@@ -100,6 +100,7 @@ def addresses(url: str) -> list[str]:
         try:
             parts = urlsplit(part)
             valid = parts.scheme in ("nats", "tls", "ws", "wss") and bool(parts.hostname) and parts.port != 0
+            valid &= parts.scheme in ("ws", "wss") or not (parts.path.strip("/") or parts.query or parts.fragment)
         except ValueError:
             valid = False
         if not valid:
@@ -110,9 +111,16 @@ def addresses(url: str) -> list[str]:
 
 
 def shown(url: str) -> str:
-    """An address, or several, fit to be shown: without user and password."""
+    """
+    An address, or several, fit to be shown: without user and password.
+
+    What stands where a port belongs and is none may be a password whose host was forgotten, or that holds a comma.
+    """
     parts = []
     for part in url.split(","):
         scheme, separator, rest = part.strip().rpartition("://")
-        parts.append(f"{scheme}{separator}{rest.rpartition('@')[2]}")
+        host, colon, port = rest.rpartition("@")[2].rpartition(":")
+        if colon and not port.isdigit() and not port.endswith("]"):
+            port = "…"
+        parts.append(f"{scheme}{separator}{host}{colon}{port}")
     return clean(",".join(parts), 300)

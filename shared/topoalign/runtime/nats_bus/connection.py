@@ -199,8 +199,15 @@ class Connection:
         while not self.lost.is_set():
             with anyio.move_on_after(PING_SECONDS):
                 await self.lost.wait()
-            if not self.client.is_connected:
+            if not self.client.is_connected or self.transport_closed:
                 self.lose()
+
+    @property
+    def transport_closed(self) -> bool:
+        """Whether the socket is gone. The library's reader, which would tell, may have ended on another error, of memory."""
+        transport = self.client._transport
+        writer = transport._bare_io_writer if isinstance(transport, TcpTransport) else None
+        return writer is not None and writer.transport.is_closing()
 
     def lose(self) -> None:
         self.lost.set()

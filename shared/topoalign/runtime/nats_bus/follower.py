@@ -108,13 +108,16 @@ class Pull:
         if not message.reply.startswith("$JS.ACK."):
             self.remark(headers.get("Status", ""), headers.get("Description", ""))
             return None
-        sequence = message.metadata.sequence
+        metadata = message.metadata
+        sequence = metadata.sequence
         if sequence.consumer != self._count + 1:
             raise BusUnavailable(f"message {self._count + 1} of a fetch from {self._stream} is missing")
         self._count += 1
         self._due -= 1
         return Received(
-            message=Message(subject=message.subject, headers=headers, body=message.data), position=sequence.stream
+            message=Message(subject=message.subject, headers=headers, body=message.data),
+            position=sequence.stream,
+            waiting=metadata.num_pending,
         )
 
     def remark(self, status: str, description: str) -> None:

@@ -7,9 +7,10 @@ from typing import TypeVar
 
 import anyio
 from grpclib.client import Channel
+from grpclib.events import RecvMessage, listen
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
-from topoalign.allocator.kubelet.transport import Codec
+from topoalign.allocator.kubelet.codec import QuickCodec, decoded
 from topoalign.core.errors import Unavailable, clean
 from topoalign.core.ports import Clock
 
@@ -32,7 +33,8 @@ async def ask(path: Path, question: Callable[[Channel], Awaitable[T]], clock: Cl
     """Connects, asks, hangs up. Raises KubeletAway if there is no good answer within so many seconds."""
     answers: list[T] = []
     failure = f"no answer within {within:g} s"
-    channel = Channel(path=str(path), codec=Codec())
+    channel = Channel(path=str(path), codec=QuickCodec())
+    listen(channel, RecvMessage, decoded)
 
     async def call() -> None:
         nonlocal failure

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import msgspec
 
-from topoalign.core.events import Allocation, Owner
+from topoalign.core.events import Allocation, ContainerUsage, Owner
 from topoalign.core.ids import DeviceID, ResourceName
 from topoalign.core.state import NodeState
 
@@ -66,6 +66,10 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     """Of app containers and sidecars: PodResources does not show plain init containers."""
     checkpoint: frozenset[tuple[ResourceName, DeviceID]] | None
     """Devices that its checkpoint has given to any container, init containers included. None: it cannot be read."""
+    parts: tuple[tuple[ResourceName, frozenset[DeviceID]], ...] = ()
+    """The same, apart by container and resource."""
+    usage: tuple[ContainerUsage, ...] = ()
+    """All that it shows of each container: CPUs, memory and the devices of every plugin, by owner."""
 
 
 class PodResources(Protocol):

@@ -1,8 +1,8 @@
 """
 Asks the kubelet who holds which devices.
 
-Source: PodResources v1 of kubelet v1.36.3. It lists a container's devices one by one, each with its NUMA nodes, and knows
-names but no UIDs.
+Source: PodResources v1 of kubelet v1.36.3. It lists a container's devices one by one, each with its NUMA nodes, its
+exclusive CPUs, and its memory where the Static memory manager gave it; it knows names but no UIDs.
 """
 
 from pathlib import Path
@@ -11,18 +11,20 @@ import anyio
 
 from topoalign.allocator.kubelet import sockets
 from topoalign.allocator.kubelet.api import v1
-from topoalign.allocator.kubelet.client import ask
+from topoalign.allocator.kubelet.client import KubeletAway, ask
 from topoalign.allocator.kubelet.desk import Holding, Listing
-from topoalign.core.errors import StateFault
-from topoalign.core.events import Owner
+from topoalign.core.errors import StateFault, clean
+from topoalign.core.events import ContainerUsage, MemoryBlock, Owner
 from topoalign.core.ids import ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.ports import Clock
+from topoalign.core.topology.cpuset import format_cpuset
 from topoalign.kubelet import device_checkpoint
 from topoalign.runtime.clock import SystemClock
 
 LIST_SECONDS = 1.0
 
-Given = frozenset[tuple[ResourceName, DeviceID]]
+Given = tuple[tuple[ResourceName, frozenset[DeviceID]], ...]
+"""What a checkpoint has given away: the devices of one resource of one container each."""
 
 
 class PodResourcesClient:
@@ -41,24 +43,24 @@ class PodResourcesClient:
         listed = await ask(
             self._socket, lambda channel: v1.PodResourcesListerStub(channel).list(LIST), self._clock, LIST_SECONDS
         )
+        try:
+            usage = tuple(usage_of(pod, container) for pod in listed.pod_resources for container in pod.containers)
+        except ValueError as error:
+            raise KubeletAway(f"PodResources says what cannot be: {clean(str(error), 200)}") from error
         holdings = tuple(
-            Holding(
-                owner=Owner(
-                    namespace=Namespace(pod.namespace), pod=PodName(pod.name), container=ContainerName(container.name)
-                ),
-                resource=resource,
-                devices=devices,
-            )
-            for pod in listed.pod_resources
-            for container in pod.containers
-            for resource, devices in devices_by_resource(container).items()
+            Holding(owner=used.owner, resource=resource, devices=frozenset(devices))
+            for used in usage
+            for resource, devices in used.devices.items()
         )
+        given = await self._given_out()
         return Listing(
             kubelet=tuple(kubelet or ()),
             since=kubelet[-1] / 1e9 if kubelet else self._clock.wall(),
             pods=len(listed.pod_resources),
             holdings=holdings,
-            checkpoint=await self._given_out(),
+            checkpoint=None if given is None else frozenset((name, device) for name, ids in given for device in ids),
+            parts=given or (),
+            usage=usage,
         )
 
     async def _given_out(self) -> Given | None:
@@ -76,23 +78,38 @@ class PodResourcesClient:
 LIST = v1.ListPodResourcesRequest()
 
 
-def devices_by_resource(container: v1.ContainerResources) -> dict[ResourceName, frozenset[DeviceID]]:
-    held: dict[ResourceName, frozenset[DeviceID]] = {}
+def usage_of(pod: v1.PodResources, container: v1.ContainerResources) -> ContainerUsage:
+    """All that is shown of a container. Raises ValueError."""
+    return ContainerUsage(
+        owner=Owner(namespace=Namespace(pod.namespace), pod=PodName(pod.name), container=ContainerName(container.name)),
+        cpus=format_cpuset(container.cpu_ids),
+        memory=tuple(map(block, container.memory)),
+        devices=devices_by_resource(container),
+    )
+
+
+def block(memory: v1.ContainerMemory) -> MemoryBlock:
+    """How it is spread over its NUMA nodes is not shown; here all of it stands on the first."""
+    nodes = tuple(sorted({node.id for node in memory.topology.nodes})) if memory.topology is not None else ()
+    taken = (memory.size, *(0 for _ in nodes[1:])) if nodes else ()
+    return MemoryBlock(resource=ResourceName(memory.memory_type), nodes=nodes, size=memory.size, taken=taken)
+
+
+def devices_by_resource(container: v1.ContainerResources) -> dict[ResourceName, tuple[DeviceID, ...]]:
+    """Each resource's devices, sorted; one that is listed under several NUMA nodes is one."""
+    held: dict[ResourceName, set[DeviceID]] = {}
     for part in container.devices:
-        resource = ResourceName(part.resource_name)
-        held[resource] = held.get(resource, frozenset()) | frozenset(map(DeviceID, part.device_ids))
-    return held
+        held.setdefault(ResourceName(part.resource_name), set()).update(map(DeviceID, part.device_ids))
+    return {resource: tuple(sorted(devices)) for resource, devices in held.items()}
 
 
 def given_out(file: Path) -> Given | None:
-    """The devices that the kubelet's checkpoint knows; None where there is none, or none that can be trusted."""
+    """What the kubelet's checkpoint has given away; None where there is none, or none that can be trusted."""
     try:
         entries = device_checkpoint.decode(file.read_bytes()).pod_device_entries
     except (OSError, StateFault):
         return None
-    return frozenset(
-        (ResourceName(entry.resource_name), DeviceID(device))
+    return tuple(
+        (ResourceName(entry.resource_name), frozenset(DeviceID(d) for ids in entry.device_ids.values() for d in ids))
         for entry in entries or ()
-        for devices in entry.device_ids.values()
-        for device in devices
     )

@@ -7,10 +7,13 @@ same event loop nothing may block.
 Source: the device plugin handshake of kubelet v1.36.3 (cm/devicemanager/plugin/v1beta1).
 """
 
+import os
+from hashlib import sha256
 from pathlib import Path
 
 from topoalign.allocator.kubelet.api import v1beta1
 from topoalign.allocator.kubelet.client import ask
+from topoalign.allocator.kubelet.sockets import LONGEST_PATH
 from topoalign.core.ids import ResourceName
 from topoalign.core.ports import Clock
 
@@ -24,18 +27,31 @@ REGISTER_SECONDS = 12.0
 """The kubelet allows itself ten seconds for dialling back."""
 
 
-def socket_name(resource: ResourceName) -> str:
-    """File name of a resource's socket in the kubelet's directory: `topoalign-nvidia.com-gpu.sock`."""
-    return f"topoalign-{resource.replace('/', '-')}.sock"
+def socket_path(directory: Path, resource: ResourceName) -> Path:
+    """
+    Where a resource is served: `topoalign-nvidia.com_gpu.sock` in the kubelet's directory.
+
+    No two resources share a name: the part before the slash is a domain and has no `_`. Where the name would make the path
+    too long for a socket, a digest stands in for it.
+    """
+    plain = directory / f"topoalign-{resource.replace('/', '_')}.sock"
+    return plain if len(os.fsencode(plain)) <= LONGEST_PATH else directory / digest_name(resource)
 
 
-async def register(directory: Path, resource: ResourceName, clock: Clock) -> None:
-    """Registers the plugin that serves in this directory. Raises KubeletAway, after `REGISTER_SECONDS` at most."""
-    request = v1beta1.RegisterRequest(
-        version=API_VERSION, endpoint=socket_name(resource), resource_name=resource, options=OPTIONS
-    )
+def digest_name(resource: str) -> str:
+    """The shortest name of a resource's socket, as long for all of them."""
+    return f"topoalign-{sha256(resource.encode()).hexdigest()[:12]}.sock"
+
+
+async def register(path: Path, resource: ResourceName, clock: Clock) -> None:
+    """
+    Registers the plugin that serves at `path`, beside the kubelet's own socket.
+
+    Raises KubeletAway, after `REGISTER_SECONDS` at most.
+    """
+    request = v1beta1.RegisterRequest(version=API_VERSION, endpoint=path.name, resource_name=resource, options=OPTIONS)
     await ask(
-        directory / KUBELET_SOCKET,
+        path.parent / KUBELET_SOCKET,
         lambda channel: v1beta1.RegistrationStub(channel).register(request),
         clock,
         REGISTER_SECONDS,

@@ -11,7 +11,7 @@ Each method only translates: the allocator's `Desk` decides, and `transport` tur
 Sources: the device plugin API v1beta1 and its use in kubelet v1.36.3 (cm/devicemanager).
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,29 +19,29 @@ import anyio
 import structlog
 
 from topoalign.allocator.kubelet.api import v1beta1
+from topoalign.allocator.kubelet.containers import Containers
 from topoalign.allocator.kubelet.desk import Desk
+from topoalign.allocator.kubelet.listing import Listing
 from topoalign.allocator.kubelet.registration import OPTIONS
 from topoalign.allocator.kubelet.transport import Servicer
 from topoalign.core.errors import InvalidField, NoFit, Unavailable, UnknownDevice
-from topoalign.core.events import DeviceHealthChanged, TopologyDiscovered
-from topoalign.core.ids import GPU, NIC, DeviceID, ResourceName
+from topoalign.core.ids import DeviceID, ResourceName
 from topoalign.core.requests import MOST_CONTAINERS
-from topoalign.core.state import NodeState
+from topoalign.runtime.tasks import either
 
 log = structlog.get_logger()
 
-HEALTHY = "Healthy"
-UNHEALTHY = "Unhealthy"
 END_SECONDS = 1.0
-RDMA_CM = "/dev/infiniband/rdma_cm"
 
 
 class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
     """One resource of the node, as the kubelet sees it."""
 
-    def __init__(self, resource: ResourceName, desk: Desk) -> None:
+    def __init__(self, resource: ResourceName, desk: Desk, containers: Containers | None = None) -> None:
+        """`containers` knows what containers are told; None: by the defaults of the configuration."""
         self.resource = resource
         self.desk = desk
+        self.containers = containers or Containers()
         self.listing = Listing(resource)
         self.watch = Watch()
         """Of the stream that is served. The kubelet drops its newest client when an old stream ends: there is one."""
@@ -61,7 +61,8 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
         said = None
         try:
             while not watch.ending.is_set():
-                version, response = self.desk.version, self.listing.of(self.desk.state)
+                version = self.desk.version
+                response = await self.listing.of(self.desk.state)
                 if response is not said:
                     said = response
                     yield response
@@ -104,13 +105,17 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
         return v1beta1.ContainerPreferredAllocationResponse(device_i_ds=list(devices))
 
     async def allocate(self, message: v1beta1.AllocateRequest) -> v1beta1.AllocateResponse:
-        """All containers of the request or none; what is answered is on disk."""
+        """All containers of the request or none; what is answered is on disk. What could not be told is not recorded."""
         check_containers(message.container_requests)
         sets = [[DeviceID(device) for device in request.devices_ids] for request in message.container_requests]
+        teller = self.containers.now(self.desk.state.hardware, self.resource)
+        teller.check(self.desk.state.hardware, self.resource, sets)
         allocations = await self.desk.allocate(self.resource, sets)
+        hardware = self.desk.state.hardware
         return v1beta1.AllocateResponse(
             container_responses=[
-                given(self.desk.state, self.resource, allocation.devices[self.resource]) for allocation in allocations
+                teller.response(hardware, self.resource, allocation.devices[self.resource])
+                for allocation in allocations
             ]
         )
 
@@ -137,86 +142,6 @@ class Watch:
         self.ended = anyio.Event()
 
 
-class Listing:
-    """What ListAndWatch says, made once per change: 17,500 shares of GPUs take half a second to encode."""
-
-    def __init__(self, resource: ResourceName) -> None:
-        self.resource = resource
-        self.made_of: tuple[TopologyDiscovered | None, DeviceHealthChanged | None] | None = None
-        self.response = EncodedDevices(b"")
-
-    def of(self, state: NodeState) -> "EncodedDevices":
-        """The same object for as long as there is nothing new to say."""
-        if self.made_of is None or self.made_of[0] is not state.topology or self.made_of[1] is not state.health:
-            self.made_of = (state.topology, state.health)
-            encoded = bytes(v1beta1.ListAndWatchResponse(devices=devices_of(state, self.resource)))
-            if encoded != self.response.encoded:
-                self.response = EncodedDevices(encoded)
-        return self.response
-
-
-class EncodedDevices(v1beta1.ListAndWatchResponse):
-    """
-    A response that is encoded already. It has no fields: a generated message that is subclassed elsewhere cannot look up
-    the types of its own, and all that is asked of this one is its bytes.
-    """
-
-    encoded: bytes
-
-    def __init__(self, encoded: bytes) -> None:
-        self.__dict__["encoded"] = encoded
-
-    def SerializeToString(self) -> bytes:
-        return self.encoded
-
-
-def devices_of(state: NodeState, resource: ResourceName) -> list[v1beta1.Device]:
-    """A device whose NUMA node is unknown is listed without a topology: that is not node 0."""
-    return [
-        v1beta1.Device(
-            id=device,
-            health=HEALTHY if state.health_of(device).usable else UNHEALTHY,
-            topology=None
-            if nodes is None
-            else v1beta1.TopologyInfo(nodes=[v1beta1.NumaNode(id=node) for node in nodes]),
-        )
-        for device, nodes in state.hardware.devices.get(resource, {}).items()
-    ]
-
-
-def given(state: NodeState, resource: ResourceName, devices: Sequence[DeviceID]) -> v1beta1.ContainerAllocateResponse:
-    """What the container runtime is told, so that the container finds its devices and no others."""
-    if resource == GPU:
-        return v1beta1.ContainerAllocateResponse(envs={"NVIDIA_VISIBLE_DEVICES": ",".join(devices)})
-    if resource == NIC:
-        return v1beta1.ContainerAllocateResponse(
-            envs={"TOPOALIGN_NICS": ",".join(devices)}, devices=rdma_devices(state, devices)
-        )
-    raise InvalidField("resource", f"{resource} is not served here", "ask the device plugin that registered it")
-
-
-def rdma_devices(state: NodeState, nics: Sequence[DeviceID]) -> list[v1beta1.DeviceSpec]:
-    """The verbs devices of these NICs and the connection manager they share; none for NICs of a described machine."""
-    known = (state.hardware.nic_by_id.get(nic) for nic in nics)
-    paths = [f"/dev/infiniband/{nic.verbs}" for nic in known if nic is not None and nic.verbs is not None]
-    return [
-        v1beta1.DeviceSpec(container_path=path, host_path=path, permissions="rw")
-        for path in (*paths, *([RDMA_CM] if paths else []))
-    ]
-
-
 def check_containers(requests: Sequence[Any]) -> None:
     if len(requests) > MOST_CONTAINERS:
         raise InvalidField("container_requests", f"{len(requests)} containers", f"a pod has at most {MOST_CONTAINERS}")
-
-
-async def either(*waits: Callable[[], Awaitable[None]]) -> None:
-    """Returns when the first of these does. Opens and closes its task group between two `yield`s of its caller."""
-    async with anyio.create_task_group() as tasks:
-
-        async def run(wait: Callable[[], Awaitable[None]]) -> None:
-            await wait()
-            tasks.cancel_scope.cancel()
-
-        for wait in waits:
-            tasks.start_soon(run, wait)

@@ -36,11 +36,13 @@ from topoalign.core.events import DeviceHealthChanged, TopologyDiscovered
 from topoalign.core.hints.model import HintQuestion
 from topoalign.core.hints.providers import answer
 from topoalign.core.ids import DeviceID, Namespace, NodeName, PodName, ResourceName
+from topoalign.core.ports import Clock
 from topoalign.core.requests import AdmissionRules, Mode, PodRequest, checked
 from topoalign.core.state import NodeState
 from topoalign.core.topology.model import Topology
 from topoalign.kubelet import device_checkpoint
 from topoalign.kubelet.device_checkpoint import CheckpointData
+from topoalign.runtime.clock import SystemClock
 
 PRE_START_SECONDS = 30.0
 DRAIN_SECONDS = 1.0
@@ -51,16 +53,25 @@ NODE = NodeName("stand-in")
 class KubeletStandIn:
     """One node's kubelet."""
 
-    def __init__(self, plugins_dir: Path, pod_resources_dir: Path, machine: Topology, rules: AdmissionRules) -> None:
+    def __init__(
+        self,
+        plugins_dir: Path,
+        pod_resources_dir: Path,
+        machine: Topology,
+        rules: AdmissionRules,
+        clock: Clock | None = None,
+    ) -> None:
         """
         `machine`: of it the CPUs, the memory and the NUMA distances count; devices come from the plugins that register.
-        `rules`: of them all but the mode, which is the kubelet's.
+        `rules`: of them all but the mode, which is the kubelet's. `clock` tells for how long a plugin has been away; None:
+        the system's.
         """
         self.plugins_dir = plugins_dir
         self.pod_resources_dir = pod_resources_dir
         self.running: dict[PodKey, Running] = {}
-        self._machine = msgspec.structs.replace(machine, gpus=(), nics=(), links=(), others=())
+        self._machine = msgspec.structs.replace(machine, gpus=(), nics=(), links=(), others=(), offers=None)
         self._rules = msgspec.structs.replace(rules, mode=Mode.KUBELET)
+        self._clock = clock or SystemClock()
         self._turn = anyio.Lock()
         self._changed = anyio.Event()
         self._revision = 0
@@ -84,7 +95,7 @@ class KubeletStandIn:
         sweep(self.plugins_dir)
         sweep(self.pod_resources_dir)
         remembered = device_checkpoint.load(self.plugins_dir) or CheckpointData()
-        self._plugins = Plugins(self.plugins_dir, self._tasks, self.changed)
+        self._plugins = Plugins(self.plugins_dir, self._tasks, self.changed, self._clock)
         self._plugins.remember(remembered.registered_devices)
         for key, running in restored(remembered.pod_device_entries or ()).items():
             self.running.setdefault(key, running)
@@ -213,10 +224,12 @@ class KubeletStandIn:
 
     def capacity(self, resource: ResourceName) -> int:
         """Healthy and unhealthy devices."""
+        self.plugins.forget_stopped()
         return len(self.state().hardware.devices.get(resource, {}))
 
     def allocatable(self, resource: ResourceName) -> int:
         """Healthy devices, busy or not."""
+        self.plugins.forget_stopped()
         return len(self.state().healthy(resource))
 
     async def until(self, true: Callable[["KubeletStandIn"], bool]) -> None:

@@ -3,10 +3,11 @@ The kubelet's side of the device plugin API, as a real one behaves, its oddities
 
 A plugin registers; within that call it is dialled back and asked for its options, and from then on its ListAndWatch stream
 is all that is known of its devices. When a stream ends, for whatever reason, the devices of that resource are unhealthy
-and nobody dials again: only a new registration brings them back. The old stream of a plugin that registered a second time
-takes the new client down with it, because the kubelet looks the client up by its resource's name.
+and nobody dials again: only a new registration brings them back, and without one the resource is forgotten after five
+minutes. The old stream of a plugin that registered a second time takes the new client down with it, because the kubelet
+looks the client up by its resource's name.
 
-Source: kubelet v1.36.3, cm/devicemanager/plugin/v1beta1 and devicemanager `genericDeviceUpdateCallback`.
+Source: kubelet v1.36.3, cm/devicemanager/plugin/v1beta1 and devicemanager `genericDeviceUpdateCallback`, `GetCapacity`.
 """
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
@@ -23,12 +24,14 @@ from grpclib.exceptions import GRPCError
 
 from topoalign.allocator.kubelet.api import v1beta1
 from topoalign.allocator.kubelet.client import FAILURES, described
+from topoalign.allocator.kubelet.codec import Codec
+from topoalign.allocator.kubelet.listing import HEALTHY, UNHEALTHY
 from topoalign.allocator.kubelet.registration import API_VERSION
-from topoalign.allocator.kubelet.server import HEALTHY
-from topoalign.allocator.kubelet.transport import Codec, Servicer
+from topoalign.allocator.kubelet.transport import Servicer
 from topoalign.core.errors import quoted
 from topoalign.core.events import DeviceHealth, HealthState
 from topoalign.core.ids import DeviceID, ResourceName, is_native
+from topoalign.core.ports import Clock
 from topoalign.core.topology.model import PluginDevice
 
 log = structlog.get_logger()
@@ -36,8 +39,11 @@ log = structlog.get_logger()
 DIAL_SECONDS = 10.0
 """For dialling a plugin back; there is no deadline on Allocate or GetPreferredAllocation."""
 
-Fault = Literal["mute", "error"]
-"""What Register can be told to do instead of its work: never answer, or answer with an error."""
+GRACE_SECONDS = 300.0
+"""How long the devices of a plugin that has stopped count as capacity."""
+
+Fault = Literal["mute", "error", "deaf"]
+"""What can be told to go wrong: Register never answers, or answers with an error; lists of devices are not taken in."""
 
 
 class Endpoint:
@@ -48,7 +54,9 @@ class Endpoint:
         self.options = v1beta1.DevicePluginOptions()
         self.devices: dict[DeviceID, v1beta1.Device] = {}
         self.plugin: v1beta1.DevicePluginStub | None = None
-        """None: it stopped. Its devices stay known, and are unhealthy."""
+        """None: it stopped. Its devices stay known for a while, and are unhealthy."""
+        self.stopped_at = 0.0
+        """Monotonic seconds."""
 
     def health(self, device: DeviceID) -> HealthState:
         sound = self.plugin is not None and self.devices[device].health == HEALTHY
@@ -60,16 +68,21 @@ class Endpoint:
             raise ConnectionRefusedError(f"the plugin of {self.resource} has stopped")
         return self.plugin
 
-    def stop(self) -> None:
+    def stop(self, now: float) -> None:
         plugin, self.plugin = self.plugin, None
         if plugin is not None:
+            self.stopped_at = now
+            self.devices = {
+                name: v1beta1.Device(id=device.id, health=UNHEALTHY, topology=device.topology)
+                for name, device in self.devices.items()
+            }
             plugin.channel.close()
 
 
 class Plugins(Servicer, v1beta1.RegistrationBase):
     """All plugins of the node."""
 
-    def __init__(self, directory: Path, tasks: TaskGroup, changed: Callable[[], None]) -> None:
+    def __init__(self, directory: Path, tasks: TaskGroup, changed: Callable[[], None], clock: Clock) -> None:
         """`changed` is called whenever something about a device has been heard."""
         self.endpoints: dict[ResourceName, Endpoint] = {}
         self.fault: Fault | None = None
@@ -78,6 +91,7 @@ class Plugins(Servicer, v1beta1.RegistrationBase):
         self._directory = directory
         self._tasks = tasks
         self._changed = changed
+        self._clock = clock
 
     async def register(self, message: v1beta1.RegisterRequest) -> v1beta1.Empty:
         self.registrations += 1
@@ -93,6 +107,8 @@ class Plugins(Servicer, v1beta1.RegistrationBase):
         plugin, options = await self.dial(message.endpoint)
         endpoint = Endpoint(ResourceName(message.resource_name))
         endpoint.plugin, endpoint.options = plugin, options
+        if endpoint.resource in self.endpoints:  # as they were, until it lists its own
+            endpoint.devices = self.endpoints[endpoint.resource].devices
         self.endpoints[endpoint.resource] = endpoint
         self._tasks.start_soon(self.watch, endpoint)
         return v1beta1.Empty()
@@ -115,19 +131,30 @@ class Plugins(Servicer, v1beta1.RegistrationBase):
         try:
             async with aclosing(stream) as responses:
                 async for response in responses:
-                    endpoint.devices = {DeviceID(device.id): device for device in response.devices}
+                    heard = response.devices if self.fault != "deaf" else []
+                    endpoint.devices = {DeviceID(device.id): device for device in heard}
                     self._changed()
             ended = "it ended the stream"
         except FAILURES as error:
             ended = described(error)
         log.info("a plugin is away", resource=endpoint.resource, reason=ended)
-        self.endpoints[endpoint.resource].stop()  # not `endpoint`: the kubelet looks it up by its name
+        known_by_its_name = self.endpoints.get(endpoint.resource)  # which may be another than `endpoint` by now
+        if known_by_its_name is not None:
+            known_by_its_name.stop(self._clock.monotonic())
         self._changed()
+
+    def forget_stopped(self) -> None:
+        """Resources whose plugin has been away for too long are no resources of the node any more."""
+        now = self._clock.monotonic()
+        for resource, endpoint in list(self.endpoints.items()):
+            if endpoint.plugin is None and now - endpoint.stopped_at > GRACE_SECONDS:
+                del self.endpoints[resource]
 
     def remember(self, registered: Iterable[str]) -> None:
         """What a kubelet knows after its start: which resources were registered, and none of their devices."""
         for name in map(ResourceName, registered):
-            self.endpoints[name] = Endpoint(name)
+            endpoint = self.endpoints[name] = Endpoint(name)
+            endpoint.stopped_at = self._clock.monotonic()
 
     def forgotten(self, resource: ResourceName) -> bool:
         """Whether it was registered, and no device of it is known since the kubelet started."""
@@ -137,7 +164,7 @@ class Plugins(Servicer, v1beta1.RegistrationBase):
         """The kubelet stops: it hears no more, and writes nothing more down."""
         self._changed = deaf
         for endpoint in self.endpoints.values():
-            endpoint.stop()
+            endpoint.stop(self._clock.monotonic())
 
     def listed(self) -> Iterator[tuple[Endpoint, DeviceID, v1beta1.Device]]:
         for endpoint in self.endpoints.values():

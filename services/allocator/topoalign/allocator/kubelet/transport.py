@@ -3,7 +3,8 @@ A gRPC server on a unix socket that can be left alone with whoever connects.
 
 grpclib carries the protocol; this adds what it leaves to its user. A peer of another user, or one connection too many, is
 closed before a byte is read. A request that grows past `LARGEST_REQUEST` ends with RESOURCE_EXHAUSTED while it is still
-arriving, and one that cannot be decoded with INVALID_ARGUMENT. Errors become gRPC statuses in one place, `answered`. A
+arriving, one that cannot be decoded with INVALID_ARGUMENT, and one for a method that is not there with UNIMPLEMENTED.
+A large one is decoded in a thread, because it may take seconds. Errors become gRPC statuses in one place, `answered`. A
 silent client is noticed by keepalive pings. A stream's generator is closed when its client goes, and stopping lets the calls
 that have begun end first.
 """
@@ -13,22 +14,22 @@ import socket
 from asyncio import BaseTransport
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from functools import cache
 from pathlib import Path
-from typing import Any, cast, get_args, get_origin, get_type_hints
+from typing import Any, cast
 
 import anyio
 import grpclib.server
 import structlog
 from betterproto2 import Message
 from betterproto2.grpclib import ServiceBase
+from grpclib import events
 from grpclib.config import Configuration
 from grpclib.const import Cardinality, Handler, Status
-from grpclib.encoding.proto import ProtoCodec
 from grpclib.exceptions import GRPCError
 from grpclib.protocol import H2Protocol
 
 from topoalign.allocator.kubelet import sockets
+from topoalign.allocator.kubelet.codec import QuickCodec, decoded
 from topoalign.core.errors import BadRequest, NoFit, TopoalignError, clean
 
 log = structlog.get_logger()
@@ -114,44 +115,20 @@ async def answered(method: Method, stream: Any) -> None:
         ) from error
 
 
-class Codec(ProtoCodec):
-    """Protobuf; bytes that are none are the sender's fault."""
-
-    def decode(self, data: bytes, message_type: Any) -> Any:
-        try:
-            message: Any = super().decode(data, message_type)
-        except Exception as error:  # betterproto2 lets many kinds through: EOFError, UnicodeDecodeError, KeyError, ...
-            raise GRPCError(
-                Status.INVALID_ARGUMENT, f"not a {message_type.__name__}: {type(error).__name__}"
-            ) from error
-        if not sound(message):
-            raise GRPCError(Status.INVALID_ARGUMENT, f"not a {message_type.__name__}: a field has another type")
-        return message
+async def no_such_method(stream: Any) -> None:
+    raise GRPCError(Status.UNIMPLEMENTED, "there is no such method here")
 
 
-def sound(message: Message) -> bool:
+class Methods(dict[str, Handler]):
     """
-    Whether every field holds what its type says. betterproto2 does not look: a field that arrives with another wire type
-    becomes None, or a number among texts.
+    The methods of a server by path, and an answer for any other. grpclib's own for these has no content type, which clients
+    take for a failure of the transport.
     """
-    return all(fits(getattr(message, name), hint) for name, hint in hints_of(type(message)))
 
+    OTHER = Handler(no_such_method, Cardinality.UNARY_UNARY, Message, Message)
 
-def fits(value: object, hint: Any) -> bool:
-    inner = get_args(hint)
-    if isinstance(value, list):
-        return get_origin(hint) is list and all(fits(element, inner[0]) for element in value)
-    if isinstance(value, dict):
-        return get_origin(hint) is dict and all(type(text) is str for pair in value.items() for text in pair)
-    if isinstance(value, Message):
-        return type(value) in (hint, *inner) and sound(value)
-    return type(value) in (hint, *inner)
-
-
-@cache
-def hints_of(kind: type[Message]) -> tuple[tuple[str, Any], ...]:
-    """The fields of a generated message and their types."""
-    return tuple(get_type_hints(kind).items())
+    def get(self, path: str, default: Any = None) -> Handler:
+        return super().get(path, self.OTHER)
 
 
 class Guard(H2Protocol):
@@ -190,7 +167,9 @@ class Server(grpclib.server.Server):
 
     def __init__(self, servicer: Servicer, path: Path, field: str) -> None:
         """`field` names the setting that the path came from, for errors."""
-        super().__init__([servicer], codec=Codec(), config=KEEPALIVE)
+        super().__init__([servicer], codec=QuickCodec(), config=KEEPALIVE)
+        self._mapping = Methods(self._mapping)
+        events.listen(self, events.RecvMessage, decoded)
         self.servicer = servicer
         self.path = path
         self.field = field

@@ -6,7 +6,7 @@ the driver has answered it is the only source: a failure is then a fault to repo
 """
 
 from topoalign.core.errors import DriverFault
-from topoalign.core.ports import Driver, Inventory
+from topoalign.core.ports import Driver, Inventory, Listener
 
 
 class AutoDriver:
@@ -36,3 +36,7 @@ class AutoDriver:
             )
         self._used = self._nvml
         return inventory
+
+    async def watch(self, listener: Listener) -> None:
+        """The files of /sys report nothing; NVML does once it answers."""
+        await self._nvml.watch(listener)

@@ -9,7 +9,7 @@ from pathlib import Path
 from anyio import to_thread
 
 from topoalign.core.errors import DriverFault, TopoalignError
-from topoalign.core.ports import Inventory
+from topoalign.core.ports import Inventory, Listener
 from topoalign.core.topology.model import Topology
 from topoalign.discovery.drivers.health import HEALTHY
 from topoalign.machines import load
@@ -30,6 +30,9 @@ class DescribedDriver:
             self._topology = await to_thread.run_sync(topology_in, self._file)
         devices = (*self._topology.gpu_by_id, *self._topology.nic_by_id)
         return Inventory(topology=self._topology, health=dict.fromkeys(devices, HEALTHY))
+
+    async def watch(self, listener: Listener) -> None:
+        """Nothing happens to a machine that is described."""
 
 
 def topology_in(file: str) -> Topology:

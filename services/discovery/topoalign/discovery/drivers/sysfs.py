@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from topoalign.core.errors import DriverFault, InvalidMachine
-from topoalign.core.ports import Clock, Inventory
+from topoalign.core.ports import Clock, Inventory, Listener
 from topoalign.core.topology.model import Topology
 from topoalign.discovery.drivers.health import nic_health, unknown
 from topoalign.discovery.drivers.thread import DriverThread, Steps
@@ -36,6 +36,9 @@ class SysfsDriver:
             health={gpu.id: unjudged for gpu in topology.gpus} | {nic.id: nic_health(nic) for nic in topology.nics},
             findings=findings,
         )
+
+    async def watch(self, listener: Listener) -> None:
+        """Files report nothing."""
 
     def _read(self, steps: Steps) -> tuple[Topology, tuple[str, ...]]:
         steps("a reading of /sys")

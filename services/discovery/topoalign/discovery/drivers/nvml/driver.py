@@ -3,8 +3,8 @@ The node as NVML and /sys tell it, read whole each time.
 
 What connects the GPUs is asked for once, and again when other GPUs are there: it is most of the questions, and it changes
 only with them. One GPU that fails never takes the others along: if it says who it is, it is listed as it was last known,
-and unhealthy; if not, it is a finding. While a GPU fails NVML is opened anew every so often, because a process that has it
-open does not see a GPU that comes back.
+and unhealthy; if not, it is a finding. NVML is opened anew every so often while a GPU fails, and once when /sys has other
+GPUs than before, because a process that has it open sees none that comes back or is added.
 """
 
 import re
@@ -18,13 +18,22 @@ import msgspec
 from topoalign.core.errors import DriverFault, InvalidField, quoted
 from topoalign.core.events import DeviceHealth
 from topoalign.core.ids import DeviceID
-from topoalign.core.ports import Clock, Inventory
+from topoalign.core.ports import Clock, Inventory, Listener
 from topoalign.core.topology.links import Link, PcieClass
 from topoalign.core.topology.model import Gpu, Topology
 from topoalign.core.topology.validate import validate
 from topoalign.discovery.drivers.health import nic_health, unhealthy
+from topoalign.discovery.drivers.nvml.events import NvmlEvents
 from topoalign.discovery.drivers.nvml.gpus import Judged, read_gpu
-from topoalign.discovery.drivers.nvml.library import OF_THE_LIBRARY, UNKNOWN, CallFailed, Handle, Library
+from topoalign.discovery.drivers.nvml.library import (
+    GPU_IS_LOST,
+    OF_THE_LIBRARY,
+    RESET_REQUIRED,
+    UNKNOWN,
+    CallFailed,
+    Handle,
+    Library,
+)
 from topoalign.discovery.drivers.nvml.nvlinks import End, NvLinks, paired, read_ends
 from topoalign.discovery.drivers.sysfs import files_below
 from topoalign.discovery.drivers.thread import DriverThread, Steps
@@ -64,30 +73,47 @@ class NvmlDriver:
         self._failing = False
         """Whether a GPU fails in the reading under way."""
         self._opened = clock.monotonic()
+        self._addresses: set[str | None] = set()
+        """PCI addresses of the GPUs that /sys had when NVML was opened."""
+        self._reopen = False
+        """NVML is to be opened anew by the next reading."""
+        self._answering: frozenset[DeviceID] = frozenset()
+        """GPUs that told all of themselves in the newest reading."""
+        self._events = NvmlEvents(clock, deadline)
 
     async def read(self) -> Inventory:
-        return await self._thread.run(self._read)
+        if self._reopen:
+            await self._events.let_go()
+        inventory = await self._thread.run(self._read)
+        self._events.listen_to(self._answering)
+        return inventory
+
+    async def watch(self, listener: Listener) -> None:
+        """Begins to listen with the first reading that finds NVML at work."""
+        await self._events.run(listener)
 
     def _read(self, steps: Steps) -> Inventory:
         steps("a reading of /sys")
         files = files_below(self._root)
         self._failing = False
+        addresses = {gpu.pci for gpu in files.gpus}
         try:
-            if self._nvml.open(steps):
-                self._opened = self._clock.monotonic()
+            if self._nvml.open(steps, anew=self._reopen):
+                self._opened, self._addresses, self._reopen = self._clock.monotonic(), addresses, False
             devices, unnamed = self._devices()
             judged = {uuid: self._judged(i, uuid, device, files) for uuid, (i, device) in devices.items()}
             self._connect({uuid: device for uuid, (_, device) in devices.items()}, judged)
         except CallFailed as error:
-            self._nvml.close()
+            self._reopen = True
             raise DriverFault(
                 f"NVML does not work: {error}",
                 "run nvidia-smi on the node; after an update of the driver, restart what uses it",
             ) from error
         inventory = assembled(files, judged, self._connections, unnamed)
         self._last = {gpu.id: gpu for gpu in inventory.topology.gpus}
-        if self._failing and self._clock.monotonic() - self._opened >= REOPEN_SECONDS:
-            self._nvml.close()
+        self._answering = frozenset(uuid for uuid, each in judged.items() if each.answers)
+        waited = self._clock.monotonic() - self._opened >= REOPEN_SECONDS
+        self._reopen = addresses != self._addresses or (self._failing and waited)
         return inventory
 
     def _of_one_gpu(self, error: CallFailed) -> None:
@@ -119,7 +145,13 @@ class NvmlDriver:
             self._of_one_gpu(error)
             known = self._last.get(uuid, Gpu(id=uuid, index=index))
             finding = f"GPU {index} ({uuid}) fails: {error}"
-            return Judged(msgspec.structs.replace(known, index=index), unhealthy(str(error)), (finding,))
+            return Judged(
+                msgspec.structs.replace(known, index=index),
+                unhealthy(str(error)),
+                (finding,),
+                awaits_reset=error.code in (GPU_IS_LOST, RESET_REQUIRED),
+                answers=False,
+            )
 
     def _connect(self, devices: Mapping[DeviceID, Handle], judged: Mapping[DeviceID, Judged]) -> None:
         """Makes `_connections` those of these GPUs."""
@@ -164,6 +196,7 @@ def assembled(
         topology=topology,
         health=health | {nic.id: nic_health(nic) for nic in files.nics},
         findings=(*findings, *(f for each in judged.values() for f in each.findings), *connections.nvlinks.findings),
+        awaiting_reset=frozenset(uuid for uuid, each in judged.items() if each.awaits_reset),
     )
 
 

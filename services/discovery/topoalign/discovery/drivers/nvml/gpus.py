@@ -31,6 +31,8 @@ RECOVERY = {
     5: "the driver asks for its IMEX domain to be recovered",
 }
 """Values of the field `RECOVERY_ACTION`; 0 is none."""
+RESETS = {1, 2, 4}
+"""Those of them that a reset follows."""
 
 _PROFILE = re.compile(r"(?:\d+c\.)?\d+g\.\d+gb(?:\+[a-z.]+)*")
 
@@ -39,6 +41,9 @@ class Judged(NamedTuple):
     gpu: Gpu
     health: DeviceHealth
     findings: tuple[str, ...]
+    awaits_reset: bool = False
+    answers: bool = True
+    """Whether it told all that it was asked."""
 
 
 def read_gpu(nvml: Library, index: int, uuid: DeviceID, device: Handle, files: Topology) -> Judged:
@@ -62,35 +67,39 @@ def read_gpu(nvml: Library, index: int, uuid: DeviceID, device: Handle, files: T
         fabric=nvml.fabric(device),
         mig=mig,
     )
-    health, findings = judge(nvml, index, device)
-    return Judged(gpu, health, (*odd, *findings))
+    health, findings, awaits_reset = judge(nvml, index, device)
+    return Judged(gpu, health, (*odd, *findings), awaits_reset)
 
 
 def among(known: Collection[int], ids: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(i for i in ids if i in known)
 
 
-def judge(nvml: Library, index: int, device: Handle) -> tuple[DeviceHealth, tuple[str, ...]]:
+def judge(nvml: Library, index: int, device: Handle) -> tuple[DeviceHealth, tuple[str, ...], bool]:
     """
-    Whether the driver itself wants the GPU taken out of use. Rows that wait to be remapped are only reported: NVIDIA lets a
-    GPU work on until its next reset.
+    Whether the driver itself wants the GPU taken out of use, what is odd, and whether it wants a reset. Rows that wait to
+    be remapped are only reported: NVIDIA lets a GPU work on until its next reset.
     """
     fields = nvml.fields(device, (RECOVERY_ACTION, REMAPPING_FAILED, REMAPPING_PENDING))
     findings = (f"GPU {index} has memory rows to remap at its next reset",) if fields.get(REMAPPING_PENDING) else ()
     action = fields.get(RECOVERY_ACTION, 0)
     if action:
-        return unhealthy(RECOVERY.get(action, f"the driver asks for recovery action {action}")), findings
+        return (
+            unhealthy(RECOVERY.get(action, f"the driver asks for recovery action {action}")),
+            findings,
+            action in RESETS,
+        )
     if fields.get(REMAPPING_FAILED):
-        return unhealthy("a defective memory row could not be remapped"), findings
-    return HEALTHY, findings
+        return unhealthy("a defective memory row could not be remapped"), findings, False
+    return HEALTHY, findings, False
 
 
 def read_mig(nvml: Library, device: Handle, total: int | None) -> tuple[tuple[MigDevice, ...], tuple[str, ...]]:
     """The MIG instances of a GPU with this much memory, and what was odd about them."""
     instances, findings = [], []
-    for handle in nvml.mig_handles(device):
+    for index, handle in nvml.mig_handles(device).items():
         try:
-            instances.append(read_instance(nvml, handle, total))
+            instances.append(read_instance(nvml, index, handle, total))
         except CallFailed as error:
             if error.code not in NOT_TOLD:
                 raise
@@ -98,7 +107,7 @@ def read_mig(nvml: Library, device: Handle, total: int | None) -> tuple[tuple[Mi
     return tuple(sorted(instances, key=lambda mig: (mig.gpu_instance, mig.compute_instance))), tuple(findings)
 
 
-def read_instance(nvml: Library, handle: Handle, total: int | None) -> MigDevice:
+def read_instance(nvml: Library, index: int, handle: Handle, total: int | None) -> MigDevice:
     size = nvml.mig_size(handle)
     gpu_instance, compute_instance = nvml.mig_ids(handle)
     named = _PROFILE.search(size.name)
@@ -108,6 +117,7 @@ def read_instance(nvml: Library, handle: Handle, total: int | None) -> MigDevice
         gpu_instance=gpu_instance,
         compute_instance=compute_instance,
         memory=size.memory,
+        index=index,
     )
 
 

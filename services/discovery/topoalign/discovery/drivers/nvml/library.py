@@ -8,7 +8,7 @@ so that one which hangs can be named. Functions and codes: NVML as in nvidia-ml-
 
 from collections.abc import Sequence
 from contextlib import suppress
-from ctypes import byref
+from ctypes import byref, c_void_p, cast
 from types import ModuleType
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -22,7 +22,7 @@ Handle = Any
 """A device, as pynvml hands it out."""
 
 UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 1, 2, 3, 4, 6
-DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, GPU_IS_LOST = 9, 12, 13, 15
+DRIVER_NOT_LOADED, TIMEOUT, LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, GPU_IS_LOST, RESET_REQUIRED = 9, 10, 12, 13, 15, 16
 LIB_RM_VERSION_MISMATCH, ARGUMENT_VERSION_MISMATCH, UNKNOWN = 18, 25, 999
 """nvmlReturn_t."""
 
@@ -44,6 +44,8 @@ NVLINK_COUNT = 91
 REMAPPING_PENDING, REMAPPING_FAILED, RECOVERY_ACTION = 144, 145, 230
 """NVML_FI_DEV_…, for `fields`."""
 
+WHOLE_GPU = 0xFFFFFFFF
+"""In place of the ids of a MIG instance."""
 _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 """Of the union nvmlValue_t, by nvmlValueType_t."""
 
@@ -66,6 +68,18 @@ class MigInstance(NamedTuple):
     """Bytes."""
 
 
+class Event(NamedTuple):
+    """What an event set has to tell."""
+
+    device: Handle
+    kind: int
+    """One bit of those asked for."""
+    data: int
+    """Of an XID event the XID, 999 if it is not known."""
+    gpu_instance: int | None
+    compute_instance: int | None
+
+
 class Library:
     """One opening of NVML. It is kept open, because opening costs seconds where no other program keeps the driver loaded."""
 
@@ -73,9 +87,11 @@ class Library:
         self._pynvml: ModuleType | None = None
         self._steps: Steps | None = None
 
-    def open(self, steps: Steps) -> bool:
-        """Begins a reading; says whether NVML had to be opened for it. Raises DriverFault without pynvml, and CallFailed."""
+    def open(self, steps: Steps, anew: bool = False) -> bool:
+        """Begins a reading; says whether NVML was opened for it. Raises DriverFault without pynvml, and CallFailed."""
         self._steps = steps
+        if anew:
+            self.close()
         if self._pynvml is not None:
             return False
         steps("import pynvml")
@@ -176,11 +192,12 @@ class Library:
         modes = self._maybe("nvmlDeviceGetMigMode", device)
         return modes is not None and modes[0] == 1
 
-    def mig_handles(self, device: Handle) -> list[Handle]:
-        handles = []
+    def mig_handles(self, device: Handle) -> dict[int, Handle]:
+        """By their index on the GPU, which may have gaps."""
+        handles = {}
         for slot in range(self._number("nvmlDeviceGetMaxMigDeviceCount", device) or 0):
             try:
-                handles.append(self._ask("nvmlDeviceGetMigDeviceHandleByIndex", device, slot))
+                handles[slot] = self._ask("nvmlDeviceGetMigDeviceHandleByIndex", device, slot)
             except CallFailed as error:
                 if error.code not in {NOT_FOUND, *NOT_TOLD}:
                     raise
@@ -199,6 +216,40 @@ class Library:
             compute_slices=int(size.computeInstanceSliceCount),
             memory=int(size.memorySizeMB) << 20,
         )
+
+    def event_kinds(self, device: Handle) -> int:
+        """The kinds of events that a GPU can report, as bits; 0 where it reports none."""
+        return self._number("nvmlDeviceGetSupportedEventTypes", device) or 0
+
+    def event_set(self) -> Handle | None:
+        """A new set to wait on; None where the driver has no events."""
+        return self._maybe("nvmlEventSetCreate")
+
+    def register(self, device: Handle, kinds: int, events: Handle) -> bool:
+        """Lets a set have the events of these kinds. False: the GPU does not report any."""
+        try:
+            self._ask("nvmlDeviceRegisterEvents", device, kinds, events)
+        except CallFailed as error:
+            if error.code in NOT_TOLD:
+                return False
+            raise
+        return True
+
+    def wait(self, events: Handle, milliseconds: int) -> Event | None:
+        """The next event of a set, None if there is none for so long. Raises CallFailed."""
+        try:
+            data = self._ask("nvmlEventSetWait_v2", events, milliseconds)
+        except CallFailed as error:
+            if error.code == TIMEOUT:
+                return None
+            raise
+        gpu, compute = (None if i == WHOLE_GPU else int(i) for i in (data.gpuInstanceId, data.computeInstanceId))
+        return Event(data.device, int(data.eventType), int(data.eventData), gpu, compute)
+
+    def free(self, events: Handle) -> None:
+        """Ends a set. Never fails: NVML may be past answering."""
+        with suppress(CallFailed):
+            self._ask("nvmlEventSetFree", events)
 
     def _number(self, function: str, *arguments: object) -> int | None:
         value = self._maybe(function, *arguments)
@@ -227,6 +278,11 @@ class Library:
             raise CallFailed(function, error.value, str(error)) from error
         except UnicodeDecodeError as error:
             raise CallFailed(function, UNKNOWN, "the answer is no text") from error
+
+
+def address_of(device: Handle) -> int | None:
+    """Where a handle points: handles of one device are equal in this and in nothing else."""
+    return cast(device, c_void_p).value
 
 
 def sysfs_address(bus_id: bytes | str) -> str | None:

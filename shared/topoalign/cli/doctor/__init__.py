@@ -9,51 +9,24 @@ import ctypes
 import os
 import platform
 import socket
-import stat
 import sys
 from collections.abc import Callable, Iterator
-from enum import StrEnum
 from pathlib import Path
 
 import click
 import msgspec
 
 from topoalign.cli import output, running
+from topoalign.cli.doctor.findings import Finding, Subject, Verdict, failure, ok, warning
+from topoalign.cli.doctor.kubelets import allocator, kubelet, kubelet_configuration, kubelet_rules, state_dir
 from topoalign.cli.errors import FINDINGS
-from topoalign.core.errors import NotFound, TopoalignError, clean
-from topoalign.core.requests import AdmissionRules, Policy
+from topoalign.core.errors import TopoalignError, clean
 from topoalign.core.topology.cpuset import parse_cpuset
 
 KUBELET_NUMA_LIMIT = 8
 """NUMA nodes above which the kubelet refuses to start with a topology policy, unless told otherwise (v1.36.3)."""
 
 NVML = "libnvidia-ml.so.1"
-
-
-class Verdict(StrEnum):
-    OK = "ok"
-    WARNING = "warning"
-    FAILURE = "failure"
-
-
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """What one check found."""
-
-    check: str
-    verdict: Verdict
-    detail: str
-    remedy: str = ""
-
-
-class Subject(msgspec.Struct, frozen=True, kw_only=True):
-    """What the checks look at."""
-
-    nats: str | None
-    kubelet_dir: Path | None
-    kubelet_config: Path | None
-    state_dir: Path
-    sysfs_root: Path
-    node: str
 
 
 def host_name() -> str:
@@ -149,14 +122,6 @@ def numa_nodes(subject: Subject) -> Finding:
     return ok("NUMA nodes", str(count))
 
 
-def numa_node_count(subject: Subject) -> int | None:
-    """None where it cannot be read; `numa_nodes` has said so."""
-    try:
-        return len(parse_cpuset((subject.sysfs_root / "devices/system/node/online").read_text()))
-    except (OSError, ValueError):
-        return None
-
-
 def nvml(subject: Subject) -> Finding:
     reason = why_no_driver()
     if reason is not None:
@@ -197,92 +162,6 @@ def nats(subject: Subject) -> Finding:
     return ok("NATS", detail)
 
 
-def kubelet(subject: Subject) -> Finding | None:
-    """Only where a kubelet's directory was given."""
-    if subject.kubelet_dir is None:
-        return None
-    path = subject.kubelet_dir / "kubelet.sock"
-    remedy = "check --kubelet-dir, mount the directory into the container, and run as root"
-    try:
-        if not stat.S_ISSOCK(path.stat().st_mode):
-            return failure("kubelet", f"{path} is not a socket", remedy)
-        with socket.socket(socket.AF_UNIX) as sock:
-            sock.settimeout(2)
-            sock.connect(os.fspath(path))
-    except OSError as error:
-        return failure("kubelet", f"{path}: {error.strerror or clean(str(error))}", remedy)
-    if not os.access(subject.kubelet_dir, os.W_OK):
-        return failure("kubelet", f"{subject.kubelet_dir} is not writable, so no socket can be put there", remedy)
-    return ok("kubelet", f"{path} answers")
-
-
-def configuration_file(subject: Subject) -> Path | None:
-    """The kubelet's, where it or the kubelet's directory was given."""
-    if subject.kubelet_config is None and subject.kubelet_dir is not None:
-        return subject.kubelet_dir.parent / "config.yaml"
-    return subject.kubelet_config
-
-
-def kubelet_rules(subject: Subject) -> AdmissionRules | None:
-    """None without a configuration file that can be read; `kubelet_configuration` says why."""
-    path = configuration_file(subject)
-    if path is None:
-        return None
-    from topoalign.kubelet import configuration  # as below
-
-    try:
-        return configuration.load(path)
-    except TopoalignError:
-        return None
-
-
-def kubelet_configuration(subject: Subject) -> Finding | None:
-    """Only where the file, or a kubelet's directory, was given: whether what-if can say what that kubelet would decide."""
-    path = configuration_file(subject)
-    if path is None:
-        return None
-    from topoalign.kubelet import configuration  # brings in YAML; the other checks work without
-
-    name = "kubelet config"
-    try:
-        rules = configuration.load(path)
-    except NotFound as error:
-        return warning(name, f"{error.finding}; what-if uses topoalign's own settings instead", "give --kubelet-config")
-    except TopoalignError as error:
-        return failure(name, error.finding, error.remedy)
-    nodes = numa_node_count(subject)
-    if nodes is not None and rules.policy is not Policy.NONE and nodes > rules.max_allowable_numa_nodes:
-        return failure(
-            name,
-            f"{nodes} NUMA nodes, and policy {rules.policy} does not start on more than {rules.max_allowable_numa_nodes}",
-            f"set topologyManagerPolicyOptions max-allowable-numa-nodes to {nodes} or more",
-        )
-    options = "".join(f" {option}" for option in sorted(rules.cpu_options))
-    managers = f"CPU manager {rules.cpu_manager}{options}, memory manager {rules.memory_manager}"
-    return ok(name, f"policy {rules.policy}, scope {rules.scope}, {managers}")
-
-
-def state_dir(subject: Subject) -> Finding:
-    path = subject.state_dir
-    nearest = next(parent for parent in (path, *path.parents) if parent.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        remedy = "create it for this user, or set TOPOALIGN_STATE_DIR"
-        return failure("state directory", f"{path}: {nearest} is not a directory this user may write to", remedy)
-    return ok("state directory", str(path) if nearest == path else f"{path} (to be created in {nearest})")
-
-
-def ok(check: str, detail: str) -> Finding:
-    return Finding(check=check, verdict=Verdict.OK, detail=detail)
-
-
-def warning(check: str, detail: str, remedy: str) -> Finding:
-    return Finding(check=check, verdict=Verdict.WARNING, detail=detail, remedy=remedy)
-
-
-def failure(check: str, detail: str, remedy: str) -> Finding:
-    return Finding(check=check, verdict=Verdict.FAILURE, detail=detail, remedy=remedy)
-
-
 CHECKS: tuple[Callable[[Subject], Finding | None], ...] = (
     python,
     node_name,
@@ -293,4 +172,5 @@ CHECKS: tuple[Callable[[Subject], Finding | None], ...] = (
     kubelet,
     kubelet_configuration,
     state_dir,
+    allocator,
 )

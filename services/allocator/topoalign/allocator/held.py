@@ -1,0 +1,51 @@
+"""What a pod holds already, and whether that is what it asks for now: then it gets the same answer again."""
+
+from collections.abc import Sequence
+
+from topoalign.allocator.ledger import Ledger
+from topoalign.core.events import Allocation
+from topoalign.core.hints.jointly import check_annotations, decided_jointly, is_held
+from topoalign.core.hints.requested import device_limits
+from topoalign.core.ids import CPU
+from topoalign.core.joint.node_devices import RESOURCES
+from topoalign.core.requests import AdmissionRules, PodRequest
+from topoalign.core.state import NodeState
+from topoalign.core.topology.cpuset import parse_cpuset
+
+
+def held_by(ledger: Ledger, pod: PodRequest) -> list[Allocation]:
+    """The live allocations of a pod of this name."""
+    return [
+        allocation
+        for allocation in ledger.state.allocations.values()
+        if allocation.owner is not None
+        and (allocation.owner.namespace, allocation.owner.pod) == (pod.namespace, pod.name)
+    ]
+
+
+def holds(held: Sequence[Allocation], pod: PodRequest, state: NodeState, rules: AdmissionRules) -> bool:
+    """
+    Whether these allocations are what the pod asks for: as many of each device, CPU and byte per container. Of NICs that
+    are decided jointly there may be more (`core.joint.nearest`). Raises InvalidField for annotations that cannot be meant.
+    """
+    check_annotations(pod, rules)
+    together = RESOURCES if decided_jointly(pod, rules) else frozenset()
+    asked = {container.name: container for container in (*pod.init_containers, *pod.containers)}
+    for allocation in held:
+        container = asked.get(allocation.owner.container) if allocation.owner is not None else None
+        if container is None:
+            return False
+        if together and not is_held(state, pod, container, rules, allocation):
+            return False
+        devices = {name: n for name, n in device_limits(container).items() if n and name not in together}
+        sizes = {block.resource: 0 for block in allocation.memory}
+        for block in allocation.memory:
+            sizes[block.resource] += block.size
+        if (
+            {name: len(ids) for name, ids in allocation.devices.items() if name not in together} != devices
+            or (allocation.virtual_functions and not together)
+            or (allocation.cpus and len(parse_cpuset(allocation.cpus)) * 1000 != container.requests.get(CPU))
+            or any(container.requests.get(resource) != size for resource, size in sizes.items())
+        ):
+            return False
+    return True

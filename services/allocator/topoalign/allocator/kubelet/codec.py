@@ -1,0 +1,82 @@
+"""
+What arrives over gRPC, as messages: whole, and with every field of the type that the API gives it, or refused.
+
+Decoding is pure Python: four megabytes of the smallest fields take seconds, in which nothing else in this process would get
+its turn. So what is more than a few milliseconds' work is decoded in a thread.
+"""
+
+from functools import cache
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+
+import anyio
+from betterproto2 import Message
+from grpclib.const import Status
+from grpclib.encoding.proto import ProtoCodec
+from grpclib.events import RecvMessage
+from grpclib.exceptions import GRPCError
+
+DECODED_AT_ONCE = 8 * 2**10
+"""Bytes that are decoded in the event loop: ten milliseconds at worst."""
+
+
+class Codec(ProtoCodec):
+    """Protobuf; bytes that are none are the sender's fault."""
+
+    def decode(self, data: bytes, message_type: Any) -> Any:
+        try:
+            message: Any = super().decode(data, message_type)
+        except Exception as error:  # betterproto2 lets many kinds through: EOFError, UnicodeDecodeError, KeyError, ...
+            raise GRPCError(
+                Status.INVALID_ARGUMENT, f"not a {message_type.__name__}: {type(error).__name__}"
+            ) from error
+        if not sound(message):
+            raise GRPCError(Status.INVALID_ARGUMENT, f"not a {message_type.__name__}: a field has another type")
+        return message
+
+
+CODEC = Codec()
+
+
+class Undecoded(NamedTuple):
+    """What is too large to be decoded between two turns of others."""
+
+    data: bytes
+    kind: Any
+
+
+class QuickCodec(ProtoCodec):
+    """Protobuf, as far as it is quick; `decoded` does the rest."""
+
+    def decode(self, data: bytes, message_type: Any) -> Any:
+        return CODEC.decode(data, message_type) if len(data) <= DECODED_AT_ONCE else Undecoded(data, message_type)
+
+
+async def decoded(event: RecvMessage) -> None:
+    """Called by grpclib before a message is handed on: a request to its method, an answer to who asked."""
+    if isinstance(event.message, Undecoded):
+        event.message = await anyio.to_thread.run_sync(CODEC.decode, *event.message)
+
+
+def sound(message: Message) -> bool:
+    """
+    Whether every field holds what its type says. betterproto2 does not look: a field that arrives with another wire type
+    becomes None, or a number among texts.
+    """
+    return all(fits(getattr(message, name), hint) for name, hint in hints_of(type(message)))
+
+
+def fits(value: object, hint: Any) -> bool:
+    inner = get_args(hint)
+    if isinstance(value, list):
+        return get_origin(hint) is list and all(fits(element, inner[0]) for element in value)
+    if isinstance(value, dict):
+        return get_origin(hint) is dict and all(type(text) is str for pair in value.items() for text in pair)
+    if isinstance(value, Message):
+        return type(value) in (hint, *inner) and sound(value)
+    return type(value) in (hint, *inner)
+
+
+@cache
+def hints_of(kind: type[Message]) -> tuple[tuple[str, Any], ...]:
+    """The fields of a generated message and their types."""
+    return tuple(get_type_hints(kind).items())

@@ -1,0 +1,206 @@
+"""
+The record against the kubelet's own: who holds what, what has ended, and what nobody recorded.
+
+A kubelet that has just started lists fewer pods than run, and one whose API server is away may do so for minutes. So what
+is missing is released late, later still after a restart of the kubelet, and a container that is shown with devices which
+nobody holds by our record is taken in: whatever was released too early, or was there before us, is in the record again.
+
+What ended while nobody looked is an orphan. It goes at the first look, if the kubelet has settled and its checkpoint does
+not know the devices either: two accounts of its own agree then.
+
+A record in doubt, after a journal that was damaged, is made whole here: beside what PodResources shows, what the checkpoint
+has given to containers that it does not show is taken in, too, and then the record is confirmed.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import structlog
+
+from topoalign.allocator.kubelet.desk import Listing
+from topoalign.allocator.ledger import Ledger
+from topoalign.allocator.order import in_order
+from topoalign.allocator.usage import beyond, is_ours
+from topoalign.core.events import Allocation, Owner
+from topoalign.core.ids import AllocationID, DeviceID, ResourceName
+from topoalign.core.ports import Clock
+
+Places = Sequence[tuple[ResourceName, DeviceID]]
+
+log = structlog.get_logger("topoalign.allocator.reconciling")
+
+
+class Look(NamedTuple):
+    """What the kubelet answered, and about what."""
+
+    listing: Listing
+    live: frozenset[AllocationID]
+    """The allocations that were live when it was asked: an answer says nothing about what was granted since."""
+    at: float
+    """Monotonic seconds at which it was asked."""
+
+
+class Reconciliation:
+    """Compares look by look. Synchronous throughout: nothing gets in between."""
+
+    def __init__(
+        self, ledger: Ledger, clock: Clock, *, gone_seconds: float, unbound_seconds: float, settle_seconds: float
+    ) -> None:
+        """
+        How long a container must be missing before its allocation is released, and at least for two looks:
+        `gone_seconds` in general; `unbound_seconds` if it was never shown and the kubelet's checkpoint does not know its
+        devices either (one that was never shown and whose checkpoint cannot be read is kept); `settle_seconds` while a
+        kubelet that was seen to restart settles, or lists no pod at all.
+        """
+        self._ledger, self._clock = ledger, clock
+        self._gone_seconds, self._unbound_seconds, self._settle_seconds = gone_seconds, unbound_seconds, settle_seconds
+        self._kubelet: tuple[int, ...] | None = None
+        self._settled_at = 0.0
+        self._missing: dict[AllocationID, float] = {}
+        self._apart: set[AllocationID] = set()
+        """Allocations whose devices were shown with several owners, some with none, or with others, at the last look."""
+        self._unseen = set(ledger.state.allocations)
+        """Live at our start, and not shown since: should they have ended, then while nobody looked."""
+
+    def compare(self, look: Look) -> None:
+        """
+        Raises StateFault, with part of it recorded. Does nothing before the hardware is known: which devices are ours
+        cannot be told then.
+        """
+        if self._ledger.state.topology is None:
+            return
+        self._settle(look)
+        boot = self._ledger.boot
+        shown = {
+            (holding.resource, device): holding.owner for holding in look.listing.holdings for device in holding.devices
+        }
+        whole = self._of_ours(look.listing)
+        bound: list[tuple[AllocationID, Owner]] = []
+        gone: list[AllocationID] = []
+        apart: set[AllocationID] = set()
+        for allocation in self._ledger.state.allocations.values():
+            if allocation.id not in look.live:
+                continue
+            places = [(resource, device) for resource, ids in allocation.devices.items() for device in ids]
+            owners = {shown.get(place) for place in places}
+            if owners != {None}:
+                self._missing.pop(allocation.id, None)
+                self._unseen.discard(allocation.id)
+                owner = owners.pop()
+                if owners or owner is None or not all(whole[owner, r] <= {*d} for r, d in allocation.devices.items()):
+                    apart.add(allocation.id)  # also with more than is recorded: a part of that is not to look free
+                elif owner != allocation.owner or (boot and boot != allocation.boot):
+                    bound.append((allocation.id, owner))
+            elif self._is_gone(allocation, places, look):
+                gone.append(allocation.id)
+        self._ledger.bind(bound)
+        self._ledger.release([name for name in gone if name not in self._unseen], "gone")
+        self._ledger.release([name for name in gone if name in self._unseen], "orphan")
+        # A record that the kubelet contradicts at two looks makes way for what it shows.
+        self._ledger.release(sorted(apart & self._apart), "superseded")
+        self._apart = apart
+        live = self._ledger.state.allocations
+        if look.live >= live.keys():  # else the answer is older than the record
+            self._ledger.grant(self._unrecorded(look.listing))
+            self._confirm(look)
+        self._missing = {name: since for name, since in self._missing.items() if name in live}
+        self._unseen &= live.keys()
+        self._ledger.observe(beyond(look.listing.usage, self._ledger.state.hardware))
+
+    def _settle(self, look: Look) -> None:
+        """
+        Takes note of a new kubelet. Its age is told by the wall clock, which may have been set since; after a reboot it
+        has been, often enough, and then the kubelet counts as new however old it looks.
+        """
+        if look.listing.kubelet == self._kubelet:
+            return
+        known = self._kubelet is not None or bool(self._ledger.state.stale)
+        age = 0.0 if known else max(0.0, self._clock.wall() - look.listing.since)
+        self._settled_at = look.at + max(0.0, self._settle_seconds - age)
+        self._kubelet = look.listing.kubelet
+        self._missing.clear()
+        if stale := self._ledger.state.stale:
+            log.info(
+                "allocations from before the reboot are kept until the kubelet has settled", allocations=len(stale)
+            )
+
+    def _of_ours(self, listing: Listing) -> Mapping[tuple[Owner, ResourceName], set[DeviceID]]:
+        """The devices of ours that each container is shown with."""
+        hardware = self._ledger.state.hardware
+        held: defaultdict[tuple[Owner, ResourceName], set[DeviceID]] = defaultdict(set)
+        for holding in listing.holdings:
+            held[holding.owner, holding.resource] |= {
+                device for device in holding.devices if is_ours(hardware, holding.resource, device)
+            }
+        return held
+
+    def _is_settled(self, look: Look) -> bool:
+        return look.at >= self._settled_at and look.listing.pods > 0
+
+    def _is_gone(self, allocation: Allocation, places: Places, look: Look) -> bool:
+        """Whether a container that is not shown has been missing for long enough."""
+        first_look = allocation.id not in self._missing
+        since = self._missing.setdefault(allocation.id, look.at)
+        given = look.listing.checkpoint
+        kept = given is None or not given.isdisjoint(places)
+        settled = self._is_settled(look)
+        patience = self._gone_seconds
+        if allocation.owner is None:
+            if kept:
+                return False
+            patience = self._unbound_seconds
+        elif allocation.id in self._unseen and settled and not kept:
+            return True
+        if not settled:
+            patience = max(patience, self._settle_seconds)
+        return not first_look and look.at - since >= patience
+
+    def _unrecorded(self, listing: Listing) -> list[Allocation]:
+        """
+        Containers that the kubelet shows with devices of ours which no record holds: they were there before us, or were
+        released too early. While the record is in doubt also what its checkpoint has given to containers not shown.
+        """
+        state = self._ledger.state
+        found: list[Allocation] = []
+        taken: set[DeviceID] = set()
+        parted: set[DeviceID] = set()  # what has been found is a part of these, or these themselves
+
+        def is_free(device: DeviceID) -> bool:
+            ways = state.ways_to(device)
+            return not state.overlapping([device]) and device not in parted and taken.isdisjoint(ways)
+
+        def take_in(owner: Owner | None, resource: ResourceName, devices: tuple[DeviceID, ...]) -> None:
+            name = self._ledger.next_id(len(found))
+            cards = state.cards_of(devices)
+            found.append(
+                Allocation(id=name, owner=owner, devices={resource: devices}, boot=self._ledger.boot, cards=cards)
+            )
+            taken.update(devices)
+            parted.update(way for device in devices for way in state.ways_to(device))
+
+        for holding in listing.holdings:
+            ours = self._ordered(holding.resource, holding.devices)
+            if ours and all(map(is_free, ours)):
+                take_in(holding.owner, holding.resource, ours)
+        for resource, devices in listing.parts if self._ledger.doubt is not None else ():
+            if ours := tuple(filter(is_free, self._ordered(resource, devices))):
+                take_in(None, resource, ours)
+        if found:
+            log.warning("containers with devices that were not in the record are taken in", containers=len(found))
+        return found
+
+    def _ordered(self, resource: ResourceName, devices: frozenset[DeviceID]) -> tuple[DeviceID, ...]:
+        """Those that are ours, in the hardware's order."""
+        hardware = self._ledger.state.hardware
+        return in_order(hardware, resource, (device for device in devices if is_ours(hardware, resource, device)))
+
+    def _confirm(self, look: Look) -> None:
+        """
+        Ends the doubt. A checkpoint knows all that its kubelet gave away; without one, a kubelet that has settled shows all
+        that run.
+        """
+        if self._ledger.doubt is None:
+            return
+        if look.listing.checkpoint is not None or self._is_settled(look):
+            self._ledger.confirm("the kubelet")

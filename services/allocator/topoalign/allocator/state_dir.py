@@ -1,0 +1,117 @@
+"""
+The directory in which a node's record is kept: whose it is, who may use it now, and what its failures mean.
+
+It belongs to the user that the allocator runs as, or to root, and to one process at a time, which holds its lock. A link in
+the place of the directory or of a file in it is refused: who could put it there could have the allocator write elsewhere.
+"""
+
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from topoalign.core.errors import InvalidField, StateFault, clean
+
+SETTING = "TOPOALIGN_STATE_DIR"
+
+REMEDIES = {
+    errno.ENOSPC: "the disk is full: make room; nothing was lost, and it works again once there is space",
+    errno.EDQUOT: "the quota is used up: make room; nothing was lost",
+    errno.EACCES: "the directory must belong to the user that the allocator runs as, with mode 0700",
+    errno.EROFS: "the file system is read-only: give the allocator a writable state directory",
+    errno.ELOOP: "a symbolic link stands where a file of the allocator belongs: remove it",
+    errno.EIO: "the disk reports errors: check it; the entry counts as not written",
+}
+
+UNUSABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.EISDIR, errno.ENOTDIR})
+"""Errors that come of how a directory or file is set up: they do not pass by themselves."""
+
+
+class StateInUse(StateFault):
+    """Another process has the directory."""
+
+    code = "StateInUse"
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """
+    Makes the directory if it is missing, and holds its lock.
+
+    Raises StateInUse if another process has it (naming its pid), InvalidField if the directory cannot be used.
+    """
+    with usable():
+        with faults(directory, "use the state directory"):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check(directory)
+        with faults(directory, "use the state directory"):
+            lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        take_lock(lock, directory)
+        yield
+    finally:
+        os.close(lock)
+
+
+def check(directory: Path) -> None:
+    """Raises StateFault for a directory in which others may write, or in which this process may not."""
+    with faults(directory, "use the state directory"):
+        found = directory.lstat()
+    shown = clean(str(directory), 200)
+    if stat.S_ISLNK(found.st_mode):
+        raise StateFault(f"{shown} is a symbolic link", f"let {SETTING} name the directory that it leads to")
+    if found.st_uid not in (os.geteuid(), 0):  # a pod's volume is root's, who may do anything anyway
+        raise StateFault(
+            f"{shown} belongs to user {found.st_uid}, and the allocator runs as user {os.geteuid()}",
+            f"chown it to user {os.geteuid()}, or give the allocator another directory",
+        )
+    if found.st_mode & stat.S_IWOTH:
+        raise StateFault(f"everybody may write in {shown}", "chmod it to 0700")
+    if not os.access(directory, os.W_OK | os.X_OK, effective_ids=True):
+        raise StateFault(
+            f"the allocator may not write in {shown}", "chmod it to 0700, on a file system that is writable"
+        )
+
+
+def take_lock(lock: int, directory: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = clean(os.pread(lock, 32, 0).decode("ascii", "replace").strip(), 32) or "unknown"
+        raise StateInUse(
+            f"{directory} is in use by another allocator, pid {holder}",
+            "one allocator runs per node: stop the other one, or start this one with --take-over",
+        ) from error
+    with faults(directory, "write the lock file"):
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+
+
+def sync_directory(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def faults(path: Path, deed: str) -> Iterator[None]:
+    """Turns an OSError into a StateFault that says what could not be done, why, and what helps."""
+    try:
+        yield
+    except OSError as error:
+        remedy = REMEDIES.get(error.errno or 0, f"check the directory that {SETTING} names")
+        raise StateFault(f"cannot {deed} at {path}: {error.strerror or error}", remedy) from error
+
+
+@contextmanager
+def usable() -> Iterator[None]:
+    """A directory that cannot be used is a wrong setting: InvalidField about it, before anything is begun."""
+    try:
+        yield
+    except StateFault as fault:
+        raise InvalidField(SETTING, fault.finding, fault.remedy) from fault

@@ -1,0 +1,106 @@
+"""
+What the kubelet gives away without asking us: CPUs, memory, and devices of other plugins.
+
+It is read from PodResources with everything else, kept in the node's state, and said on the bus whenever it has changed, so
+that predictions elsewhere know what is left. Only the newest reading matters: one that could not be said is not said later.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import structlog
+
+from topoalign.allocator.ledger import Ledger
+from topoalign.core import wire
+from topoalign.core.errors import Unavailable
+from topoalign.core.events import ContainerUsage, MemoryBlock, UsageObserved
+from topoalign.core.ids import DeviceID, ResourceName
+from topoalign.core.ports import Bus, Clock
+from topoalign.core.topology.model import Topology
+
+AGAIN_SECONDS = 2.0
+"""Between two tries while the bus does not confirm."""
+
+log = structlog.get_logger("topoalign.allocator.usage")
+
+
+class UsageTeller:
+    """Publishes the ledger's newest reading."""
+
+    def __init__(self, ledger: Ledger, bus: Bus, clock: Clock) -> None:
+        self._ledger, self._bus, self._clock = ledger, bus, clock
+        self._said: UsageObserved | None = None
+
+    async def run(self) -> None:
+        while True:
+            version, usage = self._ledger.version, self._ledger.state.usage
+            if usage is not None and usage is not self._said and not await self._say(usage):
+                await self._clock.sleep(AGAIN_SECONDS)
+                continue
+            await self._ledger.beyond(version)
+
+    async def _say(self, usage: UsageObserved) -> bool:
+        """Whether nothing more is to be done about it."""
+        message = wire.encode(usage, self._clock.wall())
+        if len(message.body) > wire.LARGEST_BODY:
+            log.error("usage too large for the bus", containers=len(usage.containers), bytes=len(message.body))
+        else:
+            try:
+                await self._bus.publish(message)
+            except Unavailable as error:
+                log.debug("usage not said", finding=error.finding)
+                return False
+        self._said = usage
+        return True
+
+
+def is_ours(hardware: Topology, resource: ResourceName, device: DeviceID) -> bool:
+    """
+    Whether something handed out is of a card that this allocator keeps the record of: under a resource that is offered
+    now, or, if it is a GPU, under any, for it may have been offered under another name before.
+    """
+    card = hardware.card_of(device)
+    return card in hardware.gpu_by_id or (card in hardware.nic_by_id and resource in hardware.offers_of)
+
+
+def beyond(shown: Sequence[ContainerUsage], hardware: Topology) -> tuple[ContainerUsage, ...]:
+    """What containers have beyond the devices of ours, by owner; those that have nothing else are left out."""
+    shown = sorted(shown, key=lambda each: (each.owner.namespace, each.owner.pod, each.owner.container))
+    blocks = spread([block for each in shown for block in each.memory], hardware)
+    usage = [
+        msgspec.structs.replace(
+            each, memory=tuple(next(blocks) for _ in each.memory), devices=foreign(each.devices, hardware)
+        )
+        for each in shown
+    ]
+    return tuple(each for each in usage if each.cpus or each.memory or each.devices)
+
+
+def foreign(
+    devices: dict[ResourceName, tuple[DeviceID, ...]], hardware: Topology
+) -> dict[ResourceName, tuple[DeviceID, ...]]:
+    others = {name: tuple(d for d in ids if not is_ours(hardware, name, d)) for name, ids in devices.items()}
+    return {name: ids for name, ids in others.items() if ids}
+
+
+def spread(blocks: Sequence[MemoryBlock], hardware: Topology) -> Iterator[MemoryBlock]:
+    """
+    The same blocks, each on the nodes of its group from the lowest on, as far as those have memory left; which is how the
+    kubelet fills them (v1.36.3, memorymanager static policy), and PodResources does not tell.
+    """
+    left = {(node.id, name): size for node in hardware.nodes for name, size in node.hugepages.items()}
+    left |= {
+        (node.id, ResourceName("memory")): node.memory - sum(node.hugepages.values())
+        for node in hardware.nodes
+        if node.memory is not None
+    }
+    for block in blocks:
+        wanted, taken = block.size, []
+        for node in block.nodes:
+            part = min(wanted, left.get((node, block.resource), wanted))
+            left[node, block.resource] = left.get((node, block.resource), part) - part
+            wanted -= part
+            taken.append(part)
+        if taken:
+            taken[-1] += wanted
+        yield msgspec.structs.replace(block, taken=tuple(taken))

@@ -1,0 +1,148 @@
+"""
+Looks after the devices of a node: weighs what happens to them, keeps what operators say, and remembers both.
+
+It puts together what each knows by itself: `xids` how grave an XID is, `health` whether a device is trusted, `record` what
+outlives a restart.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+import structlog
+
+from topoalign.core.errors import StateFault, clean
+from topoalign.core.events import DeviceHealth
+from topoalign.core.ids import DeviceID
+from topoalign.core.maintenance import Word
+from topoalign.core.ports import Clock, HardwareEvent, Inventory, Occurrence
+from topoalign.core.topology.model import Topology
+from topoalign.discovery.health import HealthJudge
+from topoalign.discovery.record import Record, RecordFile
+from topoalign.discovery.xids import Gravity, XidRules, worded
+
+LONGEST_REASON = 200
+
+log = structlog.get_logger("topoalign.discovery")
+
+
+class Caretaker:
+    """Of one node."""
+
+    def __init__(self, record: RecordFile, xids: XidRules, quiet_seconds: float, clock: Clock) -> None:
+        self._record, self._xids, self._clock = record, xids, clock
+        self._judge = HealthJudge(quiet_seconds)
+        self._damage = record.load()
+        self._unsaved: str | None = None
+        if self._damage is not None:
+            log.error("cordons are not known", finding=self._damage, remedy="cordon anew what is not to be used")
+        for device, reason in record.kept.awaiting_reset.items():
+            self._judge.sign(device, reason, clock.monotonic(), lasting=True)
+
+    def trouble(self) -> str | None:
+        """Readiness: why what must outlive a restart is not whole."""
+        return self._damage or self._unsaved
+
+    @property
+    def cordons(self) -> Mapping[DeviceID, str]:
+        return self._record.kept.cordons
+
+    def follow(self, xids: XidRules, quiet_seconds: float) -> None:
+        """From now on by these rules."""
+        self._xids, self._judge.quiet_seconds = xids, quiet_seconds
+
+    def verdicts(self) -> dict[DeviceID, DeviceHealth]:
+        return self._judge.verdicts(self.cordons)
+
+    def read(self, found: Mapping[DeviceID, DeviceHealth], inventory: Inventory, began: float) -> None:
+        """`found`: all GPUs and NICs, those included that this inventory lacks."""
+        topology = inventory.topology
+        instances = {part.uuid: gpu.id for gpu in topology.gpus for part in gpu.mig or ()}
+        gone = found.keys() - topology.gpu_by_id.keys() - topology.nic_by_id.keys()
+        self._judge.read(found, instances, inventory.awaiting_reset | gone, began)
+        self._remember()
+
+    def failed(self, reason: str) -> None:
+        self._judge.failed(reason)
+
+    def deaf(self, reason: str | None, gpus: Iterable[DeviceID]) -> None:
+        self._judge.deaf(reason, gpus)
+
+    def heard(self, event: HardwareEvent, topology: Topology) -> bool:
+        """Weighs an event. Returns whether a reading should follow soon, because it tells more."""
+        gravity, reason = self._weighed(event)
+        devices = touched(topology, event)
+        if not devices:
+            log.warning("an event of a GPU that is not known", kind=event.kind, xid=event.xid, gpu=event.gpu)
+            return True
+        if gravity in (Gravity.IGNORED, Gravity.LOOK):
+            log.debug("a GPU reports", devices=devices, what=reason, meaning=gravity.value)
+            return gravity is Gravity.LOOK
+        lasting = gravity is Gravity.LASTING
+        news = [self._judge.sign(device, reason, self._clock.monotonic(), lasting=lasting) for device in devices]
+        if any(news):
+            log.warning("a GPU has failed", devices=devices, what=reason, meaning=gravity.value)
+        self._remember()
+        return any(news)
+
+    def _weighed(self, event: HardwareEvent) -> tuple[Gravity, str]:
+        match event.kind:
+            case Occurrence.XID:
+                xid = event.xid or 0
+                return self._xids.gravity(xid), worded(xid)
+            case Occurrence.DOUBLE_BIT_ECC:  # the XID that comes with it says whether it takes a reset
+                return Gravity.IGNORED if self._xids.all_ignored else Gravity.PASSING, "uncorrectable memory error"
+            case Occurrence.SINGLE_BIT_ECC:
+                return Gravity.IGNORED, "corrected memory error"
+            case Occurrence.UNAVAILABLE:
+                return Gravity.PASSING, "the driver has taken it out of use"
+            case Occurrence.CHANGED:
+                return Gravity.LOOK, "its MIG instances or its recovery action changed"
+
+    def say(self, word: Word, devices: Sequence[DeviceID], reason: str) -> None:
+        """An operator's word on devices. Raises StateFault where it cannot be kept, and then it does not hold."""
+        cordons = {device: why for device, why in self.cordons.items() if device not in devices}
+        match word:
+            case "cordon":
+                self._keep({**cordons, **dict.fromkeys(devices, clean(reason, LONGEST_REASON))})
+            case "uncordon":
+                self._keep(cordons)
+            case "heal":
+                for device in devices:
+                    self._judge.heal(device)
+                self._remember()
+        self._damage = None
+        log.info("an operator has spoken", word=word, devices=devices, reason=clean(reason, LONGEST_REASON))
+
+    def _keep(self, cordons: dict[DeviceID, str]) -> None:
+        self._record.change(lambda record: msgspec.structs.replace(record, cordons=cordons))
+
+    def _remember(self) -> None:
+        """Goes on without, where the file cannot be written: a GPU that failed is out of use all the same."""
+
+        def with_lasting(record: Record) -> Record:
+            return msgspec.structs.replace(record, awaiting_reset=self._judge.lasting())
+
+        try:
+            self._record.change(with_lasting)
+        except StateFault as fault:
+            if self._unsaved != fault.finding:
+                log.error("a restart would forget what waits for a reset", finding=fault.finding, remedy=fault.remedy)
+            self._unsaved = fault.finding
+        else:
+            self._unsaved = None
+
+
+def touched(topology: Topology, event: HardwareEvent) -> tuple[DeviceID, ...]:
+    """
+    What an event happened to: a GPU, or the MIG instances it names. The whole GPU if those are not known: they may have been
+    made since the last reading.
+    """
+    gpu = topology.gpu_by_id.get(event.gpu) if event.gpu is not None else None
+    if gpu is None:
+        return ()
+    parts = tuple(
+        part.uuid
+        for part in gpu.mig or ()
+        if part.gpu_instance == event.gpu_instance and event.compute_instance in (None, part.compute_instance)
+    )
+    return parts or (gpu.id,)

@@ -1,0 +1,234 @@
+"""
+What NVML reports between two readings: XIDs, memory errors, changes of MIG.
+
+NVML is asked to wait for events, which blocks; so that is done in a thread of its own, a second at a time, with a deadline
+on each call. Every GPU is registered by itself, MIG instances by their GPU, and one that cannot be registered takes no
+other along: it is tried again later, and until then nobody knows how it is. One that reports no events at all is as its
+readings say.
+
+A wait that fails is tried again with all registered anew, at once for the first time and then at growing intervals. As long
+as it fails nobody knows how the GPUs are, unless what it says is that a GPU is lost: the readings tell which, and the
+others are none the worse. A call that hangs holds this one thread, and no second is begun before it has ended.
+
+A process that has NVML open does not see GPUs that come back or are added, so everybody in it has to close it now and then:
+`let_go` waits until that was done here.
+"""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import anyio
+import structlog
+
+from topoalign.core.errors import DriverFault
+from topoalign.core.ids import DeviceID
+from topoalign.core.ports import Clock, HardwareEvent, Listener, Occurrence
+from topoalign.discovery.drivers.nvml.library import (
+    FUNCTION_NOT_FOUND,
+    GPU_IS_LOST,
+    NO_PERMISSION,
+    NOT_SUPPORTED,
+    OF_THE_LIBRARY,
+    CallFailed,
+    Event,
+    Handle,
+    Library,
+    address_of,
+)
+from topoalign.discovery.drivers.thread import DriverThread, Steps
+
+KINDS: Final = {
+    0x0001: Occurrence.SINGLE_BIT_ECC,
+    0x0002: Occurrence.DOUBLE_BIT_ECC,
+    0x0008: Occurrence.XID,
+    0x0100: Occurrence.CHANGED,  # MIG instances were made or destroyed
+    0x4000: Occurrence.UNAVAILABLE,
+    0x8000: Occurrence.CHANGED,  # the driver asks for another recovery action than before
+}
+"""nvmlEventType…, as bits."""
+
+NO_EVENTS = {NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND}
+"""Codes of a wait that mean: there are none to be had here."""
+
+WAIT_SECONDS = 1.0
+"""For one wait. An event ends it at once; this is how long closing NVML may have to wait for it."""
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
+"""Seconds between tries while waiting fails; doubled each time."""
+WAITS_BETWEEN_TRIES = 30
+"""Before GPUs that could not be registered are tried again."""
+
+REMEDY = "run nvidia-smi on the node, and look for driver errors in its kernel log"
+
+Tell = Callable[[HardwareEvent | None, frozenset[DeviceID]], object]
+"""Told after each wait in order: the event, if there was one, and the GPUs that could not be registered."""
+
+log = structlog.get_logger("topoalign.discovery")
+
+
+class NvmlEvents:
+    """Listens to the GPUs that readings find."""
+
+    def __init__(self, clock: Clock, deadline: float) -> None:
+        """`deadline` is in seconds and holds for each call, beside the time it is told to wait."""
+        self._clock = clock
+        self._thread = DriverThread("NVML, waiting for events,", clock, WAIT_SECONDS + deadline)
+        self._gpus: frozenset[DeviceID] | None = None
+        """Who is to be listened to; None: nobody, and NVML is to be closed. Written by the loop, read by the thread."""
+        self._changed, self._closed = anyio.Event(), anyio.Event()
+        self._closed.set()
+        self._ears = Ears()
+
+    def listen_to(self, gpus: frozenset[DeviceID]) -> None:
+        """From now on to these."""
+        if gpus != self._gpus:
+            self._gpus = gpus
+            self._changed.set()
+
+    async def let_go(self) -> None:
+        """Closes NVML until `listen_to` is called again. Returns when it is closed, or hangs."""
+        self._gpus = None
+        await self._closed.wait()
+
+    async def run(self, listener: Listener) -> None:
+        """Until cancelled."""
+        report = Report(listener)
+        loop = asyncio.get_running_loop()
+
+        def tell(event: HardwareEvent | None, silent: frozenset[DeviceID]) -> None:
+            loop.call_soon_threadsafe(report.heard, event, silent)
+
+        while True:
+            await self._changed.wait()
+            self._changed = anyio.Event()
+            while (gpus := self._gpus) is not None:
+                self._closed = anyio.Event()
+                try:
+                    await self._thread.run(partial(self._listen, tell))
+                    if self._gpus is not None:  # none of them reports events, and nothing is missed
+                        report.heard(None, frozenset())
+                    break
+                except (DriverFault, CallFailed) as fault:
+                    failures = report.failed(fault, self._gpus or gpus)
+                finally:
+                    self._closed.set()
+                if failures > 1:
+                    await self._clock.sleep(min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures - 2, 10)))
+
+    def _listen(self, tell: Tell, steps: Steps) -> None:
+        """In the thread: until nobody is to be listened to, or nobody can be. Left behind open if it was abandoned."""
+        try:
+            while (gpus := self._gpus) is not None and self._ears.open(gpus, steps):
+                event = self._ears.wait()
+                tell(event, self._ears.silent)
+        except CallFailed as error:
+            self._ears.close()
+            if error.code not in NO_EVENTS:
+                raise
+        self._ears.close()
+
+
+class Ears:
+    """An event set and the GPUs that are registered in it. Used by the thread alone."""
+
+    def __init__(self) -> None:
+        self._nvml = Library()
+        self._set: Handle | None = None
+        self._gpus: frozenset[DeviceID] | None = None
+        """Who the set was made for."""
+        self._names: dict[int | None, DeviceID] = {}
+        """Address of its handle -> a GPU in the set."""
+        self.silent: frozenset[DeviceID] = frozenset()
+        """Who could not be registered."""
+        self._waits = 0
+
+    def open(self, gpus: frozenset[DeviceID], steps: Steps) -> bool:
+        """Makes the set one of these GPUs. False: none of them reports events. Raises CallFailed, DriverFault."""
+        opened = self._nvml.open(steps)
+        if opened or gpus != self._gpus or (self.silent and self._waits >= WAITS_BETWEEN_TRIES):
+            self._register(gpus)
+        return bool(self._names)
+
+    def _register(self, gpus: frozenset[DeviceID]) -> None:
+        """In a new set, so that the old one hears for as long as it takes. Raises CallFailed if that fails for all."""
+        events = self._nvml.event_set()
+        names: dict[int | None, DeviceID] = {}
+        silent: dict[DeviceID, CallFailed] = {}
+        for index in range(self._nvml.count() if events is not None else 0):
+            uuid = None
+            try:
+                device = self._nvml.handle(index)
+                uuid = DeviceID(self._nvml.uuid(device))
+                kinds = self._nvml.event_kinds(device) & sum(KINDS) if uuid in gpus else 0
+                if kinds and self._nvml.register(device, kinds, events):
+                    names[address_of(device)] = uuid
+            except CallFailed as error:
+                if error.code in OF_THE_LIBRARY:
+                    raise
+                if uuid in gpus:
+                    silent[uuid] = error
+        if silent and not names:
+            raise next(iter(silent.values()))
+        if self._set is not None:
+            self._nvml.free(self._set)
+        self._set, self._gpus, self._names, self.silent, self._waits = events, gpus, names, frozenset(silent), 0
+
+    def wait(self) -> HardwareEvent | None:
+        self._waits += 1
+        event = self._nvml.wait(self._set, int(WAIT_SECONDS * 1000))
+        kind = KINDS.get(event.kind) if event is not None else None
+        if event is None or kind is None:
+            return None
+        return HardwareEvent(
+            kind=kind,
+            gpu=self._names.get(address_of(event.device)) or self._name(event),
+            xid=event.data if kind is Occurrence.XID else None,
+            gpu_instance=event.gpu_instance,
+            compute_instance=event.compute_instance,
+        )
+
+    def _name(self, event: Event) -> DeviceID | None:
+        try:
+            return DeviceID(self._nvml.uuid(event.device))
+        except CallFailed:
+            return None
+
+    def close(self) -> None:
+        if self._set is not None:
+            self._nvml.free(self._set)
+        self._nvml.close()
+        self._set, self._gpus, self._names, self.silent = None, None, {}, frozenset()
+
+
+class Report:
+    """Tells the listener what is heard, and once when nothing is."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._failures = 0
+        self._deaf_to: frozenset[DeviceID] | None = None
+        """Who the listener was told cannot be heard; None: all is heard."""
+
+    def heard(self, event: HardwareEvent | None, silent: frozenset[DeviceID]) -> None:
+        """A wait has ended in order, with an event or without."""
+        self._failures = 0
+        if (silent or None) != self._deaf_to:
+            self._deaf_to = silent or None
+            reason = f"events of {len(silent)} GPUs cannot be waited for" if silent else None
+            self._listener.deaf(reason, silent)
+            log.info("events of GPUs are heard") if reason is None else log.warning(reason, gpus=sorted(silent))
+        if event is not None:
+            self._listener.hear(event)
+
+    def failed(self, fault: DriverFault | CallFailed, gpus: frozenset[DeviceID]) -> int:
+        """How often in a row that was now. The first time says nothing yet."""
+        self._failures += 1
+        lost = isinstance(fault, CallFailed) and fault.code == GPU_IS_LOST
+        unknown = frozenset() if lost else gpus
+        if self._failures > 1 and self._deaf_to != unknown:
+            self._deaf_to = unknown
+            reason = f"events of GPUs cannot be waited for: {fault}"
+            self._listener.deaf(reason, unknown)
+            log.warning("events of GPUs cannot be waited for", finding=str(fault), remedy=REMEDY)
+        return self._failures

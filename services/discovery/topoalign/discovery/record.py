@@ -1,0 +1,97 @@
+"""
+What discovery has to remember when it starts again: cordons, and which devices wait for a reset.
+
+A small file in the state directory, replaced as a whole or not at all. What waits for a reset is forgotten when the node
+was booted since, for that was one; cordons are an operator's and stand until he takes them back. A file that cannot be
+understood is set aside, never overwritten: somebody's cordons are in it.
+"""
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from topoalign.core.errors import StateFault, clean
+from topoalign.core.ids import DeviceID
+
+NAME = "devices.json"
+REMEDY = "make the state directory (TOPOALIGN_STATE_DIR) writable for this service, and see that its disk has room"
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """The file."""
+
+    version: Literal[1] = 1
+    boot_id: str = ""
+    """Of the kernel that ran when it was written."""
+    cordons: dict[DeviceID, str] = {}
+    """Device -> the operator's reason."""
+    awaiting_reset: dict[DeviceID, str] = {}
+    """Device -> what happened to it."""
+
+
+class RecordFile:
+    """The record of one node, and the file that it is in."""
+
+    def __init__(self, directory: Path, boot_id: str) -> None:
+        self._directory, self._boot_id = directory, boot_id
+        self.kept = Record(boot_id=boot_id)
+
+    def load(self) -> str | None:
+        """Reads the file, if there is one. Returns what was wrong with it; it has been set aside then."""
+        path = self._directory / NAME
+        try:
+            read = msgspec.json.decode(path.read_bytes(), type=Record)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            why = clean(getattr(error, "strerror", None) or str(error), 200)
+            return f"{path} cannot be read ({why}), so cordons are not known; {self._set_aside(path)}"
+        waiting = read.awaiting_reset if read.boot_id == self._boot_id else {}
+        self.kept = Record(boot_id=self._boot_id, cordons=read.cordons, awaiting_reset=waiting)
+        return None
+
+    def _set_aside(self, path: Path) -> str:
+        number = 1
+        try:
+            while (aside := path.with_name(f"{NAME}.corrupt-{number}")).exists():
+                number += 1
+            path.rename(aside)
+        except OSError as error:
+            return f"it could not be set aside: {clean(error.strerror or str(error))}"
+        return f"it was set aside as {aside.name}"
+
+    def change(self, change: Callable[[Record], Record]) -> None:
+        """Makes a change of the record last. Raises StateFault, and then nothing has changed."""
+        changed = change(self.kept)
+        if changed == self.kept:
+            return
+        try:
+            self._replace(msgspec.json.format(msgspec.json.encode(changed, order="sorted")))
+        except OSError as error:
+            where = self._directory / NAME
+            raise StateFault(f"{where} cannot be written: {clean(error.strerror or str(error))}", REMEDY) from error
+        self.kept = changed
+
+    def _replace(self, body: bytes) -> None:
+        """The old file or the new one, whenever the node stops."""
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fresh = self._directory / f"{NAME}.new"
+        with suppress(FileNotFoundError):
+            fresh.unlink()
+        file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            with open(file, "wb", closefd=False) as stream:
+                stream.write(body)
+            os.fsync(file)
+        finally:
+            os.close(file)
+        fresh.rename(self._directory / NAME)
+        directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)

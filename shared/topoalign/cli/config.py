@@ -1,0 +1,176 @@
+"""
+`topoalign config`: what a node would run with, and whether a configuration file is right.
+
+`show` reads exactly what the services read, the same flags, environment and file, so what it prints is what `topoalign node`
+would use. `check` tells a file's errors by their paths before a node meets it, and what a machine would offer by it.
+"""
+
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from topoalign.cli import link, output
+from topoalign.cli.errors import FINDINGS
+from topoalign.cli.serve import ALLOCATING, on_a_node, options, variables
+from topoalign.cli.settings import all_settings, shown, unread
+from topoalign.core.errors import NotFound, Unavailable, clean
+from topoalign.core.topology.model import Topology
+from topoalign.core.topology.offers import Offer
+from topoalign.runtime.settings import PREFIX
+from topoalign.serving.file import DEFAULT, FROM_FILE, Loaded, content, leaves, load
+from topoalign.serving.offers import Offering, offers
+from topoalign.serving.watching import file_named, understood
+
+
+@click.group()
+def config() -> None:
+    """
+    Show or check the configuration.
+
+    \b
+    Examples:
+      topoalign config show --origin
+      topoalign config check topoalign.yaml --machine dgx-a100
+    """
+
+
+@config.command()
+@click.option("--origin", is_flag=True, help="Say of each value where it is from.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, always with origins.")
+@options("machine", *ALLOCATING)
+def show(origin: bool, as_json: bool, **flags: Any) -> None:
+    """
+    Every setting of all services, and the whole configuration, as `topoalign node` with these flags would have them.
+
+    Secrets are not shown.
+
+    \b
+    Examples:
+      topoalign config show --origin
+      topoalign config show --config topoalign.yaml --json | jq .configuration
+    """
+    given = variables(**flags)
+    said = {**os.environ, **given}
+    usual = {f"{PREFIX}NODE": socket.gethostname().lower(), **on_a_node(said)}
+    found = tuple(all_settings(usual, said, given))
+    path = file_named(usual)
+    read = understood(content(path) if path is not None else b"", path, usual)
+    fields = tuple(configured_fields(read))
+    notes = [*map(str, read.findings), *unread(said)]
+    if as_json:
+        file = None if path is None else str(path)
+        output.document({"settings": found, "configuration": {"file": file, "fields": fields}, "notes": notes})
+        return
+    for service in dict.fromkeys(setting.service for setting in found):
+        output.say(output.heading(service))
+        rows = [(each.name, each.value, each.origin) for each in found if each.service == service]
+        output.columns(*table(("SETTING", "VALUE", "ORIGIN"), rows, 3 if origin else 2))
+        output.say()
+    output.say(output.heading("configuration") + (f" ({clean(str(path), 200)})" if path is not None else ""))
+    rows = [(each.field, each.value, each.origin) for each in fields]
+    output.columns(*table(("FIELD", "VALUE", "ORIGIN"), rows, 3 if origin else 2))
+    for note in notes:
+        output.note(f"note: {clean(note, 300)}")
+
+
+def table(
+    titles: Sequence[str], rows: Sequence[Sequence[str]], columns: int
+) -> tuple[Sequence[str], list[Sequence[str]]]:
+    """The first of these columns."""
+    return titles[:columns], [row[:columns] for row in rows]
+
+
+class Field(msgspec.Struct, frozen=True, kw_only=True):
+    """One field of the configuration."""
+
+    field: str
+    value: str
+    origin: str
+    """`default`, `file`, or `environment` with the variable."""
+
+
+def configured_fields(read: Loaded) -> Iterator[Field]:
+    document = msgspec.to_builtins(read.configuration)
+    for path in leaves(document):
+        origin = read.origins.get(path, DEFAULT)
+        yield Field(
+            field=path,
+            value=shown(path, msgspec.json.encode(at(document, path)).decode()),
+            origin=origin if origin in (DEFAULT, FROM_FILE) else f"environment {origin}",
+        )
+
+
+def at(document: Any, path: str) -> Any:
+    """The value at a path of `leaves`."""
+    for key in path.replace("[", ".").replace("]", "").split("."):
+        document = document[int(key)] if isinstance(document, list | tuple) else document[key]
+    return document
+
+
+@config.command()
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@click.option("--machine", metavar="NAME|FILE", help="Make the offers of this machine.  [default: of the running node]")
+@click.option("--node", envvar="TOPOALIGN_NODE", metavar="NODE", help="Which running node.")
+@click.option("--nats", envvar="TOPOALIGN_NATS_URL", metavar="URL", help="NATS to ask for it.  [default: that of `up`]")
+@click.option("--fail-on-findings", is_flag=True, help="End with exit code 6 if something asked for is not offered.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def check(
+    file: Path, machine: str | None, node: str | None, nats: str | None, fail_on_findings: bool, as_json: bool
+) -> int | None:
+    """
+    Whether a configuration file is right, and what a machine offers by it.
+
+    Takes the files of NVIDIA's device plugin, too. Environment variables are left aside.
+
+    \b
+    Examples:
+      topoalign config check topoalign.yaml --machine dgx-a100
+      topoalign config check topoalign.yaml --fail-on-findings
+    """
+    read = load(file)
+    topology, why = hardware(machine, node, nats)
+    offering = offers(topology, read.configuration) if topology is not None else Offering(offers=(), findings=())
+    findings = (*read.findings, *offering.findings)
+    severe = any(finding.severe for finding in findings)
+    if as_json:
+        made = None if topology is None else offering.offers
+        output.document({"file": str(file), "ok": not severe, "offers": made, "findings": findings})
+    else:
+        output.say(f"{clean(str(file), 200)} is a configuration")
+        if topology is not None:
+            output.say()
+            output.columns(("RESOURCE", "DEVICES", "SHARES", "MOST", "OFFERED"), map(offered, offering.offers))
+        for finding in findings:
+            output.note(f"{'error' if finding.severe else 'note'}: {clean(str(finding), 300)}")
+            if finding.remedy:
+                output.note(f"  do: {clean(finding.remedy, 300)}")
+        if why is not None:
+            output.note(f"note: no offers are shown: {clean(why, 300)}")
+            output.note("  do: name a machine with --machine")
+    return FINDINGS if severe and fail_on_findings else None
+
+
+def hardware(machine: str | None, node: str | None, nats: str | None) -> tuple[Topology | None, str | None]:
+    """The machine to make offers for, or why there is none."""
+    if machine is not None:
+        from topoalign import machines  # the readers are not needed for a running node
+
+        return machines.load(machine).topology, None
+    try:
+        return link.discovered(node, nats, os.environ).topology, None
+    except (Unavailable, NotFound) as error:
+        return None, error.finding
+
+
+def offered(offer: Offer) -> tuple[object, ...]:
+    """A row for one offer."""
+    most = "any" if offer.most is None else offer.most
+    shown_devices = " ".join(offer.devices[:4]) + (
+        f" and {len(offer.devices) - 4} more" if len(offer.devices) > 4 else ""
+    )
+    return offer.resource, shown_devices, offer.replicas, most, len(offer.devices) * offer.replicas

@@ -1,0 +1,44 @@
+"""What a check finds, and what it looks at."""
+
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+
+class Verdict(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    FAILURE = "failure"
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """What one check found."""
+
+    check: str
+    verdict: Verdict
+    detail: str
+    remedy: str = ""
+
+
+class Subject(msgspec.Struct, frozen=True, kw_only=True):
+    """What the checks look at."""
+
+    nats: str | None
+    kubelet_dir: Path | None
+    kubelet_config: Path | None
+    state_dir: Path
+    sysfs_root: Path
+    node: str
+
+
+def ok(check: str, detail: str) -> Finding:
+    return Finding(check=check, verdict=Verdict.OK, detail=detail)
+
+
+def warning(check: str, detail: str, remedy: str) -> Finding:
+    return Finding(check=check, verdict=Verdict.WARNING, detail=detail, remedy=remedy)
+
+
+def failure(check: str, detail: str, remedy: str) -> Finding:
+    return Finding(check=check, verdict=Verdict.FAILURE, detail=detail, remedy=remedy)

@@ -1,0 +1,163 @@
+"""
+What of the kubelet's part can be seen from outside: its socket, its directory, its configuration, and who serves it.
+
+Everything is looked at and nothing is touched: a lock is read in /proc, and a socket is only connected to.
+"""
+
+import os
+import re
+import socket
+import stat
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from topoalign.cli.doctor.findings import Finding, Subject, failure, ok, warning
+from topoalign.core.errors import NotFound, TopoalignError, clean
+from topoalign.core.requests import AdmissionRules, Policy
+from topoalign.core.topology.cpuset import parse_cpuset
+
+LONGEST_DIRECTORY = 79
+"""Bytes of its path: a socket's has 107 at most, and our shortest name has 27."""
+
+SOCKETS = "topoalign-*.sock"
+
+PROC_LOCKS = Path("/proc/locks")
+
+
+def numa_node_count(subject: Subject) -> int | None:
+    """None where it cannot be read; `numa_nodes` has said so."""
+    try:
+        return len(parse_cpuset((subject.sysfs_root / "devices/system/node/online").read_text()))
+    except (OSError, ValueError):
+        return None
+
+
+def kubelet(subject: Subject) -> Finding | None:
+    """Only where a kubelet's directory was given."""
+    if subject.kubelet_dir is None:
+        return None
+    path = subject.kubelet_dir / "kubelet.sock"
+    remedy = "check --kubelet-dir, mount the directory into the container, and run as root"
+    if len(os.fsencode(subject.kubelet_dir)) > LONGEST_DIRECTORY:
+        detail = f"the path of {clean(str(subject.kubelet_dir), 200)} is too long for a socket in it"
+        return failure("kubelet", detail, f"mount the directory at a path of {LONGEST_DIRECTORY} bytes at most")
+    try:
+        if not stat.S_ISSOCK(path.stat().st_mode):
+            return failure("kubelet", f"{path} is not a socket", remedy)
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(2)
+            sock.connect(os.fspath(path))
+    except OSError as error:
+        return failure("kubelet", f"{path}: {error.strerror or clean(str(error))}", remedy)
+    if not os.access(subject.kubelet_dir, os.W_OK):
+        return failure("kubelet", f"{subject.kubelet_dir} is not writable, so no socket can be put there", remedy)
+    if subject.kubelet_dir.stat().st_mode & stat.S_IWOTH:
+        detail = f"everybody may write in {subject.kubelet_dir}, and put a socket of their own there"
+        return warning("kubelet", detail, "chmod o-w: only root need write there")
+    return ok("kubelet", f"{path} answers")
+
+
+def configuration_file(subject: Subject) -> Path | None:
+    """The kubelet's, where it or the kubelet's directory was given."""
+    if subject.kubelet_config is None and subject.kubelet_dir is not None:
+        return subject.kubelet_dir.parent / "config.yaml"
+    return subject.kubelet_config
+
+
+def kubelet_rules(subject: Subject) -> AdmissionRules | None:
+    """None without a configuration file that can be read; `kubelet_configuration` says why."""
+    path = configuration_file(subject)
+    if path is None:
+        return None
+    from topoalign.kubelet import configuration  # as below
+
+    try:
+        return configuration.load(path)
+    except TopoalignError:
+        return None
+
+
+def kubelet_configuration(subject: Subject) -> Finding | None:
+    """Only where the file, or a kubelet's directory, was given: whether what-if can say what that kubelet would decide."""
+    path = configuration_file(subject)
+    if path is None:
+        return None
+    from topoalign.kubelet import configuration  # brings in YAML; the other checks work without
+
+    name = "kubelet config"
+    try:
+        rules = configuration.load(path)
+    except NotFound as error:
+        return warning(name, f"{error.finding}; what-if uses topoalign's own settings instead", "give --kubelet-config")
+    except TopoalignError as error:
+        return failure(name, error.finding, error.remedy)
+    nodes = numa_node_count(subject)
+    if nodes is not None and rules.policy is not Policy.NONE and nodes > rules.max_allowable_numa_nodes:
+        return failure(
+            name,
+            f"{nodes} NUMA nodes, and policy {rules.policy} does not start on more than {rules.max_allowable_numa_nodes}",
+            f"set topologyManagerPolicyOptions max-allowable-numa-nodes to {nodes} or more",
+        )
+    options = "".join(f" {option}" for option in sorted(rules.cpu_options))
+    managers = f"CPU manager {rules.cpu_manager}{options}, memory manager {rules.memory_manager}"
+    return ok(name, f"policy {rules.policy}, scope {rules.scope}, {managers}")
+
+
+def allocator(subject: Subject) -> Finding:
+    """Who has the state directory, and who serves the kubelet: one process, or two that are in each other's way."""
+    name = "allocator"
+    holder = lock_holder(subject.state_dir / "lock", PROC_LOCKS)
+    served = served_sockets(subject.kubelet_dir) if subject.kubelet_dir is not None else {}
+    others = {pid for pid in served.values() if pid != holder}
+    if others and holder is not None:
+        detail = f"process {holder} has {subject.state_dir}, and process {min(others)} serves {subject.kubelet_dir}"
+        return failure(name, f"two allocators on one node: {detail}", "stop one of them: a node has one allocator")
+    if others:
+        return failure(
+            name,
+            f"process {min(others)} serves {subject.kubelet_dir}, and nobody has the lock of {subject.state_dir}",
+            "its state directory is another one: give --state-dir, and start no second allocator here",
+        )
+    if holder is None:
+        return ok(name, f"none runs here with {subject.state_dir}")
+    if subject.kubelet_dir is not None and not served:
+        return warning(
+            name, f"process {holder} runs, and serves no resource in {subject.kubelet_dir}", "see its log and /readyz"
+        )
+    return ok(name, f"process {holder} runs; to follow it, start another one with --take-over")
+
+
+def lock_holder(lock: Path, locks: Path) -> int | None:
+    """The process that holds a lock on this file; None if nobody does, or it cannot be seen from here."""
+    try:
+        inode = lock.stat().st_ino
+        lines = locks.read_text()
+    except OSError:
+        return None
+    found = re.search(rf"^\d+: FLOCK .* WRITE (-?\d+) \S+:{inode} ", lines, re.MULTILINE)
+    return int(found[1]) if found else None
+
+
+def served_sockets(directory: Path) -> Mapping[str, int]:
+    """Our sockets that somebody listens at, and who."""
+    served = {}
+    for path in sorted(directory.glob(SOCKETS)):
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(2)
+            try:
+                sock.connect(os.fspath(path))
+                credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            except OSError:
+                continue
+            served[path.name] = int.from_bytes(credentials[:4], sys.byteorder)
+    return served
+
+
+def state_dir(subject: Subject) -> Finding:
+    path = subject.state_dir
+    nearest = next(parent for parent in (path, *path.parents) if parent.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        remedy = "create it for this user, or set TOPOALIGN_STATE_DIR"
+        return failure("state directory", f"{path}: {nearest} is not a directory this user may write to", remedy)
+    return ok("state directory", str(path) if nearest == path else f"{path} (to be created in {nearest})")

@@ -1,0 +1,162 @@
+"""`topoalign gpu`: how the devices of a node are, who holds them, and an operator's word on them."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+
+import click
+
+from topoalign.cli import link as links
+from topoalign.cli import output
+from topoalign.cli.errors import FAILURE
+from topoalign.cli.link import Link, Standing, on_node
+from topoalign.core.device_health import UNKNOWN
+from topoalign.core.events import DeviceHealth
+from topoalign.core.ids import DeviceID
+
+
+@click.group()
+def gpu() -> None:
+    """
+    How the GPUs and NICs of a node are, and an operator's word on them.
+
+    A device is named by its index among the GPUs, its uuid, its PCI address or a NIC's name; a MIG instance by its uuid.
+
+    \b
+    Examples:
+      topoalign gpu list
+      topoalign gpu cordon 3 --reason "fan is replaced at noon"
+      topoalign gpu uncordon 3
+      topoalign gpu heal GPU-8d1c7f32-9a0b-4c11-8c0e-2f5d1b1a7e55
+    """
+
+
+@gpu.command(name="list")
+@on_node
+def listed(link: Link) -> None:
+    """
+    How each device is, and which pods hold it.
+
+    \b
+    Examples:
+      topoalign gpu list
+      topoalign gpu list --json | jq '.devices[] | select(.state != "healthy")'
+    """
+    standing = links.discovered(link.node_option, link.nats_option, os.environ)
+    held = holders(standing)
+    if link.as_json:
+        rows = [
+            {**places(standing, device), "id": device, **facts(health), "held_by": held.get(device, ())}
+            for device, health in every(standing)
+        ]
+        output.document({"node": standing.node, "devices": rows})
+        return
+    output.columns(
+        ("INDEX", "DEVICE", "PCI", "HEALTH", "HELD BY", "WHY"),
+        [
+            (
+                *("-" if place is None else place for place in (at["index"], device, at["pci"])),
+                word(health),
+                " ".join(held.get(device, ())) or "-",
+                health.reason or "-",
+            )
+            for device, health in every(standing)
+            for at in [places(standing, device)]
+        ],
+    )
+
+
+def every(standing: Standing) -> Iterator[tuple[DeviceID, DeviceHealth]]:
+    """All cards, and after each card those parts of it that something is said of."""
+    topology = standing.topology
+    for card in (*topology.gpu_by_id, *topology.nic_by_id):
+        yield card, standing.health.get(card, UNKNOWN)
+        for device, health in standing.health.items():
+            if device != card and topology.card_of(device) == card:
+                yield device, health
+
+
+def places(standing: Standing, device: DeviceID) -> dict[str, int | str | None]:
+    """Index and PCI address of a card; a part has none of its own."""
+    found = standing.topology.gpu_by_id.get(device)
+    nic = standing.topology.nic_by_id.get(device)
+    return {
+        "index": found.index if found is not None else None,
+        "pci": found.pci if found is not None else nic.pci if nic is not None else None,
+    }
+
+
+def facts(health: DeviceHealth) -> dict[str, object]:
+    return {"state": health.state, "cordoned": health.cordoned, "reason": health.reason}
+
+
+def word(health: DeviceHealth) -> str:
+    return f"{health.state}, cordoned" if health.cordoned else health.state.value
+
+
+def holders(standing: Standing) -> dict[DeviceID, tuple[str, ...]]:
+    """Device -> the pods that hold it or a part of it; `?` where the kubelet has not said which."""
+    held: dict[DeviceID, tuple[str, ...]] = {}
+    for device, pod in standing.holders.items():
+        for name in dict.fromkeys((device, standing.topology.card_of(device))):
+            held[name] = tuple(dict.fromkeys((*held.get(name, ()), pod)))
+    return held
+
+
+@gpu.command()
+@click.argument("devices", metavar="ID...", nargs=-1, required=True)
+@click.option("--reason", default="", metavar="TEXT", help="For whoever looks at the device later.")
+@on_node
+def cordon(link: Link, devices: Sequence[str], reason: str) -> None:
+    """
+    Keep devices back: the kubelet sees them as unhealthy, and nothing new is put on them. What holds them keeps them.
+
+    A cordon outlives restarts and reboots, until it is taken back.
+
+    \b
+    Examples:
+      topoalign gpu cordon 3 --reason "fan is replaced at noon"
+      topoalign gpu cordon 0000:07:00.0 mlx5_0 --node gpu-1
+    """
+    show(link, link.tell("cordon", devices, reason))
+
+
+@gpu.command()
+@click.argument("devices", metavar="ID...", nargs=-1, required=True)
+@on_node
+def uncordon(link: Link, devices: Sequence[str]) -> None:
+    """
+    Offer devices again that were kept back.
+
+    \b
+    Examples:
+      topoalign gpu uncordon 3
+    """
+    show(link, link.tell("uncordon", devices, ""))
+
+
+@gpu.command()
+@click.argument("devices", metavar="ID...", nargs=-1, required=True)
+@on_node
+def heal(link: Link, devices: Sequence[str]) -> int | None:
+    """
+    Trust devices again, whatever they have done: after a reset that nobody saw, or where you know better.
+
+    What the driver says of them now still holds. Ends with exit code 1 if one of them stays out of use.
+
+    \b
+    Examples:
+      topoalign gpu heal 3
+    """
+    health = link.tell("heal", devices, "")
+    show(link, health)
+    still = [device for device, known in health.items() if not known.usable]
+    return FAILURE if still else None
+
+
+def show(link: Link, health: Mapping[DeviceID, DeviceHealth]) -> None:
+    if link.as_json:
+        output.document({"node": link.node, "devices": {device: facts(known) for device, known in health.items()}})
+        return
+    output.columns(
+        ("DEVICE", "HEALTH", "WHY"), [(device, word(known), known.reason or "-") for device, known in health.items()]
+    )

@@ -1,0 +1,51 @@
+"""
+A machine without what tells whose it is: its shape stays, and names that are unique in the world are replaced.
+
+Gone are the uuids of GPUs, MIG instances and NVLink clusters, the names of network interfaces, which may hold MAC addresses,
+and what only means something on that very host.
+"""
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from topoalign.core.ids import DeviceID
+from topoalign.core.topology.model import Fabric, Gpu, Nic, Topology, VirtualFunction
+
+
+def anonymous(topology: Topology) -> Topology:
+    """The same machine, its GPUs called `GPU-<index>` as in the catalogue."""
+    ids = {gpu.id: DeviceID(f"GPU-{gpu.index}") for gpu in topology.gpus}
+    ids |= {nic.id: DeviceID(f"mlx5_{nic.index}") for nic in topology.nics}
+    clusters = sorted({gpu.fabric.cluster for gpu in topology.gpus if gpu.fabric is not None})
+    numbers = {cluster: f"00000000-0000-0000-0000-{number:012}" for number, cluster in enumerate(clusters)}
+    return msgspec.structs.replace(
+        topology,
+        gpus=tuple(nameless_gpu(gpu, ids, numbers) for gpu in topology.gpus),
+        nics=tuple(nameless_nic(nic, ids) for nic in topology.nics),
+        links=tuple(msgspec.structs.replace(link, a=ids[link.a], b=ids[link.b]) for link in topology.links),
+        others=(),
+        offers=None,
+    )
+
+
+def nameless_gpu(gpu: Gpu, ids: Mapping[DeviceID, DeviceID], clusters: Mapping[str, str]) -> Gpu:
+    parts = gpu.mig and tuple(
+        msgspec.structs.replace(part, uuid=DeviceID(f"MIG-{gpu.index}-{part.gpu_instance}-{part.compute_instance}"))
+        for part in gpu.mig
+    )
+    fabric = gpu.fabric and Fabric(cluster=clusters[gpu.fabric.cluster], clique=gpu.fabric.clique)
+    return msgspec.structs.replace(gpu, id=ids[gpu.id], mig=parts, fabric=fabric)
+
+
+def nameless_nic(nic: Nic, ids: Mapping[DeviceID, DeviceID]) -> Nic:
+    functions = tuple(VirtualFunction(pci=function.pci) for function in nic.virtual_functions)
+    return msgspec.structs.replace(nic, id=ids[nic.id], netdevs=(), verbs=None, virtual_functions=functions)
+
+
+def shape_name(topology: Topology) -> str:
+    """What to call such a machine: `8x-nvidia-h100-80gb-hbm3`; of several kinds of GPU the first."""
+    kind = topology.gpus[0].name if topology.gpus else "no gpu"
+    word = re.sub(r"[^a-z0-9]+", "-", kind.lower()).strip("-")
+    return f"{len(topology.gpus)}x-{word or 'gpu'}"

@@ -1,0 +1,48 @@
+"""
+How many HTTP connections a process bears.
+
+Each takes a file descriptor, and the process has others to open: its journal, the kubelet's socket. So there is a bound far
+below the limit; where it is reached the connection goes that has been silent longest, and whoever comes with a request is
+served. A probe of /livez gets through however many others hold connections and say nothing.
+"""
+
+import asyncio
+import resource
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+MOST = 256
+"""Monitoring and people need a handful."""
+PART = 8
+"""Of the file descriptors that the process may have, HTTP keeps no more than one part of so many; as long as new ones come
+in faster than old ones close, it takes up to four."""
+BACKLOG = 64
+"""Connections that may wait to be accepted, at most."""
+
+
+class Connection(H11Protocol):
+    """uvicorn's connection, which makes room for itself."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        self.since = self.loop.time()
+        live = [each for each in self.connections if isinstance(each, Connection) and not each.transport.is_closing()]
+        if len(live) > most():
+            silent = [each for each in live if each.cycle is None or each.cycle.response_complete]  # this one, too
+            min(silent, key=lambda each: each.since).transport.abort()
+
+
+def most() -> int:
+    """Connections that may be open now."""
+    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return MOST if descriptors == resource.RLIM_INFINITY else max(4, min(MOST, descriptors // PART))
+
+
+def backlog() -> int:
+    """
+    Connections that may wait to be accepted.
+
+    asyncio (3.11) accepts as many in one go, before any of them can be closed again, and tries as often when it has no
+    descriptor left.
+    """
+    return min(BACKLOG, most())

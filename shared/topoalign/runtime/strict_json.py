@@ -1,0 +1,74 @@
+"""
+Refuses JSON that can be read in two ways, or that is none, with the path of the field.
+
+A key that stands twice has one meaning to whoever checks the first and another to whoever obeys the last; `NaN` and
+`Infinity` are no JSON, though some readers take them. Whatever else is wrong with a body is left to its decoder.
+"""
+
+import json
+from collections.abc import Iterator
+
+from topoalign.core.errors import Undecodable, clean
+from topoalign.core.wire import LARGEST_BODY
+
+TWICE = "stands twice"
+
+
+class Oddity:
+    """Stands where a value cannot be meant."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+
+def refuse_oddities(body: bytes) -> None:
+    """Raises Undecodable that names the field. Its work is in proportion to the length of the body."""
+    odd = False
+
+    def mapping(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        nonlocal odd
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            odd = True
+            seen: set[str] = set()
+            for key, _ in pairs:
+                if key in seen:
+                    found[key] = Oddity(TWICE)
+                seen.add(key)
+        return found
+
+    def constant(name: str) -> Oddity:
+        nonlocal odd
+        odd = True
+        return Oddity(f"is {name}, which is no JSON")
+
+    if len(body) > LARGEST_BODY:
+        return
+    try:
+        document = json.loads(body.decode(), object_pairs_hook=mapping, parse_constant=constant)
+    except (ValueError, RecursionError):
+        return
+    if odd:
+        path, oddity = next(oddities(document))
+        raise Undecodable("the request", f"{clean(path or 'the whole', 200)} {oddity.why}")
+
+
+def oddities(document: object) -> Iterator[tuple[str, Oddity]]:
+    """Each with the path it stands at, the first first."""
+    waiting: list[tuple[str, object]] = [("", document)]
+    while waiting:
+        path, value = waiting.pop()
+        if isinstance(value, Oddity):
+            yield path, value
+        elif isinstance(value, dict):
+            waiting += [(below(path, key), inner) for key, inner in reversed(value.items())]
+        elif isinstance(value, list):
+            waiting += [(f"{path}[{place}]", inner) for place, inner in reversed([*enumerate(value)])]
+
+
+def below(path: str, key: str) -> str:
+    """`limits[nvidia.com/gpu]` for a key that is no plain word."""
+    name = clean(key, 80)
+    if not key.isidentifier():
+        return f"{path}[{name}]"
+    return f"{path}.{name}" if path else name

@@ -1,0 +1,90 @@
+"""
+Watches the event loop: how late it is, and that it is alive.
+
+Everything in a process takes turns on one loop, so what blocks it (a driver that hangs where it must not, a machine that
+swaps) blocks kubelet, bus and HTTP at once, and looks from outside like a network that is slow. The watchdog sleeps a second
+at a time and notes how much longer that took. It says so once when it begins and once when it is over, with the worst.
+"""
+
+import structlog
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from topoalign.core.ports import Clock
+
+PERIOD_SECONDS = 1.0
+LATE_SECONDS = 1.0
+"""Above what a loaded machine takes for a turn; a kubelet waits longer for any answer."""
+STUCK_SECONDS = 5.0
+"""A loop that is so late is of no use: /livez fails, and whoever watches it may restart the process."""
+
+log = structlog.get_logger("topoalign.runtime.watchdog")
+
+
+class Watchdog:
+    """How late the loop is. `run` it on the loop that is watched."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._due: float | None = None
+        """Monotonic seconds at which the loop is to come round next; None before the first time."""
+        self._worst = 0.0
+        """Seconds; of the trouble that is going on."""
+        self.lag = 0.0
+        """Seconds by which the loop was late the last time."""
+        self.blocks = 0
+        """Times it was late by more than `LATE_SECONDS`."""
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            self._due = self._clock.monotonic() + PERIOD_SECONDS
+            await self._clock.sleep(PERIOD_SECONDS)
+            self.note(self.overdue)
+
+    @property
+    def overdue(self) -> float:
+        """Seconds by which the loop is late at this moment."""
+        return max(0.0, self._clock.monotonic() - self._due) if self._due is not None else 0.0
+
+    def note(self, lag: float) -> None:
+        self.lag = lag
+        late = lag > LATE_SECONDS
+        self.blocks += late
+        if late and not self._worst:
+            log.warning(
+                "event loop blocked",
+                seconds=round(lag, 3),
+                remedy="see what the process did: its log, the CPU and memory it gets, disks and drivers that hang",
+            )
+        elif not late and self._worst:
+            log.info("event loop runs again", worst_seconds=round(self._worst, 3))
+        self._worst = max(self._worst, lag) if late else 0.0
+
+    def trouble(self) -> str | None:
+        """For /livez: why the process is of no use as it is."""
+        late = max(self.overdue, self.lag)
+        return f"the event loop is {late:.1f} s late" if late >= STUCK_SECONDS else None
+
+    def watch(self, metrics: CollectorRegistry) -> None:
+        metrics.register(Readings(self))
+
+
+class Readings(Collector):
+    """The watchdog's figures, read when they are asked for."""
+
+    def __init__(self, watchdog: Watchdog) -> None:
+        self._watchdog = watchdog
+
+    def collect(self):  # type: ignore[no-untyped-def]  # prometheus_client leaves its Metric types unexported
+        yield GaugeMetricFamily(
+            "topoalign_event_loop_lag_seconds",
+            "How late the event loop is.",
+            value=max(self._watchdog.overdue, self._watchdog.lag),
+        )
+        yield CounterMetricFamily(
+            "topoalign_event_loop_blocks",
+            f"Times the event loop was more than {LATE_SECONDS:g} s late.",
+            value=self._watchdog.blocks,
+        )

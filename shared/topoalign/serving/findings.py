@@ -1,0 +1,17 @@
+"""What is worth saying about a configuration that is in use all the same."""
+
+import msgspec
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing that a configuration says and this node, or this program, does not do."""
+
+    field: str
+    """Path in the file, `sharing.timeSlicing.resources[0]`."""
+    finding: str
+    remedy: str = ""
+    severe: bool = False
+    """Something that was asked for is not offered."""
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.finding}"

@@ -1,0 +1,94 @@
+"""`topoalign bench device-plugin` measures the real agent, and says so where it cannot."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from topoalign.cli.bench import device_plugin
+from topoalign.cli.bench.device_plugin import NoClient, agent, measure, nvml
+from topoalign.core.topology.model import Topology
+from topoalign.core.topology.validate import validate
+
+CASES = [
+    "bare",
+    "preferred-4of8",
+    "preferred-4of8-slow-nvml",
+    "allocate-4",
+    "list-1000",
+    "list-17500",
+    "start",
+    "reregister",
+]
+
+
+def test_each_case_is_measured_under_its_name_with_the_memory_of_the_agent() -> None:
+    """An agent each, as a process, with its kubelet and its NATS; a few calls are enough to see that all of them answer."""
+    rows = list(device_plugin.cases(calls=5, changes=2, starts=2))
+
+    assert CASES == [row["case"] for row in rows]
+    assert [5, 5, 5, 5, 2, 2, 2, 2] == [row["n"] for row in rows if "left_out" not in row]
+    for row in rows:
+        if "left_out" not in row:
+            assert {"case", "n", "p50_ms", "p99_ms", "rss_mb"} == row.keys() - {"longest_block_ms"}
+            assert all(float(str(row[key])) > 0 for key in row.keys() - {"case"})
+    assert ["list-1000", "list-17500"] == [row["case"] for row in rows if "longest_block_ms" in row]
+
+
+@pytest.mark.parametrize("case", ["list-1000", "list-17500"])
+def test_the_shares_are_as_many_as_the_case_says_and_can_be_announced(case: str) -> None:
+    topology = measure.shared(*measure.SHARES[case])
+
+    assert int(case.removeprefix("list-")) == sum(map(len, topology.devices.values()))
+    assert topology == validated(topology)
+
+
+def validated(topology: Topology) -> Topology:
+    validate(topology)
+    return topology
+
+
+def test_without_its_client_the_benchmark_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("topoalign.cli.bench.device_plugin.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "grpc", None)
+
+    with pytest.raises(NoClient, match="grpcio") as refused:
+        next(device_plugin.cases())
+    assert "topoalign[bench]" in refused.value.remedy
+
+
+def test_without_a_compiler_the_case_with_slow_nvml_is_left_out_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    row = measure.slow_nvml({}, 1)
+
+    assert 0 == row["n"]
+    assert "C compiler" in str(row["left_out"])
+
+
+def test_sources_that_do_not_compile_are_told_in_the_compilers_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler here")
+    broken = tmp_path / "broken.c"
+    broken.write_text("int nvmlInit_v2(void) { return missing; }")
+    monkeypatch.setattr(nvml, "SOURCE", broken)
+
+    with pytest.raises(nvml.NoStandIn, match="missing"):
+        nvml.build(tmp_path)
+
+
+def test_the_agent_hears_nothing_of_the_settings_around_the_benchmark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong one would end it, and a right one would change what is measured."""
+    monkeypatch.setenv("TOPOALIGN_POLICY", "no such policy")
+    monkeypatch.setattr(agent, "PLAIN", ("-c", "import os, sys; open(sys.argv[1], 'w').write(' '.join(os.environ))"))
+    told = tmp_path / "told"
+    with agent.running(str(told), {"NODE": "n"}) as it:
+        it.wait()
+
+    assert "TOPOALIGN_NODE" in told.read_text().split()
+    assert "TOPOALIGN_POLICY" not in told.read_text().split()

@@ -1,0 +1,124 @@
+"""`topoalign gpu` against the discovery service of a described machine, over a real NATS server."""
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+from anyio.from_thread import start_blocking_portal
+from discovery_support import NODE, QUIET_SECONDS, discovery_with
+
+from topoalign.cli import root
+from topoalign.core import wire
+from topoalign.core.events import Allocation, AllocationGranted, AllocationsSnapshot, Owner
+from topoalign.core.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName
+from topoalign.core.ports import HardwareEvent, Occurrence, Stream
+from topoalign.discovery.caretaker import Caretaker
+from topoalign.discovery.drivers.described import DescribedDriver
+from topoalign.discovery.record import RecordFile
+from topoalign.discovery.xids import XidRules
+from topoalign.runtime.clock import SystemClock
+from topoalign.runtime.nats_bus import connect_bus
+from topoalign.runtime.nats_server import local_nats
+from topoalign.runtime.tasks import background
+
+OWNER = Owner(namespace=Namespace("ml"), pod=PodName("train\x1b[2J"), container=ContainerName("main"))
+HELD = Allocation(id=AllocationID("a-1"), owner=OWNER, devices={GPU: (DeviceID("GPU-6"), DeviceID("GPU-7"))})
+
+
+@asynccontextmanager
+async def serving(folder: Path) -> AsyncIterator[str]:
+    """Yields the URL of NATS once the fault is announced."""
+    async with local_nats(folder / "nats") as url, connect_bus(url, name="test", wait=5) as bus, background() as tasks:
+        for fact in (
+            AllocationsSnapshot(node=NODE, epoch=9, seq=1, allocations=(), digest=""),
+            AllocationGranted(node=NODE, epoch=9, seq=2, allocation=HELD),
+        ):
+            await bus.publish(wire.encode(fact, 1.0))
+        clock = SystemClock()
+        caretaker = Caretaker(RecordFile(folder / "state", "boot"), XidRules(), QUIET_SECONDS, clock)
+        discovery = discovery_with(DescribedDriver("dgx-a100"), bus, clock, caretaker=caretaker)
+        await tasks.start(lambda *, task_status: discovery.run(task_status=task_status))
+        while await bus.last_position(Stream.NODES) < 2:
+            await anyio.lowlevel.checkpoint()
+        discovery.hear(HardwareEvent(kind=Occurrence.XID, gpu=DeviceID("GPU-7"), xid=79))
+        while await bus.last_position(Stream.NODES) < 3:
+            await anyio.lowlevel.checkpoint()
+        yield url
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(serving(tmp_path_factory.mktemp("gpu"))) as url,
+    ):
+        yield url
+
+
+@pytest.fixture
+def run(node: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    monkeypatch.setenv("TOPOALIGN_NATS_URL", node)
+    monkeypatch.setenv("TOPOALIGN_NODE", NODE)
+
+    def command(*arguments: str) -> tuple[int, str, str]:
+        status = root.run(["gpu", *arguments])
+        return status, *capsys.readouterr()
+
+    return command
+
+
+def test_a_gpu_is_cordoned_and_uncordoned_by_any_of_its_names(run: Any) -> None:
+    status, out, _ = run("cordon", "3", "0000:25:00.0", "--reason", "fan\x1b[31m")
+    assert 0 == status
+    assert ["GPU-3", "GPU-4"] == [line.split()[0] for line in out.splitlines()[1:]]
+    assert "healthy, cordoned  cordoned: fan?[31m" in out
+
+    status, out, _ = run("uncordon", "GPU-3", "4", "--json")
+    assert (0, {"GPU-3", "GPU-4"}) == (status, set(json.loads(out)["devices"]))
+    assert {"state": "healthy", "cordoned": False, "reason": ""} == json.loads(out)["devices"]["GPU-4"]
+
+
+def test_an_unknown_device_ends_with_exit_code_3_and_the_list(run: Any) -> None:
+    status, out, told = run("cordon", "11")
+
+    assert (3, "") == (status, out)
+    assert "no device named '11'" in told and "0 GPU-0 0000:05:00.0" in told and "mlx5_9" in told
+
+
+def test_no_device_at_all_is_a_usage_error(run: Any) -> None:
+    assert 2 == run("heal")[0]
+
+
+def test_a_node_without_discovery_ends_with_exit_code_69(run: Any) -> None:
+    status, _, told = run("heal", "0", "--node", "elsewhere")
+
+    assert 69 == status
+    assert "the discovery of node elsewhere does not answer" in told
+
+
+def test_the_list_shows_every_device_how_it_is_and_who_holds_it(run: Any) -> None:
+    status, out, _ = run("list")
+    rows = {line.split()[1]: line for line in out.splitlines()[1:]}
+    assert (0, 18) == (status, len(rows))
+    assert "healthy" in rows["GPU-0"] and "ml/train" not in rows["GPU-0"]
+    assert "ml/train?[2J" in rows["GPU-6"]
+    assert "unhealthy" in rows["GPU-7"] and "ml/train?[2J" in rows["GPU-7"]
+    assert "XID 79 (the GPU has fallen off the bus); out of use until it was reset" in rows["GPU-7"]
+
+    document = json.loads(run("list", "--json")[1])
+    (ill,) = [device for device in document["devices"] if device["state"] != "healthy"]
+    assert ("GPU-7", 7, "0000:38:00.0", ["ml/train\x1b[2J"]) == (ill["id"], ill["index"], ill["pci"], ill["held_by"])
+
+
+def test_heal_says_by_its_exit_code_whether_all_of_them_are_in_use_again(run: Any) -> None:
+    run("cordon", "5")
+    assert 1 == run("heal", "5")[0], "a cordon is not lifted by it"
+    run("uncordon", "5")
+
+    assert 0 == run("heal", "5", "7")[0]
+    assert msgspec.json.decode(run("heal", "7", "--json")[1])["devices"]["GPU-7"]["state"] == "healthy"

@@ -1,0 +1,98 @@
+"""What operators said, and what waits for a reset, outlives the service; a damaged file is never overwritten."""
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from topoalign.core.errors import StateFault
+from topoalign.core.ids import DeviceID
+from topoalign.discovery.record import NAME, Record, RecordFile
+
+A, B = DeviceID("GPU-a"), DeviceID("GPU-b")
+
+
+def written(directory: Path, boot_id: str = "boot") -> RecordFile:
+    file = RecordFile(directory, boot_id)
+    assert file.load() is None
+    file.change(lambda record: msgspec.structs.replace(record, cordons={A: "fan"}, awaiting_reset={B: "XID 79"}))
+    return file
+
+
+def read(directory: Path, boot_id: str = "boot") -> Record:
+    file = RecordFile(directory, boot_id)
+    assert file.load() is None
+    return file.kept
+
+
+def test_a_restart_remembers_both_and_a_boot_only_the_cordons(tmp_path: Path) -> None:
+    written(tmp_path / "state")
+
+    assert ({A: "fan"}, {B: "XID 79"}) == (
+        read(tmp_path / "state").cordons,
+        read(tmp_path / "state").awaiting_reset,
+    )
+    assert ({A: "fan"}, {}) == (
+        read(tmp_path / "state", "another").cordons,
+        read(tmp_path / "state", "another").awaiting_reset,
+    )
+    assert 0o600 == (tmp_path / "state" / NAME).stat().st_mode & 0o777
+
+
+def test_a_file_cut_anywhere_is_set_aside_and_told_by_name(tmp_path: Path) -> None:
+    """Also each time anew, so that no evidence is lost; the whole file is read."""
+    written(tmp_path)
+    body = (tmp_path / NAME).read_bytes()
+    told = set()
+    for length in range(len(body)):
+        (tmp_path / NAME).write_bytes(body[:length])
+        file = RecordFile(tmp_path, "boot")
+        told.add(file.load())
+        assert Record(boot_id="boot") == file.kept
+        assert not (tmp_path / NAME).exists()
+
+    assert len(body) == len(list(tmp_path.glob(f"{NAME}.corrupt-*"))) == len(told)
+    assert all(said is not None and "cordons are not known" in said and ".corrupt-" in said for said in told)
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"version": 2, "cordons": {}}', b"[]", b'{"cordons": {"a": 1}}', b"\xff\xfe", b"[" * 9999]
+)
+def test_a_file_of_another_kind_or_version_is_set_aside_too(tmp_path: Path, body: bytes) -> None:
+    (tmp_path / NAME).write_bytes(body)
+
+    said = RecordFile(tmp_path, "boot").load()
+
+    assert said is not None and said.isprintable()
+    assert body == (tmp_path / f"{NAME}.corrupt-1").read_bytes()
+
+
+def test_what_cannot_be_written_does_not_hold(tmp_path: Path) -> None:
+    file = written(tmp_path)
+    before = file.kept
+    (tmp_path / f"{NAME}.new").mkdir()  # in the way of the new file
+
+    with pytest.raises(StateFault, match=NAME) as caught:
+        file.change(lambda record: msgspec.structs.replace(record, cordons={}))
+    assert "TOPOALIGN_STATE_DIR" in caught.value.remedy
+    assert before == file.kept == read(tmp_path)
+
+
+def test_a_link_in_place_of_the_new_file_is_not_followed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / f"{NAME}.new").symlink_to(victim)
+
+    written(tmp_path)
+
+    assert "precious" == victim.read_text()
+    assert not os.path.islink(tmp_path / NAME)
+
+
+def test_no_change_writes_nothing(tmp_path: Path) -> None:
+    file = written(tmp_path)
+    before = (tmp_path / NAME).stat().st_ino
+    file.change(lambda record: record)
+
+    assert before == (tmp_path / NAME).stat().st_ino

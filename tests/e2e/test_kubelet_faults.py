@@ -1,0 +1,141 @@
+"""A node agent as a program, whose kubelet comes late, and who is told to stop while the kubelet waits for an answer."""
+
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import httpx
+import pytest
+from e2e_support import as_process, environment, in_one_process, pod
+
+from topoalign.allocator.journal import open_journal
+from topoalign.allocator.kubelet.api import v1, v1beta1
+from topoalign.allocator.kubelet.client import FAILURES
+from topoalign.allocator.kubelet.standin import KubeletStandIn
+from topoalign.allocator.kubelet.standin_resources import PodResources
+from topoalign.allocator.kubelet.transport import Server
+from topoalign.allocator.ledger import Ledger
+from topoalign.core.decisions import Admission
+from topoalign.core.ids import GPU, NodeName, PodName
+from topoalign.core.requests import AdmissionRules
+from topoalign.core.state import NodeState
+from topoalign.machines import load
+from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.memory_bus import MemoryBus
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+
+NODE = NodeName("node-1")
+NOWHERE = "nats://127.0.0.1:9"
+RULES = AdmissionRules()
+
+
+class SlowPodResources(PodResources):
+    """Says when it is asked, and answers when it is let."""
+
+    def __init__(self, kubelet: KubeletStandIn) -> None:
+        super().__init__(kubelet.state, kubelet.running.values, RULES)
+        self.asked, self.let = anyio.Event(), anyio.Event()
+        self.let.set()
+
+    def hold(self) -> None:
+        self.asked, self.let = anyio.Event(), anyio.Event()
+
+    async def list(self, message: v1.ListPodResourcesRequest) -> v1.ListPodResourcesResponse:
+        self.asked.set()
+        await self.let.wait()
+        return await super().list(message)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="ta-") as name:
+        yield Path(name)
+
+
+@asynccontextmanager
+async def kubelet_of(folder: Path) -> AsyncIterator[tuple[KubeletStandIn, SlowPodResources]]:
+    for name in ("device-plugins", "unused", "pod-resources"):
+        (folder / name).mkdir(exist_ok=True)
+    kubelet = KubeletStandIn(folder / "device-plugins", folder / "unused", load("dgx-a100").topology, RULES)
+    slow = SlowPodResources(kubelet)
+    server = Server(slow, folder / "pod-resources" / "kubelet.sock", "directory")
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(kubelet.run)
+        await server.listen()
+        yield kubelet, slow
+        slow.let.set()
+        await server.stop(1)
+        tasks.cancel_scope.cancel()
+
+
+def recorded(folder: Path) -> NodeState:
+    with open_journal(folder / "state", NODE) as journal:
+        return Ledger(NODE, journal, ManualClock()).state
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["finishes", "refuses"])
+async def test_an_agent_told_to_stop_in_the_midst_of_an_allocate_ends_it_one_way_or_the_other(
+    folder: Path, answers: bool
+) -> None:
+    """
+    Allocate over the record of a pod that has gone waits for PodResources; SIGTERM comes just then. If PodResources
+    answers the devices are given and recorded, else the call is refused and the record stays; the agent ends with 0.
+    """
+    settings = {**environment(NODE, NOWHERE, folder), "TOPOALIGN_RECONCILE_SECONDS": "3600"}
+    async with kubelet_of(folder) as (kubelet, slow), as_process("node", settings, folder / "log") as agent:
+        with anyio.fail_after(30):
+            await kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 8)
+        assert isinstance(await kubelet.admit(pod("gone", gpus=8)), Admission)
+        await kubelet.remove(pod("gone").namespace, PodName("gone"))
+        devices = list(kubelet.state().hardware.devices[GPU])[:2]
+        container = v1beta1.ContainerAllocateRequest(devices_ids=list(devices))
+        request = v1beta1.AllocateRequest(container_requests=[container])
+        client = kubelet.plugins.endpoints[GPU].client()
+        outcome: list[object] = []
+        slow.hold()
+
+        async def allocate() -> None:
+            try:
+                outcome.append(await client.allocate(request))
+            except FAILURES as error:
+                outcome.append(error)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(allocate)
+            await slow.asked.wait()
+            agent.terminate()
+            with anyio.fail_after(10):
+                while [*(folder / "device-plugins").glob("topoalign-*")]:  # until it stops
+                    await anyio.lowlevel.checkpoint()
+                if answers:
+                    slow.let.set()
+                assert 0 == await agent.wait()
+
+    (answer,) = outcome
+    (held,) = recorded(folder).allocations.values()
+    if answers:
+        assert isinstance(answer, v1beta1.AllocateResponse)
+        assert set(devices) == held.device_ids
+    else:
+        assert "KubeletAway" in str(answer)
+        assert 8 == len(held.device_ids)
+
+
+async def test_an_agent_whose_kubelet_is_late_lives_says_what_it_waits_for_and_then_is_ready(folder: Path) -> None:
+    (folder / "device-plugins").mkdir()
+    settings = {**environment(NODE, NOWHERE, folder), "TOPOALIGN_HTTP_PORT": "0"}
+    names = ("discovery", "hinting", "allocator")
+    async with in_one_process(MemoryBus(), settings, names) as url, httpx.AsyncClient(base_url=url) as http:
+        with anyio.fail_after(30):
+            while "the kubelet has no kubelet.sock" not in (late := await http.get("/readyz")).text:
+                await anyio.lowlevel.checkpoint()
+        assert 503 == late.status_code
+        assert 200 == (await http.get("/livez")).status_code
+        async with kubelet_of(folder) as (kubelet, _):
+            with anyio.fail_after(30):
+                await kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 8)
+                while (await http.get("/readyz")).status_code != 200:
+                    await anyio.lowlevel.checkpoint()

@@ -1,0 +1,146 @@
+"""An allocator without its front, and a kubelet's record as a test writes it."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+
+from topoalign.allocator.handouts import Handouts
+from topoalign.allocator.journal import MemoryJournal
+from topoalign.allocator.kubelet.desk import Holding, Listing
+from topoalign.allocator.ledger import Ledger
+from topoalign.core.errors import Unavailable
+from topoalign.core.events import (
+    Allocation,
+    ContainerUsage,
+    DeviceHealth,
+    DeviceHealthChanged,
+    HealthState,
+    LedgerEvent,
+    Owner,
+    TopologyDiscovered,
+)
+from topoalign.core.ids import GPU, ContainerName, DeviceID, Namespace, NodeName, PodName, ResourceName
+from topoalign.core.ports import Journal
+from topoalign.core.topology.model import Gpu, NumaNode, Topology
+from topoalign.runtime.clock import ManualClock
+
+NODE = NodeName("node-1")
+GPUS = tuple(DeviceID(f"GPU-{index}") for index in range(8))
+MACHINE = Topology(
+    nodes=(NumaNode(id=0, memory=64 << 30), NumaNode(id=1, memory=64 << 30)),
+    gpus=tuple(Gpu(id=name, index=at, numa_affinity=(at // 4,)) for at, name in enumerate(GPUS)),
+)
+
+
+class KubeletRecord:
+    """A kubelet's PodResources as the test writes it."""
+
+    def __init__(self) -> None:
+        self.shown: list[Holding] = []
+        self.answering = True
+        self.kubelet = 1
+        self.since = 0.0
+        """Wall seconds at which it began to listen: long ago."""
+        self.pods = 1
+        """Pods without devices."""
+        self.checkpoint: frozenset[tuple[ResourceName, DeviceID]] | None = frozenset()
+        self.parts: tuple[tuple[ResourceName, frozenset[DeviceID]], ...] = ()
+        self.usage: tuple[ContainerUsage, ...] = ()
+        self.asked = 0
+        self.meanwhile: Callable[[], Awaitable[object]] | None = None
+        """Happens while the answer is on its way."""
+
+    async def listing(self) -> Listing:
+        self.asked += 1
+        holdings = tuple(self.shown)
+        await anyio.lowlevel.checkpoint()
+        if self.meanwhile is not None:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            await meanwhile()
+        if not self.answering:
+            raise Unavailable("PodResources does not answer", "look at the kubelet")
+        return Listing(
+            kubelet=(self.kubelet,),
+            since=self.since,
+            pods=self.pods + len(holdings),
+            holdings=holdings,
+            checkpoint=self.checkpoint,
+            parts=self.parts,
+            usage=self.usage,
+        )
+
+    def show(self, pod: str, *devices: DeviceID, resource: ResourceName = GPU) -> None:
+        self.shown.append(Holding(owner=owner(pod), resource=resource, devices=frozenset(devices)))
+
+
+class Node:
+    """An allocator without its front: a ledger that knows eight healthy GPUs, and a kubelet's record."""
+
+    def __init__(self, journal: Journal | None = None, clock: ManualClock | None = None, **options: Any) -> None:
+        """`options`: of `Handouts`."""
+        self.clock = clock or ManualClock()
+        self.journal = journal or MemoryJournal()
+        self.kubelet = KubeletRecord()
+        self.boot = "b"
+        self.topology = MACHINE
+        self.options = options
+        self.ledger, self.handouts = self.start()
+
+    def start(self) -> tuple[Ledger, Handouts]:
+        ledger = Ledger(NODE, self.journal, self.clock)
+        self.hear_topology(ledger, 1)
+        self.hear_health(ledger, 1, dict.fromkeys(GPUS, DeviceHealth(state=HealthState.HEALTHY)))
+        return ledger, Handouts(ledger, self.clock, self.kubelet, **self.options)
+
+    def hear_topology(self, ledger: Ledger, revision: int) -> None:
+        ledger.hear(
+            TopologyDiscovered(
+                node=NODE,
+                epoch=1,
+                revision=revision,
+                boot_id=self.boot,
+                source="described: test",
+                topology=self.topology,
+            )
+        )
+
+    def hear_health(self, ledger: Ledger, revision: int, devices: dict[DeviceID, DeviceHealth]) -> None:
+        ledger.hear(DeviceHealthChanged(node=NODE, epoch=1, revision=revision, devices=devices))
+
+    def restart(self) -> None:
+        self.ledger, self.handouts = self.start()
+
+    def live(self) -> dict[str, str | None]:
+        """Devices -> pod of every live allocation."""
+        return {
+            ",".join(a.devices[GPU]): a.owner.pod if a.owner else None for a in self.ledger.state.allocations.values()
+        }
+
+    def said(self, kind: type[LedgerEvent]) -> list[Any]:
+        """What the ledger has said of this kind since the bus heard anything last."""
+        return [event for event, _ in self.ledger.pending if isinstance(event, kind)]
+
+    def allocation(self, *devices: DeviceID) -> Allocation:
+        """The live allocation of these devices."""
+        (found,) = (a for a in self.ledger.state.allocations.values() if a.device_ids == frozenset(devices))
+        return found
+
+
+def owner(pod: str) -> Owner:
+    return Owner(namespace=Namespace("default"), pod=PodName(pod), container=ContainerName("main"))
+
+
+class ShiftingClock(ManualClock):
+    """The wall and the monotonic clock apart, and time that passes while this process does not run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.set_by = 0.0
+
+    def wall(self) -> float:
+        return self._now + self.set_by
+
+    def stop(self, seconds: float) -> None:
+        """As SIGSTOP, and SIGCONT so many seconds later: nobody woke in between."""
+        self._now += seconds

@@ -1,0 +1,257 @@
+"""Node agents that die and start again, beside a kubelet that lives on; and what must hold afterwards."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import anyio
+from e2e_support import environment, pod
+from strace_support import injected
+
+from topoalign.allocator import record
+from topoalign.allocator.kubelet.standin import KubeletStandIn
+from topoalign.client import Client
+from topoalign.core import wire
+from topoalign.core.decisions import Admission
+from topoalign.core.events import AllocationGranted, AllocationsSnapshot, LedgerFact
+from topoalign.core.ids import GPU, NIC, NodeName
+from topoalign.core.ports import Bus, Stream
+from topoalign.core.requests import AdmissionRules, Policy
+from topoalign.core.state import NodeState, replay
+from topoalign.machines import load
+
+TOGETHER = 8
+"""Agents at a time: each mostly waits."""
+
+
+class Agents:
+    """Starts node agents by way of `dying.py`."""
+
+    def __init__(self) -> None:
+        self._program = subprocess.Popen(
+            [sys.executable, str(Path(__file__).parent / "e2e" / "dying.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.pids: list[int] = []
+
+    def start(self, environment: dict[str, str], arm: Path, step: int, log: Path, compact_after: int = 1_000) -> int:
+        """An agent that dies before its `step`th step once `arm` exists."""
+        assert self._program.stdin is not None and self._program.stdout is not None
+        order = {
+            "environment": environment,
+            "arm": str(arm),
+            "step": step,
+            "log": str(log),
+            "compact_after": compact_after,
+        }
+        self._program.stdin.write(json.dumps(order) + "\n")
+        self._program.stdin.flush()
+        self.pids.append(int(self._program.stdout.readline()))
+        return self.pids[-1]
+
+    def close(self) -> None:
+        for pid in self.pids:
+            kill(pid)
+        assert self._program.stdin is not None and self._program.stdout is not None
+        self._program.stdin.close()
+        self._program.wait(10)
+        self._program.stdout.close()
+
+
+def kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+class Life:
+    """One node: its kubelet, which lives on, and its agents, which do not."""
+
+    def __init__(self, folder: Path, node: NodeName, nats: str, bus: Bus, agents: Agents) -> None:
+        plugins, resources = folder / "device-plugins", folder / "pod-resources"
+        for directory in (plugins, resources):
+            directory.mkdir(parents=True)
+        self.folder, self.node, self.bus, self.agents = folder, node, bus, agents
+        self.arm = folder / "arm"
+        self.environment = environment(node, nats, folder)
+        machine = load("dgx-a100").topology
+        self.kubelet = KubeletStandIn(plugins, resources, machine, AdmissionRules(policy=Policy.BEST_EFFORT))
+
+    def start(self, step: int = 1_000_000, compact_after: int = 1_000) -> int:
+        return self.agents.start(self.environment, self.arm, step, self.folder / "agent.log", compact_after)
+
+    async def listed(self) -> None:
+        await self.kubelet.until(lambda k: k.allocatable(GPU) == 8 and k.allocatable(NIC) == 10)
+
+    async def unlisted(self) -> None:
+        await self.kubelet.until(lambda k: k.allocatable(GPU) == 0 and k.allocatable(NIC) == 0)
+
+    async def killed_while_allocating(self, step: int, compact_after: int) -> bool:
+        """Returns whether the first agent survived the allocation."""
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(self.kubelet.run)
+            first = self.start(step, compact_after)
+            await self.listed()
+            self.arm.touch()
+            admitted = isinstance(await self.kubelet.admit(pod("first", gpus=3, nics=1)), Admission)
+            survived = not self.arm.with_name("arm.died").exists()
+            kill(first)
+            self.arm.unlink()
+            await self.unlisted()
+
+            second = self.start(compact_after=compact_after)
+            await self.listed()
+            rest = pod("second", gpus=5, nics=9) if admitted else pod("second", gpus=8, nics=10)
+            decision = await self.kubelet.admit(rest)
+            assert isinstance(decision, Admission), decision
+            await self.end_in_agreement(second)
+            tasks.cancel_scope.cancel()
+        return survived
+
+    async def killed_by_kernel(self, calls: str, nth: int) -> bool:
+        """As `killed_while_allocating`, at the nth of these calls. Returns whether the first agent survived it."""
+        self.environment["TOPOALIGN_RECONCILE_SECONDS"] = "3600"  # so that all calls are those of the allocation
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(self.kubelet.run)
+            first = self.start(compact_after=1)  # so that each entry costs a rename, too
+            await self.listed()
+            async with injected(first, calls, f"signal=SIGKILL:when={nth}", self.folder / "strace"):
+                admitted = isinstance(await self.kubelet.admit(pod("first", gpus=3, nics=1)), Admission)
+                with anyio.fail_after(20):
+                    while alive(first) and not self.all_said():
+                        await anyio.lowlevel.checkpoint()
+                survived = alive(first)
+            kill(first)
+            await self.unlisted()
+
+            self.environment["TOPOALIGN_RECONCILE_SECONDS"] = "0.05"
+            second = self.start()
+            await self.listed()
+            rest = pod("second", gpus=5, nics=9) if admitted else pod("second", gpus=8, nics=10)
+            decision = await self.kubelet.admit(rest)
+            assert isinstance(decision, Admission), decision
+            await self.end_in_agreement(second)
+            tasks.cancel_scope.cancel()
+        return survived
+
+    def all_said(self) -> bool:
+        """Whether the bus has all that is in the journal, the owners of the first pod's devices included."""
+        state = on_disk(self.folder / "state" / "journal", self.node)
+        said = (self.folder / "state" / "published").read_text().split()
+        owners = [allocation.owner for allocation in state.allocations.values()]
+        return [str(state.epoch), str(state.seq)] == said and None not in owners
+
+    async def killed_while_starting(self, step: int) -> None:
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(self.kubelet.run)
+            first = self.start()
+            await self.listed()
+            decision = await self.kubelet.admit(pod("first", gpus=3, nics=1))
+            assert isinstance(decision, Admission), decision
+            kill(first)
+            await self.unlisted()
+
+            self.arm.touch()
+            second = self.start(step)
+            while alive(second) and self.kubelet.allocatable(GPU) == 0:
+                await anyio.lowlevel.checkpoint()
+            kill(second)
+            self.arm.unlink()
+            await self.unlisted()
+
+            third = self.start()
+            await self.listed()
+            await self.end_in_agreement(third)
+            tasks.cancel_scope.cancel()
+
+    async def end_in_agreement(self, agent: int) -> None:
+        state = await agreeing(self.kubelet, self.bus, self.node)
+        kill(agent)
+        await self.unlisted()
+        assert holders(state) == holders(on_disk(self.folder / "state" / "journal", self.node)), (
+            "the log alone tells it"
+        )
+        held = [device for allocation in state.allocations.values() for device in allocation.device_ids]
+        assert len(set(held)) == len(held)
+        await assert_said_once(self.bus, self.node, state)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def ended(pid: int) -> None:
+    """Waits until the process has."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        with anyio.fail_after(30):
+            await anyio.wait_readable(process)
+    finally:
+        os.close(process)
+
+
+def on_disk(journal: Path, node: NodeName) -> NodeState:
+    """What the journal alone says."""
+    found = record.read(journal.read_bytes(), node, None)
+    assert (None, None) == (found.damage, found.doubt)
+    events = [event for line in found.lines for event in line.entry.events]
+    return replay(node, events[max(at for at, e in enumerate(events) if isinstance(e, AllocationsSnapshot)) :])
+
+
+def holders(state: NodeState) -> set[tuple[object, str, frozenset[str]]]:
+    return {
+        ((a.owner.namespace, a.owner.pod) if a.owner else None, resource, frozenset(devices))
+        for a in state.allocations.values()
+        for resource, devices in a.devices.items()
+    }
+
+
+async def agreeing(kubelet: KubeletStandIn, bus: Bus, node: NodeName) -> NodeState:
+    """Folds the node's events until they say what the kubelet says: the same devices for the same pods."""
+    expected = {
+        (key, resource, frozenset(devices))
+        for key, running in kubelet.running.items()
+        for _container, resource, devices in running.parts()
+    }
+    state = NodeState(node=node)
+    events = Client(bus).allocations(node=node)
+    with anyio.fail_after(20):
+        async for heard in events:
+            state = state.apply(heard.event)
+            if holders(state) == expected:
+                break
+    await events.aclose()
+    return state
+
+
+async def assert_said_once(bus: Bus, node: NodeName, state: NodeState) -> None:
+    """The stream holds the facts of the node's journal from the first on, each once, in order, without a gap."""
+    places: list[tuple[int, int]] = []
+    granted: list[str] = []
+    async with bus.follow(Stream.ALLOCATIONS, wire.allocation_subjects(node)) as messages:
+        async for received in messages:
+            event = wire.decode(received.message)
+            assert isinstance(event, LedgerFact)
+            places.append((event.epoch, event.seq))
+            if isinstance(event, AllocationGranted):
+                granted.append(event.allocation.id)
+            if places[-1] == (state.epoch, state.seq):
+                break
+
+    assert places == sorted(set(places))
+    for epoch in {epoch for epoch, _ in places}:
+        numbers = [seq for each, seq in places if each == epoch]
+        assert list(range(1, len(numbers) + 1)) == numbers
+    assert sorted(set(granted)) == sorted(granted)

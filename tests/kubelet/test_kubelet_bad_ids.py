@@ -1,0 +1,112 @@
+"""Allocate with ids that cannot be meant, to the real allocator over a real socket: refused, quoted safely, no effect."""
+
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from grpclib.client import Channel
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+from kubelet_support import MemoryDesk, recorded, short_directory, two_nodes
+
+from topoalign.allocator.journal import MemoryJournal
+from topoalign.allocator.kubelet.api import v1beta1
+from topoalign.allocator.kubelet.server import DevicePlugin
+from topoalign.allocator.kubelet.transport import Server
+from topoalign.allocator.ledger import Ledger
+from topoalign.core.events import AllocationGranted, DeviceHealth, HealthState
+from topoalign.core.ids import GPU, DeviceID
+
+pytestmark = pytest.mark.anyio
+
+
+@asynccontextmanager
+async def allocator() -> AsyncIterator[tuple[v1beta1.DevicePluginStub, Ledger, MemoryJournal]]:
+    """The plugin of eight GPUs, of which GPU-6 is ill and GPU-7 cordoned."""
+    desk = MemoryDesk(two_nodes())
+    desk.judge(
+        {
+            DeviceID("GPU-6"): DeviceHealth(state=HealthState.UNHEALTHY, reason="Xid 79"),
+            DeviceID("GPU-7"): DeviceHealth(state=HealthState.HEALTHY, cordoned=True),
+        }
+    )
+    handouts, ledger, journal = recorded(desk.state)
+    with short_directory() as directory:
+        plugin = DevicePlugin(GPU, handouts)
+        server = Server(plugin, directory / "p.sock", "directory")
+        await server.listen()
+        channel = Channel(path=str(server.path))
+        try:
+            yield v1beta1.DevicePluginStub(channel), ledger, journal
+        finally:
+            channel.close()
+            await server.stop(5)
+
+
+def request(*containers: list[str]) -> v1beta1.AllocateRequest:
+    return v1beta1.AllocateRequest(
+        container_requests=[v1beta1.ContainerAllocateRequest(devices_ids=ids) for ids in containers]
+    )
+
+
+MEGABYTE = "GPU-\x1b[2J" + "x" * 2**20
+CASES: dict[str, tuple[list[str], str]] = {
+    "unknown": (["GPU-99"], "'GPU-99'"),
+    "repeated": (["GPU-0", "GPU-0"], "named more than once: 'GPU-0'"),
+    "unhealthy": (["GPU-6"], "'GPU-6' is unhealthy: Xid 79"),
+    "cordoned": (["GPU-7"], "'GPU-7' is cordoned"),
+    "empty list": ([], "empty"),
+    "empty id": ([""], "''"),
+    "ten thousand": ([f"GPU-{i}" for i in range(8, 10_008)], "and 9992 more"),
+    "one megabyte": ([MEGABYTE], "'GPU-?[2Jxxx"),
+    "NUL": (["GPU-0\x00"], "'GPU-0?'"),
+    "terminal": (["\x1b]0;owned\x07"], "'?]0;owned?'"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_bad_ids_beside_good_ones_are_refused_by_name_and_nothing_is_recorded(name: str) -> None:
+    ids, shown = CASES[name]
+    async with allocator() as (plugin, ledger, journal):
+        before = len(journal.load())
+        with pytest.raises(GRPCError) as caught:
+            await plugin.allocate(request(["GPU-1"], ids))
+
+        assert Status.INVALID_ARGUMENT is caught.value.status
+        message = caught.value.message or ""
+        assert shown in message
+        assert message.isprintable()
+        assert len(message) <= 1_000
+        assert {} == ledger.state.allocations
+        assert before == len(journal.load())
+
+
+async def test_an_id_that_is_not_utf_8_is_refused_and_nothing_is_recorded() -> None:
+    class Bytes(v1beta1.AllocateRequest):
+        def __init__(self, encoded: bytes) -> None:
+            self.__dict__["encoded"] = encoded
+
+        def SerializeToString(self) -> bytes:
+            encoded: bytes = self.__dict__["encoded"]
+            return encoded
+
+    bad = b"GPU-\xff\xfe"
+    container = struct.pack("BB", 0x0A, len(bad)) + bad
+    async with allocator() as (plugin, ledger, _):
+        with pytest.raises(GRPCError) as caught:
+            await plugin.allocate(Bytes(struct.pack("BB", 0x0A, len(container)) + container))
+
+        assert Status.INVALID_ARGUMENT is caught.value.status
+        assert (caught.value.message or "").isprintable()
+        assert {} == ledger.state.allocations
+
+
+async def test_good_ids_are_given_after_bad_ones() -> None:
+    async with allocator() as (plugin, ledger, _):
+        for ids, _ in CASES.values():
+            with pytest.raises(GRPCError):
+                await plugin.allocate(request(["GPU-1"], ids))
+        await plugin.allocate(request(["GPU-1"]))
+
+        assert [AllocationGranted] == [type(event) for event, _ in ledger.pending][1:]

@@ -1,0 +1,100 @@
+"""A kubelet that listens and has nothing of ours is noticed, said aloud, and told again."""
+
+import anyio
+import pytest
+import structlog
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+from kubelet_support import node, short_directory, two_nodes
+
+from topoalign.allocator.kubelet.api import v1
+from topoalign.allocator.kubelet.guard import Guard
+from topoalign.allocator.kubelet.plugin import FIRST_DOUBT_SECONDS, LOOK_SECONDS
+from topoalign.allocator.kubelet.transport import Server, Servicer
+from topoalign.core.events import DeviceHealth, HealthState
+from topoalign.core.ids import GPU
+from topoalign.runtime.clock import ManualClock, SystemClock
+
+pytestmark = pytest.mark.anyio
+
+MACHINE = two_nodes(nics=0)
+
+
+async def test_a_kubelet_that_has_lost_our_devices_is_registered_with_anew_at_growing_intervals() -> None:
+    clock = ManualClock()
+    async with node(MACHINE, clock=clock) as it:
+        guard = Guard(it.pod_resources, SystemClock(), it.front.plugins.values)
+        plugins = it.kubelet.plugins
+        plugins.fault = "deaf"
+        plugins.endpoints[GPU].devices.clear()
+        with structlog.testing.capture_logs() as logs:
+            await guard.look()
+            await clock.advance(LOOK_SECONDS)
+            assert it.front.reason() is None  # once may be the moment before it has read a list
+            await guard.look()
+            await clock.advance(LOOK_SECONDS)
+            assert "shows none of its 8 healthy devices" in (it.front.reason() or "")
+            await it.kubelet.until(lambda kubelet: kubelet.plugins.registrations == 2)
+            await listening(it.front.plugins[GPU].service.watch)
+            for _ in range(4):
+                await guard.look()
+            await clock.advance(LOOK_SECONDS)
+            assert 2 == plugins.registrations
+
+            plugins.fault = None
+            await clock.advance(FIRST_DOUBT_SECONDS)
+            await guard.look()
+            await clock.advance(LOOK_SECONDS)
+            await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 8)
+            await guard.look()
+            await clock.advance(LOOK_SECONDS)
+
+        assert it.front.reason() is None
+        assert 2 == len([line for line in logs if line["log_level"] == "error"])
+
+
+async def test_a_node_whose_devices_are_all_ill_is_not_taken_for_one_that_was_forgotten() -> None:
+    async with node(MACHINE, clock=ManualClock()) as it:
+        it.desk.judge(dict.fromkeys(MACHINE.gpu_by_id, DeviceHealth(state=HealthState.UNHEALTHY)))
+        await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 0)
+        guard = Guard(it.pod_resources, SystemClock(), it.front.plugins.values)
+        for _ in range(3):
+            await guard.look()
+
+        assert it.front.reason() is None
+        assert 1 == it.kubelet.plugins.registrations
+
+
+class OldKubelet(Servicer, v1.PodResourcesListerBase):
+    """One that has no such list."""
+
+    asked = 0
+
+    async def get_allocatable_resources(
+        self, message: v1.AllocatableResourcesRequest
+    ) -> v1.AllocatableResourcesResponse:
+        self.asked += 1
+        raise GRPCError(Status.UNIMPLEMENTED, "unknown method GetAllocatableResources")
+
+
+async def test_a_kubelet_that_does_not_serve_its_list_is_asked_once_in_its_life() -> None:
+    async with node(MACHINE, clock=ManualClock()) as it:
+        with short_directory() as directory:
+            path = directory / "kubelet.sock"
+            guard = Guard(path, SystemClock(), it.front.plugins.values)
+            old = OldKubelet()
+            for lives in (1, 2):
+                server = Server(old, path, "directory")
+                await server.listen()
+                for _ in range(3):
+                    await guard.look()
+                await server.stop(1)
+                await guard.look()
+
+                assert lives == old.asked
+        assert it.front.reason() is None
+
+
+async def listening(watch: object) -> None:
+    while not getattr(watch, "open", True):
+        await anyio.lowlevel.checkpoint()

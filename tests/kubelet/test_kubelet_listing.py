@@ -1,0 +1,166 @@
+"""What ListAndWatch says is put together by hand, and is to the byte what the generated code would say."""
+
+from collections.abc import Sequence
+
+import anyio
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kubelet_support import NODE, two_nodes
+
+from topoalign.allocator.kubelet.api import v1beta1
+from topoalign.allocator.kubelet.listing import SLICE, Listing
+from topoalign.core.events import Allocation, DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
+from topoalign.core.ids import GPU, AllocationID, DeviceID, ResourceName
+from topoalign.core.state import NodeState
+from topoalign.core.topology.cpuset import LARGEST_ID
+from topoalign.core.topology.model import Gpu, MigDevice, Topology
+from topoalign.core.topology.offers import Offer
+from topoalign.core.topology.validate import MOST_HANDED_OUT
+
+pytestmark = pytest.mark.anyio
+
+SHARED = ResourceName("nvidia.com/gpu.shared")
+IDS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=200).filter(lambda text: ":" not in text)
+NUMA_NODES = st.integers(0, 2**31)
+HEALTHS = st.builds(DeviceHealth, state=st.sampled_from(HealthState), reason=st.just(""), cordoned=st.booleans())
+
+
+@st.composite
+def nodes(draw: st.DrawFn) -> NodeState:
+    """A node whose devices are offered in any way, whole, in parts or in shares, and are of any health."""
+    ids = draw(st.lists(IDS, min_size=1, max_size=6, unique=True))
+    gpus = tuple(
+        Gpu(
+            id=DeviceID(name),
+            index=index,
+            numa_affinity=tuple(draw(st.lists(NUMA_NODES, max_size=3, unique=True))),
+            mig=draw(st.none() | st.just((instance(f"MIG-{name}"),))),
+        )
+        for index, name in enumerate(ids)
+    )
+    devices = tuple(DeviceID(f"MIG-{gpu.id}") if gpu.mig and draw(st.booleans()) else gpu.id for gpu in gpus)
+    cut = draw(st.integers(0, len(devices)))
+    replicas = st.sampled_from((1, 2, 9, 10, 11, 101, 1001))
+    offers = tuple(
+        Offer(resource=SHARED, devices=part, replicas=draw(replicas)) for part in (devices[:cut], devices[cut:])
+    )
+    topology = Topology(gpus=gpus, offers=draw(st.just(offers) | st.none()))
+    return state_of(topology, draw(st.dictionaries(st.sampled_from((*ids, *devices)), HEALTHS)))
+
+
+def instance(uuid: str) -> MigDevice:
+    return MigDevice(uuid=DeviceID(uuid), profile="1g.10gb", gpu_instance=1, compute_instance=0, memory=1)
+
+
+def state_of(topology: Topology, health: dict[DeviceID, DeviceHealth]) -> NodeState:
+    found = TopologyDiscovered(node=NODE, epoch=1, revision=1, boot_id="b", source="test", topology=topology)
+    judged = DeviceHealthChanged(node=NODE, epoch=1, revision=1, devices=health)
+    return NodeState(node=NODE, topology=found, health=judged)
+
+
+def by_the_generated_code(state: NodeState, resource: ResourceName) -> bytes:
+    """The same from what the topology says of each device as it is handed out."""
+    return bytes(
+        v1beta1.ListAndWatchResponse(
+            devices=[
+                v1beta1.Device(
+                    id=device,
+                    health="Healthy" if state.health_of(device).usable else "Unhealthy",
+                    topology=None
+                    if near is None
+                    else v1beta1.TopologyInfo(nodes=[v1beta1.NumaNode(id=n) for n in near]),
+                )
+                for device, near in state.hardware.devices.get(resource, {}).items()
+            ]
+        )
+    )
+
+
+async def test_all_that_a_node_may_offer_goes_into_one_message_of_a_kubelet() -> None:
+    """The largest number of shares, all ill and far away, of which one in ten was handed out by another name before."""
+    count = MOST_HANDED_OUT // 1_000
+    ids = tuple(DeviceID(f"GPU-5c1b3f2a-8e4d-4b7a-9f60-0d2c7e9a1b{i:02x}") for i in range(count))
+    gpus = tuple(Gpu(id=id, index=index, numa_affinity=(LARGEST_ID,)) for index, id in enumerate(ids))
+    state = state_of(Topology(gpus=gpus, offers=(Offer(resource=SHARED, devices=ids, replicas=1_000),)), {})
+    before = tuple(DeviceID(f"{ids[0]}::{n}") for n in range(10_000, 10_000 + MOST_HANDED_OUT // 10))
+    held = Allocation(id=AllocationID("before"), devices={SHARED: before})
+
+    assert len((await Listing(SHARED).of(state.holding(held))).encoded) < 4 << 20
+
+
+@settings(deadline=None, max_examples=50)
+@given(nodes())
+async def test_the_bytes_are_those_of_the_generated_code(state: NodeState) -> None:
+    """For every topology, any number of shares and every health."""
+    for resource in (SHARED, GPU):
+        said = await Listing(resource).of(state)
+
+        assert by_the_generated_code(state, resource) == said.SerializeToString()
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.tuples(st.sampled_from((1, 2, 12)), HEALTHS), min_size=1, max_size=6))
+async def test_after_changes_the_same_is_said_as_from_the_beginning(
+    changes: Sequence[tuple[int, DeviceHealth]],
+) -> None:
+    """Of what is offered, of health, or of both."""
+    listing = Listing(SHARED)
+    topologies = {replicas: state_of(offered(replicas), {}).topology for replicas, _ in changes}
+    for replicas, health in changes:
+        judged = state_of(Topology(), {DeviceID("GPU-1"): health})
+        state = msgspec.structs.replace(judged, topology=topologies[replicas])
+        said = await listing.of(state)
+
+        assert by_the_generated_code(state, SHARED) == said.SerializeToString()
+
+
+async def test_what_changes_no_device_is_nothing_new_to_say() -> None:
+    """An allocation, or a topology discovered anew that offers the same, does not send the list again."""
+    listing = Listing(GPU)
+    state = state_of(two_nodes(), {})
+    first = await listing.of(state)
+    gpu = Allocation(id=AllocationID("a"), devices={GPU: (DeviceID("GPU-0"),)})
+    again = state_of(two_nodes(), {})
+
+    assert first is await listing.of(state.holding(gpu))
+    assert first is await listing.of(again)
+
+
+async def test_a_device_held_under_a_former_offer_is_said_to_be_unhealthy() -> None:
+    held = Allocation(id=AllocationID("a"), devices={GPU: (DeviceID("GPU-1"),)})
+    state = healthy(offered(replicas=2))
+    listing = Listing(SHARED)
+    before = v1beta1.ListAndWatchResponse.FromString((await listing.of(state)).encoded)
+    after = v1beta1.ListAndWatchResponse.FromString((await listing.of(state.holding(held))).encoded)
+
+    assert not [device.id for device in before.devices if device.health != "Healthy"]
+    assert ["GPU-1::0", "GPU-1::1"] == [device.id for device in after.devices if device.health == "Unhealthy"]
+
+
+async def test_others_have_their_turn_while_a_long_list_is_prepared() -> None:
+    topology = Topology(gpus=tuple(Gpu(id=DeviceID(f"GPU-{i}"), index=i) for i in range(3 * SLICE)))
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await anyio.lowlevel.checkpoint()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(other)
+        await Listing(GPU).of(state_of(topology, {}))
+        tasks.cancel_scope.cancel()
+
+    assert turns >= 6  # three of the preparation, three of the judging
+
+
+def offered(replicas: int) -> Topology:
+    devices = tuple(gpu.id for gpu in two_nodes().gpus)
+    return msgspec.structs.replace(two_nodes(), offers=(Offer(resource=SHARED, devices=devices, replicas=replicas),))
+
+
+def healthy(topology: Topology) -> NodeState:
+    return state_of(topology, {gpu.id: DeviceHealth(state=HealthState.HEALTHY) for gpu in topology.gpus})

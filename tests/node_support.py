@@ -1,0 +1,158 @@
+"""
+A whole node in one process, as its services run it: a stand-in NVML under the real pynvml, discovery, hinting, allocator,
+registry, and a kubelet over real sockets. Only time and the bus are in memory.
+"""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from heapq import heappop
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import msgspec
+from anyio.abc import TaskStatus
+from kubelet_support import RESTRICTED, short_directory, two_nodes
+from nvml_support import StandIn, script
+from starlette.applications import Starlette
+
+from topoalign.allocator import main as allocator
+from topoalign.allocator.kubelet.standin import KubeletStandIn
+from topoalign.core import wire
+from topoalign.core.decisions import Explained
+from topoalign.core.events import DeviceHealth
+from topoalign.core.ids import GPU, DeviceID, NodeName
+from topoalign.core.maintenance import DevicesRequest, Word
+from topoalign.core.requests import ExplainRequest
+from topoalign.discovery import main as discovery
+from topoalign.hinting import main as hinting
+from topoalign.registry import main as registry
+from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.context import Context
+from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.tasks import background
+
+NODE = NodeName("node-1")
+READ_SECONDS = 10.0
+FOREVER = "1000000"
+"""Seconds of an injected clock that real threads, which live by another time, never take."""
+HURRY = "hurry 100"
+"""For the stand-in: time passes a hundred times faster than it thinks."""
+TURNS = 40
+"""Of the event loop, in which whatever a step of time wakes has its say."""
+
+
+class QuickClock(ManualClock):
+    """Gives who wakes a number of turns; waiting until all tasks are blocked takes a tenth of a second each time."""
+
+    async def advance(self, seconds: float) -> None:
+        await turns()
+        until = self._now + seconds
+        while self._sleepers and self._sleepers[0][0] <= until:
+            self._now, _, woken = heappop(self._sleepers)
+            woken.set()
+            if not self._sleepers or self._sleepers[0][0] > self._now:
+                await turns()
+        self._now = until
+        await turns()
+
+
+async def turns(count: int = TURNS) -> None:
+    for _ in range(count):
+        await anyio.lowlevel.checkpoint()
+
+
+@dataclass
+class WholeNode:
+    root: Path
+    standin: StandIn
+    clock: ManualClock
+    bus: MemoryBus
+    kubelet: KubeletStandIn
+    context: Context
+
+    def play(self, *more: str, gpus: Any = range(8)) -> None:
+        self.standin.play(script(gpus=gpus, more=[HURRY, *more]))
+
+    def counted(self, name: str, labels: Mapping[str, str] | None = None) -> float:
+        return self.context.metrics.get_sample_value(name, dict(labels or {})) or 0.0
+
+    async def until(self, true: Callable[[], object]) -> None:
+        """Threads and sockets take their own time, but no time of the clock."""
+        while not true():
+            await anyio.lowlevel.checkpoint()
+
+    async def reading(self) -> None:
+        """A whole reading of the hardware as it is from now on."""
+        done = self.counted("topoalign_discovery_read_seconds_count")
+        while self.counted("topoalign_discovery_read_seconds_count") < done + 2:  # the first may have begun before
+            await self.clock.advance(READ_SECONDS / 4)
+
+    async def word(self, word: Word, *devices: str, reason: str = "") -> dict[DeviceID, DeviceHealth]:
+        request = wire_json(DevicesRequest(node=NODE, devices=devices, reason=reason))
+        answer = await self.bus.ask(wire.devices_subject(NODE, word), request, 10.0)
+        return wire.answered(answer, dict[DeviceID, DeviceHealth])
+
+    async def explain(self, target: str) -> Explained:
+        request = wire_json(ExplainRequest(node=NODE, target=target))
+        return wire.answered(await self.bus.ask(wire.admission_subject(NODE, "explain"), request, 10.0), Explained)
+
+    def healthy(self) -> frozenset[str]:
+        """GPUs that the kubelet would hand out, busy or not."""
+        return frozenset(self.kubelet.state().healthy(GPU))
+
+    async def get(self, path: str) -> Any:
+        """From the registry's HTTP API."""
+        transport = httpx.ASGITransport(app=Starlette(routes=self.context.routes))
+        async with httpx.AsyncClient(transport=transport, base_url="http://node") as http:
+            return (await http.get(path)).json()
+
+    def not_ready(self) -> dict[str, str]:
+        """Check -> why it is not content."""
+        results = {name: check() for name, check in self.context.checks.items()}
+        return {name: reason for name, reason in results.items() if reason is not None}
+
+
+def wire_json(request: object) -> bytes:
+    return msgspec.json.encode(request)
+
+
+@asynccontextmanager
+async def whole_node(
+    root: Path, standin: StandIn, state: Path, *, driver_seconds: str = FOREVER, config: str = "", offered: int = 8
+) -> AsyncIterator[WholeNode]:
+    """Runs everything on this host tree and this library; yields once the kubelet has so many GPUs or shares of them."""
+    with short_directory() as directory:
+        plugins, resources = directory / "device-plugins", directory / "pod-resources"
+        plugins.mkdir()
+        resources.mkdir()
+        clock, bus = QuickClock(), MemoryBus()
+        settings = {
+            "NODE": NODE,
+            "DRIVER": "nvml",
+            "SYSFS_ROOT": str(root),
+            "STATE_DIR": str(state),
+            "READ_SECONDS": str(READ_SECONDS),
+            "DRIVER_SECONDS": driver_seconds,
+            "KUBELET_DIR": str(plugins),
+            "SETTLE_SECONDS": "0",
+        } | ({"CONFIG": config} if config else {})
+        context = Context(
+            bus=bus, clock=clock, environment={f"TOPOALIGN_{name}": value for name, value in settings.items()}
+        )
+        kubelet = KubeletStandIn(plugins, resources, two_nodes(), RESTRICTED)
+        async with background() as tasks:
+            await tasks.start(kubelet.run)
+            for service in (discovery, hinting, allocator, registry):
+                await tasks.start(partial(started, service.serve, context))
+            node = WholeNode(root, standin, clock, bus, kubelet, context)
+            while len(node.healthy()) < offered:
+                await clock.advance(0.1)
+            yield node
+
+
+async def started(serve: Callable[..., Any], context: Context, *, task_status: TaskStatus[None]) -> None:
+    await serve(context, task_status=task_status)

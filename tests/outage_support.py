@@ -1,0 +1,122 @@
+"""A node's record and its outbox, without the services around them, for tests of a bus that goes away."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import anyio
+
+from topoalign.allocator.journal import open_journal
+from topoalign.allocator.ledger import Ledger
+from topoalign.allocator.outbox import Outbox
+from topoalign.client import Client, Heard
+from topoalign.core import wire
+from topoalign.core.errors import BusUnavailable
+from topoalign.core.events import Allocation, LedgerFact
+from topoalign.core.ids import GPU, DeviceID, NodeName
+from topoalign.core.ports import Bus, Clock, Endpoint, Message
+from topoalign.core.requests import SnapshotRequest
+from topoalign.core.state import NodeState
+from topoalign.runtime.answers import answering
+from topoalign.runtime.clock import SystemClock
+from topoalign.runtime.memory_bus import MemoryBus
+
+NODE = NodeName("gpu-7.example.com")
+
+
+@contextmanager
+def opened(folder: Path, clock: Clock | None = None, **bounds: int) -> Iterator[Ledger]:
+    """The ledger on disk as a process has it that starts now, until that process is gone."""
+    with open_journal(folder, NODE) as journal:
+        yield Ledger(NODE, journal, clock or SystemClock(), **bounds)
+
+
+def come_and_go(ledger: Ledger, times: int) -> None:
+    """As many facts: a GPU is given away and given back, by turns."""
+    for number in range(times):
+        if ledger.state.allocations:
+            ledger.release(tuple(ledger.state.allocations), "released")
+        else:
+            allocation = Allocation(id=ledger.next_id(), devices={GPU: (DeviceID(f"GPU-{number % 8}"),)})
+            ledger.grant([allocation])
+
+
+@asynccontextmanager
+async def telling(ledger: Ledger, bus: Bus, clock: Clock | None = None) -> AsyncIterator[Outbox]:
+    """The outbox at work, and the allocator's answer to whoever misses something."""
+
+    async def announce(request: SnapshotRequest) -> tuple[int, int]:
+        return ledger.announce()
+
+    outbox = Outbox(ledger, bus, clock or SystemClock())
+    subject = wire.admission_subject(ledger.node, "snapshot")
+    endpoint = Endpoint(name="snapshot", subject=subject, answer=answering(SnapshotRequest, announce))
+    async with bus.serve("topoalign-allocator", [endpoint]), anyio.create_task_group() as tasks:
+        tasks.start_soon(outbox.run)
+        yield outbox
+        tasks.cancel_scope.cancel()
+
+
+async def emptied(ledger: Ledger) -> None:
+    """Until the bus has everything."""
+    while ledger.pending:
+        await anyio.lowlevel.checkpoint()
+
+
+class Listener:
+    """A subscriber that notes what it was told, and folds it as any other would."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.client = Client(bus, name="listener")
+        self.told: list[Heard] = []
+        self.state = NodeState(node=NODE)
+
+    async def listen(self) -> None:
+        """From the beginning of the stream, until cancelled."""
+        async with aclosing(self.client.allocations(since=0, node=NODE)) as events:
+            async for heard in events:
+                self.told.append(heard)
+                self.state = self.state.apply(heard.event)
+
+    async def agrees_with(self, ledger: Ledger) -> None:
+        """Until it has been told what the ledger holds."""
+        while (self.state.epoch, self.state.seq, self.state.digest) != (
+            ledger.state.epoch,
+            ledger.state.seq,
+            ledger.state.digest,
+        ):
+            await anyio.lowlevel.checkpoint()
+
+    @property
+    def numbers(self) -> list[tuple[int, int]]:
+        """Epoch and number of every fact it was told, in order."""
+        return [(one.event.epoch, one.event.seq) for one in self.told if isinstance(one.event, LedgerFact)]
+
+
+def consecutive(numbers: list[tuple[int, int]]) -> bool:
+    """Whether each fact is the next of its epoch, or the first of a later one: none twice, none left out, none too soon."""
+    return all(
+        (epoch == before[0] and seq == before[1] + 1) or (epoch > before[0] and seq == 1)
+        for before, (epoch, seq) in pairwise(numbers)
+    )
+
+
+class Away(MemoryBus):
+    """A bus that can be away: nothing is stored then, and who publishes is told that it is not known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.away = True
+        self.tries = 0
+        """To publish while it was away."""
+
+    @property
+    def connected(self) -> bool:
+        return not self.away
+
+    async def publish(self, message: Message) -> int:
+        if self.away:
+            self.tries += 1
+            raise BusUnavailable("away")
+        return await super().publish(message)

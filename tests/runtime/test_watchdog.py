@@ -1,0 +1,143 @@
+"""The event loop's watchdog: what is late is noted, said once, and seen on the pages."""
+
+import time
+
+import anyio
+import httpx
+import pytest
+from e2e_support import allocate, answering, in_one_process, pod
+from faults_support import THOROUGH
+from prometheus_client import CollectorRegistry, generate_latest
+from structlog.testing import capture_logs
+
+from topoalign.core.decisions import Admission
+from topoalign.core.ids import NodeName
+from topoalign.runtime import watchdog
+from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.watchdog import LATE_SECONDS, PERIOD_SECONDS, STUCK_SECONDS, Watchdog
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+
+NODE = NodeName("node-1")
+
+
+class Late:
+    """A clock on a loop that comes round late: by so much after each sleep, and then no more."""
+
+    def __init__(self, *delays: float) -> None:
+        self.now, self.delays = 100.0, list(delays)
+        self.over = anyio.Event()
+
+    def wall(self) -> float:
+        return self.now
+
+    def monotonic(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        if not self.delays:
+            self.over.set()
+            await anyio.sleep_forever()
+        self.now += seconds + self.delays.pop(0)
+
+
+async def watched(*delays: float) -> tuple[Watchdog, list[tuple[str, float | None]]]:
+    """A watchdog after so many turns, and what it said: the event and its seconds."""
+    clock = Late(*delays)
+    dog = Watchdog(clock)
+    with capture_logs() as logs:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(dog.run)
+            await clock.over.wait()
+            tasks.cancel_scope.cancel()
+    return dog, [(line["event"], line.get("seconds", line.get("worst_seconds"))) for line in logs]
+
+
+async def test_a_loop_that_comes_round_in_time_is_not_spoken_of() -> None:
+    dog, said = await watched(0.0, 0.2, LATE_SECONDS, 0.0)
+
+    assert [] == said
+    assert (0, 0.0) == (dog.blocks, dog.lag)
+    assert None is dog.trouble()
+
+
+async def test_a_block_is_said_once_when_it_begins_and_once_when_it_is_over() -> None:
+    """C56: three late turns in a row are one trouble."""
+    dog, said = await watched(0.0, 5.0, 7.5, 2.0, 0.0, 1.5, 0.0)
+
+    assert [
+        ("event loop blocked", 5.0),
+        ("event loop runs again", 7.5),
+        ("event loop blocked", 1.5),
+        ("event loop runs again", 1.5),
+    ] == said
+    assert 4 == dog.blocks
+
+
+async def test_a_loop_that_is_stuck_is_not_alive_and_one_that_goes_on_is() -> None:
+    """C56: also before the watchdog itself has had its turn."""
+    dog, _ = await watched(0.0)
+    clock = dog._clock
+    assert isinstance(clock, Late)
+    clock.now += PERIOD_SECONDS + STUCK_SECONDS
+    stuck = dog.trouble()
+    dog.note(0.0)
+    clock.now -= STUCK_SECONDS
+
+    assert f"the event loop is {STUCK_SECONDS:.1f} s late" == stuck
+    assert None is dog.trouble()
+
+
+async def test_the_metrics_tell_how_late_it_is_at_this_moment() -> None:
+    dog, _ = await watched(3.0)
+    metrics = CollectorRegistry()
+    dog.watch(metrics)
+    before = generate_latest(metrics).decode()
+    assert isinstance(dog._clock, Late)
+    dog._clock.now += PERIOD_SECONDS + 4
+    after = generate_latest(metrics).decode()
+
+    assert "topoalign_event_loop_lag_seconds 3.0" in before
+    assert "topoalign_event_loop_lag_seconds 4.0" in after
+    assert "topoalign_event_loop_blocks_total 1.0" in after
+
+
+def block(seconds: float) -> None:
+    """What no task may do."""
+    time.sleep(seconds)
+
+
+async def test_services_whose_loop_was_blocked_say_so_and_go_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    """C56: the loop is really blocked, for five seconds and a half or, in a quick run, for less with a finer watchdog."""
+    blocked = 5.5
+    if not THOROUGH:
+        blocked = 0.5
+        for name, seconds in {"PERIOD_SECONDS": 0.05, "LATE_SECONDS": 0.2, "STUCK_SECONDS": 0.4}.items():
+            monkeypatch.setattr(watchdog, name, seconds)
+    bus = MemoryBus()
+    environment = {
+        "TOPOALIGN_NODE": NODE,
+        "TOPOALIGN_MACHINE": "dgx-a100",
+        "TOPOALIGN_STATE_DIR": str(tmp_path),
+        "TOPOALIGN_HTTP_PORT": "0",
+    }
+    with capture_logs() as logs:
+        async with in_one_process(bus, environment) as url, httpx.AsyncClient(base_url=url) as http:
+            await answering(bus, NODE)
+            alive = await http.get("/livez?verbose")
+            await anyio.sleep(watchdog.PERIOD_SECONDS / 2)
+            block(blocked + watchdog.PERIOD_SECONDS)
+            decision = await allocate(bus, NODE, pod("after", gpus=2))
+            while "topoalign_event_loop_blocks_total 1.0" not in (await http.get("/metrics")).text:
+                await anyio.lowlevel.checkpoint()
+            while (await http.get("/livez")).status_code != 200:
+                await anyio.lowlevel.checkpoint()
+
+    assert (200, "[+] event loop\nok\n") == (alive.status_code, alive.text)
+    assert isinstance(decision, Admission)
+    said = [line for line in logs if line["event"] == "event loop blocked"]
+    assert 1 == len(said)
+    assert said[0]["seconds"] >= blocked
+    assert said[0]["remedy"]

@@ -1,0 +1,109 @@
+"""The allocator as it runs in a process: by its settings and the configuration file, beside discovery, below a kubelet."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import anyio
+import pytest
+from kubelet_support import offers, pod, short_directory
+
+from topoalign.allocator import main as allocator
+from topoalign.allocator.kubelet.standin import KubeletStandIn
+from topoalign.core.errors import InvalidField
+from topoalign.core.ids import GPU, ContainerName, Namespace, PodName
+from topoalign.core.requests import AdmissionRules
+from topoalign.discovery import main as discovery
+from topoalign.machines import load
+from topoalign.runtime.clock import SystemClock
+from topoalign.runtime.context import Context
+from topoalign.runtime.memory_bus import MemoryBus
+
+pytestmark = pytest.mark.anyio
+
+MACHINE = load("dgx-a100").topology
+LIST = "/var/run/nvidia-container-devices"
+
+
+def configuration(ways: str, ids: str) -> str:
+    return f"version: v1\nflags:\n  plugin:\n    deviceListStrategy: {ways}\n    deviceIDStrategy: {ids}\n"
+
+
+def context(directory: Path, file: Path) -> Context:
+    environment = {
+        "NODE": "node-1",
+        "MACHINE": "dgx-a100",
+        "CONFIG": str(file),
+        "STATE_DIR": str(directory / "state"),
+        "KUBELET_DIR": str(directory / "device-plugins"),
+        "CDI_DIR": str(directory / "cdi"),
+    }
+    return Context(
+        bus=MemoryBus(),
+        clock=SystemClock(),
+        environment={f"TOPOALIGN_{name}": value for name, value in environment.items()},
+    )
+
+
+@asynccontextmanager
+async def node(text: str) -> AsyncIterator[tuple[Context, KubeletStandIn, Path]]:
+    """Runs both services and a kubelet; yields when the kubelet can give out every GPU and NIC."""
+    with short_directory() as directory:
+        for name in ("device-plugins", "pod-resources", "state"):
+            (directory / name).mkdir(mode=0o700)
+        file = directory / "config.yaml"
+        file.write_text(text)
+        it = context(directory, file)
+        kubelet = KubeletStandIn(directory / "device-plugins", directory / "pod-resources", MACHINE, AdmissionRules())
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(kubelet.run)
+            for service in (discovery, allocator):
+                await tasks.start(partial(run, service.serve, it))
+            await kubelet.until(offers(MACHINE))
+            yield it, kubelet, file
+            tasks.cancel_scope.cancel()
+
+
+async def run(serve, it: Context, *, task_status: anyio.abc.TaskStatus[None]) -> None:  # type: ignore[no-untyped-def]  # either service
+    await serve(it, task_status=task_status)
+
+
+async def test_containers_are_told_by_the_configuration_file_and_by_the_new_one_after_it_changed() -> None:
+    async with node(configuration("volume-mounts", "uuid")) as (it, kubelet, file):
+        await kubelet.admit(pod("before", gpus=2))
+        changed = it.configuration.changed
+        file.write_text(configuration("[envvar]", "index"))
+        it.reload.ask()
+        with anyio.fail_after(10):
+            await changed.wait()
+        await kubelet.admit(pod("after", gpus=2))
+
+        first, second = (
+            kubelet.running[Namespace("default"), PodName(name)].responses[ContainerName("main"), GPU]
+            for name in ("before", "after")
+        )
+        uuids = {mount.container_path.removeprefix(f"{LIST}/") for mount in first.mounts}
+        assert {"NVIDIA_VISIBLE_DEVICES": LIST} == first.envs
+        assert uuids < {gpu.id for gpu in MACHINE.gpus}
+        held = {gpu.index for gpu in MACHINE.gpus if gpu.id in uuids}
+        assert 2 == len({*map(int, second.envs["NVIDIA_VISIBLE_DEVICES"].split(","))} - held)
+        assert [] == second.mounts
+
+
+async def test_cdi_without_a_driver_keeps_the_node_from_being_ready_and_says_what_to_do() -> None:
+    async with node(configuration("cdi-cri", "uuid")) as (it, _, _):
+        await anyio.wait_all_tasks_blocked()
+        reason = it.checks["containers"]()
+
+        assert reason is not None
+        assert "libcuda.so" in reason
+        assert "containerDriverRoot" in reason
+
+
+async def test_a_first_configuration_that_is_wrong_is_no_start_and_names_the_field(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(configuration("by-pigeon", "uuid"))
+
+    with pytest.raises(InvalidField, match=r"flags\.plugin\.deviceListStrategy"):
+        await allocator.serve(context(tmp_path, file))

@@ -1,0 +1,345 @@
+"""A journal that is not as it was written costs no start, no evidence, and no device that somebody may hold."""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from zlib import crc32
+
+import msgspec
+import pytest
+from faults_support import sample
+from handouts_support import GPUS, NODE, Node
+from structlog.testing import capture_logs
+
+from topoalign.allocator import record
+from topoalign.allocator.journal import KEPT, FileJournal, open_journal
+from topoalign.allocator.ledger import Ledger
+from topoalign.core.errors import DeviceInUse, StateFault
+from topoalign.core.events import Allocation, AllocationsSnapshot
+from topoalign.core.ids import GPU, AllocationID, DeviceID, NodeName
+from topoalign.core.state import replay
+from topoalign.runtime.clock import ManualClock
+
+pytestmark = pytest.mark.anyio
+
+TRUTH = {"GPU-0,GPU-1": "a", "GPU-2": None, "GPU-5": "c"}
+"""What runs when the journal is damaged: devices -> pod. None: of an init container, which only the checkpoint knows."""
+HELD = {devices: [DeviceID(device) for device in devices.split(",")] for devices in TRUTH}
+
+
+def line(payload: bytes) -> bytes:
+    return b"%08x %s\n" % (crc32(payload), payload)
+
+
+async def lived(directory: Path, *, published: bool = True) -> bytes:
+    """A node that has given out and taken back devices, with its journal as it was left."""
+    with open_journal(directory, NODE) as journal:
+        node = Node(journal)
+        for devices in TRUTH:
+            await node.handouts.allocate(GPU, [HELD[devices]])
+        show_truth(node)
+        await node.handouts.allocate(GPU, [[GPUS[7]]])
+        await node.handouts.reconcile()
+        node.ledger.release([node.allocation(GPUS[7]).id], "gone")
+        while published and node.ledger.pending:
+            node.ledger.published(node.ledger.pending[0][0])
+    return (directory / "journal").read_bytes()
+
+
+@contextmanager
+def restarted(directory: Path, name: NodeName = NODE) -> Iterator[tuple[Node, FileJournal]]:
+    with open_journal(directory, name) as journal:
+        node = Node(journal)
+        yield node, journal
+
+
+def show_truth(node: Node) -> None:
+    """As the kubelet does, which went on meanwhile."""
+    for devices, pod in TRUTH.items():
+        if pod is not None:
+            node.kubelet.show(pod, *HELD[devices])
+    node.kubelet.parts = tuple((GPU, frozenset(held)) for held in HELD.values())
+    node.kubelet.checkpoint = frozenset((GPU, device) for held in HELD.values() for device in held)
+
+
+def damages(whole: bytes) -> dict[str, bytes]:
+    """The journal damaged in every way that is told apart."""
+    header, *lines = whole.splitlines(keepends=True)
+    later = b'{"type":"topoalign.journal","version":2,"node":"node-1","sealed":true}'
+    other = b'{"type":"topoalign.journal","version":1,"node":"node-2"}'
+    unknown = b'{"time":1.0,"events":[{"type":"AllocationSplit","node":"node-1","epoch":1,"seq":9}]}'
+    return {
+        "empty": b"",
+        "only a header": header,
+        "newer version": line(later) + b"".join(lines),
+        "other node": line(other) + b"".join(lines),
+        "trailing text": whole + line(b'{"time":1.0,"events":[]} and more'),
+        "trailing line": whole + b"and more\n",
+        "unknown fact": whole + line(unknown),
+        "a line is missing": header + b"".join(lines[:2] + lines[3:]),
+        "the end is missing": header + b"".join(lines[:3]),
+        "no newline at all": b"\xff" * 4096,
+        "zeros": whole[:-200] + bytes(200),
+        "one line twice": whole + lines[-1],
+        "deep": whole + line(b"[" * 100_000),
+        "not UTF-8": whole + line(b'{"time":1.0,"events":["\xff\xfe"]}'),
+    }
+
+
+@pytest.mark.parametrize("kind", damages(line(b"") * 8))
+async def test_a_damaged_journal_is_set_aside_as_it_was_and_the_kubelet_makes_the_record_whole(
+    tmp_path: Path, kind: str
+) -> None:
+    whole = await lived(tmp_path)
+    damaged = damages(whole)[kind]
+    (tmp_path / "journal").write_bytes(damaged)
+    with capture_logs() as logs, restarted(tmp_path) as (node, journal):
+        assert ["the journal is damaged"] == [log["event"] for log in logs if log["log_level"] == "error"]
+        assert [tmp_path / "journal.corrupt-1"] == journal.set_aside
+        assert damaged == journal.set_aside[0].read_bytes()
+        assert node.ledger.doubt is not None
+        show_truth(node)
+        await node.handouts.reconcile()
+
+        assert node.ledger.doubt is None
+        assert set(TRUTH) <= set(node.live()) <= {*TRUTH, "GPU-7"}, "of what ended, the end may be lost"
+        await node.clock.advance(30)
+        await node.handouts.reconcile()
+        assert set(TRUTH) == set(node.live())
+    with restarted(tmp_path) as (node, journal):
+        assert set(TRUTH) == set(node.live())
+        assert (None, 1) == (node.ledger.doubt, len(journal.set_aside))
+
+
+async def test_no_cut_and_no_flipped_bit_makes_a_device_look_free_that_may_be_held(tmp_path: Path) -> None:
+    """Every cut and every bit, on what is read: either all that runs is in the record, or the record is in doubt."""
+    whole = await lived(tmp_path)
+    with open_journal(tmp_path, NODE) as journal:
+        published = journal.published()
+    readings = [whole[:cut] for cut in range(len(whole))]
+    flips = [(at, bit) for at in range(len(whole)) for bit in range(8)]
+    readings += [flipped(whole, at, bit) for at, bit in flips]
+    for content in readings:
+        found = record.read(content, NODE, published)
+        events = [event for each in found.lines for event in each.entry.events]
+        newest = max((at for at, e in enumerate(events) if isinstance(e, AllocationsSnapshot)), default=0)
+        held = {
+            ",".join(devices)
+            for allocation in replay(NODE, events[newest:]).allocations.values()
+            for devices in allocation.devices.values()
+        }
+        assert found.doubt is not None or set(TRUTH) <= held, content
+
+
+async def test_a_last_line_that_lost_its_end_is_damage_and_no_append_that_was_cut_short(tmp_path: Path) -> None:
+    """One bit turns the end of the line into another character; the entry before it is whole, and was answered."""
+    whole = await lived(tmp_path)
+    damaged, unfinished = whole[:-1] + b"\x1a", whole[:-2]
+
+    assert None is not record.read(damaged, NODE, None).doubt
+    assert None is record.read(unfinished, NODE, None).doubt
+    assert record.read(unfinished, NODE, None).unfinished
+
+
+def flipped(content: bytes, at: int, bit: int) -> bytes:
+    return content[:at] + bytes([content[at] ^ (1 << bit)]) + content[at + 1 :]
+
+
+@pytest.mark.timeout(900)
+async def test_an_allocator_starts_on_any_cut_or_flipped_journal_and_agrees_with_the_kubelet_after_one_look(
+    tmp_path: Path,
+) -> None:
+    whole = await lived(tmp_path / "lived")
+    cuts = [whole[:cut] for cut in sample(range(len(whole)), 30)]
+    places = [(at, bit) for at in range(len(whole)) for bit in range(8)]
+    for number, content in enumerate([*cuts, *(flipped(whole, at, bit) for at, bit in sample(places, 40))]):
+        directory = tmp_path / str(number)
+        shutil.copytree(tmp_path / "lived", directory)
+        (directory / "journal").write_bytes(content)
+        with restarted(directory) as (node, journal):
+            assert [content] * (content not in (whole, b"")) == [p.read_bytes() for p in journal.set_aside if content]
+            show_truth(node)
+            if node.ledger.doubt is not None:
+                with pytest.raises(DeviceInUse):
+                    await node.handouts.allocate(GPU, [[GPUS[5], GPUS[6]]])
+            await node.handouts.reconcile()
+            assert node.ledger.doubt is None
+            assert set(TRUTH) <= set(node.live())
+        shutil.rmtree(directory)
+
+
+async def test_in_doubt_nothing_is_handed_out_before_the_kubelet_has_been_asked(tmp_path: Path) -> None:
+    await lived(tmp_path)
+    (tmp_path / "journal").write_bytes(b"")
+    with restarted(tmp_path) as (node, _):
+        show_truth(node)
+        node.kubelet.answering = False
+        with pytest.raises(Exception, match="PodResources does not answer"):
+            await node.handouts.allocate(GPU, [[GPUS[3]]])
+        node.kubelet.answering = True
+        await node.handouts.allocate(GPU, [[GPUS[3]]])
+
+        assert {*TRUTH, "GPU-3"} == set(node.live())
+        assert node.ledger.doubt is None
+
+
+async def test_in_doubt_without_a_checkpoint_the_kubelet_must_have_settled_first(tmp_path: Path) -> None:
+    """It has just started and lists few pods; its checkpoint, which would tell, cannot be read."""
+    await lived(tmp_path)
+    (tmp_path / "journal").write_bytes(b"")
+    with restarted(tmp_path) as (node, _):
+        node.kubelet.since, node.kubelet.checkpoint = node.clock.wall(), None
+        with pytest.raises(StateFault, match="in doubt"):
+            await node.handouts.allocate(GPU, [[GPUS[5]]])
+        await node.clock.advance(120)
+        node.kubelet.show("c", GPUS[5])
+        with pytest.raises(DeviceInUse):
+            await node.handouts.allocate(GPU, [[GPUS[5], GPUS[6]]])
+
+        assert node.ledger.doubt is None
+
+
+async def test_damage_before_the_newest_snapshot_costs_no_doubt(tmp_path: Path) -> None:
+    """The snapshot says all that was held; only facts that the bus has not heard are lost, and it stands in for them."""
+    await lived(tmp_path, published=False)
+    with restarted(tmp_path) as (node, _):
+        held = node.live()
+    content = (tmp_path / "journal").read_bytes()
+    (tmp_path / "journal").write_bytes(flipped(content, content.index(b"GPU-2"), 0))
+    with restarted(tmp_path) as (node, journal):
+        assert held == node.live()
+        assert (None, 1) == (node.ledger.doubt, len(journal.set_aside))
+        assert isinstance(node.ledger.pending[-1][0], AllocationsSnapshot)
+
+
+async def test_a_journal_that_the_disk_cannot_read_is_set_aside_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await lived(tmp_path)
+
+    def unreadable(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("topoalign.allocator.journal.open", unreadable, raising=False)
+        with restarted(tmp_path) as (node, journal):
+            assert "the disk cannot read it" == node.ledger.doubt
+            assert 1 == len(journal.set_aside)
+            show_truth(node)
+            await node.handouts.reconcile()
+            assert set(TRUTH) == set(node.live())
+
+
+async def test_a_doubt_outlives_restarts_until_it_is_confirmed(tmp_path: Path) -> None:
+    await lived(tmp_path)
+    (tmp_path / "journal").write_bytes(b"")
+    for _ in range(3):
+        with restarted(tmp_path) as (node, journal):
+            assert node.ledger.doubt is not None
+            assert 1 == len(journal.set_aside)
+
+
+async def test_a_journal_that_has_gone_from_a_directory_that_was_used_is_in_doubt(tmp_path: Path) -> None:
+    await lived(tmp_path)
+    (tmp_path / "journal").unlink()
+    with restarted(tmp_path) as (node, journal):
+        assert node.ledger.doubt is not None
+        assert "missing" in node.ledger.doubt
+        assert [] == journal.set_aside
+
+
+async def test_what_was_set_aside_is_never_overwritten_and_the_newest_few_are_kept(tmp_path: Path) -> None:
+    for number in range(1, KEPT + 4):
+        await lived(tmp_path)
+        (tmp_path / "journal").write_bytes(b"damage %d" % number)
+    with restarted(tmp_path) as (_, journal):
+        last = KEPT + 3
+        assert [b"damage %d" % n for n in range(last - KEPT + 1, last + 1)] == [
+            path.read_bytes() for path in journal.set_aside
+        ]
+        assert f"journal.corrupt-{last}" == journal.set_aside[-1].name
+
+
+async def test_a_start_that_was_cut_short_after_setting_aside_sets_the_same_file_aside_once(tmp_path: Path) -> None:
+    await lived(tmp_path)
+    (tmp_path / "journal").write_bytes(b"damage")
+    os.link(tmp_path / "journal", tmp_path / "journal.corrupt-1")
+    with restarted(tmp_path) as (_, journal):
+        assert [b"damage"] == [path.read_bytes() for path in journal.set_aside]
+
+
+async def test_a_new_epoch_is_above_all_that_was_published_although_the_journal_and_the_clock_are_lost(
+    tmp_path: Path,
+) -> None:
+    """Else new facts would bear old numbers, and every listener would drop them as repetitions."""
+    await lived(tmp_path)
+    with open_journal(tmp_path, NODE) as journal:
+        before = journal.published()
+        assert before is not None
+    (tmp_path / "journal").write_bytes(b"")
+    with open_journal(tmp_path, NODE) as journal:
+        ledger = Ledger(NODE, journal, ManualClock(now=1.0))
+
+        assert ledger.state.epoch > before[0]
+
+
+async def test_the_record_does_not_depend_on_the_policy_that_it_was_made_under(tmp_path: Path) -> None:
+    """What was given stays given, whatever policy decides from now on: the record says nothing of policies."""
+    await lived(tmp_path)
+    with open_journal(tmp_path, NODE) as journal:
+        node = Node(journal, placement="static-dgx")
+
+        assert TRUTH == node.live()
+        assert None is node.ledger.doubt
+
+
+PRESENT = (
+    b'70148508 {"type":"topoalign.journal","version":1,"node":"node-1"}\n'
+    b'ae16ebec {"time":1.5,"events":[{"type":"AllocationsSnapshot","node":"node-1","epoch":7,"seq":1,'
+    b'"allocations":[{"id":"7-1","owner":{"namespace":"ml","pod":"train","container":"main"},'
+    b'"devices":{"nvidia.com/gpu":["GPU-0","GPU-1"]},"cpus":"0-3","memory":[{"resource":"memory","nodes":[0],'
+    b'"size":1024,"taken":[1024]}],"affinity":[0]}],"memory":{"0":{"reserved":{"memory":1024},"cells":[0],'
+    b'"assignments":1}},"digest":"0123456789abcdef"}]}\n'
+    b'174127a0 {"time":2.5,"events":[{"type":"AllocationReleased","node":"node-1","epoch":7,"seq":2,'
+    b'"allocation":"7-1","reason":"superseded"},{"type":"AllocationGranted","node":"node-1","epoch":7,"seq":3,'
+    b'"allocation":{"id":"7-2","devices":{"nvidia.com/gpu":["GPU-1"]}}},{"type":"AllocationDeviated","node":"node-1",'
+    b'"epoch":7,"seq":4,"allocation":"7-2","preferred":["GPU-0"],"allocated":["GPU-1"]}]}\n'
+    b'd6c16d99 {"time":3.5,"events":[{"type":"AllocationBound","node":"node-1","epoch":7,"seq":5,"allocation":"7-2",'
+    b'"owner":{"namespace":"ml","pod":"eval","container":"main"}},{"type":"AllocationRefused","node":"node-1","epoch":7,'
+    b'"seq":6,"namespace":"ml","pod":"big","container":null,"reason":"TopologyAffinityError","code":"TopologyAffinity",'
+    b'"finding":"no","remedy":"wait"}]}\n'
+)
+"""A journal as version 1 wrote it first. It stays readable for ever; this literal is never changed."""
+
+
+def test_a_journal_of_the_first_release_is_read(tmp_path: Path) -> None:
+    (tmp_path / "journal").write_bytes(PRESENT)
+    with open_journal(tmp_path, NODE) as journal:
+        ledger = Ledger(NODE, journal, ManualClock())
+
+        assert (None, []) == (ledger.doubt, journal.set_aside)
+        (live,) = ledger.state.allocations.values()
+        assert (AllocationID("7-2"), {GPU: (GPUS[1],)}) == (live.id, live.devices)
+        assert live.owner is not None
+        assert "eval" == live.owner.pod
+
+
+def test_fields_that_a_later_version_adds_are_passed_over(tmp_path: Path) -> None:
+    header, *entries = PRESENT.splitlines()
+    grown = [b'{"color":"red",' + each.partition(b" ")[2][1:] for each in (header, *entries)]
+    grown = [each.replace(b'"allocation":{"id"', b'"allocation":{"shape":[1],"id"') for each in grown]
+    (tmp_path / "journal").write_bytes(b"".join(map(line, grown)))
+    with open_journal(tmp_path, NODE) as journal:
+        ledger = Ledger(NODE, journal, ManualClock())
+
+        assert (None, [AllocationID("7-2")]) == (ledger.doubt, list(ledger.state.allocations))
+
+
+def test_an_allocation_without_the_newest_fields_is_written_as_it_was(tmp_path: Path) -> None:
+    """So that the version before this one reads what this one writes."""
+    bare = Allocation(id=AllocationID("7-2"), devices={GPU: (GPUS[1],)})
+
+    assert b'{"id":"7-2","devices":{"nvidia.com/gpu":["GPU-1"]}}' == msgspec.json.encode(bare)

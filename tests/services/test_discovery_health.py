@@ -1,0 +1,260 @@
+"""What discovery says of the health of devices: from readings, from events between them, and from operators."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from discovery_support import HOLD_DOWN_SECONDS, NODE, QUIET_SECONDS, READ_SECONDS, World, inventory
+
+from topoalign.core import wire
+from topoalign.core.errors import BadRequest, DriverFault, Unavailable
+from topoalign.core.events import DeviceHealth, DeviceHealthChanged, HealthState
+from topoalign.core.ids import DeviceID
+from topoalign.core.maintenance import DevicesRequest, Word
+from topoalign.core.ports import HardwareEvent, Inventory, Occurrence
+from topoalign.core.topology.model import Gpu, MigDevice, Nic, Topology
+from topoalign.discovery.record import NAME
+from topoalign.discovery.service import SOON_SECONDS
+
+pytestmark = pytest.mark.anyio
+
+A, B = DeviceID("GPU-0"), DeviceID("GPU-1")
+HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path / "state")
+
+
+async def happens(world: World, kind: Occurrence, gpu: DeviceID | None = A, **more: int) -> None:
+    assert world.hardware.listener is not None
+    world.hardware.listener.hear(HardwareEvent(kind=kind, gpu=gpu, **more))
+
+
+async def word(world: World, word: Word, *devices: str, reason: str = "") -> dict[DeviceID, DeviceHealth]:
+    request = msgspec.json.encode(DevicesRequest(node=NODE, devices=devices, reason=reason))
+    return wire.answered(
+        await world.bus.ask(wire.devices_subject(NODE, word), request, 5.0), dict[DeviceID, DeviceHealth]
+    )
+
+
+async def said(world: World) -> list[DeviceHealthChanged]:
+    return [event for event in await world.said() if isinstance(event, DeviceHealthChanged)]
+
+
+def parted() -> Inventory:
+    """Two GPUs with addresses, one of them with two MIG instances, and a NIC."""
+    parts = tuple(
+        MigDevice(uuid=DeviceID(f"MIG-{i}"), profile="1g.10gb", gpu_instance=i, compute_instance=0, memory=1)
+        for i in (1, 2)
+    )
+    gpus = (Gpu(id=A, index=0, pci="0000:07:00.0", mig=parts), Gpu(id=B, index=1, pci="0000:0f:00.0"))
+    nics = (Nic(id=DeviceID("mlx5_0"), index=0, pci="0000:09:00.0"),)
+    return Inventory(topology=Topology(gpus=gpus, nics=nics), health=dict.fromkeys((A, B, nics[0].id), HEALTHY))
+
+
+async def test_eight_gpus_that_fail_together_are_two_announcements(world: World) -> None:
+    """The first at once, the rest at the end of the hold-down."""
+    world.hardware.now = inventory(*range(8))
+    async with world.running():
+        await world.clock.advance(HOLD_DOWN_SECONDS)
+        for i in range(8):
+            await happens(world, Occurrence.XID, DeviceID(f"GPU-{i}"), xid=79)
+        await world.clock.advance(0)
+        assert [8, 7] == [sum(h.usable for h in event.devices.values()) for event in await said(world)]
+
+        await world.clock.advance(HOLD_DOWN_SECONDS)
+        assert [8, 7, 0] == [sum(h.usable for h in event.devices.values()) for event in await said(world)]
+
+
+async def test_what_comes_and_goes_within_the_hold_down_is_not_said(world: World) -> None:
+    async with world.running():
+        await happens(world, Occurrence.XID, xid=94)
+        await word(world, "heal", "0")
+        await world.clock.advance(2 * HOLD_DOWN_SECONDS)
+
+        assert 1 == len(await said(world))
+
+
+async def test_a_passing_xid_is_over_after_the_quiet_time_and_a_lasting_one_is_not(world: World) -> None:
+    async with world.running():
+        await happens(world, Occurrence.XID, A, xid=94)
+        await happens(world, Occurrence.XID, B, xid=95)
+        await world.clock.advance(QUIET_SECONDS + READ_SECONDS)
+
+        devices = (await world.health()).devices
+        assert [HealthState.HEALTHY, HealthState.UNHEALTHY] == [devices[A].state, devices[B].state]
+        assert "XID 95 (uncontained memory error)" in devices[B].reason
+        assert 1 == world.registry.get_sample_value("topoalign_discovery_xids_total", {"xid": "95"})
+        assert 2 == world.registry.get_sample_value("topoalign_discovery_health_changes_total", {"state": "unhealthy"})
+        assert 1 == world.registry.get_sample_value("topoalign_discovery_devices", {"state": "unhealthy"})
+
+
+async def test_an_xid_of_a_mig_instance_costs_that_instance_and_an_unknown_instance_the_card(world: World) -> None:
+    world.hardware.now = parted()
+    async with world.running():
+        await happens(world, Occurrence.XID, A, xid=94, gpu_instance=2, compute_instance=0)
+        await world.clock.advance(HOLD_DOWN_SECONDS)
+        devices = (await world.health()).devices
+        assert [DeviceID("MIG-2")] == [device for device, health in devices.items() if not health.usable]
+
+        await happens(world, Occurrence.XID, A, xid=94, gpu_instance=7)
+        await world.clock.advance(HOLD_DOWN_SECONDS)
+        assert HealthState.UNHEALTHY == (await world.health()).devices[A].state
+
+
+async def test_what_is_said_to_an_operator_of_an_instance_is_no_better_than_its_card(world: World) -> None:
+    world.hardware.now = parted()
+    async with world.running():
+        await happens(world, Occurrence.XID, A, xid=79)
+        assert HealthState.UNHEALTHY == (await word(world, "heal", "MIG-1"))[DeviceID("MIG-1")].state
+
+
+@pytest.mark.parametrize("kind", [Occurrence.CHANGED, Occurrence.UNAVAILABLE])
+async def test_what_only_a_reading_can_tell_is_read_soon(world: World, kind: Occurrence) -> None:
+    async with world.running():
+        reads = world.hardware.reads
+        for _ in range(5):
+            await happens(world, kind)
+        await world.clock.advance(SOON_SECONDS)
+
+        assert reads + 1 == world.hardware.reads
+
+
+async def test_an_event_of_nobody_makes_nobody_ill_and_is_looked_into(world: World) -> None:
+    async with world.running():
+        reads = world.hardware.reads
+        await happens(world, Occurrence.XID, None, xid=79)
+        await happens(world, Occurrence.XID, DeviceID("GPU-x"), xid=79)
+        await world.clock.advance(2 * SOON_SECONDS)
+
+        assert (reads + 1, 1) == (world.hardware.reads, len(await said(world)))
+
+
+async def test_gpus_that_cannot_be_heard_are_unknown_with_the_reason_until_they_can(world: World) -> None:
+    async with world.running():
+        assert world.hardware.listener is not None
+        world.hardware.listener.deaf("NVML hangs", frozenset({A}))
+        await world.clock.advance(HOLD_DOWN_SECONDS)
+        devices = (await world.health()).devices
+        assert (HealthState.UNKNOWN, "NVML hangs", HEALTHY) == (devices[A].state, devices[A].reason, devices[B])
+        assert "NVML hangs" == world.discovery.deafness()
+
+        world.hardware.listener.deaf(None)
+        await world.clock.advance(HOLD_DOWN_SECONDS)
+        assert ({HEALTHY}, None) == (set((await world.health()).devices.values()), world.discovery.deafness())
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        ("0", "GPU-0"),
+        ("GPU-1", "GPU-1"),
+        ("0000:0F:00.0", "GPU-1"),
+        ("00000000:0F:00.0", "GPU-1"),
+        ("0f:00.0", "GPU-1"),
+        ("MIG-2", "MIG-2"),
+        ("mlx5_0", "mlx5_0"),
+        ("0000:09:00.0", "mlx5_0"),
+    ],
+)
+async def test_a_device_is_named_as_people_name_it(world: World, name: str, device: str) -> None:
+    world.hardware.now = parted()
+    async with world.running():
+        answer = await word(world, "cordon", name, reason="fan")
+        await world.clock.advance(HOLD_DOWN_SECONDS)
+
+        cordoned = DeviceHealth(state=HealthState.HEALTHY, reason="cordoned: fan", cordoned=True)
+        assert {DeviceID(device): cordoned} == answer
+        assert cordoned == (await world.health()).devices[DeviceID(device)]
+        assert [device] == [d for d, health in (await world.health()).devices.items() if not health.usable]
+
+        assert {DeviceID(device): HEALTHY} == await word(world, "uncordon", device)
+
+
+async def test_an_unknown_device_is_refused_with_the_list_and_nothing_of_the_request_is_done(world: World) -> None:
+    async with world.running():
+        with pytest.raises(BadRequest, match="7") as caught:
+            await word(world, "cordon", "0", "7\x1b[31m")
+        assert "0 GPU-0, 1 GPU-1" in caught.value.remedy
+        assert caught.value.finding.isprintable()
+        await world.clock.advance(HOLD_DOWN_SECONDS)
+
+        assert 1 == len(await said(world))
+
+
+@pytest.mark.parametrize("names", [(), ("0",) * 257])
+async def test_none_and_too_many_are_refused(world: World, names: tuple[str, ...]) -> None:
+    async with world.running():
+        with pytest.raises(BadRequest, match="devices"):
+            await word(world, "heal", *names)
+
+
+async def test_before_the_first_reading_nobody_can_be_meant() -> None:
+    world = World()
+    world.hardware.now = DriverFault("NVML hangs", "restart it")
+    async with world.running():
+        with pytest.raises(Unavailable, match="NVML hangs"):
+            await word(world, "cordon", "0")
+
+
+async def test_a_cordon_that_cannot_be_kept_does_not_hold() -> None:
+    world = World()  # whose state directory cannot be made
+    async with world.running():
+        with pytest.raises(Unavailable, match="cannot be written") as caught:
+            await word(world, "cordon", "0")
+        assert "TOPOALIGN_STATE_DIR" in caught.value.remedy
+        await world.clock.advance(HOLD_DOWN_SECONDS)
+        assert {HEALTHY} == set((await world.health()).devices.values())
+
+
+async def test_a_gpu_that_fails_is_out_of_use_whether_or_not_that_can_be_written_down() -> None:
+    world = World()
+    async with world.running():
+        await happens(world, Occurrence.XID, xid=79)
+        await world.clock.advance(HOLD_DOWN_SECONDS)
+        assert HealthState.UNHEALTHY == (await world.health()).devices[A].state
+
+
+async def test_cordons_survive_a_restart_and_a_boot_and_a_cordon_may_be_changed(tmp_path: Path) -> None:
+    first = World(tmp_path)
+    async with first.running():
+        await word(first, "cordon", "0", "1", reason="fan")
+        await word(first, "cordon", "1", reason="cable")
+    second = World(tmp_path, boot_id="another")
+    async with second.running():
+        reasons = {device: health.reason for device, health in (await second.health()).devices.items()}
+        assert {A: "cordoned: fan", B: "cordoned: cable"} == reasons
+
+
+async def test_a_gpu_that_has_gone_can_be_uncordoned_by_its_id(tmp_path: Path) -> None:
+    first = World(tmp_path)
+    async with first.running():
+        await word(first, "cordon", "0")
+    second = World(tmp_path)
+    second.hardware.now = inventory(1)
+    async with second.running():
+        assert HealthState.UNKNOWN == (await word(second, "uncordon", "GPU-0"))[A].state
+    assert b"GPU-0" not in (tmp_path / NAME).read_bytes()
+
+
+async def test_a_damaged_record_is_loud_until_an_operator_has_spoken(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_text('{"version": 1, "cordons": {"GPU-0":')
+    world = World(tmp_path)
+    async with world.running():
+        assert "cordons are not known" in (world.caretaker.trouble() or "")
+        await word(world, "cordon", "0")
+
+        assert None is world.caretaker.trouble()
+        assert (tmp_path / f"{NAME}.corrupt-1").exists()
+
+
+async def test_a_cordoned_gpu_that_falls_ill_says_both(world: World) -> None:
+    async with world.running():
+        await word(world, "cordon", "0", reason="fan")
+        await happens(world, Occurrence.XID, xid=79)
+        health = (await word(world, "cordon", "0", reason="fan"))[A]
+
+    assert (HealthState.UNHEALTHY, True) == (health.state, health.cordoned)
+    assert health.reason.startswith("XID 79") and health.reason.endswith("cordoned: fan")

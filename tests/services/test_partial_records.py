@@ -1,0 +1,79 @@
+"""Records that have less than the kubelet gave: found by seeds of the simulation, told here as short as they are."""
+
+from random import Random
+
+import anyio
+import pytest
+from simulation.journal import Disk, FaultyJournal
+from simulation.kubelet_record import KubeletRecord, owner
+from simulation.loop import SimulatedLoop, simulate
+from simulation.scenario import quietly
+from simulation.world import HEALTHY, NODE, WHOLE, SimulatedClock
+
+from topoalign.allocator.handouts import Handouts
+from topoalign.allocator.journal import MemoryJournal
+from topoalign.allocator.ledger import Ledger
+from topoalign.core.errors import StateFault
+from topoalign.core.events import DeviceHealthChanged, Owner, TopologyDiscovered
+from topoalign.core.ids import GPU, DeviceID
+
+ONE, OTHER = DeviceID("GPU-0"), DeviceID("GPU-1")
+
+
+class Node:
+    def __init__(self, loop: SimulatedLoop) -> None:
+        clock = SimulatedClock(loop)
+        self.kubelet = KubeletRecord()
+        self.ledger = Ledger(NODE, MemoryJournal(), clock)
+        self.ledger.hear(
+            TopologyDiscovered(node=NODE, epoch=1, revision=1, boot_id="b", source="described: test", topology=WHOLE)
+        )
+        health = {device: HEALTHY for devices in WHOLE.devices.values() for device in devices}
+        self.ledger.hear(DeviceHealthChanged(node=NODE, epoch=1, revision=1, devices=health))
+        self.handouts = Handouts(self.ledger, clock, self.kubelet)
+
+    def live(self) -> list[tuple[Owner | None, tuple[DeviceID, ...]]]:
+        return [(a.owner, a.devices[GPU]) for a in self.ledger.state.allocations.values()]
+
+
+def test_what_an_init_container_keeps_stays_in_the_record_while_the_checkpoint_cannot_be_read() -> None:
+    async def play(loop: SimulatedLoop) -> list[tuple[Owner | None, tuple[DeviceID, ...]]]:
+        node = Node(loop)
+        await node.handouts.allocate(GPU, [[ONE, OTHER]])  # for the init container
+        node.kubelet.readable = False
+        await node.handouts.allocate(GPU, [[ONE]])  # for the app container, which takes one of the two over
+        return node.live()
+
+    with quietly():
+        assert [(None, (ONE,)), (None, (OTHER,))] == simulate(1, play)
+
+
+def test_a_record_with_a_part_of_what_its_container_has_makes_way_for_the_whole() -> None:
+    async def play(loop: SimulatedLoop) -> list[tuple[Owner | None, tuple[DeviceID, ...]]]:
+        node = Node(loop)
+        await node.handouts.allocate(GPU, [[ONE]])
+        node.kubelet.pods["train"] = frozenset({ONE, OTHER})
+        for _ in range(2):
+            await node.handouts.reconcile()
+            await anyio.sleep(5)
+        return node.live()
+
+    with quietly():
+        assert [(owner("train"), (ONE, OTHER))] == simulate(1, play)
+
+
+def test_on_a_damaged_journal_the_old_epoch_is_not_continued_when_the_disk_refuses_a_new_one() -> None:
+    """Facts that the damage has taken may have been heard under the numbers that would come next."""
+
+    async def play(loop: SimulatedLoop) -> None:
+        clock, disk = SimulatedClock(loop), Disk()
+        ledger = Ledger(NODE, FaultyJournal(disk, Random(1)), clock)
+        ledger.announce()
+        disk.damage(1)
+        refusing = FaultyJournal(disk, Random(1))
+        refusing.refusals = 1.0
+        with pytest.raises(StateFault):
+            Ledger(NODE, refusing, clock)
+
+    with quietly():
+        simulate(1, play)

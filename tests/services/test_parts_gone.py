@@ -1,0 +1,48 @@
+"""A GPU of which a container was given a part is nobody else's when that part is gone, also after a restart."""
+
+import msgspec
+import pytest
+from handouts_support import MACHINE, Node
+
+from topoalign.core.errors import DeviceUnusable
+from topoalign.core.ids import GPU, DeviceID, ResourceName
+from topoalign.core.topology.model import MigDevice, Topology
+from topoalign.core.topology.offers import Offer
+
+pytestmark = pytest.mark.anyio
+
+SLICE = ResourceName("nvidia.com/mig-1g.10gb")
+INSTANCE = MigDevice(uuid=DeviceID("MIG-0"), profile="1g.10gb", gpu_instance=7, compute_instance=0, memory=10 << 30)
+WHOLE = MACHINE.gpus[0].id
+
+
+def divided() -> Topology:
+    first, *others = MACHINE.gpus
+    gpus = (msgspec.structs.replace(first, mig=(INSTANCE,)), *others)
+    offers = (Offer(resource=SLICE, devices=(INSTANCE.uuid,), replicas=2),)
+    return msgspec.structs.replace(MACHINE, gpus=gpus, offers=offers)
+
+
+@pytest.mark.parametrize("adopted", [False, True], ids=["given", "adopted"])
+async def test_a_gpu_that_is_whole_again_waits_for_the_container_that_had_an_instance_of_it(adopted: bool) -> None:
+    node = Node()
+    node.topology = divided()
+    node.restart()
+    share = DeviceID(f"{INSTANCE.uuid}::1")
+    if not adopted:
+        await node.handouts.allocate(SLICE, [[share]])
+    node.kubelet.show("notebook", share, resource=SLICE)
+    await node.handouts.reconcile()
+    assert [(share,)] == [each.devices[SLICE] for each in node.ledger.state.allocations.values()]
+
+    node.topology = MACHINE
+    node.restart()
+    with pytest.raises(DeviceUnusable):
+        await node.handouts.allocate(GPU, [[WHOLE]])
+
+    node.kubelet.shown.clear()
+    for _ in range(3):
+        await node.handouts.reconcile()
+        await node.clock.advance(60)
+    await node.handouts.allocate(GPU, [[WHOLE]])
+    assert {WHOLE} == {*node.allocation(WHOLE).device_ids}

@@ -1,0 +1,379 @@
+"""What the kubelet forgot to say, said late or said wrongly is made good at the next look, and never by a guess."""
+
+from itertools import permutations
+
+import anyio
+import msgspec
+import pytest
+from handouts_support import GPUS, MACHINE, Node, ShiftingClock, owner
+
+from topoalign.allocator.handouts import FRESH_SECONDS, Handouts
+from topoalign.allocator.ledger import Ledger
+from topoalign.core.errors import DeviceInUse, DeviceUnusable, HardwareUnknown, InvalidField, Unavailable
+from topoalign.core.events import (
+    AllocationBound,
+    AllocationDeviated,
+    AllocationReleased,
+    ContainerUsage,
+    DeviceHealth,
+    HealthState,
+)
+from topoalign.core.ids import GPU, DeviceID, ResourceName
+from topoalign.core.state import replay
+from topoalign.core.topology.offers import Offer
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+async def bound(node: Node, pod: str, *devices: DeviceID) -> None:
+    """A container that has been given these devices, and was seen with them."""
+    await node.handouts.allocate(GPU, [list(devices)])
+    node.kubelet.show(pod, *devices)
+    await node.handouts.reconcile()
+
+
+# After a reboot
+
+
+async def test_after_a_reboot_old_records_are_stale_and_kept_until_the_kubelet_has_settled(node: Node) -> None:
+    """However old the kubelet looks: a reboot is when clocks are set, so its age by the wall clock is no evidence."""
+    await bound(node, "train", GPUS[0])
+    await bound(node, "back", GPUS[1])
+    old = {node.allocation(GPUS[0]).id, node.allocation(GPUS[1]).id}
+    node.boot, node.kubelet.kubelet, node.kubelet.shown = "another boot", 2, []
+    node.restart()
+    stale = set(node.ledger.state.stale)
+    await node.handouts.reconcile()
+    await node.clock.advance(119)
+    await node.handouts.reconcile()
+    kept = node.live()
+    node.kubelet.show("back", GPUS[1])
+    await node.clock.advance(1)
+    await node.handouts.reconcile()
+
+    assert old == stale
+    assert {"GPU-0": "train", "GPU-1": "back"} == kept
+    assert {"GPU-1": "back"} == node.live()
+    assert () == node.ledger.state.stale, "seen again since the reboot"
+    assert ["orphan"] == [event.reason for event in node.said(AllocationReleased)]
+
+
+async def test_a_restart_of_the_allocator_alone_makes_nothing_stale(node: Node) -> None:
+    await bound(node, "train", GPUS[0])
+    node.restart()
+
+    assert () == node.ledger.state.stale
+
+
+async def test_before_discovery_is_heard_allocate_is_refused_and_never_answered_without_a_device(node: Node) -> None:
+    await bound(node, "train", GPUS[0])
+    ledger = Ledger(node.ledger.node, node.journal, node.clock)
+    handouts = Handouts(ledger, node.clock, node.kubelet)
+    for devices in ([GPUS[0]], [GPUS[3]]):
+        with pytest.raises(HardwareUnknown):
+            await handouts.allocate(GPU, [devices])
+    node.hear_topology(ledger, 1)
+    with pytest.raises(HardwareUnknown):
+        await handouts.allocate(GPU, [[GPUS[3]]])
+
+    assert ["train"] == [held.owner.pod for held in ledger.state.allocations.values() if held.owner]
+
+
+async def test_before_discovery_is_heard_a_look_at_the_kubelet_changes_nothing(node: Node) -> None:
+    """Which of the devices that it shows are ours cannot be told yet."""
+    await bound(node, "train", GPUS[0], GPUS[1])
+    node.kubelet.usage = (ContainerUsage(owner=owner("train"), devices={GPU: GPUS[:2]}),)
+    ledger = Ledger(node.ledger.node, node.journal, node.clock)
+    handouts = Handouts(ledger, node.clock, node.kubelet)
+    for _ in range(3):
+        await handouts.reconcile()
+        await node.clock.advance(200)
+
+    assert ["train"] == [held.owner.pod for held in ledger.state.allocations.values() if held.owner]
+    assert None is ledger.state.usage
+
+
+# Orphans
+
+
+async def test_an_orphan_is_released_at_the_first_look_where_the_checkpoint_agrees(node: Node) -> None:
+    await bound(node, "train", GPUS[0])
+    await bound(node, "stays", GPUS[1])
+    del node.kubelet.shown[0]
+    node.restart()
+    await node.handouts.reconcile()
+
+    assert {"GPU-1": "stays"} == node.live()
+    assert ["orphan"] == [event.reason for event in node.said(AllocationReleased)]
+
+
+@pytest.mark.parametrize(
+    "why", ["the checkpoint has it", "the checkpoint cannot be read", "the kubelet is new", "no pods"]
+)
+async def test_an_orphan_waits_where_the_kubelet_may_only_not_have_said_so(node: Node, why: str) -> None:
+    await bound(node, "train", GPUS[0])
+    node.kubelet.shown.clear()
+    match why:
+        case "the checkpoint has it":
+            node.kubelet.checkpoint = frozenset({(GPU, GPUS[0])})
+        case "the checkpoint cannot be read":
+            node.kubelet.checkpoint = None
+        case "the kubelet is new":
+            node.kubelet.kubelet, node.kubelet.since = 2, node.clock.wall()
+        case _:
+            node.kubelet.pods = 0
+    node.restart()
+    await node.handouts.reconcile()
+    after_one_look = node.live()
+    await node.clock.advance(120)
+    await node.handouts.reconcile()
+
+    assert {"GPU-0": "train"} == after_one_look
+    assert {} == node.live()
+
+
+async def test_a_container_that_is_shown_with_more_than_is_recorded_is_recorded_anew_with_all_of_it(node: Node) -> None:
+    """A part of what it holds is not to look free."""
+    await bound(node, "train", GPUS[0])
+    node.kubelet.shown.clear()
+    node.kubelet.show("train", GPUS[0], GPUS[1])
+    for _ in range(2):
+        await node.handouts.reconcile()
+
+    assert {"GPU-0,GPU-1": "train"} == node.live()
+
+
+async def test_a_gpu_that_has_vanished_does_not_cost_its_container_the_record(node: Node) -> None:
+    await bound(node, "train", GPUS[0], GPUS[1])
+    held = node.allocation(GPUS[0], GPUS[1]).id
+    node.topology = msgspec.structs.replace(MACHINE, gpus=MACHINE.gpus[1:])
+    node.hear_topology(node.ledger, 2)
+    for _ in range(3):
+        await node.handouts.reconcile()
+
+    assert [held] == list(node.ledger.state.allocations)
+
+
+async def test_what_ends_while_we_look_is_no_orphan(node: Node) -> None:
+    await bound(node, "train", GPUS[0])
+    node.restart()
+    await node.handouts.reconcile()
+    node.kubelet.shown.clear()
+    for _ in range(2):
+        await node.handouts.reconcile()
+        await node.clock.advance(5)
+
+    assert ["gone"] == [event.reason for event in node.said(AllocationReleased)]
+
+
+# Identity
+
+
+async def test_a_pod_replaced_by_another_with_the_same_devices_between_two_looks_is_told_apart(node: Node) -> None:
+    """Force-deleted, and its devices given on at once: Allocate finds that nobody shows them any more."""
+    await bound(node, "first", GPUS[0], GPUS[1])
+    first = node.allocation(GPUS[0], GPUS[1]).id
+    node.kubelet.shown.clear()
+    await node.handouts.allocate(GPU, [[GPUS[0], GPUS[1]]])
+    node.kubelet.show("second", GPUS[0], GPUS[1])
+    await node.handouts.reconcile()
+
+    assert {"GPU-0,GPU-1": "second"} == node.live()
+    assert [(first, "superseded")] == [(event.allocation, event.reason) for event in node.said(AllocationReleased)]
+
+
+async def test_owners_that_were_read_the_wrong_way_round_are_swapped(node: Node) -> None:
+    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    await node.handouts.allocate(GPU, [[GPUS[4]]])
+    node.kubelet.show("one", GPUS[4])
+    node.kubelet.show("two", GPUS[0])
+    await node.handouts.reconcile()
+    wrong = node.live()
+    node.kubelet.shown.clear()
+    node.kubelet.show("one", GPUS[0])
+    node.kubelet.show("two", GPUS[4])
+    await node.handouts.reconcile()
+
+    assert {"GPU-0": "two", "GPU-4": "one"} == wrong
+    assert {"GPU-0": "one", "GPU-4": "two"} == node.live()
+    assert [owner("two"), owner("one"), owner("one"), owner("two")] == [e.owner for e in node.said(AllocationBound)]
+    assert node.live() == {
+        ",".join(a.devices[GPU]): a.owner.pod if a.owner else None
+        for a in replay(node.ledger.node, [event for event, _ in node.ledger.pending]).allocations.values()
+    }
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+async def test_equal_allocates_in_any_order_are_bound_to_whom_the_kubelet_shows(
+    node: Node, order: tuple[int, ...]
+) -> None:
+    """Three pods of one size: until one is shown its owner is unknown, and no other pod's."""
+    async with anyio.create_task_group() as tasks:
+        for at in order:
+            tasks.start_soon(node.handouts.allocate, GPU, [[GPUS[at]]])
+    unknown = node.live()
+    for at in order:
+        node.kubelet.show(f"pod-{at}", GPUS[at])
+        await node.handouts.reconcile()
+        assert {None, f"pod-{at}"} >= {node.live()[f"GPU-{at}"]}
+
+    assert {f"GPU-{at}": None for at in order} == unknown
+    assert {f"GPU-{at}": f"pod-{at}" for at in order} == node.live()
+
+
+async def test_the_app_container_takes_over_its_init_containers_gpus_and_never_its_sidecars(node: Node) -> None:
+    """Three Allocate calls of one pod; PodResources shows none of it before the pod is admitted."""
+    await node.handouts.allocate(GPU, [[GPUS[0], GPUS[1]]])
+    init = node.allocation(GPUS[0], GPUS[1]).id
+    await node.handouts.allocate(GPU, [[GPUS[2]]])
+    await node.handouts.allocate(GPU, [[GPUS[0], GPUS[1], GPUS[3]]])
+    node.kubelet.show("sidecar", GPUS[2])
+    node.kubelet.show("app", GPUS[0], GPUS[1], GPUS[3])
+    await node.handouts.reconcile()
+
+    assert {"GPU-2": "sidecar", "GPU-0,GPU-1,GPU-3": "app"} == node.live()
+    assert [(init, "superseded")] == [(event.allocation, event.reason) for event in node.said(AllocationReleased)]
+    with pytest.raises(DeviceInUse):
+        await node.handouts.allocate(GPU, [[GPUS[2], GPUS[4]]])
+
+
+async def test_another_choice_than_the_preferred_is_an_event_with_both_sets_and_the_record_is_what_was_chosen(
+    node: Node,
+) -> None:
+    preferred = node.handouts.prefer(GPU, GPUS, (), 2)
+    await bound(node, "train", GPUS[6], GPUS[7])
+
+    (deviation,) = node.said(AllocationDeviated)
+    assert (preferred, (GPUS[6], GPUS[7])) == (deviation.preferred, deviation.allocated)
+    assert (node.allocation(GPUS[6], GPUS[7]).id, {"GPU-6,GPU-7": "train"}) == (deviation.allocation, node.live())
+
+
+# Devices that are divided otherwise than before
+
+
+def divided(replicas: int, most: int | None = None) -> tuple[Offer, ...]:
+    return (Offer(resource=GPU, devices=GPUS, replicas=replicas, most=most),)
+
+
+async def test_after_a_change_from_whole_gpus_to_shares_no_card_is_given_twice(node: Node) -> None:
+    await bound(node, "whole", GPUS[0])
+    node.topology = msgspec.structs.replace(MACHINE, offers=divided(2))
+    node.hear_topology(node.ledger, 2)
+    for share in ("GPU-0::0", "GPU-0::1"):
+        with pytest.raises((DeviceUnusable, DeviceInUse)):
+            await node.handouts.allocate(GPU, [[DeviceID(share)]])
+    node.kubelet.shown.clear()
+    for _ in range(2):
+        await node.handouts.reconcile()
+        await node.clock.advance(5)
+    shares = [DeviceID("GPU-0::0"), DeviceID("GPU-0::1")]
+    await node.handouts.allocate(GPU, [[shares[0]]])
+    await node.handouts.allocate(GPU, [[shares[1]]])
+
+    assert {"GPU-0::0": None, "GPU-0::1": None} == node.live()
+
+
+async def test_a_container_with_a_share_from_before_keeps_the_whole_card_from_others(node: Node) -> None:
+    """It is shown under an id, and perhaps a resource, that is offered no more: its card is ours all the same."""
+    node.kubelet.show("shared", DeviceID("GPU-3::1"), resource=ResourceName("nvidia.com/gpu.shared"))
+    await node.handouts.reconcile()
+    with pytest.raises((DeviceUnusable, DeviceInUse)):
+        await node.handouts.allocate(GPU, [[GPUS[3]]])
+
+    (held,) = node.ledger.state.allocations.values()
+    assert (owner("shared"), frozenset({"GPU-3::1"})) == (held.owner, held.device_ids)
+
+
+async def test_more_shares_than_a_container_may_have_are_refused_with_the_remedy(node: Node) -> None:
+    node.topology = msgspec.structs.replace(MACHINE, offers=divided(4, most=1))
+    node.hear_topology(node.ledger, 2)
+    with pytest.raises(InvalidField) as refused:
+        await node.handouts.allocate(GPU, [[DeviceID("GPU-0::0"), DeviceID("GPU-1::0")]])
+
+    assert "ask for 1" in refused.value.remedy
+    assert {} == node.live()
+
+
+# Time
+
+
+@pytest.mark.parametrize("set_by", [86_400.0, -86_400.0, -1e9])
+async def test_a_wall_clock_that_jumps_releases_nothing_and_keeps_the_order(set_by: float) -> None:
+    clock = ShiftingClock()
+    node = Node(clock=clock)
+    await bound(node, "train", GPUS[0])
+    shown, node.kubelet.shown = node.kubelet.shown, []
+    await node.handouts.reconcile()
+    clock.set_by = set_by
+    await node.handouts.reconcile()
+    after_the_jump = node.live()
+    node.kubelet.shown = shown
+    await node.handouts.reconcile()
+    before = (node.ledger.state.epoch, node.ledger.state.seq)
+    node.restart()
+
+    assert {"GPU-0": "train"} == after_the_jump == node.live()
+    assert before < (node.ledger.state.epoch, node.ledger.state.seq)
+
+
+async def test_a_stopped_process_releases_nothing_because_of_the_time_it_was_stopped() -> None:
+    """Missed at two looks, milliseconds apart, and stopped in between: that is no evidence of five seconds."""
+    clock = ShiftingClock()
+    node = Node(clock=clock)
+    await bound(node, "train", GPUS[0])
+    shown, node.kubelet.shown = node.kubelet.shown, []
+    await node.handouts.reconcile()
+
+    async def stopped() -> None:
+        clock.stop(60)
+        node.kubelet.shown = shown  # it came back meanwhile
+
+    node.kubelet.meanwhile = stopped
+    asked = node.kubelet.asked
+    await node.handouts.reconcile()
+
+    assert {"GPU-0": "train"} == node.live()
+    assert 2 == node.kubelet.asked - asked, "an answer from before is asked for again"
+
+
+async def test_an_allocate_that_was_stopped_on_its_way_is_judged_by_a_fresh_answer() -> None:
+    clock = ShiftingClock()
+    node = Node(clock=clock)
+    await node.handouts.allocate(GPU, [[GPUS[0]]])
+
+    async def stopped() -> None:
+        clock.stop(60)
+        node.kubelet.show("train", GPUS[0])
+
+    node.kubelet.meanwhile = stopped
+    with pytest.raises(DeviceInUse):
+        await node.handouts.allocate(GPU, [[GPUS[0], GPUS[1]]])
+
+
+async def test_answers_that_always_come_too_late_are_a_kubelet_that_is_away() -> None:
+    clock = ShiftingClock()
+    node = Node(clock=clock)
+
+    async def late() -> None:
+        clock.stop(FRESH_SECONDS + 1)
+        node.kubelet.meanwhile = late
+
+    node.kubelet.meanwhile = late
+    with pytest.raises(Unavailable, match="too late"):
+        await node.handouts.reconcile()
+
+
+async def test_before_anything_is_given_out_what_is_known_of_the_devices_is_made_sure_of() -> None:
+    sick = DeviceHealth(state=HealthState.UNHEALTHY, reason="XID 79")
+
+    async def ask() -> None:
+        it.hear_health(it.ledger, 2, {**dict.fromkeys(GPUS, DeviceHealth(state=HealthState.HEALTHY)), GPUS[0]: sick})
+
+    it = Node(sure=ask)
+    with pytest.raises(DeviceUnusable, match="XID 79"):
+        await it.handouts.allocate(GPU, [[GPUS[0]]])

@@ -1,0 +1,151 @@
+"""One allocator follows another: by locks alone, with deadlines, and never both at once."""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import anyio
+import pytest
+from kubelet_support import NODE
+
+from topoalign.allocator.journal import open_journal
+from topoalign.allocator.state_dir import StateInUse
+from topoalign.allocator.succession import (
+    HEARD_SECONDS,
+    LOOK_SECONDS,
+    STEP_SECONDS,
+    WAIT_SECONDS,
+    asked,
+    hardware_known,
+    open_in_turn,
+)
+from topoalign.core.errors import HardwareUnknown
+from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.memory_bus import MemoryBus
+
+pytestmark = pytest.mark.anyio
+
+
+async def at_once() -> None:
+    """Ready to take over."""
+
+
+async def until(clock: ManualClock, seconds: float, true: Callable[[], bool]) -> None:
+    while not true():
+        await clock.advance(seconds)
+        await anyio.lowlevel.checkpoint()
+
+
+async def test_without_anybody_in_office_nobody_is_waited_for(tmp_path: Path) -> None:
+    async def never() -> None:
+        raise AssertionError("there is nobody to take over")
+
+    async with open_in_turn(tmp_path / "state", NODE, ManualClock(), never) as journal:
+        assert [] == journal.load()
+
+
+async def test_who_is_not_to_take_over_is_turned_away_with_the_pid_of_the_one_in_office(tmp_path: Path) -> None:
+    with open_journal(tmp_path, NODE), pytest.raises(StateInUse, match=r"in use by another allocator, pid \d+") as told:
+        async with open_in_turn(tmp_path, NODE, ManualClock(), None):
+            raise AssertionError("two at once")
+
+    assert "--take-over" in told.value.remedy
+    assert not (tmp_path / "successor").exists()
+
+
+async def test_the_one_in_office_hears_of_a_successor_and_its_record_passes_on(tmp_path: Path) -> None:
+    clock = ManualClock()
+    order: list[str] = []
+
+    async def succeed() -> None:
+        async with open_in_turn(tmp_path, NODE, clock, at_once) as journal:
+            journal.load()
+            order.append("successor has it")
+
+    async with anyio.create_task_group() as tasks:
+        with open_journal(tmp_path, NODE) as journal:
+            journal.load()
+            tasks.start_soon(succeed)
+            hears = anyio.Event()
+
+            async def hear() -> None:
+                await asked(tmp_path, clock)
+                hears.set()
+
+            tasks.start_soon(hear)
+            await until(clock, LOOK_SECONDS, hears.is_set)
+            order.append("asked")
+        await until(clock, STEP_SECONDS, lambda: len(order) == 2)
+
+    assert ["asked", "successor has it"] == order
+
+
+async def test_a_successor_in_office_is_not_taken_for_one_in_line(tmp_path: Path) -> None:
+    """It gave up its place in line when its turn came: else it would hand over to itself."""
+    clock = ManualClock()
+    heard: list[str] = []
+
+    async def hear() -> None:
+        await asked(tmp_path, clock)
+        heard.append("asked")
+
+    async with anyio.create_task_group() as tasks:
+        with open_journal(tmp_path, NODE):
+            taken = anyio.Event()
+
+            async def succeed() -> None:
+                async with open_in_turn(tmp_path, NODE, clock, at_once):
+                    taken.set()
+                    await anyio.sleep_forever()
+
+            tasks.start_soon(succeed)
+            await anyio.wait_all_tasks_blocked()
+        await until(clock, STEP_SECONDS, taken.is_set)
+        tasks.start_soon(hear)
+        await clock.advance(10 * LOOK_SECONDS)
+        tasks.cancel_scope.cancel()
+
+    assert [] == heard
+
+
+async def test_one_that_does_not_hand_over_is_named_at_the_deadline(tmp_path: Path) -> None:
+    clock = ManualClock()
+    told: list[StateInUse] = []
+
+    async def succeed() -> None:
+        try:
+            async with open_in_turn(tmp_path, NODE, clock, at_once):
+                pass
+        except StateInUse as fault:
+            told.append(fault)
+
+    with open_journal(tmp_path, NODE):
+        began = clock.monotonic()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(succeed)
+            await until(clock, 1.0, lambda: bool(told))
+
+    assert WAIT_SECONDS <= clock.monotonic() - began <= WAIT_SECONDS + 2
+    assert "pid" in told[0].finding
+    assert "did not within 20 s" in told[0].finding
+
+
+async def refused(call: Callable[[], Awaitable[None]], clock: ManualClock) -> list[HardwareUnknown]:
+    told: list[HardwareUnknown] = []
+
+    async def run() -> None:
+        try:
+            await call()
+        except HardwareUnknown as error:
+            told.append(error)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run)
+        await until(clock, HEARD_SECONDS / 4, lambda: bool(told))
+    return told
+
+
+async def test_who_has_no_hardware_to_offer_takes_nothing_over(tmp_path: Path) -> None:
+    clock = ManualClock()
+    (told,) = await refused(lambda: hardware_known(MemoryBus(), NODE, clock), clock)
+
+    assert "nothing is taken over" in told.finding

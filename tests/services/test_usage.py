@@ -1,0 +1,199 @@
+"""What the kubelet gives to containers that never call us is read with everything else, said, and used in predictions."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from decision_support import container, machine, node, pod
+from handouts_support import GPUS, NODE, Node, owner
+
+from topoalign.allocator.kubelet.api import v1
+from topoalign.allocator.kubelet.podresources import usage_of
+from topoalign.allocator.kubelet_files import KubeletFiles
+from topoalign.allocator.usage import AGAIN_SECONDS, UsageTeller
+from topoalign.client import Client
+from topoalign.core import wire
+from topoalign.core.admission import admit
+from topoalign.core.decisions import Admission
+from topoalign.core.errors import BusUnavailable
+from topoalign.core.events import ContainerUsage, MemoryBlock, UsageObserved
+from topoalign.core.ids import GPU, MEMORY, DeviceID, ResourceName
+from topoalign.core.ports import Message, Stream
+from topoalign.core.state import NodeState
+from topoalign.kubelet import configuration
+from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.tasks import background
+
+pytestmark = pytest.mark.anyio
+FPGA = ResourceName("example.com/fpga")
+GIB = 1 << 30
+
+
+def block(size: int, *nodes: int, taken: tuple[int, ...] = ()) -> MemoryBlock:
+    return MemoryBlock(resource=MEMORY, nodes=nodes, size=size, taken=taken or (size, *(0 for _ in nodes[1:])))
+
+
+def used(pod: str, cpus: str = "", *memory: MemoryBlock, **devices: tuple[str, ...]) -> ContainerUsage:
+    names = {"gpu": GPU, "fpga": FPGA}
+    held = {names[kind]: tuple(map(DeviceID, ids)) for kind, ids in devices.items()}
+    return ContainerUsage(owner=owner(pod), cpus=cpus, memory=memory, devices=held)
+
+
+def observed(node: Node) -> tuple[ContainerUsage, ...]:
+    assert node.ledger.state.usage is not None
+    return node.ledger.state.usage.containers
+
+
+async def test_cpus_memory_and_foreign_devices_are_observed_and_our_own_devices_are_not() -> None:
+    it = Node()
+    it.kubelet.usage = (
+        used("ours", gpu=("GPU-0",)),
+        used("both", "0-3", gpu=("GPU-1",), fpga=("f-0",)),
+        used("theirs", "8", block(GIB, 0)),
+        used("nothing"),
+    )
+    await it.handouts.reconcile()
+
+    assert (used("both", "0-3", fpga=("f-0",)), used("theirs", "8", block(GIB, 0))) == observed(it)
+
+
+async def test_a_block_on_several_nodes_fills_the_lowest_first_as_far_as_it_has_memory() -> None:
+    it = Node()
+    it.kubelet.usage = (used("a", "", block(40 * GIB, 0)), used("b", "", block(30 * GIB, 0, 1)))
+    await it.handouts.reconcile()
+
+    assert [(40 * GIB,), (24 * GIB, 6 * GIB)] == [each.memory[0].taken for each in observed(it)]
+
+
+async def test_the_same_in_another_order_is_no_news() -> None:
+    it = Node()
+    it.kubelet.usage = (used("a", "0"), used("b", "1"))
+    await it.handouts.reconcile()
+    first = it.ledger.state.usage
+    it.kubelet.usage = (used("b", "1"), used("a", "0"))
+    await it.handouts.reconcile()
+    same = it.ledger.state.usage
+    it.kubelet.usage = (used("a", "0"),)
+    await it.handouts.reconcile()
+
+    assert first is same
+    assert first is not None and it.ledger.state.usage is not None
+    assert (first.epoch, first.revision + 1) == (it.ledger.state.usage.epoch, it.ledger.state.usage.revision)
+
+
+def test_what_podresources_says_of_a_container_is_read_whole() -> None:
+    shown = v1.ContainerResources(
+        name="main",
+        devices=[
+            v1.ContainerDevices(resource_name=GPU, device_ids=["GPU-1"]),
+            v1.ContainerDevices(resource_name=GPU, device_ids=["GPU-0"]),
+            v1.ContainerDevices(resource_name=GPU, device_ids=["GPU-0"]),
+        ],
+        cpu_ids=[3, 1, 2],
+        memory=[
+            v1.ContainerMemory(
+                memory_type="memory",
+                size=7,
+                topology=v1.TopologyInfo(nodes=[v1.NumaNode(id=1), v1.NumaNode(id=0)]),
+            )
+        ],
+    )
+
+    expected = used("train", "1-3", block(7, 0, 1, taken=(7, 0)), gpu=("GPU-0", "GPU-1"))
+    assert expected == usage_of(v1.PodResources(name="train", namespace="default"), shown)
+
+
+class LossyBus(MemoryBus):
+    """A bus that does not confirm for a while."""
+
+    away = False
+    tries = 0
+
+    async def publish(self, message: Message) -> int:
+        self.tries += 1
+        if self.away:
+            raise BusUnavailable("away")
+        return await super().publish(message)
+
+
+async def test_only_the_newest_reading_is_said_when_the_bus_was_away() -> None:
+    it, bus = Node(), LossyBus()
+    bus.away = True
+    async with background() as tasks:
+        tasks.start_soon(UsageTeller(it.ledger, bus, it.clock).run)
+        for cpu in range(5):
+            it.kubelet.usage = (used("a", str(cpu)),)
+            await it.handouts.reconcile()
+            await it.clock.advance(0)
+        bus.away = False
+        await it.clock.advance(AGAIN_SECONDS)
+        tries = bus.tries
+        await it.clock.advance(600)
+
+    assert tries == bus.tries, "said once"
+    heard = []
+    async with bus.follow(Stream.NODES, ">") as messages:
+        async for received in messages:
+            heard.append(wire.decode(received.message))
+            if received.position == await bus.last_position(Stream.NODES):
+                break
+    assert [it.ledger.state.usage] == heard
+    assert "4" == observed(it)[0].cpus
+
+
+async def test_a_subscriber_folds_the_usage_of_a_node() -> None:
+    it, bus = Node(), MemoryBus()
+    it.kubelet.usage = (used("a", "0-3"),)
+    await it.handouts.reconcile()
+    async with background() as tasks:
+        tasks.start_soon(UsageTeller(it.ledger, bus, it.clock).run)
+        events = Client(bus).nodes(node=NODE)
+        heard = (await anext(events)).event
+        await events.aclose()
+
+    assert NodeState(node=NODE).apply(heard).usage == it.ledger.state.usage == heard
+
+
+@pytest.mark.parametrize("files", ["absent", "damaged"])
+async def test_a_prediction_counts_what_podresources_showed_where_the_checkpoints_cannot_be_read(
+    tmp_path: Path, files: str
+) -> None:
+    """5 of 8 CPUs of NUMA node 0 are held by a container without devices, and so are 60 of its 64 GiB."""
+    (tmp_path / "config.yaml").write_text(
+        "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\ntopologyManagerPolicy: single-numa-node\n"
+        'cpuManagerPolicy: static\nreservedSystemCPUs: "0"\nmemoryManagerPolicy: Static\n'
+        "reservedMemory: [{numaNode: 0, limits: {memory: 1Gi}}]\n"
+    )
+    if files == "damaged":
+        for name in ("cpu_manager_state", "memory_manager_state"):
+            (tmp_path / name).write_text("{")
+    rules = configuration.load(tmp_path / "config.yaml")
+    state = node(machine())
+    held = admit(state, pod(container("main", cpus=5, gib=60), name="uid-1"), rules)
+    assert isinstance(held, Admission)
+    (running,) = held.allocations
+    usage = UsageObserved(
+        node=state.node,
+        epoch=1,
+        revision=1,
+        containers=(ContainerUsage(owner=owner("db"), cpus=running.cpus, memory=running.memory),),
+    )
+    asking = pod(container("main", cpus=4, gib=8))
+    known = await KubeletFiles(tmp_path / "config.yaml", tmp_path, rules).known(state.apply(usage), asking)
+    without = await KubeletFiles(tmp_path / "config.yaml", tmp_path, rules).known(state, asking)
+
+    with_usage, blind = admit(known.state, asking, known.rules), admit(without.state, asking, without.rules)
+    assert isinstance(with_usage, Admission) and isinstance(blind, Admission)
+    assert ((1,), (0,)) == (with_usage.allocations[0].affinity, blind.allocations[0].affinity)
+    assert 2 == sum("what PodResources showed last counts instead" in note for note in known.notes)
+    assert msgspec.structs.replace(running, id=running.id).cpu_ids <= known.state.cpus_in_use
+
+
+async def test_what_is_observed_never_takes_our_devices_for_foreign() -> None:
+    it = Node()
+    await it.handouts.allocate(GPU, [[GPUS[0]]])
+    it.kubelet.usage = (used("train", gpu=("GPU-0",)),)
+    it.kubelet.show("train", GPUS[0])
+    await it.handouts.reconcile()
+
+    assert () == observed(it)

@@ -1,0 +1,114 @@
+"""The page about the configuration says what the code has, and its examples are right."""
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from topoalign.cli import root
+from topoalign.kubelet import documents
+from topoalign.serving import nvidia
+from topoalign.serving.configuration import Configuration, SharedResource
+from topoalign.serving.file import leaves, load, loaded
+from topoalign.serving.watching import VARIABLE
+
+REPOSITORY = Path(__file__).parents[2]
+PAGE = (REPOSITORY / "docs" / "configuration.md").read_text()
+EXAMPLES = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+
+
+def rows(first: str) -> list[list[str]]:
+    """The rows of the table whose head begins with this."""
+    table = PAGE.split(f"\n| {first} | ")[1].split("\n\n")[0]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+
+
+@pytest.mark.parametrize("text", EXAMPLES)
+def test_every_example_is_a_configuration(text: str) -> None:
+    found = loaded(documents.read(text.encode(), "docs/configuration.md"), {})
+
+    assert Configuration() != found.configuration
+    assert () == found.findings
+
+
+def test_there_are_examples_of_every_section_that_is_a_list() -> None:
+    assert 4 == len(EXAMPLES)
+    assert Configuration() != load(REPOSITORY / "examples" / "topoalign.yaml").configuration
+
+
+def test_every_field_is_listed_with_its_default() -> None:
+    documented = {row[0].strip("`"): row[1].strip("`") for row in rows("field")}
+    defaults = msgspec.to_builtins(Configuration())
+    values = {path: at(defaults, path) for path in leaves(defaults)}
+
+    assert {path: written(value) for path, value in values.items()} == documented
+    shared = {field.encode_name for field in msgspec.structs.fields(SharedResource)}
+    assert shared == {row[0].strip("`") for row in rows("key | default")}
+
+
+def at(content: object, path: str) -> object:
+    for key in path.split("."):
+        assert isinstance(content, dict)
+        content = content[key]
+    return content
+
+
+def written(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"[{', '.join(map(str, value))}]" if isinstance(value, list | tuple) else str(value)
+
+
+def test_every_variable_and_every_field_of_nvidias_that_is_not_taken_is_listed() -> None:
+    variables = {name for row in rows("variable") for name in re.findall(r"`([A-Z_]+)`", row[0])}
+    assert {*nvidia.VARIABLES, nvidia.FILE, *nvidia.DP_VARIABLES} == variables
+    for row in rows("variable"):
+        for name in set(re.findall(r"`([A-Z_]+)`", row[0])) & nvidia.VARIABLES.keys():
+            assert f"`{nvidia.VARIABLES[name].field}`" in row[1]
+
+    others = PAGE.split("## What of NVIDIA's file is not taken")[1].split("\n## ")[0]
+    assert [] == [field for field in (*nvidia.WITHOUT_EFFECT, *nvidia.REFUSED) if f"`{field}`" not in others]
+    assert f"`{VARIABLE}`" in PAGE
+
+
+def test_the_command_prints_what_the_page_shows(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    example = PAGE.split("```console\n$ topoalign ")[1].split("```")[0]
+    command, _, shown = example.partition("\n")
+    root.run(command.split())
+
+    assert shown == capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "feature",
+    [
+        *(
+            "configuration file",
+            "configuration per node",
+            "reload",
+            "mig-strategy",
+            "fail-on-init-error",
+            "driver-root",
+        ),
+        *("GDS, MOFED, GDRCOPY", "IMEX", "device-discovery-strategy", "pass-device-specs", "device-list-strategy"),
+        *("device-id-strategy", "CDI file", "shared-devices-allocation-policy", "kubelet-socket", "resource names"),
+        *(
+            "time slicing",
+            "MPS",
+            "preferred allocation",
+            "health",
+            "registration",
+            "PreStartContainer",
+            "platforms",
+            "labels",
+        ),
+    ],
+)
+def test_every_feature_of_nvidias_plugin_has_ours_beside_it(feature: str) -> None:
+    found = [row for row in rows("feature") if row[0].startswith(feature)]
+
+    assert found and all(row[1] and row[2] for row in found)

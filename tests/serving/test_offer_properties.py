@@ -1,0 +1,189 @@
+"""Offers against a reference that asks of each device by itself what becomes of it."""
+
+from fnmatch import fnmatchcase
+from typing import Any
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from serving_support import A100, L4, gpu, machine, nic
+
+from topoalign.core.topology.model import Gpu, Topology
+from topoalign.core.topology.offers import handed_out
+from topoalign.core.topology.validate import validate
+from topoalign.serving.file import loaded
+from topoalign.serving.offers import offers
+
+NO_NAME = "no name has this"
+PROFILES = st.none() | st.lists(st.sampled_from(["1g.10gb", "3g.40gb", "1c.3g.40gb", "1g.10gb+me"]), max_size=3)
+NAMES = st.sampled_from(["nvidia.com/a", "nvidia.com/b", "nvidia.com/gpu"])
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> Topology:
+    gpus = [gpu(i, draw(PROFILES), draw(st.sampled_from([A100, L4]))) for i in range(draw(st.integers(0, 5)))]
+    if draw(st.booleans()):  # all alike, as `single` wants them
+        gpus = [gpu(i, ["1g.10gb"] * draw(st.integers(1, 3))) for i in range(len(gpus))]
+    return machine(gpus, [nic(i, draw(st.integers(0, 2))) for i in range(draw(st.integers(0, 3)))])
+
+
+def outcomes(names: st.SearchStrategy[str]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.builds(lambda name: {"name": name}, names) | st.just({"exclude": True})
+
+
+GPU_CHOICES = st.builds(
+    lambda ways, outcome: {**ways, **outcome},
+    st.sampled_from([{"pattern": "A100"}, {"pattern": "*"}, {"uuids": ["GPU-0", "GPU-2"]}, {"indexes": [1, 3]}]),
+    outcomes(NAMES),
+)
+MIG_CHOICES = st.builds(
+    lambda ways, outcome: {**ways, **outcome},
+    st.sampled_from([{"pattern": "1g.*"}, {"pattern": "3g.40gb"}, {"uuids": ["MIG-0-0"]}]),
+    outcomes(NAMES),
+)
+NIC_CHOICES = st.builds(
+    lambda ways, outcome: {**ways, **outcome},
+    st.sampled_from([{"names": ["mlx5_0"]}, {"names": ["mlx5_*"]}, {"pci": ["0000:01:*"]}]),
+    st.just({"exclude": True}) | st.just({"name": "x.io/nic"}) | st.just({"name": "x.io/vf", "virtualFunctions": True}),
+)
+SHARED = st.fixed_dictionaries(
+    {"name": st.sampled_from(["gpu", "a", "mig-1g.10gb", "topoalign.io/nic"]), "replicas": st.integers(2, 4)},
+    optional={"devices": st.just("all") | st.integers(1, 4) | st.just([0, "0:1", "MIG-1-0", "GPU-2"])},
+)
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> dict[str, Any]:
+    shared = draw(st.lists(SHARED, max_size=3, unique_by=lambda each: each["name"]))
+    return {
+        "flags": {"migStrategy": draw(st.sampled_from(["none", "single", "mixed"]))},
+        "resources": {
+            "gpus": draw(st.lists(GPU_CHOICES, max_size=3)),
+            "mig": draw(st.lists(MIG_CHOICES, max_size=2)),
+        },
+        "nics": draw(st.lists(NIC_CHOICES, max_size=2)),
+        **(
+            {"sharing": {"timeSlicing": {"resources": shared, "renameByDefault": draw(st.booleans())}}}
+            if shared
+            else {}
+        ),
+    }
+
+
+def reference(topology: Topology, document: dict[str, Any]) -> dict[str, str]:
+    """Handed-out id -> resource, one device after another, straight from the text of the rules."""
+    strategy = document["flags"]["migStrategy"]
+    mig_on = strategy != "none"
+    usual: list[tuple[str, str, str]] = []  # id, resource, what else it may be called
+    gpus = [(each, outcome_of_gpu(each, document)) for each in topology.gpus]
+    kept = [(each, name) for each, name in gpus if name is not None]
+    if strategy == "single" and any(each.mig is not None for each, _ in kept):
+        kinds = {None if each.mig is None else tuple(sorted({i.profile for i in each.mig})) for each, _ in kept}
+        if len(kinds) > 1 or () in kinds or any(kind is not None and len(kind) > 1 for kind in kinds):
+            kept = []
+    for each, name in kept:
+        if not mig_on or each.mig is None:
+            usual.append((each.id, name, str(each.index)))
+            continue
+        for instance in each.mig:
+            chosen = next((c for c in document["resources"]["mig"] if fits_instance(c, instance)), None)
+            if chosen is not None:
+                resource = None if chosen.get("exclude") else chosen["name"]
+            elif strategy == "single":
+                resource = "nvidia.com/gpu"
+            else:
+                c_is_g = not instance.profile.startswith("1c.")
+                resource = "nvidia.com/mig-" + instance.profile.replace("+", ".") if c_is_g else None
+            if resource is not None:
+                usual.append((instance.uuid, resource, f"{each.index}:{instance.index}"))
+    for card in topology.nics:
+        chosen = next((c for c in document["nics"] if fits_nic(c, card.id, card.pci or "")), None)
+        if chosen is None:
+            usual.append((card.id, "topoalign.io/nic", str(card.index)))
+        elif chosen.get("virtualFunctions"):
+            usual += [(function.pci, "x.io/vf", "") for function in card.virtual_functions]
+        elif not chosen.get("exclude"):
+            usual.append((card.id, "x.io/nic", str(card.index)))
+    return shared_out(usual, document.get("sharing", {}).get("timeSlicing", {}))
+
+
+def outcome_of_gpu(each: Gpu, document: dict[str, Any]) -> str | None:
+    for choice in document["resources"]["gpus"]:
+        if (
+            fnmatchcase(each.name, f"*{choice.get('pattern', NO_NAME)}*")
+            or each.id in choice.get("uuids", [])
+            or each.index in choice.get("indexes", [])
+        ):
+            return None if choice.get("exclude") else str(choice["name"])
+    return "nvidia.com/gpu"
+
+
+def fits_instance(choice: dict[str, Any], instance: Any) -> bool:
+    return fnmatchcase(instance.profile, choice.get("pattern", NO_NAME)) or instance.uuid in choice.get("uuids", [])
+
+
+def fits_nic(choice: dict[str, Any], name: str, pci: str) -> bool:
+    return any(fnmatchcase(name, each) for each in choice.get("names", [])) or any(
+        fnmatchcase(pci, each) for each in choice.get("pci", [])
+    )
+
+
+def shared_out(usual: list[tuple[str, str, str]], slicing: dict[str, Any]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    seen: dict[str, int] = {}
+    for device, resource, reference_ in usual:
+        place = seen[resource] = seen.get(resource, -1) + 1
+        for share in slicing.get("resources", []):
+            name = share["name"] if "/" in share["name"] else f"nvidia.com/{share['name']}"
+            devices = share.get("devices", "all")
+            mine = (
+                devices == "all"
+                or (isinstance(devices, int) and place < devices)
+                or (isinstance(devices, list) and {device, reference_} & {str(each) for each in devices})
+            )
+            if name == resource and mine:
+                called = f"{name}.shared" if slicing["renameByDefault"] else name
+                found |= {f"{device}::{n}": called for n in range(share["replicas"])}
+                break
+        else:
+            found[device] = resource
+    return found
+
+
+@given(machines(), documents())
+@settings(max_examples=400)
+def test_offers_are_what_each_device_by_itself_becomes(topology: Topology, document: dict[str, Any]) -> None:
+    """So every device is accounted for: offered once, under one resource, whole or in parts, or left out for a reason."""
+    found = offers(topology, loaded(document, {}).configuration).offers
+    handed = [
+        (device, offer.resource)
+        for offer in found
+        for base in offer.devices
+        for device in handed_out(base, offer.replicas)
+    ]
+
+    assert reference(topology, document) == dict(handed)
+    assert len(dict(handed)) == len(handed)
+    offered = msgspec.structs.replace(topology, offers=found)
+    validate(offered)
+    cards = [offered.card_of(base) for offer in found for base in offer.devices if base in offered.cards]
+    wholes = {base for offer in found for base in offer.devices if base not in offered.cards}
+    assert set() == wholes & set(cards)
+
+
+@given(machines(), machines(), documents())
+def test_what_stays_under_single_was_offered_before_and_is_still_there(
+    before: Topology, now: Topology, document: dict[str, Any]
+) -> None:
+    document["flags"]["migStrategy"] = "single"
+    configuration = loaded(document, {}).configuration
+    had = offers(before, configuration).offers
+    fresh, found = offers(now, configuration), offers(now, configuration, had)
+
+    if not any(finding.severe for finding in found.findings):
+        assert fresh.offers == found.offers
+        return
+    bases = {base for offer in found.offers for base in offer.devices} - {nic.id for nic in now.nics}
+    parts = {function.pci for nic in now.nics for function in nic.virtual_functions}
+    assert bases - parts <= {base for offer in had for base in offer.devices}
+    assert bases - parts <= {*now.gpu_by_id, *now.cards}

@@ -1,0 +1,259 @@
+"""What a node offers by a configuration."""
+
+import msgspec
+import pytest
+from serving_support import A100, L4, gpu, listed, machine, made, nic, said
+
+from topoalign.core.topology.model import Gpu
+from topoalign.core.topology.offers import Offer
+from topoalign.core.topology.validate import validate
+from topoalign.machines import catalogue, load
+from topoalign.serving.configuration import Configuration
+from topoalign.serving.offers import offers
+
+MIXED, SINGLE = "flags: {migStrategy: mixed}\n", "flags: {migStrategy: single}\n"
+SHARE = "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2"
+
+
+def test_without_a_configuration_gpus_and_nics_are_offered_as_they_are() -> None:
+    for name in catalogue.names():
+        topology = load(name).topology
+
+        assert topology.offered == offers(topology, Configuration()).offers
+    assert () == made(machine()).offers
+
+
+def test_mig_is_ignored_where_nothing_asks_for_it_and_that_is_said() -> None:
+    found = made(machine([gpu(0), gpu(1, ["1g.10gb"]), gpu(2, [])]))
+
+    assert {"nvidia.com/gpu": ["GPU-0", "GPU-1", "GPU-2"]} == listed(found)
+    assert ["flags.migStrategy: none offers GPUs that are in MIG mode as a whole: GPU 1, GPU 2"] == said(found)
+
+
+def test_mixed_makes_each_profile_a_resource_and_an_empty_gpu_is_only_warned_about() -> None:
+    found = made(machine([gpu(0), gpu(1, ["1g.10gb", "3g.40gb", "1g.10gb+me"]), gpu(2, [])]), MIXED)
+
+    assert {
+        "nvidia.com/gpu": ["GPU-0"],
+        "nvidia.com/mig-1g.10gb": ["MIG-1-0"],
+        "nvidia.com/mig-3g.40gb": ["MIG-1-1"],
+        "nvidia.com/mig-1g.10gb.me": ["MIG-1-2"],
+    } == listed(found)
+    assert [("flags.migStrategy", False)] == [(finding.field, finding.severe) for finding in found.findings]
+    assert "GPU 2 is in MIG mode and has no instance" in said(found)[0]
+
+
+def test_mixed_leaves_out_an_instance_with_a_part_of_its_compute_units_unless_it_is_named() -> None:
+    topology = machine([gpu(0, ["1c.3g.40gb", "3g.40gb"])])
+    named = made(topology, MIXED + "resources: {mig: [{pattern: 1c.*, name: slice}]}")
+
+    assert {"nvidia.com/mig-3g.40gb": ["MIG-0-1"]} == listed(made(topology, MIXED))
+    assert {"nvidia.com/slice": ["MIG-0-0"], "nvidia.com/mig-3g.40gb": ["MIG-0-1"]} == listed(named)
+
+
+def test_single_calls_equal_instances_gpus() -> None:
+    found = made(machine([gpu(0, ["3g.40gb"] * 2), gpu(1, ["3g.40gb"])]), SINGLE)
+
+    assert {"nvidia.com/gpu": ["MIG-0-0", "MIG-0-1", "MIG-1-0"]} == listed(found)
+    assert () == found.findings
+
+
+def test_single_offers_whole_gpus_where_none_is_in_mig_mode() -> None:
+    assert {"nvidia.com/gpu": ["GPU-0", "GPU-1"]} == listed(made(machine([gpu(0), gpu(1)]), SINGLE))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "why"),
+    [
+        ([gpu(0, ["1g.10gb"]), gpu(1)], "GPU 0 is in MIG mode and GPU 1 is not"),
+        ([gpu(0, ["1g.10gb"]), gpu(1, [])], "GPU 1 has no MIG instance"),
+        ([gpu(0, ["1g.10gb"]), gpu(1, ["3g.40gb"])], "there are instances of '1g.10gb', '3g.40gb'"),
+    ],
+)
+def test_single_with_unlike_gpus_offers_no_gpu_and_says_loudly_why(gpus: list[Gpu], why: str) -> None:
+    """The NICs stay: they are not in question."""
+    found = made(machine(gpus, [nic(0)]), SINGLE)
+    (severe,) = [finding for finding in found.findings if finding.severe]
+
+    assert {"topoalign.io/nic": ["mlx5_0"]} == listed(found)
+    assert f"single needs all GPUs alike, and {why}: meanwhile no GPU is offered" == severe.finding
+
+
+def test_single_goes_on_with_what_it_offered_when_gpus_become_unlike() -> None:
+    """A GPU that comes back from a reset without its instances takes nobody else's along; nothing new is offered beside."""
+    before = made(machine([gpu(0, ["1g.10gb"] * 2), gpu(1, ["1g.10gb"])]), SINGLE).offers
+    now = machine([gpu(0, ["1g.10gb"] * 3), gpu(1, [])])
+
+    assert {"nvidia.com/gpu": ["MIG-0-0", "MIG-0-1"]} == listed(made(now, SINGLE, before))
+    assert "2 devices that were offered before stay so" in " ".join(said(made(now, SINGLE, before)))
+
+
+def test_excluded_gpus_do_not_count_for_single() -> None:
+    text = SINGLE + "resources: {gpus: [{indexes: [1], exclude: true}]}"
+
+    assert {"nvidia.com/gpu": ["MIG-0-0"]} == listed(made(machine([gpu(0, ["1g.10gb"]), gpu(1)]), text))
+
+
+def test_gpus_are_chosen_by_model_uuid_or_index_and_the_first_that_fits_decides() -> None:
+    text = """
+resources:
+  gpus:
+    - {uuids: [GPU-1], exclude: true}
+    - {indexes: [0], name: debug}
+    - {pattern: A100*80GB, name: example.com/a100}
+    - {pattern: "*", name: gpu}
+"""
+    found = made(machine([gpu(0), gpu(1), gpu(2), gpu(3, name=L4)]), text)
+
+    assert {"nvidia.com/debug": ["GPU-0"], "example.com/a100": ["GPU-2"], "nvidia.com/gpu": ["GPU-3"]} == listed(found)
+    assert () == found.findings
+
+
+def test_what_chooses_nothing_is_said_and_devices_nobody_chose_keep_their_resource() -> None:
+    text = """
+resources:
+  gpus:
+    - {pattern: H100, name: h100}
+    - {uuids: [GPU-7, GPU-0], name: zero}
+    - {indexes: [9], name: nine}
+    - {pattern: A100, name: a}
+nics: [{names: [mlx5_9], name: fast}]
+"""
+    found = made(machine([gpu(0, name=L4), gpu(1, name=L4)], [nic(0)]), text)
+
+    assert {"nvidia.com/zero": ["GPU-0"], "nvidia.com/gpu": ["GPU-1"], "topoalign.io/nic": ["mlx5_0"]} == listed(found)
+    assert [
+        "resources.gpus[0]: decides for no GPU of this node",
+        "resources.gpus[1]: this node has no GPU 'GPU-7'",
+        "resources.gpus[2]: this node has no GPU '9'",
+        "resources.gpus[3]: decides for no GPU of this node",
+        "nics[0]: decides for no NIC of this node",
+    ] == said(found)
+
+
+def test_shares_are_numbered_and_may_have_another_name() -> None:
+    topology = machine([gpu(0), gpu(1)])
+    shares = ["GPU-0::0", "GPU-0::1", "GPU-1::0", "GPU-1::1"]
+
+    assert {"nvidia.com/gpu": shares} == listed(made(topology, SHARE + "}]}}"))
+    assert {"nvidia.com/cheap": shares} == listed(made(topology, SHARE + ", rename: cheap}]}}"))
+    assert {"nvidia.com/gpu.shared": shares} == listed(made(topology, SHARE + "}], renameByDefault: true}}"))
+    assert [None] == [offer.most for offer in made(topology, SHARE + "}]}}").offers]
+    assert [1] == [offer.most for offer in made(topology, SHARE + "}], failRequestsGreaterThanOne: true}}").offers]
+
+
+@pytest.mark.parametrize(
+    ("devices", "shared", "finding"),
+    [
+        ("all", [0, 1, 2], None),
+        ("2", [0, 1], None),
+        ("5", [0, 1, 2], "there are 3, and 5 are asked for"),
+        ("[2, GPU-0]", [0, 2], None),
+        ("['1', 7, GPU-9]", [1], "this node has no nvidia.com/gpu '7', 'GPU-9'"),
+    ],
+)
+def test_some_of_the_gpus_are_shared_and_the_others_stay_whole(
+    devices: str, shared: list[int], finding: str | None
+) -> None:
+    found = made(machine([gpu(0), gpu(1), gpu(2)]), SHARE + f", rename: small, devices: {devices}}}]}}}}")
+    whole = [f"GPU-{i}" for i in range(3) if i not in shared]
+
+    assert [f"GPU-{i}::{n}" for i in shared for n in (0, 1)] == listed(found)["nvidia.com/small"]
+    assert whole == listed(found).get("nvidia.com/gpu", [])
+    assert ([f"sharing.timeSlicing.resources[0].devices: {finding}"] if finding else []) == said(found)
+
+
+def test_mig_instances_are_shared_like_gpus() -> None:
+    text = MIXED + "sharing: {timeSlicing: {resources: [{name: mig-1g.10gb, replicas: 2, devices: ['0:0', MIG-1-0]}]}}"
+    found = made(machine([gpu(0, ["3g.40gb", "1g.10gb"]), gpu(1, ["1g.10gb"]), gpu(2, ["1g.10gb"])]), text)
+
+    assert {
+        "nvidia.com/mig-3g.40gb": ["MIG-0-0"],
+        "nvidia.com/mig-1g.10gb": ["MIG-0-1::0", "MIG-0-1::1", "MIG-1-0::0", "MIG-1-0::1", "MIG-2-0"],
+    } == listed(found)
+
+
+def test_an_instance_is_called_by_the_index_that_nvml_has_for_it() -> None:
+    """Others have made way: the second that is left is the one that nvidia-smi calls 0:5."""
+    left = tuple(
+        msgspec.structs.replace(instance, index=index)
+        for instance, index in zip(gpu(0, ["1g.10gb"] * 2).mig or (), (2, 5), strict=True)
+    )
+    topology = machine([msgspec.structs.replace(gpu(0), mig=left)])
+    text = MIXED + "sharing: {timeSlicing: {resources: [{name: mig-1g.10gb, replicas: 2, devices: ['0:1', '0:5']}]}}"
+    found = made(topology, text)
+
+    assert {"nvidia.com/mig-1g.10gb": ["MIG-0-0", "MIG-0-1::0", "MIG-0-1::1"]} == listed(found)
+    assert ["sharing.timeSlicing.resources[0].devices: this node has no nvidia.com/mig-1g.10gb '0:1'"] == said(found)
+
+
+def test_an_instance_whose_index_is_not_known_is_not_called_by_a_guess() -> None:
+    unknown = tuple(msgspec.structs.replace(each, index=None) for each in gpu(0, ["1g.10gb"]).mig or ())
+    topology = machine([msgspec.structs.replace(gpu(0), mig=unknown)])
+    text = MIXED + "sharing: {timeSlicing: {resources: [{name: mig-1g.10gb, replicas: 2, devices: ['0:0']}]}}"
+
+    assert {"nvidia.com/mig-1g.10gb": ["MIG-0-0"]} == listed(made(topology, text))
+
+
+def test_parts_are_packed_where_the_configuration_says_so_and_whole_gpus_are_not() -> None:
+    text = "flags: {migStrategy: mixed, plugin: {sharedDevicesAllocationPolicy: packed}}\n"
+    topology = machine([gpu(0), gpu(1, ["1g.10gb"])])
+
+    assert ["distributed", "packed"] == [offer.packing for offer in made(topology, text).offers]
+    assert ["packed", "packed"] == [offer.packing for offer in made(topology, text + SHARE + "}]}}").offers]
+
+
+def test_a_resource_that_this_node_has_not_is_said_and_shared_nowhere() -> None:
+    found = made(machine([gpu(0)]), "sharing: {timeSlicing: {resources: [{name: mig-1g.5gb, replicas: 3}]}}")
+
+    assert {"nvidia.com/gpu": ["GPU-0"]} == listed(found)
+    assert ["sharing.timeSlicing.resources[0]: this node has no nvidia.com/mig-1g.5gb"] == said(found)
+
+
+def test_virtual_functions_are_offered_in_place_of_their_nic() -> None:
+    text = """
+nics:
+  - {names: ["mlx5_[0]"], exclude: true}
+  - {names: [mlx5_0, mlx5_1], name: rdma-vf, virtualFunctions: true}
+  - {pci: ["0000:02:*"], name: example.com/storage}
+  - {names: ["mlx5_3"], exclude: true}
+"""
+    found = made(machine(nics=[nic(0, 2), nic(1), nic(2), nic(3), nic(4)]), text)
+
+    assert {
+        "topoalign.io/rdma-vf": ["0000:00:00.1", "0000:00:00.2"],
+        "example.com/storage": ["mlx5_2"],
+        "topoalign.io/nic": ["mlx5_4"],
+    } == listed(found)
+    assert ["nics[1]: mlx5_1 has no virtual function: not offered", "nics[0]: decides for no NIC of this node"] == said(
+        found
+    )
+
+
+def test_more_shares_than_a_node_can_list_are_not_offered_and_that_is_loud() -> None:
+    topology = machine([gpu(index) for index in range(128)], [nic(0)])
+    found = made(topology, SHARE.replace("replicas: 2", "replicas: 1024") + "}]}}")
+
+    assert {"topoalign.io/nic": ["mlx5_0"]} == listed(found)
+    assert [True] == [finding.severe for finding in found.findings]
+
+
+def test_offers_hang_together_on_every_machine_of_the_catalogue() -> None:
+    text = MIXED + SHARE + "}]}}"
+    for name in catalogue.names():
+        topology = load(name).topology
+        validate(msgspec.structs.replace(topology, offers=made(topology, text).offers))
+
+
+def test_foreign_text_is_made_fit_to_show() -> None:
+    found = made(machine([gpu(0, ["1g\x1b[31m"], name=A100)]), MIXED)
+
+    assert () == found.offers
+    assert "\x1b" not in " ".join(said(found))
+
+
+def test_an_offer_is_equal_however_often_it_is_made() -> None:
+    topology = machine([gpu(0), gpu(1, ["1g.10gb"])], [nic(0, 2)])
+    first: tuple[Offer, ...] = made(topology, MIXED + SHARE + "}]}}").offers
+
+    assert first == made(topology, MIXED + SHARE + "}]}}", first).offers

@@ -1,0 +1,66 @@
+"""Machines whose GPUs are divided, configurations as text, and what a node offers by them."""
+
+from collections.abc import Iterable, Sequence
+
+from topoalign.core.ids import DeviceID
+from topoalign.core.topology.model import Gpu, MigDevice, Nic, NumaNode, Topology, VirtualFunction
+from topoalign.core.topology.offers import Offer, handed_out
+from topoalign.kubelet import documents
+from topoalign.serving.configuration import Configuration
+from topoalign.serving.file import loaded
+from topoalign.serving.offers import Offering, offers
+
+A100, L4 = "NVIDIA A100-SXM4-80GB", "NVIDIA L4"
+
+
+def configured(text: str = "{}", **environment: str) -> Configuration:
+    """The configuration of a file that holds this."""
+    return loaded(documents.read(text.encode(), "topoalign.yaml"), environment).configuration
+
+
+def gpu(index: int, profiles: Sequence[str] | None = None, name: str = A100) -> Gpu:
+    """
+    A GPU `GPU-<index>` with MIG instances `MIG-<index>-<place>` of these profiles; None: not in MIG mode. NVML counts the
+    instances from the other end, as it does where they were not made in this order.
+    """
+    mig = tuple(
+        MigDevice(
+            uuid=DeviceID(f"MIG-{index}-{place}"),
+            profile=profile,
+            gpu_instance=place,
+            compute_instance=0,
+            memory=1 << 30,
+            index=len(profiles or ()) - 1 - place,
+        )
+        for place, profile in enumerate(profiles or ())
+    )
+    divided = mig if profiles is not None else None
+    return Gpu(id=DeviceID(f"GPU-{index}"), index=index, name=name, mig=divided, numa_affinity=(0,))
+
+
+def nic(index: int, functions: int = 0) -> Nic:
+    """A NIC `mlx5_<index>` at 0000:<index>:00.0 with so many virtual functions."""
+    address = f"0000:{index:02x}:00"
+    virtual = tuple(VirtualFunction(pci=f"{address}.{n + 1}") for n in range(functions))
+    return Nic(id=DeviceID(f"mlx5_{index}"), index=index, pci=f"{address}.0", virtual_functions=virtual)
+
+
+def machine(gpus: Iterable[Gpu] = (), nics: Iterable[Nic] = ()) -> Topology:
+    return Topology(nodes=(NumaNode(id=0),), gpus=tuple(gpus), nics=tuple(nics))
+
+
+def made(topology: Topology, text: str = "{}", before: Sequence[Offer] = ()) -> Offering:
+    return offers(topology, configured(text), before)
+
+
+def listed(offering: Offering) -> dict[str, list[str]]:
+    """Resource -> the ids handed out of it."""
+    found: dict[str, list[str]] = {}
+    for offer in offering.offers:
+        for base in offer.devices:
+            found.setdefault(offer.resource, []).extend(handed_out(base, offer.replicas))
+    return found
+
+
+def said(offering: Offering) -> list[str]:
+    return [str(finding) for finding in offering.findings]

@@ -1,0 +1,210 @@
+"""
+What must hold after every step, whatever happened (the invariants I1 to I9 and I12), and in the end (I10): against the naive
+record of all facts, and against what the kubelet's containers really use.
+"""
+
+import msgspec
+from simulation.journal import Disk
+from simulation.kubelet import Kubelet
+from simulation.node import COMPACT_AFTER, PENDING_LIMIT, Agent, Hub
+from simulation.record import Held, Record, card, clashing, held_by, spelled
+from simulation.world import NODE, Violation, World
+
+from topoalign.allocator.admissions import REMEMBERED
+from topoalign.client import Heard
+from topoalign.core.admission import admit
+from topoalign.core.errors import TopoalignError
+from topoalign.core.events import (
+    AllocationReleased,
+    AllocationsSnapshot,
+    LedgerEvent,
+    LedgerFact,
+    Owner,
+)
+from topoalign.core.ids import AllocationID, DeviceID, ResourceName
+from topoalign.core.requests import PodRequest
+from topoalign.core.state import NodeState, replay
+from topoalign.core.topology.offers import SHARE
+
+UNHELD_SECONDS = 15.0
+"""So long may a container run whose devices are in no record: until the kubelet's list was read again."""
+
+
+class Checks:
+    """Looks at everything from outside."""
+
+    def __init__(self, world: World, kubelet: Kubelet | None) -> None:
+        self.world, self.kubelet = world, kubelet
+        self.record = Record(world)
+        world.facts += [self.no_running_container_is_released, self.record.hear]
+        self.unheld: dict[tuple[ResourceName, DeviceID], float] = {}
+        self.init_in_doubt = False
+        """
+        Whether something was done to the record, by damage or by a kubelet that lost count, after which nobody may know of
+        init containers any more: the kubelet shows them nowhere.
+        """
+        self.acknowledged: dict[str, frozenset[AllocationID]] = {}
+        """Pod -> what its admission was answered with, until it asks for its release."""
+
+    def expect(self, invariant: str, holds: bool, finding: str) -> None:
+        self.record.expect(invariant, holds, finding)
+
+    def no_running_container_is_released(self, event: LedgerEvent) -> None:
+        """As gone, that is: neither a jump of a clock nor a pause nor a kubelet that starts makes a container end."""
+        if self.kubelet is None or not isinstance(event, AllocationReleased) or event.reason not in ("gone", "orphan"):
+            return
+        running = self.running()
+        _, released = self.record.live.get(event.allocation, (None, frozenset()))
+        lost = released & running.keys()
+        self.expect(
+            "C29", not lost, f"{sorted(lost)} were released as {event.reason} while {sorted(running.items())} run"
+        )
+
+    def subscriber_hears(self, hub: Hub, heard: Heard) -> None:
+        """What a subscriber is given has neither gaps nor repetitions."""
+        event = heard.event
+        if not isinstance(event, LedgerFact):
+            return
+        epoch, seq = hub.place
+        follows = (event.epoch, event.seq) == (epoch, seq + 1) or (
+            isinstance(event, AllocationsSnapshot) and (event.epoch, event.seq) > hub.place
+        )
+        self.expect("I5", follows, f"a subscriber hears {event.epoch}/{event.seq} after {epoch}/{seq}")
+        hub.place = event.epoch, event.seq
+
+    def after_step(self, agent: Agent) -> None:
+        """Raises the first Violation of the run."""
+        if agent.ledger is not None and not agent.process.dead:
+            self.of_ledger(agent)
+        else:
+            self.unheld.clear()
+        if self.kubelet is not None and self.kubelet.serial:
+            used = list(self.running().items())
+            for at, (place, uid) in enumerate(used):
+                both = clashing({place}, {other for other, its in used[:at] if its != uid})
+                self.expect("I1", not both, f"{uid} and another pod use {', '.join(both)}")
+        if self.world.violations:
+            raise self.world.violations[0]
+
+    def of_ledger(self, agent: Agent) -> None:
+        assert agent.ledger is not None
+        ledger, state = agent.ledger, agent.ledger.state
+        live = {name: (a.owner, held_by(a)) for name, a in state.allocations.items()}
+        if live != self.record.live:
+            both = f"in the ledger: {spelled(live.values())}; on disk: {spelled(self.record.live.values())}"
+            self.world.violate(Violation("I9", both))
+        places = [place for _, held in live.values() for place in held]
+        self.expect("I1", len(places) == len(set(places)), "a device is held twice")
+        for resource, devices in state.hardware.devices.items():
+            free = set(state.free(resource))
+            allocated = {device for kind, device in places if kind == resource and device in devices}
+            unavailable = {device for device in devices if not state.health_of(device).usable}
+            self.expect("I3", free | allocated | unavailable == devices.keys(), f"some {resource} are in no set")
+            self.expect("I3", not free & (allocated | unavailable), f"free and not free: {sorted(free)}")
+        self.expect("I4", replayed(self.world.disk).digest == state.digest, "replaying the journal gives another state")
+        most = PENDING_LIMIT + 2 * COMPACT_AFTER
+        kept = len(self.world.disk.journal.load())
+        self.expect("I12", len(ledger.pending) <= most and kept <= most, f"{len(ledger.pending)} wait, {kept} kept")
+        decisions = len(agent.allocator.admissions._decisions) if agent.allocator is not None else 0
+        self.expect("I12", decisions <= REMEMBERED, f"{decisions} decisions are remembered")
+        self.of_containers(agent, live)
+
+    def running(self) -> dict[tuple[ResourceName, DeviceID], str]:
+        """What containers use now -> their pod."""
+        assert self.kubelet is not None
+        used: dict[tuple[ResourceName, DeviceID], str] = {}
+        for uid in sorted(self.kubelet.admitted):
+            pod = self.kubelet.wanted[uid]
+            for container in pod.containers:
+                if container.role == "init" and self.init_in_doubt:
+                    continue
+                for resource in container.limits:
+                    for device in self.kubelet.entries.get((uid, container.name, resource), ()):
+                        used[resource, device] = uid
+        return used
+
+    def of_containers(self, agent: Agent, live: dict[AllocationID, tuple[Owner | None, Held]]) -> None:
+        """What runs is in the record: at once where we gave it, after the next look where the kubelet did."""
+        for pod, names in self.acknowledged.items():
+            self.expect("I9", names <= live.keys(), f"the answer to {pod} is forgotten: {sorted(names - live.keys())}")
+        if self.kubelet is None:
+            return
+        held = {place for _, places in live.values() for place in places}
+        now = self.world.loop.time()
+        unable = agent.ledger is None or agent.ledger.state.topology is None or agent.process.stopped
+        if unable or not self.kubelet.up or self.kubelet.hidden:
+            self.unheld.clear()
+            return
+        running = self.running()
+        self.unheld = {place: self.unheld.get(place, now) for place in running.keys() - held}
+        for place, since in self.unheld.items():
+            self.expect("I9", now - since <= UNHELD_SECONDS, f"{place[1]} is used by a container and held by nobody")
+
+    def decides_equally(self, agent: Agent, pod: PodRequest) -> None:
+        """I7: the same decision from a state that came about in another way."""
+        assert agent.ledger is not None
+        state = agent.ledger.state
+        again = msgspec.structs.replace(replayed(self.world.disk), topology=state.topology, health=state.health)
+        self.expect("I7", decision(state, pod, self.world) == decision(again, pod, self.world), f"{pod.name} twice")
+
+    def converged(self, agent: Agent, hub: Hub) -> str | None:
+        """I10 and C13, in the end: what is not yet as it must become; None if all is."""
+        ledger = agent.ledger
+        if ledger is None or agent.process.dead:
+            return "the allocator does not run"
+        if ledger.pending:
+            return f"{len(ledger.pending)} facts wait for the bus"
+        if NODE not in hub.cluster:
+            return "the registry has not heard of the node"
+        view = hub.cluster.member(NODE).state
+        if (view.digest, view.epoch, view.seq) != (ledger.state.digest, ledger.state.epoch, ledger.state.seq):
+            return f"the registry is at {view.epoch}/{view.seq}, the node at {ledger.state.epoch}/{ledger.state.seq}"
+        if view.health is None or dict(view.health.devices) != self.world.health:
+            return "the registry has an old health"
+        usable = self.usable()
+        listed = {d for resource in self.world.machine.devices for d in ledger.state.healthy(resource)}
+        if listed != usable:
+            return f"offered are {sorted(listed)}, sound are {sorted(usable)}"
+        return self.owners(ledger.state) if self.kubelet is not None else None
+
+    def usable(self) -> set[DeviceID]:
+        """What should be offered as sound: of a sound card, and no container's under the former division."""
+        held = {device for _, places in self.record.live.values() for _, device in places}
+        return {
+            device
+            for devices in self.world.machine.devices.values()
+            for device in devices
+            if self.world.health[card(device)].usable
+            and not any(card(device) == card(other) and (SHARE in device) != (SHARE in other) for other in held)
+        }
+
+    def owners(self, state: NodeState) -> str | None:
+        """Who holds what, by our record and by the kubelet's."""
+        assert self.kubelet is not None
+        shown = {
+            (holding.owner, frozenset((holding.resource, device) for device in holding.devices))
+            for pod in self.kubelet.wanted.values()
+            for holding in self.kubelet.holdings(pod)
+        }
+        recorded = {(a.owner, held_by(a)) for a in state.allocations.values()}
+        if shown - recorded:
+            return f"the kubelet shows {spelled(shown)}, recorded are {spelled(recorded)}"
+        visible = {place for _, places in shown for place in places}
+        rest = {place for _, places in recorded - shown for place in places}
+        if rest & visible or not rest <= self.kubelet.checkpoint():
+            return f"recorded and not held: {spelled(recorded - shown)}"
+        return None
+
+
+def replayed(disk: Disk) -> NodeState:
+    """The state that a start would find on disk now."""
+    events = [event for entry in disk.journal.load() for event in entry.events]
+    newest = max((at for at, event in enumerate(events) if isinstance(event, AllocationsSnapshot)), default=0)
+    return replay(NODE, events[newest:])
+
+
+def decision(state: NodeState, pod: PodRequest, world: World) -> object:
+    try:
+        return admit(state, pod, world.rules)
+    except TopoalignError as error:
+        return type(error), error.finding, error.remedy

@@ -1,0 +1,62 @@
+"""
+What can happen to a node: a table of deeds with weights. Each begins at once and takes its time on its own.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from simulation import bus_deeds, fault_deeds, kubelet_deeds
+
+if TYPE_CHECKING:
+    from simulation.scenario import Scenario
+
+
+class Deed(NamedTuple):
+    name: str
+    weight: float
+    do: "Callable[[Scenario], None]"
+    needs: Literal["kubelet", "bus"] | None = None
+    """Which way in the node must have for it."""
+
+
+DEEDS = (
+    Deed("a pod comes", 4, kubelet_deeds.comes, "kubelet"),
+    Deed("two pods come", 2, kubelet_deeds.two_come, "kubelet"),
+    Deed("a pod goes", 2, kubelet_deeds.goes, "kubelet"),
+    Deed("a pod is replaced", 2, kubelet_deeds.replaced, "kubelet"),
+    Deed("Allocate again", 1, kubelet_deeds.again, "kubelet"),
+    Deed("Allocate of what is held", 1, kubelet_deeds.conflict, "kubelet"),
+    Deed("two Allocates race", 1, kubelet_deeds.race, "kubelet"),
+    Deed("Allocate of nonsense", 0.5, kubelet_deeds.nonsense, "kubelet"),
+    Deed("the kubelet restarts", 1, kubelet_deeds.kubelet_restarts, "kubelet"),
+    Deed("the kubelet is away", 1, kubelet_deeds.kubelet_away, "kubelet"),
+    Deed("the checkpoint cannot be read", 0.5, kubelet_deeds.checkpoint_unreadable, "kubelet"),
+    Deed("somebody asks", 5, bus_deeds.asks, "bus"),
+    Deed("two ask at once", 2, bus_deeds.two_ask, "bus"),
+    Deed("somebody gives back", 3, bus_deeds.gives_back, "bus"),
+    Deed("the allocator dies", 1, fault_deeds.allocator_dies),
+    Deed("the allocator dies writing", 1.5, fault_deeds.allocator_dies_writing),
+    Deed("the disk refuses", 1, fault_deeds.disk_refuses),
+    Deed("discovery dies", 0.5, fault_deeds.discovery_dies),
+    Deed("the registry is rebuilt", 0.7, fault_deeds.registry_rebuilt),
+    Deed("the bus is away", 1, fault_deeds.bus_away),
+    Deed("bad weather", 1, fault_deeds.bad_weather),
+    Deed("good weather", 0.5, fault_deeds.good_weather),
+    Deed("a device ails", 1, fault_deeds.device_ails),
+    Deed("the devices recover", 0.5, fault_deeds.devices_recover),
+    Deed("the clock jumps", 0.7, fault_deeds.clock_jumps),
+    Deed("a process is paused", 0.7, fault_deeds.paused),
+    Deed("the node reboots", 0.4, fault_deeds.reboots),
+    Deed("the journal is damaged", 0.5, fault_deeds.journal_damaged, "kubelet"),
+    Deed("the division changes", 0.7, fault_deeds.division_changes, "kubelet"),
+    Deed("GPUs are renumbered", 0.4, fault_deeds.renumbered),
+    Deed("compaction", 0.7, fault_deeds.compaction),
+    Deed("a decision is compared", 0.5, fault_deeds.compared),
+)
+
+
+def only(*names: str) -> tuple[Deed, ...]:
+    """The deeds of these names, with their weights."""
+    chosen = tuple(deed for deed in DEEDS if deed.name in names)
+    assert len(names) == len(chosen), f"no such deeds: {set(names) - {deed.name for deed in chosen}}"
+    return chosen

@@ -1,0 +1,239 @@
+"""
+A kubelet as the allocator meets it, in memory: its device manager, its PodResources, its checkpoint, and its bad moments.
+
+Its rules are those of kubelet v1.36.3, cm/devicemanager: devices are taken for a container before the plugin is asked, and
+given back if it refuses; init containers that end leave their devices to later containers of their pod; what a pod held is
+freed when the next pod is admitted, not when it ends; after a restart the allocations are read from the checkpoint, no
+device is healthy until the plugin has registered anew, and for a while the list of pods is shorter than what runs.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Literal, Protocol
+
+import anyio
+import msgspec
+
+from topoalign.allocator.kubelet.desk import Holding, Listing
+from topoalign.core.errors import TopoalignError, Unavailable
+from topoalign.core.events import ContainerUsage, Owner
+from topoalign.core.ids import AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
+from topoalign.core.ports import Clock
+
+DEFAULT = Namespace("default")
+Entries = dict[tuple[str, ContainerName, ResourceName], frozenset[DeviceID]]
+"""(pod UID, container, resource) -> devices, as in the checkpoint."""
+
+
+class Container(msgspec.Struct, frozen=True, kw_only=True):
+    name: ContainerName
+    role: Literal["init", "sidecar", "app"]
+    limits: dict[ResourceName, int]
+
+
+class Pod(msgspec.Struct, frozen=True, kw_only=True):
+    """What the API server wants to run here."""
+
+    uid: str
+    name: PodName
+    containers: tuple[Container, ...]
+    """Init containers and sidecars first, in the order in which they start."""
+
+
+class Plugin(Protocol):
+    """The device plugin's side of the socket. A call may break off with Unavailable: nobody knows what it did."""
+
+    async def prefer(
+        self, resource: ResourceName, available: list[DeviceID], must_include: list[DeviceID], size: int
+    ) -> tuple[DeviceID, ...]: ...
+
+    async def allocate(self, resource: ResourceName, devices: Sequence[DeviceID]) -> AllocationID: ...
+
+    async def pre_start(self) -> None: ...
+
+
+@dataclass
+class Kubelet:
+    """One node's kubelet; `restart` makes it lose what a process loses."""
+
+    chance: Random
+    clock: Clock
+    serial: bool = True
+    """Whether pods are admitted one at a time, as real kubelets do."""
+    entries: Entries = field(default_factory=dict)
+    up: bool = True
+    readable: bool = True
+    """Whether its checkpoint can be read."""
+    wanted: dict[str, Pod] = field(default_factory=dict)
+    admitted: set[str] = field(default_factory=set)
+    """Pods whose containers run, whatever becomes of the kubelet."""
+    hidden: set[str] = field(default_factory=set)
+    """Pods that run, and that it has not heard of yet after its start."""
+    starts: int = 1
+    since: float = 0.0
+    plugin: Plugin | None = None
+    healthy: dict[ResourceName, tuple[DeviceID, ...]] = field(default_factory=dict)
+    refusals: list[TopoalignError] = field(default_factory=list)
+    """Why pods were not admitted."""
+
+    def __post_init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self.since = self.clock.wall()
+        self.taken = {(resource, d) for (_, _, resource), devices in self.entries.items() for d in devices}
+        self._begun: set[str] = set()
+        """Pods whose admission this kubelet has begun."""
+        self._in_flight: list[tuple[ResourceName, frozenset[DeviceID]]] = []
+        self._turn = anyio.Lock() if self.serial else anyio.Semaphore(10)
+
+    # what happens to it
+
+    def restart(self, hidden: set[str]) -> None:
+        """Its memory is gone. Its calls break off: whoever makes them is to be cancelled beforehand."""
+        self.plugin, self.healthy = None, {}
+        self.starts += 1
+        self.hidden = hidden & self.admitted
+        self.up = True
+        self._begin()
+
+    def lists(self, plugin: Plugin, healthy: dict[ResourceName, tuple[DeviceID, ...]]) -> None:
+        """What the plugin says on its stream: all its devices that are healthy."""
+        if self.up:
+            self.plugin, self.healthy = plugin, healthy
+
+    def unregistered(self) -> None:
+        """The plugin's stream ended: all its devices are unhealthy."""
+        self.plugin, self.healthy = None, {}
+
+    def remove(self, uid: str) -> None:
+        """The pod is gone: its containers have ended. Its devices are freed when the next pod comes."""
+        self.wanted.pop(uid, None)
+        self.admitted.discard(uid)
+        self.hidden.discard(uid)
+
+    # what it tells
+
+    def listing(self) -> Listing:
+        """PodResources and the checkpoint as they are now."""
+        if not self.up:
+            raise Unavailable("PodResources does not answer", "look at the kubelet")
+        shown = [pod for uid, pod in self.wanted.items() if uid not in self.hidden]
+        return Listing(
+            kubelet=(self.starts,),
+            since=self.since,
+            pods=len(shown) + 1,  # there are always some that ask for no device
+            holdings=tuple(holding for pod in shown for holding in self.holdings(pod)),
+            checkpoint=self.checkpoint() if self.readable else None,
+            parts=tuple((key[2], devices) for key, devices in self.entries.items()) if self.readable else (),
+            usage=tuple(self.usage(shown)),
+        )
+
+    def holdings(self, pod: Pod) -> Iterator[Holding]:
+        """Of app containers and sidecars: plain init containers are not shown."""
+        for container in pod.containers:
+            for resource in container.limits:
+                devices = self.entries.get((pod.uid, container.name, resource))
+                if devices and container.role != "init":
+                    owner = Owner(namespace=DEFAULT, pod=pod.name, container=container.name)
+                    yield Holding(owner=owner, resource=resource, devices=devices)
+
+    def usage(self, shown: list[Pod]) -> Iterator[ContainerUsage]:
+        for pod in shown:
+            given: dict[Owner, dict[ResourceName, tuple[DeviceID, ...]]] = {}
+            for holding in self.holdings(pod):
+                given.setdefault(holding.owner, {})[holding.resource] = tuple(sorted(holding.devices))
+            yield from (ContainerUsage(owner=owner, devices=devices) for owner, devices in given.items())
+
+    def checkpoint(self) -> frozenset[tuple[ResourceName, DeviceID]]:
+        return frozenset((resource, d) for (_, _, resource), devices in self.entries.items() for d in devices)
+
+    # what it does
+
+    async def admit(self, uid: str) -> bool:
+        """Gives the pod its devices and starts it, or leaves it be. True once it runs."""
+        async with self._turn:
+            pod = self.wanted.get(uid)
+            if pod is None or uid in self.admitted or uid in self._begun:
+                return False
+            self._begun.add(uid)
+            self.collect()
+            reusable: set[tuple[ResourceName, DeviceID]] = set()
+            try:
+                for container in pod.containers:
+                    for resource, size in container.limits.items():
+                        devices = await self._give(pod, container, resource, size, reusable)
+                        places = {(resource, device) for device in devices}
+                        reusable = reusable | places if container.role == "init" else reusable - places
+            except TopoalignError as error:
+                self.refusals.append(error)
+                self.wanted.pop(uid, None)
+                self._rebuild()
+                return False
+            if uid not in self.wanted:  # deleted meanwhile
+                return False
+            self.admitted.add(uid)
+        if self.plugin is not None:
+            try:
+                await self.plugin.pre_start()
+            except TopoalignError:
+                self.remove(uid)  # its container failed to start, and its pod with it
+                return False
+        return True
+
+    def collect(self) -> None:
+        """Frees what pods held that are no more (UpdateAllocatedDevices)."""
+        gone = [key for key in self.entries if key[0] not in self.wanted]
+        for key in gone:
+            del self.entries[key]
+        if gone:
+            self._rebuild()
+
+    def _rebuild(self) -> None:
+        """What is in flight stays taken (kubernetes 137534 is how it was when it did not)."""
+        held = [*((resource, devices) for (_, _, resource), devices in self.entries.items()), *self._in_flight]
+        self.taken = {(resource, device) for resource, devices in held for device in devices}
+
+    async def _give(
+        self,
+        pod: Pod,
+        container: Container,
+        resource: ResourceName,
+        size: int,
+        reusable: set[tuple[ResourceName, DeviceID]],
+    ) -> frozenset[DeviceID]:
+        key = pod.uid, container.name, resource
+        plugin, healthy = self.plugin, self.healthy.get(resource, ())
+        if plugin is None or not healthy:
+            raise Unavailable(f"no healthy devices present; cannot allocate unhealthy devices {resource}", "wait")
+        if had := self.entries.get(key):
+            if not had <= set(healthy):
+                raise Unavailable(f"previously allocated devices are no longer healthy: {resource}", "wait")
+            return had  # from before a reboot, or before a restart of this kubelet in the middle of it
+        reused = sorted(device for kind, device in reusable if kind == resource)[:size]
+        available = [device for device in healthy if (resource, device) not in self.taken]
+        if len(reused) + len(available) < size:
+            raise Unavailable(f"requested number of devices unavailable for {resource}", "wait")
+        chosen = list(reused)
+        if len(chosen) < size and self.chance.random() < 0.8:
+            preferred = await plugin.prefer(resource, [*reused, *available], reused, size)
+            # its lock was free meanwhile, so it looks again
+            available = [device for device in available if (resource, device) not in self.taken]
+            chosen += [device for device in preferred if device in available]
+        self.chance.shuffle(available)
+        chosen += [device for device in available if device not in chosen][: size - len(chosen)]
+        if len(chosen) < size:
+            raise Unavailable(f"requested number of devices unavailable for {resource}", "wait")
+        devices = frozenset(chosen)
+        self.taken |= {(resource, device) for device in devices}
+        flight = resource, devices - set(reused)
+        self._in_flight.append(flight)
+        turn = self._turn
+        try:
+            await plugin.allocate(resource, chosen)
+        finally:
+            if turn is self._turn:  # else the kubelet has restarted meanwhile
+                self._in_flight.remove(flight)
+        self.entries[key] = devices
+        return devices

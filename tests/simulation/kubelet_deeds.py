@@ -1,0 +1,182 @@
+"""What happens to pods and to the kubelet on a node where the kubelet hands out the devices."""
+
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+from simulation.kubelet import Container, Pod
+from simulation.refusals import sound
+from simulation.world import Violation
+
+from topoalign.core.errors import TopoalignError
+from topoalign.core.ids import GPU, NIC, ContainerName, DeviceID, PodName, ResourceName
+
+if TYPE_CHECKING:
+    from simulation.scenario import Scenario
+
+
+def new_pod(run: "Scenario", size: int | None = None) -> Pod:
+    chance, name = run.world.chance, run.next_name()
+    limits = {GPU: size or chance.choice((1, 1, 2, 3))}
+    if chance.random() < 0.2:
+        limits[NIC] = 1
+    app = Container(name=ContainerName("main"), role="app", limits=limits)
+    before: tuple[Container, ...] = ()
+    if size is None and chance.random() < 0.3:
+        role: Literal["init", "sidecar"] = "init" if chance.random() < 0.6 else "sidecar"
+        before = (Container(name=ContainerName("before"), role=role, limits={GPU: chance.choice((1, 2))}),)
+    return Pod(uid=f"uid-{name}", name=PodName(name), containers=(*before, app))
+
+
+def comes(run: "Scenario", size: int | None = None) -> None:
+    """A pod is scheduled to the node."""
+    assert run.kubelet is not None
+    pod = new_pod(run, size)
+    run.kubelet.wanted[pod.uid] = pod
+    run.world.note("comes", pod)
+    if run.kubelet.up:
+        run.admit(pod.uid)
+
+
+def two_come(run: "Scenario") -> None:
+    """Two pods of equal size at the same time."""
+    size = run.world.chance.choice((1, 2))
+    comes(run, size)
+    comes(run, size)
+
+
+def goes(run: "Scenario") -> None:
+    """A pod ends, or is deleted by force while it is being admitted."""
+    assert run.kubelet is not None
+    if run.kubelet.wanted:
+        uid = run.world.chance.choice(sorted(run.kubelet.wanted))
+        run.world.note("goes", uid)
+        run.kubelet.remove(uid)
+
+
+def replaced(run: "Scenario") -> None:
+    """A pod is deleted by force and one of the same shape takes its place, so that their number stays the same."""
+    assert run.kubelet is not None
+    if run.kubelet.wanted:
+        old = run.kubelet.wanted[run.world.chance.choice(sorted(run.kubelet.wanted))]
+        run.kubelet.remove(old.uid)
+        name = run.next_name()
+        pod = msgspec.structs.replace(old, uid=f"uid-{name}", name=PodName(name))
+        run.kubelet.wanted[pod.uid] = pod
+        run.world.note("replaced", old.uid, pod.uid)
+        if run.kubelet.up:
+            run.admit(pod.uid)
+
+
+def held_now(run: "Scenario") -> list[tuple[str, ContainerName, ResourceName]]:
+    """Containers of pods that run, with what they hold."""
+    assert run.kubelet is not None
+    return sorted(key for key in run.kubelet.entries if key[0] in run.kubelet.admitted)
+
+
+def again(run: "Scenario") -> None:
+    """The kubelet repeats an Allocate (kubernetes 52678): the same answer, and nothing changes."""
+    if held := held_now(run):
+        run.soon(repeat, run, run.world.chance.choice(held))
+
+
+async def repeat(run: "Scenario", key: tuple[str, ContainerName, ResourceName]) -> None:
+    assert run.kubelet is not None
+    devices, kubelet, agent, starts = run.kubelet.entries.get(key), run.kubelet, run.agent, run.kubelet.starts
+    if agent.handouts is None or devices is None:
+        return
+    before = dict(run.checks.record.live)
+    places = frozenset((key[2], device) for device in devices)
+    try:
+        name = await agent.allocate(key[2], sorted(devices))
+    except TopoalignError as error:
+        sound(run, error)
+        return
+    run.world.note("repeated", key, name)
+    owned = [had for had, (owner, held) in before.items() if held == places and owner is not None]
+    steady = key[0] in kubelet.admitted and key[0] not in kubelet.hidden and starts == kubelet.starts
+    if owned and steady and owned[0] in run.checks.record.live and name != owned[0]:
+        run.world.violate(Violation("I6", f"{key} has {owned[0]} and was answered with {name}"))
+
+
+def conflict(run: "Scenario") -> None:
+    """An Allocate of what another container holds: refused."""
+    if held := held_now(run):
+        run.soon(clash, run, run.world.chance.choice(held))
+
+
+async def clash(run: "Scenario", key: tuple[str, ContainerName, ResourceName]) -> None:
+    assert run.kubelet is not None
+    kubelet, agent, starts = run.kubelet, run.agent, run.kubelet.starts
+    if agent.handouts is None or key[0] not in kubelet.admitted or key[0] in kubelet.hidden:
+        return
+    container = next(c for c in kubelet.wanted[key[0]].containers if c.name == key[1])
+    if container.role == "init":
+        return
+    mine = sorted(kubelet.entries[key])
+    others = [d for d in run.world.machine.devices[key[2]] if d not in mine]
+    if mine[0] not in run.world.machine.devices[key[2]]:
+        return
+    asked = [mine[0], *run.world.chance.sample(others, min(1, len(others)))]
+    if set(asked) == set(mine):
+        return
+    try:
+        await agent.allocate(key[2], asked)
+    except TopoalignError as error:
+        sound(run, error)
+        return
+    if key[0] in kubelet.admitted and key[0] not in kubelet.hidden and starts == kubelet.starts:
+        run.world.violate(Violation("I1", f"{asked} were given although {key} holds {mine}"))
+
+
+def race(run: "Scenario") -> None:
+    """Two Allocates of one device at the same time, as of a kubelet that has lost count (kubernetes 137534)."""
+    assert run.kubelet is not None
+    free = [device for device in run.kubelet.healthy.get(GPU, ()) if (GPU, device) not in run.kubelet.taken]
+    if len(free) > 1:
+        one, other = run.world.chance.sample(free, 2)
+        run.checks.init_in_doubt = True
+        run.world.note("race", one, other)
+        for asked in ([one, other], [one]):
+            run.soon(hurry, run, asked)
+
+
+async def hurry(run: "Scenario", asked: list[DeviceID]) -> None:
+    if run.agent.handouts is None:
+        return
+    try:
+        await run.agent.allocate(GPU, asked)
+    except TopoalignError as error:
+        sound(run, error)
+
+
+def nonsense(run: "Scenario") -> None:
+    """Device ids that cannot be meant: refused, and nothing changes."""
+    run.soon(ask_nonsense, run)
+
+
+async def ask_nonsense(run: "Scenario") -> None:
+    chance, agent = run.world.chance, run.agent
+    gpu = chance.choice(list(run.world.machine.devices[GPU]))
+    asked = chance.choice(([], [gpu, gpu], [DeviceID("GPU-x")], [DeviceID("\x00" * 100)], [gpu, DeviceID("GPU-9")]))
+    if agent.handouts is None:
+        return
+    try:
+        await agent.allocate(GPU, asked)
+    except TopoalignError as error:
+        sound(run, error)
+        return
+    run.world.violate(Violation("I2", f"{asked} were given"))
+
+
+def kubelet_restarts(run: "Scenario") -> None:
+    run.restart_kubelet()
+
+
+def kubelet_away(run: "Scenario") -> None:
+    run.stop_kubelet()
+    run.later(run.world.chance.choice((0.5, 4.0, 25.0)), run.restart_kubelet)
+
+
+def checkpoint_unreadable(run: "Scenario") -> None:
+    assert run.kubelet is not None
+    run.kubelet.readable = not run.kubelet.readable

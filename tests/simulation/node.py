@@ -1,0 +1,245 @@
+"""
+The processes of a simulated cluster of one node, made of product code: only what they stand on is simulated.
+
+The node agent has the ledger, the handouts, the admissions, the outbox and what it hears of the hardware, as `main.py` of
+the allocator puts them together; the registry is the product's service with the product's client. Discovery says what the
+scenario wants the hardware to be, through the product's announcer.
+"""
+
+from collections.abc import Callable, Sequence
+
+import anyio
+from prometheus_client import CollectorRegistry
+from simulation.bus import FaultyBus
+from simulation.door import Door
+from simulation.journal import FaultyJournal
+from simulation.kubelet import Kubelet
+from simulation.loop import Process
+from simulation.world import NODE, World
+
+from topoalign.allocator.admissions import Admissions
+from topoalign.allocator.handouts import Handouts
+from topoalign.allocator.hearing import Hearing
+from topoalign.allocator.kubelet.desk import Listing
+from topoalign.allocator.ledger import Ledger
+from topoalign.allocator.service import Allocator
+from topoalign.client import Client, Heard
+from topoalign.core import wire
+from topoalign.core.errors import StateFault, Unavailable
+from topoalign.core.events import DeviceHealthChanged, TopologyDiscovered
+from topoalign.core.ids import AllocationID, DeviceID, ResourceName
+from topoalign.core.ports import Bus, Endpoint
+from topoalign.core.requests import AliveRequest, AnnounceRequest
+from topoalign.discovery.announcer import Announcer
+from topoalign.registry.cluster import Cluster
+from topoalign.registry.metrics import Metrics
+from topoalign.registry.service import Registry
+from topoalign.registry.settings import RegistrySettings
+from topoalign.runtime.answers import answering
+from topoalign.runtime.node_bus import NodeBus
+
+RECONCILE_SECONDS, GONE_SECONDS, UNBOUND_SECONDS, SETTLE_SECONDS = 5.0, 5.0, 8.0, 20.0
+COMPACT_AFTER, PENDING_LIMIT = 20, 40
+
+
+class KubeletList:
+    """PodResources as the allocator reads it."""
+
+    def __init__(self, world: World, kubelet: Kubelet) -> None:
+        self._world, self._kubelet = world, kubelet
+
+    async def listing(self) -> Listing:
+        late = self._world.faults.random() < 0.5
+        if late:
+            await self._world.slow()
+        listing = self._kubelet.listing()
+        if not late:
+            await self._world.slow()
+        return listing
+
+
+class Agent:
+    """The allocator's process, from its start to its end."""
+
+    def __init__(self, world: World, kubelet: Kubelet | None, parts: "Parts") -> None:
+        """`kubelet` None: pods are admitted over the bus."""
+        self.world, self.kubelet, self.parts = world, kubelet, parts
+        self.process = Process("agent")
+        self.door = Door(world, self.process)
+        self.bus = FaultyBus(world.broker, world.faults, lambda: self.process.dead)
+        self.journal = FaultyJournal(
+            world.disk,
+            world.faults,
+            kill=lambda: world.kill(self.process),
+            is_dead=lambda: self.process.dead,
+            heard=world.became_true,
+        )
+        self.ledger: Ledger | None = None
+        self.handouts: Handouts | None = None
+        self.allocator: Allocator | None = None
+
+    async def run(self) -> None:
+        """Until it is killed, or cannot start; a supervisor starts the next one."""
+        self.journal.refusals, self.journal.kills = self.world.disk_refusals, self.world.disk_kills
+        world, clock = self.world, self.world.clock
+        try:
+            ledger = self.parts.ledger(
+                NODE, self.journal, clock, compact_after=COMPACT_AFTER, pending_limit=PENDING_LIMIT
+            )
+        except StateFault:
+            world.kill(self.process)
+            return
+        bus: Bus = NodeBus(self.bus, NODE) if world.one_process else self.bus
+        hearing = Hearing(ledger, bus, clock)
+        if self.kubelet is not None:
+            self.handouts = self.parts.handouts(
+                ledger,
+                clock,
+                KubeletList(world, self.kubelet),
+                gone_seconds=GONE_SECONDS,
+                unbound_seconds=UNBOUND_SECONDS,
+                settle_seconds=SETTLE_SECONDS,
+                sure=hearing.sure,
+            )
+        admissions = self.parts.admissions(ledger, bus, world.rules, kubelet_owns_devices=self.kubelet is not None)
+        self.allocator = Allocator(
+            ledger, bus, clock, hearing, admissions, self.handouts, reconcile_seconds=RECONCILE_SECONDS
+        )
+        self.ledger = ledger
+        world.note("agent up", ledger.state.epoch, len(ledger.state.allocations))
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(self.allocator.run)
+            tasks.start_soon(self.door.run)
+            if world.one_process:
+                tasks.start_soon(Discovery(world, bus, self.bus).run)
+            if self.kubelet is not None:
+                tasks.start_soon(self._offer, self.kubelet)
+
+    async def _offer(self, kubelet: Kubelet) -> None:
+        """ListAndWatch: what is listed is told again with every change, to whatever kubelet lives."""
+        assert self.ledger is not None
+        self.process.ended.append(kubelet.unregistered)
+        while True:
+            version = self.ledger.version
+            self.offer()
+            await self.ledger.beyond(version)
+
+    def offer(self) -> None:
+        """Also what a kubelet asks for when it has restarted and the plugin has registered anew."""
+        if self.kubelet is not None and self.handouts is not None and not self.process.dead:
+            state = self.handouts.state
+            self.kubelet.lists(self, {resource: state.healthy(resource) for resource in state.hardware.devices})
+
+    async def prefer(
+        self, resource: ResourceName, available: list[DeviceID], must_include: list[DeviceID], size: int
+    ) -> tuple[DeviceID, ...]:
+        async def preferred() -> tuple[DeviceID, ...]:
+            assert self.handouts is not None
+            return self.handouts.prefer(resource, available, must_include, size)
+
+        chosen: tuple[DeviceID, ...] = await self.door.call(preferred)
+        return chosen
+
+    async def allocate(self, resource: ResourceName, devices: Sequence[DeviceID]) -> AllocationID:
+        """The name of the allocation that was recorded."""
+        assert self.handouts is not None
+        handouts = self.handouts
+        granted = await self.door.call(lambda: handouts.allocate(resource, [devices]))
+        name: AllocationID = granted[0].id
+        return name
+
+    async def pre_start(self) -> None:
+        async def started() -> None:
+            assert self.handouts is not None
+            try:
+                await self.handouts.reconcile()
+            except Unavailable:
+                return
+
+        await self.door.call(started)
+
+
+class Parts:
+    """Of what classes the agent is made: the product's, or some with a planted defect."""
+
+    ledger: type[Ledger] = Ledger
+    handouts: type[Handouts] = Handouts
+    admissions: type[Admissions] = Admissions
+
+
+class Discovery:
+    """Says what the hardware is."""
+
+    def __init__(self, world: World, bus: Bus, hub: Bus) -> None:
+        self._world, self._bus = world, bus
+        self._announcer = Announcer(bus, hub, world.clock)
+        self._epoch = int(world.clock.wall() * 1000)
+        self._revision = 0
+
+    async def run(self) -> None:
+        endpoints = [
+            Endpoint(
+                name="announce", subject=wire.announce_subject(NODE), answer=answering(AnnounceRequest, self._anew)
+            ),
+            Endpoint(name="alive", subject=wire.alive_subject(NODE), answer=answering(AliveRequest, self._newest)),
+        ]
+        async with self._bus.serve("topoalign-discovery", endpoints), anyio.create_task_group() as tasks:
+            tasks.start_soon(self._announcer.run)
+            tasks.start_soon(self._announcer.watch, self.say)
+            while True:
+                self.say()
+                await self._world.hardware_changed.wait()
+
+    def say(self) -> None:
+        """Everything, under a new revision."""
+        self._revision += 1
+        world = self._world
+        self._announcer.say(
+            TopologyDiscovered(
+                node=NODE,
+                epoch=self._epoch,
+                revision=self._revision,
+                boot_id=f"boot-{world.boot}",
+                source="described: simulated",
+                topology=world.machine,
+            )
+        )
+        self._announcer.say(
+            DeviceHealthChanged(node=NODE, epoch=self._epoch, revision=self._revision, devices=dict(world.health))
+        )
+
+    async def _anew(self, request: AnnounceRequest) -> dict[str, tuple[int, int]]:
+        self.say()
+        return await self._newest(AliveRequest(node=request.node))
+
+    async def _newest(self, request: AliveRequest) -> dict[str, tuple[int, int]]:
+        return {"topology": (self._epoch, self._revision), "health": (self._epoch, self._revision)}
+
+
+class WatchedCluster(Cluster):
+    """The registry's fold, that tells what it was given."""
+
+    def __init__(self, heard: Callable[[Heard], None]) -> None:
+        super().__init__()
+        self._heard = heard
+
+    def apply(self, heard: Heard) -> None:
+        self._heard(heard)
+        super().apply(heard)
+
+
+class Hub:
+    """The registry's process."""
+
+    def __init__(self, world: World, heard: Callable[["Hub", Heard], None]) -> None:
+        self.process = Process("registry")
+        bus = FaultyBus(world.broker, world.faults, lambda: self.process.dead)
+        self.client = Client(bus, world.clock, "registry")
+        self.place = (0, 0)
+        """Epoch and seq of the last fact that it heard."""
+        self.cluster = WatchedCluster(lambda event: None if self.process.dead else heard(self, event))
+        metrics = Metrics(CollectorRegistry(), self.cluster, self.client)
+        self._registry = Registry(bus, world.clock, self.client, self.cluster, metrics, RegistrySettings())
+
+    async def run(self) -> None:
+        await self._registry.run()

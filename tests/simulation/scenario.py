@@ -1,0 +1,283 @@
+"""
+One run: a node, a few steps drawn by the seed, a look at every invariant after each, and a calm end in which all must agree.
+
+What happens is a table of deeds with weights. Some are ordinary (a pod comes, a pod goes), most are faults, and all of them
+overlap: a step begins something and does not wait for it.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from random import Random
+from typing import Any
+
+import anyio
+import structlog
+from anyio.abc import TaskGroup
+from simulation.bus import FaultyBus
+from simulation.checks import Checks
+from simulation.deeds import DEEDS, Deed
+from simulation.kubelet import Kubelet
+from simulation.loop import Process, SimulatedLoop, simulate
+from simulation.node import Agent, Discovery, Hub, Parts
+from simulation.refusals import sound
+from simulation.world import Violation, World
+
+STEPS = (6, 12)
+PASSING = (0.0, 0.0, 0.0, 0.003, 0.1, 0.7, 3.0, 8.0, 30.0)
+"""Seconds between two steps, one of these."""
+BACK_SECONDS = (0.0, 0.2, 2.0, 10.0)
+"""Until a process that died is there again."""
+CALM_SECONDS, LOOK_SECONDS = 200.0, 5.0
+
+
+class Outcome:
+    """What became of a run."""
+
+    def __init__(self, seed: int, world: World, step: int, violation: Violation | None) -> None:
+        self.seed, self.step, self.violation = seed, step, violation
+        self.trace = world.trace
+
+    @property
+    def digest(self) -> str:
+        """Of the whole trace: equal for equal runs."""
+        return hashlib.sha256("\n".join(map(repr, self.trace)).encode()).hexdigest()
+
+    def report(self, last: int = 60, plant: str | None = None) -> str:
+        """What was found, the end of the trace, and the command that shows it again."""
+        lines = [f"seed {self.seed}, step {self.step}: {self.violation or 'no violation'}"]
+        lines += [f"  ({len(self.trace) - last} lines before)"] if len(self.trace) > last else []
+        lines += ["  " + " ".join(map(str, line)) for line in self.trace[-last:]]
+        lines += [f"replay: make simulate SEED={self.seed}" + (f" PLANT={plant}" if plant is not None else "")]
+        return "\n".join(lines)
+
+
+class Scenario:
+    """The run of one seed."""
+
+    def __init__(self, seed: int, loop: SimulatedLoop, parts: Parts) -> None:
+        self.loop, self.parts = loop, parts
+        self.world = World(seed, loop)
+        chance = self.world.chance
+        self.kubelet: Kubelet | None = None
+        if chance.random() < 0.7:
+            self.kubelet = Kubelet(
+                chance=Random(f"kubelet-{seed}"), clock=self.world.clock, serial=chance.random() < 0.5
+            )
+        self.checks = Checks(self.world, self.kubelet)
+        self.processes: list[Process] = []
+        """All that were ever started."""
+        self.over = False
+        self.names = 0
+        self.step = 0
+        self.agent = Agent(self.world, self.kubelet, parts)
+        self.hub = Hub(self.world, self.checks.subscriber_hears)
+        self.kubelet_process = Process("kubelet")
+        self.discovery_process: Process | None = None
+        self.client_bus = FaultyBus(self.world.broker, self.world.faults)
+        self.leaving: set[str] = set()
+        """Pods whose release was asked for."""
+        self.tasks: TaskGroup
+        loop.set_exception_handler(self._unhandled)
+
+    async def run(self, deeds: tuple[Deed, ...]) -> None:
+        """Raises Violation, in a group."""
+        try:
+            await self.live(deeds)
+        finally:
+            self.over = True
+            for process in self.processes:
+                self.loop.kill(process)
+            await asyncio.sleep(0)
+
+    async def live(self, deeds: tuple[Deed, ...]) -> None:
+        async with anyio.create_task_group() as self.tasks:
+            self.start_agent()
+            self.start_hub()
+            if not self.world.one_process:
+                self.start_discovery()
+            if self.kubelet is not None:
+                self.start_kubelet()
+            await anyio.sleep(1.0)
+            chance = self.world.chance
+            possible = [deed for deed in deeds if deed.needs in (None, "kubelet" if self.kubelet else "bus")]
+            weights = [deed.weight for deed in possible]
+            for self.step in range(chance.randint(*STEPS)):
+                deed = chance.choices(possible, weights)[0]
+                self.world.note("step", self.step, deed.name)
+                deed.do(self)
+                await self.pass_time(chance.choice(PASSING))
+                self.checks.after_step(self.agent)
+            self.step += 1
+            await self.calm()
+            self.tasks.cancel_scope.cancel()
+
+    async def pass_time(self, seconds: float) -> None:
+        if seconds:
+            await anyio.sleep(seconds)
+        else:
+            for _ in range(self.world.chance.randint(1, 6)):
+                await anyio.lowlevel.checkpoint()
+
+    async def calm(self) -> None:
+        """The faults are over. Within `CALM_SECONDS` everybody must see the same."""
+        world = self.world
+        world.note("calm")
+        world.broker.weather.clear()
+        world.disk_refusals = world.disk_kills = 0.0
+        self.agent.journal.refusals = self.agent.journal.kills = 0.0
+        for process in (self.agent.process, self.hub.process, self.kubelet_process):
+            self.loop.carry_on(process)
+        if self.kubelet is not None:
+            self.kubelet.readable = True
+            self.kubelet.hidden.clear()
+            if not self.kubelet.up:
+                self.restart_kubelet()
+        missing: str | None = "nothing was looked at"
+        for look in range(int(CALM_SECONDS / LOOK_SECONDS)):
+            await anyio.sleep(LOOK_SECONDS)
+            if look % 4 == 1 and world.broker.weather.lost:  # the next fact shows a reader that it missed one
+                if self.agent.ledger is not None and not self.agent.process.dead:
+                    self.agent.ledger.announce()
+                world.change_hardware()
+            if self.kubelet is not None:
+                self.kubelet.collect()
+            self.checks.after_step(self.agent)
+            missing = self.checks.converged(self.agent, self.hub)
+            if missing is None:
+                world.note("converged")
+                return
+        raise Violation("I10", missing or "")
+
+    # the processes
+
+    def start(self, process: Process, main: Callable[[], Any]) -> None:
+        self.processes.append(process)
+        self.loop.start(process, main)
+        assert process.root is not None
+        process.root.add_done_callback(lambda task: self._ended(process, task))
+
+    def _ended(self, process: Process, task: Any) -> None:
+        if not process.dead and not task.cancelled() and task.exception() is not None:
+            self.world.violate(Violation("I8", f"{process.name} ended: {task.exception()!r}"))
+
+    def start_agent(self) -> None:
+        self.agent = Agent(self.world, self.kubelet, self.parts)
+        self.agent.process.ended.append(self.revive_agent)
+        self.start(self.agent.process, self.agent.run)
+
+    def revive_agent(self) -> None:
+        if not self.over:
+            self.later(self.world.chance.choice(BACK_SECONDS), self.start_agent)
+
+    def start_hub(self) -> None:
+        self.hub = Hub(self.world, self.checks.subscriber_hears)
+        self.start(self.hub.process, self.hub.run)
+
+    def start_discovery(self) -> None:
+        process = self.discovery_process = Process("discovery")
+        bus = FaultyBus(self.world.broker, self.world.faults, lambda: process.dead)
+        self.start(process, Discovery(self.world, bus, bus).run)
+
+    def start_kubelet(self) -> None:
+        process = self.kubelet_process = Process("kubelet")
+
+        async def live() -> None:
+            assert self.kubelet is not None
+            await anyio.sleep(self.world.faults.choice((0.0, 0.1, 0.9)))
+            self.agent.offer()
+            for uid in [uid for uid in self.kubelet.wanted if uid not in self.kubelet.admitted]:
+                self.admit(uid)
+            await anyio.sleep_forever()
+
+        self.start(process, live)
+
+    def restart_kubelet(self) -> None:
+        assert self.kubelet is not None
+        self.world.kill(self.kubelet_process)
+        uids = sorted(self.kubelet.admitted)
+        hidden = {uid for uid in uids if self.world.chance.random() < 0.5}
+        self.kubelet.restart(hidden)
+        self.start_kubelet()
+        self.later(self.world.chance.choice((0.5, 6.0, 12.0)), self.kubelet.hidden.clear)
+
+    def stop_kubelet(self) -> None:
+        assert self.kubelet is not None
+        self.world.kill(self.kubelet_process)
+        self.kubelet.up = False
+
+    def admit(self, uid: str) -> None:
+        """Within the kubelet's process: if that dies, so does this."""
+        kubelet, process = self.kubelet, self.kubelet_process
+        assert kubelet is not None
+
+        async def admitting() -> None:
+            runs = await kubelet.admit(uid)
+            self.world.note("admitted" if runs else "not admitted", uid)
+            while kubelet.refusals:
+                sound(self, kubelet.refusals.pop())
+
+        task = self.loop.create_in(process, admitting)
+        process.ended.append(lambda: cancel(task))
+        task.add_done_callback(lambda done: self._ended(process, done))
+
+    # small things
+
+    def later(self, seconds: float, do: Callable[[], None]) -> None:
+        async def wait() -> None:
+            await anyio.sleep(seconds)
+            do()
+
+        self.tasks.start_soon(wait)
+
+    def soon(self, do: Callable[..., Coroutine[Any, Any, None]], *details: Any) -> None:
+        self.tasks.start_soon(do, *details)
+
+    def next_name(self) -> str:
+        self.names += 1
+        return f"pod-{self.names}"
+
+    def _unhandled(self, loop: Any, context: dict[str, Any]) -> None:
+        self.world.violate(Violation("I8", f"nobody handled {context.get('exception') or context.get('message')!r}"))
+
+
+def run(seed: int, parts: Parts | None = None, deeds: tuple[Deed, ...] = DEEDS) -> Outcome:
+    """The same seed gives the same outcome, to the byte."""
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL), cache_logger_on_first_use=False
+    )
+
+    async def main(loop: SimulatedLoop) -> Outcome:
+        scenario = Scenario(seed, loop, parts or Parts())
+        violation = None
+        try:
+            await scenario.run(deeds)
+        except* Violation as violations:
+            violation = first(violations)
+        return Outcome(seed, scenario.world, scenario.step, violation)
+
+    with quietly():
+        return simulate(seed, main)
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """What the product logs is not looked at, and costs time."""
+    had = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        yield
+    finally:
+        structlog.configure(**had)
+
+
+def cancel(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+
+
+def first(group: BaseExceptionGroup[Violation]) -> Violation:
+    for error in group.exceptions:
+        return first(error) if isinstance(error, BaseExceptionGroup) else error
+    raise ValueError("an empty group")

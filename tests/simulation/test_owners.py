@@ -1,0 +1,148 @@
+"""
+Whose devices these are, although Allocate does not say: two pods of equal size whose calls overtake one another.
+
+Once the kubelet's list has been read with both in it, each allocation has its owner; until then it says that it has none.
+"""
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+from random import Random
+
+import anyio
+from faults_support import THOROUGH
+from simulation.kubelet import Container, Kubelet, Pod
+from simulation.loop import SimulatedLoop, simulate
+from simulation.scenario import quietly
+from simulation.world import HEALTHY, NODE, WHOLE, SimulatedClock
+
+from topoalign.allocator.handouts import Handouts
+from topoalign.allocator.journal import MemoryJournal
+from topoalign.allocator.kubelet.desk import Listing
+from topoalign.allocator.ledger import Ledger
+from topoalign.core.events import AllocationBound, DeviceHealthChanged, TopologyDiscovered
+from topoalign.core.ids import GPU, AllocationID, ContainerName, DeviceID, PodName, ResourceName
+from topoalign.core.ports import Entry
+
+SEEDS = range(10_000 if THOROUGH else 400)
+POD: "ContextVar[str]" = ContextVar("POD")
+"""For whom the kubelet is calling: what Allocate does not say."""
+LATE = (0.0, 0.0, 0.001, 0.02, 0.3)
+
+
+class Node:
+    """A ledger and its handouts behind a wire on which everything may be late, and a kubelet that admits several at once."""
+
+    def __init__(self, seed: int, loop: SimulatedLoop) -> None:
+        self.chance = Random(f"owners-{seed}")
+        clock = SimulatedClock(loop)
+        self.kubelet = Kubelet(chance=self.chance, clock=clock, serial=False)
+        self.bound: list[tuple[str, bool]] = []
+        """Every owner that was recorded, and whether it was for that pod that the devices had been asked for."""
+        self.asked_for: dict[AllocationID, str] = {}
+        self.ledger = Ledger(NODE, WatchedJournal(self), clock)
+        self.ledger.hear(
+            TopologyDiscovered(
+                node=NODE, epoch=1, revision=1, boot_id="b", source="described: simulated", topology=WHOLE
+            )
+        )
+        health = {device: HEALTHY for devices in WHOLE.devices.values() for device in devices}
+        self.ledger.hear(DeviceHealthChanged(node=NODE, epoch=1, revision=1, devices=health))
+        self.handouts = Handouts(self.ledger, clock, self, gone_seconds=2, unbound_seconds=4, settle_seconds=6)
+        self.kubelet.plugin = self
+        self.kubelet.healthy = {resource: tuple(devices) for resource, devices in WHOLE.devices.items()}
+
+    async def late(self) -> None:
+        await anyio.sleep(self.chance.choice(LATE))
+
+    async def listing(self) -> Listing:
+        await self.late()
+        listing = self.kubelet.listing()
+        await self.late()
+        return listing
+
+    async def prefer(
+        self, resource: ResourceName, available: list[DeviceID], must_include: list[DeviceID], size: int
+    ) -> tuple[DeviceID, ...]:
+        await self.late()
+        return self.handouts.prefer(resource, available, must_include, size)
+
+    async def allocate(self, resource: ResourceName, devices: Sequence[DeviceID]) -> AllocationID:
+        await self.late()
+        granted = await self.handouts.allocate(resource, [devices])
+        self.asked_for[granted[0].id] = POD.get()
+        await self.late()
+        return granted[0].id
+
+    async def pre_start(self) -> None:
+        await self.handouts.reconcile()
+
+    def right(self, event: AllocationBound) -> bool:
+        """What was taken in from the kubelet's list, because its record had been replaced, was asked for by nobody."""
+        return self.asked_for.get(event.allocation, event.owner.pod) == event.owner.pod
+
+
+class WatchedJournal(MemoryJournal):
+    def __init__(self, node: Node) -> None:
+        super().__init__()
+        self._node = node
+
+    def append(self, entry: Entry) -> None:
+        super().append(entry)
+        self._node.bound += [
+            (event.owner.pod, self._node.right(event)) for event in entry.events if isinstance(event, AllocationBound)
+        ]
+
+
+def pod(name: str, size: int) -> Pod:
+    main = Container(name=ContainerName("main"), role="app", limits={GPU: size})
+    return Pod(uid=f"uid-{name}", name=PodName(name), containers=(main,))
+
+
+async def two_at_once(loop: SimulatedLoop, seed: int) -> Node:
+    node = Node(seed, loop)
+    size = node.chance.choice((1, 2))
+
+    async def arrive(name: str) -> None:
+        POD.set(name)
+        await node.late()
+        node.kubelet.wanted[f"uid-{name}"] = pod(name, size)
+        await node.kubelet.admit(f"uid-{name}")
+
+    async def look_again_and_again() -> None:
+        while True:
+            await anyio.sleep(node.chance.choice((0.001, 0.01, 0.5)))
+            await node.handouts.reconcile()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(look_again_and_again)
+        async with anyio.create_task_group() as pods:
+            pods.start_soon(arrive, "first")
+            pods.start_soon(arrive, "second")
+            if node.chance.random() < 0.3:  # by force, and one of the same size in its place
+                await node.late()
+                node.kubelet.remove("uid-first")
+                pods.start_soon(arrive, "third")
+        node.kubelet.collect()  # as it does when the next pod comes
+        await anyio.sleep(12)
+        tasks.cancel_scope.cancel()
+    return node
+
+
+def test_every_allocation_ends_with_its_right_owner_and_none_ever_had_a_wrong_one() -> None:
+    """C13: the order of the calls is drawn, and so is what is late."""
+    swapped = 0
+    with quietly():
+        for seed in SEEDS:
+            node = simulate(seed, lambda loop, seed=seed: two_at_once(loop, seed))  # type: ignore[misc]  # seed is bound now
+            held = {
+                (holding.owner, holding.devices)
+                for pod in node.kubelet.wanted.values()
+                for holding in node.kubelet.holdings(pod)
+            }
+            recorded = {(a.owner, a.device_ids) for a in node.ledger.state.allocations.values()}
+
+            assert held == recorded, f"seed {seed}"
+            assert all(right for _, right in node.bound), f"seed {seed}: {node.bound}"
+            swapped += [name for name, _ in node.bound][:2] == ["second", "first"]
+
+    assert swapped > len(SEEDS) // 10, "the calls must overtake one another"

@@ -1,0 +1,114 @@
+"""
+No seed makes the node break its word, whatever fails around it; and a simulation that is given a broken node finds it.
+"""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from faults_support import THOROUGH
+from simulation.campaign import campaign, one
+from simulation.deeds import DEEDS
+from simulation.plants import PLANTS
+from simulation.scenario import Outcome
+
+SEEDS = range(100_000 if THOROUGH else 2_000)
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.mark.timeout(0 if THOROUGH else 300)
+def test_no_seed_breaks_an_invariant(capsys: pytest.CaptureFixture[str]) -> None:
+    """I1 to I9 and I12 after every step, I10 in the end; each step a fault or something ordinary, all of them at once."""
+
+    def told(done: int) -> None:
+        if THOROUGH and sys.stderr.isatty():
+            with capsys.disabled():
+                print(f"\r{done} of {len(SEEDS)} seeds", end="", file=sys.stderr, flush=True)
+
+    found = list(campaign(SEEDS, done=told))
+
+    assert [] == found, "\n\n".join(report for _, report in found[:3])
+
+
+@cache
+def played(seed: int, plant: str | None) -> Outcome:
+    """Each once, for all tests."""
+    return one(seed, plant)
+
+
+def broken(plant: str) -> Iterator[Outcome]:
+    return (outcome for outcome in (played(seed, plant) for seed in SEEDS) if outcome.violation is not None)
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_a_planted_defect_is_found_within_these_seeds_and_replays_from_its_seed(plant: str) -> None:
+    found = next(broken(plant))
+    again = one(found.seed, plant)
+
+    assert found.digest == again.digest
+    assert str(found.violation) == str(again.violation)
+    assert found.report(plant=plant).endswith(f"replay: make simulate SEED={found.seed} PLANT={plant}")
+    assert one(found.seed).violation is None
+
+
+@pytest.mark.parametrize("plant", ["pause-in-admissions", "pause-in-handouts"])
+def test_a_pause_between_choosing_and_reserving_is_found_as_a_device_given_twice(plant: str) -> None:
+    assert any(outcome.violation is not None and outcome.violation.invariant == "I1" for outcome in broken(plant))
+
+
+def test_the_same_seed_gives_the_same_run_to_the_byte_in_another_process() -> None:
+    """Nor does it matter how that process orders its sets."""
+    planted = [(next(broken(plant)).seed, plant) for plant in PLANTS]
+    runs = [*((seed, None) for seed in range(0, 24, 8)), *planted]
+    here = [(played(seed, plant).violation is not None, played(seed, plant).digest) for seed, plant in runs]
+    there = [elsewhere(seed, plant) for seed, plant in runs]
+
+    assert here == there
+    assert [False] * 3 + [True] * len(planted) == [found for found, _ in here]
+
+
+def elsewhere(seed: int, plant: str | None) -> tuple[bool, str]:
+    """Whether a run in another process broke an invariant, and the digest of its trace."""
+    done = subprocess.run(
+        [sys.executable, "-m", "simulation", str(seed), *(["--plant", plant] if plant is not None else [])],
+        env={**os.environ, "PYTHONPATH": str(TESTS), "PYTHONHASHSEED": str(seed + 1)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode == 1, done.stdout.split()[-1]
+
+
+def test_the_seeds_cause_everything_that_can_be_caused() -> None:
+    """A simulation in which nothing happens finds nothing."""
+    done: Counter[str] = Counter()
+    facts: Counter[str] = Counter()
+    for seed in range(120):
+        for _, _, what, *details in played(seed, None).trace:
+            if what == "step":
+                done[details[1]] += 1
+            if what == "fact":
+                facts[type(details[0]).__name__] += 1
+            if what in ("admitted", "granted", "refused", "killed", "converged", "repeated"):
+                facts[what] += 1
+
+    assert {deed.name for deed in DEEDS} == done.keys()
+    assert {
+        "AllocationGranted",
+        "AllocationBound",
+        "AllocationReleased",
+        "AllocationRefused",
+        "AllocationDeviated",
+        "AllocationsSnapshot",
+        "admitted",
+        "granted",
+        "refused",
+        "killed",
+        "converged",
+        "repeated",
+    } == facts.keys()
