@@ -1,6 +1,6 @@
 """Discovery with a driver that finds what it is told to, and a bus that fails as it is told to."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -75,6 +75,7 @@ def discovery_with(
     caretaker: Caretaker | None = None,
     read_seconds: float = READ_SECONDS,
     boot_id: str = "boot",
+    environment: Mapping[str, str] | None = None,
 ) -> Discovery:
     return Discovery(
         node,
@@ -83,7 +84,7 @@ def discovery_with(
         clock,
         Metrics(registry or CollectorRegistry()),
         caretaker or Caretaker(RecordFile(NOWHERE, boot_id), XidRules(), QUIET_SECONDS, clock),
-        Offering(ConfigurationFile({}), CollectorRegistry()).offered,
+        Offering(ConfigurationFile(environment or {}), CollectorRegistry()).offered,
         read_seconds=read_seconds,
         hold_down_seconds=HOLD_DOWN_SECONDS,
         boot_id=boot_id,
@@ -117,11 +118,20 @@ class Bus(MemoryBus):
 
 
 class World:
-    def __init__(self, state_dir: Path = NOWHERE, boot_id: str = "boot") -> None:
+    def __init__(
+        self, state_dir: Path = NOWHERE, boot_id: str = "boot", environment: Mapping[str, str] | None = None
+    ) -> None:
+        """`environment` configures what is offered."""
         self.bus, self.clock, self.hardware, self.registry = Bus(), ManualClock(), Hardware(), CollectorRegistry()
         self.caretaker = Caretaker(RecordFile(state_dir, boot_id), XidRules(), QUIET_SECONDS, self.clock)
         self.discovery = discovery_with(
-            self.hardware, self.bus, self.clock, self.registry, caretaker=self.caretaker, boot_id=boot_id
+            self.hardware,
+            self.bus,
+            self.clock,
+            self.registry,
+            caretaker=self.caretaker,
+            boot_id=boot_id,
+            environment=environment,
         )
 
     @asynccontextmanager

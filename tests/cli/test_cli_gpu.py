@@ -13,10 +13,13 @@ from anyio.from_thread import start_blocking_portal
 from discovery_support import NODE, QUIET_SECONDS, discovery_with
 
 from topoalign.cli import root
+from topoalign.cli.gpu import holders
+from topoalign.cli.link import Standing
 from topoalign.core import wire
 from topoalign.core.events import Allocation, AllocationGranted, AllocationsSnapshot, Owner
 from topoalign.core.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName
 from topoalign.core.ports import HardwareEvent, Occurrence, Stream
+from topoalign.core.topology.model import Gpu, MigDevice, Topology
 from topoalign.discovery.caretaker import Caretaker
 from topoalign.discovery.drivers.described import DescribedDriver
 from topoalign.discovery.record import RecordFile
@@ -113,6 +116,21 @@ def test_the_list_shows_every_device_how_it_is_and_who_holds_it(run: Any) -> Non
     document = json.loads(run("list", "--json")[1])
     (ill,) = [device for device in document["devices"] if device["state"] != "healthy"]
     assert ("GPU-7", 7, "0000:38:00.0", ["ml/train\x1b[2J"]) == (ill["id"], ill["index"], ill["pci"], ill["held_by"])
+
+
+def test_who_holds_a_part_of_a_gpu_is_told_of_the_part_and_of_the_gpu_each_pod_by_itself() -> None:
+    """Whoever looks at an instance that is ill wants to know whose it is."""
+    part = MigDevice(uuid=DeviceID("MIG-1"), profile="1g.10gb", gpu_instance=1, compute_instance=0, memory=1)
+    topology = Topology(gpus=(Gpu(id=DeviceID("GPU-0"), index=0, mig=(part,)), Gpu(id=DeviceID("GPU-1"), index=1)))
+
+    def held(number: int, *devices: str) -> Allocation:
+        owner = Owner(namespace=Namespace("ml"), pod=PodName(f"pod-{number}"), container=ContainerName("main"))
+        return Allocation(id=AllocationID(f"a-{number}"), owner=owner, devices={GPU: tuple(map(DeviceID, devices))})
+
+    allocations = (held(1, "MIG-1"), held(2, "GPU-1::0", "GPU-1::1"), held(3, "GPU-1::2"))
+    standing = Standing(NODE, topology, allocations, {})
+
+    assert {"MIG-1": ("ml/pod-1",), "GPU-0": ("ml/pod-1",), "GPU-1": ("ml/pod-2", "ml/pod-3")} == holders(standing)
 
 
 def test_heal_says_by_its_exit_code_whether_all_of_them_are_in_use_again(run: Any) -> None:

@@ -218,3 +218,42 @@ def test_whatever_call_of_a_rewrite_fails_what_is_appended_afterwards_is_there_a
 
     with open_journal(tmp_path, NODE) as again:
         assert [entry(2), entry(3)] == again.load()[-2:]
+
+
+def no_room_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk takes no byte of a second file; of the journal itself it does."""
+    write = os.write
+
+    def full(file: int, data: bytes) -> int:
+        if os.readlink(f"/proc/self/fd/{file}").endswith("journal.new"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, data)
+
+    monkeypatch.setattr(os, "write", full)
+
+
+def test_where_there_is_no_room_for_a_second_journal_the_first_serves_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_disk(tmp_path, 1, 2)
+    with open_journal(tmp_path, NODE) as journal:
+        journal.load()
+        no_room_for_another(monkeypatch)
+        with pytest.raises(StateFault, match="No space left"):
+            journal.rewrite([entry(2)])
+        journal.append(entry(3))
+
+    assert not (tmp_path / "journal.new").exists()
+    with open_journal(tmp_path, NODE) as journal:
+        assert [entry(1), entry(2), entry(3)] == journal.load()
+
+
+def test_a_doubt_that_could_not_be_ended_on_disk_has_not_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_disk(tmp_path, 1).write_bytes(b"")
+    with open_journal(tmp_path, NODE) as journal:
+        journal.load()
+        no_room_for_another(monkeypatch)
+        with pytest.raises(StateFault):
+            journal.trust()
+
+        assert journal.doubt is not None

@@ -106,6 +106,20 @@ def test_a_lasting_sign_outlives_any_quiet_and_ends_with_a_reset_that_readings_h
     assert HealthState.HEALTHY == ward.state()
 
 
+def test_what_waits_for_a_reset_still_does_where_the_first_readings_do_not_know_it() -> None:
+    """A service that starts while NVML hangs reads /sys, which has neither GPUs without uuid nor MIG instances."""
+    judge = HealthJudge(QUIET)
+    judge.sign(A, "XID 119", 0.0, lasting=True)
+    judge.sign(MIG, "XID 95", 0.0, lasting=True)
+    judge.read({}, {}, (), 10.0)
+    assert {A: "XID 119", MIG: "XID 95"} == judge.lasting()
+
+    judge.read({A: HEALTHY, B: HEALTHY}, {MIG: B}, (), 20.0 + QUIET)
+    assert {A: HealthState.UNHEALTHY, B: HealthState.HEALTHY, MIG: HealthState.UNHEALTHY} == {
+        device: health.state for device, health in judge.verdicts({}).items()
+    }
+
+
 def test_a_reading_that_fails_once_is_no_reset() -> None:
     """An error that comes and goes says nothing of the memory that XID 95 called corrupt."""
     ward = Ward()
@@ -137,6 +151,17 @@ def test_an_operator_heals_whatever_it_was_and_the_reading_still_counts() -> Non
     ward.read(20.0, a=LOST)
     ward.judge.heal(A)
     assert (HealthState.UNHEALTHY, "lost") == ward.of(A)
+
+
+def test_who_was_healed_by_an_operator_has_no_longer_wait_for_what_was_before() -> None:
+    ward = Ward()
+    ward.judge.sign(A, "XID 94", 0.0)
+    ward.read(QUIET)
+    ward.judge.heal(A)
+    ward.judge.sign(A, "XID 94", 100.0)
+    ward.read(100.0 + QUIET)
+
+    assert HealthState.HEALTHY == ward.state()
 
 
 def test_an_instance_is_ill_alone_and_forgotten_with_the_instance() -> None:

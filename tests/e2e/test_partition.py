@@ -1,6 +1,7 @@
 """A network that swallows packets between a node and its hub costs no allocation and no event."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from topoalign.runtime.nats_bus.connection import PING_SECONDS, PINGS_MISSED
 
 pytestmark = pytest.mark.timeout(120)
 
+ENVIRONMENT = {**os.environ, "PATH": os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])}
+"""Where `ip` and `nft` are, which not every user has on the way."""
 PROGRAM = Path(__file__).with_name("partitioned.py")
 DIRECTIONS = ("to-hub", "from-hub", "both")
 SECONDS, PINGS = ("10", str(PING_SECONDS)) if THOROUGH else ("0.5", "0.2")
@@ -22,11 +25,14 @@ SECONDS, PINGS = ("10", str(PING_SECONDS)) if THOROUGH else ("0.5", "0.2")
 
 def why_not() -> str | None:
     """Why packets cannot be dropped here; None if they can."""
-    missing = [tool for tool in ("unshare", "ip", "nft") if shutil.which(tool) is None]
+    missing = [tool for tool in ("unshare", "ip", "nft") if shutil.which(tool, path=ENVIRONMENT["PATH"]) is None]
     if missing:
         return f"{', '.join(missing)} not installed"
     tried = subprocess.run(
-        ["unshare", "-Urn", "sh", "-c", "ip link set lo up && nft list tables"], capture_output=True, text=True
+        ["unshare", "-Urn", "sh", "-c", "ip link set lo up && nft list tables"],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
     )
     return tried.stderr.strip() or "no right to network namespaces" if tried.returncode else None
 
@@ -40,6 +46,7 @@ def happened(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     running = {
         direction: subprocess.Popen(
             ["unshare", "-Urn", sys.executable, PROGRAM, tmp_path_factory.mktemp(direction), direction, SECONDS, PINGS],
+            env=ENVIRONMENT,
             stdout=subprocess.PIPE,
             text=True,
         )

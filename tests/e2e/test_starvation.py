@@ -22,7 +22,6 @@ from topoalign.core.decisions import Admission
 from topoalign.core.errors import TopoalignError
 from topoalign.core.ids import NodeName
 from topoalign.core.ports import Bus
-from topoalign.core.requests import AllocateRequest
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats
 
@@ -158,7 +157,7 @@ def descriptors(agent: Agent) -> list[int]:
 
 async def test_an_agent_without_memory_refuses_what_is_large_and_goes_on(tmp_path: Path) -> None:
     """C56: a few megabytes more of address space than it has (RLIMIT_AS), and requests whose contents take dozens."""
-    large = AllocateRequest(node=NODE, pod=pod("large", gpus=1), rules={f"rule-{n}": "x" * 60 for n in range(11_000)})
+    large = msgspec.json.encode({"node": NODE, "pod": pod("large", gpus=1), "rules": [{"": 0}] * 140_000})
     async with local_nats(tmp_path / "nats") as nats, connect_bus(nats) as bus, agent(nats, tmp_path) as running:
         await answering(bus, NODE)
         pid = running.process.pid
@@ -167,13 +166,16 @@ async def test_an_agent_without_memory_refuses_what_is_large_and_goes_on(tmp_pat
         told = []
         for _ in range(5):
             with suppress(TopoalignError):
-                told.append(await bus.ask(wire.admission_subject(NODE, "what-if"), msgspec.json.encode(large), 5))
+                told.append(await bus.ask(wire.admission_subject(NODE, "what-if"), large, 5))
         resource.prlimit(pid, resource.RLIMIT_AS, unlimited)
         await all_is_well(running, bus)
         status = running.process.poll()
+        said = await anyio.Path(running.log).read_text()
 
+    assert len(large) < wire.LARGEST_BODY
     assert None is status
-    assert all(b'"failure"' in body for body in told)
+    assert told and all(b'"failure"' in body for body in told)
+    assert "MemoryError" in said
 
 
 def size_of(pid: int) -> int:

@@ -219,6 +219,8 @@ async def test_c21_a_driver_that_hangs_or_dies(lab: Lab, fault: str, reason: str
         }
         explained = await node.explain("default/train")
         assert ((held,), set(held.devices[GPU])) == (explained.allocations, set(explained.ailing))
+        (shown,) = (await node.get("/v1/allocations"))["items"]
+        assert set(held.devices[GPU]) == set(shown["ailing"]), "the registry tells of it"
         assert not isinstance(await node.kubelet.admit(pod("more", gpus=1)), Admission)
 
         node.play(*switch_links(8, 18))
@@ -285,7 +287,9 @@ async def test_c21_a_lost_gpu_costs_the_others_neither_health_nor_the_best_choic
 
 
 async def test_mig_that_is_set_up_while_the_node_runs_is_announced_without_a_restart(lab: Lab) -> None:
-    async with lab.node() as node:
+    config = lab.folder / "config.yaml"
+    config.write_text("flags: {migStrategy: mixed}\n")
+    async with lab.node(config=str(config)) as node:
         machine = script(more=[HURRY, *switch_links(8, 18), MIG])
         node.standin.play(machine.replace("uuid=GPU-2 ", "uuid=GPU-2 mig=1 "))
         node.standin.report(2, pynvml.nvmlEventMigConfigChange)

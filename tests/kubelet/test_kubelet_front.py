@@ -14,7 +14,7 @@ from kubelet_support import MemoryDesk, node, offers, short_directory, two_nodes
 
 from topoalign.allocator.kubelet import sockets
 from topoalign.allocator.kubelet.front import KubeletFront
-from topoalign.allocator.kubelet.plugin import LISTEN_SECONDS, LOOK_SECONDS
+from topoalign.allocator.kubelet.plugin import FIRST_RETRY_SECONDS, LOOK_SECONDS
 from topoalign.allocator.kubelet.registration import REGISTER_SECONDS
 from topoalign.allocator.kubelet.standin import KubeletStandIn
 from topoalign.allocator.kubelet.standin_plugins import GRACE_SECONDS, Plugins
@@ -104,19 +104,48 @@ async def test_after_a_kubelet_restart_all_devices_are_back_at_the_next_look() -
         assert it.front.reason() is None
 
 
+async def made_anew(directory: Path, kubelet: KubeletStandIn) -> Server:
+    """The kubelet's socket, by the same kubelet."""
+    path = directory / "device-plugins" / "kubelet.sock"
+    path.unlink()
+    fresh = Server(kubelet.plugins, path, "directory")
+    await fresh.listen()
+    return fresh
+
+
 async def test_a_kubelet_socket_made_anew_beside_ours_is_enough_to_register_again() -> None:
     clock = ManualClock()
     async with node(MACHINE, clock=clock) as it:
         before = it.kubelet.plugins.registrations
-        path = it.directory / "device-plugins" / "kubelet.sock"
-        path.unlink()
-        fresh = Server(it.kubelet.plugins, path, "directory")
-        await fresh.listen()
+        fresh = await made_anew(it.directory, it.kubelet)
         await clock.advance(LOOK_SECONDS)
         await it.kubelet.until(lambda kubelet: kubelet.plugins.registrations == before + 2)
         await it.kubelet.until(offers(MACHINE))
 
         assert it.front.reason() is None
+        await fresh.stop(0)
+
+
+async def test_an_old_stream_that_does_not_end_is_cut_off_before_the_kubelet_hears_from_us_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its client reads no more. Were it to end after the registration, the kubelet would drop the new one with it."""
+
+    async def stuck() -> None:
+        pass
+
+    clock = ManualClock()
+    async with node(two_nodes(nics=0), clock=clock) as it:
+        monkeypatch.setattr(it.front.plugins[GPU].service, "end_watch", stuck)
+        before = it.kubelet.plugins.registrations
+        fresh = await made_anew(it.directory, it.kubelet)
+        await clock.advance(LOOK_SECONDS)
+        await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 0)
+        meanwhile = it.kubelet.plugins.registrations
+        await clock.advance(LOOK_SECONDS)
+        await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 8)
+
+        assert (before, before + 1) == (meanwhile, it.kubelet.plugins.registrations)
         await fresh.stop(0)
 
 
@@ -233,10 +262,29 @@ async def test_a_kubelet_that_drops_our_stream_without_restarting_hears_from_us_
     clock = ManualClock()
     async with node(two_nodes(nics=0), clock=clock) as it:
         it.kubelet.plugins.endpoints[GPU].stop(clock.monotonic())
-        await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 0)
-        await clock.advance(LISTEN_SECONDS + 5 * LOOK_SECONDS)
+        await it.front.plugins[GPU].service.watch.ended.wait()
+        await clock.advance(FIRST_RETRY_SECONDS + 2 * LOOK_SECONDS)
 
         await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 8)
+
+
+async def test_a_kubelet_that_drops_our_stream_again_and_again_hears_from_us_less_and_less_often() -> None:
+    """That it listened for a moment in between is no success."""
+    clock = ManualClock()
+    async with node(two_nodes(nics=0), clock=clock) as it:
+        for wait in (FIRST_RETRY_SECONDS, 2 * FIRST_RETRY_SECONDS, 4 * FIRST_RETRY_SECONDS):
+            before = it.kubelet.plugins.registrations
+            it.kubelet.plugins.endpoints[GPU].stop(clock.monotonic())
+            await it.front.plugins[GPU].service.watch.ended.wait()
+            await clock.advance(wait)
+            for _ in range(100):  # a registration would be heard of by now
+                await anyio.lowlevel.checkpoint()
+            too_early = it.kubelet.plugins.registrations - before
+            await clock.advance(2 * LOOK_SECONDS)
+            await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 8)
+            await clock.advance(LOOK_SECONDS)
+
+            assert 0 == too_early
 
 
 async def test_a_gpu_that_falls_ill_is_unhealthy_in_the_kubelet_and_stays_listed() -> None:

@@ -1,9 +1,13 @@
 """Asking the kubelet who holds what."""
 
+import threading
+from pathlib import Path
+
 import anyio
 import pytest
 from kubelet_support import MemoryDesk, Node, node, pod, short_directory, two_nodes
 
+from topoalign.allocator.kubelet import podresources
 from topoalign.allocator.kubelet.api import v1
 from topoalign.allocator.kubelet.client import KubeletAway, ask
 from topoalign.allocator.kubelet.desk import Holding, Listing
@@ -45,6 +49,43 @@ async def test_a_checkpoint_that_cannot_be_trusted_is_no_checkpoint() -> None:
         file.write_bytes(file.read_bytes().replace(b"GPU-0", b"GPU-1", 1))
 
         assert (await listed(it)).checkpoint is None
+
+
+async def test_a_checkpoint_that_has_changed_is_read_anew() -> None:
+    async with node(two_nodes()) as it:
+        client = PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir)
+        sizes = []
+        for name in ("one", "two"):
+            await it.kubelet.admit(pod(name, gpus=1))
+            sizes.append(len((await client.listing()).checkpoint or ()))
+
+        assert [1, 2] == sizes
+
+
+async def test_a_disk_that_hangs_keeps_nobody_waiting_and_no_second_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint counts as one that cannot be read, until it can be."""
+    monkeypatch.setattr(podresources, "READ_SECONDS", 0.05)
+    go_on, begun = threading.Event(), []
+    plain = podresources.given_out
+
+    def hanging(file: Path) -> podresources.Given | None:
+        begun.append(file)
+        go_on.wait()
+        return plain(file)
+
+    monkeypatch.setattr(podresources, "given_out", hanging)
+    async with node(two_nodes()) as it:
+        await it.kubelet.admit(pod("train", gpus=1))
+        client = PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir)
+        with anyio.fail_after(20):
+            hung = [(await client.listing()).checkpoint for _ in range(3)]
+            threads = len(begun)
+            go_on.set()
+            while (again := (await client.listing()).checkpoint) is None:
+                pass
+
+    assert ([None] * 3, 1) == (hung, threads)
+    assert frozenset({(GPU, DeviceID("GPU-0"))}) == again
 
 
 async def test_the_devices_of_a_container_are_gathered_by_resource() -> None:

@@ -28,7 +28,7 @@ from topoalign.runtime.tasks import background
 
 pytestmark = pytest.mark.anyio
 
-WAIT = "nvmlEventSetWait_v2"
+WAIT, HURRY = "nvmlEventSetWait_v2", "hurry 100"
 
 
 class Recorder:
@@ -57,7 +57,7 @@ async def listening(node: Node, *more: str) -> AsyncIterator[Recorder]:
     recorder = Recorder()
     async with background() as tasks:
         tasks.start_soon(node.driver.watch, recorder)
-        await node.read(*more)
+        await node.read(HURRY, *more)
         await until(lambda: node.standin.calls(WAIT))
         yield recorder
 
@@ -132,12 +132,37 @@ async def test_a_gpu_that_cannot_be_registered_is_unknown_alone_and_registered_l
         node.standin.xid(4, 79)
         await until(lambda: heard.events)
 
-        await node.read(gpus=range(7))  # another set of GPUs is registered anew
+        await node.read(HURRY, gpus=range(7))  # another set of GPUs is registered anew
         await until(lambda: heard.deafness[-1][0] is None)
         node.standin.xid(3, 79)
         await until(lambda: len(heard.events) == 2)
 
     assert [GPUS[4], GPUS[3]] == [event.gpu for event in heard.events]
+
+
+async def test_a_gpu_that_does_not_even_say_its_name_to_the_listener_is_unknown_alone(node: Node) -> None:
+    """The readings have found it: that nobody listens to it must not pass unnoticed."""
+    await node.read()
+    node.standin.play(script(more=["fail nvmlDeviceGetUUID 3 999"]))
+    recorder = Recorder()
+    async with background() as tasks:
+        tasks.start_soon(node.driver.watch, recorder)
+        await until(lambda: recorder.deafness)
+        node.standin.xid(4, 79)
+        await until(lambda: recorder.events)
+
+    assert [frozenset({GPUS[3]})] == [gpus for _, gpus in recorder.deafness]
+
+
+async def test_tries_to_listen_that_fail_leave_no_event_set_behind(node: Node) -> None:
+    recorder = Recorder()
+    await node.read("fail nvmlDeviceRegisterEvents * 999")
+    async with background() as tasks:
+        tasks.start_soon(node.driver.watch, recorder)
+        while node.standin.calls("nvmlEventSetCreate") < 4:
+            await node.clock.advance(LONGEST_PAUSE)
+
+    assert node.standin.calls("nvmlEventSetCreate") - node.standin.calls("nvmlEventSetFree") <= 1
 
 
 async def test_a_wait_that_fails_is_tried_at_once_and_then_ever_more_rarely_until_it_works(node: Node) -> None:

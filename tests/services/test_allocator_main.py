@@ -1,5 +1,7 @@
 """The allocator as it runs in a process: by its settings and the configuration file, beside discovery, below a kubelet."""
 
+import fcntl
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -11,6 +13,7 @@ from kubelet_support import offers, pod, short_directory
 
 from topoalign.allocator import main as allocator
 from topoalign.allocator.kubelet.standin import KubeletStandIn
+from topoalign.allocator.succession import LINE
 from topoalign.core.errors import InvalidField
 from topoalign.core.ids import GPU, ContainerName, Namespace, PodName
 from topoalign.core.requests import AdmissionRules
@@ -99,6 +102,17 @@ async def test_cdi_without_a_driver_keeps_the_node_from_being_ready_and_says_wha
         assert reason is not None
         assert "libcuda.so" in reason
         assert "containerDriverRoot" in reason
+
+
+async def test_who_hands_over_goes_on_looking_whether_somebody_has_the_node() -> None:
+    async with node(configuration("envvar", "uuid")) as (it, _, file):
+        line = os.open(file.parent / "state" / LINE, os.O_RDWR | os.O_CREAT)
+        fcntl.flock(line, fcntl.LOCK_EX)
+        with anyio.fail_after(10):
+            await it.superseded.wait()
+        os.close(line)
+
+        assert it.life["successor"]() is None
 
 
 async def test_a_first_configuration_that_is_wrong_is_no_start_and_names_the_field(tmp_path: Path) -> None:

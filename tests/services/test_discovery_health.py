@@ -91,7 +91,8 @@ async def test_a_passing_xid_is_over_after_the_quiet_time_and_a_lasting_one_is_n
         assert 1 == world.registry.get_sample_value("topoalign_discovery_devices", {"state": "unhealthy"})
 
 
-async def test_an_xid_of_a_mig_instance_costs_that_instance_and_an_unknown_instance_the_card(world: World) -> None:
+async def test_an_xid_of_a_mig_instance_costs_that_instance_and_an_unknown_instance_the_card(tmp_path: Path) -> None:
+    world = World(tmp_path, environment={"MIG_STRATEGY": "mixed"})
     world.hardware.now = parted()
     async with world.running():
         await happens(world, Occurrence.XID, A, xid=94, gpu_instance=2, compute_instance=0)
@@ -102,6 +103,16 @@ async def test_an_xid_of_a_mig_instance_costs_that_instance_and_an_unknown_insta
         await happens(world, Occurrence.XID, A, xid=94, gpu_instance=7)
         await world.clock.advance(HOLD_DOWN_SECONDS)
         assert HealthState.UNHEALTHY == (await world.health()).devices[A].state
+
+
+async def test_an_xid_of_a_mig_instance_costs_a_gpu_that_is_offered_as_a_whole(world: World) -> None:
+    """As by default, where a GPU is in MIG mode all the same: its container may use any of the instances."""
+    world.hardware.now = parted()
+    async with world.running():
+        await happens(world, Occurrence.XID, A, xid=94, gpu_instance=2, compute_instance=0)
+        await world.clock.advance(HOLD_DOWN_SECONDS)
+
+        assert [A] == [device for device, health in (await world.health()).devices.items() if not health.usable]
 
 
 async def test_what_is_said_to_an_operator_of_an_instance_is_no_better_than_its_card(world: World) -> None:
@@ -215,6 +226,29 @@ async def test_a_gpu_that_fails_is_out_of_use_whether_or_not_that_can_be_written
         await happens(world, Occurrence.XID, xid=79)
         await world.clock.advance(HOLD_DOWN_SECONDS)
         assert HealthState.UNHEALTHY == (await world.health()).devices[A].state
+
+
+async def test_a_gpu_that_waits_for_a_reset_and_was_gone_meanwhile_is_back_after_its_quiet_time(world: World) -> None:
+    """It has left the bus and come back: that was one."""
+    async with world.running():
+        await happens(world, Occurrence.XID, xid=79)
+        await world.becomes(inventory(1))
+        assert "lost" in (await world.health()).devices[A].reason
+        await world.becomes(inventory(0, 1))
+        assert HealthState.UNHEALTHY == (await world.health()).devices[A].state
+        await world.clock.advance(QUIET_SECONDS)
+
+        assert {A: HEALTHY, B: HEALTHY} == (await world.health()).devices
+
+
+async def test_an_uncorrectable_memory_error_costs_the_gpu_its_quiet_time(world: World) -> None:
+    async with world.running():
+        await happens(world, Occurrence.DOUBLE_BIT_ECC)
+        await world.clock.advance(HOLD_DOWN_SECONDS)
+        assert "uncorrectable memory error" in (await world.health()).devices[A].reason
+        await world.clock.advance(QUIET_SECONDS + READ_SECONDS)
+
+        assert HEALTHY == (await world.health()).devices[A]
 
 
 async def test_cordons_survive_a_restart_and_a_boot_and_a_cordon_may_be_changed(tmp_path: Path) -> None:

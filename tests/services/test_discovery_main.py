@@ -3,16 +3,17 @@
 from pathlib import Path
 
 import pytest
+from discovery_support import READ_SECONDS, World
 from nvml_support import host_tree, put, script, standing_in, told_uuids, uuid
 
 from topoalign.core import wire
 from topoalign.core.errors import DriverFault, InvalidField, InvalidMachine, NotFound
 from topoalign.core.events import HealthState, TopologyDiscovered
 from topoalign.core.ids import DeviceID, NodeName
-from topoalign.core.ports import Stream
+from topoalign.core.ports import HardwareEvent, Occurrence, Stream
 from topoalign.discovery.drivers.described import DescribedDriver
 from topoalign.discovery.drivers.sysfs import SysfsDriver
-from topoalign.discovery.main import driver_for, serve
+from topoalign.discovery.main import driver_for, follow, serve
 from topoalign.discovery.settings import DiscoverySettings
 from topoalign.machines.sysfs import read_sysfs
 from topoalign.runtime.clock import ManualClock, SystemClock
@@ -20,6 +21,7 @@ from topoalign.runtime.context import Context
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.settings import from_environment
 from topoalign.runtime.tasks import background
+from topoalign.serving.watching import ConfigurationFile
 
 pytestmark = pytest.mark.anyio
 
@@ -37,10 +39,14 @@ def settings(**values: str) -> DiscoverySettings:
     return from_environment(DiscoverySettings, environment)
 
 
-async def test_the_service_says_what_a_described_machine_is() -> None:
+async def test_the_service_says_what_a_described_machine_is(tmp_path: Path) -> None:
     """As it runs in a process: settings from the environment, readiness and metrics in the context."""
     bus = MemoryBus()
-    environment = {"TOPOALIGN_NODE": "node-1", "TOPOALIGN_MACHINE": "dgx-a100"}
+    environment = {
+        "TOPOALIGN_NODE": "node-1",
+        "TOPOALIGN_MACHINE": "dgx-a100",
+        "TOPOALIGN_STATE_DIR": str(tmp_path / "state"),
+    }
     context = Context(bus=bus, clock=ManualClock(), environment=environment)
     async with background() as tasks:
         await tasks.start(lambda *, task_status: serve(context, task_status=task_status))
@@ -150,3 +156,26 @@ async def test_a_nic_without_an_active_port_is_unhealthy(tmp_path: Path) -> None
 async def test_a_root_without_a_machine_is_a_driver_fault(tmp_path: Path) -> None:
     with pytest.raises(DriverFault, match="no CPU"):
         await SysfsDriver(tmp_path, SystemClock(), 30.0).read()
+
+
+async def test_what_the_configuration_says_of_health_counts_as_soon_as_it_changes(tmp_path: Path) -> None:
+    world, first, second = World(), DeviceID("GPU-0"), DeviceID("GPU-1")
+    file = tmp_path / "topoalign.yaml"
+    file.write_text("version: v1\n")
+    configuration = ConfigurationFile({"TOPOALIGN_CONFIG": str(file)})
+    async with world.running(), background() as tasks:
+        tasks.start_soon(follow, configuration, world.discovery, world.caretaker, {})
+        await world.clock.advance(READ_SECONDS)
+        file.write_text("health: {ignoredXIDs: [79], quietSeconds: 1, holdDownSeconds: 40}\n")
+        assert await configuration.look()
+        await world.clock.advance(READ_SECONDS)
+
+        world.discovery.hear(HardwareEvent(kind=Occurrence.XID, gpu=first, xid=79))
+        world.discovery.hear(HardwareEvent(kind=Occurrence.XID, gpu=second, xid=94))
+        await world.clock.advance(0)
+        said = (await world.health()).devices
+        assert [HealthState.HEALTHY, HealthState.UNHEALTHY] == [said[first].state, said[second].state]
+        await world.clock.advance(2 * READ_SECONDS)
+        assert said == (await world.health()).devices, "well again, and held down"
+        await world.clock.advance(2 * READ_SECONDS)
+        assert HealthState.HEALTHY == (await world.health()).devices[second].state

@@ -127,22 +127,23 @@ async def test_when_podresources_is_silent_an_overlap_is_not_granted(node: Node)
 
 
 async def test_two_allocations_of_one_device_at_the_same_time_never_both_get_it(node: Node) -> None:
-    """Both are judged one after the other, so the second sees the first although both waited for PodResources."""
+    """Both are judged one after the other, so the second hears who got the first although both waited for PodResources."""
     await node.handouts.allocate(GPU, [[GPUS[0]]])
-    granted: list[str] = []
+    granted: list[DeviceID] = []
 
-    async def ask(*devices: DeviceID) -> None:
+    async def ask(pod: str, *devices: DeviceID) -> None:
         try:
-            granted.extend(a.id for a in await node.handouts.allocate(GPU, [list(devices)]))
+            await node.handouts.allocate(GPU, [list(devices)])
         except DeviceInUse:
             return
+        node.kubelet.show(pod, *devices)
+        granted.extend(devices)
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(ask, GPUS[0], GPUS[1])
-        tasks.start_soon(ask, GPUS[0], GPUS[2])
+        tasks.start_soon(ask, "one", GPUS[0], GPUS[1])
+        tasks.start_soon(ask, "two", GPUS[0], GPUS[2])
 
-    holders = [d for a in node.ledger.state.allocations.values() for d in a.devices[GPU]]
-    assert len(set(holders)) == len(holders)
+    assert sorted([GPUS[0], GPUS[1]]) == sorted(granted)
 
 
 async def test_another_choice_than_the_preferred_one_is_recorded_as_the_kubelet_made_it(node: Node) -> None:
@@ -193,6 +194,21 @@ async def test_an_unhealthy_device_is_not_granted(node: Node) -> None:
         await node.handouts.allocate(GPU, [[GPUS[3]]])
 
     assert {} == node.live()
+
+
+async def test_a_gpu_that_falls_ill_while_the_kubelet_is_asked_is_not_granted(node: Node) -> None:
+    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    lost = DeviceHealth(state=HealthState.UNHEALTHY, reason="GPU is lost")
+    healthy = dict.fromkeys(GPUS, DeviceHealth(state=HealthState.HEALTHY))
+
+    async def falls_ill() -> None:
+        node.hear_health(node.ledger, 2, {**healthy, GPUS[1]: lost})
+
+    node.kubelet.meanwhile = falls_ill
+    with pytest.raises(DeviceUnusable, match="GPU is lost"):
+        await node.handouts.allocate(GPU, [[GPUS[0], GPUS[1]]])
+
+    assert {"GPU-0": None} == node.live()
 
 
 async def test_a_restart_keeps_allocations_and_their_owners(node: Node) -> None:

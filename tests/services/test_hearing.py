@@ -190,7 +190,7 @@ async def test_a_bus_that_is_away_does_not_take_the_devices_along(world: World) 
     """Discovery cannot be asked then, which says nothing of the hardware; the node goes on giving out its devices."""
     async with world.discovering(), world.hearing() as hearing:
         world.bus._desks, world.bus.away = [], True
-        await world.clock.advance(3600)
+        await world.clock.advance(600)
         during = world.usable(), hearing.reason()
         world.bus.away = False
         await world.clock.advance(60)

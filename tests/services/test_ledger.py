@@ -101,6 +101,16 @@ def test_a_grant_that_the_disk_refuses_changes_nothing() -> None:
     assert waiting == list(ledger.pending)
 
 
+def test_a_node_in_doubt_whose_disk_is_full_does_not_come_up_in_its_old_epoch() -> None:
+    """Of what was lost, numbers of that epoch may have been heard already."""
+    journal = FailingJournal()
+    restarted(journal)
+    journal.failing, journal.doubt = True, "it was damaged"
+
+    with pytest.raises(StateFault):
+        restarted(journal)
+
+
 class RefusesRewrites(MemoryJournal):
     """A disk with room for one more line, but not for a second copy of the journal."""
 

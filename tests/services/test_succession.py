@@ -13,7 +13,9 @@ from topoalign.allocator.succession import (
     HEARD_SECONDS,
     LOOK_SECONDS,
     STEP_SECONDS,
+    VACANT_SECONDS,
     WAIT_SECONDS,
+    Vacancy,
     asked,
     hardware_known,
     open_in_turn,
@@ -127,6 +129,25 @@ async def test_one_that_does_not_hand_over_is_named_at_the_deadline(tmp_path: Pa
     assert WAIT_SECONDS <= clock.monotonic() - began <= WAIT_SECONDS + 2
     assert "pid" in told[0].finding
     assert "did not within 20 s" in told[0].finding
+
+
+async def test_who_has_handed_over_wants_to_be_started_again_once_nobody_has_the_node_for_a_minute(
+    tmp_path: Path,
+) -> None:
+    """A newcomer that asked for it and died would else leave the node to nobody: the one before only waits to be stopped."""
+    clock = ManualClock()
+    vacancy = Vacancy(tmp_path, clock)
+    with open_journal(tmp_path, NODE):
+        in_office = vacancy.trouble()
+    left = vacancy.trouble()
+    await clock.advance(VACANT_SECONDS - 1)
+    with open_journal(tmp_path, NODE):
+        taken = vacancy.trouble()
+    left_again = vacancy.trouble()
+    await clock.advance(VACANT_SECONDS)
+
+    assert [None, None, None, None] == [in_office, left, taken, left_again]
+    assert "nobody has this node" in (vacancy.trouble() or "")
 
 
 async def refused(call: Callable[[], Awaitable[None]], clock: ManualClock) -> list[HardwareUnknown]:

@@ -139,6 +139,18 @@ async def test_whoever_asks_is_told_again(volume: ConfigMap) -> None:
     assert "flags.migStrategy: unknown: 'both'" == lines[0]["finding"]
 
 
+async def test_whoever_asks_while_the_file_is_being_read_is_answered_afterwards() -> None:
+    """Two SIGHUPs on top of one another: the second one may come after the file has changed again."""
+    reload = Reload()
+    reload.ask()
+    with anyio.fail_after(10):
+        await reload.wait()
+    with anyio.move_on_after(0) as again:
+        await reload.wait()
+
+    assert again.cancelled_caught, "one wish is one look"
+
+
 async def test_a_change_that_means_the_same_changes_nothing(volume: ConfigMap) -> None:
     configuration = Kept(volume.file).configuration
     changed = configuration.changed

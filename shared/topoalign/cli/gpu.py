@@ -12,6 +12,7 @@ from topoalign.cli.link import Link, Standing, on_node
 from topoalign.core.device_health import UNKNOWN
 from topoalign.core.events import DeviceHealth
 from topoalign.core.ids import DeviceID
+from topoalign.core.topology.offers import base_of
 
 
 @click.group()
@@ -94,12 +95,14 @@ def word(health: DeviceHealth) -> str:
 
 
 def holders(standing: Standing) -> dict[DeviceID, tuple[str, ...]]:
-    """Device -> the pods that hold it or a part of it; `?` where the kubelet has not said which."""
-    held: dict[DeviceID, tuple[str, ...]] = {}
-    for device, pod in standing.holders.items():
-        for name in dict.fromkeys((device, standing.topology.card_of(device))):
-            held[name] = tuple(dict.fromkeys((*held.get(name, ()), pod)))
-    return held
+    """Card, or part of one -> the pods that hold it or something of it; `?` where the kubelet has not said which."""
+    held: dict[DeviceID, dict[str, None]] = {}
+    for allocation in standing.allocations:
+        pod = "?" if allocation.owner is None else f"{allocation.owner.namespace}/{allocation.owner.pod}"
+        for device in allocation.device_ids:
+            for name in {base_of(device), standing.topology.card_of(device)}:
+                held.setdefault(name, {})[pod] = None
+    return {device: tuple(pods) for device, pods in held.items()}
 
 
 @gpu.command()

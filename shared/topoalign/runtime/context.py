@@ -18,18 +18,18 @@ Check = Callable[[], str | None]
 
 
 class Reload:
-    """That whoever runs the process wants its files read anew: SIGHUP."""
+    """That whoever runs the process wants its files read anew: SIGHUP. One task waits for it, on behalf of all."""
 
     def __init__(self) -> None:
         self._asked = anyio.Event()
 
     def ask(self) -> None:
         self._asked.set()
-        self._asked = anyio.Event()
 
     async def wait(self) -> None:
-        """Until the next time it is asked for."""
+        """Until it is asked for, or at once if it was since the last time, so that no wish is lost while files are read."""
         await self._asked.wait()
+        self._asked = anyio.Event()
 
 
 @dataclass(frozen=True, kw_only=True)

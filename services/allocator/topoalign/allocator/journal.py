@@ -189,17 +189,24 @@ class FileJournal:
         """
         Writes a new file beside the old one and puts it in its place: at any moment one of the two is whole.
 
-        Wherever this fails, the next append begins with it anew, because the open file may be the one that was replaced.
+        Where the new one cannot be written the old one serves as before: a disk without room for both may have some for one
+        more line. Where this fails later, the next append begins with it anew, because the open file may be the one that was
+        replaced.
         """
-        self._suspect = True
         header = encoded(Header(version=VERSION, node=self.node, doubt=self._doubt or ""))
         beside = self.directory / "journal.new"
-        target = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            write_whole(target, b"".join([header, *lines]))
-            os.fsync(target)
-        finally:
-            os.close(target)
+            target = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                write_whole(target, b"".join([header, *lines]))
+                os.fsync(target)
+            finally:
+                os.close(target)
+        except OSError:
+            with suppress(OSError):
+                beside.unlink(missing_ok=True)  # it takes the room that a line would need
+            raise
+        self._suspect = True
         os.replace(beside, self.path)
         self.close()
         sync_directory(self.directory)

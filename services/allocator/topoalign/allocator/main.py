@@ -16,7 +16,7 @@ from topoalign.allocator.kubelet_files import KubeletFiles
 from topoalign.allocator.ledger import Ledger
 from topoalign.allocator.service import Allocator, refuse_twin
 from topoalign.allocator.settings import AllocatorSettings
-from topoalign.allocator.succession import asked, hardware_known, open_in_turn
+from topoalign.allocator.succession import Vacancy, asked, hardware_known, open_in_turn
 from topoalign.runtime.context import Context
 from topoalign.runtime.settings import from_environment
 
@@ -87,4 +87,5 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
                 await tasks.start(front.run)
             task_status.started()
             await asked(settings.state_dir, context.clock)
+            context.life["successor"] = Vacancy(settings.state_dir, context.clock).trouble
             context.superseded.set()

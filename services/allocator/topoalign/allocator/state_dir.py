@@ -90,6 +90,21 @@ def take_lock(lock: int, directory: Path) -> None:
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
 
 
+def is_in_use(directory: Path) -> bool:
+    """Whether some process, this one included, has the directory's lock."""
+    try:
+        lock = os.open(directory / "lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
 def sync_directory(directory: Path) -> None:
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

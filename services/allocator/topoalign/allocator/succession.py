@@ -6,7 +6,8 @@ So a newcomer does not push. It gets ready first, then stands in line: it holds 
 directory. Whoever is in office looks twice a second whether somebody does, lets the calls that have begun end, ends its
 streams to the kubelet, and only then gives up the directory. The newcomer replays the record and registers; the kubelet has
 kept the capacity meanwhile. Whoever was in office does nothing any more, and waits to be stopped: if it ended, whatever
-watches over it would start it again, and the two would take the node from one another in turn.
+watches over it would start it again, and the two would take the node from one another in turn. Only where the newcomer has
+gone, too, and nobody has the node any more, does it want to be started again.
 
 These are locks and no signals because the two may be containers, each of which is pid 1 to itself. A lock needs no answer
 and goes with its process.
@@ -22,7 +23,7 @@ import anyio
 import structlog
 
 from topoalign.allocator.journal import FileJournal, open_journal
-from topoalign.allocator.state_dir import StateInUse
+from topoalign.allocator.state_dir import StateInUse, is_in_use
 from topoalign.client import Client
 from topoalign.core.errors import HardwareUnknown
 from topoalign.core.events import TopologyDiscovered
@@ -42,6 +43,9 @@ HEARD_SECONDS = 8.0
 
 WAIT_SECONDS = 20.0
 """How long the one in office may take: it lets calls end for some seconds. Together less than a start may take."""
+
+VACANT_SECONDS = 60.0
+"""How long nobody may have the node: a newcomer that fails is started again in less."""
 
 log = structlog.get_logger("topoalign.allocator")
 
@@ -90,6 +94,27 @@ async def asked(directory: Path, clock: Clock) -> None:
     """Returns when somebody stands in line."""
     while not is_waited_for(directory):
         await clock.sleep(LOOK_SECONDS)
+
+
+class Vacancy:
+    """Looked at by the one that has handed over: whether nobody has the node, because who asked for it has gone."""
+
+    def __init__(self, directory: Path, clock: Clock) -> None:
+        self._directory, self._clock = directory, clock
+        self._since: float | None = None
+        """Monotonic seconds since which nobody was seen to have it."""
+
+    def trouble(self) -> str | None:
+        """Liveness: why this process should be started again."""
+        if is_in_use(self._directory):
+            self._since = None
+            return None
+        now = self._clock.monotonic()
+        if self._since is None:
+            self._since = now
+        if now - self._since < VACANT_SECONDS:
+            return None
+        return "the allocator that took over has gone, and nobody has this node: start this one again"
 
 
 def is_waited_for(directory: Path) -> bool:

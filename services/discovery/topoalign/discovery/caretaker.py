@@ -134,12 +134,14 @@ class Caretaker:
 
 def touched(topology: Topology, event: HardwareEvent) -> tuple[DeviceID, ...]:
     """
-    What an event happened to: a GPU, or the MIG instances it names. The whole GPU if those are not known: they may have been
-    made since the last reading.
+    What an event happened to: a GPU, or the MIG instances it names. The whole GPU if those are not known, for they may have
+    been made since the last reading, and if it is offered as a whole: whoever gets it gets them, too.
     """
     gpu = topology.gpu_by_id.get(event.gpu) if event.gpu is not None else None
     if gpu is None:
         return ()
+    if gpu.id in topology.offer_by_base:
+        return (gpu.id,)
     parts = tuple(
         part.uuid
         for part in gpu.mig or ()

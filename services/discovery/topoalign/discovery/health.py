@@ -66,7 +66,7 @@ class HealthJudge:
         began: float,
     ) -> None:
         """A reading of all GPUs and NICs that was begun then. `instances`: MIG instance -> its GPU."""
-        self._failure, self._found, self._card_of = None, dict(found), dict(instances)
+        had, self._failure, self._found, self._card_of = self._card_of, None, dict(found), dict(instances)
         for device, health in found.items():
             if health.state is HealthState.HEALTHY:
                 self._well.add(device)
@@ -75,8 +75,9 @@ class HealthJudge:
         gone = set(awaiting_reset)
         for device, mark in list(self._marks.items()):
             card = self._card_of.get(device, device)
-            if card not in found:
-                del self._marks[device]  # an instance that is no more
+            if card not in found:  # one remembered from a run before may only not have been read yet
+                if device in had:
+                    del self._marks[device]  # an instance that is no more
             elif card in gone:
                 mark.went = True
             elif found[card].state is HealthState.HEALTHY:

@@ -76,4 +76,4 @@ class PodResources(Protocol):
     """The kubelet's own record of who holds what."""
 
     async def listing(self) -> Listing:
-        """Raises Unavailable; waits 1 s at most."""
+        """Raises Unavailable; waits for a few seconds at most."""

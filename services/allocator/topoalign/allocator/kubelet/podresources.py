@@ -22,6 +22,7 @@ from topoalign.kubelet import device_checkpoint
 from topoalign.runtime.clock import SystemClock
 
 LIST_SECONDS = 1.0
+READ_SECONDS = 1.0
 
 Given = tuple[tuple[ResourceName, frozenset[DeviceID]], ...]
 """What a checkpoint has given away: the devices of one resource of one container each."""
@@ -36,9 +37,14 @@ class PodResourcesClient:
         self._clock = clock or SystemClock()
         self._checkpoint: tuple[tuple[int, ...], Given | None] = ((), None)
         """Of which file (inode, time of change, size), and what it says: it is read, and its checksum made, once."""
+        self._turn = anyio.Lock()
+        self._reading = False
 
     async def listing(self) -> Listing:
-        """Raises KubeletAway, after `LIST_SECONDS` at most."""
+        """
+        Raises KubeletAway, after `LIST_SECONDS` at most. A checkpoint that takes longer than `READ_SECONDS` counts as one
+        that cannot be read.
+        """
         kubelet = sockets.identity(self._socket)
         listed = await ask(
             self._socket, lambda channel: v1.PodResourcesListerStub(channel).list(LIST), self._clock, LIST_SECONDS
@@ -70,9 +76,21 @@ class PodResourcesClient:
         except OSError:
             return None
         version = (status.st_ino, status.st_mtime_ns, status.st_size)
-        if version != self._checkpoint[0]:
-            self._checkpoint = (version, await anyio.to_thread.run_sync(given_out, file))
-        return self._checkpoint[1]
+        with anyio.move_on_after(READ_SECONDS):
+            async with self._turn:
+                if version != self._checkpoint[0] and not self._reading:  # a thread that hangs in there is enough
+                    self._checkpoint = (
+                        version,
+                        await anyio.to_thread.run_sync(self._read, file, abandon_on_cancel=True),
+                    )
+        return self._checkpoint[1] if version == self._checkpoint[0] else None
+
+    def _read(self, file: Path) -> Given | None:
+        self._reading = True
+        try:
+            return given_out(file)
+        finally:
+            self._reading = False
 
 
 LIST = v1.ListPodResourcesRequest()

@@ -5,13 +5,13 @@ grpclib carries the protocol; this adds what it leaves to its user. A peer of an
 closed before a byte is read. A request that grows past `LARGEST_REQUEST` ends with RESOURCE_EXHAUSTED while it is still
 arriving, one that cannot be decoded with INVALID_ARGUMENT, and one for a method that is not there with UNIMPLEMENTED.
 A large one is decoded in a thread, because it may take seconds. Errors become gRPC statuses in one place, `answered`. A
-silent client is noticed by keepalive pings. A stream's generator is closed when its client goes, and stopping lets the calls
+client that answers no pings is hung up on. A stream's generator is closed when its client goes, and stopping lets the calls
 that have begun end first.
 """
 
 import os
 import socket
-from asyncio import BaseTransport
+from asyncio import BaseTransport, TimerHandle, get_running_loop
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
@@ -43,14 +43,18 @@ MOST_CONNECTIONS = 64
 LONGEST_MESSAGE = 1_000
 """Characters of a status message: it travels as a header, which clients bound."""
 
+PING_SECONDS = 10.0
+SILENT_LOOKS = 3
+"""So often in a row, `PING_SECONDS` apart, nothing may have come of a peer before it is hung up on."""
+
 KEEPALIVE = Configuration(
-    _keepalive_time=10.0,
-    _keepalive_timeout=10.0,
+    _keepalive_time=PING_SECONDS,
+    _keepalive_timeout=3600.0,  # ours to judge: grpclib hangs up without reading what came while this process was stopped
     _keepalive_permit_without_calls=True,
     _http2_max_pings_without_data=0,
-    _http2_min_sent_ping_interval_without_data=5.0,
+    _http2_min_sent_ping_interval_without_data=PING_SECONDS / 2,
 )
-"""Pings a silent peer every ten seconds for as long as it is there. grpclib's own: after two hours, twice."""
+"""Pings a silent peer for as long as it is there. grpclib's own: after two hours, twice."""
 
 STATUS = {BadRequest: Status.INVALID_ARGUMENT, NoFit: Status.FAILED_PRECONDITION}
 """Whose fault it is, in gRPC's words; all else is the machine's: UNAVAILABLE."""
@@ -135,16 +139,32 @@ class Guard(H2Protocol):
     """One connection: looked at before it is served, and while requests arrive."""
 
     server: "Server"
+    silent = 0
+    """Looks in a row at which nothing had come since the one before."""
+    next_look: TimerHandle | None = None
 
     def connection_made(self, transport: BaseTransport) -> None:
         super().connection_made(transport)
         refusal = self.server.refusal(transport.get_extra_info("socket"))
         if refusal is None:
             self.server.connections.add(self)
+            self.next_look = get_running_loop().call_later(PING_SECONDS, self.look)
         else:
             self.processor.close(refusal)
 
+    def look(self) -> None:
+        """
+        Hangs up on a peer that is silent. One look is no evidence: when this process has been stopped, it may come before
+        what arrived meanwhile is read.
+        """
+        self.silent += 1
+        if self.silent == SILENT_LOOKS:
+            self.processor.close("silent")
+        else:
+            self.next_look = get_running_loop().call_later(PING_SECONDS, self.look)
+
     def data_received(self, data: bytes) -> None:
+        self.silent = 0
         try:
             super().data_received(data)
         except Exception as error:  # h2 and grpclib raise many kinds at a peer that speaks something else
@@ -159,6 +179,8 @@ class Guard(H2Protocol):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.server.connections.discard(self)
+        if self.next_look is not None:
+            self.next_look.cancel()
         super().connection_lost(cast(Exception | None, exc))
 
 
@@ -190,7 +212,7 @@ class Server(grpclib.server.Server):
         return self.identity is not None and sockets.identity(self.path) == self.identity
 
     async def stop(self, within: float) -> None:
-        """Takes no new calls, lets those that have begun end for `within` seconds, then closes. Not to be cancelled."""
+        """Takes no new connections, lets the calls that go on end for `within` seconds, then closes. Not to be cancelled."""
         self.draining = True
         sockets.remove(self.path, self.identity)
         self.identity = None

@@ -153,26 +153,39 @@ class Ears:
     def _register(self, gpus: frozenset[DeviceID]) -> None:
         """In a new set, so that the old one hears for as long as it takes. Raises CallFailed if that fails for all."""
         events = self._nvml.event_set()
+        try:
+            names, silent = self._registered(gpus, events) if events is not None else ({}, frozenset[DeviceID]())
+        except CallFailed:
+            self._nvml.free(events)
+            raise
+        if self._set is not None:
+            self._nvml.free(self._set)
+        self._set, self._gpus, self._names, self.silent, self._waits = events, gpus, names, silent, 0
+
+    def _registered(
+        self, gpus: frozenset[DeviceID], events: Handle
+    ) -> tuple[dict[int | None, DeviceID], frozenset[DeviceID]]:
+        """The GPUs that are in this set now by the addresses of their handles, and those that should be and are not."""
         names: dict[int | None, DeviceID] = {}
-        silent: dict[DeviceID, CallFailed] = {}
-        for index in range(self._nvml.count() if events is not None else 0):
-            uuid = None
+        without_events: set[DeviceID] = set()
+        errors: list[CallFailed] = []
+        for index in range(self._nvml.count()):
             try:
                 device = self._nvml.handle(index)
                 uuid = DeviceID(self._nvml.uuid(device))
                 kinds = self._nvml.event_kinds(device) & sum(KINDS) if uuid in gpus else 0
                 if kinds and self._nvml.register(device, kinds, events):
                     names[address_of(device)] = uuid
+                else:
+                    without_events.add(uuid)
             except CallFailed as error:
                 if error.code in OF_THE_LIBRARY:
                     raise
-                if uuid in gpus:
-                    silent[uuid] = error
-        if silent and not names:
-            raise next(iter(silent.values()))
-        if self._set is not None:
-            self._nvml.free(self._set)
-        self._set, self._gpus, self._names, self.silent, self._waits = events, gpus, names, frozenset(silent), 0
+                errors.append(error)
+        silent = gpus - set(names.values()) - without_events
+        if silent and errors and not names:
+            raise errors[0]
+        return names, silent
 
     def wait(self) -> HardwareEvent | None:
         self._waits += 1
