@@ -5,8 +5,13 @@ from pathlib import Path
 
 import nvml_support
 import pytest
+from hypothesis import settings
 
 VECTORS = Path(os.environ.get("TOPOALIGN_VECTORS") or Path(__file__).parents[2] / "shared" / "vectors")
+
+settings.register_profile("untimed", settings(), deadline=None)
+settings.load_profile("untimed")
+"""No example is timed: how fast things are is for `topoalign bench`, and other work on the machine is no defect."""
 
 
 @pytest.fixture(scope="session")

@@ -85,6 +85,7 @@ def test_people_see_origins_where_they_ask_for_them(capsys: pytest.CaptureFixtur
 def test_a_variable_that_no_service_reads_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("TOPOALIGN_FAULTS", raising=False)  # of `make test-faults`, and no setting of a service either
     monkeypatch.setenv("TOPOALIGN_POLCY", "restricted")
     monkeypatch.setenv("TOPOALIGN_REGISTRY_SERVICE_HOST", "10.0.0.1")  # a kubelet's, for a Service
     monkeypatch.setenv("TOPOALIGN_REGISTRY_PORT_80_TCP_ADDR", "10.0.0.1")

@@ -274,7 +274,10 @@ async def test_a_start_that_was_cut_short_after_setting_aside_sets_the_same_file
 async def test_a_new_epoch_is_above_all_that_was_published_although_the_journal_and_the_clock_are_lost(
     tmp_path: Path,
 ) -> None:
-    """Else new facts would bear old numbers, and every listener would drop them as repetitions."""
+    """
+    Else new facts would bear old numbers, and every listener would drop them as repetitions. One fact more may have been
+    published than is marked, and it may have been the first of the epoch after.
+    """
     await lived(tmp_path)
     with open_journal(tmp_path, NODE) as journal:
         before = journal.published()
@@ -283,7 +286,7 @@ async def test_a_new_epoch_is_above_all_that_was_published_although_the_journal_
     with open_journal(tmp_path, NODE) as journal:
         ledger = Ledger(NODE, journal, ManualClock(now=1.0))
 
-        assert ledger.state.epoch > before[0]
+        assert ledger.state.epoch > before[0] + 1
 
 
 async def test_the_record_does_not_depend_on_the_policy_that_it_was_made_under(tmp_path: Path) -> None:

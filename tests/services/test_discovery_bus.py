@@ -1,16 +1,21 @@
 """What discovery has to say reaches the bus in the end, whatever happens to the bus, and is said anew when asked."""
 
+from pathlib import Path
+
 import anyio
 import msgspec
 import pytest
-from discovery_support import NODE, World, discovery_with, inventory
+from discovery_support import NODE, QUIET_SECONDS, World, discovery_with, inventory
 
 from topoalign.core import wire
 from topoalign.core.errors import BadRequest, DriverFault, Unavailable
 from topoalign.core.events import DeviceHealthChanged, TopologyDiscovered
-from topoalign.core.ids import NodeName
+from topoalign.core.ids import DeviceID, NodeName
 from topoalign.core.requests import AliveRequest, AnnounceRequest
 from topoalign.discovery.announcer import FIRST_PAUSE, LOOK_SECONDS
+from topoalign.discovery.caretaker import Caretaker
+from topoalign.discovery.record import RecordFile
+from topoalign.discovery.xids import XidRules
 
 pytestmark = pytest.mark.anyio
 
@@ -115,3 +120,18 @@ async def test_a_restart_begins_a_new_epoch(world: World) -> None:
         after = await world.topology()
 
     assert (before.epoch + 1000, 1) == (after.epoch, after.revision)
+
+
+async def test_a_restart_at_a_moment_that_the_clock_shows_again_is_heard_all_the_same(tmp_path: Path) -> None:
+    """A clock was set back; under the numbers of the run before it, the news would be dropped as a repetition."""
+    world = World(tmp_path)
+    async with world.running():
+        before = await world.health()
+    world.hardware.now = inventory(0, 1, sick="XID 79")
+    remembering = Caretaker(RecordFile(tmp_path, "boot"), XidRules(), QUIET_SECONDS, world.clock)
+    world.discovery = discovery_with(world.hardware, world.bus, world.clock, caretaker=remembering)
+    async with world.running():
+        after = await world.health()
+
+    assert (before.epoch + 1, 1) == (after.epoch, after.revision)
+    assert "XID 79" == after.devices[DeviceID("GPU-0")].reason

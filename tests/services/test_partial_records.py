@@ -62,6 +62,24 @@ def test_a_record_with_a_part_of_what_its_container_has_makes_way_for_the_whole(
         assert [(owner("train"), (ONE, OTHER))] == simulate(1, play)
 
 
+@pytest.mark.parametrize("readable", [True, False])
+def test_what_an_init_container_has_of_a_contradicted_record_stays_recorded(readable: bool) -> None:
+    """The kubelet said Allocate for the init container again, after its app container had taken a part of it over."""
+
+    async def play(loop: SimulatedLoop) -> list[tuple[Owner | None, tuple[DeviceID, ...]]]:
+        node = Node(loop)
+        await node.handouts.allocate(GPU, [[ONE, OTHER]])
+        node.kubelet.pods["train"], node.kubelet.init = frozenset({ONE}), {ONE, OTHER}
+        node.kubelet.readable = readable
+        for _ in range(2):
+            await node.handouts.reconcile()
+            await anyio.sleep(5)
+        return node.live()
+
+    with quietly():
+        assert [(owner("train"), (ONE,)), (None, (OTHER,))] == simulate(1, play)
+
+
 def test_on_a_damaged_journal_the_old_epoch_is_not_continued_when_the_disk_refuses_a_new_one() -> None:
     """Facts that the damage has taken may have been heard under the numbers that would come next."""
 

@@ -30,6 +30,9 @@ class KubeletRecord:
                 Holding(owner=owner(pod), resource=GPU, devices=devices) for pod, devices in self.pods.items()
             ),
             checkpoint=places if self.readable else None,
+            parts=tuple((GPU, devices) for devices in (*self.pods.values(), frozenset(self.init)))
+            if self.readable
+            else (),
         )
 
     @property

@@ -173,7 +173,7 @@ class Discovery:
     def __init__(self, world: World, bus: Bus, hub: Bus) -> None:
         self._world, self._bus = world, bus
         self._announcer = Announcer(bus, hub, world.clock)
-        self._epoch = int(world.clock.wall() * 1000)
+        self._epoch = world.discovery_epoch = max(int(world.clock.wall() * 1000), world.discovery_epoch + 1)
         self._revision = 0
 
     async def run(self) -> None:

@@ -85,6 +85,8 @@ class World:
         self.boot = 1
         self.health = {device: HEALTHY for devices in WHOLE.devices.values() for device in devices}
         self.hardware_changed = anyio.Event()
+        self.discovery_epoch = 0
+        """Of the last discovery, as its record keeps it."""
         self.one_process = self.chance.random() < 0.5
         """Whether discovery and the allocator share a process, and so a bus, as on a node that runs `topoalign node`."""
         self.rules = AdmissionRules()

@@ -24,7 +24,7 @@ import structlog
 from topoalign.allocator.kubelet.desk import Listing, PodResources
 from topoalign.allocator.ledger import Ledger
 from topoalign.allocator.order import in_order
-from topoalign.allocator.reconciling import Look, Reconciliation
+from topoalign.allocator.reconciling import Look, Place, Reconciliation, places, shown_of
 from topoalign.core.decisions import Beside
 from topoalign.core.errors import (
     DeviceInUse,
@@ -52,8 +52,6 @@ FRESH_SECONDS = 5.0
 """How old an answer of the kubelet may be when it is judged by: older, and this process was stopped in between."""
 LOOKS = 3
 """So often it is asked again for a fresh one."""
-
-Place = tuple[ResourceName, DeviceID]
 
 
 class Preference(NamedTuple):
@@ -275,18 +273,8 @@ class Handouts:
         return {granted[0].id: said.chosen}
 
 
-def places(allocation: Allocation) -> list[Place]:
-    return [(resource, device) for resource, ids in allocation.devices.items() for device in ids]
-
-
 def by_resource(devices: Sequence[Place]) -> dict[ResourceName, tuple[DeviceID, ...]]:
     held: dict[ResourceName, tuple[DeviceID, ...]] = {}
     for resource, device in devices:
         held[resource] = (*held.get(resource, ()), device)
     return held
-
-
-def shown_of(listing: Listing | None) -> frozenset[Place]:
-    """The devices that some container is shown with."""
-    holdings = listing.holdings if listing is not None else ()
-    return frozenset((holding.resource, device) for holding in holdings for device in holding.devices)

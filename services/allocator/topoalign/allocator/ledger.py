@@ -92,9 +92,15 @@ class Ledger:
         self._begin()
 
     def _begin(self) -> None:
-        """Every start is an epoch of its own, so that a record restored from an old copy repeats no number."""
-        published, _ = self._journal.published() or (0, 0)  # a journal that was lost does not know its last epoch
-        self._epoch = self._begun = max(int(self._clock.wall() * 1000), self.state.epoch + 1, published + 1)
+        """
+        Every start is an epoch of its own, so that a record restored from an old copy repeats no number.
+
+        A journal that was lost does not know its last epoch. What was published does, but for one fact perhaps, which may
+        have begun the epoch after it.
+        """
+        published, _ = self._journal.published() or (0, 0)
+        beyond = published + (1 if self.doubt is None else 2)
+        self._epoch = self._begun = max(int(self._clock.wall() * 1000), self.state.epoch + 1, beyond)
         try:
             self.announce()
         except StateFault:

@@ -26,7 +26,7 @@ from topoalign.core.events import Allocation, Owner
 from topoalign.core.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.ports import Clock
 
-Places = Sequence[tuple[ResourceName, DeviceID]]
+Place = tuple[ResourceName, DeviceID]
 
 log = structlog.get_logger("topoalign.allocator.reconciling")
 
@@ -82,8 +82,8 @@ class Reconciliation:
         for allocation in self._ledger.state.allocations.values():
             if allocation.id not in look.live:
                 continue
-            places = [(resource, device) for resource, ids in allocation.devices.items() for device in ids]
-            owners = {shown.get(place) for place in places}
+            held = places(allocation)
+            owners = {shown.get(place) for place in held}
             if owners != {None}:
                 self._missing.pop(allocation.id, None)
                 self._unseen.discard(allocation.id)
@@ -92,17 +92,18 @@ class Reconciliation:
                     apart.add(allocation.id)  # also with more than is recorded: a part of that is not to look free
                 elif owner != allocation.owner or (boot and boot != allocation.boot):
                     bound.append((allocation.id, owner))
-            elif self._is_gone(allocation, places, look):
+            elif self._is_gone(allocation, held, look):
                 gone.append(allocation.id)
         self._ledger.bind(bound)
         self._ledger.release([name for name in gone if name not in self._unseen], "gone")
         self._ledger.release([name for name in gone if name in self._unseen], "orphan")
         # A record that the kubelet contradicts at two looks makes way for what it shows.
-        self._ledger.release(sorted(apart & self._apart), "superseded")
+        contradicted = [self._ledger.state.allocations[name] for name in sorted(apart & self._apart)]
+        self._ledger.release([allocation.id for allocation in contradicted], "superseded")
         self._apart = apart
         live = self._ledger.state.allocations
         if look.live >= live.keys():  # else the answer is older than the record
-            self._ledger.grant(self._unrecorded(look.listing))
+            self._ledger.grant(self._unrecorded(look.listing, contradicted))
             self._confirm(look)
         self._missing = {name: since for name, since in self._missing.items() if name in live}
         self._unseen &= live.keys()
@@ -138,12 +139,12 @@ class Reconciliation:
     def _is_settled(self, look: Look) -> bool:
         return look.at >= self._settled_at and look.listing.pods > 0
 
-    def _is_gone(self, allocation: Allocation, places: Places, look: Look) -> bool:
+    def _is_gone(self, allocation: Allocation, held: Sequence[Place], look: Look) -> bool:
         """Whether a container that is not shown has been missing for long enough."""
         first_look = allocation.id not in self._missing
         since = self._missing.setdefault(allocation.id, look.at)
         given = look.listing.checkpoint
-        kept = given is None or not given.isdisjoint(places)
+        kept = given is None or not given.isdisjoint(held)
         settled = self._is_settled(look)
         patience = self._gone_seconds
         if allocation.owner is None:
@@ -156,10 +157,12 @@ class Reconciliation:
             patience = max(patience, self._settle_seconds)
         return not first_look and look.at - since >= patience
 
-    def _unrecorded(self, listing: Listing) -> list[Allocation]:
+    def _unrecorded(self, listing: Listing, contradicted: Sequence[Allocation]) -> list[Allocation]:
         """
         Containers that the kubelet shows with devices of ours which no record holds: they were there before us, or were
-        released too early. While the record is in doubt also what its checkpoint has given to containers not shown.
+        released too early. Of contradicted records also what an init container may still have, which is shown nowhere: what
+        the kubelet's checkpoint has of them, or all where it cannot be read. While the record is in doubt, all that the
+        checkpoint has given to containers not shown.
         """
         state = self._ledger.state
         found: list[Allocation] = []
@@ -183,8 +186,12 @@ class Reconciliation:
             ours = self._ordered(holding.resource, holding.devices)
             if ours and all(map(is_free, ours)):
                 take_in(holding.owner, holding.resource, ours)
-        for resource, devices in listing.parts if self._ledger.doubt is not None else ():
-            if ours := tuple(filter(is_free, self._ordered(resource, devices))):
+        left = {place for each in contradicted for place in places(each)} - shown_of(listing)
+        unread = tuple((resource, frozenset({device})) for resource, device in sorted(left))
+        parts = listing.parts if listing.checkpoint is not None else unread
+        for resource, devices in parts:
+            held = frozenset(d for d in devices if self._ledger.doubt is not None or (resource, d) in left)
+            if ours := tuple(filter(is_free, self._ordered(resource, held))):
                 take_in(None, resource, ours)
         if found:
             log.warning("containers with devices that were not in the record are taken in", containers=len(found))
@@ -204,3 +211,13 @@ class Reconciliation:
             return
         if look.listing.checkpoint is not None or self._is_settled(look):
             self._ledger.confirm("the kubelet")
+
+
+def places(allocation: Allocation) -> list[Place]:
+    return [(resource, device) for resource, ids in allocation.devices.items() for device in ids]
+
+
+def shown_of(listing: Listing | None) -> frozenset[Place]:
+    """The devices that some container is shown with."""
+    holdings = listing.holdings if listing is not None else ()
+    return frozenset((holding.resource, device) for holding in holdings for device in holding.devices)

@@ -46,6 +46,18 @@ class Caretaker:
     def cordons(self) -> Mapping[DeviceID, str]:
         return self._record.kept.cordons
 
+    def new_epoch(self) -> int:
+        """
+        For a run of discovery: above that of the run before it, also where the clock was set back in between. What is said
+        under numbers that were used already is taken for a repetition, and the devices for what they were.
+        """
+        epoch = max(int(self._clock.wall() * 1000), self._record.kept.epoch + 1)
+        try:
+            self._record.change(lambda record: msgspec.structs.replace(record, epoch=epoch))
+        except StateFault as fault:
+            log.warning("the next start has only the clock to number by", finding=fault.finding, remedy=fault.remedy)
+        return epoch
+
     def follow(self, xids: XidRules, quiet_seconds: float) -> None:
         """From now on by these rules."""
         self._xids, self._judge.quiet_seconds = xids, quiet_seconds

@@ -1,5 +1,5 @@
 """
-What discovery has to remember when it starts again: cordons, and which devices wait for a reset.
+What discovery has to remember when it starts again: cordons, which devices wait for a reset, and its last epoch.
 
 A small file in the state directory, replaced as a whole or not at all. What waits for a reset is forgotten when the node
 was booted since, for that was one; cordons are an operator's and stand until he takes them back. A file that cannot be
@@ -31,6 +31,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """Device -> the operator's reason."""
     awaiting_reset: dict[DeviceID, str] = {}
     """Device -> what happened to it."""
+    epoch: int = 0
+    """Of the last run."""
 
 
 class RecordFile:
@@ -51,7 +53,7 @@ class RecordFile:
             why = clean(getattr(error, "strerror", None) or str(error), 200)
             return f"{path} cannot be read ({why}), so cordons are not known; {self._set_aside(path)}"
         waiting = read.awaiting_reset if read.boot_id == self._boot_id else {}
-        self.kept = Record(boot_id=self._boot_id, cordons=read.cordons, awaiting_reset=waiting)
+        self.kept = msgspec.structs.replace(read, boot_id=self._boot_id, awaiting_reset=waiting)
         return None
 
     def _set_aside(self, path: Path) -> str:

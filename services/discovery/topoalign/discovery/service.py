@@ -66,7 +66,7 @@ class Discovery:
         self._node, self._driver, self._bus, self._clock, self._metrics = node, driver, bus, clock, metrics
         self._caretaker, self._offered = caretaker, offered
         self._read_seconds, self._hold_down_seconds = read_seconds, hold_down_seconds
-        self._epoch = int(clock.wall() * 1000)
+        self._epoch = caretaker.new_epoch()
         self._boot_id = boot_id
         self._announcer = Announcer(bus, hub or bus, clock)
         self._topology: TopologyDiscovered | None = None
