@@ -321,6 +321,24 @@ async def test_a_wall_clock_that_jumps_releases_nothing_and_keeps_the_order(set_
     assert before < (node.ledger.state.epoch, node.ledger.state.seq)
 
 
+async def test_a_kubelet_that_restarts_before_discovery_is_heard_is_new_however_old_the_clock_makes_it() -> None:
+    """It was seen before, so its age need not be told by a wall clock that may have been set since."""
+    clock = ShiftingClock()
+    node = Node(clock=clock)
+    await bound(node, "train", GPUS[0])
+    node.ledger = Ledger(node.ledger.node, node.journal, clock)
+    handouts = Handouts(node.ledger, clock, node.kubelet)
+    await handouts.reconcile()
+    node.kubelet.kubelet, node.kubelet.since, node.kubelet.shown = 2, clock.wall(), []
+    clock.set_by = 86_400.0
+    node.hear_topology(node.ledger, 1)
+    for _ in range(3):
+        await handouts.reconcile()
+        await clock.advance(10)
+
+    assert {"GPU-0": "train"} == node.live()
+
+
 async def test_a_stopped_process_releases_nothing_because_of_the_time_it_was_stopped() -> None:
     """Missed at two looks, milliseconds apart, and stopped in between: that is no evidence of five seconds."""
     clock = ShiftingClock()

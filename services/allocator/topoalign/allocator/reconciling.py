@@ -65,12 +65,12 @@ class Reconciliation:
 
     def compare(self, look: Look) -> None:
         """
-        Raises StateFault, with part of it recorded. Does nothing before the hardware is known: which devices are ours
-        cannot be told then.
+        Raises StateFault, with part of it recorded. Before the hardware is known it only takes note of the kubelet: which
+        devices are ours cannot be told then.
         """
+        self._settle(look)
         if self._ledger.state.topology is None:
             return
-        self._settle(look)
         boot = self._ledger.boot
         shown = {
             (holding.resource, device): holding.owner for holding in look.listing.holdings for device in holding.devices
