@@ -20,7 +20,7 @@ demo: $(READY)  ## the main job on a described machine, or on this one if it has
 test: $(READY)  ## all tests
 	$(BIN)/python -m pytest -n auto
 
-test-faults: $(READY)  ## all tests, with every step and every seed of the faults; takes hours
+test-faults: $(READY)  ## all tests, with every step and every seed of the faults; half an hour and more
 	TOPOALIGN_FAULTS=all $(BIN)/python -m pytest -n auto -o timeout=0
 
 test-gpu: $(READY)  ## the drivers' contract on this machine's GPUs; its shape goes into the catalogue. Needs NVIDIA's driver
