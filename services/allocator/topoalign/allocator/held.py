@@ -1,4 +1,4 @@
-"""What a pod holds already, and whether that is what it asks for now: then it gets the same answer again."""
+"""What a pod holds already, and whether it asks for just that again: then it gets the same answer."""
 
 from collections.abc import Sequence
 
