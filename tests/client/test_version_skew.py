@@ -129,7 +129,7 @@ async def test_a_node_whose_snapshots_cannot_be_read_is_asked_for_them_ever_more
         tasks.start_soon(listen)
         while len(asked) < 6:
             await clock.advance(0.005)
-            await anyio.sleep(0.005)
+            await anyio.wait_all_tasks_blocked()
         tasks.cancel_scope.cancel()
 
     pauses = [round(after - before, 3) for before, after in pairwise(asked)]

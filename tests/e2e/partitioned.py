@@ -54,7 +54,7 @@ async def main(folder: Path, direction: str, seconds: float, ping_seconds: float
                     await bus.last_position(Stream.ALLOCATIONS)
                 except BusUnavailable as error:
                     happened["asked"] = error.finding
-                await anyio.sleep(seconds)
+                await anyio.sleep(seconds)  # the fault itself, which lasts; in a quick run it is over once it was seen
                 happened["told"] = len(listener.told)
                 happened["waiting"] = len(ledger.pending)
 

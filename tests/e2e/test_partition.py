@@ -19,7 +19,7 @@ ENVIRONMENT = {**os.environ, "PATH": os.pathsep.join([os.environ.get("PATH", os.
 """Where `ip` and `nft` are, which not every user has on the way."""
 PROGRAM = Path(__file__).with_name("partitioned.py")
 DIRECTIONS = ("to-hub", "from-hub", "both")
-SECONDS, PINGS = ("10", str(PING_SECONDS)) if THOROUGH else ("0.5", "0.2")
+SECONDS, PINGS = ("10", str(PING_SECONDS)) if THOROUGH else ("0", "0.2")
 """How long it lasts once it is seen, and how often a sign of life is asked for: in a quick run a fifth of the product's."""
 
 

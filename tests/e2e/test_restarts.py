@@ -49,7 +49,7 @@ async def test_restarts_under_load_lose_no_assignment_and_offer_no_used_device(
                         assert len(set(gpus)) == len(gpus), "a device that is in use was given again"
                         await life.kubelet.remove(DEFAULT, asked.name)
                     else:
-                        await anyio.sleep(0.01)  # no agent: a kubelet would back off, too
+                        await life.listed()  # no agent: its pods wait until there is one
 
         tasks.start_soon(load)
         for restart in range(RESTARTS):
@@ -106,7 +106,9 @@ async def test_an_agent_that_was_stopped_for_a_minute_answers_by_what_is_true_af
             decided.set()
 
         tasks.start_soon(admit)
-        await anyio.sleep(60)
+        await anyio.sleep(
+            60
+        )  # the fault itself: the process and the kernel's clock are real, and this runs in test-faults only
         os.kill(agent, signal.SIGCONT)
         with anyio.fail_after(60):
             await decided.wait()

@@ -141,7 +141,6 @@ async def life(folder: Path, access: dict[str, str]) -> str:
         async with httpx.AsyncClient(base_url=await http_of(process, log)) as http:
             while "bus: " not in pages or "not connected yet" in pages:
                 pages = (await http.get("/readyz?verbose")).text
-                await anyio.sleep(0.01)
             for path in ("/metrics", "/livez?verbose", "/readyz", "/nothing"):
                 pages += (await http.get(path)).text
     finally:
@@ -176,7 +175,6 @@ async def http_of(process: "subprocess.Popen[bytes]", log: Path) -> str:
             if line.startswith("{") and (http := json.loads(line).get("http")):
                 return str(http)
         assert process.poll() is None, said
-        await anyio.sleep(0.02)
 
 
 DEFECT = """

@@ -101,7 +101,7 @@ async def all_is_well(agent: Agent, bus: Bus) -> None:
             with suppress(httpx.HTTPError):
                 if (await http.get("/readyz")).status_code == 200:
                     break
-            await anyio.sleep(0.05)
+            await anyio.lowlevel.checkpoint()
     await answering(bus, NODE)
     decision = await allocate(bus, NODE, pod("afterwards", gpus=8))
     assert isinstance(decision, Admission), decision
