@@ -72,9 +72,20 @@ def test_an_unknown_name_is_answered_with_the_nearest_known_one() -> None:
     assert "did you mean dgx-a100?" in caught.value.remedy
 
 
-@pytest.mark.parametrize(
-    "raw", [b"", b"\n", b"\x00\x01", b"\xff\xfe\x00", b"hello", b"caf\xe9", gzip.compress(b"no tar"), b"{}x", b"<a/>"]
-)
+NO_MACHINES = {
+    "empty": b"",
+    "a blank line": b"\n",
+    "binary": b"\x00\x01",
+    "a byte order mark alone": b"\xff\xfe\x00",
+    "a word": b"hello",
+    "latin-1": b"caf\xe9",
+    "gzip without a tar": gzip.compress(b"no tar"),
+    "json and more": b"{}x",
+    "another xml": b"<a/>",
+}
+
+
+@pytest.mark.parametrize("raw", NO_MACHINES.values(), ids=NO_MACHINES)
 def test_a_file_that_is_no_machine_is_refused(raw: bytes, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(raw)
 
