@@ -237,6 +237,37 @@ async def test_asking_again_for_a_pod_gives_the_same_allocation_and_another_requ
     assert "PodAlreadyAllocated" == refused.value.failure.code
 
 
+async def test_a_pod_of_which_a_part_was_given_back_does_not_hold_what_it_asks_for() -> None:
+    """Else a container would be told that it has its GPU, and the GPU may be another pod's by now."""
+    node = Node()
+    containers = tuple(
+        ContainerRequest(name=ContainerName(name), limits={GPU: 1}, requests={GPU: 1}) for name in ("one", "two")
+    )
+    asked = msgspec.structs.replace(pod("train"), containers=containers)
+    async with node.serving():
+        first = await allocate(node.bus, NODE, asked)
+        assert isinstance(first, Admission)
+        await release(node.bus, NODE, first.allocations[1].id)
+        with pytest.raises(wire.RemoteBadRequest) as refused:
+            await allocate(node.bus, NODE, asked)
+
+    assert "PodAlreadyAllocated" == refused.value.failure.code
+
+
+async def test_asking_again_for_a_pod_with_an_init_container_gives_the_same_allocations() -> None:
+    """The app container takes over the memory of its init container, whose record then has less than was asked for."""
+    node = Node()
+    like = pod("train", gpus=1, cpus=4, memory=8)
+    init = msgspec.structs.replace(like.containers[0], name=ContainerName("prepare"))
+    asked = msgspec.structs.replace(like, init_containers=(init,))
+    async with node.serving():
+        first = await allocate(node.bus, NODE, asked)
+        again = await allocate(node.bus, NODE, asked)
+
+    assert isinstance(first, Admission) and isinstance(again, Admission)
+    assert first.allocations == again.allocations
+
+
 async def test_two_requests_at_the_same_time_never_get_the_same_device() -> None:
     node = Node()
     decisions = []

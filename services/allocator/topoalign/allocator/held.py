@@ -25,12 +25,15 @@ def held_by(ledger: Ledger, pod: PodRequest) -> list[Allocation]:
 
 def holds(held: Sequence[Allocation], pod: PodRequest, state: NodeState, rules: AdmissionRules) -> bool:
     """
-    Whether these allocations are what the pod asks for: as many of each device, CPU and byte per container. Of NICs that
-    are decided jointly there may be more (`core.joint.nearest`). Raises InvalidField for annotations that cannot be meant.
+    Whether these allocations are what the pod asks for: one for each container, with as many of each device, CPU and byte.
+    Of NICs that are decided jointly there may be more (`core.joint.nearest`). Raises InvalidField for annotations that
+    cannot be meant.
     """
     check_annotations(pod, rules)
     together = RESOURCES if decided_jointly(pod, rules) else frozenset()
     asked = {container.name: container for container in (*pod.init_containers, *pod.containers)}
+    if asked.keys() != {allocation.owner.container for allocation in held if allocation.owner is not None}:
+        return False  # a part of it may have been given back
     for allocation in held:
         container = asked.get(allocation.owner.container) if allocation.owner is not None else None
         if container is None:
@@ -45,7 +48,12 @@ def holds(held: Sequence[Allocation], pod: PodRequest, state: NodeState, rules: 
             {name: len(ids) for name, ids in allocation.devices.items() if name not in together} != devices
             or (allocation.virtual_functions and not together)
             or (allocation.cpus and len(parse_cpuset(allocation.cpus)) * 1000 != container.requests.get(CPU))
-            or any(container.requests.get(resource) != size for resource, size in sizes.items())
+            or not all(is_size(allocation, size, container.requests.get(name, 0)) for name, size in sizes.items())
         ):
             return False
     return True
+
+
+def is_size(allocation: Allocation, size: int, asked: int) -> bool:
+    """Later containers of the pod take what they reuse of an init container's memory out of its record."""
+    return size <= asked if allocation.role == "init" else size == asked
