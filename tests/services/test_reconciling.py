@@ -187,6 +187,19 @@ async def test_a_pod_replaced_by_another_with_the_same_devices_between_two_looks
     assert [(first, "superseded")] == [(event.allocation, event.reason) for event in node.said(AllocationReleased)]
 
 
+async def test_two_pods_of_one_name_are_told_apart_by_their_devices(node: Node) -> None:
+    """As when a pod is deleted and made anew, and the first has not ended yet: each record has all that its pod holds."""
+    await bound(node, "train", GPUS[0])
+    await bound(node, "train", GPUS[1])
+    before = dict(node.ledger.state.allocations)
+    for _ in range(3):
+        await node.handouts.reconcile()
+        await node.clock.advance(5)
+
+    assert {"GPU-0": "train", "GPU-1": "train"} == node.live()
+    assert before == node.ledger.state.allocations, "and none was recorded anew"
+
+
 async def test_owners_that_were_read_the_wrong_way_round_are_swapped(node: Node) -> None:
     await node.handouts.allocate(GPU, [[GPUS[0]]])
     await node.handouts.allocate(GPU, [[GPUS[4]]])
@@ -251,6 +264,54 @@ async def test_another_choice_than_the_preferred_is_an_event_with_both_sets_and_
     (deviation,) = node.said(AllocationDeviated)
     assert (preferred, (GPUS[6], GPUS[7])) == (deviation.preferred, deviation.allocated)
     assert (node.allocation(GPUS[6], GPUS[7]).id, {"GPU-6,GPU-7": "train"}) == (deviation.allocation, node.live())
+
+
+# Answers that are older than the record
+
+
+async def test_an_answer_on_its_way_does_not_release_what_the_kubelet_names_meanwhile(node: Node) -> None:
+    """It was asked before the kubelet said Allocate again for what it has given out already."""
+    await bound(node, "train", GPUS[0])
+    shown, node.kubelet.shown = node.kubelet.shown, []
+    await node.handouts.reconcile()
+    await node.clock.advance(5)
+
+    async def again() -> None:
+        node.kubelet.shown = shown
+        await node.handouts.allocate(GPU, [[GPUS[0]]])
+
+    node.kubelet.meanwhile = again
+    await node.handouts.reconcile()
+
+    assert {"GPU-0": "train"} == node.live()
+
+
+async def test_a_contradicted_record_makes_way_only_together_with_what_takes_its_place(node: Node) -> None:
+    """An answer older than the newest grant takes nothing in; what an init container still has would be lost for good."""
+    await node.handouts.allocate(GPU, [[GPUS[0], GPUS[1]]])
+    node.kubelet.show("train", GPUS[0])
+    node.kubelet.checkpoint = frozenset({(GPU, GPUS[0]), (GPU, GPUS[1])})
+    node.kubelet.parts = ((GPU, frozenset(GPUS[:2])),)
+    await node.handouts.reconcile()
+    node.kubelet.meanwhile = lambda: node.handouts.allocate(GPU, [[GPUS[5]]])
+    await node.handouts.reconcile()
+    while_one_was_granted = node.live()
+    await node.handouts.reconcile()
+
+    assert {"GPU-0,GPU-1": None, "GPU-5": None} == while_one_was_granted
+    assert {"GPU-0": "train", "GPU-1": None, "GPU-5": None} == node.live()
+
+
+async def test_a_contradicted_record_and_what_takes_its_place_are_one_entry_of_the_journal(node: Node) -> None:
+    """Else a crash in between leaves devices that a container holds in no record."""
+    await node.handouts.allocate(GPU, [[GPUS[0], GPUS[1]]])
+    node.kubelet.show("train", GPUS[0], GPUS[2])
+    await node.handouts.reconcile()
+    await node.handouts.reconcile()
+
+    assert ["AllocationReleased", "AllocationGranted"] == [
+        type(event).__name__ for event in node.journal.load()[-1].events
+    ]
 
 
 # Devices that are divided otherwise than before
@@ -337,6 +398,28 @@ async def test_a_kubelet_that_restarts_before_discovery_is_heard_is_new_however_
         await clock.advance(10)
 
     assert {"GPU-0": "train"} == node.live()
+
+
+async def test_after_a_reboot_a_kubelet_that_was_seen_before_discovery_is_new_however_old_the_clock_makes_it() -> None:
+    """Which boot this is comes with the hardware; until then the kubelet's age by the wall clock may have been believed."""
+    clock = ShiftingClock()
+    node = Node(clock=clock)
+    await bound(node, "train", GPUS[0])
+    node.kubelet.checkpoint = frozenset({(GPU, GPUS[0])})
+    node.boot, node.kubelet.kubelet, node.kubelet.since, node.kubelet.shown = "another boot", 2, clock.wall(), []
+    clock.set_by = 86_400.0
+    node.ledger = Ledger(node.ledger.node, node.journal, clock)
+    handouts = Handouts(node.ledger, clock, node.kubelet)
+    await handouts.reconcile()
+    node.hear_topology(node.ledger, 1)
+    for _ in range(4):
+        await handouts.reconcile()
+        await clock.advance(30)
+    kept = node.live()
+    await handouts.reconcile()
+
+    assert {"GPU-0": "train"} == kept
+    assert {} == node.live()
 
 
 async def test_a_stopped_process_releases_nothing_because_of_the_time_it_was_stopped() -> None:

@@ -209,6 +209,7 @@ class Handouts:
             asked = frozenset(devices)
             records = [self.state.allocations[name] for name in self.state.overlapping(asked)]
             if len(records) == 1 and records[0].device_ids == asked and shown.issuperset(places(records[0])):
+                self._reconciliation.seen(records[0].id)
                 answers.append(records[0])
                 continue
             for record in records:

@@ -12,13 +12,13 @@ A record in doubt, after a journal that was damaged, is made whole here: beside 
 has given to containers that it does not show is taken in, too, and then the record is confirmed.
 """
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
 import structlog
 
-from topoalign.allocator.kubelet.desk import Listing
+from topoalign.allocator.kubelet.desk import Holding, Listing
 from topoalign.allocator.ledger import Ledger
 from topoalign.allocator.order import in_order
 from topoalign.allocator.usage import beyond, is_ours
@@ -56,6 +56,8 @@ class Reconciliation:
         self._ledger, self._clock = ledger, clock
         self._gone_seconds, self._unbound_seconds, self._settle_seconds = gone_seconds, unbound_seconds, settle_seconds
         self._kubelet: tuple[int, ...] | None = None
+        self._boot_known = False
+        """Whether a look was taken since the hardware is known, and with it the boot."""
         self._settled_at = 0.0
         self._missing: dict[AllocationID, float] = {}
         self._apart: set[AllocationID] = set()
@@ -73,9 +75,8 @@ class Reconciliation:
             return
         boot = self._ledger.boot
         shown = {
-            (holding.resource, device): holding.owner for holding in look.listing.holdings for device in holding.devices
+            (holding.resource, device): holding for holding in look.listing.holdings for device in holding.devices
         }
-        whole = self._of_ours(look.listing)
         bound: list[tuple[AllocationID, Owner]] = []
         gone: list[AllocationID] = []
         apart: set[AllocationID] = set()
@@ -83,13 +84,12 @@ class Reconciliation:
             if allocation.id not in look.live:
                 continue
             held = places(allocation)
-            owners = {shown.get(place) for place in held}
-            if owners != {None}:
-                self._missing.pop(allocation.id, None)
-                self._unseen.discard(allocation.id)
-                owner = owners.pop()
-                if owners or owner is None or not all(whole[owner, r] <= {*d} for r, d in allocation.devices.items()):
-                    apart.add(allocation.id)  # also with more than is recorded: a part of that is not to look free
+            holdings = [shown.get(place) for place in held]
+            if any(holdings):
+                self.seen(allocation.id)
+                owner = self._owner(held, holdings)
+                if owner is None:
+                    apart.add(allocation.id)
                 elif owner != allocation.owner or (boot and boot != allocation.boot):
                     bound.append((allocation.id, owner))
             elif self._is_gone(allocation, held, look):
@@ -97,14 +97,16 @@ class Reconciliation:
         self._ledger.bind(bound)
         self._ledger.release([name for name in gone if name not in self._unseen], "gone")
         self._ledger.release([name for name in gone if name in self._unseen], "orphan")
-        # A record that the kubelet contradicts at two looks makes way for what it shows.
-        contradicted = [self._ledger.state.allocations[name] for name in sorted(apart & self._apart)]
-        self._ledger.release([allocation.id for allocation in contradicted], "superseded")
-        self._apart = apart
         live = self._ledger.state.allocations
         if look.live >= live.keys():  # else the answer is older than the record
-            self._ledger.grant(self._unrecorded(look.listing, contradicted))
+            # A record that the kubelet contradicts at two looks makes way for what it shows.
+            contradicted = [live[name] for name in sorted(apart & self._apart)]
+            self._ledger.grant(
+                self._unrecorded(look.listing, contradicted), instead_of=[record.id for record in contradicted]
+            )
             self._confirm(look)
+        self._apart = apart
+        live = self._ledger.state.allocations
         self._missing = {name: since for name, since in self._missing.items() if name in live}
         self._unseen &= live.keys()
         self._ledger.observe(beyond(look.listing.usage, self._ledger.state.hardware))
@@ -114,27 +116,40 @@ class Reconciliation:
         Takes note of a new kubelet. Its age is told by the wall clock, which may have been set since; after a reboot it
         has been, often enough, and then the kubelet counts as new however old it looks.
         """
-        if look.listing.kubelet == self._kubelet:
+        state = self._ledger.state
+        rebooted = not self._boot_known and bool(state.stale)
+        self._boot_known |= state.topology is not None
+        if look.listing.kubelet == self._kubelet and not rebooted:
             return
-        known = self._kubelet is not None or bool(self._ledger.state.stale)
+        known = self._kubelet is not None or rebooted
         age = 0.0 if known else max(0.0, self._clock.wall() - look.listing.since)
         self._settled_at = look.at + max(0.0, self._settle_seconds - age)
         self._kubelet = look.listing.kubelet
         self._missing.clear()
-        if stale := self._ledger.state.stale:
+        if stale := state.stale:
             log.info(
                 "allocations from before the reboot are kept until the kubelet has settled", allocations=len(stale)
             )
 
-    def _of_ours(self, listing: Listing) -> Mapping[tuple[Owner, ResourceName], set[DeviceID]]:
-        """The devices of ours that each container is shown with."""
+    def seen(self, allocation: AllocationID) -> None:
+        """The kubelet has just shown or named it as held: whatever was asked of it before says nothing against that."""
+        self._missing.pop(allocation, None)
+        self._unseen.discard(allocation)
+
+    def _owner(self, held: Sequence[Place], holdings: Sequence[Holding | None]) -> Owner | None:
+        """
+        Who is shown with just what a record has. None: several are, or one with a part of it, or one with more of ours,
+        which is not to look free.
+        """
         hardware = self._ledger.state.hardware
-        held: defaultdict[tuple[Owner, ResourceName], set[DeviceID]] = defaultdict(set)
-        for holding in listing.holdings:
-            held[holding.owner, holding.resource] |= {
-                device for device in holding.devices if is_ours(hardware, holding.resource, device)
-            }
-        return held
+        owners = {holding.owner if holding is not None else None for holding in holdings}
+        whole = {
+            (holding.resource, device)
+            for holding in filter(None, holdings)
+            for device in holding.devices
+            if is_ours(hardware, holding.resource, device)
+        }
+        return owners.pop() if len(owners) == 1 and whole <= {*held} else None
 
     def _is_settled(self, look: Look) -> bool:
         return look.at >= self._settled_at and look.listing.pods > 0
@@ -164,7 +179,8 @@ class Reconciliation:
         the kubelet's checkpoint has of them, or all where it cannot be read. While the record is in doubt, all that the
         checkpoint has given to containers not shown.
         """
-        state = self._ledger.state
+        others = {name: held for name, held in self._ledger.state.allocations.items() if held not in contradicted}
+        state = msgspec.structs.replace(self._ledger.state, allocations=others)
         found: list[Allocation] = []
         taken: set[DeviceID] = set()
         parted: set[DeviceID] = set()  # what has been found is a part of these, or these themselves
