@@ -314,6 +314,64 @@ async def test_a_contradicted_record_and_what_takes_its_place_are_one_entry_of_t
     ]
 
 
+# Many who ask at once
+
+
+@pytest.mark.parametrize("answering", [True, False])
+async def test_containers_that_start_at_once_share_a_look(node: Node, answering: bool) -> None:
+    """One after the other they would wait longer for a kubelet that is slow than the 30 s it gives each of them."""
+    node.kubelet.answering = answering
+    outcomes: list[bool] = []
+
+    async def start() -> None:
+        try:
+            await node.handouts.reconcile()
+            outcomes.append(True)
+        except Unavailable:
+            outcomes.append(False)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(100):
+            tasks.start_soon(start)
+
+    assert [answering] * 100 == outcomes
+    assert node.kubelet.asked <= 2
+
+
+async def test_who_asks_while_a_look_is_on_its_way_gets_one_that_began_later(node: Node) -> None:
+    """The kubelet may have given the devices only after it was asked."""
+    await node.handouts.allocate(GPU, [[GPUS[0]]])
+
+    async with anyio.create_task_group() as tasks:
+
+        async def given() -> None:
+            node.kubelet.show("train", GPUS[0])
+            tasks.start_soon(node.handouts.reconcile)
+
+        node.kubelet.meanwhile = given
+        await node.handouts.reconcile()
+
+    assert {"GPU-0": "train"} == node.live()
+
+
+async def test_a_look_that_is_broken_off_serves_nobody(node: Node) -> None:
+    """Its container was given up while it started; the next one asks for itself."""
+    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    node.kubelet.show("train", GPUS[0])
+    async with anyio.create_task_group() as tasks:
+
+        async def broken_off() -> None:
+            scope.cancel()
+            await anyio.lowlevel.checkpoint()
+
+        with anyio.CancelScope() as scope:
+            node.kubelet.meanwhile = broken_off
+            tasks.start_soon(node.handouts.reconcile)
+            await node.handouts.reconcile()
+
+    assert {"GPU-0": "train"} == node.live()
+
+
 # Devices that are divided otherwise than before
 
 

@@ -100,6 +100,10 @@ class Handouts:
         )
         self._turn = anyio.Lock(fast_acquire=True)
         self._looking = anyio.Lock()
+        self._begun = self._ended = 0
+        """Looks: how many began, and which was the last to come to an end."""
+        self._failure: Unavailable | None = None
+        """What became of that one."""
         self._preferred: dict[ResourceName, Preference] = {}
 
     @property
@@ -141,9 +145,22 @@ class Handouts:
             return self._grant(resource, containers, listing)
 
     async def reconcile(self) -> None:
-        """Raises Unavailable."""
+        """
+        Raises Unavailable. A look serves all who asked before it began: a hundred containers may start at once, and the
+        kubelet gives each of them 30 s.
+        """
+        begun = self._begun
         async with self._looking:
-            self._reconciliation.compare(await self._look())
+            if self._ended <= begun:
+                self._begun += 1
+                self._failure = None
+                try:
+                    self._reconciliation.compare(await self._look())
+                except Unavailable as failure:
+                    self._failure = failure
+                self._ended = self._begun
+            if self._failure is not None:
+                raise Unavailable(self._failure.finding, self._failure.remedy)
 
     async def _look(self) -> Look:
         """
