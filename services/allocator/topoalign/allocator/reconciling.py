@@ -74,9 +74,7 @@ class Reconciliation:
         if self._ledger.state.topology is None:
             return
         boot = self._ledger.boot
-        shown = {
-            (holding.resource, device): holding for holding in look.listing.holdings for device in holding.devices
-        }
+        shown = {(holding.resource, device): holding for holding in look.listing.holdings for device in holding.devices}
         bound: list[tuple[AllocationID, Owner]] = []
         gone: list[AllocationID] = []
         apart: set[AllocationID] = set()

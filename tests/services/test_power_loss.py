@@ -1,0 +1,141 @@
+"""What was answered is there after the power went at any moment: a disk keeps for certain only what was synced."""
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from topoalign.allocator.journal import open_journal
+from topoalign.allocator.ledger import Ledger
+from topoalign.core.errors import StateFault
+from topoalign.core.events import Allocation
+from topoalign.core.ids import GPU, DeviceID, NodeName
+from topoalign.runtime.clock import ManualClock
+
+NODE = NodeName("node-1")
+Image = frozenset[tuple[str, bytes]]
+"""What a disk has: names and contents."""
+Held = frozenset[str]
+
+
+class Disk:
+    """
+    Watches what is done in a directory, and knows after each call what a disk may have of it if the power goes then: names
+    as they are or as they were synced last, and contents likewise.
+    """
+
+    def __init__(self, directory: Path, patch: pytest.MonkeyPatch) -> None:
+        self.directory = directory
+        self.names: dict[str, int] = {}
+        """Synced: name -> inode."""
+        self.contents: dict[int, bytes] = {}
+        """Synced: inode -> content."""
+        self.after_call: Callable[[], None] = lambda: None
+        self.room = 1 << 30
+        for call in ("open", "write", "pwrite", "fsync", "replace", "link", "unlink", "ftruncate"):
+            patch.setattr(os, call, self._watched(getattr(os, call), call))
+
+    def _watched(self, original: Callable[..., Any], call: str) -> Callable[..., Any]:
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if call == "write":
+                if not self.room:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                args = (args[0], bytes(args[1])[: self.room])
+                self.room -= len(args[1])
+            result = original(*args, **kwargs)
+            if call == "fsync":
+                self._sync(args[0])
+            if call != "open":
+                self.after_call()
+            return result
+
+        return watched
+
+    def _sync(self, file: int) -> None:
+        status = os.fstat(file)
+        if stat.S_ISDIR(status.st_mode):
+            self.names = {path.name: path.stat().st_ino for path in self.directory.iterdir()}
+        else:
+            self.contents[status.st_ino] = Path(f"/proc/self/fd/{file}").read_bytes()
+
+    def images(self) -> list[Image]:
+        """All that the disk may have now."""
+        paths = list(self.directory.iterdir())
+        now = {path.stat().st_ino: path.read_bytes() for path in paths}
+        current = {path.name: path.stat().st_ino for path in paths}
+        return [
+            frozenset((name, contents.get(inode, b"")) for name, inode in names.items())
+            for names in (current, self.names)
+            for contents in ({**self.contents, **now}, self.contents)
+        ]
+
+
+def held(ledger: Ledger) -> Held:
+    return frozenset(device for each in ledger.state.allocations.values() for device in each.device_ids)
+
+
+def grant(ledger: Ledger, device: str) -> None:
+    ledger.grant([Allocation(id=ledger.next_id(), devices={GPU: (DeviceID(device),)})])
+
+
+def release_oldest(ledger: Ledger) -> None:
+    ledger.release([next(iter(ledger.state.allocations))], "released")
+
+
+def publish(ledger: Ledger) -> None:
+    while ledger.pending:
+        ledger.published(ledger.pending[0][0])
+
+
+def test_after_a_power_cut_at_any_moment_the_record_is_as_before_the_change_or_as_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "watched"
+    directory.mkdir()
+    possible: dict[Image, set[Held]] = {}
+    """What the disk may have -> what the record may then be."""
+    with open_journal(directory, NODE) as journal, monkeypatch.context() as patch:
+        disk = Disk(directory, patch)
+        ledger = Ledger(NODE, journal, ManualClock(), compact_after=3)
+
+        def expect(*records: Held) -> None:
+            for image in disk.images():
+                possible[image] = possible.get(image, {*records}) & {*records}
+
+        def change(deed: Callable[[], None], after: Held) -> None:
+            """The power may go while this is under way, and once it is done what it did must last."""
+            before = held(ledger)
+            disk.after_call = lambda: expect(before, after)
+            deed()
+            assert after == held(ledger)
+            expect(after)
+
+        expected: list[str] = []
+        for number in range(9):
+            expected.append(f"GPU-{number}")
+            change(partial(grant, ledger, expected[-1]), frozenset(expected))
+            if number % 3 == 2:
+                del expected[0]
+                change(partial(release_oldest, ledger), frozenset(expected))
+            if number % 4 == 1:
+                change(partial(publish, ledger), frozenset(expected))
+            if number == 6:
+                disk.room = 30
+                with pytest.raises(StateFault):
+                    change(partial(grant, ledger, "GPU-none"), frozenset(expected))
+                disk.room = 1 << 30
+
+    for number, (image, acceptable) in enumerate(possible.items()):
+        folder = tmp_path / str(number)
+        folder.mkdir(mode=0o700)
+        for name, content in image:
+            (folder / name).write_bytes(content)
+        with open_journal(folder, NODE) as journal:
+            found = Ledger(NODE, journal, ManualClock())
+            assert held(found) in acceptable
+            assert None is found.doubt
