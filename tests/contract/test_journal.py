@@ -133,6 +133,28 @@ def test_a_second_process_is_refused_and_told_the_pid_of_the_first(tmp_path: Pat
         pass
 
 
+def test_a_full_disk_that_takes_no_pid_is_no_reason_not_to_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever logs on that disk may have taken any room that was free a moment ago."""
+    on_disk(tmp_path, 1)
+
+    def full(file: int, data: bytes, offset: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with open_journal(tmp_path, NODE) as journal:
+        assert [entry(1)] == journal.load()
+
+
+def test_a_pid_takes_the_place_of_a_longer_one(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text("41943040000\n")
+    with open_journal(tmp_path, NODE), pytest.raises(StateFault) as refused, open_journal(tmp_path, NODE):
+        pass
+
+    assert refused.value.finding.endswith(f"pid {os.getpid()}")
+
+
 def test_a_symbolic_link_in_place_of_the_lock_is_refused(tmp_path: Path) -> None:
     (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
 

@@ -212,6 +212,21 @@ def test_a_bus_that_stays_away_costs_bounded_memory_and_a_snapshot_makes_listene
     assert [live] == list(replay(NODE, [event for event, _ in ledger.pending]).allocations)
 
 
+def test_a_fact_that_was_dropped_while_it_was_on_its_way_takes_nothing_from_those_that_wait() -> None:
+    """The bus confirms it after a snapshot has taken its place, which the bus has not heard."""
+    journal = MemoryJournal()
+    ledger = restarted(journal, compact_after=5, pending_limit=2)
+    on_its_way = ledger.pending[0][0]
+    for number in range(5):
+        grant(ledger, f"GPU-{number}")
+    waiting = list(ledger.pending)
+    ledger.published(on_its_way)
+
+    assert [AllocationsSnapshot] == [type(event) for event, _ in waiting]
+    assert waiting == list(ledger.pending)
+    assert (0, 0) == journal.published()
+
+
 class LedgerMachine(RuleBasedStateMachine):
     """
     Any mixture of grants, bindings, releases, publications, failing disks and restarts, against a plain dictionary.

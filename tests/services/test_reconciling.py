@@ -63,6 +63,14 @@ async def test_after_a_reboot_old_records_are_stale_and_kept_until_the_kubelet_h
     assert ["orphan"] == [event.reason for event in node.said(AllocationReleased)]
 
 
+async def test_after_a_reboot_what_was_given_and_never_bound_is_stale_too(node: Node) -> None:
+    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    node.boot = "another boot"
+    node.restart()
+
+    assert (node.allocation(GPUS[0]).id,) == node.ledger.state.stale
+
+
 async def test_a_restart_of_the_allocator_alone_makes_nothing_stale(node: Node) -> None:
     await bound(node, "train", GPUS[0])
     node.restart()

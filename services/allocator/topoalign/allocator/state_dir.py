@@ -10,7 +10,7 @@ import fcntl
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from topoalign.core.errors import InvalidField, StateFault, clean
@@ -28,6 +28,10 @@ REMEDIES = {
 
 UNUSABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.EISDIR, errno.ENOTDIR})
 """Errors that come of how a directory or file is set up: they do not pass by themselves."""
+
+
+PID = 20
+"""Characters of the file `lock`: as long whatever the pid, so that the next one takes its place."""
 
 
 class StateInUse(StateFault):
@@ -85,9 +89,8 @@ def take_lock(lock: int, directory: Path) -> None:
             f"{directory} is in use by another allocator, pid {holder}",
             "one allocator runs per node: stop the other one, or start this one with --take-over",
         ) from error
-    with faults(directory, "write the lock file"):
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    with suppress(OSError):  # it is for people only; a disk that is full is no reason not to start
+        os.pwrite(lock, f"{os.getpid()}".ljust(PID).encode() + b"\n", 0)
 
 
 def is_in_use(directory: Path) -> bool:
