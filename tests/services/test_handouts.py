@@ -312,6 +312,22 @@ async def test_an_init_containers_gpus_stay_its_own_while_the_checkpoint_has_the
     assert {} == node.live()
 
 
+async def test_what_was_never_shown_is_kept_for_half_a_minute_where_the_checkpoint_does_not_know_it_either(
+    node: Node,
+) -> None:
+    """The kubelet writes its checkpoint when the container has all its resources, other plugins' among them."""
+    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    await node.handouts.reconcile()
+    await node.clock.advance(29)
+    await node.handouts.reconcile()
+    kept = node.live()
+    await node.clock.advance(1)
+    await node.handouts.reconcile()
+
+    assert {"GPU-0": None} == kept
+    assert {} == node.live()
+
+
 async def test_what_was_never_shown_is_kept_while_the_checkpoint_cannot_be_read(node: Node) -> None:
     await node.handouts.allocate(GPU, [[GPUS[0]]])
     node.kubelet.checkpoint = None
