@@ -179,6 +179,24 @@ async def test_what_ends_while_we_look_is_no_orphan(node: Node) -> None:
     assert ["gone"] == [event.reason for event in node.said(AllocationReleased)]
 
 
+async def test_a_kubelet_that_restarts_begins_anew_to_miss_a_container(node: Node) -> None:
+    """What its predecessor did not show says nothing of what it will show when it has read its pods."""
+    await bound(node, "train", GPUS[0])
+    node.kubelet.shown.clear()
+    await node.handouts.reconcile()
+    await node.clock.advance(4)
+    node.kubelet.kubelet = 2
+    await node.handouts.reconcile()
+    await node.clock.advance(119)
+    await node.handouts.reconcile()
+    kept = node.live()
+    await node.clock.advance(1)
+    await node.handouts.reconcile()
+
+    assert {"GPU-0": "train"} == kept
+    assert {} == node.live()
+
+
 # Identity
 
 
