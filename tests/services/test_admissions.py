@@ -268,6 +268,22 @@ async def test_asking_again_for_a_pod_with_an_init_container_gives_the_same_allo
     assert first.allocations == again.allocations
 
 
+async def test_a_pod_that_is_asked_for_again_after_a_reboot_is_not_from_before_it_any_more() -> None:
+    node = Node()
+    async with node.serving():
+        first = await allocate(node.bus, NODE, pod("train", gpus=2))
+        await allocate(node.bus, NODE, pod("gone", gpus=2))
+    node.topology = msgspec.structs.replace(node.topology, epoch=2, boot_id="another boot")
+    async with node.serving():
+        stale = len(node.ledger.state.stale)
+        again = await allocate(node.bus, NODE, pod("train", gpus=2))
+
+    assert isinstance(first, Admission) and isinstance(again, Admission)
+    assert [held.devices for held in first.allocations] == [held.devices for held in again.allocations]
+    assert ["another boot"] == [held.boot for held in again.allocations]
+    assert (2, 1) == (stale, len(node.ledger.state.stale))
+
+
 async def test_two_requests_at_the_same_time_never_get_the_same_device() -> None:
     node = Node()
     decisions = []

@@ -8,6 +8,7 @@ at most, however many containers the pod has.
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import suppress
 
 import anyio
 import msgspec
@@ -121,7 +122,7 @@ class Admissions:
             if held := held_by(self._ledger, pod):
                 if not holds(held, pod, self._ledger.state, rules):
                     raise PodAlreadyAllocated(f"{pod.namespace}/{pod.name}")
-                return Admission(allocations=tuple(held), explanation=Explanation())
+                return Admission(allocations=self._again(held), explanation=Explanation())
             self._undoubted()
             return self._record(pod, await self._decide(pod, rules))
 
@@ -254,6 +255,13 @@ class Admissions:
             self._ledger.refuse(pod, decision)
         self._remember(f"{pod.namespace}/{pod.name}", decision)
         return decision
+
+    def _again(self, held: Sequence[Allocation]) -> tuple[Allocation, ...]:
+        """The same allocations, which whoever asks for them again has in this boot of the node."""
+        stale = [(each.id, each.owner) for each in held if each.id in self._ledger.state.stale]
+        with suppress(StateFault):  # they are held all the same
+            self._ledger.bind([(name, owner) for name, owner in stale if owner is not None])
+        return tuple(self._ledger.state.allocations[each.id] for each in held)
 
     def _remember(self, name: str, decision: Decision) -> None:
         self._decisions[name] = decision
