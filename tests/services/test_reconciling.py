@@ -434,6 +434,15 @@ async def test_a_container_with_a_share_from_before_keeps_the_whole_card_from_ot
     assert (owner("shared"), frozenset({"GPU-3::1"})) == (held.owner, held.device_ids)
 
 
+@pytest.mark.parametrize("order", list(permutations(["GPU-3", "GPU-3::1"])))
+async def test_a_card_that_is_shown_whole_and_in_shares_is_taken_in_once(node: Node, order: tuple[str, str]) -> None:
+    for name in order:
+        node.kubelet.show(name, DeviceID(name))
+    await node.handouts.reconcile()
+
+    assert {order[0]: order[0]} == node.live()
+
+
 async def test_more_shares_than_a_container_may_have_are_refused_with_the_remedy(node: Node) -> None:
     node.topology = msgspec.structs.replace(MACHINE, offers=divided(4, most=1))
     node.hear_topology(node.ledger, 2)
