@@ -242,9 +242,13 @@ async def test_a_doubt_outlives_restarts_until_it_is_confirmed(tmp_path: Path) -
             assert 1 == len(journal.set_aside)
 
 
-async def test_a_journal_that_has_gone_from_a_directory_that_was_used_is_in_doubt(tmp_path: Path) -> None:
-    await lived(tmp_path)
+@pytest.mark.parametrize("mark", ["published", "never published", "not readable"])
+async def test_a_journal_that_has_gone_from_a_directory_that_was_used_is_in_doubt(tmp_path: Path, mark: str) -> None:
+    """What the bus has heard is marked only once there is a journal, so the mark alone tells, whatever it says."""
+    await lived(tmp_path, published=mark == "published")
     (tmp_path / "journal").unlink()
+    if mark == "not readable":
+        (tmp_path / "published").write_text("not numbers")
     with restarted(tmp_path) as (node, journal):
         assert node.ledger.doubt is not None
         assert "missing" in node.ledger.doubt

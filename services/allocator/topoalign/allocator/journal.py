@@ -83,8 +83,8 @@ class FileJournal:
             with open(self.path, "rb", opener=no_link) as file:
                 content = file.read()
         except FileNotFoundError:
-            used = published not in (None, (0, 0))
-            return None, record.lost("it is missing, though facts of it were published") if used else record.Record()
+            used = os.path.lexists(self.directory / "published")  # which is made after the journal
+            return None, record.lost("it is missing from a directory that was used") if used else record.Record()
         except OSError as error:
             if error.errno == errno.EIO:
                 return b"", record.lost("the disk cannot read it")
