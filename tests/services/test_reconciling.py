@@ -63,8 +63,13 @@ async def test_after_a_reboot_old_records_are_stale_and_kept_until_the_kubelet_h
     assert ["orphan"] == [event.reason for event in node.said(AllocationReleased)]
 
 
-async def test_after_a_reboot_what_was_given_and_never_bound_is_stale_too(node: Node) -> None:
-    await node.handouts.allocate(GPU, [[GPUS[0]]])
+@pytest.mark.parametrize("adopted", [False, True], ids=["given", "adopted"])
+async def test_after_a_reboot_what_was_never_bound_is_stale_too(node: Node, adopted: bool) -> None:
+    if adopted:
+        node.kubelet.show("train", GPUS[0])
+        await node.handouts.reconcile()
+    else:
+        await node.handouts.allocate(GPU, [[GPUS[0]]])
     node.boot = "another boot"
     node.restart()
 
