@@ -202,6 +202,19 @@ async def test_a_kubelet_that_restarts_begins_anew_to_miss_a_container(node: Nod
     assert {} == node.live()
 
 
+async def test_one_look_releases_nothing_whatever_the_waits_are_set_to() -> None:
+    node = Node(gone_seconds=0, unbound_seconds=0, settle_seconds=0)
+    await bound(node, "train", GPUS[0])
+    await node.handouts.allocate(GPU, [[GPUS[1]]])
+    node.kubelet.shown.clear()
+    await node.handouts.reconcile()
+    after_one_look = node.live()
+    await node.handouts.reconcile()
+
+    assert {"GPU-0": "train", "GPU-1": None} == after_one_look
+    assert {} == node.live()
+
+
 # Identity
 
 
