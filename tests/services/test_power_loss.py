@@ -37,6 +37,10 @@ class Disk:
         """Synced: inode -> content."""
         self.after_call: Callable[[], None] = lambda: None
         self.room = 1 << 30
+        self.failing = False
+        """Whether the next sync fails."""
+        self.lost: set[int] = set()
+        """Inodes of which a sync has failed: the kernel calls later ones a success, although the data are lost."""
         for call in ("open", "write", "pwrite", "fsync", "replace", "link", "unlink", "ftruncate"):
             patch.setattr(os, call, self._watched(getattr(os, call), call))
 
@@ -48,6 +52,12 @@ class Disk:
                 args = (args[0], bytes(args[1])[: self.room])
                 self.room -= len(args[1])
             result = original(*args, **kwargs)
+            if call == "open" and args[1] & os.O_TRUNC:
+                self._forget(os.fstat(result).st_ino)
+            if call == "fsync" and self.failing:
+                self.failing = False
+                self.lost.add(os.fstat(args[0]).st_ino)
+                raise OSError(errno.EIO, "Input/output error")
             if call == "fsync":
                 self._sync(args[0])
             if call != "open":
@@ -56,11 +66,16 @@ class Disk:
 
         return watched
 
+    def _forget(self, inode: int) -> None:
+        """A new file may have the number of one that has gone."""
+        self.lost.discard(inode)
+        self.contents.pop(inode, None)
+
     def _sync(self, file: int) -> None:
         status = os.fstat(file)
         if stat.S_ISDIR(status.st_mode):
             self.names = {path.name: path.stat().st_ino for path in self.directory.iterdir()}
-        else:
+        elif status.st_ino not in self.lost:
             self.contents[status.st_ino] = Path(f"/proc/self/fd/{file}").read_bytes()
 
     def images(self) -> list[Image]:
@@ -115,6 +130,14 @@ def test_after_a_power_cut_at_any_moment_the_record_is_as_before_the_change_or_a
             assert after == held(ledger)
             expect(after)
 
+        def fail(deed: Callable[[], None], meant: Held) -> None:
+            """The disk refuses it, and then it was not done."""
+            before = held(ledger)
+            with pytest.raises(StateFault):
+                change(deed, meant)
+            assert before == held(ledger)
+            expect(before)
+
         expected: list[str] = []
         for number in range(9):
             expected.append(f"GPU-{number}")
@@ -124,10 +147,13 @@ def test_after_a_power_cut_at_any_moment_the_record_is_as_before_the_change_or_a
                 change(partial(release_oldest, ledger), frozenset(expected))
             if number % 4 == 1:
                 change(partial(publish, ledger), frozenset(expected))
+            refused = partial(grant, ledger, "GPU-none"), frozenset([*expected, "GPU-none"])
+            if number == 4:
+                disk.failing = True
+                fail(*refused)
             if number == 6:
                 disk.room = 30
-                with pytest.raises(StateFault):
-                    change(partial(grant, ledger, "GPU-none"), frozenset(expected))
+                fail(*refused)
                 disk.room = 1 << 30
 
     for number, (image, acceptable) in enumerate(possible.items()):
