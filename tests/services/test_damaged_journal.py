@@ -79,6 +79,7 @@ def damages(whole: bytes) -> dict[str, bytes]:
         "trailing text": whole + line(b'{"time":1.0,"events":[]} and more'),
         "trailing line": whole + b"and more\n",
         "unknown fact": whole + line(unknown),
+        "a fact of another node": b"".join([header, *lines[:-1], line(lines[-1][9:-1].replace(b"node-1", b"node-2"))]),
         "a line is missing": header + b"".join(lines[:2] + lines[3:]),
         "the end is missing": header + b"".join(lines[:3]),
         "no newline at all": b"\xff" * 4096,
@@ -273,6 +274,44 @@ async def test_a_start_that_was_cut_short_after_setting_aside_sets_the_same_file
     os.link(tmp_path / "journal", tmp_path / "journal.corrupt-1")
     with restarted(tmp_path) as (_, journal):
         assert [b"damage"] == [path.read_bytes() for path in journal.set_aside]
+
+
+async def test_a_start_that_was_cut_short_before_the_first_fact_sets_nothing_aside_again(tmp_path: Path) -> None:
+    """What was published is newer than anything in the journal that was begun; that it is in doubt is said there already."""
+    await lived(tmp_path)
+    (tmp_path / "journal").write_bytes(b"damage")
+    for _ in range(3):
+        with open_journal(tmp_path, NODE) as journal:
+            journal.load()
+
+            assert journal.doubt is not None
+            assert [b"damage"] == [path.read_bytes() for path in journal.set_aside]
+
+
+async def test_damage_to_what_a_snapshot_stands_for_ends_no_doubt_of_before(tmp_path: Path) -> None:
+    await lived(tmp_path)
+    (tmp_path / "journal").write_bytes(b"damage")
+    with restarted(tmp_path) as (node, _):
+        await node.clock.advance(2)
+        node.ledger.announce()
+    header, first, *others = (tmp_path / "journal").read_bytes().splitlines(keepends=True)
+    assert 1 == len(others), "another snapshot"
+    (tmp_path / "journal").write_bytes(b"".join([header, b"damage\n", *others]))
+    with restarted(tmp_path) as (node, journal):
+        assert 2 == len(journal.set_aside)
+        assert node.ledger.doubt is not None
+
+
+async def test_an_epoch_without_the_snapshot_that_it_began_with_is_damage(tmp_path: Path) -> None:
+    await lived(tmp_path, published=False)
+    with restarted(tmp_path) as (node, _):
+        await node.handouts.allocate(GPU, [[GPUS[3]]])
+    *others, snapshot, granted = (tmp_path / "journal").read_bytes().splitlines(keepends=True)
+    assert b"AllocationsSnapshot" in snapshot
+    (tmp_path / "journal").write_bytes(b"".join([*others, granted]))
+    with restarted(tmp_path) as (node, _):
+        assert node.ledger.doubt is not None
+        assert TRUTH == node.live()
 
 
 async def test_a_new_epoch_is_above_all_that_was_published_although_the_journal_and_the_clock_are_lost(
