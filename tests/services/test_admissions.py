@@ -284,6 +284,37 @@ async def test_a_pod_that_is_asked_for_again_after_a_reboot_is_not_from_before_i
     assert (2, 1) == (stale, len(node.ledger.state.stale))
 
 
+async def test_a_pod_that_is_asked_for_twice_at_the_same_time_gets_one_allocation() -> None:
+    """As when the first answer was given up as lost and the request is repeated."""
+    node = Node()
+    decisions = []
+    async with node.serving(), node.hinting(None), anyio.create_task_group() as tasks:
+
+        async def ask() -> None:
+            decisions.append(await node.admissions.allocate(AllocateRequest(node=NODE, pod=pod("train", gpus=2))))
+
+        for _ in range(3):
+            tasks.start_soon(ask)
+
+    (held,) = node.ledger.state.allocations.values()
+    assert [(held,)] * 3 == [decision.allocations for decision in decisions if isinstance(decision, Admission)]
+
+
+async def test_on_a_node_with_a_kubelet_nothing_is_given_or_taken_back_over_the_bus() -> None:
+    node = Node()
+    async with node.serving():
+        await allocate(node.bus, NODE, pod("train", gpus=2))
+    node.admissions = Admissions(node.ledger, node.bus, AdmissionRules(), kubelet_owns_devices=True)
+    before = node.ledger.state
+    async with node.serving():
+        for deed in (allocate(node.bus, NODE, pod("more", gpus=1)), release(node.bus, NODE, "default/train")):
+            with pytest.raises(wire.RemoteBadRequest) as refused:
+                await deed
+            assert "KubeletOwnsDevices" == refused.value.failure.code
+
+    assert before.allocations == node.ledger.state.allocations
+
+
 async def test_two_requests_at_the_same_time_never_get_the_same_device() -> None:
     node = Node()
     decisions = []

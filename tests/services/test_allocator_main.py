@@ -14,7 +14,7 @@ from kubelet_support import offers, pod, short_directory
 from topoalign.allocator import main as allocator
 from topoalign.allocator.kubelet.standin import KubeletStandIn
 from topoalign.allocator.succession import LINE
-from topoalign.core.errors import InvalidField
+from topoalign.core.errors import InvalidField, StateFault
 from topoalign.core.ids import GPU, ContainerName, Namespace, PodName
 from topoalign.core.requests import AdmissionRules
 from topoalign.discovery import main as discovery
@@ -113,6 +113,17 @@ async def test_who_hands_over_goes_on_looking_whether_somebody_has_the_node() ->
         os.close(line)
 
         assert it.life["successor"]() is None
+
+
+async def test_an_allocator_of_a_node_that_has_one_already_ends_before_it_opens_its_record() -> None:
+    """Its state directory is another one, so no lock tells it of the first."""
+    async with node(configuration("envvar", "uuid")) as (it, _, file):
+        state = file.parent / "other"
+        environment = {**it.environment, "TOPOALIGN_STATE_DIR": str(state)}
+        with anyio.fail_after(30), pytest.raises(StateFault, match="another allocator answers for node 'node-1'"):
+            await allocator.serve(Context(bus=it.bus, clock=it.clock, environment=environment))
+
+        assert not (state / "journal").exists()
 
 
 async def test_a_first_configuration_that_is_wrong_is_no_start_and_names_the_field(tmp_path: Path) -> None:

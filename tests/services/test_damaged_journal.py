@@ -371,6 +371,9 @@ def test_a_journal_of_the_first_release_is_read(tmp_path: Path) -> None:
         assert (AllocationID("7-2"), {GPU: (GPUS[1],)}) == (live.id, live.devices)
         assert live.owner is not None
         assert "eval" == live.owner.pod
+    with restarted(tmp_path) as (node, _):
+        assert [live] == list(node.ledger.state.allocations.values())
+        assert () == node.ledger.state.stale, "in which boot it was given is not known"
 
 
 def test_fields_that_a_later_version_adds_are_passed_over(tmp_path: Path) -> None:

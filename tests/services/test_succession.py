@@ -54,6 +54,17 @@ async def test_who_is_not_to_take_over_is_turned_away_with_the_pid_of_the_one_in
     assert not (tmp_path / "successor").exists()
 
 
+async def test_who_is_not_ready_asks_nothing_of_the_one_in_office(tmp_path: Path) -> None:
+    async def not_ready() -> None:
+        raise HardwareUnknown(NODE, "nothing was heard of it")
+
+    with open_journal(tmp_path, NODE), pytest.raises(HardwareUnknown):
+        async with open_in_turn(tmp_path, NODE, ManualClock(), not_ready):
+            raise AssertionError("two at once")
+
+    assert not (tmp_path / "successor").exists()
+
+
 async def test_the_one_in_office_hears_of_a_successor_and_its_record_passes_on(tmp_path: Path) -> None:
     clock = ManualClock()
     order: list[str] = []
@@ -144,9 +155,11 @@ async def test_who_has_handed_over_wants_to_be_started_again_once_nobody_has_the
     with open_journal(tmp_path, NODE):
         taken = vacancy.trouble()
     left_again = vacancy.trouble()
-    await clock.advance(VACANT_SECONDS)
+    await clock.advance(VACANT_SECONDS - 1)
+    not_for_a_minute = vacancy.trouble()
+    await clock.advance(1)
 
-    assert [None, None, None, None] == [in_office, left, taken, left_again]
+    assert [None] * 5 == [in_office, left, taken, left_again, not_for_a_minute]
     assert "nobody has this node" in (vacancy.trouble() or "")
 
 
