@@ -294,9 +294,8 @@ async def test_damage_to_what_a_snapshot_stands_for_ends_no_doubt_of_before(tmp_
     with restarted(tmp_path) as (node, _):
         await node.clock.advance(2)
         node.ledger.announce()
-    header, first, *others = (tmp_path / "journal").read_bytes().splitlines(keepends=True)
-    assert 1 == len(others), "another snapshot"
-    (tmp_path / "journal").write_bytes(b"".join([header, b"damage\n", *others]))
+    header, _, snapshot = (tmp_path / "journal").read_bytes().splitlines(keepends=True)
+    (tmp_path / "journal").write_bytes(b"".join([header, b"damage\n", snapshot]))
     with restarted(tmp_path) as (node, journal):
         assert 2 == len(journal.set_aside)
         assert node.ledger.doubt is not None
