@@ -10,6 +10,7 @@ from topoalign.core.ids import DeviceID
 from topoalign.core.ports import Inventory
 from topoalign.core.topology.links import PcieClass
 from topoalign.core.topology.model import Fabric, MigDevice
+from topoalign.discovery.drivers.nvml.driver import CONNECTIONS_SECONDS
 
 pytestmark = pytest.mark.anyio
 
@@ -91,6 +92,26 @@ async def test_links_are_read_once_for_as_long_as_the_gpus_are_the_same(node: No
 
     await node.read(*switch_links(7, 18), gpus=[0, 1, 2, 4, 5, 6, 7])
     assert 8 * 18 < node.standin.calls("nvmlDeviceGetNvLinkState")
+
+
+async def test_nvlinks_that_come_up_or_go_down_later_are_seen_within_a_minute(node: Node) -> None:
+    """They come up with the fabric manager, which may start after this service."""
+    assert {0} == {gpu.nvswitch_links for gpu in (await node.read()).topology.gpus}
+    for links in (18, 17):
+        await node.clock.advance(CONNECTIONS_SECONDS)
+        found = (await node.read(*switch_links(8, links))).topology
+        assert {links} == {gpu.nvswitch_links for gpu in found.gpus}
+        assert {f"NV{links}"} == {found.link_by_pair[pair].label for pair in combinations(GPUS, 2)}
+
+
+async def test_a_gpu_that_fails_keeps_the_nvlinks_that_it_had(node: Node) -> None:
+    before = await node.read(*switch_links(8, 18))
+    await node.clock.advance(CONNECTIONS_SECONDS)
+    after = await node.read(*switch_links(8, 17), "fail nvmlDeviceGetNvLinkState 3 15")
+    assert before.topology == after.topology
+
+    whole = await node.read(*switch_links(8, 17))
+    assert {17} == {gpu.nvswitch_links for gpu in whole.topology.gpus}, "asked again at once"
 
 
 async def test_a_gpu_that_comes_back_under_another_index_is_the_same_gpu(node: Node) -> None:

@@ -5,7 +5,20 @@ from pathlib import Path
 
 import anyio
 import pytest
-from nvml_support import DEADLINE, GPUS, Node, StandIn, built, host_tree, script, standing_in, switch_links
+from nvml_support import (
+    DEADLINE,
+    GPUS,
+    Node,
+    StandIn,
+    address,
+    built,
+    host_tree,
+    script,
+    standing_in,
+    switch_links,
+    told_uuids,
+    uuid,
+)
 
 from topoalign.core.errors import DriverFault
 from topoalign.core.events import HealthState
@@ -49,6 +62,88 @@ async def test_a_gpu_that_fails_from_the_start_is_listed_with_what_it_says(node:
     assert ["GPU 3 (GPU-3) fails", "the connections of GPU-3"] == [
         finding.split(":")[0].removesuffix(" cannot be read") for finding in found.findings
     ]
+
+
+async def test_a_gpu_that_was_gone_and_comes_back_failing_is_listed_as_it_was_before_it_went(node: Node) -> None:
+    before = await node.read()
+    await node.read("fail nvmlDeviceGetHandleByIndex_v2 3 15")
+    after = await node.read("fail nvmlDeviceGetMemoryInfo 3 999")
+
+    assert before.topology == after.topology
+
+
+async def test_a_gpu_that_fails_from_the_start_sits_where_the_files_say(node: Node) -> None:
+    """As after a restart of the service: the kubelet is to hear of the same NUMA node as before."""
+    before = (await node.read()).topology.gpus[3]
+    told_uuids(node.root, 3)
+    fresh = NvmlDriver(node.root, node.clock, DEADLINE)
+    failing = script(more=["fail nvmlDeviceGetPciInfo_v3 3 999"])
+    node.standin.play(failing.replace("uuid=GPU-3 ", f"uuid={uuid(3)} "))
+    found = (await fresh.read()).topology.gpus[3]
+
+    assert (before.pci, before.bridge, before.numa_affinity) == (found.pci, found.bridge, found.numa_affinity)
+
+
+async def test_a_gpu_that_we_have_no_rights_to_is_a_finding_and_no_reason_to_open_nvml_anew(node: Node) -> None:
+    """Every opening leaves the other GPUs unheard for a while, and gives no rights."""
+    await node.read()
+    for _ in range(3):
+        await node.clock.advance(REOPEN_SECONDS)
+        found = await node.read("fail nvmlDeviceGetHandleByIndex_v2 3 4")
+
+    assert (7, 1) == (len(found.topology.gpus), node.standin.calls("nvmlInitWithFlags"))
+    assert "GPU 3 does not answer and is left out" in found.findings[0]
+
+
+@pytest.mark.parametrize("gpus", [(), (1,)])
+async def test_gpus_that_are_hidden_from_the_service_are_a_finding(node: Node, gpus: tuple[int, ...]) -> None:
+    """As where its own container has NVIDIA_VISIBLE_DEVICES set: a node that has fewer than it had says so."""
+    found = await node.read(gpus=gpus)
+
+    assert 1 == len(found.findings)
+    assert f"NVML tells of {len(gpus)} of the 8 GPUs in /sys" in found.findings[0]
+    assert [i not in gpus for i in range(8)] == [address(i) in found.findings[0] for i in range(8)]
+
+
+async def test_a_name_that_is_no_text_costs_no_gpu(node: Node) -> None:
+    garbled = script().encode().replace(b"name=NVIDIA_H100", b"name=NVIDIA_\xff\xfe", 1)
+    node.standin.loaded.standin_play(garbled)
+    found = await node.driver.read()
+
+    assert ("", "NVIDIA H100 80GB") == (found.topology.gpus[0].name, found.topology.gpus[1].name)
+    assert {HealthState.HEALTHY} == {health.state for health in found.health.values()}
+
+
+@pytest.mark.parametrize("code", [7, 21, 26])
+async def test_a_call_that_a_driver_has_given_up_costs_no_gpu(node: Node, code: int) -> None:
+    """Too small a mask, no data, a function that is deprecated: what it would have told is not known, and that is all."""
+    found = await node.read(*(f"fail nvmlDevice{call} * {code}" for call in ("GetMemoryAffinity", "GetGpuFabricInfo")))
+
+    assert {HealthState.HEALTHY} == {health.state for health in found.health.values()}
+
+
+async def test_an_impossible_amount_of_memory_is_one_gpus_and_is_not_believed(node: Node) -> None:
+    found = await node.read("gpu uuid=GPU-x pci=00000000:F9:00.0 memory=18446744073709551615")
+
+    assert None is found.topology.gpus[8].memory
+    assert {HealthState.HEALTHY} == {health.state for health in found.health.values()}
+
+
+async def test_a_mig_instance_that_is_destroyed_while_it_is_read_costs_its_gpu_nothing(node: Node) -> None:
+    card, instance = "gpu uuid=GPU-x pci=00000000:F9:00.0 mig=1", "mig 8 gi=1 uuid=MIG-a"
+    found = await node.read(card, instance, "fail nvmlDeviceGetAttributes_v2 * 6")
+
+    assert () == found.topology.gpus[8].mig
+    assert {HealthState.HEALTHY} == {health.state for health in found.health.values()}
+
+
+async def test_mig_instances_that_have_one_name_or_none_take_nobody_along(node: Node) -> None:
+    """As when one is made anew in another place while the list is read."""
+    named = [f"mig 8 gi={i} uuid={uuid}" for i, uuid in enumerate(("MIG-a", "MIG-a", "", "MIG-GPU-x/7/0"))]
+    found = await node.read("gpu uuid=GPU-x pci=00000000:F9:00.0 mig=1", *named)
+
+    assert ["MIG-a", "MIG-GPU-x/7/0"] == [instance.uuid for instance in found.topology.gpus[8].mig or ()]
+    assert 2 == len(found.findings)
 
 
 async def test_nvml_is_opened_anew_while_a_gpu_is_lost_but_not_at_every_reading(node: Node) -> None:

@@ -1,14 +1,16 @@
 """
 The node as NVML and /sys tell it, read whole each time.
 
-What connects the GPUs is asked for once, and again when other GPUs are there: it is most of the questions, and it changes
-only with them. One GPU that fails never takes the others along: if it says who it is, it is listed as it was last known,
-and unhealthy; if not, it is a finding. NVML is opened anew every so often while a GPU fails, and once when /sys has other
-GPUs than before, because a process that has it open sees none that comes back or is added.
+What connects the GPUs is asked for when other GPUs are there, and once a minute: it is most of the questions, and changes
+seldom, but NVLinks come up late where the fabric manager starts late, and go down when one breaks.
+
+One GPU that fails never takes the others along: if it says who it is, it is listed as it was last known, and unhealthy; if
+not, it is a finding. NVML is opened anew every so often while a GPU fails, and once when /sys has other GPUs than before,
+because a process that has it open sees none that comes back or is added.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -23,17 +25,10 @@ from topoalign.core.topology.links import Link, PcieClass
 from topoalign.core.topology.model import Gpu, Topology
 from topoalign.core.topology.validate import validate
 from topoalign.discovery.drivers.health import nic_health, unhealthy
+from topoalign.discovery.drivers.nvml.codes import GPU_IS_LOST, NO_PERMISSION, OF_THE_LIBRARY, RESET_REQUIRED, UNKNOWN
 from topoalign.discovery.drivers.nvml.events import NvmlEvents
 from topoalign.discovery.drivers.nvml.gpus import Judged, read_gpu
-from topoalign.discovery.drivers.nvml.library import (
-    GPU_IS_LOST,
-    OF_THE_LIBRARY,
-    RESET_REQUIRED,
-    UNKNOWN,
-    CallFailed,
-    Handle,
-    Library,
-)
+from topoalign.discovery.drivers.nvml.library import CallFailed, Handle, Library
 from topoalign.discovery.drivers.nvml.nvlinks import End, NvLinks, paired, read_ends
 from topoalign.discovery.drivers.sysfs import files_below
 from topoalign.discovery.drivers.thread import DriverThread, Steps
@@ -42,6 +37,8 @@ _UUID = re.compile(r"[A-Za-z0-9_.:-]{1,96}")
 
 REOPEN_SECONDS = 60.0
 """At least, between two openings while a GPU fails: opening wakes every GPU and fills the kernel's log."""
+CONNECTIONS_SECONDS = 60.0
+"""After which what connects the same GPUs is asked for again."""
 
 Pair = tuple[DeviceID, DeviceID]
 
@@ -56,6 +53,8 @@ class Connections:
     nvlinks: NvLinks = field(default_factory=lambda: NvLinks({}, {}, ()))
     whole: bool = False
     """False: a GPU failed meanwhile, so ask again next time."""
+    since: float = 0.0
+    """When they were read, in monotonic seconds."""
 
 
 class NvmlDriver:
@@ -70,6 +69,7 @@ class NvmlDriver:
         self._nvml = Library()
         self._connections = Connections()
         self._last: dict[DeviceID, Gpu] = {}
+        """All GPUs that were ever read, as they were last known."""
         self._failing = False
         """Whether a GPU fails in the reading under way."""
         self._opened = clock.monotonic()
@@ -100,7 +100,7 @@ class NvmlDriver:
         try:
             if self._nvml.open(steps, anew=self._reopen):
                 self._opened, self._addresses, self._reopen = self._clock.monotonic(), addresses, False
-            devices, unnamed = self._devices()
+            devices, findings = self._devices()
             judged = {uuid: self._judged(i, uuid, device, files) for uuid, (i, device) in devices.items()}
             self._connect({uuid: device for uuid, (_, device) in devices.items()}, judged)
         except CallFailed as error:
@@ -109,8 +109,9 @@ class NvmlDriver:
                 f"NVML does not work: {error}",
                 "run nvidia-smi on the node; after an update of the driver, restart what uses it",
             ) from error
-        inventory = assembled(files, judged, self._connections, unnamed)
-        self._last = {gpu.id: gpu for gpu in inventory.topology.gpus}
+        findings += not_told_of(files, {each.gpu.pci for each in judged.values()}, len(devices) + len(findings))
+        inventory = assembled(files, judged, self._connections, findings)
+        self._last |= {gpu.id: gpu for gpu in inventory.topology.gpus}
         self._answering = frozenset(uuid for uuid, each in judged.items() if each.answers)
         waited = self._clock.monotonic() - self._opened >= REOPEN_SECONDS
         self._reopen = addresses != self._addresses or (self._failing and waited)
@@ -120,7 +121,7 @@ class NvmlDriver:
         """Takes note of a failure. Raises it if it is not the fault of one GPU."""
         if error.code in OF_THE_LIBRARY:
             raise error
-        self._failing = True
+        self._failing |= error.code != NO_PERMISSION  # opening NVML anew gives no rights
 
     def _devices(self) -> tuple[dict[DeviceID, tuple[int, Handle]], tuple[str, ...]]:
         """uuid -> index and handle, and what is to be said of GPUs that do not tell a uuid."""
@@ -143,7 +144,7 @@ class NvmlDriver:
             return read_gpu(self._nvml, index, uuid, device, files)
         except CallFailed as error:
             self._of_one_gpu(error)
-            known = self._last.get(uuid, Gpu(id=uuid, index=index))
+            known = self._last.get(uuid) or files.gpu_by_id.get(uuid) or Gpu(id=uuid, index=index)
             finding = f"GPU {index} ({uuid}) fails: {error}"
             return Judged(
                 msgspec.structs.replace(known, index=index),
@@ -156,7 +157,9 @@ class NvmlDriver:
     def _connect(self, devices: Mapping[DeviceID, Handle], judged: Mapping[DeviceID, Judged]) -> None:
         """Makes `_connections` those of these GPUs."""
         of = tuple((uuid, each.gpu.index, each.gpu.pci) for uuid, each in judged.items())
-        if self._connections.whole and self._connections.of == of:
+        had, now = self._connections, self._clock.monotonic()
+        known = had.whole and had.of == of
+        if known and now - had.since < CONNECTIONS_SECONDS:
             return
         ends: dict[DeviceID, list[End]] = {}
         levels: dict[Pair, PcieClass | None] = {}
@@ -168,6 +171,8 @@ class NvmlDriver:
             except CallFailed as error:
                 self._of_one_gpu(error)
                 failing.append(f"the connections of {uuid} cannot be read: {error}")
+        if failing and known:
+            return  # a GPU that fails keeps the NVLinks that it had
         addresses = {uuid: address for uuid, _, address in of if address is not None}
         nvlinks = paired(ends, addresses)
         self._connections = Connections(
@@ -175,7 +180,19 @@ class NvmlDriver:
             levels=levels,
             nvlinks=NvLinks(nvlinks.pairs, nvlinks.to_switch, (*nvlinks.findings, *failing)),
             whole=not failing,
+            since=now,
         )
+
+
+def not_told_of(files: Topology, told: Set[str | None], count: int) -> tuple[str, ...]:
+    """What is to be said where NVML tells of fewer GPUs than sit in the machine: `told` addresses, `count` GPUs in all."""
+    silent = [gpu.pci for gpu in files.gpus if gpu.pci is not None and gpu.pci not in told]
+    if count >= len(files.gpus) or not silent:
+        return ()
+    return (
+        f"NVML tells of {count} of the {len(files.gpus)} GPUs in /sys: {quoted(silent)} left out, because another driver"
+        " has them, or they are hidden from this service",
+    )
 
 
 def assembled(

@@ -25,18 +25,14 @@ import structlog
 from topoalign.core.errors import DriverFault
 from topoalign.core.ids import DeviceID
 from topoalign.core.ports import Clock, HardwareEvent, Listener, Occurrence
-from topoalign.discovery.drivers.nvml.library import (
+from topoalign.discovery.drivers.nvml.codes import (
     FUNCTION_NOT_FOUND,
     GPU_IS_LOST,
     NO_PERMISSION,
     NOT_SUPPORTED,
     OF_THE_LIBRARY,
-    CallFailed,
-    Event,
-    Handle,
-    Library,
-    address_of,
 )
+from topoalign.discovery.drivers.nvml.library import CallFailed, Event, Handle, Library, address_of
 from topoalign.discovery.drivers.thread import DriverThread, Steps
 
 KINDS: Final = {

@@ -9,12 +9,14 @@ import re
 from collections.abc import Collection
 from typing import NamedTuple
 
+from topoalign.core.errors import quoted
 from topoalign.core.events import DeviceHealth
 from topoalign.core.ids import DeviceID
 from topoalign.core.topology.model import Gpu, MigDevice, Topology
+from topoalign.core.topology.validate import LARGEST_MEMORY
 from topoalign.discovery.drivers.health import HEALTHY, unhealthy
+from topoalign.discovery.drivers.nvml.codes import NOT_FOUND, NOT_TOLD
 from topoalign.discovery.drivers.nvml.library import (
-    NOT_TOLD,
     RECOVERY_ACTION,
     REMAPPING_FAILED,
     REMAPPING_PENDING,
@@ -34,6 +36,7 @@ RECOVERY = {
 RESETS = {1, 2, 4}
 """Those of them that a reset follows."""
 
+_INSTANCE = re.compile(r"[A-Za-z0-9_.:/-]{1,96}")
 _PROFILE = re.compile(r"(?:\d+c\.)?\d+g\.\d+gb(?:\+[a-z.]+)*")
 
 
@@ -60,7 +63,7 @@ def read_gpu(nvml: Library, index: int, uuid: DeviceID, device: Handle, files: T
         minor=nvml.minor(device),
         pci=address,
         bridge=seen.bridge,
-        memory=memory if memory is not None else seen.memory,
+        memory=memory if memory is not None and memory <= LARGEST_MEMORY else seen.memory,
         cpu_affinity=among(cpus, nvml.cpu_affinity(device, max(cpus, default=0))) or seen.cpu_affinity,
         numa_affinity=seen.numa_affinity or among(nodes, nvml.memory_affinity(device, max(nodes, default=0))),
         memory_node=memory_node if memory_node in nodes else seen.memory_node,
@@ -96,12 +99,17 @@ def judge(nvml: Library, index: int, device: Handle) -> tuple[DeviceHealth, tupl
 
 def read_mig(nvml: Library, device: Handle, total: int | None) -> tuple[tuple[MigDevice, ...], tuple[str, ...]]:
     """The MIG instances of a GPU with this much memory, and what was odd about them."""
-    instances, findings = [], []
+    instances: list[MigDevice] = []
+    findings = []
     for index, handle in nvml.mig_handles(device).items():
         try:
-            instances.append(read_instance(nvml, index, handle, total))
+            instance = read_instance(nvml, index, handle, total)
+            if not _INSTANCE.fullmatch(instance.uuid) or instance.uuid in {other.uuid for other in instances}:
+                findings.append(f"a MIG instance is left out: {quoted([instance.uuid])} names no device, or two")
+            else:
+                instances.append(instance)
         except CallFailed as error:
-            if error.code not in NOT_TOLD:
+            if error.code not in {NOT_FOUND, *NOT_TOLD}:  # one that is not found has been destroyed meanwhile
                 raise
             findings.append(f"a MIG instance that does not tell all of itself is left out: {error}")
     return tuple(sorted(instances, key=lambda mig: (mig.gpu_instance, mig.compute_instance))), tuple(findings)

@@ -16,20 +16,11 @@ from uuid import UUID
 from topoalign.core.errors import DriverFault, clean
 from topoalign.core.topology.links import NVML_LEVEL, PcieClass
 from topoalign.core.topology.model import Fabric
+from topoalign.discovery.drivers.nvml.codes import GPU_IS_LOST, NO_TEXT, NOT_FOUND, NOT_TOLD, TIMEOUT, UNINITIALIZED
 from topoalign.discovery.drivers.thread import Steps
 
 Handle = Any
 """A device, as pynvml hands it out."""
-
-UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 1, 2, 3, 4, 6
-DRIVER_NOT_LOADED, TIMEOUT, LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, GPU_IS_LOST, RESET_REQUIRED = 9, 10, 12, 13, 15, 16
-LIB_RM_VERSION_MISMATCH, ARGUMENT_VERSION_MISMATCH, UNKNOWN = 18, 25, 999
-"""nvmlReturn_t."""
-
-NOT_TOLD = {INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH}
-"""Codes that mean: this value cannot be had here, and nothing is wrong."""
-OF_THE_LIBRARY = {UNINITIALIZED, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, LIB_RM_VERSION_MISMATCH}
-"""Codes that no other GPU would answer differently."""
 
 INIT_WITHOUT_GPUS = 1
 """NVML_INIT_FLAG_NO_GPUS: a node whose only GPU is gone can still be asked."""
@@ -277,7 +268,7 @@ class Library:
         except pynvml.NVMLError as error:
             raise CallFailed(function, error.value, str(error)) from error
         except UnicodeDecodeError as error:
-            raise CallFailed(function, UNKNOWN, "the answer is no text") from error
+            raise CallFailed(function, NO_TEXT, "the answer is no text") from error
 
 
 def address_of(device: Handle) -> int | None:

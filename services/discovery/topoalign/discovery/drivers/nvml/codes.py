@@ -1,0 +1,23 @@
+"""What a call of NVML may answer (nvmlReturn_t, as in nvidia-ml-py 13.615.71), and what that says of whom."""
+
+UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, INSUFFICIENT_SIZE = 1, 2, 3, 4, 6, 7
+DRIVER_NOT_LOADED, TIMEOUT, LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, GPU_IS_LOST, RESET_REQUIRED = 9, 10, 12, 13, 15, 16
+LIB_RM_VERSION_MISMATCH, NO_DATA, ARGUMENT_VERSION_MISMATCH, DEPRECATED, UNKNOWN = 18, 21, 25, 26, 999
+
+NO_TEXT = -1
+"""Not NVML's own: what should be a text is none."""
+
+NOT_TOLD = {
+    INVALID_ARGUMENT,
+    NOT_SUPPORTED,
+    NO_PERMISSION,
+    INSUFFICIENT_SIZE,
+    FUNCTION_NOT_FOUND,
+    NO_DATA,
+    ARGUMENT_VERSION_MISMATCH,
+    DEPRECATED,
+    NO_TEXT,
+}
+"""Codes that mean: this value cannot be had here, and nothing is wrong."""
+OF_THE_LIBRARY = {UNINITIALIZED, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, LIB_RM_VERSION_MISMATCH}
+"""Codes that no other GPU would answer differently."""
