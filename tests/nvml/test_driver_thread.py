@@ -4,6 +4,7 @@ import threading
 
 import anyio
 import pytest
+from handouts_support import ShiftingClock
 
 from topoalign.core.errors import DriverFault
 from topoalign.discovery.drivers.thread import DriverThread, Steps
@@ -72,6 +73,58 @@ async def test_work_that_nobody_waits_for_ends_at_its_next_call() -> None:
         except DriverFault:
             await anyio.lowlevel.checkpoint()
     assert [] == after
+
+
+async def test_a_process_that_was_stopped_gives_the_call_its_time_anew() -> None:
+    """For a minute neither the call nor the loop could go on; a call that hangs afterwards is one that hangs."""
+    clock = ShiftingClock()
+    thread = DriverThread("driver", clock, 10.0)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def work(steps: Steps) -> str:
+        steps("call")
+        begun.set()
+        go_on.wait()
+        return "done"
+
+    async def stopped() -> None:
+        await happened(begun)
+        await clock.advance(1.0)
+        clock.stop(60.0)
+        await clock.advance(9.0)
+        go_on.set()
+
+    async with background() as tasks:
+        tasks.start_soon(stopped)
+        assert "done" == await thread.run(work)
+
+    begun.clear()
+    go_on.clear()
+
+    async def stopped_and_hanging() -> None:
+        await happened(begun)
+        clock.stop(60.0)
+        await clock.advance(10.0)
+        await clock.advance(10.0)
+
+    async with background() as tasks:
+        tasks.start_soon(stopped_and_hanging)
+        with pytest.raises(DriverFault, match="call within 10 s"):
+            await thread.run(work)
+    go_on.set()
+
+
+async def test_a_system_without_threads_is_a_fault_for_as_long_as_it_has_none() -> None:
+    """The kernel refuses a thread whose stack no address space can hold, as it does at a limit of tasks."""
+    thread = DriverThread("driver", ManualClock(), 1.0)
+    usual = threading.stack_size(1 << 60)
+    try:
+        with pytest.raises(DriverFault, match="can't start new thread"):
+            await thread.run(lambda steps: 42)
+    finally:
+        threading.stack_size(usual)
+
+    assert 42 == await thread.run(lambda steps: 42)
 
 
 async def happened(event: threading.Event) -> None:

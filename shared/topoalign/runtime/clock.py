@@ -47,7 +47,8 @@ class ManualClock:
         await anyio.wait_all_tasks_blocked()
         until = self._now + seconds
         while self._sleepers and self._sleepers[0][0] <= until:
-            self._now, _, woken = heappop(self._sleepers)
+            due, _, woken = heappop(self._sleepers)
+            self._now = max(self._now, due)  # who was to wake while the process was stopped wakes late
             woken.set()
             await anyio.wait_all_tasks_blocked()
         self._now = until

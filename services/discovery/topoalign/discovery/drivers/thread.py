@@ -5,6 +5,9 @@ A call into a driver library or a file of /sys may hang for ever, and nothing ca
 in a daemon thread, which does not keep the process from ending, and it says before each call what it is about to do. When
 a call takes too long, whoever waits is told its name and goes on; the work ends by itself at its next call. Until then no
 other work is begun, so a driver that hangs holds one thread and never two.
+
+A process that was stopped, or got no CPU, is no proof that a call hangs: if the loop itself wakes late, the deadline begins
+anew.
 """
 
 import asyncio
@@ -19,6 +22,9 @@ from topoalign.core.ports import Clock
 from topoalign.runtime.tasks import background
 
 T = TypeVar("T")
+
+LATE_SECONDS = 1.0
+"""Above what a loaded machine takes for a turn."""
 
 
 class Abandoned(Exception):
@@ -58,7 +64,14 @@ class DriverThread:
         steps = self._under_way = Steps(self._clock)
         result: Future[T] = Future()
         result.set_running_or_notify_cancel()  # only the thread may end it now
-        threading.Thread(target=partial(self._do, work, steps, result), name=self._driver, daemon=True).start()
+        thread = threading.Thread(target=partial(self._do, work, steps, result), name=self._driver, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # what Python says where the system has no thread to give
+            self._under_way = None
+            raise DriverFault(
+                f"{self._driver} cannot be asked: {error}", "raise the limits of tasks and memory for this service"
+            ) from error
         try:
             async with background() as tasks:
                 tasks.start_soon(self._watch, steps)
@@ -78,12 +91,15 @@ class DriverThread:
 
     async def _watch(self, steps: Steps) -> None:
         """Raises DriverFault when a call takes too long."""
+        awake = self._clock.monotonic()
         while True:
             _, since = steps.current
-            left = since + self._deadline - self._clock.monotonic()
-            if left <= 0:
+            due = max(since, awake) + self._deadline
+            if due <= self._clock.monotonic():
                 self._hangs(steps)
-            await self._clock.sleep(left)
+            await self._clock.sleep(due - self._clock.monotonic())
+            if self._clock.monotonic() - due > LATE_SECONDS:
+                awake = self._clock.monotonic()
 
     def _hangs(self, steps: Steps) -> NoReturn:
         call, _ = steps.current
