@@ -91,6 +91,32 @@ def test_who_falls_ill_again_soon_waits_twice_as_long_each_time() -> None:
     assert HealthState.HEALTHY == ward.state(), "what was long ago is forgotten"
 
 
+def test_a_reading_that_was_begun_before_a_sign_does_not_shorten_the_quiet_time() -> None:
+    """The driver is slow just when a GPU fails: the XID comes while a reading that finds it bad is under way."""
+    ward = Ward()
+    ward.judge.sign(A, "XID 94", 130.0)
+    ward.read(100.0, a=LOST)
+    ward.read(100.0 + QUIET, a=HEALTHY)
+    assert HealthState.UNHEALTHY == ward.state()
+
+    ward.judge.deaf("events cannot be waited for", {A})
+    ward.read(110.0 + QUIET)
+    ward.judge.deaf(None)
+    ward.read(129.9 + QUIET)
+    assert HealthState.UNHEALTHY == ward.state()
+    ward.read(110.0 + 2 * QUIET)
+    assert HealthState.HEALTHY == ward.state()
+
+
+def test_without_a_quiet_time_a_device_may_fall_ill_as_often_as_it_likes() -> None:
+    """`quietSeconds: 0` is a configuration: each reading decides."""
+    judge = HealthJudge(0.0)
+    for now in range(1100):
+        judge.sign(A, "XID 94", float(now))
+        judge.read({A: HEALTHY}, {}, (), float(now))
+        assert HealthState.HEALTHY == judge.verdicts({})[A].state
+
+
 def test_a_lasting_sign_outlives_any_quiet_and_ends_with_a_reset_that_readings_have_seen() -> None:
     ward = Ward()
     ward.judge.sign(A, "XID 79", 10.0, lasting=True)

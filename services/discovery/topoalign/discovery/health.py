@@ -24,6 +24,9 @@ from topoalign.core.ids import DeviceID
 RELAPSE_SECONDS = 3600.0
 """Whoever falls ill again within this time after a recovery has to be quiet for twice as long; and the longest such time."""
 
+MOST_DOUBLINGS = 32
+"""More make no time longer, and no float holds them all where the quiet time is none."""
+
 
 @dataclass
 class Mark:
@@ -36,6 +39,10 @@ class Mark:
     """Only a reset helps."""
     went: bool = False
     """Since then a reading found it waiting for its reset, or gone."""
+
+    def seen(self, when: float) -> None:
+        """There was another sign then, or may have been. A reading may have been begun before the newest one."""
+        self.newest = max(self.newest, when)
 
 
 @dataclass
@@ -86,16 +93,17 @@ class HealthJudge:
     def _try(self, device: DeviceID, card: DeviceID, mark: Mark, now: float) -> None:
         """A reading finds nothing wrong any more: perhaps nothing is."""
         if mark.went:
-            mark.lasting, mark.went, mark.newest = False, False, now
+            mark.lasting, mark.went = False, False
+            mark.seen(now)
         if card in self._deaf:
-            mark.newest = now  # it may not be quiet
+            mark.seen(now)  # it may not be quiet
         if not mark.lasting and now - mark.newest >= self.quiet(device, now):
             del self._marks[device]
             self._recoveries[device] = [*self._relapses(device, now), now]
 
     def quiet(self, device: DeviceID, now: float) -> float:
         """For how long this device must be without a sign."""
-        doubled = self.quiet_seconds * 2.0 ** len(self._relapses(device, now))
+        doubled = self.quiet_seconds * 2.0 ** min(len(self._relapses(device, now)), MOST_DOUBLINGS)
         return min(doubled, max(self.quiet_seconds, RELAPSE_SECONDS))
 
     def _relapses(self, device: DeviceID, now: float) -> list[float]:
@@ -116,7 +124,7 @@ class HealthJudge:
         if mark is None or news:
             self._marks[device] = Mark(reason, now, lasting)
         else:
-            mark.newest = now
+            mark.seen(now)
             mark.went = mark.went and not lasting
         return news
 
