@@ -65,6 +65,10 @@ class StandIn:
     def xid(self, gpu: int, xid: int, gi: int = WHOLE_GPU, ci: int = WHOLE_GPU) -> None:
         self.report(gpu, pynvml.nvmlEventTypeXidCriticalError, xid, gi, ci)
 
+    def listened_to(self, gpu: int) -> bool:
+        """Whether somebody would hear of an event of the GPU at this index."""
+        return bool(self.loaded.standin_listened(gpu))
+
     def release(self) -> None:
         """Lets calls that hang go on."""
         self.loaded.standin_release()

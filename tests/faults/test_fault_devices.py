@@ -209,7 +209,7 @@ async def test_c21_a_driver_that_hangs_or_dies(lab: Lab, fault: str, reason: str
     async with lab.node(driver_seconds="60") as node:
         held = await used_by(node)
         node.play(*switch_links(8, 18), fault)
-        while node.healthy():
+        while node.healthy() or "discovery" not in node.not_ready():
             await node.clock.advance(1.0)
 
         assert 8 == node.kubelet.capacity(GPU), "listed"

@@ -15,8 +15,8 @@
  *   delay 100                                         microseconds, of each call
  *   hurry 100                                         a wait for events ends after a hundredth of its time
  *
- * A GPU keeps its handle from script to script by its uuid. Events come through standin_event and wait in one queue until a set
- * in which their GPU is registered for their kind is waited on; a wait ends early when another script is played.
+ * A GPU keeps its handle from script to script by its uuid. Events come through standin_event, one for each set in which their
+ * GPU is registered for their kind at that time, and go with the set; a wait ends early when another script is played.
  *
  * `_` in names stands for a blank. Built with -DOLD_DRIVER it lacks what old drivers lack. Layouts: nvml.h of CUDA 13.
  */
@@ -48,12 +48,13 @@ typedef struct { char function[64]; int gpu, code, hangs; } Rule;
 typedef struct { char function[64]; int count; } Calls;
 typedef struct { Device *device; unsigned long long kind, data; unsigned gi, ci; } EventData;
 typedef struct { int used; Device *device[GPUS]; unsigned long long kinds[GPUS]; } EventSet;
+typedef struct { EventSet *set; EventData data; } Waiting;
 
 static Device *gpus[GPUS], *known[KNOWN];
 static int gpu_count, known_count, levels[GPUS][GPUS], rule_count, open_count, call_count, delay, hurry = 1;
 static int event_count, plays;
 static EventSet sets[SETS];
-static EventData queue[QUEUE];
+static Waiting queue[QUEUE];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of calls, sets and queue: two threads of a process come here */
 static Rule rules[RULES];
 static Calls calls[CALLS];
@@ -191,8 +192,18 @@ static unsigned visible(void) {
 
 void standin_event(int gpu, unsigned long long kind, unsigned long long data, unsigned gi, unsigned ci) {
     pthread_mutex_lock(&lock);
-    if (event_count < QUEUE) queue[event_count++] = (EventData){gpus[gpu], kind, data, gi, ci};
+    for (EventSet *set = sets; set < sets + SETS; set++)
+        for (int g = 0; g < GPUS && set->used; g++)
+            if (set->device[g] == gpus[gpu] && set->kinds[g] & kind && event_count < QUEUE)
+                queue[event_count++] = (Waiting){set, {gpus[gpu], kind, data, gi, ci}};
     pthread_mutex_unlock(&lock);
+}
+
+int standin_listened(int gpu) {
+    int found = 0;
+    for (EventSet *set = sets; set < sets + SETS; set++)
+        for (int g = 0; g < GPUS; g++) found |= set->used && set->device[g] == gpus[gpu];
+    return found;
 }
 
 /* NVML. */
@@ -207,7 +218,7 @@ typedef struct { unsigned sm, copy, decoder, encoder, jpeg, ofa, gpuSlices, comp
 int nvmlInit_v2(void) { ENTER(NULL); return init(); }
 int nvmlInit(void) { ENTER(NULL); return init(); }
 int nvmlInitWithFlags(unsigned flags) { (void)flags; ENTER(NULL); return init(); }
-int nvmlShutdown(void) { ENTER(NULL); if (!--open_count) memset(sets, 0, sizeof sets); return OK; }
+int nvmlShutdown(void) { ENTER(NULL); if (!--open_count) memset(sets, 0, sizeof sets), event_count = 0; return OK; }
 const char *nvmlErrorString(int code) { (void)code; return "stand-in error"; }
 int nvmlSystemGetDriverVersion(char *text, unsigned length) { ENTER(NULL); snprintf(text, length, "999.0"); return OK; }
 int nvmlDeviceGetCount_v2(unsigned *count) { ENTER(NULL); *count = visible(); return OK; }
@@ -279,22 +290,28 @@ int nvmlDeviceRegisterEvents(Device *d, unsigned long long kinds, EventSet *set)
     set->device[slot] = d, set->kinds[slot] |= kinds;
     return OK;
 }
-int nvmlEventSetFree(EventSet *set) { ENTER(NULL); set->used = 0; return OK; }
 
-#ifndef OLD_DRIVER
 /* Takes the first event for this set out of the queue. */
 static int taken(EventSet *set, EventData *data) {
     int found = 0;
     pthread_mutex_lock(&lock);
     for (int i = 0; i < event_count && !found; i++)
-        for (int g = 0; g < GPUS && !found; g++)
-            if (set->device[g] == queue[i].device && set->kinds[g] & queue[i].kind) {
-                *data = queue[i], found = 1;
-                memmove(queue + i, queue + i + 1, (size_t)(--event_count - i) * sizeof *queue);
-            }
+        if (queue[i].set == set) {
+            *data = queue[i].data, found = 1;
+            memmove(queue + i, queue + i + 1, (size_t)(--event_count - i) * sizeof *queue);
+        }
     pthread_mutex_unlock(&lock);
     return found;
 }
+int nvmlEventSetFree(EventSet *set) {
+    EventData unheard;
+    ENTER(NULL);
+    while (taken(set, &unheard));
+    set->used = 0;
+    return OK;
+}
+
+#ifndef OLD_DRIVER
 int nvmlEventSetWait_v2(EventSet *set, EventData *data, unsigned milliseconds) {
     ENTER(NULL);
     if (!set->used) return INVALID_ARGUMENT;

@@ -238,9 +238,39 @@ async def test_a_lost_gpu_that_returns_is_seen_because_everybody_closes_nvml(nod
         found = await node.driver.read()
         assert "GPU-new" in found.topology.gpu_by_id
 
+        await until(lambda: node.standin.listened_to(8))
         node.standin.report(8, pynvml.nvmlEventTypeXidCriticalError, 79)
         await until(lambda: heard.events)
         assert ["GPU-new"] == [event.gpu for event in heard.events]
+
+
+async def test_what_was_reported_while_other_gpus_are_registered_is_heard(node: Node) -> None:
+    """Events belong to the set that they were reported to, and go with it."""
+    async with listening(node) as heard:
+        await node.read(HURRY, "hang nvmlEventSetCreate", gpus=range(7))
+        await until(lambda: node.standin.calls("nvmlEventSetCreate") == 2)
+        for gpu in (0, 3, 5):
+            node.standin.xid(gpu, 79)
+        node.standin.release()
+        await until(lambda: len(heard.events) == 3)
+
+    assert [GPUS[0], GPUS[3], GPUS[5]] == [event.gpu for event in heard.events]
+
+
+async def test_what_was_reported_before_nvml_is_closed_is_heard(node: Node) -> None:
+    async with listening(node) as heard, background() as tasks:
+        pci_device(node.root, address(8), 1, "0x030200", "0x10de")
+        waits = node.standin.calls(WAIT)
+        await node.read(HURRY, f"hang {WAIT}")
+        await until(lambda: node.standin.calls(WAIT) > waits)
+        for gpu in (0, 3, 5):
+            node.standin.xid(gpu, 79)
+        tasks.start_soon(node.driver.read)  # which has NVML closed and opened anew
+        await anyio.wait_all_tasks_blocked()
+        node.standin.release()
+        await until(lambda: opened(node.standin) == 2)
+
+        assert [GPUS[0], GPUS[3], GPUS[5]] == [event.gpu for event in heard.events]
 
 
 async def test_a_gpu_that_sys_shows_anew_is_found_without_a_restart(node: Node) -> None:

@@ -15,7 +15,9 @@ A process that has NVML open does not see GPUs that come back or are added, so e
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -54,6 +56,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 """Seconds between tries while waiting fails; doubled each time."""
 WAITS_BETWEEN_TRIES = 30
 """Before GPUs that could not be registered are tried again."""
+MOST_WAITING = 1024
+"""Events that are taken out of a set before it ends: a GPU that reports without end does not keep it open."""
 
 REMEDY = "run nvidia-smi on the node, and look for driver errors in its kernel log"
 
@@ -118,6 +122,9 @@ class NvmlEvents:
             while (gpus := self._gpus) is not None and self._ears.open(gpus, steps):
                 event = self._ears.wait()
                 tell(event, self._ears.silent)
+            self._ears.empty()
+            while self._ears.unheard:
+                tell(self._ears.wait(), self._ears.silent)
         except CallFailed as error:
             self._ears.close()
             if error.code not in NO_EVENTS:
@@ -138,6 +145,8 @@ class Ears:
         self.silent: frozenset[DeviceID] = frozenset()
         """Who could not be registered."""
         self._waits = 0
+        self.unheard: deque[HardwareEvent] = deque()
+        """What was in a set that has ended."""
 
     def open(self, gpus: frozenset[DeviceID], steps: Steps) -> bool:
         """Makes the set one of these GPUs. False: none of them reports events. Raises CallFailed, DriverFault."""
@@ -154,9 +163,20 @@ class Ears:
         except CallFailed:
             self._nvml.free(events)
             raise
+        self.empty()
         if self._set is not None:
             self._nvml.free(self._set)
         self._set, self._gpus, self._names, self.silent, self._waits = events, gpus, names, silent, 0
+
+    def empty(self) -> None:
+        """Takes what waits in the set, which is about to end and what it holds with it, as far as that can be had."""
+        with suppress(CallFailed):
+            for _ in range(MOST_WAITING if self._set is not None else 0):
+                event = self._nvml.wait(self._set, 0)
+                if event is None:
+                    return
+                if (known := self._known(event)) is not None:
+                    self.unheard.append(known)
 
     def _registered(
         self, gpus: frozenset[DeviceID], events: Handle
@@ -184,10 +204,16 @@ class Ears:
         return names, silent
 
     def wait(self) -> HardwareEvent | None:
+        if self.unheard:
+            return self.unheard.popleft()
         self._waits += 1
         event = self._nvml.wait(self._set, int(WAIT_SECONDS * 1000))
-        kind = KINDS.get(event.kind) if event is not None else None
-        if event is None or kind is None:
+        return self._known(event) if event is not None else None
+
+    def _known(self, event: Event) -> HardwareEvent | None:
+        """What it is; None for a kind that nobody asked for."""
+        kind = KINDS.get(event.kind)
+        if kind is None:
             return None
         return HardwareEvent(
             kind=kind,
