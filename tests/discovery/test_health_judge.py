@@ -156,6 +156,15 @@ def test_a_reading_that_fails_once_is_no_reset() -> None:
     assert {A: "XID 95"} == ward.judge.lasting()
 
 
+def test_a_reading_that_cannot_tell_how_a_gpu_is_ends_no_wait_for_a_reset() -> None:
+    ward = Ward()
+    ward.judge.sign(A, "XID 79", 10.0, lasting=True)
+    ward.read(20.0, gone=(A,), a=LOST)
+    ward.read(1000.0, a=DeviceHealth(state=HealthState.UNKNOWN, reason="/sys is all that is read"))
+
+    assert {A: "XID 79"} == ward.judge.lasting()
+
+
 def test_a_new_lasting_sign_after_the_reset_asks_for_another_one() -> None:
     ward = Ward()
     ward.judge.sign(A, "XID 79", 10.0, lasting=True)

@@ -59,6 +59,26 @@ async def test_the_service_says_what_a_described_machine_is(tmp_path: Path) -> N
         assert 1 == context.metrics.get_sample_value("topoalign_discovery_reads_total")
 
 
+async def test_what_is_odd_about_the_hardware_is_noted_where_an_operator_looks(tmp_path: Path) -> None:
+    root = host_tree(tmp_path / "host")
+    told_uuids(root, *range(7))
+    environment = {
+        "TOPOALIGN_NODE": "node-1",
+        "TOPOALIGN_DRIVER": "sysfs",
+        "TOPOALIGN_SYSFS_ROOT": str(root),
+        "TOPOALIGN_STATE_DIR": str(tmp_path / "state"),
+    }
+    bus = MemoryBus()
+    context = Context(bus=bus, clock=ManualClock(), environment=environment)
+    async with background() as tasks:
+        await tasks.start(lambda *, task_status: serve(context, task_status=task_status))
+        assert None is context.notes["hardware"]()
+        async with bus.follow(Stream.NODES, ">") as messages:
+            await anext(messages)
+
+        assert "GPU 7 at 0000:77:00.0 has no uuid" in (context.notes["hardware"]() or "")
+
+
 async def test_a_machine_that_is_set_is_played(tmp_path: Path) -> None:
     file = tmp_path / "pasted.txt"
     file.write_text(MATRIX)

@@ -51,6 +51,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
     context.checks["hardware events"] = discovery.deafness
     context.checks["device record"] = caretaker.trouble
     context.notes["configuration"] = offering.note
+    context.notes["hardware"] = discovery.oddities
     async with background() as tasks:
         tasks.start_soon(configuration.keep_up, context.clock, context.reload.wait)
         tasks.start_soon(follow, configuration, discovery, caretaker, context.environment)

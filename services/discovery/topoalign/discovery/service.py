@@ -84,6 +84,10 @@ class Discovery:
         """Readiness: why the newest reading cannot be relied on."""
         return self._trouble
 
+    def oddities(self) -> str | None:
+        """For /readyz?verbose: what the newest reading found odd, such as GPUs that do not answer."""
+        return "; ".join(self._findings) or None
+
     def deafness(self) -> str | None:
         """Readiness: why events of the hardware are not heard."""
         return self._deafness
