@@ -172,6 +172,15 @@ async def test_mig_instances_are_listed_with_their_profile(node: Node) -> None:
     assert None is found.topology.gpus[0].mig
 
 
+@pytest.mark.parametrize("profile", ["1g.24gb", "1g.24gb-me", "1g.24gb+me.all", "1c.2g.48gb+gfx"])
+async def test_a_profile_with_or_without_media_engines_is_one_of_its_own(node: Node, profile: str) -> None:
+    """An RTX PRO 6000 Blackwell has them all, and they are different resources."""
+    name = f"NVIDIA_RTX_PRO_6000_Blackwell_MIG_{profile}"
+    found = await node.read("gpu uuid=GPU-x pci=00000000:F9:00.0 mig=1", f"mig 8 gi=1 uuid=MIG-a name={name}")
+
+    assert [profile] == [instance.profile for instance in found.topology.gpus[8].mig or ()]
+
+
 async def test_a_mig_instance_without_rights_to_see_it_is_left_out_and_reported(node: Node) -> None:
     found = await node.read(
         "gpu uuid=GPU-x pci=00000000:F9:00.0 mig=1", "mig 8 uuid=MIG-a", "fail nvmlDeviceGetAttributes_v2 * 4"

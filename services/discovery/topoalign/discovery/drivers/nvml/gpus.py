@@ -37,7 +37,7 @@ RESETS = {1, 2, 4}
 """Those of them that a reset follows."""
 
 _INSTANCE = re.compile(r"[A-Za-z0-9_.:/-]{1,96}")
-_PROFILE = re.compile(r"(?:\d+c\.)?\d+g\.\d+gb(?:\+[a-z.]+)*")
+_PROFILE = re.compile(r"(?:\d+c\.)?\d+g\.\d+gb(?:[+-][a-z.]+)*")
 
 
 class Judged(NamedTuple):
