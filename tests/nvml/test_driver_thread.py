@@ -127,6 +127,18 @@ async def test_a_system_without_threads_is_a_fault_for_as_long_as_it_has_none() 
     assert 42 == await thread.run(lambda steps: 42)
 
 
+async def test_a_reading_that_memory_runs_out_of_is_a_fault_and_no_end_of_the_service() -> None:
+    thread = DriverThread("driver", ManualClock(), 1.0)
+
+    def work(steps: Steps) -> bytearray:
+        steps("a large answer")
+        return bytearray(1 << 62)
+
+    with pytest.raises(DriverFault, match="no memory for a large answer"):
+        await thread.run(work)
+    assert 42 == await thread.run(lambda steps: 42)
+
+
 async def happened(event: threading.Event) -> None:
     while not event.is_set():
         await anyio.lowlevel.checkpoint()

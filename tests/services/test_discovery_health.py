@@ -15,6 +15,7 @@ from topoalign.core.ports import HardwareEvent, Inventory, Occurrence
 from topoalign.core.topology.model import Gpu, MigDevice, Nic, Topology
 from topoalign.discovery.record import NAME
 from topoalign.discovery.service import SOON_SECONDS
+from topoalign.discovery.xids import XidRules
 
 pytestmark = pytest.mark.anyio
 
@@ -251,6 +252,21 @@ async def test_an_uncorrectable_memory_error_costs_the_gpu_its_quiet_time(world:
         assert HEALTHY == (await world.health()).devices[A]
 
 
+async def test_where_all_health_checks_are_disabled_a_memory_error_costs_no_gpu_and_a_reading_still_does(
+    world: World,
+) -> None:
+    """As `DP_DISABLE_HEALTHCHECKS=all` has it."""
+    world.caretaker.follow(XidRules(all_ignored=True), QUIET_SECONDS)
+    async with world.running():
+        await happens(world, Occurrence.DOUBLE_BIT_ECC)
+        await happens(world, Occurrence.XID, xid=79)
+        await world.clock.advance(HOLD_DOWN_SECONDS)
+        assert {A: HEALTHY, B: HEALTHY} == (await world.health()).devices
+
+        await world.becomes(inventory(0, 1, sick="the driver asks for a reset of the GPU"))
+        assert HealthState.UNHEALTHY == (await world.health()).devices[A].state
+
+
 async def test_cordons_survive_a_restart_and_a_boot_and_a_cordon_may_be_changed(tmp_path: Path) -> None:
     first = World(tmp_path)
     async with first.running():
@@ -260,6 +276,17 @@ async def test_cordons_survive_a_restart_and_a_boot_and_a_cordon_may_be_changed(
     async with second.running():
         reasons = {device: health.reason for device, health in (await second.health()).devices.items()}
         assert {A: "cordoned: fan", B: "cordoned: cable"} == reasons
+
+
+async def test_what_an_operator_has_healed_stays_healed_over_a_restart(tmp_path: Path) -> None:
+    """Also over one that follows at once, as in the steps to reset a GPU."""
+    first = World(tmp_path)
+    async with first.running():
+        await happens(first, Occurrence.XID, xid=79)
+        await word(first, "heal", "0")
+    second = World(tmp_path)
+    async with second.running():
+        assert {A: HEALTHY, B: HEALTHY} == (await second.health()).devices
 
 
 async def test_a_gpu_that_has_gone_can_be_uncordoned_by_its_id(tmp_path: Path) -> None:

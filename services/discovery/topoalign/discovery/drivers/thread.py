@@ -25,6 +25,7 @@ T = TypeVar("T")
 
 LATE_SECONDS = 1.0
 """Above what a loaded machine takes for a turn."""
+MORE = "raise the limits of tasks and memory for this service"
 
 
 class Abandoned(Exception):
@@ -57,7 +58,8 @@ class DriverThread:
 
     async def run(self, work: Callable[[Steps], T]) -> T:
         """
-        The work's result. Raises what it raises, and DriverFault if a call of it, or of earlier work, does not end.
+        The work's result. Raises what it raises, and DriverFault if a call of it, or of earlier work, does not end, or where
+        there is no thread or no memory for it.
         """
         if self._under_way is not None:
             self._hangs(self._under_way)
@@ -69,13 +71,13 @@ class DriverThread:
             thread.start()
         except RuntimeError as error:  # what Python says where the system has no thread to give
             self._under_way = None
-            raise DriverFault(
-                f"{self._driver} cannot be asked: {error}", "raise the limits of tasks and memory for this service"
-            ) from error
+            raise DriverFault(f"{self._driver} cannot be asked: {error}", MORE) from error
         try:
             async with background() as tasks:
                 tasks.start_soon(self._watch, steps)
                 return await asyncio.wrap_future(result)
+        except MemoryError as error:
+            raise DriverFault(f"{self._driver} has no memory for {steps.current[0]}", MORE) from error
         finally:
             steps.abandoned = True
 
