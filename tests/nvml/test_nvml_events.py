@@ -154,6 +154,29 @@ async def test_a_gpu_that_does_not_even_say_its_name_to_the_listener_is_unknown_
     assert [frozenset({GPUS[3]})] == [gpus for _, gpus in recorder.deafness]
 
 
+async def test_a_gpu_that_could_not_be_registered_is_tried_again_while_the_others_are_heard(node: Node) -> None:
+    async with listening(node, "fail nvmlDeviceRegisterEvents 3 999") as heard:
+        await until(lambda: heard.deafness)
+        node.standin.play(script(more=[HURRY]))
+        await until(lambda: len(heard.deafness) == 2)
+        node.standin.xid(3, 79)
+        await until(lambda: heard.events)
+
+    assert ([GPUS[3]], (None, frozenset())) == ([event.gpu for event in heard.events], heard.deafness[1])
+
+
+async def test_a_library_that_fails_while_gpus_are_registered_leaves_nobody_heard(node: Node) -> None:
+    """As when the driver is unloaded: it is no matter of the GPU that was asked first."""
+    await node.read()
+    node.standin.play(script(more=["fail nvmlDeviceGetSupportedEventTypes 3 1"]))
+    recorder = Recorder()
+    async with background() as tasks:
+        tasks.start_soon(node.driver.watch, recorder)
+        await until(lambda: recorder.deafness)
+
+    assert [frozenset(GPUS)] == [gpus for _, gpus in recorder.deafness]
+
+
 async def test_tries_to_listen_that_fail_leave_no_event_set_behind(node: Node) -> None:
     recorder = Recorder()
     await node.read("fail nvmlDeviceRegisterEvents * 999")
@@ -204,6 +227,18 @@ async def test_a_wait_that_says_a_gpu_is_lost_makes_no_other_unknown(node: Node)
         await until(lambda: heard.deafness)
 
     assert [frozenset()] == [gpus for _, gpus in heard.deafness]
+
+
+async def test_a_gpu_that_fails_is_listened_to_again_when_it_answers(node: Node) -> None:
+    """A lost one in the set would end every wait for the others."""
+    async with listening(node) as heard:
+        await node.read(HURRY, "fail nvmlDeviceGetMemoryInfo 3 15")
+        await until(lambda: not node.standin.listened_to(3))
+        assert node.standin.listened_to(4)
+        await node.read(HURRY)
+        await until(lambda: node.standin.listened_to(3))
+
+    assert [] == heard.deafness
 
 
 async def test_a_wait_that_hangs_holds_one_thread_and_the_readings_go_on(node: Node) -> None:

@@ -1,6 +1,7 @@
 """One fault stays one fault: lost GPUs, old and dead drivers, calls that hang; over pynvml and a stand-in library."""
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import anyio
@@ -164,6 +165,25 @@ async def test_nvml_is_opened_anew_while_a_gpu_is_lost_but_not_at_every_reading(
     found = await node.read()
     assert 3 == node.standin.calls("nvmlInitWithFlags")
     assert list(GPUS) == [gpu.id for gpu in found.topology.gpus]
+
+
+async def test_for_a_gpu_that_stays_lost_nvml_is_opened_ever_more_rarely(node: Node) -> None:
+    """Each time the others are not heard for as long as it takes. One that fails later is seen to as soon as the first."""
+
+    async def gaps(lost: str, minutes: int) -> list[int]:
+        """Between openings, with a reading a minute, one of which finds that it is time and the next one opens."""
+        opened = []
+        for minute in range(minutes):
+            count = node.standin.calls("nvmlInitWithFlags")
+            await node.clock.advance(REOPEN_SECONDS)
+            await node.read(lost)
+            opened += [minute] * (node.standin.calls("nvmlInitWithFlags") - count)
+        return [later - earlier for earlier, later in pairwise(opened)]
+
+    await node.read()
+    assert [1 + 1, 2 + 1, 4 + 1, 8 + 1, 16 + 1] == await gaps("fail nvmlDeviceGetMemoryInfo 3 15", 41)
+    await node.read()
+    assert [1 + 1, 2 + 1] == await gaps("fail nvmlDeviceGetMemoryInfo 5 15", 9)
 
 
 @pytest.mark.parametrize("uuid", ["GPU-0", "GPU-\x1b[31m", ""])

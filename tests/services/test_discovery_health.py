@@ -101,6 +101,11 @@ async def test_an_xid_of_a_mig_instance_costs_that_instance_and_an_unknown_insta
         devices = (await world.health()).devices
         assert [DeviceID("MIG-2")] == [device for device, health in devices.items() if not health.usable]
 
+        await happens(world, Occurrence.XID, A, xid=94, gpu_instance=1)
+        await world.clock.advance(HOLD_DOWN_SECONDS)
+        devices = (await world.health()).devices
+        assert {"MIG-1", "MIG-2"} == {device for device, health in devices.items() if not health.usable}
+
         await happens(world, Occurrence.XID, A, xid=94, gpu_instance=7)
         await world.clock.advance(HOLD_DOWN_SECONDS)
         assert HealthState.UNHEALTHY == (await world.health()).devices[A].state

@@ -36,7 +36,11 @@ from topoalign.discovery.drivers.thread import DriverThread, Steps
 _UUID = re.compile(r"[A-Za-z0-9_.:-]{1,96}")
 
 REOPEN_SECONDS = 60.0
-"""At least, between two openings while a GPU fails: opening wakes every GPU and fills the kernel's log."""
+"""
+At least, between two openings while a GPU fails: opening wakes every GPU and fills the kernel's log, and the others are not
+heard for so long. Doubled each time after the second, up to `MOST_DOUBLINGS` times.
+"""
+MOST_DOUBLINGS = 4
 CONNECTIONS_SECONDS = 60.0
 """After which what connects the same GPUs is asked for again."""
 
@@ -72,6 +76,8 @@ class NvmlDriver:
         """All GPUs that were ever read, as they were last known."""
         self._failing = False
         """Whether a GPU fails in the reading under way."""
+        self._tries = 0
+        """Openings because of a GPU that has failed ever since."""
         self._opened = clock.monotonic()
         self._addresses: set[str | None] = set()
         """PCI addresses of the GPUs that /sys had when NVML was opened."""
@@ -113,9 +119,16 @@ class NvmlDriver:
         inventory = assembled(files, judged, self._connections, findings)
         self._last |= {gpu.id: gpu for gpu in inventory.topology.gpus}
         self._answering = frozenset(uuid for uuid, each in judged.items() if each.answers)
-        waited = self._clock.monotonic() - self._opened >= REOPEN_SECONDS
-        self._reopen = addresses != self._addresses or (self._failing and waited)
+        self._reopen = addresses != self._addresses or self._tries_anew()
         return inventory
+
+    def _tries_anew(self) -> bool:
+        """Whether a GPU fails, and NVML has been open for long enough to see by opening it anew if it comes back."""
+        self._tries *= self._failing
+        pause = REOPEN_SECONDS * 2 ** min(max(self._tries - 1, 0), MOST_DOUBLINGS)
+        anew = self._failing and self._clock.monotonic() - self._opened >= pause
+        self._tries += anew
+        return anew
 
     def _of_one_gpu(self, error: CallFailed) -> None:
         """Takes note of a failure. Raises it if it is not the fault of one GPU."""
