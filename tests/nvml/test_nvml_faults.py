@@ -40,6 +40,12 @@ async def test_a_lost_gpu_that_does_not_say_who_it_is_is_skipped_and_the_others_
     assert {HealthState.HEALTHY} == {health.state for health in found.health.values()}
     assert 1 == len(found.findings)
     assert "GPU 3 does not answer" in found.findings[0]
+    assert not found.nameless
+
+
+async def test_a_gpu_that_does_not_say_who_it_is_for_no_good_reason_may_be_any_that_is_missing(node: Node) -> None:
+    assert (await node.read("fail nvmlDeviceGetUUID 3 999")).nameless
+    assert not (await node.read()).nameless
 
 
 @pytest.mark.parametrize(("code", "word"), [(15, "GPU is lost"), (16, "GPU requires restart"), (999, "Unknown Error")])
@@ -51,6 +57,7 @@ async def test_a_gpu_that_fails_later_is_listed_as_it_was_and_unhealthy(node: No
     assert [GPUS[3]] == [device for device, health in after.health.items() if not health.usable]
     assert HealthState.UNHEALTHY == after.health[GPUS[3]].state
     assert word in after.health[GPUS[3]].reason
+    assert (frozenset({GPUS[3]}) if code in (15, 16) else frozenset()) == after.awaiting_reset
 
     assert before == await node.read(*switch_links(8, 18)), "it is whole again when it answers again"
 

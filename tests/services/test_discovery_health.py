@@ -247,6 +247,17 @@ async def test_a_gpu_that_waits_for_a_reset_and_was_gone_meanwhile_is_back_after
         assert {A: HEALTHY, B: HEALTHY} == (await world.health()).devices
 
 
+async def test_a_gpu_that_does_not_say_who_it_is_was_not_reset_by_that(world: World) -> None:
+    """It is missing among those that do, and as much in need of its reset as before when it answers again."""
+    async with world.running():
+        await happens(world, Occurrence.XID, xid=95)
+        await world.becomes(msgspec.structs.replace(inventory(1), nameless=True))
+        await world.becomes(inventory(0, 1), QUIET_SECONDS + READ_SECONDS)
+
+        health = (await world.health()).devices[A]
+        assert (HealthState.UNHEALTHY, True) == (health.state, "until it was reset" in health.reason)
+
+
 async def test_an_uncorrectable_memory_error_costs_the_gpu_its_quiet_time(world: World) -> None:
     async with world.running():
         await happens(world, Occurrence.DOUBLE_BIT_ECC)

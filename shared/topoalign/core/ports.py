@@ -196,6 +196,8 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     """What is odd and was worked round: a GPU that does not answer, links that differ from either end."""
     awaiting_reset: frozenset[DeviceID] = frozenset()
     """Devices that work again only after a reset: lost, or the driver asks for one. One that is no longer here had it."""
+    nameless: bool = False
+    """A GPU is here that does not say who it is, so one that is missing may be that one, and had no reset."""
 
 
 class Driver(Protocol):

@@ -69,7 +69,8 @@ class Caretaker:
         """`found`: all GPUs and NICs, those included that this inventory lacks."""
         topology = inventory.topology
         instances = {part.uuid: gpu.id for gpu in topology.gpus for part in gpu.mig or ()}
-        gone = found.keys() - topology.gpu_by_id.keys() - topology.nic_by_id.keys()
+        missing = found.keys() - topology.gpu_by_id.keys() - topology.nic_by_id.keys()
+        gone = frozenset() if inventory.nameless else missing
         self._judge.read(found, instances, inventory.awaiting_reset | gone, began)
         self._remember()
 

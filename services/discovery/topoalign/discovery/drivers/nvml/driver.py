@@ -35,6 +35,9 @@ from topoalign.discovery.drivers.thread import DriverThread, Steps
 
 _UUID = re.compile(r"[A-Za-z0-9_.:-]{1,96}")
 
+LOST = {GPU_IS_LOST, RESET_REQUIRED}
+"""Codes of a GPU that nothing but a reset brings back."""
+
 REOPEN_SECONDS = 60.0
 """
 At least, between two openings while a GPU fails: opening wakes every GPU and fills the kernel's log, and the others are not
@@ -76,6 +79,8 @@ class NvmlDriver:
         """All GPUs that were ever read, as they were last known."""
         self._failing = False
         """Whether a GPU fails in the reading under way."""
+        self._nameless = False
+        """Whether one of them, in that reading, does not say who it is although it is not lost."""
         self._tries = 0
         """Openings because of a GPU that has failed ever since."""
         self._opened = clock.monotonic()
@@ -101,7 +106,7 @@ class NvmlDriver:
     def _read(self, steps: Steps) -> Inventory:
         steps("a reading of /sys")
         files = files_below(self._root)
-        self._failing = False
+        self._failing = self._nameless = False
         addresses = {gpu.pci for gpu in files.gpus}
         try:
             if self._nvml.open(steps, anew=self._reopen):
@@ -116,7 +121,9 @@ class NvmlDriver:
                 "run nvidia-smi on the node; after an update of the driver, restart what uses it",
             ) from error
         findings += not_told_of(files, {each.gpu.pci for each in judged.values()}, len(devices) + len(findings))
-        inventory = assembled(files, judged, self._connections, findings)
+        inventory = msgspec.structs.replace(
+            assembled(files, judged, self._connections, findings), nameless=self._nameless
+        )
         self._last |= {gpu.id: gpu for gpu in inventory.topology.gpus}
         self._answering = frozenset(uuid for uuid, each in judged.items() if each.answers)
         self._reopen = addresses != self._addresses or self._tries_anew()
@@ -149,6 +156,7 @@ class NvmlDriver:
                 devices[DeviceID(uuid)] = (index, device)
             except CallFailed as error:
                 self._of_one_gpu(error)
+                self._nameless |= error.code not in LOST
                 findings.append(f"GPU {index} does not answer and is left out: {error}")
         return devices, tuple(findings)
 
@@ -163,7 +171,7 @@ class NvmlDriver:
                 msgspec.structs.replace(known, index=index),
                 unhealthy(str(error)),
                 (finding,),
-                awaits_reset=error.code in (GPU_IS_LOST, RESET_REQUIRED),
+                awaits_reset=error.code in LOST,
                 answers=False,
             )
 
