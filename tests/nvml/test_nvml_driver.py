@@ -109,9 +109,10 @@ async def test_a_gpu_that_fails_keeps_the_nvlinks_that_it_had(node: Node) -> Non
     await node.clock.advance(CONNECTIONS_SECONDS)
     after = await node.read(*switch_links(8, 17), "fail nvmlDeviceGetNvLinkState 3 15")
     assert before.topology == after.topology
+    assert "the connections of GPU-3 cannot be read" in after.findings[0]
 
     whole = await node.read(*switch_links(8, 17))
-    assert {17} == {gpu.nvswitch_links for gpu in whole.topology.gpus}, "asked again at once"
+    assert ({17}, ()) == ({gpu.nvswitch_links for gpu in whole.topology.gpus}, whole.findings), "asked again at once"
 
 
 async def test_a_gpu_that_comes_back_under_another_index_is_the_same_gpu(node: Node) -> None:

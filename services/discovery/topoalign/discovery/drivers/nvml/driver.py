@@ -11,7 +11,7 @@ because a process that has it open sees none that comes back or is added.
 
 import re
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 
@@ -192,8 +192,10 @@ class NvmlDriver:
             except CallFailed as error:
                 self._of_one_gpu(error)
                 failing.append(f"the connections of {uuid} cannot be read: {error}")
-        if failing and known:
-            return  # a GPU that fails keeps the NVLinks that it had
+        if failing and known:  # a GPU that fails keeps the NVLinks that it had
+            said = tuple(dict.fromkeys((*had.nvlinks.findings, *failing)))
+            self._connections = replace(had, nvlinks=replace(had.nvlinks, findings=said))
+            return
         addresses = {uuid: address for uuid, _, address in of if address is not None}
         nvlinks = paired(ends, addresses)
         self._connections = Connections(
