@@ -136,6 +136,14 @@ async def test_what_the_driver_wants_repaired_is_unhealthy(node: Node, field: in
     assert (field == 144) == bool(found.findings)
 
 
+async def test_of_the_recovery_actions_those_that_reset_the_gpu_are_waited_for(node: Node) -> None:
+    """None, reset, reboot, drain peer-to-peer, drain and reset, recover the IMEX domain: GPU i asks for the i-th."""
+    found = await node.read(*(f"field {action} 230 {action}" for action in range(6)))
+
+    assert {GPUS[1], GPUS[2], GPUS[4]} == found.awaiting_reset
+    assert {GPUS[0], GPUS[6], GPUS[7]} == {gpu for gpu in GPUS if found.health[gpu].usable}
+
+
 async def test_a_grace_gpu_knows_its_own_memory_node_only_if_the_kernel_shows_it(node: Node) -> None:
     found = await node.read("gpu uuid=GPU-x pci=00000000:F9:00.0 own=1", "gpu uuid=GPU-y pci=00000000:FA:00.0 own=9")
 
