@@ -7,6 +7,7 @@
  *   link 0 3 gpu 1 | switch | npu | unknown | down    link 3 of GPU 0 leads to GPU 1, an NVSwitch, ...
  *   level 0 1 10                                      common PCIe ancestor of GPUs 0 and 1; otherwise 50
  *   field 0 230 1                                     field 230 of GPU 0 is 1; fields not named are not supported
+ *   lost 0 230                                        asked for field 230, GPU 0 is lost
  *   fabric 0 4 3 0 00112233445566778899aabbccddeeff   clique, state, status, cluster of GPU 0
  *   mig 0 gi=1 ci=0 uuid=MIG-0 name=MIG_1g.10gb memory=9728 slices=1 compute=1     memory in MiB
  *   fail nvmlDeviceGetName 2 15                       answers 15 (GPU is lost) for GPU 2, or for all with `*`
@@ -28,12 +29,12 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TIMEOUT = 10 };
+enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TIMEOUT = 10, GPU_IS_LOST = 15 };
 enum { GPUS = 32, LINKS = 36, FIELDS = 8, MIGS = 8, RULES = 64, CALLS = 64, KNOWN = 128, SETS = 64, QUEUE = 1024 };
 enum { KINDS = 0xC10B }; /* of events: XID, both ECC, MIG change, unavailable, recovery action */
 
 typedef struct { char kind[8]; int peer; } Link;
-typedef struct { unsigned id; uint64_t value; } Field;
+typedef struct { unsigned id, ret; uint64_t value; } Field;
 typedef struct Device {
     struct Device *parent; /* of a MIG instance */
     int index, minor, own, late, mig_mode, fields, migs, fabric, clique, state, status, gi, ci, slices, compute;
@@ -118,7 +119,9 @@ static void statement(char *line) {
     } else if (!strcmp(verb, "level") && sscanf(rest, "%d %d %d", &a, &b, &c) == 3) {
         levels[a][b] = levels[b][a] = c;
     } else if (!strcmp(verb, "field") && sscanf(rest, "%d %d %d", &a, &b, &c) == 3) {
-        gpus[a]->field[gpus[a]->fields++] = (Field){(unsigned)b, (uint64_t)c};
+        gpus[a]->field[gpus[a]->fields++] = (Field){(unsigned)b, OK, (uint64_t)c};
+    } else if (!strcmp(verb, "lost") && sscanf(rest, "%d %d", &a, &b) == 2) {
+        gpus[a]->field[gpus[a]->fields++] = (Field){(unsigned)b, GPU_IS_LOST, 0};
     } else if (!strcmp(verb, "fabric") && sscanf(rest, "%d %d %d %d %32s", &a, &b, &c, &d, hex) == 5) {
         gpus[a]->fabric = 1, gpus[a]->clique = b, gpus[a]->state = c, gpus[a]->status = d;
         for (int i = 0; i < 16; i++) sscanf(hex + 2 * i, "%2hhx", &gpus[a]->cluster[i]);
@@ -341,7 +344,7 @@ int nvmlDeviceGetFieldValues(Device *d, int count, FieldValue *values) {
     for (int i = 0; i < count; i++) {
         values[i].ret = NOT_SUPPORTED;
         for (Field *f = d->field; f < d->field + d->fields; f++)
-            if (f->id == values[i].fieldId) values[i].ret = OK, values[i].type = 1, values[i].value.ull = f->value;
+            if (f->id == values[i].fieldId) values[i].ret = f->ret, values[i].type = 1, values[i].value.ull = f->value;
     }
     return OK;
 }

@@ -33,6 +33,13 @@ async def test_a_gpu_is_who_nvml_says_and_sits_where_the_files_say(node: Node) -
     )
 
 
+async def test_the_numa_node_of_a_gpu_is_the_kernels_word_before_nvmls(node: Node) -> None:
+    """NVML's affinity may name every node of the machine."""
+    found = await node.read(f"gpu uuid=GPU-x pci=0000{address(7).upper()} nodes=3", gpus=range(7))
+
+    assert (1,) == found.topology.gpus[7].numa_affinity
+
+
 async def test_a_pci_domain_keeps_the_digits_that_it_has(node: Node) -> None:
     found = await node.read("gpu uuid=GPU-x pci=0001C00A:1B:00.0")
 

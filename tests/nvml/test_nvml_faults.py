@@ -62,6 +62,13 @@ async def test_a_gpu_that_fails_later_is_listed_as_it_was_and_unhealthy(node: No
     assert before == await node.read(*switch_links(8, 18)), "it is whole again when it answers again"
 
 
+async def test_a_gpu_that_a_single_field_says_is_lost_is_lost(node: Node) -> None:
+    """The call as a whole answers in order."""
+    found = await node.read("lost 3 230")
+
+    assert ({GPUS[3]}, False) == (found.awaiting_reset, found.health[GPUS[3]].usable)
+
+
 async def test_a_gpu_that_fails_from_the_start_is_listed_with_what_it_says(node: Node) -> None:
     found = await node.read("fail nvmlDeviceGetPciInfo_v3 3 999", "fail nvmlDeviceGetNvLinkState 3 999")
 
