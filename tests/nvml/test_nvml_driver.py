@@ -170,6 +170,14 @@ async def test_only_a_gpu_that_has_joined_a_fabric_says_so(node: Node) -> None:
     assert [joined, None, None, None] == [gpu.fabric for gpu in found.topology.gpus[:4]]
 
 
+@pytest.mark.parametrize("code", [13, 25])
+async def test_a_driver_without_the_newer_question_about_a_fabric_is_asked_the_older_one(node: Node, code: int) -> None:
+    fabric = "fabric 0 7 3 0 00112233445566778899aabbccddeeff"
+    found = await node.read(fabric, f"fail nvmlDeviceGetGpuFabricInfoV * {code}")
+
+    assert Fabric(cluster="00112233-4455-6677-8899-aabbccddeeff", clique=7) == found.topology.gpus[0].fabric
+
+
 async def test_mig_instances_are_listed_with_their_profile(node: Node) -> None:
     """By the name of the device if that tells it, else by its size, as NVIDIA words it."""
     found = await node.read(
