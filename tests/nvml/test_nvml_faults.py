@@ -66,7 +66,7 @@ async def test_a_gpu_that_a_single_field_says_is_lost_is_lost(node: Node) -> Non
     """The call as a whole answers in order."""
     found = await node.read("lost 3 230")
 
-    assert ({GPUS[3]}, False) == (found.awaiting_reset, found.health[GPUS[3]].usable)
+    assert (frozenset({GPUS[3]}), False) == (found.awaiting_reset, found.health[GPUS[3]].usable)
 
 
 async def test_a_gpu_that_fails_from_the_start_is_listed_with_what_it_says(node: Node) -> None:
