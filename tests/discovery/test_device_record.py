@@ -40,6 +40,15 @@ def test_a_restart_remembers_both_and_a_boot_only_the_cordons(tmp_path: Path) ->
     assert 0o600 == (tmp_path / "state" / NAME).stat().st_mode & 0o777
 
 
+def test_what_waits_for_a_reset_since_the_last_boot_is_remembered_over_a_restart(tmp_path: Path) -> None:
+    written(tmp_path)
+    file = RecordFile(tmp_path, "another")
+    assert (None, {}) == (file.load(), file.kept.awaiting_reset)
+    file.change(lambda record: msgspec.structs.replace(record, awaiting_reset={A: "XID 48"}))
+
+    assert {A: "XID 48"} == read(tmp_path, "another").awaiting_reset
+
+
 def test_a_file_cut_anywhere_is_set_aside_and_told_by_name(tmp_path: Path) -> None:
     """Also each time anew, so that no evidence is lost; the whole file is read."""
     written(tmp_path)

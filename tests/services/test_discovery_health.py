@@ -152,8 +152,10 @@ async def test_an_event_of_nobody_makes_nobody_ill_and_is_looked_into(world: Wor
 async def test_gpus_that_cannot_be_heard_are_unknown_with_the_reason_until_they_can(world: World) -> None:
     async with world.running():
         assert world.hardware.listener is not None
+        reads = world.hardware.reads
         world.hardware.listener.deaf("NVML hangs", frozenset({A}))
         await world.clock.advance(HOLD_DOWN_SECONDS)
+        assert reads + 1 == world.hardware.reads, "a reading tells more"
         devices = (await world.health()).devices
         assert (HealthState.UNKNOWN, "NVML hangs", HEALTHY) == (devices[A].state, devices[A].reason, devices[B])
         assert "NVML hangs" == world.discovery.deafness()
