@@ -160,7 +160,7 @@ def test_a_file_is_checked_where_there_is_no_machine(capsys: pytest.CaptureFixtu
 def test_a_wrong_file_is_invalid_input_with_the_path_of_the_field(
     capsys: pytest.CaptureFixture[str], file: Path
 ) -> None:
-    file.write_text(SHARED.replace("replicas: 4", "replicas: 1"))
+    file.write_text(SHARED.replace("replicas: 4", "replicas: 0"))
     status = root.run(["config", "check", str(file), "--machine", "dgx-a100", "--json"])
     printed = capsys.readouterr()
 

@@ -99,11 +99,11 @@ async def test_a_wrong_configuration_on_sighup_keeps_the_old_one_and_says_why() 
     async with agent(SHARED % 2) as node:
         await node.lists(16)
 
-        node.configured(SHARED % 1)
+        node.configured(SHARED % 0)
         node.process.send_signal(signal.SIGHUP)
         refused = (await node.logs(REFUSED))[0]
         page = await node.readiness()
-        assert "sharing.timeSlicing.resources[0].replicas: Expected `int` >= 2: '1'" == refused["finding"]
+        assert "sharing.timeSlicing.resources[0].replicas: Expected `int` >= 1: '0'" == refused["finding"]
         assert "warning" == refused["level"] and refused["remedy"]
         assert f"[!] configuration: {node.config} is not in use: {refused['finding']}" in page
         assert 16 == node.kubelet.allocatable(GPU)
@@ -132,7 +132,7 @@ async def test_a_changed_file_is_used_without_being_asked() -> None:
 
 
 async def test_a_first_configuration_that_is_wrong_ends_with_exit_code_5_before_anything_is_registered() -> None:
-    async with agent(SHARED % 1) as node:
+    async with agent(SHARED % 0) as node:
         with anyio.fail_after(20):
             assert 5 == await node.process.wait()
 

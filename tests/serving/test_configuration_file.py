@@ -188,7 +188,7 @@ ONE = TIME + "{resources: [{name: gpu, replicas: 2"
         ('flags: {nvidiaDriverRoot: "/run\\0"}', "flags.nvidiaDriverRoot", "begin it with /"),
         ("flags: {nvidiaDevRoot: dev}", "flags.nvidiaDevRoot", "begin it with /"),
         ("flags: {plugin: {containerDriverRoot: ''}}", "flags.plugin.containerDriverRoot", "begin it with /"),
-        ("flags: {plugin: {nvidiaCTKPath: nvidia-ctk}}", "flags.plugin.nvidiaCDIHookPath", "begin it with /"),
+        ("flags: {plugin: {nvidiaCTKPath: nvidia-ctk}}", "flags.plugin.nvidiaCTKPath", "begin it with /"),
         ("flags: {plugin: {cdiAnnotationPrefix: cdi.k8s.io}}", "flags.plugin.cdiAnnotationPrefix", "cdi.k8s.io/"),
         ("flags: {plugin: {deviceListStrategy: []}}", "flags.plugin.deviceListStrategy", "envvar"),
         ("flags: {plugin: {deviceListStrategy: [envvar, cdi]}}", "flags.plugin.deviceListStrategy[1]", "cdi-cri"),
@@ -200,7 +200,7 @@ ONE = TIME + "{resources: [{name: gpu, replicas: 2"
         (TIME + "{resources: [7]}}", "sharing.timeSlicing.resources[0]", "replicas"),
         (TIME + "{resources: [{name: gpu}]}}", "sharing.timeSlicing.resources[0].replicas", "say replicas"),
         (TIME + "{resources: [{replicas: 2}]}}", "sharing.timeSlicing.resources[0].name", "say name"),
-        (TIME + "{resources: [{name: gpu, replicas: 1}]}}", "sharing.timeSlicing.resources[0].replicas", "number"),
+        (TIME + "{resources: [{name: gpu, replicas: 0}]}}", "sharing.timeSlicing.resources[0].replicas", "number"),
         (TIME + "{resources: [{name: gpu, replicas: '4'}]}}", "sharing.timeSlicing.resources[0].replicas", "quotes"),
         (TIME + "{resources: [{name: gpu, replicas: 5000}]}}", "sharing.timeSlicing.resources[0].replicas", "number"),
         (ONE + "}, {name: nvidia.com/gpu, replicas: 3}]}}", "sharing.timeSlicing.resources[1].name", "once"),
@@ -343,7 +343,7 @@ def test_every_variable_stands_for_a_field_that_is_known() -> None:
         "KUBELET_SOCKET": nvidia.KUBELET_SOCKET,
     }
     for name, variable in nvidia.VARIABLES.items():
-        if name != "CDI_FEATURE_FLAGS":  # refused whatever it is
+        if name not in ("CDI_FEATURE_FLAGS", "CDI_DISABLE_HOOKS"):  # refused whatever they are
             assert name in loaded({}, {name: special.get(name) or values[variable.read]}).origins.values()
 
 

@@ -47,7 +47,7 @@ NIC_CHOICES = st.builds(
     st.just({"exclude": True}) | st.just({"name": "x.io/nic"}) | st.just({"name": "x.io/vf", "virtualFunctions": True}),
 )
 SHARED = st.fixed_dictionaries(
-    {"name": st.sampled_from(["gpu", "a", "mig-1g.10gb", "topoalign.io/nic"]), "replicas": st.integers(2, 4)},
+    {"name": st.sampled_from(["gpu", "a", "mig-1g.10gb", "topoalign.io/nic"]), "replicas": st.integers(1, 4)},
     optional={"devices": st.just("all") | st.integers(1, 4) | st.just([0, "0:1", "MIG-1-0", "GPU-2"])},
 )
 
@@ -143,7 +143,8 @@ def shared_out(usual: list[tuple[str, str, str]], slicing: dict[str, Any]) -> di
             )
             if name == resource and mine:
                 called = f"{name}.shared" if slicing["renameByDefault"] else name
-                found |= {f"{device}::{n}": called for n in range(share["replicas"])}
+                whole = share["replicas"] == 1
+                found |= {device if whole else f"{device}::{n}": called for n in range(share["replicas"])}
                 break
         else:
             found[device] = resource

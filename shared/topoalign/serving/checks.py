@@ -41,6 +41,7 @@ def checked(configuration: Configuration) -> Configuration:
         gpus=tuple(gpu_choice(f"resources.gpus[{i}]", each) for i, each in enumerate(configuration.resources.gpus)),
         mig=tuple(mig_choice(f"resources.mig[{i}]", each) for i, each in enumerate(configuration.resources.mig)),
     )
+    once("imex.channelIDs", configuration.imex.channel_ids)
     nics = tuple(nic_choice(f"nics[{i}]", each) for i, each in enumerate(configuration.nics))
     sharing = Sharing(time_slicing=time_slicing("sharing.timeSlicing", configuration.sharing.time_slicing))
     found = replace(configuration, resources=resources, nics=nics, sharing=sharing)
@@ -128,19 +129,25 @@ def references(path: str, devices: Sequence[str | int]) -> None:
     """Devices of a list: indexes, `<GPU>:<MIG instance>` and uuids, each once."""
     if not devices:
         raise InvalidField(path, "is empty", "name devices, or leave it out to share all")
-    seen: set[str] = set()
     for place, device in enumerate(map(str, devices)):
         if not _REFERENCE.fullmatch(device) and not (
-            1 < len(device) <= 128 and device.isprintable() and "::" not in device
+            1 < len(device) <= 128 and device.isprintable() and "::" not in device and device != "all"
         ):
             raise InvalidField(
                 f"{path}[{place}]",
                 f"{quoted([device])} names no device",
                 "use an index, 0:1 for a MIG instance, or a uuid",
             )
-        if device in seen:
-            raise InvalidField(f"{path}[{place}]", f"{quoted([device])} is there twice", "name each device once")
-        seen.add(device)
+    once(path, devices)
+
+
+def once(path: str, values: Sequence[str | int]) -> None:
+    """Raises InvalidField at the first value of a list that stands there again."""
+    seen: set[str] = set()
+    for place, value in enumerate(map(str, values)):
+        if value in seen:
+            raise InvalidField(f"{path}[{place}]", f"{quoted([value])} is there twice", "name each once")
+        seen.add(value)
 
 
 def gpu_names(resources: Resources) -> dict[str, str]:

@@ -114,8 +114,8 @@ class SharedResource(Section, frozen=True, kw_only=True):
     """What its shares are called. Empty: as `rename_by_default` says."""
     devices: Literal["all"] | Annotated[int, msgspec.Meta(ge=1, le=65_535)] | tuple[str | Index, ...] = "all"
     """Which: all, so many of the first, or these: an index, `<GPU>:<MIG instance>`, a uuid. The others stay whole."""
-    replicas: Annotated[int, msgspec.Meta(ge=2, le=MOST_REPLICAS)]
-    """Shares that each device is offered as."""
+    replicas: Annotated[int, msgspec.Meta(ge=1, le=MOST_REPLICAS)]
+    """Shares that each device is offered as. 1: it stays whole, under the name that they would have."""
 
 
 class TimeSlicing(Section, frozen=True, kw_only=True):

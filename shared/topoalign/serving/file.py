@@ -54,6 +54,7 @@ def loaded(document: documents.Document, environment: Mapping[str, str]) -> Load
 
     Raises InvalidField with the path of the first field that is wrong or cannot be met, or with the variable it is from.
     """
+    named = nvidia.other_names(document)
     document = nvidia.renamed(document)
     origins = dict.fromkeys(leaves(document), FROM_FILE)
     document, variables = nvidia.overlaid(document, environment)
@@ -61,7 +62,7 @@ def loaded(document: documents.Document, environment: Mapping[str, str]) -> Load
         document, ignored = nvidia.settled(document)
         configuration = checked(section(document, Configuration, ""))
     except InvalidField as error:
-        raise InvalidField(*sourced(error, variables)) from error
+        raise InvalidField(*sourced(error, named | variables)) from error
     origins.update(variables)
     findings = tuple(
         Finding(field=variables.get(field, field), finding=f"has no effect: {why}") for field, why in ignored.items()
@@ -69,11 +70,11 @@ def loaded(document: documents.Document, environment: Mapping[str, str]) -> Load
     return Loaded(configuration=configuration, origins=origins, findings=findings)
 
 
-def sourced(error: InvalidField, variables: Mapping[str, str]) -> tuple[str, str, str]:
-    """The parts of an error, under the variable where the value came from one."""
+def sourced(error: InvalidField, sources: Mapping[str, str]) -> tuple[str, str, str]:
+    """The parts of an error, under the variable that the value came from, or under the field's name in the file."""
     finding = error.finding.removeprefix(f"{error.field}: ")
-    variable = next((variables[field] for field in variables if below(error.field, field)), None)
-    return variable or error.field, finding, error.remedy
+    source = next((sources[field] for field in sources if below(error.field, field)), None)
+    return source or error.field, finding, error.remedy
 
 
 def below(path: str, field: str) -> bool:

@@ -64,6 +64,7 @@ VARIABLES: Mapping[str, Variable] = {
     "DRIVER_ROOT_CTR_PATH": Variable("flags.plugin.containerDriverRoot"),
     "KUBELET_SOCKET": Variable("flags.plugin.kubeletSocket"),
     "CDI_FEATURE_FLAGS": Variable("flags.plugin.cdiFeatureFlags"),
+    "CDI_DISABLE_HOOKS": Variable("flags.plugin.cdiDisableHooks"),
     "SHARED_DEVICES_ALLOCATION_POLICY": Variable("flags.plugin.sharedDevicesAllocationPolicy"),
     "IMEX_CHANNEL_IDS": Variable("imex.channelIDs", numbers),
     "IMEX_REQUIRED": Variable("imex.required", boolean),
@@ -107,6 +108,9 @@ REFUSED: Mapping[str, Refusal] = {
     "flags.plugin.cdiFeatureFlags": Refusal(
         ("", []), "they are for NVIDIA's generator of CDI files, which is not used", "leave it out"
     ),
+    "flags.plugin.cdiDisableHooks": Refusal(
+        ("", []), "without its two hooks a container would not find the driver's libraries", "leave it out"
+    ),
 }
 
 
@@ -123,6 +127,11 @@ def overlaid(document: dict[str, Any], environment: Mapping[str, str]) -> tuple[
             document = with_value(document, variable.field, variable.read(environment[name]))
             origins[variable.field] = name
     return document, origins
+
+
+def other_names(document: dict[str, Any]) -> dict[str, str]:
+    """The fields that a document has under another name, and that name."""
+    return {new: old for old, new in OTHER_NAMES.items() if value_at(document, old) is not None}
 
 
 def renamed(document: dict[str, Any]) -> dict[str, Any]:

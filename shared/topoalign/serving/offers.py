@@ -81,11 +81,12 @@ def chosen(mine: Sequence[Base], resource: SharedResource, field: str, findings:
 
 def division(base: Base, shared: SharedResource | None, configuration: Configuration) -> Division:
     policy = configuration.flags.plugin.shared_devices_allocation_policy
-    if shared is None:
+    resource = base.resource if shared is None else ResourceName(shared.rename or shared.name)
+    if shared is None or shared.replicas == 1:
         packing: Packing = policy if base.part else "distributed"
-        return Division(resource=base.resource, replicas=1, most=None, packing=packing)
+        return Division(resource=resource, replicas=1, most=None, packing=packing)
     return Division(
-        resource=ResourceName(shared.rename or shared.name),
+        resource=resource,
         replicas=shared.replicas,
         most=1 if configuration.sharing.time_slicing.fail_requests_greater_than_one else None,
         packing=policy,
