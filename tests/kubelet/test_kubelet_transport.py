@@ -28,6 +28,7 @@ from topoalign.allocator.kubelet.server import DevicePlugin
 from topoalign.allocator.kubelet.transport import LARGEST_REQUEST, MOST_CONNECTIONS, SILENT_LOOKS, Server
 from topoalign.core.errors import StateFault
 from topoalign.core.ids import GPU
+from topoalign.core.requests import MOST_CONTAINERS
 
 pytestmark = pytest.mark.anyio
 
@@ -347,6 +348,34 @@ async def test_a_socket_that_has_become_anothers_is_not_removed_when_we_stop() -
         other.close()
 
 
+KEPT = """
+import os, sys
+from pathlib import Path
+from topoalign.allocator.kubelet import sockets
+if os.geteuid() == 0:
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+path = Path(sys.argv[1])
+listening = sockets.listen(path, "directory")
+path.parent.chmod(0o500)
+sockets.remove(path, sockets.identity(path))
+print("still there", path.exists())
+"""
+
+
+async def test_a_directory_that_nothing_can_be_removed_from_any_more_does_not_keep_us_from_stopping() -> None:
+    """A disk that became read-only, say. The socket is found stale by who comes next."""
+    with short_directory() as directory:
+        theirs = directory / "theirs"
+        theirs.mkdir()
+        if os.geteuid() == 0:
+            directory.chmod(0o755)
+            os.chown(theirs, 65534, 65534)
+        child = await anyio.run_process([sys.executable, "-c", KEPT, str(theirs / "p.sock")], check=False)
+        theirs.chmod(0o700)
+
+        assert (b"still there True", b"") == (child.stdout.strip(), child.stderr.strip())
+
+
 async def test_a_silent_peer_is_pinged_within_seconds() -> None:
     """grpclib's own default is after two hours."""
     config = transport.KEEPALIVE.__for_server__()
@@ -403,3 +432,16 @@ async def raw_headers(server: Server, method: str, body: bytes, **more: str) -> 
             for event in h2.receive_data(await stream.receive()):
                 answer.update(getattr(event, "headers", None) or {})
     return answer
+
+
+def test_the_limits_on_the_page_are_those_that_hold() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "kubelet-contract.md").read_text()
+    limits = {
+        "connections to one socket": f"{MOST_CONNECTIONS}",
+        "a request": f"{LARGEST_REQUEST >> 20} MiB",
+        "a request decoded in the event loop": f"{DECODED_AT_ONCE >> 10} KiB",
+        "a silent peer": f"pinged every {transport.PING_SECONDS:g} s",
+        "containers in a request": f"{MOST_CONTAINERS}",
+    }
+
+    assert [] == [f"{name}: {value}" for name, value in limits.items() if f"| {name} | {value} |" not in page]

@@ -13,7 +13,7 @@ import socket
 import stat
 import struct
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -98,9 +98,13 @@ def check_length(path: Path, field: str) -> None:
 
 
 def remove(path: Path, mine: Identity | None) -> None:
-    """Removes the socket if it is still the one that was made."""
+    """
+    Removes the socket if it is still the one that was made. Where that cannot be done, on a disk that became read-only, it
+    stays, and is found stale by who comes next: what is being stopped is to be stopped all the same.
+    """
     if mine is not None and identity(path) == mine:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 def clear(path: Path) -> None:
