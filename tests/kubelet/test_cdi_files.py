@@ -10,6 +10,7 @@ import pytest
 from containers_support import CDI_FILE as FILE
 from containers_support import DRIVER, LIBRARIES, Host, check_specification, machine, nodes_of
 
+from topoalign.allocator.kubelet import driver_files
 from topoalign.allocator.kubelet.containers import Containers
 from topoalign.core.ids import GPU
 
@@ -124,6 +125,26 @@ def test_a_link_among_the_libraries_of_the_driver_is_not_followed(host: Host) ->
     Following(host)
 
     assert "libelsewhere" not in (host.cdi / FILE).read_text()
+
+
+def test_of_the_thousands_of_files_beside_the_driver_s_none_is_looked_at(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is done again every few seconds, in the event loop."""
+    looked_at: list[str] = []
+    is_regular = driver_files.is_regular
+
+    def noting(path: Path) -> bool:
+        looked_at.append(path.name)
+        return is_regular(path)
+
+    for number in range(3_000):
+        (host.root / LIBRARIES / f"libother{number}.so.1").touch()
+    monkeypatch.setattr(driver_files, "is_regular", noting)
+    Following(host)
+
+    assert [] == [name for name in looked_at if "other" in name]
+    assert f"libcuda.so.{DRIVER}" in looked_at
 
 
 def test_a_root_that_cannot_be_looked_at_is_told_and_ends_nothing(host: Host) -> None:

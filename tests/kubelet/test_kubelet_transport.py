@@ -289,6 +289,38 @@ async def test_a_process_of_another_user_does_not_get_past_the_mode_of_the_socke
         assert b"PermissionError" in child.stderr
 
 
+async def test_the_list_of_a_stream_that_cannot_be_sent_to_has_ended_when_the_call_has() -> None:
+    """Not whenever it is collected: what held it goes on holding it for as long as somebody looks at the error."""
+    ended: list[bool] = []
+
+    class Gone:
+        async def send_message(self, message: object) -> None:
+            raise StreamTerminatedError("the client has gone")
+
+    async def messages(request: object) -> AsyncIterator[object]:
+        try:
+            yield request
+        finally:
+            ended.append(True)
+
+    with pytest.raises(StreamTerminatedError) as caught:
+        await DevicePlugin(GPU, MemoryDesk(two_nodes()))._call_rpc_handler_server_stream(messages, Gone(), None)
+
+    assert [True] == ended, caught.value
+
+
+async def test_a_connection_that_has_gone_is_not_looked_after_any_more() -> None:
+    async with serving() as server:
+        async with await anyio.connect_unix(str(server.path)) as peer:
+            await peer.receive()  # the server's settings: it has us
+            (guard,) = server.connections
+            look = guard.next_look
+        while server.connections:
+            await anyio.lowlevel.checkpoint()
+
+        assert look is not None and look.cancelled()
+
+
 async def test_stopping_lets_a_call_that_has_begun_end_and_takes_no_new_one() -> None:
     desk = MemoryDesk(two_nodes())
     desk.pause = anyio.Event()
@@ -334,6 +366,29 @@ async def test_a_stale_socket_is_replaced_and_a_live_one_names_its_process() -> 
         stale.bind(str(directory / "p.sock"))
         stale.close()
 
+        sockets.listen(directory / "p.sock", "directory").close()
+
+
+async def test_a_socket_whose_queue_is_full_is_a_live_one() -> None:
+    with short_directory() as directory, ExitStack() as held:
+        path = directory / "p.sock"
+        busy = held.enter_context(socket.socket(socket.AF_UNIX))
+        busy.bind(str(path))
+        busy.listen(0)
+        full = False
+        while not full:
+            one = held.enter_context(socket.socket(socket.AF_UNIX))
+            one.setblocking(False)
+            full = one.connect_ex(str(path)) == errno.EAGAIN
+        with pytest.raises(StateFault, match="another process already serves"):
+            sockets.listen(path, "directory")
+
+
+async def test_two_that_make_a_socket_in_one_directory_do_not_do_it_at_once() -> None:
+    """Else both could find the place empty, and one of them serve where nobody comes."""
+    with short_directory() as directory:
+        with sockets.directory_lock(directory), pytest.raises(StateFault, match="another process is making a socket"):
+            sockets.listen(directory / "p.sock", "directory")
         sockets.listen(directory / "p.sock", "directory").close()
 
 

@@ -8,6 +8,7 @@ directory that it leads to is looked at anyway.
 Sources: nvidia-container-toolkit v1.17 (pkg/nvcdi), of which this is the part for compute and utility.
 """
 
+import os
 import re
 import stat
 from pathlib import Path
@@ -55,8 +56,9 @@ class DriverFiles(NamedTuple):
 def find(root: Root) -> DriverFiles:
     """Raises ContainerUnready if there is no driver below the root, or more than one."""
     for directory in LIBRARIES:
-        files = regular_files(root.below(directory))
-        versions = sorted(named[1] for name in files if (named := _CUDA.fullmatch(name)))
+        here = root.below(directory)
+        names = listed(here)
+        versions = [named[1] for name in names if (named := _CUDA.fullmatch(name)) and is_regular(here / name)]
         if len(versions) > 1:
             raise ContainerUnready(
                 f"{root.on_host(directory)} has libraries of drivers {' and '.join(versions)}",
@@ -67,7 +69,7 @@ def find(root: Root) -> DriverFiles:
             return DriverFiles(
                 directory,
                 versions[0],
-                tuple(f"{directory}/{name}" for name in files if name.endswith(ending)),
+                tuple(f"{directory}/{name}" for name in names if name.endswith(ending) and is_regular(here / name)),
                 tuple(path for path in PROGRAMS if is_regular(root.below(path))),
             )
     raise ContainerUnready(
@@ -76,10 +78,10 @@ def find(root: Root) -> DriverFiles:
     )
 
 
-def regular_files(directory: Path) -> list[str]:
-    """Their names, in order."""
+def listed(directory: Path) -> list[str]:
+    """The names in it, in order. A host has thousands there: only the driver's are looked at one by one."""
     try:
-        return sorted(entry.name for entry in directory.iterdir() if is_regular(entry))
+        return sorted(os.listdir(directory))
     except OSError:
         return []
 

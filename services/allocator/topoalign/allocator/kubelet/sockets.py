@@ -43,6 +43,7 @@ class Peer(NamedTuple):
     """The process at the other end, when it connected or began to listen."""
 
     pid: int
+    """0: it cannot be seen from here, as of a process outside of this one's container."""
     uid: int
 
 
@@ -119,9 +120,8 @@ def clear(path: Path) -> None:
         )
     holder = server_of(path)
     if holder is not None:
-        raise StateFault(
-            f"process {holder.pid} already serves {clean(str(path), 200)}", "stop it first: a node has one allocator"
-        )
+        who = f"process {holder.pid}" if holder.pid else "another process"
+        raise StateFault(f"{who} already serves {clean(str(path), 200)}", "stop it first: a node has one allocator")
     path.unlink(missing_ok=True)
 
 
@@ -131,7 +131,7 @@ def server_of(path: Path) -> Peer | None:
         try:
             probe.connect(os.fspath(path))
         except BlockingIOError:
-            return Peer(0, 0)  # its queue is full: it lives, and does not say who it is
+            return Peer(0, 0)  # its queue is full: it lives, and cannot be asked who it is
         except OSError:
             return None
         return peer(probe)
