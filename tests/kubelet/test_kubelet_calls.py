@@ -11,6 +11,7 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from kubelet_support import MemoryDesk, short_directory, two_nodes
 
+from topoalign.allocator.kubelet import server
 from topoalign.allocator.kubelet.api import v1beta1
 from topoalign.allocator.kubelet.client import KubeletAway
 from topoalign.allocator.kubelet.server import DevicePlugin
@@ -109,6 +110,17 @@ async def test_a_second_stream_ends_the_first() -> None:
         await anext(second)
 
         assert [] == [message async for message in first]
+
+
+async def test_a_stream_that_does_not_end_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client reads nothing any more. The next registration is not to depend on it."""
+    monkeypatch.setattr(server, "END_SECONDS", 0.0)
+    service = DevicePlugin(GPU, MemoryDesk(two_nodes()))
+    service.watch.open = True
+    await service.end_watch()
+
+    assert service.watch.open
+    assert service.watch.ending.is_set()
 
 
 async def test_the_list_is_encoded_once_for_all_streams_until_it_changes() -> None:

@@ -10,14 +10,16 @@ from pathlib import Path
 import anyio
 import pytest
 import structlog
+from grpclib.client import Channel
 from kubelet_support import MemoryDesk, node, offers, short_directory, two_nodes
 
 from topoalign.allocator.kubelet import sockets
+from topoalign.allocator.kubelet.api import v1beta1
 from topoalign.allocator.kubelet.front import KubeletFront
-from topoalign.allocator.kubelet.plugin import FIRST_RETRY_SECONDS, LOOK_SECONDS
+from topoalign.allocator.kubelet.plugin import FIRST_RETRY_SECONDS, LISTEN_SECONDS, LOOK_SECONDS
 from topoalign.allocator.kubelet.registration import REGISTER_SECONDS
 from topoalign.allocator.kubelet.standin import KubeletStandIn
-from topoalign.allocator.kubelet.standin_plugins import GRACE_SECONDS, Plugins
+from topoalign.allocator.kubelet.standin_plugins import GRACE_SECONDS, Endpoint, Plugins
 from topoalign.allocator.kubelet.transport import Server
 from topoalign.core.errors import InvalidField
 from topoalign.core.events import DeviceHealth, HealthState
@@ -196,6 +198,27 @@ async def test_a_wiped_directory_gets_its_sockets_back() -> None:
         assert it.front.reason() is None
 
 
+async def test_a_resource_that_comes_back_while_its_plugin_drains_is_served_again() -> None:
+    clock, desk = ManualClock(), MemoryDesk(MACHINE)
+    async with node(MACHINE, desk=desk, clock=clock) as it:
+        desk.pause = anyio.Event()
+        channel = Channel(path=str(it.front.plugins[NIC].path))
+        one = v1beta1.AllocateRequest(container_requests=[v1beta1.ContainerAllocateRequest(devices_ids=["mlx5_0"])])
+        it.tasks.start_soon(v1beta1.DevicePluginStub(channel).allocate, one)
+        await desk.started.wait()
+        desk.discover(two_nodes(nics=0))
+        await clock.advance(LOOK_SECONDS)
+        await it.kubelet.until(lambda kubelet: kubelet.allocatable(NIC) == 0)
+        desk.discover(MACHINE)
+        await anyio.wait_all_tasks_blocked()
+        desk.pause.set()
+        await looking(clock, partial(has_tried, it.kubelet.plugins, 3))
+        await it.kubelet.until(offers(MACHINE))
+        channel.close()
+
+        assert {GPU, NIC} == set(it.front.plugins)
+
+
 async def test_if_only_our_socket_is_deleted_the_living_kubelet_hears_of_the_end_first() -> None:
     """Registering before the kubelet has seen the old stream end would cost us the new client."""
     clock = ManualClock()
@@ -285,6 +308,46 @@ async def test_a_kubelet_that_drops_our_stream_again_and_again_hears_from_us_les
             await clock.advance(LOOK_SECONDS)
 
             assert 0 == too_early
+
+
+async def test_a_kubelet_that_is_slow_to_listen_is_given_time_before_it_hears_from_us_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The stream that ended before the registration says nothing about the one that is to come."""
+    clock = ManualClock()
+    async with node(two_nodes(nics=0), clock=clock) as it:
+        plugins = it.kubelet.plugins
+
+        unheard: list[Endpoint] = []
+
+        async def slow(endpoint: Endpoint) -> None:
+            unheard.append(endpoint)
+
+        monkeypatch.setattr(plugins, "watch", slow)
+        before = plugins.registrations
+        plugins.endpoints[GPU].stop(clock.monotonic())
+        await looking(clock, lambda: plugins.registrations == before + 1)
+        again = clock.monotonic()
+        await looking(clock, lambda: plugins.registrations == before + 2)
+
+        assert LISTEN_SECONDS <= clock.monotonic() - again
+        for endpoint in unheard:
+            endpoint.stop(clock.monotonic())
+
+
+async def test_a_new_kubelet_is_not_made_to_wait_for_the_failures_of_the_one_before() -> None:
+    clock = ManualClock()
+    async with node(two_nodes(nics=0), clock=clock) as it:
+        it.kubelet.plugins.fault = "error"
+        it.kubelet.plugins.endpoints[GPU].stop(clock.monotonic())
+        await looking(clock, partial(has_tried, it.kubelet.plugins, 6))
+        fresh = await made_anew(it.directory, it.kubelet)
+        await looking(clock, partial(has_tried, it.kubelet.plugins, 7))
+        first = clock.monotonic()
+        await looking(clock, partial(has_tried, it.kubelet.plugins, 8))
+
+        assert FIRST_RETRY_SECONDS <= clock.monotonic() - first <= FIRST_RETRY_SECONDS + 2 * LOOK_SECONDS
+        await fresh.stop(0)
 
 
 async def test_a_gpu_that_falls_ill_is_unhealthy_in_the_kubelet_and_stays_listed() -> None:

@@ -5,11 +5,16 @@ import pytest
 import structlog
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
-from kubelet_support import node, short_directory, two_nodes
+from kubelet_support import Node, node, short_directory, two_nodes
 
 from topoalign.allocator.kubelet.api import v1
 from topoalign.allocator.kubelet.guard import Guard
-from topoalign.allocator.kubelet.plugin import FIRST_DOUBT_SECONDS, LOOK_SECONDS
+from topoalign.allocator.kubelet.plugin import (
+    FIRST_DOUBT_SECONDS,
+    FIRST_RETRY_SECONDS,
+    LOOK_SECONDS,
+    Plugin,
+)
 from topoalign.allocator.kubelet.transport import Server, Servicer
 from topoalign.core.events import DeviceHealth, HealthState
 from topoalign.core.ids import GPU
@@ -53,6 +58,23 @@ async def test_a_kubelet_that_has_lost_our_devices_is_registered_with_anew_at_gr
         assert 2 == len([line for line in logs if line["log_level"] == "error"])
 
 
+async def test_what_a_kubelet_did_not_show_before_its_stream_ended_does_not_count_after_it() -> None:
+    clock = ManualClock()
+    async with node(MACHINE, clock=clock) as it:
+        plugin = it.front.plugins[GPU]
+        plugin.compare(set())
+        it.kubelet.plugins.endpoints[GPU].stop(clock.monotonic())
+        await plugin.service.watch.ended.wait()
+        plugin.compare(set())
+        await clock.advance(FIRST_RETRY_SECONDS + 2 * LOOK_SECONDS)
+        await heard(it, plugin, 2)
+        plugin.compare(set())
+        await clock.advance(2 * LOOK_SECONDS)
+
+        assert it.front.reason() is None
+        assert 2 == it.kubelet.plugins.registrations
+
+
 async def test_a_node_whose_devices_are_all_ill_is_not_taken_for_one_that_was_forgotten() -> None:
     async with node(MACHINE, clock=ManualClock()) as it:
         it.desk.judge(dict.fromkeys(MACHINE.gpu_by_id, DeviceHealth(state=HealthState.UNHEALTHY)))
@@ -93,6 +115,13 @@ async def test_a_kubelet_that_does_not_serve_its_list_is_asked_once_in_its_life(
 
                 assert lives == old.asked
         assert it.front.reason() is None
+
+
+async def heard(it: Node, plugin: Plugin, registrations: int) -> None:
+    """Waits until the kubelet was registered with so often, and listens."""
+    await it.kubelet.until(lambda kubelet: kubelet.plugins.registrations >= registrations)
+    while not plugin.service.watch.open:
+        await anyio.lowlevel.checkpoint()
 
 
 async def listening(watch: object) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from serving_support import configured
 
@@ -213,6 +213,11 @@ ONE = TIME + "{resources: [{name: gpu, replicas: 2"
         (ONE + ", devices: ['GPU-0::1']}]}}", "sharing.timeSlicing.resources[0].devices[0]", "uuid"),
         (ONE + ", rename: a/b/c}]}}", "sharing.timeSlicing.resources[0].rename", "example.com"),
         (ONE + ", rename: topoalign.io/nic}]}}", "sharing.timeSlicing.resources[0].rename", "another name"),
+        (
+            ONE + ", rename: x.io/a}, {name: topoalign.io/nic, rename: x.io/a, replicas: 2}]}}",
+            "sharing.timeSlicing.resources[1].rename",
+            "another name",
+        ),
         ("resources: {gpus: [{pattern: x, indexes: [0], name: a}]}", "resources.gpus[0]", "one of pattern"),
         ("resources: {gpus: [{name: a}]}", "resources.gpus[0]", "one of pattern"),
         ("resources: {gpus: [{pattern: x}]}", "resources.gpus[0].name", "exclude: true"),
@@ -401,6 +406,7 @@ def test_a_damaged_file_is_understood_or_refused(at: int, length: int, put: str)
 
 
 @given(st.text(alphabet="ab*", max_size=6), st.text(alphabet="ab", max_size=6))
+@example("a*a", "a")
 def test_patterns_are_those_of_a_shell(pattern: str, name: str) -> None:
     assert fnmatchcase(name, pattern) == names.fits(pattern, name)
     assert fnmatchcase(name, f"*{pattern}*") == names.found_in(pattern, name)

@@ -74,6 +74,18 @@ def volume(tmp_path: Path) -> ConfigMap:
     return ConfigMap(tmp_path, GOOD)
 
 
+async def test_a_file_that_says_again_what_it_said_at_first_is_another_change(tmp_path: Path) -> None:
+    volume = ConfigMap(tmp_path, GOOD)
+    kept = Kept(volume.file)
+    seen = [kept.strategy]
+    for text in (OTHER, GOOD):
+        volume.holds(text)
+        await kept.configuration.look()
+        seen.append(kept.strategy)
+
+    assert ["mixed", "single", "mixed"] == seen
+
+
 async def test_a_swapped_link_is_noticed_without_being_asked(volume: ConfigMap) -> None:
     kept = Kept(volume.file)
     changed = kept.configuration.changed
