@@ -1,6 +1,8 @@
 """Every way to fail has its exit code, and says what failed and what to do, for people and with --json for programs."""
 
 import json
+import subprocess
+import sys
 
 import click
 import pytest
@@ -60,6 +62,33 @@ def test_with_json_the_error_is_an_object_on_stdout_too(capsys: pytest.CaptureFi
     out, err = capsys.readouterr()
     assert {"code": "PodAlreadyAllocated", "finding": "found", "remedy": "do", "exit": 5} == json.loads(out)["error"]
     assert "error: found" in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["topo", "draw", "--machine", "cpu-only", "--out", "missing/node.svg"], ["conformance", "kubelet/merge", "missing"]],
+)
+def test_a_file_that_the_system_refuses_has_a_remedy(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert 3 == root.run(arguments)
+    assert "do: give a path that is there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("redirected", "status", "said"),
+    [(">/dev/full", 1, "error: No space left on device\n  do: make room"), (">&-", 0, "")],
+)
+@pytest.mark.parametrize("command", ["topo --machine cpu-only", "topo --machine cpu-only --json"])
+def test_an_answer_that_cannot_be_printed_is_told_and_is_no_defect(
+    command: str, redirected: str, status: int, said: str
+) -> None:
+    program = f'"{sys.executable}" -c "from topoalign.cli import main; main()"'
+    ended = subprocess.run(["sh", "-c", f"{program} {command} {redirected}"], capture_output=True, text=True, timeout=60)
+
+    assert status == ended.returncode
+    assert said == ended.stderr[: len(said)]
+    assert "Traceback" not in ended.stderr
 
 
 def test_foreign_text_in_an_error_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:

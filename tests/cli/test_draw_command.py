@@ -53,6 +53,18 @@ def test_the_end_of_the_name_says_the_form(tmp_path: Path, capsys: pytest.Captur
     assert "" == capsys.readouterr().out
 
 
+def test_a_name_that_asks_for_a_form_that_is_not_drawn_is_refused_unless_the_form_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "a.pdf"
+
+    assert 2 == root.run(["topo", "draw", "--machine", "dgx2", "--out", str(out)])
+    assert "no picture is drawn as .pdf: end the name in .svg, .png or .txt, or say --of" in capsys.readouterr().err
+    assert not out.exists()
+    assert 0 == root.run(["topo", "draw", "--machine", "dgx2", "--of", "svg", "--out", str(out)])
+    assert out.read_bytes().startswith(b"<?xml")
+
+
 @pytest.mark.parametrize(("form", "start"), [("svg", b"<?xml"), ("png", b"\x89PNG")])
 def test_a_picture_goes_into_a_pipe_as_it_is(
     form: str, start: bytes, capfdbinary: pytest.CaptureFixture[bytes]

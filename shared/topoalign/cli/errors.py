@@ -6,9 +6,11 @@ failed, then what to do; with `--json` the same goes to stdout as an object, so 
 A defect of this program is none of these: it ends in a traceback and exit code 1.
 """
 
+import errno
 import os
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from difflib import get_close_matches
 
 import click
@@ -23,6 +25,14 @@ REPORTED = (click.ClickException, click.Abort, TopoalignError, OSError, BaseExce
 
 BY_CODE = {"NotFound": NOT_FOUND, "KubeletOwnsDevices": REFUSED}
 """Codes that say more than the base they stand on, also where they come from another process."""
+
+REMEDIES = {
+    errno.ENOENT: "give a path that is there; a file is written only into a directory that is there",
+    errno.EACCES: "run as a user who may use it, or give another path",
+    errno.ENOSPC: "make room on the disk that the output goes to",
+    errno.EROFS: "give a path on a file system that is writable",
+}
+"""What to do where the operating system refuses a file."""
 
 
 def exit_code(error: TopoalignError) -> int:
@@ -77,7 +87,7 @@ def report(error: BaseException, as_json: bool) -> int:
         case OSError(strerror=str() as why):
             name = f"{clean(str(error.filename), 200)}: " if error.filename is not None else ""
             status = NOT_FOUND if isinstance(error, FileNotFoundError) else FAILURE
-            return show("Failure", name + why, "", status, as_json)
+            return show("Failure", name + why, REMEDIES.get(error.errno or 0, ""), status, as_json)
         case _:
             raise error
 
@@ -85,7 +95,8 @@ def report(error: BaseException, as_json: bool) -> int:
 def show(code: str, finding: str, remedy: str, status: int, as_json: bool) -> int:
     """Prints an error for people and, if asked, for programs."""
     if as_json:
-        output.line({"error": {"code": code, "finding": finding, "remedy": remedy, "exit": status}})
+        with suppress(OSError):  # stdout itself may be what failed: people are told all the same
+            output.line({"error": {"code": code, "finding": finding, "remedy": remedy, "exit": status}})
     lines = [click.style("error:", fg="red", bold=True) + " " + clean(finding, 2000)]
     if remedy:
         lines.append(click.style("  do:", bold=True) + " " + clean(remedy, 2000))

@@ -224,7 +224,7 @@ def discovered(node: str | None, nats: str | None, environment: Mapping[str, str
         async with connected(url) as bus:
             topology = await newest_topology(bus, meant)
             if topology is None:
-                raise NotFound("node", meant, "give its name with --node, or describe a machine with --machine")
+                raise NotFound("node", meant, "give its name with --node, and see whether `topoalign node` runs there")
             health = await newest_reading(bus, meant, DeviceHealthChanged)
             allocations = await live_allocations(bus, meant)
             return Standing(meant, topology, allocations, health.devices if health is not None else {})

@@ -14,8 +14,8 @@ from topoalign.core.errors import clean
 if TYPE_CHECKING:
     from topoalign.cli.draw.diagram import Diagram
 
-FORMATS = {".svg": "svg", ".png": "png"}
-"""By the end of a file's name; anything else is text."""
+FORMATS = {".svg": "svg", ".png": "png", ".txt": "ascii", "": "ascii"}
+"""By the end of a file's name."""
 WIDTH, WIDEST = 100, 160
 """Columns where nobody says how wide the terminal is, and the most that are used of one."""
 
@@ -48,7 +48,7 @@ def draw(
       topoalign topo draw --out node.svg
       topoalign topo draw --machine dgx-a100 --of png > dgx-a100.png
     """
-    form = form or FORMATS.get(out.suffix.lower() if out is not None else "", "ascii")
+    form = form or form_of(out)
     if form != "ascii" and out is None and sys.stdout.isatty():
         raise click.UsageError(f"no terminal shows {form}: give --out FILE, or pipe it into a file or a program")
     diagram = of_machine(machine) if machine is not None else of_node(node, nats)
@@ -71,6 +71,14 @@ def draw(
     else:
         out.write_bytes(picture)
         written(out)
+
+
+def form_of(out: Path | None) -> str:
+    """What the name of the file asks for. Raises UsageError where it asks for what is not drawn."""
+    suffix = out.suffix.lower() if out is not None else ""
+    if suffix not in FORMATS:
+        raise click.UsageError(f"no picture is drawn as {clean(suffix)}: end the name in .svg, .png or .txt, or say --of")
+    return FORMATS[suffix]
 
 
 def of_machine(source: str) -> "Diagram":
