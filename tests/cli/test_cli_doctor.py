@@ -49,6 +49,35 @@ def test_every_finding_that_is_not_ok_has_a_remedy(capsys: pytest.CaptureFixture
     assert ["failure"] * 3 == [findings[name]["verdict"] for name in ("kubelet", "state directory", "node name")]
 
 
+def test_a_directory_that_its_user_may_not_look_into_is_a_failure_and_ends_no_other_check(
+    capsys: pytest.CaptureFixture[str], short_dir: Path
+) -> None:
+    """On a node /var/lib/kubelet is root's alone, and who is called at night may not be root."""
+    closed = short_dir / "closed"
+    closed.mkdir(mode=0)
+    where = ["--kubelet-dir", str(closed / "plugins"), "--state-dir", str(closed / "state")]
+    _, open_to_root = examined(capsys, *where)
+    with unprivileged():
+        _, findings = examined(capsys, *where)
+
+    assert list(open_to_root) == list(findings)
+    assert ["failure"] * 2 == [findings[name]["verdict"] for name in ("kubelet", "state directory")]
+    assert "as root" in findings["kubelet"]["remedy"]
+    assert "run as" in findings["state directory"]["remedy"]
+
+
+@contextmanager
+def unprivileged() -> Iterator[None]:
+    """Not as root, who may look everywhere."""
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
 def test_failures_change_the_exit_code_only_under_the_gate_flag(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -54,8 +54,9 @@ def announced(running: Running, environment: Mapping[str, str]) -> Iterator[None
 
 def find(environment: Mapping[str, str]) -> Running | None:
     """The `up` that runs for this user now, if any; of several the one that started last."""
-    files = [*folder(environment).glob("up-*.json")]
-    with suppress(FileNotFoundError):  # one that ends at this moment takes its file along
+    files: list[Path] = []
+    with suppress(OSError):  # the folder is another user's, or one that ends at this moment takes its file along
+        files = [*folder(environment).glob("up-*.json")]
         files.sort(key=lambda file: file.stat().st_mtime_ns, reverse=True)
     found = (read(file) for file in files)
     return next((running for running in found if running is not None and alive(running.pid)), None)

@@ -18,9 +18,9 @@ import msgspec
 
 from topoalign.cli import output, running
 from topoalign.cli.doctor.findings import Finding, Subject, Verdict, failure, ok, warning
-from topoalign.cli.doctor.kubelets import allocator, kubelet, kubelet_configuration, kubelet_rules, state_dir
-from topoalign.cli.errors import FINDINGS
-from topoalign.core.errors import TopoalignError, clean
+from topoalign.cli.doctor.kubelets import allocator, kubelet, kubelet_configuration, kubelet_rules, state_directory
+from topoalign.cli.errors import FINDINGS, REMEDIES
+from topoalign.core.errors import BusUnavailable, TopoalignError, clean
 from topoalign.core.topology.cpuset import parse_cpuset
 
 KUBELET_NUMA_LIMIT = 8
@@ -84,7 +84,11 @@ def show(findings: tuple[Finding, ...]) -> None:
 def examine(subject: Subject) -> Iterator[Finding]:
     """All checks, one after the other."""
     for check in CHECKS:
-        finding = check(subject)
+        try:
+            finding = check(subject)
+        except OSError as error:  # a directory that this user may not look into ends no other check
+            remedy = REMEDIES.get(error.errno or 0, "give another path")
+            finding = failure(check.__name__.replace("_", " "), f"{error.filename}: {error.strerror}", remedy)
         if finding is not None:
             yield finding
 
@@ -157,6 +161,8 @@ def nats(subject: Subject) -> Finding:
 
     try:
         detail = link.self_test(url)
+    except BusUnavailable as error:
+        return failure("NATS", error.finding, "see that nats-server runs there and can be reached, or give --nats URL")
     except TopoalignError as error:
         return failure("NATS", error.finding, error.remedy)
     return ok("NATS", detail)
@@ -171,6 +177,6 @@ CHECKS: tuple[Callable[[Subject], Finding | None], ...] = (
     nats,
     kubelet,
     kubelet_configuration,
-    state_dir,
+    state_directory,
     allocator,
 )

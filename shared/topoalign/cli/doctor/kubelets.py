@@ -38,7 +38,7 @@ def kubelet(subject: Subject) -> Finding | None:
     if subject.kubelet_dir is None:
         return None
     path = subject.kubelet_dir / "kubelet.sock"
-    remedy = "check --kubelet-dir, mount the directory into the container, and run as root"
+    remedy = "see that the kubelet runs, check --kubelet-dir, mount the directory into the container, and run as root"
     if len(os.fsencode(subject.kubelet_dir)) > LONGEST_DIRECTORY:
         detail = f"the path of {clean(str(subject.kubelet_dir), 200)} is too long for a socket in it"
         return failure("kubelet", detail, f"mount the directory at a path of {LONGEST_DIRECTORY} bytes at most")
@@ -89,7 +89,8 @@ def kubelet_configuration(subject: Subject) -> Finding | None:
     try:
         rules = configuration.load(path)
     except NotFound as error:
-        return warning(name, f"{error.finding}; what-if uses topoalign's own settings instead", "give --kubelet-config")
+        remedy = "give its path with --kubelet-config"
+        return warning(name, f"{error.finding}; what-if uses topoalign's own settings instead", remedy)
     except TopoalignError as error:
         return failure(name, error.finding, error.remedy)
     nodes = numa_node_count(subject)
@@ -154,10 +155,11 @@ def served_sockets(directory: Path) -> Mapping[str, int]:
     return served
 
 
-def state_dir(subject: Subject) -> Finding:
+def state_directory(subject: Subject) -> Finding:
     path = subject.state_dir
     nearest = next(parent for parent in (path, *path.parents) if parent.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        remedy = "create it for this user, or set TOPOALIGN_STATE_DIR"
-        return failure("state directory", f"{path}: {nearest} is not a directory this user may write to", remedy)
+        remedy = "run as root, as the allocator does; or create it for this user, or set TOPOALIGN_STATE_DIR"
+        whose = "" if nearest == path else f"{path}: "
+        return failure("state directory", f"{whose}{nearest} is not a directory this user may write to", remedy)
     return ok("state directory", str(path) if nearest == path else f"{path} (to be created in {nearest})")
