@@ -66,11 +66,12 @@ def test_with_json_the_error_is_an_object_on_stdout_too(capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize(
     "arguments",
-    [["topo", "draw", "--machine", "cpu-only", "--out", "missing/node.svg"], ["conformance", "kubelet/merge", "missing"]],
+    [
+        ["topo", "draw", "--machine", "cpu-only", "--out", "missing/node.svg"],
+        ["conformance", "kubelet/merge", "missing"],
+    ],
 )
-def test_a_file_that_the_system_refuses_has_a_remedy(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_the_system_refuses_has_a_remedy(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert 3 == root.run(arguments)
     assert "do: give a path that is there" in capsys.readouterr().err
 
@@ -84,7 +85,9 @@ def test_an_answer_that_cannot_be_printed_is_told_and_is_no_defect(
     command: str, redirected: str, status: int, said: str
 ) -> None:
     program = f'"{sys.executable}" -c "from topoalign.cli import main; main()"'
-    ended = subprocess.run(["sh", "-c", f"{program} {command} {redirected}"], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(
+        ["sh", "-c", f"{program} {command} {redirected}"], capture_output=True, text=True, timeout=60
+    )
 
     assert status == ended.returncode
     assert said == ended.stderr[: len(said)]

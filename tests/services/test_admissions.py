@@ -16,7 +16,7 @@ from topoalign.allocator.ledger import Ledger
 from topoalign.allocator.service import refuse_twin
 from topoalign.core import wire
 from topoalign.core.decisions import Admission, Explained, Refusal
-from topoalign.core.errors import StateFault, Unavailable
+from topoalign.core.errors import NotFound, StateFault, Unavailable
 from topoalign.core.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
 from topoalign.core.hints.model import HintAnswer, HintQuestion, TopologyHint
 from topoalign.core.hints.providers import answer
@@ -374,6 +374,16 @@ async def test_a_decision_is_explained_by_the_pods_name_and_by_the_allocations_i
     assert [decision, decision] == [explained.decision for explained in told]
 
 
+async def test_where_the_kubelet_decides_the_one_who_asks_for_a_refused_pod_is_sent_to_the_kubelets_reason() -> None:
+    node = Node()
+    admissions = Admissions(node.ledger, node.bus, AdmissionRules(), kubelet_owns_devices=True)
+
+    with pytest.raises(NotFound) as unknown:
+        await admissions.explain(ExplainRequest(node=NODE, target="default/refused"))
+
+    assert "`kubectl describe pod` has its reason" in unknown.value.remedy
+
+
 async def test_a_second_allocator_of_the_same_node_is_refused() -> None:
     node = Node()
     await refuse_twin(node.bus, NODE)
@@ -459,6 +469,7 @@ async def test_in_doubt_nothing_new_is_given_out_until_somebody_confirms_the_rec
         node.journal.doubt = "line 7 cannot be decoded"
         with pytest.raises(wire.RemoteUnavailable) as refused:
             await allocate(node.bus, NODE, pod("new", gpus=1))
+        foreseen = await node.admissions.what_if(AllocateRequest(node=NODE, pod=pod("new", gpus=1)))
         again = await allocate(node.bus, NODE, pod("held", gpus=2))
         await release(node.bus, NODE, "default/ends")
         before = len(node.ledger.state.allocations)
@@ -470,6 +481,7 @@ async def test_in_doubt_nothing_new_is_given_out_until_somebody_confirms_the_rec
         new = await allocate(node.bus, NODE, pod("new", gpus=1))
 
     assert ("StateFault", True) == (refused.value.failure.code, "topoalign trust" in refused.value.remedy)
+    assert (refused.value.failure.finding,) == foreseen.explanation.notes
     assert isinstance(held, Admission) and isinstance(again, Admission) and isinstance(new, Admission)
     assert held.allocations == again.allocations
     assert 1 == before

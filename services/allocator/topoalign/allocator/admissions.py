@@ -135,7 +135,8 @@ class Admissions:
         known = Known(state=self._ledger.state, rules=msgspec.structs.replace(self._rules, mode=mode))
         if self._kubelet_files is not None:
             known = await self._kubelet_files.known(self._ledger.state, pod)
-        return noted(admit(known.state, pod, overridden(known.rules, request.rules)), known.notes)
+        doubts = () if self._ledger.doubt is None else (doubted(self._ledger.doubt),)
+        return noted(admit(known.state, pod, overridden(known.rules, request.rules)), (*known.notes, *doubts))
 
     async def release(self, request: ReleaseRequest) -> tuple[AllocationID, ...]:
         """Gives back one allocation, or all of a pod."""
@@ -157,7 +158,10 @@ class Admissions:
         live = tuple(self._named(request.target))
         decision = self._decisions.get(request.target)
         if not live and decision is None:
-            raise NotFound("allocation or pod", request.target, "name an allocation's id, or a pod as NAMESPACE/NAME")
+            remedy = "name an allocation's id, or a pod as NAMESPACE/NAME"
+            if self._kubelet_owns_devices:
+                remedy += "; a pod that the kubelet refused is not known here: `kubectl describe pod` has its reason"
+            raise NotFound("allocation or pod", request.target, remedy)
         state = self._ledger.state
         ailing = {device: health for held in live for device, health in state.ailing(held).items()}
         return Explained(allocations=live, decision=decision, ailing=ailing)
@@ -178,7 +182,7 @@ class Admissions:
         """No kubelet can tell here what else is held, so somebody has to look. Raises StateFault."""
         if self._ledger.doubt is not None:
             raise StateFault(
-                f"the journal was damaged ({self._ledger.doubt}): something may be held that is not in the record",
+                doubted(self._ledger.doubt),
                 "compare what runs with `topoalign watch`, cordon devices that are busy without an allocation, then run "
                 "`topoalign trust`",
             )
@@ -268,6 +272,10 @@ class Admissions:
         self._decisions.move_to_end(name)
         while len(self._decisions) > REMEMBERED:
             self._decisions.popitem(last=False)
+
+
+def doubted(doubt: str) -> str:
+    return f"the journal was damaged ({doubt}): something may be held that is not in the record"
 
 
 def allowed(changes: dict[str, str | int | bool]) -> dict[str, str | int | bool]:

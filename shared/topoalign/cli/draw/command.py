@@ -77,7 +77,9 @@ def form_of(out: Path | None) -> str:
     """What the name of the file asks for. Raises UsageError where it asks for what is not drawn."""
     suffix = out.suffix.lower() if out is not None else ""
     if suffix not in FORMATS:
-        raise click.UsageError(f"no picture is drawn as {clean(suffix)}: end the name in .svg, .png or .txt, or say --of")
+        raise click.UsageError(
+            f"no picture is drawn as {clean(suffix)}: end the name in .svg, .png or .txt, or say --of"
+        )
     return FORMATS[suffix]
 
 

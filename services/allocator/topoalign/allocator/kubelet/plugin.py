@@ -118,12 +118,14 @@ class Plugin:
             try:
                 await server.listen()
             except StateFault as fault:
-                return fault.finding
+                return f"{fault.finding}; {fault.remedy}"
             self._server = server
         kubelet = sockets.identity(self._directory / KUBELET_SOCKET)
         if kubelet is None:
             self._registered = None
-            return f"the kubelet has no {KUBELET_SOCKET} in {self._directory}"
+            return (
+                f"the kubelet has no {KUBELET_SOCKET} in {self._directory}; see that it runs, and that {FIELD} is right"
+            )
         if kubelet == self._registered:
             return self.heard()
         if kubelet != self._tried:
@@ -144,7 +146,7 @@ class Plugin:
             await register(self.path, self.resource, self._clock)
         except KubeletAway as away:
             self.later()
-            return away.finding
+            return f"{away.finding}; {away.remedy}"
         now = self._clock.monotonic()
         self._registered, self._registered_at, self._heard_until = kubelet, now, now + LISTEN_SECONDS
         return None
