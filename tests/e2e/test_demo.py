@@ -1,14 +1,20 @@
 """`topoalign demo` shows the main job and ends well."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import anyio
 import pytest
+from anyio import to_thread
+from kubelet_support import short_directory
 
 from topoalign.allocator.demo import matrix
 from topoalign.machines import load
+from topoalign.runtime.nats_server import local_nats
 
+TOPOALIGN = [sys.executable, "-c", "from topoalign.cli import main; main()"]
 DEMO = [sys.executable, "-c", "from topoalign.allocator.demo import command; command(standalone_mode=False)"]
 
 
@@ -65,3 +71,32 @@ def test_a_terminal_too_narrow_for_the_matrix_is_shown_the_gpus_and_told_of_the_
     assert matrix(topology, None) == matrix(topology, 195)
     assert "NIC9" not in matrix(topology, 194)
     assert "10 NICs are left out" in matrix(topology, 194)
+
+
+@pytest.mark.anyio
+async def test_a_kubelet_is_played_for_services_that_run_elsewhere(tmp_path: Path) -> None:
+    """As in a container beside theirs: they share the kubelet's directory and NATS, and nothing else."""
+    with short_directory() as directory:
+        plugins = directory / "device-plugins"
+        plugins.mkdir()
+        async with local_nats(tmp_path / "nats") as url:
+            settings = {
+                "NODE": "elsewhere",
+                "MACHINE": "hgx-h100",
+                "NATS_URL": url,
+                "KUBELET_DIR": str(plugins),
+                "STATE_DIR": str(tmp_path / "state"),
+                "SETTLE_SECONDS": "0",
+                "GONE_SECONDS": "0.4",
+                "RECONCILE_SECONDS": "0.2",
+            }
+            environment = {**os.environ, **{f"TOPOALIGN_{name}": value for name, value in settings.items()}}
+            async with await anyio.open_process(
+                [*TOPOALIGN, "node"], env=environment, stderr=subprocess.DEVNULL
+            ) as node:
+                options = ("--nats", url, "--node", "elsewhere", "--kubelet-dir", str(plugins))
+                done = await to_thread.run_sync(demo, *options)
+                node.terminate()
+
+    assert (0, "") == (done.returncode, done.stderr)
+    assert "\npod train goes\n" in done.stdout

@@ -186,7 +186,7 @@ def test_another_kind_of_object_is_no_configuration(head: str) -> None:
         (b"a: !!python/object:os.system x", "tags are not read"),
         (b"a: !!timestamp x", "tags are not read"),
         (b"a: \xff", "byte 4 is not UTF-8"),
-        (b"", "not a mapping"),
+        (b"", "it is empty"),
         (b"- 1", "not a mapping"),
         (b"a: " + b"[" * 100, "more than 64 levels deep"),
         (b'{"a": ' * 30_000, "recursion"),

@@ -9,7 +9,7 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
-from topoalign.core.errors import BadRequest, NotFound
+from topoalign.core.errors import BadRequest, InvalidField, NotFound
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.context import Context, Reload
 from topoalign.runtime.memory_bus import MemoryBus
@@ -197,6 +197,18 @@ def test_nvidias_name_of_the_file_is_read_where_ours_is_not_set(volume: ConfigMa
     assert "mixed" == ConfigurationFile({"CONFIG_FILE": str(volume.file)}).current.flags.mig_strategy
     both = {"CONFIG_FILE": str(volume.file), "TOPOALIGN_CONFIG": str(other)}
     assert "single" == ConfigurationFile(both).current.flags.mig_strategy
+
+
+def test_of_a_field_of_the_first_file_the_file_is_named_and_of_a_variable_the_variable(tmp_path: Path) -> None:
+    file = tmp_path / "topoalign.yaml"
+    file.write_text(WRONG)
+    with pytest.raises(InvalidField) as wrong_field:
+        ConfigurationFile({"TOPOALIGN_CONFIG": str(file)})
+    with pytest.raises(InvalidField) as wrong_variable:
+        ConfigurationFile({"TOPOALIGN_CONFIG": str(file), "MIG_STRATEGY": "some"})
+
+    assert ("flags.migStrategy", True) == (wrong_field.value.field, str(file) in wrong_field.value.remedy)
+    assert ("MIG_STRATEGY", False) == (wrong_variable.value.field, str(file) in wrong_variable.value.remedy)
 
 
 def test_a_first_file_that_is_wrong_is_no_start(tmp_path: Path) -> None:

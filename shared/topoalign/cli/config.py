@@ -22,9 +22,9 @@ from topoalign.core.errors import NotFound, Unavailable, clean
 from topoalign.core.topology.model import Topology
 from topoalign.core.topology.offers import Offer
 from topoalign.runtime.settings import PREFIX
-from topoalign.serving.file import DEFAULT, FROM_FILE, Loaded, content, leaves, load
+from topoalign.serving.file import DEFAULT, FROM_FILE, Loaded, leaves, load
 from topoalign.serving.offers import Offering, offers
-from topoalign.serving.watching import file_named, understood
+from topoalign.serving.watching import first_read
 
 
 @click.group()
@@ -58,8 +58,7 @@ def show(origin: bool, as_json: bool, **flags: Any) -> None:
     said = {**os.environ, **given}
     usual = {f"{PREFIX}NODE": socket.gethostname().lower(), **on_a_node(said)}
     found = tuple(all_settings(usual, said, given))
-    path = file_named(usual)
-    read = understood(content(path) if path is not None else b"", path, usual)
+    path, _, read = first_read(usual)
     fields = tuple(configured_fields(read))
     notes = [*map(str, read.findings), *unread(said)]
     if as_json:

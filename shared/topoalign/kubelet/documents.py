@@ -105,7 +105,8 @@ def read(raw: bytes, source: str) -> Document:
         # ValueError: a number too long to be one, a date that never was, a key that stands twice in JSON
         raise InvalidDocument(source, f"no YAML and no JSON: {clean(str(error), 200)}", "mend the file") from error
     if not isinstance(content, dict):
-        raise InvalidDocument(source, "not a mapping of fields", "give one Kubernetes object")
+        finding = "it is empty" if not text.strip() else "not a mapping of fields"
+        raise InvalidDocument(source, finding, "give one document of fields and values, `field: value`")
     return content
 
 

@@ -13,7 +13,7 @@ import anyio
 import structlog
 from anyio import to_thread
 
-from topoalign.core.errors import BadRequest
+from topoalign.core.errors import BadRequest, InvalidField, clean
 from topoalign.core.ports import Clock
 from topoalign.kubelet import documents
 from topoalign.serving import nvidia
@@ -34,9 +34,7 @@ class ConfigurationFile:
     def __init__(self, environment: Mapping[str, str]) -> None:
         """Reads it. Raises NotFound, InvalidDocument or InvalidField: a first configuration that is wrong is no start."""
         self._environment = environment
-        self.path = file_named(environment)
-        self._content = content_of(self.path) if self.path is not None else b""
-        self.loaded = understood(self._content, self.path, environment)
+        self.path, self._content, self.loaded = first_read(environment)
         self._refused: bytes | str | None = None
         """What was refused last: a content, or why there was none."""
         self._looking = anyio.Lock()
@@ -123,6 +121,19 @@ def file_named(environment: Mapping[str, str]) -> Path | None:
     """Ours goes before NVIDIA's. None where neither names one."""
     name = environment.get(VARIABLE) or environment.get(nvidia.FILE)
     return Path(name) if name else None
+
+
+def first_read(environment: Mapping[str, str]) -> tuple[Path | None, bytes, Loaded]:
+    """The file, what it holds, and what that means. Raises as `content` and `understood`; of a wrong field it names the file."""
+    path = file_named(environment)
+    content = content_of(path) if path is not None else b""
+    try:
+        return path, content, understood(content, path, environment)
+    except InvalidField as error:
+        if path is None or error.field in environment:
+            raise
+        finding = error.finding.removeprefix(f"{error.field}: ")
+        raise InvalidField(error.field, finding, f"{error.remedy}, in {clean(str(path), 200)}") from error
 
 
 def understood(content: bytes, path: Path | None, environment: Mapping[str, str]) -> Loaded:

@@ -54,6 +54,11 @@ NODE_SERVICES = ("discovery", "hinting", "allocator")
 LOG_LEVEL = os.environ.get(PREFIX + "LOG_LEVEL", "error")
 PATIENCE_SECONDS = 30.0
 """For each thing that is waited for; all of them take well under one."""
+SETTLED = (
+    "services that run elsewhere take a pod for gone only some minutes after a start of the kubelet: for the demo, start "
+    "them with TOPOALIGN_SETTLE_SECONDS=0"
+)
+"""What to do where the end of a pod is not heard."""
 
 
 class NothingToShow(Unavailable):
@@ -70,8 +75,8 @@ class DemoStuck(Unavailable):
 
     code = "DemoStuck"
 
-    def __init__(self, what: str) -> None:
-        super().__init__(f"{what} within {PATIENCE_SECONDS:g} s", "run it again with TOPOALIGN_LOG_LEVEL=info")
+    def __init__(self, what: str, remedy: str = "run it again with TOPOALIGN_LOG_LEVEL=info") -> None:
+        super().__init__(f"{what} within {PATIENCE_SECONDS:g} s", remedy)
 
 
 @click.command()
@@ -82,7 +87,7 @@ class DemoStuck(Unavailable):
     "--kubelet-dir",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Play the kubelet in this directory for services that run elsewhere; needs --nats.",
+    help="Play the kubelet in this directory for services elsewhere; needs --nats, and there TOPOALIGN_SETTLE_SECONDS=0.",
 )
 def command(machine: str | None, node: str, nats: str | None, kubelet_dir: Path | None) -> None:
     """
@@ -139,7 +144,7 @@ async def play(kubelet: KubeletStandIn, ear: "Ear", topology: Topology) -> None:
     show(await kubelet.admit(third), topology)
     output.say(f"\n{output.heading(f'pod {first.name}')} goes")
     await kubelet.remove(first.namespace, first.name)
-    await ear.tell_until(lambda heard: released(heard, first))
+    await ear.tell_until(lambda heard: released(heard, first), SETTLED)
     await kubelet.remove(second.namespace, second.name)
     output.say()
 
@@ -211,9 +216,9 @@ class Ear:
                 self._more.set()
                 self._more = anyio.Event()
 
-    async def tell_until(self, enough: Callable[[list[Heard]], bool]) -> None:
+    async def tell_until(self, enough: Callable[[list[Heard]], bool], *remedy: str) -> None:
         """Tells what has been heard and goes on until it is enough."""
-        async with patience("the events of this step were not heard"):
+        async with patience("the events of this step were not heard", *remedy):
             while True:
                 while self._told < len(self._heard):
                     await self._teller.tell(self._heard[self._told])
@@ -260,12 +265,12 @@ def offered(kubelet: KubeletStandIn, topology: Topology) -> bool:
 
 
 @asynccontextmanager
-async def patience(otherwise: str) -> AsyncIterator[None]:
+async def patience(otherwise: str, *remedy: str) -> AsyncIterator[None]:
     try:
         with anyio.fail_after(PATIENCE_SECONDS):
             yield
     except TimeoutError as error:
-        raise DemoStuck(otherwise) from error
+        raise DemoStuck(otherwise, *remedy) from error
 
 
 def good(text: str) -> str:

@@ -23,6 +23,8 @@ REMEDIES = {
     errno.EACCES: "the directory must belong to the user that the allocator runs as, with mode 0700",
     errno.EROFS: "the file system is read-only: give the allocator a writable state directory",
     errno.ELOOP: "a symbolic link stands where a file of the allocator belongs: remove it",
+    errno.EEXIST: "a file stands where the directory belongs: remove it, or name another directory",
+    errno.ENOTDIR: "a part of its path is a file: name another directory",
     errno.EIO: "the disk reports errors: check it; the entry counts as not written",
 }
 
