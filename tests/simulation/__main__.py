@@ -15,22 +15,27 @@ EVERYTHING = 1_000_000
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="simulation", description="Runs seeds of the simulated node.")
-    parser.add_argument("seeds", help="one seed, or FIRST:END")
+    parser.add_argument("seeds", type=seeds_of, help="one seed, or FIRST:END")
     parser.add_argument("--plant", choices=sorted(PLANTS), help="with this defect planted (for one seed)")
     parser.add_argument("--processes", type=int, help="default: one a core")
     arguments = parser.parse_args()
-    first, _, end = arguments.seeds.partition(":")
-    if not end:
-        outcome = one(int(first), arguments.plant)
+    seeds, broken = arguments.seeds, 0
+    if isinstance(seeds, int):
+        outcome = one(seeds, arguments.plant)
         print(outcome.report(EVERYTHING, arguments.plant))
         print(f"digest {outcome.digest}")
         return int(outcome.violation is not None)
-    seeds, broken = range(int(first), int(end)), 0
     for _, report in campaign(seeds, arguments.processes, progress(len(seeds))):
         broken += 1
         print(report, flush=True)
     print(f"{len(seeds)} seeds, {broken} with a violation")
     return int(broken > 0)
+
+
+def seeds_of(text: str) -> int | range:
+    """Raises ValueError, of which argparse makes a sentence."""
+    first, _, end = text.partition(":")
+    return range(int(first), int(end)) if end else int(first)
 
 
 def progress(total: int) -> Callable[[int], None]:

@@ -124,7 +124,7 @@ def file_named(environment: Mapping[str, str]) -> Path | None:
 
 
 def first_read(environment: Mapping[str, str]) -> tuple[Path | None, bytes, Loaded]:
-    """The file, what it holds, and what that means. Raises as `content` and `understood`, and names the file of a wrong field."""
+    """The file, what it holds and what that means. Raises as `content` and `understood`; a wrong field's file is named."""
     path = file_named(environment)
     content = content_of(path) if path is not None else b""
     try:
