@@ -15,6 +15,7 @@ from e2e_support import allocate, answering, in_one_process, pod
 from topoalign.cli import root
 from topoalign.client import Client
 from topoalign.core import wire
+from topoalign.core.checks import checked
 from topoalign.core.decisions import Admission, Refusal
 from topoalign.core.errors import InvalidField
 from topoalign.core.events import TopologyDiscovered
@@ -24,7 +25,7 @@ from topoalign.core.hints.providers import answer, question
 from topoalign.core.ids import GPU, ContainerName, DeviceID, NodeName
 from topoalign.core.maintenance import Word
 from topoalign.core.ports import Bus, Endpoint, Stream
-from topoalign.core.requests import AdmissionRules, AllocateRequest, checked
+from topoalign.core.requests import AdmissionRules, AllocateRequest
 from topoalign.core.state import NodeState
 from topoalign.machines import load
 from topoalign.runtime.answers import answering as answers

@@ -32,6 +32,7 @@ from topoalign.core.events import (
     UsageObserved,
 )
 from topoalign.core.ids import AllocationID, DeviceID, NodeName, ResourceName
+from topoalign.core.memory_use import given_back, taken
 from topoalign.core.topology.model import Topology
 from topoalign.core.topology.offers import base_of, is_share
 
@@ -106,40 +107,15 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def with_allocation(
         self, allocation: Allocation
     ) -> tuple[Mapping[AllocationID, Allocation], Mapping[int, MemoryUse]]:
-        memory = dict(self.memory)
-        for block in allocation.memory:
-            for node, taken in zip(block.nodes, block.taken, strict=True):
-                use = memory.get(node, MemoryUse())
-                memory[node] = MemoryUse(
-                    reserved=changed(use.reserved, block.resource, taken),
-                    cells=block.nodes,
-                    assignments=use.assignments + 1,
-                )
-        return {**self.allocations, allocation.id: allocation}, memory
+        return {**self.allocations, allocation.id: allocation}, taken(self.memory, allocation)
 
     def without_allocation(
         self, gone: AllocationID
     ) -> tuple[Mapping[AllocationID, Allocation], Mapping[int, MemoryUse]]:
         if gone not in self.allocations:
             return self.allocations, self.memory
-        held = self.allocations[gone]
         allocations = {name: allocation for name, allocation in self.allocations.items() if name != gone}
-        memory = dict(self.memory)
-        for block in held.memory:
-            rest = sum(block.taken)
-            for node, taken in zip(block.nodes, block.taken, strict=True):
-                use = memory.get(node, MemoryUse())
-                back = min(rest, use.reserved.get(block.resource, 0)) if held.lowest_first else taken
-                rest -= back
-                assignments = max(0, use.assignments - 1)
-                memory[node] = MemoryUse(
-                    reserved=changed(use.reserved, block.resource, -back),
-                    cells=use.cells if assignments else (),
-                    assignments=assignments,
-                )
-                if memory[node] == MemoryUse():
-                    del memory[node]
-        return allocations, memory
+        return allocations, given_back(self.memory, self.allocations[gone])
 
     @property
     def hardware(self) -> Topology:
@@ -275,12 +251,6 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 NOTHING = Topology()
-
-
-def changed(reserved: Mapping[ResourceName, int], resource: ResourceName, by: int) -> dict[ResourceName, int]:
-    """The same with so many bytes more or less; what is at zero is not listed, so that equal states look alike."""
-    amounts = {**reserved, resource: max(0, reserved.get(resource, 0) + by)}
-    return {name: amount for name, amount in amounts.items() if amount}
 
 
 def newer(had: R | None, got: R) -> R:

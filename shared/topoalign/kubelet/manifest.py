@@ -9,9 +9,10 @@ from typing import Literal
 
 import msgspec
 
+from topoalign.core.checks import checked
 from topoalign.core.errors import InvalidField, clean, quoted
 from topoalign.core.ids import CPU, MEMORY, ContainerName, Namespace, PodName, ResourceName, is_hugepages
-from topoalign.core.requests import ContainerRequest, PodRequest, checked
+from topoalign.core.requests import ContainerRequest, PodRequest
 from topoalign.kubelet import documents, quantities
 
 Amounts = dict[str, str | int | float]

@@ -20,6 +20,7 @@ from topoalign.allocator.kubelet_files import Known, KubeletFiles
 from topoalign.allocator.ledger import Ledger
 from topoalign.core import wire
 from topoalign.core.admission import admission, admit, answer_to
+from topoalign.core.checks import checked
 from topoalign.core.decisions import Admission, Decision, Explained, Explanation, PreferenceQuestion, noted
 from topoalign.core.errors import (
     BadRequest,
@@ -48,7 +49,6 @@ from topoalign.core.requests import (
     PodRequest,
     ReleaseRequest,
     SnapshotRequest,
-    checked,
     overridden,
 )
 from topoalign.core.state import NodeState

@@ -10,6 +10,7 @@ from anyio.abc import TaskStatus
 
 from topoalign.client import Client
 from topoalign.core import wire
+from topoalign.core.checks import checked
 from topoalign.core.errors import InvalidField, Unavailable
 from topoalign.core.events import TopologyDiscovered
 from topoalign.core.hints.model import HintAnswer, HintQuestion
@@ -17,7 +18,6 @@ from topoalign.core.hints.preconditions import check_rules
 from topoalign.core.hints.providers import answer
 from topoalign.core.ids import NodeName
 from topoalign.core.ports import Bus, Clock, Endpoint
-from topoalign.core.requests import checked
 from topoalign.runtime.answers import answering
 
 SERVICE = "topoalign-hinting"

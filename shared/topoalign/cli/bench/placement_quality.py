@@ -20,7 +20,8 @@ from statistics import mean, stdev
 from typing import NamedTuple
 
 from topoalign.cli.bench.admit import empty_node
-from topoalign.core.admission import Reply, admission, answer_to
+from topoalign.core.admission import admission, answer_to
+from topoalign.core.deciding import Reply
 from topoalign.core.decisions import Admission, Decision, PreferenceQuestion
 from topoalign.core.events import AllocationGranted, AllocationReleased
 from topoalign.core.ids import GPU, NIC, AllocationID, ContainerName, DeviceID, PodName

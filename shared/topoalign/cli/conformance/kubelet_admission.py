@@ -20,7 +20,8 @@ from topoalign.cli.conformance.kubelet_merge import Hint, written
 from topoalign.cli.conformance.kubelet_node import NODE, Config, Machine, Plugin
 from topoalign.cli.conformance.kubelet_pods import Pod, as_the_kubelet_reads
 from topoalign.cli.conformance.suite import CaseResult, Outcome
-from topoalign.core.admission import Reply, admission, answer_to
+from topoalign.core.admission import admission, answer_to
+from topoalign.core.deciding import Reply
 from topoalign.core.decisions import Admission, Decision, PreferenceQuestion, Refusal
 from topoalign.core.errors import Undecodable, quoted
 from topoalign.core.events import (

@@ -16,7 +16,7 @@ from topoalign.cli.conformance.case_files import results
 from topoalign.cli.conformance.kubelet_devices import mask_or_none
 from topoalign.cli.conformance.kubelet_merge import Hint, all_written
 from topoalign.cli.conformance.suite import CaseResult, Outcome
-from topoalign.core.admission import reason_of
+from topoalign.core.deciding import reason_of
 from topoalign.core.errors import NoFit, Undecodable, clean, quoted
 from topoalign.core.hints.cpu import cpu_hints
 from topoalign.core.placement.cpus import allocate_cpus

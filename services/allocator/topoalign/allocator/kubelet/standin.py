@@ -30,6 +30,7 @@ from topoalign.allocator.kubelet.standin_pods import PodKey, Running, remembered
 from topoalign.allocator.kubelet.standin_resources import PodResources
 from topoalign.allocator.kubelet.transport import Server
 from topoalign.core.admission import admission
+from topoalign.core.checks import checked
 from topoalign.core.decisions import Admission, Decision, Explanation, PreferenceQuestion, Refusal
 from topoalign.core.errors import NoFit
 from topoalign.core.events import DeviceHealthChanged, TopologyDiscovered
@@ -37,7 +38,7 @@ from topoalign.core.hints.model import HintQuestion
 from topoalign.core.hints.providers import answer
 from topoalign.core.ids import DeviceID, Namespace, NodeName, PodName, ResourceName
 from topoalign.core.ports import Clock
-from topoalign.core.requests import AdmissionRules, Mode, PodRequest, checked
+from topoalign.core.requests import AdmissionRules, Mode, PodRequest
 from topoalign.core.state import NodeState
 from topoalign.core.topology.model import Topology
 from topoalign.kubelet import device_checkpoint
