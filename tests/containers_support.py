@@ -2,19 +2,17 @@
 
 import os
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from grpclib.client import Channel
-from kubelet_support import MemoryDesk, short_directory
+from kubelet_support import MemoryDesk, served
 
 from topoalign.allocator.kubelet.api import v1beta1
 from topoalign.allocator.kubelet.containers import Containers
 from topoalign.allocator.kubelet.server import DevicePlugin
-from topoalign.allocator.kubelet.transport import Server
 from topoalign.core.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.topology.model import Gpu, MigDevice, Nic, NumaNode, Topology, VirtualFunction
 from topoalign.core.topology.offers import Offer
@@ -141,20 +139,11 @@ class Host:
         return found
 
 
-@asynccontextmanager
-async def plugin(
+def plugin(
     desk: MemoryDesk, containers: Containers, resource: ResourceName = GPU
-) -> AsyncIterator[v1beta1.DevicePluginStub]:
-    """A client of the plugin of one resource, over a real socket."""
-    with short_directory() as directory:
-        server = Server(DevicePlugin(resource, desk, containers), directory / "p.sock", "directory")
-        await server.listen()
-        channel = Channel(path=str(server.path))
-        try:
-            yield v1beta1.DevicePluginStub(channel)
-        finally:
-            channel.close()
-            await server.stop(5)
+) -> AbstractAsyncContextManager[v1beta1.DevicePluginStub]:
+    """A client of the plugin of one resource."""
+    return served(DevicePlugin(resource, desk, containers))
 
 
 def request(*ids: str) -> v1beta1.AllocateRequest:

@@ -104,14 +104,17 @@ class Life:
             self.arm.unlink()
             await self.unlisted()
 
-            second = self.start(compact_after=compact_after)
-            await self.listed()
-            rest = pod("second", gpus=5, nics=9) if admitted else pod("second", gpus=8, nics=10)
-            decision = await self.kubelet.admit(rest)
-            assert isinstance(decision, Admission), decision
-            await self.end_in_agreement(second)
+            await self.give_the_rest(self.start(compact_after=compact_after), admitted)
             tasks.cancel_scope.cancel()
         return survived
+
+    async def give_the_rest(self, agent: int, admitted: bool) -> None:
+        """What the first pod does not have, all of it if it was not admitted, is there for another, and all views agree."""
+        await self.listed()
+        rest = pod("second", gpus=5, nics=9) if admitted else pod("second", gpus=8, nics=10)
+        decision = await self.kubelet.admit(rest)
+        assert isinstance(decision, Admission), decision
+        await self.end_in_agreement(agent)
 
     async def killed_by_kernel(self, calls: str, nth: int) -> bool:
         """As `killed_while_allocating`, at the nth of these calls. Returns whether the first agent survived it."""
@@ -130,12 +133,7 @@ class Life:
             await self.unlisted()
 
             self.environment["TOPOALIGN_RECONCILE_SECONDS"] = "0.05"
-            second = self.start()
-            await self.listed()
-            rest = pod("second", gpus=5, nics=9) if admitted else pod("second", gpus=8, nics=10)
-            decision = await self.kubelet.admit(rest)
-            assert isinstance(decision, Admission), decision
-            await self.end_in_agreement(second)
+            await self.give_the_rest(self.start(), admitted)
             tasks.cancel_scope.cancel()
         return survived
 

@@ -9,13 +9,17 @@ from pathlib import Path
 import anyio
 import msgspec
 from anyio.abc import TaskGroup
+from grpclib.client import Channel
 
 from topoalign.allocator.handouts import Handouts
 from topoalign.allocator.journal import MemoryJournal
+from topoalign.allocator.kubelet.api import v1beta1
 from topoalign.allocator.kubelet.client import KubeletAway
 from topoalign.allocator.kubelet.desk import Listing
 from topoalign.allocator.kubelet.front import KubeletFront
+from topoalign.allocator.kubelet.server import DevicePlugin
 from topoalign.allocator.kubelet.standin import KubeletStandIn
+from topoalign.allocator.kubelet.transport import Server
 from topoalign.allocator.ledger import Ledger
 from topoalign.core.errors import DeviceInUse, InvalidField, TopoalignError, UnknownDevice
 from topoalign.core.events import Allocation, DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
@@ -167,6 +171,20 @@ def short_directory() -> Iterator[Path]:
     """A directory with a path that a socket's name fits behind: pytest's own are too long."""
     with tempfile.TemporaryDirectory(prefix="ta-") as name:
         yield Path(name)
+
+
+@asynccontextmanager
+async def served(plugin: DevicePlugin) -> AsyncIterator[v1beta1.DevicePluginStub]:
+    """A client of this plugin, over a real socket."""
+    with short_directory() as directory:
+        server = Server(plugin, directory / "p.sock", "directory")
+        await server.listen()
+        channel = Channel(path=str(server.path))
+        try:
+            yield v1beta1.DevicePluginStub(channel)
+        finally:
+            channel.close()
+            await server.stop(5)
 
 
 @dataclass

@@ -484,7 +484,7 @@ RULES = st.builds(
     st.lists(st.booleans(), min_size=2, max_size=2),
 )
 def test_no_sequence_of_pods_is_given_more_than_there_is(
-    pods: list[tuple[list[object], list[object]]], rules: AdmissionRules, sidecars: list[bool]
+    pods: list[tuple[list[ContainerRequest], list[ContainerRequest]]], rules: AdmissionRules, sidecars: list[bool]
 ) -> None:
     """
     Between pods nothing is shared, what is given exists and is healthy, reserved CPUs are not given, memory of a node is
@@ -493,11 +493,11 @@ def test_no_sequence_of_pods_is_given_more_than_there_is(
     state = node(machine(nodes=2, others=FPGAS), unhealthy=["GPU-3"])
     for number, (apps, inits) in enumerate(pods):
         init = [
-            msgspec.structs.replace(each, name=f"i{i}", sidecar=sidecars[i])  # type: ignore[type-var]
+            msgspec.structs.replace(each, name=ContainerName(f"i{i}"), sidecar=sidecars[i])
             for i, each in enumerate(inits)
         ]
-        main = [msgspec.structs.replace(each, name=f"c{i}") for i, each in enumerate(apps)]  # type: ignore[type-var]
-        asked = pod(*main, init=init, name=f"pod-{number}")  # type: ignore[arg-type]
+        main = [msgspec.structs.replace(each, name=ContainerName(f"c{i}")) for i, each in enumerate(apps)]
+        asked = pod(*main, init=init, name=f"pod-{number}")
         decision = admit(state, asked, rules)
         assert decision == admit(state, asked, rules)
         if isinstance(decision, Refusal):

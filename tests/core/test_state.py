@@ -17,6 +17,7 @@ from topoalign.core.events import (
     AllocationBound,
     AllocationGranted,
     AllocationRefused,
+    AllocationReleased,
     AllocationsSnapshot,
     DeviceHealth,
     DeviceHealthChanged,
@@ -25,7 +26,7 @@ from topoalign.core.events import (
     MemoryBlock,
     TopologyDiscovered,
 )
-from topoalign.core.ids import GPU, MEMORY, AllocationID, DeviceID, NodeName, PodName
+from topoalign.core.ids import GPU, MEMORY, AllocationID, DeviceID, Namespace, NodeName, PodName
 from topoalign.core.requests import AdmissionRules, Mode
 from topoalign.core.state import NodeState, replay
 from topoalign.core.topology.cpuset import parse_cpuset
@@ -82,7 +83,7 @@ def refusal(writer: Writer) -> AllocationRefused:
         node=NODE,
         epoch=writer.epoch,
         seq=writer.seq,
-        namespace="default",  # type: ignore[arg-type]
+        namespace=Namespace("default"),
         pod=PodName("p"),
         container=None,
         reason="TopologyAffinityError",
@@ -94,7 +95,7 @@ def refusal(writer: Writer) -> AllocationRefused:
 
 def naive_live(facts: list[LedgerEvent]) -> dict[str, Allocation]:
     """The live allocations, told anew from all facts: granted and never released, with their last owner."""
-    over = {fact.allocation for fact in facts if fact.__class__.__name__ == "AllocationReleased"}  # type: ignore[union-attr]
+    over = {fact.allocation for fact in facts if isinstance(fact, AllocationReleased)}
     live = {fact.allocation.id: fact.allocation for fact in facts if isinstance(fact, AllocationGranted)}
     for fact in facts:
         if isinstance(fact, AllocationBound):

@@ -29,7 +29,7 @@ from topoalign.core.events import (
     TopologyDiscovered,
     UsageObserved,
 )
-from topoalign.core.ids import NodeName
+from topoalign.core.ids import AllocationID, NodeName
 from topoalign.core.ports import Message
 from topoalign.core.requests import SnapshotRequest
 from topoalign.core.topology.model import Topology
@@ -119,7 +119,7 @@ MAKERS: dict[type[Fact], st.SearchStrategy[Fact]] = {
 }
 events = cast(st.SearchStrategy[Event], st.one_of(*MAKERS.values()))
 GRANTED = wire.encode(
-    AllocationGranted(node=NodeName("node-1"), epoch=1, seq=2, allocation=Allocation(id="a")),  # type: ignore[arg-type]
+    AllocationGranted(node=NodeName("node-1"), epoch=1, seq=2, allocation=Allocation(id=AllocationID("a"))),
     1_700_000_000.25,
 )
 

@@ -5,15 +5,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from grpclib.client import Channel
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
-from kubelet_support import MemoryDesk, recorded, short_directory, two_nodes
+from kubelet_support import MemoryDesk, recorded, served, two_nodes
 
 from topoalign.allocator.journal import MemoryJournal
 from topoalign.allocator.kubelet.api import v1beta1
 from topoalign.allocator.kubelet.server import DevicePlugin
-from topoalign.allocator.kubelet.transport import Server
 from topoalign.allocator.ledger import Ledger
 from topoalign.core.events import AllocationGranted, DeviceHealth, HealthState
 from topoalign.core.ids import GPU, DeviceID
@@ -32,16 +30,8 @@ async def allocator() -> AsyncIterator[tuple[v1beta1.DevicePluginStub, Ledger, M
         }
     )
     handouts, ledger, journal = recorded(desk.state)
-    with short_directory() as directory:
-        plugin = DevicePlugin(GPU, handouts)
-        server = Server(plugin, directory / "p.sock", "directory")
-        await server.listen()
-        channel = Channel(path=str(server.path))
-        try:
-            yield v1beta1.DevicePluginStub(channel), ledger, journal
-        finally:
-            channel.close()
-            await server.stop(5)
+    async with served(DevicePlugin(GPU, handouts)) as client:
+        yield client, ledger, journal
 
 
 def request(*containers: list[str]) -> v1beta1.AllocateRequest:

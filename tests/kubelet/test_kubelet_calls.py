@@ -1,7 +1,6 @@
 """What the kubelet gets for its calls to a device plugin."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 
 import anyio
 import msgspec
@@ -9,7 +8,7 @@ import pytest
 from grpclib.client import Channel
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
-from kubelet_support import MemoryDesk, short_directory, two_nodes
+from kubelet_support import MemoryDesk, served, short_directory, two_nodes
 
 from topoalign.allocator.kubelet import server
 from topoalign.allocator.kubelet.api import v1beta1
@@ -23,18 +22,9 @@ from topoalign.core.ids import GPU, NIC, DeviceID, ResourceName
 pytestmark = pytest.mark.anyio
 
 
-@asynccontextmanager
-async def plugin(desk: MemoryDesk, resource: ResourceName = GPU) -> AsyncIterator[v1beta1.DevicePluginStub]:
-    """A client of the plugin of one resource, over a real socket."""
-    with short_directory() as directory:
-        server = Server(DevicePlugin(resource, desk), directory / "p.sock", "directory")
-        await server.listen()
-        channel = Channel(path=str(server.path))
-        try:
-            yield v1beta1.DevicePluginStub(channel)
-        finally:
-            channel.close()
-            await server.stop(5)
+def plugin(desk: MemoryDesk, resource: ResourceName = GPU) -> AbstractAsyncContextManager[v1beta1.DevicePluginStub]:
+    """A client of the plugin of one resource."""
+    return served(DevicePlugin(resource, desk))
 
 
 def allocate(*containers: list[str]) -> v1beta1.AllocateRequest:
@@ -160,32 +150,6 @@ async def test_nics_of_a_described_machine_bring_no_device_files() -> None:
         (container,) = (await client.allocate(allocate(["mlx5_0"]))).container_responses
 
         assert [] == container.devices
-
-
-@pytest.mark.parametrize(
-    ("ids", "shown"),
-    [
-        (["GPU-99"], "'GPU-99'"),
-        (["GPU-0", "GPU-0"], "repeated"),
-        ([], "empty"),
-        (["GPU-\x00\x1b[31m"], "'GPU-??[31m'"),
-        (["x" * 2**20], "…"),
-        ([f"GPU-{i}" for i in range(8, 10_008)], "and 9992 more"),
-    ],
-    ids=["unknown", "repeated", "none", "control-characters", "one-megabyte", "ten-thousand"],
-)
-async def test_bad_ids_are_the_callers_fault_quoted_safely_and_without_effect(ids: list[str], shown: str) -> None:
-    desk = MemoryDesk(two_nodes())
-    async with plugin(desk) as client:
-        with pytest.raises(GRPCError) as caught:
-            await client.allocate(allocate(["GPU-1"], ids))
-
-        assert Status.INVALID_ARGUMENT is caught.value.status
-        message = caught.value.message or ""
-        assert shown in message
-        assert message.isprintable()
-        assert len(message) <= 1_000
-        assert {} == desk.state.allocations
 
 
 async def test_a_device_in_use_is_nobodys_fault() -> None:

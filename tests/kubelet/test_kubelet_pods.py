@@ -1,6 +1,7 @@
 """Pods through the kubelet stand-in and the real front: policies, reuse, restarts, failures."""
 
 import json
+from collections.abc import Sequence
 
 import pytest
 from kubelet_support import NAMES, MemoryDesk, node, offers, pod, two_nodes
@@ -9,8 +10,8 @@ from topoalign.allocator.kubelet.standin import KubeletStandIn
 from topoalign.allocator.kubelet.standin_plugins import is_extended
 from topoalign.core.decisions import Admission, Decision, Refusal
 from topoalign.core.errors import InvalidField, StateFault
-from topoalign.core.events import DeviceHealth, HealthState
-from topoalign.core.ids import GPU, NIC, ContainerName, DeviceID, Namespace, PodName
+from topoalign.core.events import Allocation, DeviceHealth, HealthState
+from topoalign.core.ids import GPU, NIC, ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.requests import AdmissionRules, ContainerRequest, PodRequest, Policy, Scope
 from topoalign.runtime.clock import ManualClock
 
@@ -104,7 +105,9 @@ class CountingDesk(MemoryDesk):
         super().__init__(MACHINE)
         self.asked: list[tuple[int, int]] = []
 
-    def prefer(self, resource, available, must_include, size):  # type: ignore[no-untyped-def]
+    def prefer(
+        self, resource: ResourceName, available: Sequence[DeviceID], must_include: Sequence[DeviceID], size: int
+    ) -> tuple[DeviceID, ...]:
         self.asked.append((len(available), size))
         return tuple(sorted(available)[-size:])
 
@@ -165,7 +168,9 @@ async def test_an_app_container_takes_over_the_devices_of_an_init_container() ->
 class SharingDesk(MemoryDesk):
     """Lets a set of devices be allocated again, as containers of one pod do."""
 
-    async def allocate(self, resource, containers):  # type: ignore[no-untyped-def]
+    async def allocate(
+        self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]
+    ) -> tuple[Allocation, ...]:
         self.release_all()
         return await super().allocate(resource, containers)
 

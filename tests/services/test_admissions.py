@@ -101,8 +101,8 @@ async def test_hints_come_from_the_hinting_service_and_carry_the_allocations_to_
         HintAnswer(providers={}),
         HintAnswer(providers={"device": {}, "cpu": {}, "memory": {}}),
         HintAnswer(providers={"device": {"nvidia.com/gpu": (TopologyHint(0, True),)}, "cpu": {}, "memory": {}}),  # type: ignore[dict-item]  # names as a foreign service would send them
-        HintAnswer(providers={"device": {"nvidia.com/gpu": (TopologyHint(-1, True),)}, "cpu": {}, "memory": {}}),  # type: ignore[dict-item]
-        HintAnswer(providers={"device": {"nvidia.com/gpu": (TopologyHint(1 << 40, True),)}, "cpu": {}, "memory": {}}),  # type: ignore[dict-item]
+        HintAnswer(providers={"device": {"nvidia.com/gpu": (TopologyHint(-1, True),)}, "cpu": {}, "memory": {}}),  # type: ignore[dict-item]  # as above
+        HintAnswer(providers={"device": {"nvidia.com/gpu": (TopologyHint(1 << 40, True),)}, "cpu": {}, "memory": {}}),  # type: ignore[dict-item]  # as above
         HintAnswer(
             providers={"device": {GPU: (TopologyHint(1, True),)}, "cpu": {CPU: (TopologyHint(1, True),)}, "memory": {}}
         ),

@@ -220,7 +220,7 @@ async def test_a_reading_that_discovery_names_and_nobody_heard_is_asked_for_agai
         world.hardware.now = inventory(0, 1, 2)
         log.append, append = (lambda message: 1), log.append  # type: ignore[method-assign]  # the stream loses it
         await world.clock.advance(READ_SECONDS)
-        log.append = append  # type: ignore[method-assign]
+        log.append = append  # type: ignore[method-assign]  # and no longer
         await world.clock.advance(60.0)
 
         assert (3, None) == (world.usable(), hearing.reason())

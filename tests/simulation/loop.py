@@ -241,7 +241,7 @@ def no_threads() -> Iterator[None]:
     try:
         yield
     finally:
-        threading.Thread.start = start  # type: ignore[method-assign]
+        threading.Thread.start = start  # type: ignore[method-assign]  # as it was
 
 
 async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:

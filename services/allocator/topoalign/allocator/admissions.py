@@ -7,7 +7,7 @@ at most, however many containers the pod has.
 """
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 import anyio
@@ -21,7 +21,8 @@ from topoalign.allocator.ledger import Ledger
 from topoalign.core import wire
 from topoalign.core.admission import admission, admit, answer_to
 from topoalign.core.checks import checked
-from topoalign.core.decisions import Admission, Decision, Explained, Explanation, PreferenceQuestion, noted
+from topoalign.core.deciding import Reply
+from topoalign.core.decisions import Admission, Decision, Explained, Explanation, noted
 from topoalign.core.errors import (
     BadRequest,
     HardwareUnknown,
@@ -38,7 +39,7 @@ from topoalign.core.events import Allocation
 from topoalign.core.hints.checking import check_answer
 from topoalign.core.hints.model import HintAnswer, HintQuestion
 from topoalign.core.hints.preconditions import check_resources_known
-from topoalign.core.ids import AllocationID, DeviceID, NodeName
+from topoalign.core.ids import AllocationID, NodeName
 from topoalign.core.maintenance import TrustRequest
 from topoalign.core.ports import Bus, Endpoint
 from topoalign.core.requests import (
@@ -53,8 +54,6 @@ from topoalign.core.requests import (
 )
 from topoalign.core.state import NodeState
 from topoalign.runtime.answers import answering
-
-Steps = Generator[HintQuestion | PreferenceQuestion, HintAnswer | tuple[DeviceID, ...] | None, Decision]
 
 CHOICES = frozenset({"policy", "scope", "mode", "placement", "compat", "prefer_closest_numa_nodes"})
 """Rules that a request for an allocation may choose."""
@@ -210,12 +209,12 @@ class Admissions:
         A service that was silent or no use once is not asked again for this pod: others wait for the decision.
         """
         state = self._ledger.state
-        steps: Steps = admission(state, pod, rules)
+        steps = admission(state, pod, rules)
         served = True
         try:
             asked = next(steps)
             while True:
-                reply: HintAnswer | tuple[DeviceID, ...] | None = None
+                reply: Reply = None
                 if isinstance(asked, HintQuestion):
                     reply = await self._hints(asked, state) if served else None
                     served = reply is not None
