@@ -4,7 +4,7 @@ import io
 import os
 import tarfile
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +15,7 @@ from topoalign.core.ids import ResourceName
 from topoalign.core.topology.links import PcieClass
 from topoalign.core.topology.model import Topology
 from topoalign.core.topology.validate import validate
-from topoalign.machines.sysfs import pcie_class_between, read_bridges, read_sysfs
+from topoalign.machines.sysfs import read_sysfs
 from topoalign.machines.sysfs_archive import MOST_BYTES, Archive, read_archive
 
 CPU, NODE = "sys/devices/system/cpu", "sys/devices/system/node"
@@ -219,20 +219,6 @@ def test_links_out_of_the_tree_are_not_followed(tmp_path: Path) -> None:
     machine = read_sysfs(unpacked(tmp_path / "tree", files, links))
 
     assert [5] == [cpu.id for cpu in machine.cpus]
-
-
-def test_bridges_are_read_alone(tmp_path: Path) -> None:
-    root = unpacked(tmp_path, TWO_SOCKETS, LINKS)
-
-    assert read_sysfs(root).bridges == read_bridges(root)
-
-
-def test_the_class_between_two_paths_needs_both_to_lead_through_a_host_bridge() -> None:
-    a, b = (PurePosixPath(f"sys/devices/pci0000:{bus}/0000:{bus}:01.0/0000:{bus}:00.0") for bus in ("00", "80"))
-
-    assert PcieClass.NODE == pcie_class_between(a, b, 0, 0)
-    assert PcieClass.SYS == pcie_class_between(a, b, 0, None) == pcie_class_between(a, b, None, None)
-    assert pcie_class_between(a, PurePosixPath("sys/bus/pci/devices/0000:81:00.0"), 0, 0) is None
 
 
 ODD = st.sampled_from(

@@ -63,6 +63,7 @@ def written(value: object) -> str:
 def test_every_variable_and_every_field_of_nvidias_that_is_not_taken_is_listed() -> None:
     variables = {name for row in rows("variable") for name in re.findall(r"`([A-Z_]+)`", row[0])}
     assert {*nvidia.VARIABLES, nvidia.FILE, *nvidia.DP_VARIABLES} == variables
+    assert {} == nvidia.left_out(dict.fromkeys(variables, "1")), "what `topoalign up` leaves aside is all of them"
     for row in rows("variable"):
         for name in set(re.findall(r"`([A-Z_]+)`", row[0])) & nvidia.VARIABLES.keys():
             assert f"`{nvidia.VARIABLES[name].field}`" in row[1]

@@ -132,13 +132,3 @@ class PreferenceFailed(NoFit):
 
     def __init__(self, resource: ResourceName, error: TopoalignError) -> None:
         super().__init__(f"the device plugin of {resource} gave no preference: {error.finding}", error.remedy)
-
-
-class Refused(NoFit):
-    """A refusal, for callers that want it as an error."""
-
-    code = "Refused"
-
-    def __init__(self, refusal: Refusal) -> None:
-        self.refusal = refusal
-        super().__init__(refusal.finding, refusal.remedy)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from topoalign.core.errors import InvalidField, InvalidMachine, clean
 from topoalign.core.ids import DeviceID
-from topoalign.core.topology.model import Gpu, Nic, PciBridge, Topology
+from topoalign.core.topology.model import Gpu, Nic, Topology
 from topoalign.core.topology.validate import LARGEST_MEMORY, MOST_GPUS, validate
 from topoalign.machines import pcie, sysfs_nics
 from topoalign.machines.sysfs_cpus import cpus_of_nodes, online_cpus, read_cpus, read_nodes
@@ -26,14 +26,11 @@ from topoalign.machines.sysfs_pci import (
     local_cpus,
     numa_nodes,
     path_of,
-    pcie_class_between,
 )
 
 __all__ = [
     "Tree",
     "is_named_by_address",
-    "pcie_class_between",
-    "read_bridges",
     "read_cpus",
     "read_gpus",
     "read_nics",
@@ -87,13 +84,6 @@ def read_nics(root: Path | Tree) -> tuple[Nic, ...]:
     """The RDMA-capable NICs, by name."""
     tree = opened(root)
     return sysfs_nics.nics(tree, cpus_of_nodes(tree, online_cpus(tree)))
-
-
-def read_bridges(root: Path | Tree) -> tuple[PciBridge, ...]:
-    """Every bridge above a GPU or NIC, parents before children."""
-    tree = opened(root)
-    there = [*(gpu.pci for gpu in read_gpus(root)), *(nic.pci for nic in read_nics(root))]
-    return pcie.bridges(_chain(tree, address) for address in there)
 
 
 def _chain(tree: Tree, address: str | None) -> pcie.Chain:

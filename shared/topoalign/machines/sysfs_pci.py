@@ -8,7 +8,6 @@ one; else the one node that holds all CPUs of its `local_cpulist`. A list that s
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 
-from topoalign.core.topology.links import PcieClass
 from topoalign.machines import pcie
 from topoalign.machines.sysfs_files import Tree
 
@@ -26,16 +25,6 @@ def addresses(tree: Tree) -> list[str]:
 def path_of(tree: Tree, address: str) -> PurePosixPath:
     """Where the device is below /sys/devices; below /sys/bus if the tree has it there in place of a link."""
     return tree.real(f"{DEVICES}/{address}") or PurePosixPath(DEVICES, address)
-
-
-def pcie_class_between(
-    path_a: PurePosixPath, path_b: PurePosixPath, numa_a: int | None, numa_b: int | None
-) -> PcieClass | None:
-    """The class of the way between two devices at these paths. None if one of them leads through no host bridge."""
-    a, b = pcie.chain_of(path_a), pcie.chain_of(path_b)
-    if not a or not b:
-        return None
-    return pcie.between(a, b, same_node=numa_a is not None and numa_a == numa_b)
 
 
 def numa_nodes(tree: Tree, address: str, nodes: Mapping[int, frozenset[int]]) -> tuple[int, ...]:

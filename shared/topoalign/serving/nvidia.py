@@ -116,7 +116,8 @@ REFUSED: Mapping[str, Refusal] = {
 
 def left_out(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment without these variables: on a laptop some other program's CONFIG_FILE must not be taken for ours."""
-    return {name: text for name, text in environment.items() if name not in VARIABLES and name != FILE}
+    theirs = {*VARIABLES, *DP_VARIABLES, FILE}
+    return {name: text for name, text in environment.items() if name not in theirs}
 
 
 def overlaid(document: dict[str, Any], environment: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:

@@ -15,6 +15,7 @@ from enum import Enum
 import msgspec
 
 from topoalign.core.errors import InvalidField, clean, quoted
+from topoalign.serving import nvidia
 
 APPLICATION_XIDS = (13, 31, 43, 45, 68, 109)
 """Errors of a program, after which the GPU is as good as before: what NVIDIA's device plugin ignores."""
@@ -50,8 +51,8 @@ MEANINGS: Mapping[int, str] = {
     RECOVERY_ACTION_XID: "what it needs to recover has changed",
 }
 
-DISABLE, ENABLE = "DP_DISABLE_HEALTHCHECKS", "DP_ENABLE_HEALTHCHECKS"
-"""Variables of NVIDIA's device plugin: XIDs to ignore beside the usual ones, and XIDs to heed whatever else is said."""
+DISABLE, ENABLE = nvidia.DP_VARIABLES
+"""XIDs to ignore beside the usual ones, and XIDs to heed whatever else is said."""
 
 
 class Gravity(Enum):

@@ -26,7 +26,7 @@ def link_items(links: NvLinks, gpus: Boxes, top: float, left: float, width: floa
     items: list[Item] = []
     bottom = top
     for bar in links.bars:
-        more, bottom = bar_items(bar, gpus, top, bottom + BAR_GAP, left, width)
+        more, bottom = bar_items(bar, gpus, bottom + BAR_GAP, left, width)
         items += more
     if links.pairs and arcs_fit(links, gpus):
         more, bottom = arc_items(links.pairs, gpus, bottom)
@@ -39,7 +39,7 @@ def arcs_fit(links: NvLinks, gpus: Boxes) -> bool:
     return len(links.pairs) <= MOST_ARCS and len({box.y for box in gpus.values()}) <= 1
 
 
-def bar_items(bar: Bar, gpus: Boxes, top: float, y: float, left: float, width: float) -> tuple[list[Item], float]:
+def bar_items(bar: Bar, gpus: Boxes, y: float, left: float, width: float) -> tuple[list[Item], float]:
     """A bar below all its GPUs, at `y`, and a line from each of them to it."""
     boxes = {gpu: gpus[gpu] for gpu in bar.links}
     title_width = text_width(bar.title, 12, bold=True) + 24

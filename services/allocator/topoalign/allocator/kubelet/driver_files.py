@@ -47,11 +47,6 @@ class DriverFiles(NamedTuple):
     libraries: tuple[str, ...]
     programs: tuple[str, ...]
 
-    @property
-    def cuda(self) -> str:
-        """The library without which nothing works."""
-        return f"{self.directory}/libcuda.so.{self.version}"
-
 
 def find(root: Root) -> DriverFiles:
     """Raises ContainerUnready if there is no driver below the root, or more than one."""
