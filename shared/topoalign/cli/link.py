@@ -141,7 +141,12 @@ def located(nats: str | None, node: str | None, environment: Mapping[str, str]) 
 def on_node(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds --node, --nats and --json, and hands them to the command as a `Link`."""
 
-    @click.option("--node", envvar="TOPOALIGN_NODE", help="The node to ask.  [default: that of `up`, or this host]")
+    @click.option(
+        "--node",
+        envvar="TOPOALIGN_NODE",
+        metavar="NODE",
+        help="The node to ask.  [default: that of `up`, or this host]",
+    )
     @click.option("--nats", envvar="TOPOALIGN_NATS_URL", metavar="URL", help="NATS.  [default: that of `up`]")
     @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     @wraps(command)

@@ -35,15 +35,22 @@ def host_name() -> str:
 
 @click.command()
 @click.option("--nats", envvar="TOPOALIGN_NATS_URL", metavar="URL", help="NATS to test.  [default: that of `up`]")
-@click.option("--kubelet-dir", type=click.Path(path_type=Path), help="The kubelet's device plugin directory to test.")
+@click.option(
+    "--kubelet-dir",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="The kubelet's device plugin directory to test.",
+)
 @click.option(
     "--kubelet-config",
+    metavar="FILE",
     type=click.Path(path_type=Path),
     envvar="TOPOALIGN_KUBELET_CONFIG",
     help="The kubelet's configuration file.  [default: config.yaml above --kubelet-dir]",
 )
 @click.option(
     "--state-dir",
+    metavar="DIR",
     type=click.Path(path_type=Path),
     default=Path("/var/lib/topoalign"),
     envvar="TOPOALIGN_STATE_DIR",
@@ -51,7 +58,13 @@ def host_name() -> str:
     help="Where the allocator's journal is to live.",
 )
 @click.option("--sysfs-root", type=click.Path(path_type=Path), default=Path("/sys"), show_default=True, hidden=True)
-@click.option("--node", envvar="TOPOALIGN_NODE", default=host_name, help="Name of this node.  [default: host name]")
+@click.option(
+    "--node",
+    envvar="TOPOALIGN_NODE",
+    metavar="NODE",
+    default=host_name,
+    help="Name of this node.  [default: host name]",
+)
 @click.option("--fail-on-findings", is_flag=True, help="End with exit code 6 if a check failed.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(fail_on_findings: bool, as_json: bool, **given: object) -> int | None:
