@@ -247,9 +247,6 @@ class Scenario:
 
 def run(seed: int, parts: Parts | None = None, deeds: tuple[Deed, ...] = DEEDS) -> Outcome:
     """The same seed gives the same outcome, to the byte."""
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL), cache_logger_on_first_use=False
-    )
 
     async def main(loop: SimulatedLoop) -> Outcome:
         scenario = Scenario(seed, loop, parts or Parts())
@@ -268,7 +265,9 @@ def run(seed: int, parts: Parts | None = None, deeds: tuple[Deed, ...] = DEEDS) 
 def quietly() -> Iterator[None]:
     """What the product logs is not looked at, and costs time."""
     had = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL), cache_logger_on_first_use=False
+    )
     try:
         yield
     finally:

@@ -4,7 +4,9 @@ import time
 
 import anyio
 import pytest
+import structlog
 from simulation.loop import Process, SimulatedLoop, Stalled, simulate
+from simulation.scenario import run
 
 
 async def crowd(loop: SimulatedLoop) -> list[tuple[int, float]]:
@@ -94,3 +96,10 @@ def test_a_stopped_process_goes_on_where_it_was_and_what_was_due_is_due_at_once(
 
     assert [1, 61.5, 62.5] == seen
     assert list(range(1, 63)) == others
+
+
+def test_a_run_leaves_the_log_as_it_was_for_the_tests_after_it() -> None:
+    before = structlog.get_config()
+    run(1)
+
+    assert before == structlog.get_config()
