@@ -179,6 +179,7 @@ def test_a_terminal_that_closes_ends_up_in_order(tmp_path: Path) -> None:
         env={**settings, "XDG_RUNTIME_DIR": str(tmp_path), "CONFIG_FILE": "/nowhere/of/another/program"},
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # these tests may run under nohup
     )
     assert process.stderr is not None
     with process:
