@@ -3,7 +3,8 @@ A whole node in one process, as its services run it: a stand-in NVML under the r
 registry, and a kubelet over real sockets. Only time and the bus are in memory.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +29,7 @@ from topoalign.core.ids import GPU, DeviceID, NodeName
 from topoalign.core.maintenance import DevicesRequest, Word
 from topoalign.core.requests import ExplainRequest
 from topoalign.discovery import main as discovery
+from topoalign.discovery.drivers.nvml.events import WAIT_SECONDS
 from topoalign.hinting import main as hinting
 from topoalign.registry import main as registry
 from topoalign.runtime.clock import ManualClock
@@ -41,23 +43,57 @@ FOREVER = "1000000"
 """Seconds of an injected clock that real threads, which live by another time, never take."""
 HURRY = "hurry 100"
 """For the stand-in: time passes a hundred times faster than it thinks."""
+WAIT = "nvmlEventSetWait_v2"
 TURNS = 40
 """Of the event loop, in which whatever a step of time wakes has its say."""
 
 
 class QuickClock(ManualClock):
-    """Gives who wakes a number of turns; waiting until all tasks are blocked takes a tenth of a second each time."""
+    """
+    Gives who wakes a number of turns; waiting until all tasks are blocked takes a tenth of a second each time.
+
+    The threads of the driver live by another time, and on a busy machine they may get no turn for long: no time passes here
+    while one of them works, and no second before a wait for events has ended that was to last one. So what takes too long
+    by this clock hangs.
+    """
+
+    def __init__(self, standin: StandIn) -> None:
+        super().__init__()
+        self._standin = standin
+        self._others = set(threading.enumerate())
+        self._waited_at, self._waits = self._now, 0
 
     async def advance(self, seconds: float) -> None:
-        await turns()
+        await self._settle()
         until = self._now + seconds
         while self._sleepers and self._sleepers[0][0] <= until:
             self._now, _, woken = heappop(self._sleepers)
             woken.set()
             if not self._sleepers or self._sleepers[0][0] > self._now:
-                await turns()
+                await self._settle()
         self._now = until
+        await self._settle()
+
+    async def _settle(self) -> None:
         await turns()
+        await self.driver_rests()
+        if self._now - self._waited_at >= WAIT_SECONDS:
+            while self._standin.waiting() and self._standin.calls(WAIT) == self._waits:
+                await anyio.lowlevel.checkpoint()
+            self._waited_at, self._waits = self._now, self._standin.calls(WAIT)
+        await turns()
+
+    async def driver_rests(self) -> None:
+        """Until each thread of the driver has ended, hangs, or waits for an event."""
+        while len(working := self._working()) > self._standin.hanging() + self._standin.waiting():
+            working[-1].join(0.001)  # it needs the interpreter, which this loop would else keep for itself
+            await anyio.lowlevel.checkpoint()
+
+    def _working(self) -> list[threading.Thread]:
+        """Threads of the driver that have not ended."""
+        return [
+            thread for thread in threading.enumerate() if thread.name.startswith("NVML") and thread not in self._others
+        ]
 
 
 async def turns(count: int = TURNS) -> None:
@@ -69,13 +105,18 @@ async def turns(count: int = TURNS) -> None:
 class WholeNode:
     root: Path
     standin: StandIn
-    clock: ManualClock
+    clock: QuickClock
     bus: MemoryBus
     kubelet: KubeletStandIn
     context: Context
 
-    def play(self, *more: str, gpus: Any = range(8)) -> None:
-        self.standin.play(script(gpus=gpus, more=[HURRY, *more]))
+    async def play(self, *more: str, gpus: Sequence[int] = range(8)) -> None:
+        """From now on another machine; no reading sees half of it."""
+        await self.play_machine(script(gpus=gpus, more=[HURRY, *more]))
+
+    async def play_machine(self, machine: str) -> None:
+        await self.clock.driver_rests()
+        self.standin.play(machine)
 
     def counted(self, name: str, labels: Mapping[str, str] | None = None) -> float:
         return self.context.metrics.get_sample_value(name, dict(labels or {})) or 0.0
@@ -129,7 +170,7 @@ async def whole_node(
         plugins, resources = directory / "device-plugins", directory / "pod-resources"
         plugins.mkdir()
         resources.mkdir()
-        clock, bus = QuickClock(), MemoryBus()
+        clock, bus = QuickClock(standin), MemoryBus()
         settings = {
             "NODE": NODE,
             "DRIVER": "nvml",

@@ -69,6 +69,14 @@ class StandIn:
         """Whether somebody would hear of an event of the GPU at this index."""
         return bool(self.loaded.standin_listened(gpu))
 
+    def hanging(self) -> int:
+        """How many threads are in a call that hangs."""
+        return int(self.loaded.standin_hanging())
+
+    def waiting(self) -> int:
+        """How many threads wait for an event."""
+        return int(self.loaded.standin_waiting())
+
     def release(self) -> None:
         """Lets calls that hang go on."""
         self.loaded.standin_release()

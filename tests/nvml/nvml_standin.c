@@ -60,6 +60,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of calls, sets and q
 static Rule rules[RULES];
 static Calls calls[CALLS];
 static volatile int released;
+static int hanging, waiting; /* threads in a call that hangs, and that wait for an event */
 
 /* The script. */
 
@@ -156,6 +157,12 @@ int standin_calls(const char *function) {
     return 0;
 }
 
+int standin_hanging(void) { return __atomic_load_n(&hanging, __ATOMIC_SEQ_CST); }
+
+int standin_waiting(void) { return __atomic_load_n(&waiting, __ATOMIC_SEQ_CST); }
+
+static void add(int *threads, int by) { __atomic_add_fetch(threads, by, __ATOMIC_SEQ_CST); }
+
 /* What every call begins with: count it, be as slow, dead or wrong as the script says. */
 
 static int enter(const char *function, Device *device) {
@@ -168,7 +175,11 @@ static int enter(const char *function, Device *device) {
     if (delay) usleep((useconds_t)delay);
     for (Rule *rule = rules; rule < rules + rule_count; rule++) {
         if (strcmp(rule->function, function) || (rule->gpu >= 0 && (!device || rule->gpu != device->index))) continue;
-        while (rule->hangs && !released) usleep(1000);
+        if (rule->hangs) {
+            add(&hanging, 1);
+            while (rule->hangs && !released) usleep(1000);
+            add(&hanging, -1);
+        }
         code = rule->code;
     }
     return code == OK && !open_count && strncmp(function, "nvmlInit", 8) ? UNINITIALIZED : code;
@@ -318,12 +329,14 @@ int nvmlEventSetFree(EventSet *set) {
 int nvmlEventSetWait_v2(EventSet *set, EventData *data, unsigned milliseconds) {
     ENTER(NULL);
     if (!set->used) return INVALID_ARGUMENT;
-    int script = plays;
-    for (unsigned left = milliseconds / (unsigned)hurry; !taken(set, data); left--) {
-        if (!left || script != plays) return TIMEOUT;
+    int script = plays, found;
+    add(&waiting, 1);
+    for (unsigned left = milliseconds / (unsigned)hurry; !(found = taken(set, data)); left--) {
+        if (!left || script != plays) break;
         usleep(1000);
     }
-    return OK;
+    add(&waiting, -1);
+    return found ? OK : TIMEOUT;
 }
 int nvmlDeviceGetMemoryAffinity(Device *d, unsigned words, unsigned long *mask, int scope) {
     (void)scope;
