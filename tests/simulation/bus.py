@@ -63,9 +63,16 @@ class Broker:
 class FaultyBus:
     """The bus as one process has it: `topoalign.core.ports.Bus`."""
 
-    def __init__(self, broker: Broker, chance: Random, is_dead: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        chance: Random,
+        is_dead: Callable[[], bool] = lambda: False,
+        said: Callable[[Message], None] = lambda message: None,
+    ) -> None:
+        """`said` is told every message that its process tries to publish."""
         self._broker, self._bus, self._weather = broker, broker.bus, broker.weather
-        self._chance, self._is_dead = chance, is_dead
+        self._chance, self._is_dead, self._tell = chance, is_dead, said
         self._said: list[Message] = []
 
     @property
@@ -73,6 +80,7 @@ class FaultyBus:
         return not self._weather.away
 
     async def publish(self, message: Message) -> int:
+        self._tell(message)
         await self._reach()
         unknown = happens(self._weather.timeout, self._chance)
         if unknown and self._chance.random() < 0.5:

@@ -29,7 +29,7 @@ def violations(seeds: Sequence[int], plant: str | None = None) -> list[tuple[int
 
 
 def one(seed: int, plant: str | None = None) -> Outcome:
-    return run(seed, PLANTS[plant] if plant is not None else None)
+    return run(seed, PLANTS[plant].parts() if plant is not None else None)
 
 
 def campaign(

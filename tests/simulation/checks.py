@@ -6,11 +6,10 @@ record of all facts, and against what the kubelet's containers really use.
 import msgspec
 from simulation.journal import Disk
 from simulation.kubelet import Kubelet
-from simulation.node import COMPACT_AFTER, PENDING_LIMIT, Agent, Hub
+from simulation.node import COMPACT_AFTER, PENDING_LIMIT, REMEMBERED, Agent, Hub
 from simulation.record import Held, Record, card, clashing, held_by, spelled
-from simulation.world import NODE, Violation, World
+from simulation.world import HEALTHY, NODE, Violation, World
 
-from topoalign.allocator.admissions import REMEMBERED
 from topoalign.client import Heard
 from topoalign.core.admission import admit
 from topoalign.core.errors import TopoalignError
@@ -93,6 +92,8 @@ class Checks:
         if live != self.record.live:
             both = f"in the ledger: {spelled(live.values())}; on disk: {spelled(self.record.live.values())}"
             self.world.violate(Violation("I9", both))
+        owners = [owner for owner, _ in live.values() if owner is not None]
+        self.expect("I6", self.kubelet is not None or len(owners) == len(set(owners)), "a container was admitted twice")
         places = [place for _, held in live.values() for place in held]
         self.expect("I1", len(places) == len(set(places)), "a device is held twice")
         for resource, devices in state.hardware.devices.items():
@@ -101,7 +102,7 @@ class Checks:
             unavailable = {device for device in devices if not state.health_of(device).usable}
             self.expect("I3", free | allocated | unavailable == devices.keys(), f"some {resource} are in no set")
             self.expect("I3", not free & (allocated | unavailable), f"free and not free: {sorted(free)}")
-        self.expect("I4", replayed(self.world.disk).digest == state.digest, "replaying the journal gives another state")
+        self.expect("I4", digest_on(self.world.disk) == state.digest, "replaying the journal gives another state")
         most = PENDING_LIMIT + 2 * COMPACT_AFTER
         kept = len(self.world.disk.journal.load())
         self.expect("I12", len(ledger.pending) <= most and kept <= most, f"{len(ledger.pending)} wait, {kept} kept")
@@ -174,7 +175,7 @@ class Checks:
             device
             for devices in self.world.machine.devices.values()
             for device in devices
-            if self.world.health[card(device)].usable
+            if self.world.health[card(device)] == HEALTHY
             and not any(card(device) == card(other) and (SHARE in device) != (SHARE in other) for other in held)
         }
 
@@ -201,6 +202,14 @@ def replayed(disk: Disk) -> NodeState:
     events = [event for entry in disk.journal.load() for event in entry.events]
     newest = max((at for at, event in enumerate(events) if isinstance(event, AllocationsSnapshot)), default=0)
     return replay(NODE, events[newest:])
+
+
+def digest_on(disk: Disk) -> str:
+    """Of the state that a start would find; why there is none, if the journal cannot be read."""
+    try:
+        return replayed(disk).digest
+    except TopoalignError as error:
+        return str(error)
 
 
 def decision(state: NodeState, pod: PodRequest, world: World) -> object:

@@ -68,6 +68,7 @@ class Door:
                 call.error = error
             except Exception as defect:  # a defect of the product: the run ends with it
                 self._world.violate(Violation("I8", f"a call failed with {defect!r}, not with an error and its remedy"))
+                call.error = Unavailable("a defect of the plugin", "see the violation")
             await self._world.slow()
         self._open.remove(call)
         call.done.set()

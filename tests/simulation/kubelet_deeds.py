@@ -7,7 +7,7 @@ from simulation.kubelet import Container, Pod
 from simulation.refusals import sound
 from simulation.world import Violation
 
-from topoalign.core.errors import TopoalignError
+from topoalign.core.errors import DeviceInUse, TopoalignError
 from topoalign.core.ids import GPU, NIC, ContainerName, DeviceID, PodName, ResourceName
 
 if TYPE_CHECKING:
@@ -84,18 +84,20 @@ async def repeat(run: "Scenario", key: tuple[str, ContainerName, ResourceName]) 
     devices, kubelet, agent, starts = run.kubelet.entries.get(key), run.kubelet, run.agent, run.kubelet.starts
     if agent.handouts is None or devices is None:
         return
-    before = dict(run.checks.record.live)
     places = frozenset((key[2], device) for device in devices)
+    owned = [name for name, (owner, held) in run.checks.record.live.items() if held == places and owner is not None]
+    answer: object
     try:
-        name = await agent.allocate(key[2], sorted(devices))
+        answer = await agent.allocate(key[2], sorted(devices))
+        run.world.note("repeated", key, answer)
     except TopoalignError as error:
         sound(run, error)
-        return
-    run.world.note("repeated", key, name)
-    owned = [had for had, (owner, held) in before.items() if held == places and owner is not None]
+        if not isinstance(error, DeviceInUse):
+            return
+        answer = error
     steady = key[0] in kubelet.admitted and key[0] not in kubelet.hidden and starts == kubelet.starts
-    if owned and steady and owned[0] in run.checks.record.live and name != owned[0]:
-        run.world.violate(Violation("I6", f"{key} has {owned[0]} and was answered with {name}"))
+    if owned and steady and answer != owned[0]:
+        run.world.violate(Violation("I6", f"{key} has {owned[0]} and was answered with {answer}"))
 
 
 def conflict(run: "Scenario") -> None:

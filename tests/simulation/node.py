@@ -15,7 +15,7 @@ from simulation.door import Door
 from simulation.journal import FaultyJournal
 from simulation.kubelet import Kubelet
 from simulation.loop import Process
-from simulation.world import NODE, World
+from simulation.world import NODE, Violation, World
 
 from topoalign.allocator.admissions import Admissions
 from topoalign.allocator.handouts import Handouts
@@ -26,9 +26,9 @@ from topoalign.allocator.service import Allocator
 from topoalign.client import Client, Heard
 from topoalign.core import wire
 from topoalign.core.errors import StateFault, Unavailable
-from topoalign.core.events import DeviceHealthChanged, TopologyDiscovered
+from topoalign.core.events import AllocationsSnapshot, DeviceHealthChanged, LedgerFact, TopologyDiscovered
 from topoalign.core.ids import AllocationID, DeviceID, ResourceName
-from topoalign.core.ports import Bus, Endpoint
+from topoalign.core.ports import Bus, Endpoint, Message
 from topoalign.core.requests import AliveRequest, AnnounceRequest
 from topoalign.discovery.announcer import Announcer
 from topoalign.registry.cluster import Cluster
@@ -39,7 +39,8 @@ from topoalign.runtime.answers import answering
 from topoalign.runtime.node_bus import NodeBus
 
 RECONCILE_SECONDS, GONE_SECONDS, UNBOUND_SECONDS, SETTLE_SECONDS = 5.0, 5.0, 8.0, 20.0
-COMPACT_AFTER, PENDING_LIMIT = 20, 40
+COMPACT_AFTER, PENDING_LIMIT, REMEMBERED = 3, 6, 4
+"""So little that a run of a few dozen facts comes up against it."""
 
 
 class KubeletList:
@@ -66,7 +67,9 @@ class Agent:
         self.world, self.kubelet, self.parts = world, kubelet, parts
         self.process = Process("agent")
         self.door = Door(world, self.process)
-        self.bus = FaultyBus(world.broker, world.faults, lambda: self.process.dead)
+        self.bus = FaultyBus(world.broker, world.faults, lambda: self.process.dead, self._publishes)
+        self.said: tuple[int, int] | None = None
+        """Epoch and seq of the fact that it tried to publish last."""
         self.journal = FaultyJournal(
             world.disk,
             world.faults,
@@ -114,6 +117,19 @@ class Agent:
                 tasks.start_soon(Discovery(world, bus, self.bus).run)
             if self.kubelet is not None:
                 tasks.start_soon(self._offer, self.kubelet)
+
+    def _publishes(self, message: Message) -> None:
+        """One fact after the other: again until it is confirmed, and none left out but for a snapshot that stands for it."""
+        event = wire.decode(message)
+        if not isinstance(event, LedgerFact):
+            return
+        place, had = (event.epoch, event.seq), self.said
+        if had is not None and not (
+            place in (had, (had[0], had[1] + 1))
+            or (place > had and (event.seq == 1 or isinstance(event, AllocationsSnapshot)))
+        ):
+            self.world.violate(Violation("I5", f"fact {place} is published after {had}"))
+        self.said = place
 
     async def _offer(self, kubelet: Kubelet) -> None:
         """ListAndWatch: what is listed is told again with every change, to whatever kubelet lives."""

