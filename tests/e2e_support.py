@@ -102,7 +102,7 @@ async def in_one_process(
             await run_services(names, environment, bus=bus, ready=ready)
 
         tasks.start_soon(run)
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             await started.wait()
         yield url
         tasks.cancel_scope.cancel()

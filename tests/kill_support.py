@@ -60,7 +60,7 @@ class Agents:
             kill(pid)
         assert self._program.stdin is not None and self._program.stdout is not None
         self._program.stdin.close()
-        self._program.wait(10)
+        self._program.wait(60)
         self._program.stdout.close()
 
 
@@ -125,7 +125,7 @@ class Life:
             await self.listed()
             async with injected(first, calls, f"signal=SIGKILL:when={nth}", self.folder / "strace"):
                 admitted = isinstance(await self.kubelet.admit(pod("first", gpus=3, nics=1)), Admission)
-                with anyio.fail_after(20):
+                with anyio.fail_after(60):
                     while alive(first) and not self.all_said():
                         await anyio.lowlevel.checkpoint()
                 survived = alive(first)
@@ -194,7 +194,7 @@ async def ended(pid: int) -> None:
     except ProcessLookupError:
         return
     try:
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             await anyio.wait_readable(process)
     finally:
         os.close(process)
@@ -225,7 +225,7 @@ async def agreeing(kubelet: KubeletStandIn, bus: Bus, node: NodeName) -> NodeSta
     }
     state = NodeState(node=node)
     events = Client(bus).allocations(node=node)
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async for heard in events:
             state = state.apply(heard.event)
             if holders(state) == expected:

@@ -37,7 +37,7 @@ async def injected(pid: int, calls: str, fault: str, log: Path) -> AsyncIterator
     ]
     process = await anyio.open_process(command, stderr=subprocess.PIPE)
     try:
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             while process.returncode is None and not (is_traced(pid) and is_seen(log)):
                 await anyio.lowlevel.checkpoint()
         yield

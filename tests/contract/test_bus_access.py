@@ -34,7 +34,7 @@ async def test_publishing_without_permission_is_refused_with_the_subject(tmp_pat
     alice = '{ user: alice, password: canary, permissions: { publish: { allow: ["$JS.API.>"] } } }'
     async with killable(tmp_path, users(alice)) as server:
         url = server.url.replace("nats://", "nats://alice:canary@")
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             async with connect_bus(url) as bus:
                 with pytest.raises(BusRefused, match=f"no permission on {GRANTED}"):
                     await bus.publish(said(1))
@@ -77,7 +77,7 @@ async def test_a_missing_permission_to_follow_is_said_once_and_following_begins_
                 server.kill()
                 server.more = users("{ user: writer, password: x }")
                 await server.start()
-                with anyio.fail_after(20):
+                with anyio.fail_after(30):
                     assert said(1) == (await anext(messages)).message
 
     refusals = [line["finding"] for line in logs if line["event"] == "cannot follow"]

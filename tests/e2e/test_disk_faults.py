@@ -61,7 +61,7 @@ async def page(life: Life, name: str) -> str:
 
     def ask() -> str:
         try:
-            with urlopen(f"{url}/{name}", timeout=10) as answer:
+            with urlopen(f"{url}/{name}", timeout=60) as answer:
                 return str(answer.read().decode())
         except HTTPError as error:
             with error:

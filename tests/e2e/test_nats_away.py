@@ -19,7 +19,7 @@ from topoalign.machines import load
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
 NODE = NodeName("gpu-1.example.com")
 PODS = 40

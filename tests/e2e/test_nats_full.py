@@ -22,7 +22,7 @@ from topoalign.core.requests import AdmissionRules
 from topoalign.machines import load
 from topoalign.runtime.nats_bus import connect_bus
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
 NODE = NodeName("gpu-1.example.com")
 PODS = 200 if THOROUGH else 15

@@ -9,7 +9,7 @@ import anyio
 import pytest
 from bus_support import killable
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
 TOPOALIGN = str(Path(sys.executable).with_name("topoalign"))
 SUBJECT = "topoalign.v1.allocation.node-1.granted"

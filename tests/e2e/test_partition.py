@@ -13,7 +13,7 @@ from faults_support import THOROUGH
 
 from topoalign.runtime.nats_bus.connection import PING_SECONDS, PINGS_MISSED
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 ENVIRONMENT = {**os.environ, "PATH": os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])}
 """Where `ip` and `nft` are, which not every user has on the way."""
@@ -52,7 +52,7 @@ def happened(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         )
         for direction in DIRECTIONS
     }
-    outputs = {direction: program.communicate(timeout=100)[0] for direction, program in running.items()}
+    outputs = {direction: program.communicate(timeout=250)[0] for direction, program in running.items()}
     assert dict.fromkeys(DIRECTIONS, 0) == {name: program.returncode for name, program in running.items()}
     return {direction: json.loads(output.splitlines()[-1]) for direction, output in outputs.items()}
 

@@ -34,7 +34,7 @@ from topoalign.core.topology.model import Gpu, Topology
 from topoalign.core.topology.offers import Offer
 from topoalign.runtime.nats_bus import connect_bus
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
 NODE = NodeName("gpu-7.example.com")
 SERVICES = ("registry", "topoalign-hinting", "topoalign-allocator")

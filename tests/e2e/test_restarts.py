@@ -62,7 +62,7 @@ async def test_restarts_under_load_lose_no_assignment_and_offer_no_used_device(
             agent = life.start()
         await life.listed()
         loading.cancel()
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             while any(name.startswith("short") for _, name in life.kubelet.running):
                 key = next(key for key in life.kubelet.running if key[1].startswith("short"))
                 await life.kubelet.remove(*key)
@@ -79,7 +79,7 @@ async def test_restarts_under_load_lose_no_assignment_and_offer_no_used_device(
 async def more(life: Life, admitted: list[str]) -> None:
     """Waits until two more pods have been admitted: so the node is under load, and not idle."""
     enough = len(admitted) + 2
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         await life.kubelet.until(lambda _: len(admitted) >= enough)
 
 

@@ -16,7 +16,7 @@ from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
 NODE = NodeName("gpu-1.example.com")
 
@@ -79,7 +79,7 @@ async def test_one_process_in_memory_and_four_processes_on_nats_allocate_alike(t
             extra = {"TOPOALIGN_HTTP_PORT": str(port)} if service == "registry" else {}
             await stack.enter_async_context(as_process(service, {**environment, **extra}, tmp_path / f"{service}.log"))
         over_nats = await stack.enter_async_context(connect_bus(nats))
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             on_nats = await scenario(over_nats)
             held_on_nats = await held(f"http://127.0.0.1:{port}", 4)
 

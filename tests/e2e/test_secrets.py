@@ -19,7 +19,7 @@ from topoalign.cli import root
 from topoalign.core.errors import InvalidField
 from topoalign.runtime.nats_bus.access import addresses, shown
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
 CANARY = "cAnArY-sings"
 """Our password. It is wrong, so that every command has something to complain of."""

@@ -27,7 +27,7 @@ from topoalign.runtime.nats_server import local_nats
 
 pytestmark = [
     pytest.mark.anyio,
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(300),
     pytest.mark.skipif(sys.platform != "linux", reason="limits a process that runs, which needs Linux's prlimit"),
 ]
 

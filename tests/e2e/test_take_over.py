@@ -23,7 +23,7 @@ from topoalign.core.requests import AdmissionRules
 from topoalign.machines import load
 from topoalign.runtime.clock import ManualClock
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
 NODE = NodeName("node-1")
 NOWHERE = "nats://127.0.0.1:9"
@@ -48,7 +48,7 @@ class Place:
         return False
 
     async def until(self, allocatable: int, registrations: int) -> None:
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             await self.kubelet.until(
                 lambda kubelet: (
                     kubelet.allocatable(GPU) == allocatable and kubelet.plugins.registrations >= registrations
@@ -94,7 +94,7 @@ async def place(folder: Path) -> AsyncIterator[Place]:
 
 async def stopped(process: Process) -> int:
     process.terminate()
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         return await process.wait()
 
 
@@ -133,7 +133,7 @@ async def test_a_second_agent_without_the_flag_ends_and_names_the_first_one_whic
         sockets = {path.name: path.stat().st_ino for path in (folder / "device-plugins").glob("topoalign-*")}
         it.sights.clear()
         async with it.agent("second.log") as second:
-            with anyio.fail_after(30):
+            with anyio.fail_after(60):
                 code = await second.wait()
 
         assert 69 == code

@@ -37,7 +37,7 @@ def counted(it: Node, resource: ResourceName) -> tuple[int, int]:
 
 
 async def until(it: Node, resource: ResourceName, capacity: int, allocatable: int) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(30):
         await it.kubelet.until(lambda kubelet: counted(it, resource) == (capacity, allocatable))
 
 

@@ -78,7 +78,7 @@ async def test_containers_are_told_by_the_configuration_file_and_by_the_new_one_
         changed = it.configuration.changed
         file.write_text(configuration("[envvar]", "index"))
         it.reload.ask()
-        with anyio.fail_after(10):
+        with anyio.fail_after(30):
             await changed.wait()
         await kubelet.admit(pod("after", gpus=2))
 
@@ -108,7 +108,7 @@ async def test_who_hands_over_goes_on_looking_whether_somebody_has_the_node() ->
     async with node(configuration("envvar", "uuid")) as (it, _, file):
         line = os.open(file.parent / "state" / LINE, os.O_RDWR | os.O_CREAT)
         fcntl.flock(line, fcntl.LOCK_EX)
-        with anyio.fail_after(10):
+        with anyio.fail_after(30):
             await it.superseded.wait()
         os.close(line)
 

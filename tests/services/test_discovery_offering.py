@@ -68,7 +68,7 @@ class World:
 
 
 async def said(messages: AsyncIterator[Received]) -> TopologyDiscovered:
-    with anyio.fail_after(10):
+    with anyio.fail_after(30):
         event = wire.decode((await anext(messages)).message)
     assert isinstance(event, TopologyDiscovered)
     return event
@@ -114,7 +114,7 @@ async def test_a_wrong_file_changes_nothing_and_is_noted_where_an_operator_looks
         world.file.write_text("flags: {migStrategy: both}")
         with capture_logs() as lines:
             world.context.reload.ask()
-            with anyio.fail_after(10):
+            with anyio.fail_after(30):
                 while not lines:
                     await anyio.to_thread.run_sync(int)  # as long as a look takes
         page = await readiness(world.context)
