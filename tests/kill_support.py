@@ -174,6 +174,7 @@ class Life:
         assert holders(state) == holders(on_disk(self.folder / "state" / "journal", self.node)), (
             "the log alone tells it"
         )
+        assert [] == [*(self.folder / "state").glob("journal.corrupt-*")], "it is whole before and after any step"
         held = [device for allocation in state.allocations.values() for device in allocation.device_ids]
         assert len(set(held)) == len(held)
         await assert_said_once(self.bus, self.node, state)
