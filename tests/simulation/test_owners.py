@@ -118,8 +118,8 @@ async def two_at_once(loop: SimulatedLoop, seed: int) -> Node:
         async with anyio.create_task_group() as pods:
             pods.start_soon(arrive, "first")
             pods.start_soon(arrive, "second")
-            if node.chance.random() < 0.3:  # by force, and one of the same size in its place
-                await node.late()
+            if node.chance.random() < 0.6:  # by force, and one of the same size in its place
+                await anyio.sleep(node.chance.choice((0.0, 0.02, 0.3, 1.0)))
                 node.kubelet.remove("uid-first")
                 pods.start_soon(arrive, "third")
         node.kubelet.collect()  # as it does when the next pod comes
