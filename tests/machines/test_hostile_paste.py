@@ -44,7 +44,7 @@ def says_what_is_not_there(error: InvalidMachine) -> bool:
     return "missing" in error.finding or "no line holds" in error.finding
 
 
-@pytest.mark.timeout(3600 if THOROUGH else 60)
+@pytest.mark.timeout(3600 if THOROUGH else 300)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_paste_is_a_machine_or_refused_with_its_line(vectors: Path, damage: str) -> None:
     """C23: at every place of every published output, in a quick run at some of each."""
@@ -62,13 +62,14 @@ def test_a_damaged_paste_is_a_machine_or_refused_with_its_line(vectors: Path, da
                 assert machine == read(print_matrix(machine))
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", sample(sorted(KINDS), 4))
 def test_ten_megabytes_and_five_thousand_columns_are_refused_by_the_command(kind: str) -> None:
     """C23: `topo import -`, in a process that may take no more than 400 MB."""
     limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (400 << 20, 400 << 20)); "
     program = limited + "from topoalign.cli.root import run; sys.exit(run(['topo', 'import', '-']))"
     done = subprocess.run(
-        [sys.executable, "-c", program], input=KINDS[kind](), capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], input=KINDS[kind](), capture_output=True, text=True, timeout=240, check=False
     )
 
     assert (5, "") == (done.returncode, done.stdout), done.stderr[-500:]

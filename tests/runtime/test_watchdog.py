@@ -16,7 +16,7 @@ from topoalign.runtime import watchdog
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.watchdog import LATE_SECONDS, PERIOD_SECONDS, STUCK_SECONDS, Watchdog
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
 NODE = NodeName("node-1")
 
@@ -126,17 +126,27 @@ async def test_services_whose_loop_was_blocked_say_so_and_go_on(
     with capture_logs() as logs:
         async with in_one_process(bus, environment) as url, httpx.AsyncClient(base_url=url) as http:
             await answering(bus, NODE)
-            alive = await http.get("/livez?verbose")
+            before = await settled(http)
             block(blocked + watchdog.PERIOD_SECONDS)
             decision = await allocate(bus, NODE, pod("after", gpus=2))
-            while "topoalign_event_loop_blocks_total 1.0" not in (await http.get("/metrics")).text:
+            while not (over := [line for line in logs if line.get("worst_seconds", 0.0) >= blocked]):
                 await anyio.lowlevel.checkpoint()
-            while (await http.get("/livez")).status_code != 200:
-                await anyio.lowlevel.checkpoint()
+            after = await settled(http)
 
-    assert (200, "[+] event loop\nok\n") == (alive.status_code, alive.text)
     assert isinstance(decision, Admission)
+    assert after > before
+    assert "event loop runs again" == over[0]["event"]
     said = [line for line in logs if line["event"] == "event loop blocked"]
-    assert 1 == len(said)
-    assert said[0]["seconds"] >= blocked
+    assert said[0]["seconds"] > watchdog.LATE_SECONDS
     assert said[0]["remedy"]
+
+
+async def settled(http: httpx.AsyncClient) -> float:
+    """Blocks counted so far, once /livez is content: a loaded machine blocks a loop for a moment by itself."""
+    while (alive := await http.get("/livez?verbose")).text != "[+] event loop\nok\n":
+        await anyio.lowlevel.checkpoint()
+    assert 200 == alive.status_code
+    name = "topoalign_event_loop_blocks_total "
+    return float(
+        next(line for line in (await http.get("/metrics")).text.splitlines() if line.startswith(name)).split()[1]
+    )
