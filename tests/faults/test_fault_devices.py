@@ -151,6 +151,8 @@ async def test_c19_a_gpu_that_flaps_ten_times_a_second_for_a_minute(lab: Lab) ->
         assert [1, 0] == [max(updates), min(updates[1:])]
         assert 1 == sum(updates), "it is out of use, and stays so"
 
+        await node.clock.advance(QUIET_SECONDS - 1.0)
+        assert GPUS - {"GPU-3"} == node.healthy(), "quiet counts from the last XID on"
         while len(node.healthy()) < 8:
             await node.clock.advance(READ_SECONDS)
         last = (announced(node))[-1]
