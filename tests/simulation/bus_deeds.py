@@ -61,6 +61,8 @@ async def ask_for(run: "Scenario", pod: PodRequest) -> None:
             run.world.note("refused", decision.code, decision.finding)
             if not (decision.code and decision.finding and decision.remedy):
                 run.world.violate(Violation("I8", f"a refusal says too little: {decision}"))
+            if decision.code == "PodHasAllocations":  # all who ask for a pod ask for the same
+                run.world.violate(Violation("I6", f"{pod.name} was asked for again and refused"))
 
 
 def gives_back(run: "Scenario") -> None:
