@@ -127,6 +127,13 @@ class Node:
         return found
 
 
+async def bound(node: Node, pod: str, *devices: DeviceID) -> None:
+    """A container that has been given these devices, and was seen with them."""
+    await node.handouts.allocate(GPU, [list(devices)])
+    node.kubelet.show(pod, *devices)
+    await node.handouts.reconcile()
+
+
 def owner(pod: str) -> Owner:
     return Owner(namespace=Namespace("default"), pod=PodName(pod), container=ContainerName("main"))
 

@@ -106,9 +106,8 @@ async def test_an_agent_that_was_stopped_for_a_minute_answers_by_what_is_true_af
             decided.set()
 
         tasks.start_soon(admit)
-        await anyio.sleep(
-            60
-        )  # the fault itself: the process and the kernel's clock are real, and this runs in test-faults only
+        # the fault itself: the process and the kernel's clock are real, and this runs in test-faults only
+        await anyio.sleep(60)
         os.kill(agent, signal.SIGCONT)
         with anyio.fail_after(60):
             await decided.wait()

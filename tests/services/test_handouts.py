@@ -2,7 +2,7 @@
 
 import anyio
 import pytest
-from handouts_support import GPUS, Node
+from handouts_support import GPUS, Node, bound
 
 from topoalign.core.errors import DeviceInUse, DeviceUnusable, InvalidField, Unavailable, UnknownDevice
 from topoalign.core.events import AllocationDeviated, AllocationReleased, DeviceHealth, HealthState
@@ -25,9 +25,7 @@ async def test_an_allocation_is_bound_to_the_pod_that_podresources_shows_with_it
 
 
 async def test_an_owner_that_was_read_too_early_is_corrected_by_the_next_reading(node: Node) -> None:
-    await node.handouts.allocate(GPU, [[GPUS[0]]])
-    node.kubelet.show("wrong", GPUS[0])
-    await node.handouts.reconcile()
+    await bound(node, "wrong", GPUS[0])
     node.kubelet.shown.clear()
     node.kubelet.show("right", GPUS[0])
     await node.handouts.reconcile()
@@ -36,9 +34,7 @@ async def test_an_owner_that_was_read_too_early_is_corrected_by_the_next_reading
 
 
 async def test_a_container_that_has_gone_is_released_after_more_than_one_look(node: Node) -> None:
-    await node.handouts.allocate(GPU, [[GPUS[0]]])
-    node.kubelet.show("train", GPUS[0])
-    await node.handouts.reconcile()
+    await bound(node, "train", GPUS[0])
     node.kubelet.shown.clear()
     await node.handouts.reconcile()
     after_one_look = node.live()
@@ -50,9 +46,7 @@ async def test_a_container_that_has_gone_is_released_after_more_than_one_look(no
 
 
 async def test_a_kubelet_that_lists_nothing_for_a_moment_after_its_start_costs_no_allocation(node: Node) -> None:
-    await node.handouts.allocate(GPU, [[GPUS[0]]])
-    node.kubelet.show("train", GPUS[0])
-    await node.handouts.reconcile()
+    await bound(node, "train", GPUS[0])
     shown, node.kubelet.shown = node.kubelet.shown, []
     await node.handouts.reconcile()
     node.kubelet.shown = shown
@@ -63,9 +57,7 @@ async def test_a_kubelet_that_lists_nothing_for_a_moment_after_its_start_costs_n
 
 
 async def test_an_unreachable_podresources_releases_nothing(node: Node) -> None:
-    await node.handouts.allocate(GPU, [[GPUS[0]]])
-    node.kubelet.show("train", GPUS[0])
-    await node.handouts.reconcile()
+    await bound(node, "train", GPUS[0])
     node.kubelet.answering = False
     await node.clock.advance(600)
     with pytest.raises(Unavailable):
@@ -76,13 +68,9 @@ async def test_an_unreachable_podresources_releases_nothing(node: Node) -> None:
 
 async def test_pods_replaced_by_as_many_others_are_told_apart_by_their_devices(node: Node) -> None:
     """Counting would see one pod before and one after (kubernetes 130145)."""
-    await node.handouts.allocate(GPU, [[GPUS[0]]])
-    node.kubelet.show("first", GPUS[0])
-    await node.handouts.reconcile()
+    await bound(node, "first", GPUS[0])
     node.kubelet.shown.clear()
-    await node.handouts.allocate(GPU, [[GPUS[5]]])
-    node.kubelet.show("second", GPUS[5])
-    await node.handouts.reconcile()
+    await bound(node, "second", GPUS[5])
     await node.clock.advance(5)
     await node.handouts.reconcile()
 
@@ -106,9 +94,7 @@ async def test_allocate_over_a_record_that_nobody_holds_any_more_takes_its_place
 
 
 async def test_allocate_of_a_device_that_another_container_holds_is_refused_and_changes_nothing(node: Node) -> None:
-    await node.handouts.allocate(GPU, [[GPUS[0], GPUS[1]]])
-    node.kubelet.show("train", GPUS[0], GPUS[1])
-    await node.handouts.reconcile()
+    await bound(node, "train", GPUS[0], GPUS[1])
     before = node.ledger.state
     with pytest.raises(DeviceInUse) as refused:
         await node.handouts.allocate(GPU, [[GPUS[2]], [GPUS[1]]])
@@ -212,18 +198,14 @@ async def test_a_gpu_that_falls_ill_while_the_kubelet_is_asked_is_not_granted(no
 
 
 async def test_a_restart_keeps_allocations_and_their_owners(node: Node) -> None:
-    await node.handouts.allocate(GPU, [[GPUS[0], GPUS[1]]])
-    node.kubelet.show("train", GPUS[0], GPUS[1])
-    await node.handouts.reconcile()
+    await bound(node, "train", GPUS[0], GPUS[1])
     node.restart()
 
     assert {"GPU-0,GPU-1": "train"} == node.live()
 
 
 async def test_an_orphan_whose_pod_went_while_the_allocator_was_down_is_released_after_the_restart(node: Node) -> None:
-    await node.handouts.allocate(GPU, [[GPUS[0]]])
-    node.kubelet.show("train", GPUS[0])
-    await node.handouts.reconcile()
+    await bound(node, "train", GPUS[0])
     node.kubelet.shown.clear()
     node.restart()
     await node.handouts.reconcile()
@@ -235,9 +217,7 @@ async def test_an_orphan_whose_pod_went_while_the_allocator_was_down_is_released
 
 async def test_a_kubelet_that_lists_little_for_a_minute_after_its_restart_costs_no_allocation(node: Node) -> None:
     """Its API server may be away: until its pods are read again it shows static pods only, or none."""
-    await node.handouts.allocate(GPU, [[GPUS[0]]])
-    node.kubelet.show("train", GPUS[0])
-    await node.handouts.reconcile()
+    await bound(node, "train", GPUS[0])
     shown, node.kubelet.shown, node.kubelet.kubelet = node.kubelet.shown, [], 2
     for _ in range(10):
         await node.handouts.reconcile()
@@ -250,9 +230,7 @@ async def test_a_kubelet_that_lists_little_for_a_minute_after_its_restart_costs_
 
 
 async def test_an_empty_list_is_believed_after_two_minutes(node: Node) -> None:
-    await node.handouts.allocate(GPU, [[GPUS[0]]])
-    node.kubelet.show("train", GPUS[0])
-    await node.handouts.reconcile()
+    await bound(node, "train", GPUS[0])
     node.kubelet.shown, node.kubelet.pods = [], 0
     await node.handouts.reconcile()
     await node.clock.advance(119)
@@ -357,9 +335,7 @@ async def test_a_stale_record_under_two_containers_is_released_once(node: Node) 
 
 async def test_after_a_reboot_nothing_is_released_until_the_kubelet_has_read_its_pods(node: Node) -> None:
     """Both are new: a kubelet that lists static pods only, and an allocator that has not seen it restart."""
-    await node.handouts.allocate(GPU, [[GPUS[0]]])
-    node.kubelet.show("train", GPUS[0])
-    await node.handouts.reconcile()
+    await bound(node, "train", GPUS[0])
     node.restart()
     node.kubelet.shown.clear()
     node.kubelet.kubelet, node.kubelet.since = 2, node.clock.wall()
@@ -377,9 +353,7 @@ async def test_after_a_reboot_nothing_is_released_until_the_kubelet_has_read_its
 async def test_what_an_app_container_does_not_take_over_stays_with_the_init_container(node: Node) -> None:
     await node.handouts.allocate(GPU, [[GPUS[0], GPUS[1]]])
     node.kubelet.checkpoint = frozenset({(GPU, GPUS[0]), (GPU, GPUS[1])})
-    await node.handouts.allocate(GPU, [[GPUS[0]]])
-    node.kubelet.show("train", GPUS[0])
-    await node.handouts.reconcile()
+    await bound(node, "train", GPUS[0])
 
     assert {"GPU-0": "train", "GPU-1": None} == node.live()
 

@@ -5,7 +5,7 @@ from itertools import permutations
 import anyio
 import msgspec
 import pytest
-from handouts_support import GPUS, MACHINE, Node, ShiftingClock, owner
+from handouts_support import GPUS, MACHINE, Node, ShiftingClock, bound, owner
 
 from topoalign.allocator.handouts import FRESH_SECONDS, Handouts
 from topoalign.allocator.ledger import Ledger
@@ -28,13 +28,6 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def node() -> Node:
     return Node()
-
-
-async def bound(node: Node, pod: str, *devices: DeviceID) -> None:
-    """A container that has been given these devices, and was seen with them."""
-    await node.handouts.allocate(GPU, [list(devices)])
-    node.kubelet.show(pod, *devices)
-    await node.handouts.reconcile()
 
 
 # After a reboot

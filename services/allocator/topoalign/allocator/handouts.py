@@ -15,7 +15,6 @@ While the record is in doubt, after a journal that was damaged, every Allocate w
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import NamedTuple
 
 import anyio
 import msgspec
@@ -24,6 +23,7 @@ import structlog
 from topoalign.allocator.kubelet.desk import Listing, PodResources
 from topoalign.allocator.ledger import Ledger
 from topoalign.allocator.order import in_order
+from topoalign.allocator.preferences import Preferences
 from topoalign.allocator.reconciling import Look, Place, Reconciliation, places, shown_of
 from topoalign.core.decisions import Beside
 from topoalign.core.errors import (
@@ -45,21 +45,10 @@ from topoalign.core.state import NodeState
 MOST_DEVICES = 20_000
 """Of one Allocate call: more than any node lists."""
 
-PREFERENCE_SECONDS = 10.0
-"""For so long an Allocate may follow from a preference; the kubelet needs milliseconds."""
-
 FRESH_SECONDS = 5.0
 """How old an answer of the kubelet may be when it is judged by: older, and this process was stopped in between."""
 LOOKS = 3
 """So often it is asked again for a fresh one."""
-
-
-class Preference(NamedTuple):
-    """What was preferred, of what, and when (monotonic seconds)."""
-
-    available: frozenset[DeviceID]
-    chosen: tuple[DeviceID, ...]
-    at: float
 
 
 log = structlog.get_logger("topoalign.allocator.handouts")
@@ -104,7 +93,7 @@ class Handouts:
         """Looks: how many began, and which was the last to come to an end."""
         self._failure: Unavailable | None = None
         """What became of that one."""
-        self._preferred: dict[ResourceName, Preference] = {}
+        self._preferences = Preferences(clock)
 
     @property
     def state(self) -> NodeState:
@@ -122,7 +111,7 @@ class Handouts:
     ) -> tuple[DeviceID, ...]:
         beside = Beside(free=self.state.free(resource))
         chosen = prefer(self.state.hardware, resource, available, must_include, size, self._placement, beside=beside)
-        self._preferred[resource] = Preference(frozenset(available), chosen, self._clock.monotonic())
+        self._preferences.give(resource, available, chosen)
         return chosen
 
     async def allocate(
@@ -243,7 +232,7 @@ class Handouts:
                 )
             )
             answers.append(granted[-1])
-        deviations = self._deviations(resource, granted)
+        deviations = self._preferences.deviations(resource, granted)
         granted += self._remainders(gone.values(), containers, listing, len(granted))
         self._ledger.grant(granted, instead_of=list(gone), preferred=deviations)
         return tuple(answers)
@@ -277,18 +266,6 @@ class Handouts:
                     )
                 )
         return rests
-
-    def _deviations(
-        self, resource: ResourceName, granted: Sequence[Allocation]
-    ) -> dict[AllocationID, tuple[DeviceID, ...]]:
-        """What was preferred, where the last preference was for such a set and another one was taken."""
-        said = self._preferred.pop(resource, None)
-        if said is None or len(granted) != 1 or self._clock.monotonic() - said.at > PREFERENCE_SECONDS:
-            return {}
-        taken = granted[0].device_ids
-        if len(taken) != len(said.chosen) or not taken <= said.available or taken == set(said.chosen):
-            return {}
-        return {granted[0].id: said.chosen}
 
 
 def by_resource(devices: Sequence[Place]) -> dict[ResourceName, tuple[DeviceID, ...]]:
