@@ -22,6 +22,8 @@ class Disk:
         self.journal = MemoryJournal()
         self.history: list[LedgerEvent] = []
         """All facts that ever counted, those that compaction has removed among them."""
+        self.failures = 0
+        """Writes that came to nothing since the journal was last written anew: one of them may have been to shorten it."""
 
     def damage(self, kept: int) -> list[Entry]:
         """
@@ -72,7 +74,11 @@ class FaultyJournal:
         self._write(write)
 
     def rewrite(self, entries: Sequence[Entry]) -> None:
-        self._write(lambda: self._disk.journal.rewrite(entries))
+        def write() -> None:
+            self._disk.journal.rewrite(entries)
+            self._disk.failures = 0
+
+        self._write(write)
 
     def published(self) -> tuple[int, int] | None:
         return self._disk.journal.published()
@@ -86,8 +92,10 @@ class FaultyJournal:
         if self._is_dead():
             raise asyncio.CancelledError
         if self._chance.random() < self.refusals:
+            self._disk.failures += 1
             raise StateFault("cannot write the journal: No space left on device", "make room")
         if self._chance.random() < self.kills:
+            self._disk.failures += 1
             if self._chance.random() < 0.5:
                 write()
             self._kill()

@@ -80,16 +80,25 @@ def report(error: BaseException, as_json: bool) -> int:
             return show("Failure", error.format_message(), "", error.exit_code, as_json)
         case click.Abort() | KeyboardInterrupt():
             return INTERRUPTED
-        case BrokenPipeError():
-            # Whoever read our output has seen enough. Python would complain once more when it closes stdout.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        case BrokenPipeError():  # whoever read our output has seen enough
+            drop_unprinted()
             return FAILURE
         case OSError(strerror=str() as why):
             name = f"{clean(str(error.filename), 200)}: " if error.filename is not None else ""
             status = NOT_FOUND if isinstance(error, FileNotFoundError) else FAILURE
-            return show("Failure", name + why, REMEDIES.get(error.errno or 0, ""), status, as_json)
+            status = show("Failure", name + why, REMEDIES.get(error.errno or 0, ""), status, as_json)
+            drop_unprinted()
+            return status
         case _:
             raise error
+
+
+def drop_unprinted() -> None:
+    """What stdout did not take is not tried once more, and complained of, when Python ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def show(code: str, finding: str, remedy: str, status: int, as_json: bool) -> int:
