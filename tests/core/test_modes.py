@@ -138,6 +138,14 @@ ODD = ResourceName("example.com/none")
             "8 GPU-0",
             id="more NUMA nodes than the kubelet allows",
         ),
+        pytest.param(
+            granted(node(machine()), admit(node(machine()), pod(container(gpus=2), name="earlier"), AdmissionRules())),
+            pod(container(gpus=1, nics=1)),
+            "none",
+            "any GPU-2 mlx5_0",
+            "any GPU-2 mlx5_1",
+            id="NICs near the GPUs",
+        ),
     ],
 )
 def test_the_modes_differ_as_the_page_tells(

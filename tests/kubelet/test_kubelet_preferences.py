@@ -7,14 +7,20 @@ from types import FrameType
 
 import pytest
 from faults_support import sample
-from kubelet_support import MemoryDesk, recorded, two_nodes
+from kubelet_support import MemoryDesk, pod, recorded, two_nodes
 
+from topoalign.allocator.handouts import Handouts
 from topoalign.allocator.kubelet.api import v1beta1
 from topoalign.allocator.kubelet.server import DevicePlugin
-from topoalign.core.ids import GPU, DeviceID
-from topoalign.core.requests import Placement
+from topoalign.core.admission import admission, admit, answer_to
+from topoalign.core.deciding import Reply
+from topoalign.core.decisions import Admission, Decision, PreferenceQuestion
+from topoalign.core.events import Allocation
+from topoalign.core.ids import GPU, AllocationID, DeviceID
+from topoalign.core.requests import AdmissionRules, Mode, Placement, PodRequest, Policy
 from topoalign.core.topology.links import Link
 from topoalign.core.topology.model import Gpu, Topology
+from topoalign.machines import catalogue
 
 pytestmark = pytest.mark.anyio
 
@@ -96,3 +102,39 @@ async def test_the_work_for_a_preference_among_64_devices_is_bounded(placement: 
     assert size == len(chosen)
     assert ids[5] in chosen
     assert calls <= MOST_CALLS
+
+
+def kubelets(handouts: Handouts, asked: PodRequest, rules: AdmissionRules) -> Decision:
+    """What a kubelet decides whose plugin is told what GetPreferredAllocation tells it, and no more."""
+    steps = admission(handouts.state, asked, rules)
+    try:
+        question = next(steps)
+        while True:
+            reply: Reply
+            if isinstance(question, PreferenceQuestion):
+                reply = handouts.prefer(question.resource, question.available, question.must_include, question.size)
+            else:
+                reply = answer_to(question, handouts.state, rules)
+            question = steps.send(reply)
+    except StopIteration as decided:
+        decision: Decision = decided.value
+        return decision
+
+
+@pytest.mark.parametrize("policy", [Policy.NONE, Policy.BEST_EFFORT])
+@pytest.mark.parametrize("placement", [Placement.TOPOLOGY, Placement.BEST_EFFORT, Placement.SIMPLE])
+@pytest.mark.parametrize("name", ["epyc-nps4-4gpu", "dgx-a100", "hgx-h100"])
+def test_a_prediction_takes_the_devices_that_the_plugin_prefers_when_the_kubelet_asks_it(
+    name: str, placement: Placement, policy: Policy
+) -> None:
+    """The kubelet asks about one resource at a time, and says neither for whom nor what the container has besides."""
+    machine = catalogue.machine(name)
+    handouts, ledger, _ = recorded(MemoryDesk(machine).state, placement)
+    ledger.grant([Allocation(id=AllocationID("a"), devices={GPU: tuple(machine.gpu_by_id)[:2]})])
+    rules = AdmissionRules(mode=Mode.KUBELET, policy=policy, placement=placement)
+    for gpus in (1, 2):
+        for nics in (1, 2):
+            asked = pod("train", gpus=gpus, nics=nics)
+            got, said = kubelets(handouts, asked, rules), admit(handouts.state, asked, rules)
+            assert isinstance(got, Admission) and isinstance(said, Admission)
+            assert got.allocations == said.allocations

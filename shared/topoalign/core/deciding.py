@@ -123,7 +123,10 @@ class Deciding:
         self.state = holding(self.state, allocation, earlier)
 
     def devices(self, container: ContainerRequest, aligned: Aligned) -> Steps[ContainerDevices]:
-        """What is decided jointly; in mode `best` then GPUs, so that others can be chosen near them; the rest by name."""
+        """
+        What is decided jointly; in mode `best` then GPUs, so that others can be chosen near them; the rest by name. A kubelet
+        asks its plugins about one resource at a time, and tells them of no other that the container has.
+        """
         joint, wanted, hint = ContainerDevices(), device_limits(container), aligned.hint
         if container in joint_containers(self.pod, self.rules):
             joint, sets = jointly(self.state, self.pod, container, self.rules, aligned.together)
@@ -133,7 +136,8 @@ class Deciding:
         hardware, best = self.state.hardware, self.rules.mode is Mode.BEST
         for resource in sorted(wanted, key=lambda name: (best and hardware.kind_of(name) != "gpu", name)):
             if resource in hardware.devices and (wanted[resource] or not best):
-                near = tuple(gpu for name, some in given.items() if hardware.kind_of(name) == "gpu" for gpu in some)
+                gpus = [gpu for name, some in given.items() if hardware.kind_of(name) == "gpu" for gpu in some]
+                near = tuple(gpus) if best else ()
                 chosen = yield from self.devices_of(resource, wanted[resource], container, hint, near)
                 given.update({resource: chosen} if chosen else {})
         return ContainerDevices(given, joint.functions)
@@ -175,7 +179,8 @@ class Deciding:
         return chosen
 
     def beside(self, resource: ResourceName, container: ContainerRequest) -> Beside:
-        nics = device_limits(container).get(NIC, 0) if self.state.hardware.kind_of(resource) == "gpu" else 0
+        best = self.rules.mode is Mode.BEST and self.state.hardware.kind_of(resource) == "gpu"
+        nics = device_limits(container).get(NIC, 0) if best else 0
         return Beside(free=self.state.free(resource), nics=self.state.free(NIC) if nics else (), nics_wanted=nics)
 
     def preferred(self, asking: PreferenceQuestion) -> Steps[tuple[DeviceID, ...] | None]:
