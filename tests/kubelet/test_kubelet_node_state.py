@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from kubelet_files_support import write_files
 
 from topoalign.core.admission import admit
-from topoalign.core.decisions import Admission, Decision, Explanation
+from topoalign.core.decisions import Admission, Decision, Explanation, Refusal
 from topoalign.core.errors import InvalidField, StateFault
 from topoalign.core.ids import CPU, GPU, MEMORY, DeviceID, ResourceName
 from topoalign.core.requests import AdmissionRules, CpuOption, Mode, PodRequest, Policy
 from topoalign.core.state import NodeState
 from topoalign.core.topology.model import Topology
 from topoalign.kubelet import device_checkpoint
-from topoalign.kubelet.device_checkpoint import CheckpointData
+from topoalign.kubelet.device_checkpoint import CheckpointData, PodDevicesEntry
 from topoalign.kubelet.node_state import KubeletNode, check_resources, node_state
 
 RULES = AdmissionRules(
@@ -118,6 +118,26 @@ def test_a_device_that_its_plugin_has_not_listed_as_healthy_is_not_given(tmp_pat
     device_checkpoint.store(tmp_path / "device-plugins", CheckpointData(None, {GPU: ["GPU-1", "GPU-2"]}))
 
     assert ("GPU-1", "GPU-2") == read(state, tmp_path).state.free(GPU)
+
+
+def test_of_a_resource_whose_plugin_has_gone_nothing_more_is_given_while_containers_have_some(tmp_path: Path) -> None:
+    """
+    Five minutes after its plugin went, the kubelet lists a resource no more, but it still knows it by what containers have:
+    "cannot allocate unregistered device". A resource of which nobody has any it passes over.
+    """
+    fpga = ResourceName("example.com/fpga")
+    entries = [
+        PodDevicesEntry("uid-1", "main", name, {0: [device]}, b"") for name, device in ((GPU, "GPU-0"), (fpga, "f"))
+    ]
+    (tmp_path / "device-plugins").mkdir()
+    device_checkpoint.store(tmp_path / "device-plugins", CheckpointData(entries))
+
+    found = read(node(machine()), tmp_path)
+
+    assert () == found.state.healthy(GPU)
+    assert isinstance(admit(found.state, pod(container("main", gpus=1)), RULES), Refusal)
+    with pytest.raises(InvalidField, match=r"limits\[example.com/fpga\]"):
+        check_resources(pod(container("main", others={fpga: 1})), machine(), found.registered)
 
 
 def test_devices_of_another_machine_are_an_error(tmp_path: Path) -> None:

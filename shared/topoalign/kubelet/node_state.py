@@ -52,7 +52,10 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     memory: Mapping[int, MemoryUse] = {}
     """Per NUMA node, as `NodeState.memory`."""
     registered: Mapping[ResourceName, frozenset[DeviceID]] | None = None
-    """The healthy devices of each resource as its plugin listed them; None where no file tells."""
+    """
+    The healthy devices of each resource as its plugin listed them: none of one whose plugin has gone and of which containers
+    still have some. None where no file tells.
+    """
     finding: str | None = None
     """What could not be told."""
 
@@ -170,7 +173,9 @@ def held_devices(root: Path, topology: Topology) -> Held:
                 f"the kubelet has {quoted([resource])} {quoted(sorted(foreign))}, which the machine does not have",
                 "describe the machine that the kubelet runs on, with the device ids that its plugin lists",
             )
-    return Held(devices=devices_of(data), registered=registered)
+    held = devices_of(data)
+    gone = {resource for of_container in held.values() for resource in of_container} - registered.keys()
+    return Held(devices=held, registered=registered | dict.fromkeys(gone, frozenset()))
 
 
 def devices_of(data: CheckpointData) -> dict[Container, dict[ResourceName, tuple[DeviceID, ...]]]:
