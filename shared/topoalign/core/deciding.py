@@ -124,8 +124,8 @@ class Deciding:
 
     def devices(self, container: ContainerRequest, aligned: Aligned) -> Steps[ContainerDevices]:
         """
-        What is decided jointly; in mode `best` then GPUs, so that others can be chosen near them; the rest by name. A kubelet
-        asks its plugins about one resource at a time, and tells them of no other that the container has.
+        What is decided jointly; in mode `best` then GPUs, so that others can be chosen near them; the rest by name. A
+        kubelet asks its plugins about one resource at a time, and tells them of no other that the container has.
         """
         joint, wanted, hint = ContainerDevices(), device_limits(container), aligned.hint
         if container in joint_containers(self.pod, self.rules):
