@@ -65,6 +65,23 @@ async def test_a_block_on_several_nodes_fills_the_lowest_first_as_far_as_it_has_
     assert [(40 * GIB,), (24 * GIB, 6 * GIB)] == [each.memory[0].taken for each in observed(it)]
 
 
+async def test_what_is_shown_twice_under_one_name_counts_twice() -> None:
+    """A pod that ends and the one that takes its place under the same name: PodResources knows no UIDs."""
+    it = Node()
+    shown = (
+        used("a", "8", block(GIB, 1), fpga=("f-1",)),
+        used("a", "0-3", block(2 * GIB, 0), fpga=("f-0",), gpu=("GPU-1",)),
+    )
+    it.kubelet.usage = shown
+    await it.handouts.reconcile()
+    first = it.ledger.state.usage
+    it.kubelet.usage = shown[::-1]
+    await it.handouts.reconcile()
+
+    assert (used("a", "0-3,8", block(2 * GIB, 0), block(GIB, 1), fpga=("f-0", "f-1")),) == observed(it)
+    assert first is it.ledger.state.usage
+
+
 async def test_the_same_in_another_order_is_no_news() -> None:
     it = Node()
     it.kubelet.usage = (used("a", "0"), used("b", "1"))
@@ -101,6 +118,17 @@ def test_what_podresources_says_of_a_container_is_read_whole() -> None:
 
     expected = used("train", "1-3", block(7, 0, 1, taken=(7, 0)), gpu=("GPU-0", "GPU-1"))
     assert expected == usage_of(v1.PodResources(name="train", namespace="default"), shown)
+
+
+@pytest.mark.parametrize("wrong", [v1.NumaNode(id=-1), v1.NumaNode(id=1 << 40)])
+def test_memory_of_a_numa_node_that_cannot_be_is_not_read(wrong: v1.NumaNode) -> None:
+    shown = v1.ContainerResources(
+        name="main",
+        memory=[v1.ContainerMemory(memory_type="memory", size=7, topology=v1.TopologyInfo(nodes=[wrong]))],
+    )
+
+    with pytest.raises(ValueError, match="range"):
+        usage_of(v1.PodResources(name="train", namespace="default"), shown)
 
 
 class LossyBus(MemoryBus):
@@ -187,6 +215,26 @@ async def test_a_prediction_counts_what_podresources_showed_where_the_checkpoint
     assert ((1,), (0,)) == (with_usage.allocations[0].affinity, blind.allocations[0].affinity)
     assert 2 == sum("what PodResources showed last counts instead" in note for note in known.notes)
     assert msgspec.structs.replace(running, id=running.id).cpu_ids <= known.state.cpus_in_use
+
+
+async def test_memory_that_podresources_showed_leaves_free_what_the_configuration_keeps(tmp_path: Path) -> None:
+    """70 of 2 x 64 GiB are held by a group, and 4 of node 0 are kept: 54 GiB are left to the group, and not 58."""
+    (tmp_path / "config.yaml").write_text(
+        "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\ntopologyManagerPolicy: restricted\n"
+        "memoryManagerPolicy: Static\nreservedMemory: [{numaNode: 0, limits: {memory: 4Gi}}]\n"
+    )
+    rules = configuration.load(tmp_path / "config.yaml")
+    it = Node()
+    it.kubelet.usage = (used("a", "", block(70 * GIB, 0, 1)),)
+    await it.handouts.reconcile()
+    assert it.ledger.state.usage is not None
+    state = node(machine()).apply(it.ledger.state.usage)
+    asked = [pod(container("main", cpus=1, gib=gib)) for gib in (54, 55)]
+    known = await KubeletFiles(tmp_path / "config.yaml", tmp_path, rules).known(state, asked[0])
+
+    assert [60 * GIB, 10 * GIB] == [known.state.memory[number].reserved[MEMORY] for number in (0, 1)]
+    fits, does_not = (admit(known.state, each, msgspec.structs.replace(known.rules, policy="none")) for each in asked)
+    assert isinstance(fits, Admission) and not isinstance(does_not, Admission)
 
 
 async def test_what_is_observed_never_takes_our_devices_for_foreign() -> None:

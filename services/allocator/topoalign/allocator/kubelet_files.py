@@ -14,8 +14,9 @@ import anyio
 import msgspec
 import structlog
 
+from topoalign.allocator.usage import spread
 from topoalign.core.errors import TopoalignError, clean
-from topoalign.core.events import Owner, UsageObserved
+from topoalign.core.events import ContainerUsage, Owner
 from topoalign.core.ids import DeviceID, ResourceName
 from topoalign.core.requests import AdmissionRules, Mode, PodRequest
 from topoalign.core.state import NodeState
@@ -90,8 +91,8 @@ class KubeletFiles:
         cpus = given("CPUs", lambda: held_cpus(self._root, hardware, rules))
         memory = given("memory", lambda: held_memory(self._root, hardware, rules))
         if state.usage is not None:
-            cpus = cpus if cpus.finding is None else shown_cpus(state.usage, cpus.finding)
-            memory = memory if memory.finding is None else shown_memory(state.usage, memory.finding)
+            cpus = cpus if cpus.finding is None else shown_cpus(state, cpus.finding)
+            memory = memory if memory.finding is None else shown_memory(state, rules, memory.finding)
         devices = given("resources", lambda: held_devices(self._root, hardware))
         notes += (held.finding for held in (cpus, memory, devices) if held.finding is not None)
         others = Held(cpus=cpus.cpus, blocks=memory.blocks).allocations
@@ -100,8 +101,8 @@ class KubeletFiles:
             allocations={**state.allocations, **{allocation.id: allocation for allocation in others}},
             memory=memory.memory or state.memory,
         )
-        shown = tuple(clean(note, 400) for note in notes)
-        return Known(state=merged, rules=rules, registered=devices.registered, notes=shown)
+        cleaned = tuple(clean(note, 400) for note in notes)
+        return Known(state=merged, rules=rules, registered=devices.registered, notes=cleaned)
 
 
 def given(what: str, read: Callable[[], Held]) -> Held:
@@ -112,19 +113,27 @@ def given(what: str, read: Callable[[], Held]) -> Held:
         return Held(finding=f"which {what} the kubelet has is not known: {error.finding}")
 
 
-def shown_cpus(usage: UsageObserved, finding: str) -> Held:
+def shown_cpus(state: NodeState, finding: str) -> Held:
     """What PodResources showed, in place of a file that told nothing because of `finding`."""
-    cpus = {container_of(each.owner): parse_cpuset(each.cpus) for each in usage.containers if each.cpus}
+    cpus = {container_of(each.owner): parse_cpuset(each.cpus) for each in shown(state) if each.cpus}
     return Held(cpus=cpus, finding=f"{finding}; {INSTEAD}")
 
 
-def shown_memory(usage: UsageObserved, finding: str) -> Held:
+def shown_memory(state: NodeState, rules: AdmissionRules, finding: str) -> Held:
     """The same for memory. How a block is spread over several NUMA nodes is taken to be from the lowest on."""
-    blocks = {container_of(each.owner): each.memory for each in usage.containers if each.memory}
-    state = NodeState(node=usage.node)
+    told = [block for each in shown(state) for block in each.memory]
+    spread_out = spread(told, state.hardware, rules.reserved_memory)
+    blocks = {
+        container_of(each.owner): tuple(next(spread_out) for _ in each.memory) for each in shown(state) if each.memory
+    }
+    alone = NodeState(node=state.node)
     for allocation in Held(blocks=blocks).allocations:
-        state = state.holding(allocation)
-    return Held(blocks=blocks, memory=state.memory, finding=f"{finding}; {INSTEAD}")
+        alone = alone.holding(allocation)
+    return Held(blocks=blocks, memory=alone.memory, finding=f"{finding}; {INSTEAD}")
+
+
+def shown(state: NodeState) -> tuple[ContainerUsage, ...]:
+    return state.usage.containers if state.usage is not None else ()
 
 
 def container_of(owner: Owner) -> Container:

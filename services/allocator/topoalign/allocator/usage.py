@@ -5,7 +5,7 @@ It is read from PodResources with everything else, kept in the node's state, and
 that predictions elsewhere know what is left. Only the newest reading matters: one that could not be said is not said later.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 import structlog
@@ -13,9 +13,11 @@ import structlog
 from topoalign.allocator.ledger import Ledger
 from topoalign.core import wire
 from topoalign.core.errors import Unavailable
-from topoalign.core.events import ContainerUsage, MemoryBlock, UsageObserved
+from topoalign.core.events import ContainerUsage, MemoryBlock, MemoryUse, Owner, UsageObserved
+from topoalign.core.hints.memory import memory_node
 from topoalign.core.ids import DeviceID, ResourceName
 from topoalign.core.ports import Bus, Clock
+from topoalign.core.topology.cpuset import format_cpuset, parse_cpuset
 from topoalign.core.topology.model import Topology
 
 AGAIN_SECONDS = 2.0
@@ -63,17 +65,42 @@ def is_ours(hardware: Topology, resource: ResourceName, device: DeviceID) -> boo
     return card in hardware.gpu_by_id or (card in hardware.nic_by_id and resource in hardware.offers_of)
 
 
-def beyond(shown: Sequence[ContainerUsage], hardware: Topology) -> tuple[ContainerUsage, ...]:
+def beyond(shown: Iterable[ContainerUsage], hardware: Topology) -> tuple[ContainerUsage, ...]:
     """What containers have beyond the devices of ours, by owner; those that have nothing else are left out."""
-    shown = sorted(shown, key=lambda each: (each.owner.namespace, each.owner.pod, each.owner.container))
-    blocks = spread([block for each in shown for block in each.memory], hardware)
+    containers = by_owner(shown)
+    blocks = spread([block for each in containers for block in each.memory], hardware)
     usage = [
         msgspec.structs.replace(
             each, memory=tuple(next(blocks) for _ in each.memory), devices=foreign(each.devices, hardware)
         )
-        for each in shown
+        for each in containers
     ]
     return tuple(each for each in usage if each.cpus or each.memory or each.devices)
+
+
+def by_owner(shown: Iterable[ContainerUsage]) -> list[ContainerUsage]:
+    """One of each owner: a pod that ends may be shown beside the one that takes its place under the same name."""
+    found: dict[Owner, list[ContainerUsage]] = {}
+    for each in shown:
+        found.setdefault(each.owner, []).append(each)
+    return [
+        together(owner, found[owner])
+        for owner in sorted(found, key=lambda owner: (owner.namespace, owner.pod, owner.container))
+    ]
+
+
+def together(owner: Owner, parts: Sequence[ContainerUsage]) -> ContainerUsage:
+    devices: dict[ResourceName, set[DeviceID]] = {}
+    for part in parts:
+        for name, ids in part.devices.items():
+            devices.setdefault(name, set()).update(ids)
+    blocks = [block for part in parts for block in part.memory]
+    return ContainerUsage(
+        owner=owner,
+        cpus=format_cpuset(cpu for part in parts for cpu in parse_cpuset(part.cpus)),
+        memory=tuple(sorted(blocks, key=lambda block: (block.resource, block.nodes, block.size))),
+        devices={name: tuple(sorted(ids)) for name, ids in devices.items()},
+    )
 
 
 def foreign(
@@ -83,16 +110,18 @@ def foreign(
     return {name: ids for name, ids in others.items() if ids}
 
 
-def spread(blocks: Sequence[MemoryBlock], hardware: Topology) -> Iterator[MemoryBlock]:
+def spread(
+    blocks: Iterable[MemoryBlock], hardware: Topology, kept: Mapping[int, Mapping[ResourceName, int]] = {}
+) -> Iterator[MemoryBlock]:
     """
     The same blocks, each on the nodes of its group from the lowest on, as far as those have memory left; which is how the
-    kubelet fills them (v1.36.3, memorymanager static policy), and PodResources does not tell.
+    kubelet fills them (v1.36.3, memorymanager static policy), and PodResources does not tell. `kept` is what the system
+    keeps of each NUMA node, where that is known.
     """
-    left = {(node.id, name): size for node in hardware.nodes for name, size in node.hugepages.items()}
-    left |= {
-        (node.id, ResourceName("memory")): node.memory - sum(node.hugepages.values())
+    left = {
+        (node.id, name): size
         for node in hardware.nodes
-        if node.memory is not None
+        for name, size in memory_node(node, kept.get(node.id, {}), MemoryUse()).allocatable.items()
     }
     for block in blocks:
         wanted, taken = block.size, []

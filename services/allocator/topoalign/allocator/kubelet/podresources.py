@@ -17,7 +17,7 @@ from topoalign.core.errors import StateFault, clean
 from topoalign.core.events import ContainerUsage, MemoryBlock, Owner
 from topoalign.core.ids import ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.ports import Clock
-from topoalign.core.topology.cpuset import format_cpuset
+from topoalign.core.topology.cpuset import format_cpuset, parse_cpuset
 from topoalign.kubelet import device_checkpoint
 from topoalign.runtime.clock import SystemClock
 
@@ -107,8 +107,9 @@ def usage_of(pod: v1.PodResources, container: v1.ContainerResources) -> Containe
 
 
 def block(memory: v1.ContainerMemory) -> MemoryBlock:
-    """How it is spread over its NUMA nodes is not shown; here all of it stands on the first."""
-    nodes = tuple(sorted({node.id for node in memory.topology.nodes})) if memory.topology is not None else ()
+    """How it is spread over its NUMA nodes is not shown; here all of it stands on the first. Raises ValueError."""
+    listed = memory.topology.nodes if memory.topology is not None else []
+    nodes = tuple(sorted(parse_cpuset(format_cpuset(node.id for node in listed))))
     taken = (memory.size, *(0 for _ in nodes[1:])) if nodes else ()
     return MemoryBlock(resource=ResourceName(memory.memory_type), nodes=nodes, size=memory.size, taken=taken)
 
