@@ -1,5 +1,6 @@
 """Asking the kubelet who holds what."""
 
+import os
 import threading
 from pathlib import Path
 
@@ -49,6 +50,22 @@ async def test_a_checkpoint_that_cannot_be_trusted_is_no_checkpoint() -> None:
         file.write_bytes(file.read_bytes().replace(b"GPU-0", b"GPU-1", 1))
 
         assert (await listed(it)).checkpoint is None
+
+
+async def test_what_is_no_file_is_no_checkpoint_and_is_not_waited_for() -> None:
+    """A named pipe that nobody writes to, and then the file again."""
+    async with node(two_nodes()) as it:
+        await it.kubelet.admit(pod("train", gpus=1))
+        client = PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir)
+        file = it.kubelet.plugins_dir / device_checkpoint.NAME
+        content = file.read_bytes()
+        file.unlink()
+        os.mkfifo(file)
+        piped = (await client.listing()).checkpoint
+        file.rename(file.with_name("pipe"))
+        file.write_bytes(content)
+
+        assert (None, frozenset({(GPU, DeviceID("GPU-0"))})) == (piped, (await client.listing()).checkpoint)
 
 
 async def test_a_checkpoint_that_has_changed_is_read_anew() -> None:

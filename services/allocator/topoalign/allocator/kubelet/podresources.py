@@ -18,7 +18,7 @@ from topoalign.core.events import ContainerUsage, MemoryBlock, Owner
 from topoalign.core.ids import ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.ports import Clock
 from topoalign.core.topology.cpuset import format_cpuset, parse_cpuset
-from topoalign.kubelet import device_checkpoint
+from topoalign.kubelet import checkpoint, device_checkpoint
 from topoalign.runtime.clock import SystemClock
 
 LIST_SECONDS = 1.0
@@ -125,8 +125,9 @@ def devices_by_resource(container: v1.ContainerResources) -> dict[ResourceName, 
 def given_out(file: Path) -> Given | None:
     """What the kubelet's checkpoint has given away; None where there is none, or none that can be trusted."""
     try:
-        entries = device_checkpoint.decode(file.read_bytes()).pod_device_entries
-    except (OSError, StateFault):
+        content = checkpoint.read(file)
+        entries = device_checkpoint.decode(content or b"").pod_device_entries
+    except StateFault:
         return None
     return tuple(
         (ResourceName(entry.resource_name), frozenset(DeviceID(d) for ids in entry.device_ids.values() for d in ids))
