@@ -198,7 +198,31 @@ async def test_the_app_container_gets_its_init_containers_gpus_and_never_its_sid
         assert {"proxy": given["proxy"], "main": given["main"]} == of
         assert given["setup"] <= of["proxy"] | of["main"]
         assert of["main"].isdisjoint(of["proxy"])
-        assert 3 == it.facts().count(AllocationGranted.__name__)
+        assert 4 == it.facts().count(AllocationGranted.__name__), "for setup, for proxy, what proxy left of it, for main"
+
+
+async def test_what_an_init_container_leaves_over_stays_held_until_its_pod_goes() -> None:
+    """
+    The app container takes over one GPU of three, and no pod gets the others. The kubelet has written down what the init
+    container got before it asks for the next one.
+    """
+    request = PodRequest(
+        name=PodName("train"),
+        init_containers=(ContainerRequest(name=ContainerName("setup"), limits={GPU: 3}),),
+        containers=(ContainerRequest(name=ContainerName("main"), limits={GPU: 1}),),
+    )
+    async with node() as it:
+        fits(await it.kubelet.admit(request))
+        await it.handouts.reconcile()
+        held = set(it.ledger.state.holders)
+        await it.kubelet.remove(DEFAULT, PodName("train"))
+        for _ in range(2):
+            await it.handouts.reconcile()
+            await it.clock.advance(60)
+        await it.handouts.reconcile()
+
+        assert {"GPU-0", "GPU-1", "GPU-2"} == held
+        assert {} == it.ledger.state.holders
 
 
 async def test_a_pod_that_went_while_no_allocator_ran_is_an_orphan_at_the_first_look() -> None:

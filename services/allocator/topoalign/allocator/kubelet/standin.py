@@ -36,7 +36,7 @@ from topoalign.core.errors import NoFit
 from topoalign.core.events import DeviceHealthChanged, TopologyDiscovered
 from topoalign.core.hints.model import HintQuestion
 from topoalign.core.hints.providers import answer
-from topoalign.core.ids import DeviceID, Namespace, NodeName, PodName, ResourceName
+from topoalign.core.ids import ContainerName, DeviceID, Namespace, NodeName, PodName, ResourceName
 from topoalign.core.ports import Clock
 from topoalign.core.requests import AdmissionRules, Mode, PodRequest
 from topoalign.core.state import NodeState
@@ -140,7 +140,8 @@ class KubeletStandIn:
                 try:
                     await self.hand_out(pod, decision)
                 except FAILURES as error:
-                    await self.remove(pod.namespace, pod.name)
+                    self.running.pop((pod.namespace, pod.name), None)
+                    self.changed()
                     decision = unexpected(described(error), decision.explanation)
             return decision
 
@@ -184,9 +185,16 @@ class KubeletStandIn:
         return tuple(DeviceID(device) for answer in response.container_responses[:1] for device in answer.device_i_ds)
 
     async def hand_out(self, pod: PodRequest, decision: Admission) -> None:
-        """One Allocate per container and resource; then the containers start. Raises what the calls fail with."""
+        """
+        One Allocate per container and resource; then the containers start. What a container got is written down before the
+        next one's calls, and the pod is shown when it has it all. Raises what the calls fail with.
+        """
         running = Running(pod=pod, allocations=decision.allocations)
+        before: ContainerName | None = None
         for container, resource, devices in running.parts():
+            if container != before:
+                self.write_down(running)
+            before = container
             request = v1beta1.ContainerAllocateRequest(devices_ids=list(devices))
             call = self.plugins.endpoints[resource].client().allocate
             response = await apart(partial(call, v1beta1.AllocateRequest(container_requests=[request])))
@@ -243,11 +251,15 @@ class KubeletStandIn:
         self._revision += 1
         self._changed.set()
         self._changed = anyio.Event()
-        device_checkpoint.store(self.plugins_dir, self.remembered())
+        self.write_down()
 
-    def remembered(self) -> CheckpointData:
+    def write_down(self, *admitting: Running) -> None:
+        """The pods that run, and of those that are being admitted what their containers have so far."""
+        device_checkpoint.store(self.plugins_dir, self.remembered(*admitting))
+
+    def remembered(self, *admitting: Running) -> CheckpointData:
         state = self.state()
-        entries = [entry for running in self.running.values() for entry in remembered(running, state)]
+        entries = [entry for pod in (*self.running.values(), *admitting) for entry in remembered(pod, state)]
         return CheckpointData(pod_device_entries=entries or None, registered_devices=self.plugins.healthy())
 
 

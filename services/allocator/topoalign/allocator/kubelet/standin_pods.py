@@ -42,13 +42,15 @@ def container_of(allocation: Allocation) -> ContainerName:
 
 
 def remembered(running: Running, state: NodeState) -> Iterator[PodDevicesEntry]:
-    """What the checkpoint keeps of a pod."""
+    """What the checkpoint keeps of a pod: that of which a plugin has answered."""
     for container, resource, devices in running.parts():
+        response = running.responses.get((container, resource))
+        if response is None:
+            continue
         by_node: dict[int, list[str]] = {}
         for device in devices:
             for node in state.hardware.devices.get(resource, {}).get(device) or (NO_NODE,):
                 by_node.setdefault(node, []).append(device)
-        response = running.responses.get((container, resource), v1beta1.ContainerAllocateResponse())
         yield PodDevicesEntry(
             pod_uid=f"{running.pod.namespace}/{running.pod.name}",
             container_name=container,
