@@ -198,7 +198,9 @@ async def test_the_app_container_gets_its_init_containers_gpus_and_never_its_sid
         assert {"proxy": given["proxy"], "main": given["main"]} == of
         assert given["setup"] <= of["proxy"] | of["main"]
         assert of["main"].isdisjoint(of["proxy"])
-        assert 4 == it.facts().count(AllocationGranted.__name__), "for setup, for proxy, what proxy left of it, for main"
+        assert 4 == it.facts().count(AllocationGranted.__name__), (
+            "for setup, for proxy, what proxy left of it, for main"
+        )
 
 
 async def test_what_an_init_container_leaves_over_stays_held_until_its_pod_goes() -> None:

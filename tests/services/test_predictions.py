@@ -1,0 +1,134 @@
+"""What a node predicts of a pod is what its kubelet does with it next: pods come and go by chance, over real sockets."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from random import Random
+
+import anyio
+import pytest
+from faults_support import sample
+from kubelet_files_support import write_files
+from kubelet_support import NODE, MemoryDesk, offers, short_directory, two_nodes
+
+from topoalign.allocator.admissions import Admissions
+from topoalign.allocator.handouts import Handouts
+from topoalign.allocator.journal import MemoryJournal
+from topoalign.allocator.kubelet.front import KubeletFront
+from topoalign.allocator.kubelet.podresources import PodResourcesClient
+from topoalign.allocator.kubelet.standin import KubeletStandIn
+from topoalign.allocator.kubelet_files import KubeletFiles
+from topoalign.allocator.ledger import Ledger
+from topoalign.core.decisions import Admission, Decision
+from topoalign.core.ids import CPU, GPU, MEMORY, NIC, ContainerName, PodName
+from topoalign.core.requests import AdmissionRules, AllocateRequest, ContainerRequest, Placement, PodRequest
+from topoalign.kubelet import configuration
+from topoalign.machines import catalogue
+from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.memory_bus import MemoryBus
+
+pytestmark = pytest.mark.anyio
+
+PODS = 12
+"""Asked for, one after another; about half are admitted."""
+GIB = 1 << 30
+MACHINES = (two_nodes(gpus=8, nics=4), catalogue.machine("hgx-h100"), catalogue.machine("epyc-nps4-4gpu"))
+POLICIES = ("none", "best-effort", "restricted", "single-numa-node")
+OPTIONS: tuple[Mapping[str, str], ...] = (
+    {},
+    {"full-pcpus-only": "true"},
+    {"strict-cpu-reservation": "true"},
+    {"distribute-cpus-across-numa": "true"},
+)
+CONFIG = """
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+topologyManagerPolicy: {policy}
+topologyManagerScope: {scope}
+cpuManagerPolicy: static
+cpuManagerPolicyOptions: {{{options}}}
+reservedSystemCPUs: "0"
+memoryManagerPolicy: Static
+reservedMemory: [{{numaNode: 0, limits: {{memory: 2Gi}}}}]
+"""
+
+
+def configured(chance: Random) -> str:
+    options = ", ".join(f'{name}: "{value}"' for name, value in chance.choice(OPTIONS).items())
+    return CONFIG.format(policy=chance.choice(POLICIES), scope=chance.choice(["container", "pod"]), options=options)
+
+
+def some_container(chance: Random, name: str, sidecar: bool = False) -> ContainerRequest:
+    amounts = {
+        resource: chance.choice(sizes)
+        for resource, sizes, share in ((GPU, (1, 1, 2, 3, 4), 0.8), (NIC, (1, 2), 0.5))
+        if chance.random() < share
+    }
+    if chance.random() < 0.85:
+        amounts |= {CPU: chance.choice((1000, 1500, 2000, 4000, 8000)), MEMORY: chance.choice((1, 4, 20, 70)) * GIB}
+    return ContainerRequest(name=ContainerName(name), requests=amounts, limits=amounts, sidecar=sidecar)
+
+
+def some_pod(chance: Random, name: str) -> PodRequest:
+    return PodRequest(
+        name=PodName(name),
+        init_containers=tuple(
+            some_container(chance, f"init-{i}", chance.random() < 0.4) for i in range(chance.choice((0, 0, 0, 1, 2)))
+        ),
+        containers=tuple(some_container(chance, f"main-{i}") for i in range(chance.choice((1, 1, 2)))),
+    )
+
+
+def told(decision: Decision) -> object:
+    """Who gets what, or the kubelet's word for why not."""
+    if not isinstance(decision, Admission):
+        return decision.reason, decision.container
+    return [(got.owner, got.role, got.device_ids, got.cpus, got.memory) for got in decision.allocations]
+
+
+async def predicted_and_done(seed: int, directory: Path) -> list[tuple[object, object]]:
+    chance = Random(seed)
+    plugins, resources, files = (directory / name for name in ("device-plugins", "pod-resources", "files"))
+    for each in (plugins, resources, files):
+        each.mkdir()
+    machine, placement = chance.choice(MACHINES), chance.choice(list(Placement)[:3])
+    own, config = AdmissionRules(placement=placement), files / "config.yaml"
+    config.write_text(configured(chance))
+    rules = configuration.load(config, placement)
+    clock, known = ManualClock(), MemoryDesk(machine).state
+    ledger = Ledger(NODE, MemoryJournal(), clock)
+    assert known.topology is not None and known.health is not None
+    ledger.hear(known.topology)
+    ledger.hear(known.health)
+    pod_resources = PodResourcesClient(resources / "kubelet.sock", plugins)
+    handouts = Handouts(ledger, clock, pod_resources, placement=placement, settle_seconds=0)
+    admissions = Admissions(
+        ledger, MemoryBus(), own, kubelet_owns_devices=True, kubelet_files=KubeletFiles(config, files, own)
+    )
+    kubelet = KubeletStandIn(plugins, resources, machine, rules)
+    pairs = []
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(kubelet.run)
+        await tasks.start(KubeletFront(handouts, plugins, clock).run)
+        await kubelet.until(offers(machine))
+        for number in range(PODS):
+            if kubelet.running and chance.random() < 0.3:
+                await kubelet.remove(*chance.choice(sorted(kubelet.running)))
+                for _ in range(3):
+                    await clock.advance(40)
+                    await handouts.reconcile()
+            asked = some_pod(chance, f"pod-{number}")
+            write_files(files, kubelet.state(), rules)
+            predicted = await admissions.what_if(AllocateRequest(node=NODE, pod=asked, rules={}))
+            pairs.append((told(predicted), told(await kubelet.admit(asked))))
+            await handouts.reconcile()
+        tasks.cancel_scope.cancel()
+    return pairs
+
+
+@pytest.mark.parametrize("seed", sample(list(range(200)), 8))
+async def test_what_is_predicted_of_a_pod_is_what_the_kubelet_then_does(seed: int) -> None:
+    with short_directory() as directory:
+        pairs = await predicted_and_done(seed, directory)
+
+    assert [done for _, done in pairs] == [predicted for predicted, _ in pairs]
+    assert PODS == len(pairs)
