@@ -1,9 +1,10 @@
 """
 YAML and JSON documents of Kubernetes, and the only door to PyYAML.
 
-A document is small, is one mapping, and says everything once: the kubelet refuses keys that stand twice, and aliases, with
-which a few lines stand for gigabytes, are refused here. Types are those of the text (YAML 1.1): whoever wants text where a
-number stands gets an error, as in the kubelet, whose own reader is as strict.
+A document is small, is one mapping, and says everything once. Keys that stand twice are refused here, of which the kubelet
+takes one with no more than a line in its log (v1.36.3, lenient decoding), and so are aliases, with which a few lines stand
+for gigabytes. Types are those of the text (YAML 1.1): whoever wants text where a number stands gets an error, as in the
+kubelet, whose own reader is as strict.
 """
 
 import json
