@@ -6,6 +6,7 @@ import anyio
 import msgspec
 import pytest
 from discovery_support import NODE, QUIET_SECONDS, World, discovery_with, inventory
+from structlog.testing import capture_logs
 
 from topoalign.core import wire
 from topoalign.core.errors import BadRequest, DriverFault, Unavailable
@@ -109,6 +110,30 @@ async def test_a_stream_that_has_lost_what_was_said_is_told_anew(world: World) -
         world.bus.emptied = False
 
         assert [2, 2] == [event.revision for event in (await world.topology(), await world.health())]
+
+
+async def test_what_another_machine_of_the_same_name_has_said_does_not_stand_and_is_told_once(world: World) -> None:
+    """Its agent was refused, but had read its hardware by then, and it tries again and again."""
+    other = World()
+    other.hardware.now = inventory(5, 6, 7)
+    with capture_logs() as logs:
+        async with world.running():
+            for _ in range(3):
+                await other.clock.advance(1.0)
+                other.discovery = discovery_with(other.hardware, world.bus, other.clock)
+                async with other.running():
+                    assert inventory(5, 6, 7).topology == (await world.topology()).topology
+                await world.clock.advance(LOOK_SECONDS)
+
+                assert inventory(0, 1).topology == (await world.topology()).topology
+                assert {DeviceID("GPU-0"), DeviceID("GPU-1")} == set((await world.health()).devices)
+                assert "does another machine have its name" in (world.discovery.spoken_over() or "")
+            await world.clock.advance(LOOK_SECONDS)
+
+            assert world.discovery.spoken_over() is None
+            assert (4, 4) == ((await world.topology()).revision, (await world.health()).revision)
+    told = [line for line in logs if line["event"].startswith("another process has said what the hardware")]
+    assert 1 == len(told)
 
 
 async def test_a_restart_begins_a_new_epoch(world: World) -> None:

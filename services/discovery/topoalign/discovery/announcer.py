@@ -3,7 +3,8 @@ Says on the bus what is newest, and says it for as long as it takes.
 
 Of topology and health only the newest matters, so at most one message of each kind waits. One that is not confirmed may
 have been stored all the same and is repeated under the same id. A stream that was lost or rolled back no longer has what
-was said, so every now and then it is looked at, and everything is said anew.
+was said, and where another machine has this node's name by mistake the stream has what that one said last, although its
+agent was refused. So every now and then it is looked at, and everything is said anew.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from topoalign.core.ports import Bus, Clock, Message, Stream
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
 """Seconds between tries while the bus does not confirm; doubled each time."""
 LOOK_SECONDS = 60.0
-"""Between two looks at whether the stream still has what was said."""
+"""Between two looks at whether what was said is still the newest that the stream has."""
 
 log = structlog.get_logger("topoalign.discovery")
 
@@ -36,6 +37,14 @@ class Announcer:
         self._failures = 0
         """Rounds in a row in which something was not confirmed."""
         self._trouble = ""
+        self._spoken_over = False
+        """Whether somebody else had said something of this node at the last look."""
+
+    def spoken_over(self) -> str | None:
+        """For /readyz?verbose: who else speaks for this node."""
+        if not self._spoken_over:
+            return None
+        return "another process says what the hardware of this node is: does another machine have its name?"
 
     def say(self, event: TopologyDiscovered | DeviceHealthChanged) -> None:
         message = wire.encode(event, self._clock.wall())
@@ -70,19 +79,33 @@ class Announcer:
         return True
 
     async def watch(self, say_anew: Callable[[], None]) -> None:
-        """Calls `say_anew` whenever the stream has lost what was said."""
+        """Calls `say_anew` whenever the stream has lost what was said, or has something newer that others said."""
         while True:
             await self._clock.sleep(LOOK_SECONDS)
-            if await self._lost():
+            try:
+                beyond = await self._beyond()
+            except Unavailable:
+                continue
+            if min(beyond, default=0) < 0:
                 log.warning("the stream of nodes has lost what was said")
+            others = max(beyond, default=0) > 0
+            if others and not self._spoken_over:
+                log.warning(
+                    "another process has said what the hardware of this node is: it is said anew",
+                    remedy="give each machine a name of its own (TOPOALIGN_NODE); while a new version takes over, nothing",
+                )
+            self._spoken_over = others
+            if any(beyond):
                 self._positions.clear()
                 say_anew()
 
-    async def _lost(self) -> bool:
+    async def _beyond(self) -> list[int]:
+        """
+        For each subject, by how much the newest position in the stream is beyond that of what was said. Raises Unavailable.
+        """
+        found: list[int] = []
         for subject, position in list(self._positions.items()):
-            try:
-                if await self._hub.last_position(Stream.NODES, subject) < position:
-                    return True
-            except Unavailable:
-                return False
-        return False
+            last = await self._hub.last_position(Stream.NODES, subject)
+            if subject not in self._waiting and self._positions[subject] == position:  # else it has been said anew since
+                found.append(last - position)
+        return found

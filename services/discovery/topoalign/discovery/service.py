@@ -88,6 +88,10 @@ class Discovery:
         """For /readyz?verbose: what the newest reading found odd, such as GPUs that do not answer."""
         return "; ".join(self._findings) or None
 
+    def spoken_over(self) -> str | None:
+        """For /readyz?verbose: who else speaks for this node."""
+        return self._announcer.spoken_over()
+
     def deafness(self) -> str | None:
         """Readiness: why events of the hardware are not heard."""
         return self._deafness
