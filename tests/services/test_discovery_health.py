@@ -296,6 +296,33 @@ async def test_cordons_survive_a_restart_and_a_boot_and_a_cordon_may_be_changed(
         assert {A: "cordoned: fan", B: "cordoned: cable"} == reasons
 
 
+@pytest.mark.parametrize("told", ["the former one", "the new one"])
+async def test_what_one_of_two_versions_is_told_holds_for_both_whoever_goes(tmp_path: Path, told: str) -> None:
+    """While a new version takes over both answer, and nobody chooses which: it may also be the new one that goes."""
+    former, new = World(tmp_path), World(tmp_path)
+    async with former.running(), new.running():
+        hearing, other = (former, new) if told == "the former one" else (new, former)
+        await word(hearing, "cordon", "0", reason="fan")
+        await word(other, "cordon", "1", reason="cable")
+        await happens(other, Occurrence.XID, B, xid=79)
+        for world in (hearing, other):
+            await world.clock.advance(READ_SECONDS)
+        both = {A: (HealthState.HEALTHY, True), B: (HealthState.UNHEALTHY, True)}
+        assert [both, both] == [await states(hearing), await states(other)]
+
+        await word(hearing, "uncordon", "0")
+        await word(hearing, "heal", "1")
+        await other.clock.advance(READ_SECONDS)
+        assert {A: (HealthState.HEALTHY, False), B: (HealthState.HEALTHY, True)} == await states(other)
+    next_one = World(tmp_path)
+    async with next_one.running():
+        assert {A: (HealthState.HEALTHY, False), B: (HealthState.HEALTHY, True)} == await states(next_one)
+
+
+async def states(world: World) -> dict[DeviceID, tuple[HealthState, bool]]:
+    return {device: (known.state, known.cordoned) for device, known in (await world.health()).devices.items()}
+
+
 async def test_what_an_operator_has_healed_stays_healed_over_a_restart(tmp_path: Path) -> None:
     """Also over one that follows at once, as in the steps to reset a GPU."""
     first = World(tmp_path)

@@ -75,6 +75,7 @@ class Caretaker:
         self._remember()
 
     def failed(self, reason: str) -> None:
+        self._look()
         self._judge.failed(reason)
 
     def deaf(self, reason: str | None, gpus: Iterable[DeviceID]) -> None:
@@ -113,12 +114,12 @@ class Caretaker:
 
     def say(self, word: Word, devices: Sequence[DeviceID], reason: str) -> None:
         """An operator's word on devices. Raises StateFault where it cannot be kept, and then it does not hold."""
-        cordons = {device: why for device, why in self.cordons.items() if device not in devices}
+        self._look()
         match word:
             case "cordon":
-                self._keep({**cordons, **dict.fromkeys(devices, clean(reason, LONGEST_REASON))})
+                self._keep(devices, dict.fromkeys(devices, clean(reason, LONGEST_REASON)))
             case "uncordon":
-                self._keep(cordons)
+                self._keep(devices, {})
             case "heal":
                 for device in devices:
                     self._judge.heal(device)
@@ -126,8 +127,24 @@ class Caretaker:
         self._damage = None
         log.info("an operator has spoken", word=word, devices=devices, reason=clean(reason, LONGEST_REASON))
 
-    def _keep(self, cordons: dict[DeviceID, str]) -> None:
-        self._record.change(lambda record: msgspec.structs.replace(record, cordons=cordons))
+    def _keep(self, devices: Sequence[DeviceID], cordons: Mapping[DeviceID, str]) -> None:
+        """Of these devices these cordons, and no others."""
+
+        def with_these(record: Record) -> Record:
+            others = {device: why for device, why in record.cordons.items() if device not in devices}
+            return msgspec.structs.replace(record, cordons={**others, **cordons})
+
+        self._record.change(with_these)
+
+    def _look(self) -> None:
+        """Takes in what another process of this node has written: what an operator told it, and what it has heard."""
+        had = self._record.kept.awaiting_reset
+        self._record.look()
+        now = self._record.kept.awaiting_reset
+        for device in had.keys() - now.keys():
+            self._judge.heal(device)
+        for device in now.keys() - had.keys():
+            self._judge.sign(device, now[device], self._clock.monotonic(), lasting=True)
 
     def _remember(self) -> None:
         """Goes on without, where the file cannot be written: a GPU that failed is out of use all the same."""
@@ -135,6 +152,7 @@ class Caretaker:
         def with_lasting(record: Record) -> Record:
             return msgspec.structs.replace(record, awaiting_reset=self._judge.lasting())
 
+        self._look()
         try:
             self._record.change(with_lasting)
         except StateFault as fault:

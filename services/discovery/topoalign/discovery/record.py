@@ -4,6 +4,9 @@ What discovery has to remember when it starts again: cordons, which devices wait
 A small file in the state directory, replaced as a whole or not at all. What waits for a reset is forgotten when the node
 was booted since, for that was one; cordons are an operator's and stand until he takes them back. A file that cannot be
 understood is set aside, never overwritten: somebody's cordons are in it.
+
+While a new version takes over two processes have the file, and operators are answered by either. So each takes in what the
+other has written, before it writes itself and now and then besides.
 """
 
 import os
@@ -41,10 +44,13 @@ class RecordFile:
     def __init__(self, directory: Path, boot_id: str) -> None:
         self._directory, self._boot_id = directory, boot_id
         self.kept = Record(boot_id=boot_id)
+        self._seen: tuple[int, int] | None = None
+        """Inode and time of the file as it was read or written last."""
 
     def load(self) -> str | None:
         """Reads the file, if there is one. Returns what was wrong with it; it has been set aside then."""
         path = self._directory / NAME
+        self._seen = self._now()
         try:
             read = msgspec.json.decode(path.read_bytes(), type=Record)
         except FileNotFoundError:
@@ -52,8 +58,7 @@ class RecordFile:
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             why = clean(getattr(error, "strerror", None) or str(error), 200)
             return f"{path} cannot be read ({why}), so cordons are not known; {self._set_aside(path)}"
-        waiting = read.awaiting_reset if read.boot_id == self._boot_id else {}
-        self.kept = msgspec.structs.replace(read, boot_id=self._boot_id, awaiting_reset=waiting)
+        self.kept = self._of_this_boot(read)
         return None
 
     def _set_aside(self, path: Path) -> str:
@@ -66,6 +71,26 @@ class RecordFile:
             return f"it could not be set aside: {clean(error.strerror or str(error))}"
         return f"it was set aside as {aside.name}"
 
+    def look(self) -> None:
+        """Takes in what another process of this node has written since; a file that cannot be read says nothing."""
+        now = self._now()
+        if now is None or now == self._seen:
+            return
+        self._seen = now
+        with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            self.kept = self._of_this_boot(msgspec.json.decode((self._directory / NAME).read_bytes(), type=Record))
+
+    def _of_this_boot(self, read: Record) -> Record:
+        waiting = (read if read.boot_id == self._boot_id else self.kept).awaiting_reset
+        return msgspec.structs.replace(read, boot_id=self._boot_id, awaiting_reset=waiting)
+
+    def _now(self) -> tuple[int, int] | None:
+        try:
+            found = (self._directory / NAME).stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
     def change(self, change: Callable[[Record], Record]) -> None:
         """Makes a change of the record last. Raises StateFault, and then nothing has changed."""
         changed = change(self.kept)
@@ -76,7 +101,7 @@ class RecordFile:
         except OSError as error:
             where = self._directory / NAME
             raise StateFault(f"{where} cannot be written: {clean(error.strerror or str(error))}", REMEDY) from error
-        self.kept = changed
+        self.kept, self._seen = changed, self._now()
 
     def _replace(self, body: bytes) -> None:
         """The old file or the new one, whenever the node stops."""
