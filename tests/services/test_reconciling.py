@@ -6,10 +6,12 @@ import anyio
 import msgspec
 import pytest
 from handouts_support import GPUS, MACHINE, Node, ShiftingClock, bound, owner
+from structlog.testing import capture_logs
 
 from topoalign.allocator.handouts import FRESH_SECONDS, Handouts
+from topoalign.allocator.journal import MemoryJournal
 from topoalign.allocator.ledger import Ledger
-from topoalign.core.errors import DeviceInUse, DeviceUnusable, HardwareUnknown, InvalidField, Unavailable
+from topoalign.core.errors import DeviceInUse, DeviceUnusable, HardwareUnknown, InvalidField, StateFault, Unavailable
 from topoalign.core.events import (
     AllocationBound,
     AllocationDeviated,
@@ -19,6 +21,7 @@ from topoalign.core.events import (
     HealthState,
 )
 from topoalign.core.ids import GPU, DeviceID, ResourceName
+from topoalign.core.ports import Entry
 from topoalign.core.state import replay
 from topoalign.core.topology.offers import Offer
 
@@ -102,6 +105,41 @@ async def test_before_discovery_is_heard_a_look_at_the_kubelet_changes_nothing(n
 
     assert ["train"] == [held.owner.pod for held in ledger.state.allocations.values() if held.owner]
     assert None is ledger.state.usage
+
+
+# A disk that is full for long
+
+
+class FullJournal(MemoryJournal):
+    full = False
+
+    def append(self, entry: Entry) -> None:
+        if self.full:
+            raise StateFault("cannot write the journal", "make room")
+        super().append(entry)
+
+
+async def test_what_cannot_be_written_is_not_said_to_be_taken_in_at_every_look_but_once_when_it_is() -> None:
+    journal = FullJournal()
+    node = Node(journal)
+    node.kubelet.show("train", GPUS[0])
+    journal.full = True
+    with capture_logs() as logs:
+        for _ in range(3):
+            with pytest.raises(Unavailable, match="cannot write the journal"):
+                await node.handouts.reconcile()
+        assert ["the journal cannot be written"] == [line["event"] for line in logs]
+        assert {} == node.live()
+
+        journal.full = False
+        for _ in range(3):
+            await node.handouts.reconcile()
+
+    assert [
+        "the journal can be written again",
+        "containers with devices that were not in the record are taken in",
+    ] == [line["event"] for line in logs[1:]]
+    assert {"GPU-0": "train"} == node.live()
 
 
 # Orphans

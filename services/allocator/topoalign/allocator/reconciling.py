@@ -99,9 +99,10 @@ class Reconciliation:
         if look.live >= live.keys():  # else the answer is older than the record
             # A record that the kubelet contradicts at two looks makes way for what it shows.
             contradicted = [live[name] for name in sorted(apart & self._apart)]
-            self._ledger.grant(
-                self._unrecorded(look.listing, contradicted), instead_of=[record.id for record in contradicted]
-            )
+            found = self._unrecorded(look.listing, contradicted)
+            self._ledger.grant(found, instead_of=[record.id for record in contradicted])
+            if found:
+                log.warning("containers with devices that were not in the record are taken in", containers=len(found))
             self._confirm(look)
         self._apart = apart
         live = self._ledger.state.allocations
@@ -207,8 +208,6 @@ class Reconciliation:
             held = frozenset(d for d in devices if self._ledger.doubt is not None or (resource, d) in left)
             if ours := tuple(filter(is_free, self._ordered(resource, held))):
                 take_in(None, resource, ours)
-        if found:
-            log.warning("containers with devices that were not in the record are taken in", containers=len(found))
         return found
 
     def _ordered(self, resource: ResourceName, devices: frozenset[DeviceID]) -> tuple[DeviceID, ...]:

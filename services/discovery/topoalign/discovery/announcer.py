@@ -106,6 +106,7 @@ class Announcer:
         found: list[int] = []
         for subject, position in list(self._positions.items()):
             last = await self._hub.last_position(Stream.NODES, subject)
-            if subject not in self._waiting and self._positions[subject] == position:  # else it has been said anew since
+            said_since = subject in self._waiting or self._positions[subject] != position
+            if not said_since:
                 found.append(last - position)
         return found
