@@ -158,6 +158,36 @@ async def test_a_gap_is_healed_by_a_snapshot_that_the_allocator_is_asked_for() -
     assert writer.state.digest == replay(writer.node, [healed.event, news.event]).digest
 
 
+async def test_a_node_that_has_gone_for_good_before_it_could_heal_a_gap_is_told_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its last events stay for a month, and whoever starts reads them; it is asked all the same, for it may be back."""
+    monkeypatch.setattr(subscriber, "ASK_AGAIN_SECONDS", 0.01)
+    bus, writer, clock, asked = MemoryBus(), Writer("gpu.7"), ManualClock(), 0
+
+    async def refuse(body: bytes) -> bytes:
+        nonlocal asked
+        asked += 1
+        return wire.failure(BusUnavailable("it is not there"))
+
+    endpoint = Endpoint(name="snapshot", subject=wire.admission_subject(writer.node, "snapshot"), answer=refuse)
+    writer.snapshot()
+    await publish(bus, writer.grant("1", "GPU-0"))  # the snapshot before it is too old to be in the stream
+    client = Client(bus, clock)
+    with capture_logs() as logs:
+        async with (
+            bus.serve("topoalign-allocator", [endpoint]),
+            aclosing(client.allocations(since=0)) as events,
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(anext, events)
+            while asked < 5:
+                await clock.advance(0.02)
+            await publish(bus, writer.snapshot())
+
+    assert ["no snapshot yet"] == [line["event"] for line in logs]
+
+
 async def test_an_allocator_is_asked_once_however_many_events_follow_a_gap() -> None:
     bus, writer, asked = MemoryBus(), Writer(), []
 

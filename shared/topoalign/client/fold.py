@@ -43,6 +43,8 @@ class Fold:
         """Of these nodes: how many snapshots their allocator has promised since they were whole."""
         self.promised: dict[NodeName, int] = {}
         """Of these nodes: the epoch that their allocator named when it was asked for a snapshot last."""
+        self.silent: set[NodeName] = set()
+        """Of these nodes: those whose allocator was asked in vain, as it was said in the log."""
         self._skipped: dict[NodeName, tuple[int, int]] = {}
         """Of these nodes: epoch and seq of the last event that could not be folded."""
         self._counts = counts
@@ -78,6 +80,7 @@ class Fold:
         self.broken.pop(event.node, None)
         self.answered.pop(event.node, None)
         self.promised.pop(event.node, None)
+        self.silent.discard(event.node)
         if self._skipped.pop(event.node, (0, 0)) > (event.epoch, event.seq):
             self.broken[event.node] = None  # messages overtook one another: the next snapshot has what was skipped
         return True

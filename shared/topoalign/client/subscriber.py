@@ -250,7 +250,9 @@ class Client:
             fold.answered[node] = fold.answered.get(node, 0) + 1
             fold.promised[node], _ = wire.answered(answer, tuple[int, int])
         except (Unavailable, BadRequest, NoFit) as error:
-            log.info("no snapshot yet", node=node, finding=error.finding)
+            if node not in fold.silent:  # it may be gone for good, and its last events be there for a month
+                log.info("no snapshot yet", node=node, finding=error.finding)
+            fold.silent.add(node)
 
 
 def patience(answered: int) -> float:
