@@ -356,6 +356,24 @@ async def test_a_damaged_record_is_loud_until_an_operator_has_spoken(tmp_path: P
         assert (tmp_path / f"{NAME}.corrupt-1").exists()
 
 
+async def test_a_damaged_record_is_loud_over_restarts_too_until_an_operator_has_spoken(tmp_path: Path) -> None:
+    """A restart is what people try first; what was cordoned would be given out, and nobody would say so."""
+    (tmp_path / NAME).write_text('{"version": 2, "cordons": {"GPU-0": "fan"}}')
+    said = []
+    for _ in range(3):
+        world = World(tmp_path)
+        async with world.running():
+            said.append(world.caretaker.trouble() or "")
+    async with world.running():
+        await word(world, "uncordon", "1")
+        assert None is world.caretaker.trouble()
+    after = World(tmp_path)
+
+    assert 1 == len(set(said))
+    assert "cordons are not known" in said[0] and f"{NAME}.corrupt-1" in said[0]
+    assert None is after.caretaker.trouble()
+
+
 async def test_a_cordoned_gpu_that_falls_ill_says_both(world: World) -> None:
     async with world.running():
         await word(world, "cordon", "0", reason="fan")

@@ -31,16 +31,16 @@ class Caretaker:
     def __init__(self, record: RecordFile, xids: XidRules, quiet_seconds: float, clock: Clock) -> None:
         self._record, self._xids, self._clock = record, xids, clock
         self._judge = HealthJudge(quiet_seconds)
-        self._damage = record.load()
         self._unsaved: str | None = None
-        if self._damage is not None:
-            log.error("cordons are not known", finding=self._damage, remedy="cordon anew what is not to be used")
+        if doubt := record.load():
+            remedy = "cordon anew what is not to be used; if all is, uncordon one"
+            log.error("cordons are not known", finding=doubt, remedy=remedy)
         for device, reason in record.kept.awaiting_reset.items():
             self._judge.sign(device, reason, clock.monotonic(), lasting=True)
 
     def trouble(self) -> str | None:
         """Readiness: why what must outlive a restart is not whole."""
-        return self._damage or self._unsaved
+        return self._record.kept.doubt or self._unsaved
 
     @property
     def cordons(self) -> Mapping[DeviceID, str]:
@@ -124,15 +124,14 @@ class Caretaker:
                 for device in devices:
                     self._judge.heal(device)
                 self._remember()
-        self._damage = None
         log.info("an operator has spoken", word=word, devices=devices, reason=clean(reason, LONGEST_REASON))
 
     def _keep(self, devices: Sequence[DeviceID], cordons: Mapping[DeviceID, str]) -> None:
-        """Of these devices these cordons, and no others."""
+        """Of these devices these cordons, and no others. Whoever says so knows what is cordoned, so that ends a doubt."""
 
         def with_these(record: Record) -> Record:
             others = {device: why for device, why in record.cordons.items() if device not in devices}
-            return msgspec.structs.replace(record, cordons={**others, **cordons})
+            return msgspec.structs.replace(record, cordons={**others, **cordons}, doubt="")
 
         self._record.change(with_these)
 

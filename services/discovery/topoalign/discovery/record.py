@@ -36,6 +36,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """Device -> what happened to it."""
     epoch: int = 0
     """Of the last run."""
+    doubt: str = ""
+    """Why somebody's cordons may be missing, until an operator has spoken; empty: none is."""
 
 
 class RecordFile:
@@ -48,7 +50,10 @@ class RecordFile:
         """Inode and time of the file as it was read or written last."""
 
     def load(self) -> str | None:
-        """Reads the file, if there is one. Returns what was wrong with it; it has been set aside then."""
+        """
+        Reads the file, if there is one. Returns what was wrong with it, and that it has been set aside; also at later
+        starts, as long as no operator has spoken.
+        """
         path = self._directory / NAME
         self._seen = self._now()
         try:
@@ -57,9 +62,11 @@ class RecordFile:
             return None
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             why = clean(getattr(error, "strerror", None) or str(error), 200)
-            return f"{path} cannot be read ({why}), so cordons are not known; {self._set_aside(path)}"
+            doubt = f"{path} could not be read ({why}), so cordons are not known; {self._set_aside(path)}"
+            self.kept = Record(boot_id=self._boot_id, doubt=doubt)
+            return doubt
         self.kept = self._of_this_boot(read)
-        return None
+        return read.doubt or None
 
     def _set_aside(self, path: Path) -> str:
         number = 1
