@@ -95,6 +95,7 @@ class Bus(MemoryBus):
     """A bus whose connection can be cut, that can be slow, and that can lose what it had."""
 
     cut = False
+    why = "cut"
     emptied = False
     away = False
 
@@ -109,7 +110,7 @@ class Bus(MemoryBus):
 
     async def publish(self, message: Message) -> int:
         if self.cut:
-            raise BusUnavailable("cut")
+            raise BusUnavailable(self.why)
         await self.open.wait()
         return await super().publish(message)
 

@@ -15,7 +15,8 @@ from structlog.testing import capture_logs
 from topoalign.core.errors import BusRefused, BusUnavailable
 from topoalign.core.ports import Bus, Endpoint, Stream
 from topoalign.runtime import stores
-from topoalign.runtime.nats_bus import NatsBus, connect_bus, follower
+from topoalign.runtime.nats_bus import Access, NatsBus, bus, connect_bus, follower
+from topoalign.runtime.nats_bus.connection import Connection, open_connection
 
 pytestmark = pytest.mark.anyio
 ALL = "topoalign.v1.>"
@@ -332,3 +333,43 @@ def test_a_difference_names_what_was_expected_and_found() -> None:
 
     with pytest.raises(BusRefused, match="store TOPOALIGN_NODES: storage is 'memory', expected 'file'"):
         stores.check(stores.NODES, found, any_replicas=False)
+
+
+async def test_servers_that_cannot_be_reached_are_told_in_the_same_words_whichever_was_tried_first() -> None:
+    """Words that differ are taken for news by whoever writes a log."""
+    nowhere = [f"nats://127.0.0.1:{port}" for port in (1, 2, 3)]
+    findings = set()
+    for _ in range(10):
+        with pytest.raises(BusUnavailable) as caught:
+            await open_connection(nowhere, "test", Access())
+        findings.add(caught.value.finding)
+
+    assert 1 == len(findings)
+
+
+async def test_a_bus_that_is_away_for_long_is_told_once_for_each_reason_although_they_alternate(
+    server: KillableServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a name stands for several addresses, and each look names another one first."""
+    monkeypatch.setattr(bus, "FIRST_PAUSE", 0.0)
+    tries = 0
+
+    class Unlucky(NatsBus):
+        async def connection(self) -> Connection:
+            nonlocal tries
+            tries += 1
+            if tries % 20:
+                raise BusUnavailable(f"no way to {tries % 2}")
+            return await super().connection()
+
+    unlucky = Unlucky(server.url, "test", Access(), replicas=1, speaks=())
+    with capture_logs() as logs:
+        for outage in (1, 2):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(unlucky.keep_connected, False)
+                await unlucky.up()
+                tasks.cancel_scope.cancel()
+
+            assert outage * 20 == tries
+    told = [line["finding"] for line in logs if line["event"] == "bus away"]
+    assert ["no way to 1", "no way to 0"] * 2 == told

@@ -13,7 +13,7 @@ from topoalign.core.errors import BadRequest, DriverFault, Unavailable
 from topoalign.core.events import DeviceHealthChanged, TopologyDiscovered
 from topoalign.core.ids import DeviceID, NodeName
 from topoalign.core.requests import AliveRequest, AnnounceRequest
-from topoalign.discovery.announcer import FIRST_PAUSE, LOOK_SECONDS
+from topoalign.discovery.announcer import FIRST_PAUSE, LONGEST_PAUSE, LOOK_SECONDS
 from topoalign.discovery.caretaker import Caretaker
 from topoalign.discovery.record import RecordFile
 from topoalign.discovery.xids import XidRules
@@ -40,6 +40,22 @@ async def test_a_bus_that_was_away_gets_only_the_newest(world: World) -> None:
             for event in await world.said()
             if isinstance(event, TopologyDiscovered | DeviceHealthChanged)
         ]
+
+
+async def test_a_bus_that_is_away_for_long_is_told_once_for_each_reason_although_they_alternate(world: World) -> None:
+    with capture_logs() as logs:
+        async with world.running():
+            for _ in range(2):
+                world.bus.cut = True
+                world.discovery.announce()
+                for tries in range(10):
+                    world.bus.why = f"no way to {tries % 2}"
+                    await world.clock.advance(LONGEST_PAUSE)
+                world.bus.cut = False
+                await world.clock.advance(LONGEST_PAUSE)
+
+    told = [line["finding"] for line in logs if line["event"] == "bus does not confirm"]
+    assert ["no way to 0", "no way to 1"] * 2 == told
 
 
 async def test_news_that_comes_while_the_bus_is_storing_something_older_is_said_too(world: World) -> None:

@@ -36,7 +36,8 @@ class Announcer:
         self._positions: dict[str, int] = {}
         self._failures = 0
         """Rounds in a row in which something was not confirmed."""
-        self._trouble = ""
+        self._told: set[str] = set()
+        """Why something was not confirmed, since the bus last confirmed something."""
         self._spoken_over = False
         """Whether somebody else had said something of this node at the last look."""
 
@@ -66,13 +67,14 @@ class Announcer:
         try:
             position = await self._bus.publish(message)
         except Unavailable as error:
-            if error.finding != self._trouble:
+            if error.finding not in self._told:
+                self._told.add(error.finding)
                 log.warning("bus does not confirm", finding=error.finding, remedy=error.remedy)
-            self._trouble = error.finding
             return False
         if self._failures:
             log.info("bus confirms again", tries=self._failures)
-        self._failures, self._trouble = 0, ""
+        self._failures = 0
+        self._told.clear()
         self._positions[message.subject] = position
         if self._waiting.get(message.subject) is message:
             del self._waiting[message.subject]

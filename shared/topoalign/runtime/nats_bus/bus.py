@@ -169,13 +169,16 @@ class NatsBus:
         Later a refusal is like a loss, since a server may be set up anew at any time: said once, and tried again.
         """
         tries = 0
+        told: set[str] = set()
+        """Findings since the last connection: where a name stands for several addresses, they come in turns."""
         while True:
             try:
                 connection = await self.connection()
             except (BusUnavailable, BusRefused) as error:
                 if strict and isinstance(error, BusRefused):
                     raise
-                if error.finding != self.trouble:
+                if error.finding not in told:
+                    told.add(error.finding)
                     log.warning("bus away", finding=error.finding, remedy=error.remedy)
                 self.trouble = error.finding
                 pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(tries, 10))
@@ -183,6 +186,7 @@ class NatsBus:
                 tries += 1
                 continue
             tries, strict = 0, False
+            told.clear()
             await self.stay(connection)
 
     async def stay(self, connection: Connection) -> None:

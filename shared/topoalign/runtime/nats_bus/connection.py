@@ -255,7 +255,7 @@ async def open_connection(urls: Sequence[str], name: str, access: Access) -> Con
     if none can be reached.
     """
     options, tls = access.options(), access.tls(urls)
-    reasons: list[str] = []
+    reasons: dict[str, str] = {}
     for url in random.sample(urls, len(urls)):
         connection = Connection(shown(url), f"_INBOX_{name}")
         try:
@@ -263,13 +263,13 @@ async def open_connection(urls: Sequence[str], name: str, access: Access) -> Con
             check_server(connection, tls_wanted=tls is not None)
         except BusUnavailable as error:
             await connection.close()
-            reasons.append(error.finding)
+            reasons[url] = error.finding
         except BaseException:
             await connection.close()
             raise
         else:
             return connection
-    raise BusUnavailable("; ".join(reasons))
+    raise BusUnavailable("; ".join(reasons[url] for url in urls))
 
 
 def parked(servers: list[Server], info: dict[str, object]) -> tuple[None, float]:
