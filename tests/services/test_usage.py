@@ -10,7 +10,7 @@ from handouts_support import GPUS, NODE, Node, owner
 from topoalign.allocator.kubelet.api import v1
 from topoalign.allocator.kubelet.podresources import usage_of
 from topoalign.allocator.kubelet_files import KubeletFiles
-from topoalign.allocator.usage import AGAIN_SECONDS, UsageTeller
+from topoalign.allocator.usage import AGAIN_SECONDS, LOOK_SECONDS, UsageTeller
 from topoalign.client import Client
 from topoalign.core import wire
 from topoalign.core.admission import admit
@@ -40,8 +40,12 @@ def used(pod: str, cpus: str = "", *memory: MemoryBlock, **devices: tuple[str, .
 
 
 def observed(node: Node) -> tuple[ContainerUsage, ...]:
+    return newest(node).containers
+
+
+def newest(node: Node) -> UsageObserved:
     assert node.ledger.state.usage is not None
-    return node.ledger.state.usage.containers
+    return node.ledger.state.usage
 
 
 async def test_cpus_memory_and_foreign_devices_are_observed_and_our_own_devices_are_not() -> None:
@@ -132,9 +136,10 @@ def test_memory_of_a_numa_node_that_cannot_be_is_not_read(wrong: v1.NumaNode) ->
 
 
 class LossyBus(MemoryBus):
-    """A bus that does not confirm for a while."""
+    """A bus that does not confirm for a while, or has lost what was said."""
 
     away = False
+    emptied = False
     tries = 0
 
     async def publish(self, message: Message) -> int:
@@ -143,12 +148,36 @@ class LossyBus(MemoryBus):
             raise BusUnavailable("away")
         return await super().publish(message)
 
+    async def last_position(self, stream: Stream, subject: str = ">") -> int:
+        return 0 if self.emptied else await super().last_position(stream, subject)
+
+
+async def test_a_stream_that_has_lost_the_usage_of_an_idle_node_is_told_it_anew() -> None:
+    """What does not change would else never be said again, and predictions would give its CPUs to others."""
+    it, bus = Node(), LossyBus()
+    it.kubelet.usage = (used("a", "0-3"),)
+    await it.handouts.reconcile()
+    async with background() as tasks:
+        teller = UsageTeller(it.ledger, bus, it.clock, bus)
+        tasks.start_soon(teller.run)
+        tasks.start_soon(teller.watch)
+        await it.clock.advance(LOOK_SECONDS)
+        once = bus.tries
+        bus.emptied = True
+        await it.clock.advance(LOOK_SECONDS)
+        assert (1, 2) == (once, bus.tries)
+        async with bus.follow(Stream.NODES, wire.subject(newest(it))) as messages:
+            said = [wire.decode((await anext(messages)).message) for _ in range(2)]
+
+    assert (1, newest(it)) == (getattr(said[0], "revision", None), said[1])
+    assert 2 == newest(it).revision
+
 
 async def test_only_the_newest_reading_is_said_when_the_bus_was_away() -> None:
     it, bus = Node(), LossyBus()
     bus.away = True
     async with background() as tasks:
-        tasks.start_soon(UsageTeller(it.ledger, bus, it.clock).run)
+        tasks.start_soon(UsageTeller(it.ledger, bus, it.clock, bus).run)
         for cpu in range(5):
             it.kubelet.usage = (used("a", str(cpu)),)
             await it.handouts.reconcile()
@@ -174,7 +203,7 @@ async def test_a_subscriber_folds_the_usage_of_a_node() -> None:
     it.kubelet.usage = (used("a", "0-3"),)
     await it.handouts.reconcile()
     async with background() as tasks:
-        tasks.start_soon(UsageTeller(it.ledger, bus, it.clock).run)
+        tasks.start_soon(UsageTeller(it.ledger, bus, it.clock, bus).run)
         events = Client(bus).nodes(node=NODE)
         heard = (await anext(events)).event
         await events.aclose()

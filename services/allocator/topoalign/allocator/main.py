@@ -71,6 +71,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
             admissions,
             handouts,
             reconcile_seconds=settings.reconcile_seconds,
+            hub=context.hub,
         )
         allocator.watch(context.metrics, lambda: len(journal.set_aside))
         context.notes.setdefault("configuration", lambda: configuration.trouble)

@@ -47,12 +47,16 @@ class Allocator:
         handouts: Handouts | None,
         *,
         reconcile_seconds: float,
+        hub: Bus | None = None,
     ) -> None:
-        """`handouts` is None on a node whose devices no kubelet hands out; else it is reconciled this often."""
+        """
+        `handouts` is None on a node whose devices no kubelet hands out; else it is reconciled this often. `hub` is the bus
+        that everybody hears, if `bus` is a shorter way to the services of this process.
+        """
         self._reconcile_seconds = reconcile_seconds
         self.ledger, self.hearing, self.admissions, self.handouts = ledger, hearing, admissions, handouts
         self.outbox = Outbox(ledger, bus, clock)
-        self.usage = UsageTeller(ledger, bus, clock)
+        self.usage = UsageTeller(ledger, bus, clock, hub or bus)
         self._bus, self._clock = bus, clock
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -64,6 +68,7 @@ class Allocator:
             if self.handouts is not None:
                 tasks.start_soon(self._reconcile, self.handouts)
                 tasks.start_soon(self.usage.run)
+                tasks.start_soon(self.usage.watch)
             task_status.started()
 
     async def _reconcile(self, handouts: Handouts) -> None:

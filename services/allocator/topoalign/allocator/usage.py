@@ -3,9 +3,11 @@ What the kubelet gives away without asking us: CPUs, memory, and devices of othe
 
 It is read from PodResources with everything else, kept in the node's state, and said on the bus whenever it has changed, so
 that predictions elsewhere know what is left. Only the newest reading matters: one that could not be said is not said later.
+A stream that was lost or rolled back no longer has it, so every now and then it is looked at.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 
 import msgspec
 import structlog
@@ -16,12 +18,14 @@ from topoalign.core.errors import Unavailable
 from topoalign.core.events import ContainerUsage, MemoryBlock, MemoryUse, Owner, UsageObserved
 from topoalign.core.hints.memory import memory_node
 from topoalign.core.ids import DeviceID, ResourceName
-from topoalign.core.ports import Bus, Clock
+from topoalign.core.ports import Bus, Clock, Stream
 from topoalign.core.topology.cpuset import format_cpuset, parse_cpuset
 from topoalign.core.topology.model import Topology
 
 AGAIN_SECONDS = 2.0
 """Between two tries while the bus does not confirm."""
+LOOK_SECONDS = 60.0
+"""Between two looks at whether the stream still has what was said."""
 
 log = structlog.get_logger("topoalign.allocator.usage")
 
@@ -29,9 +33,12 @@ log = structlog.get_logger("topoalign.allocator.usage")
 class UsageTeller:
     """Publishes the ledger's newest reading."""
 
-    def __init__(self, ledger: Ledger, bus: Bus, clock: Clock) -> None:
-        self._ledger, self._bus, self._clock = ledger, bus, clock
+    def __init__(self, ledger: Ledger, bus: Bus, clock: Clock, hub: Bus) -> None:
+        """`hub` is the bus that everybody hears, where `bus` also has a shorter way to the services of this process."""
+        self._ledger, self._bus, self._clock, self._hub = ledger, bus, clock, hub
         self._said: UsageObserved | None = None
+        self._position = 0
+        """Of that in the stream."""
 
     async def run(self) -> None:
         while True:
@@ -41,6 +48,18 @@ class UsageTeller:
                 continue
             await self._ledger.beyond(version)
 
+    async def watch(self) -> None:
+        """Has the usage said anew, under a new revision, whenever the stream has lost it."""
+        while True:
+            await self._clock.sleep(LOOK_SECONDS)
+            said = self._said
+            if said is None:
+                continue
+            with suppress(Unavailable):
+                lost = await self._hub.last_position(Stream.NODES, wire.subject(said)) < self._position
+                if lost and said is self._ledger.state.usage:
+                    self._ledger.hear(msgspec.structs.replace(said, revision=said.revision + 1))
+
     async def _say(self, usage: UsageObserved) -> bool:
         """Whether nothing more is to be done about it."""
         message = wire.encode(usage, self._clock.wall())
@@ -48,7 +67,7 @@ class UsageTeller:
             log.error("usage too large for the bus", containers=len(usage.containers), bytes=len(message.body))
         else:
             try:
-                await self._bus.publish(message)
+                self._position = await self._bus.publish(message)
             except Unavailable as error:
                 log.debug("usage not said", finding=error.finding)
                 return False
