@@ -1,5 +1,6 @@
 """What operators said, and what waits for a reset, outlives the service; a damaged file is never overwritten."""
 
+import json
 import os
 from pathlib import Path
 
@@ -38,6 +39,18 @@ def test_a_restart_remembers_both_and_a_boot_only_the_cordons(tmp_path: Path) ->
         read(tmp_path / "state", "another").awaiting_reset,
     )
     assert 0o600 == (tmp_path / "state" / NAME).stat().st_mode & 0o777
+
+
+def test_a_file_of_the_first_version_is_read_and_loses_none_of_its_fields_by_a_change(tmp_path: Path) -> None:
+    """So the version before can be gone back to: it reads what it knows."""
+    first = {"awaiting_reset": {B: "XID 79"}, "boot_id": "boot", "cordons": {A: "fan"}, "epoch": 7, "version": 1}
+    (tmp_path / NAME).write_text(json.dumps(first))
+    file = RecordFile(tmp_path, "boot")
+    assert file.load() is None
+    assert ({A: "fan"}, {B: "XID 79"}, 7) == (file.kept.cordons, file.kept.awaiting_reset, file.kept.epoch)
+    file.change(lambda record: msgspec.structs.replace(record, epoch=8))
+
+    assert {**first, "epoch": 8}.items() <= json.loads((tmp_path / NAME).read_text()).items()
 
 
 def test_what_waits_for_a_reset_since_the_last_boot_is_remembered_over_a_restart(tmp_path: Path) -> None:
