@@ -198,6 +198,39 @@ def test_an_append_that_the_disk_takes_only_in_part_is_not_in_the_journal_and_th
         assert [entry(1), entry(3)] == journal.load()
 
 
+@pytest.mark.parametrize("becomes", ["deleted", "moved away", "an old copy"])
+def test_a_journal_that_somebody_took_away_while_it_was_in_use_is_written_anew_with_all_it_had(
+    tmp_path: Path, becomes: str
+) -> None:
+    """The open file takes what is appended all the same, and nobody would find it there after a restart."""
+    state = tmp_path / "state"
+    with open_journal(state, NODE) as journal:
+        journal.load()
+        journal.append(entry(1))
+        old = (state / "journal").read_bytes()
+        journal.append(entry(2))
+        if becomes == "moved away":
+            (state / "journal").rename(tmp_path / "journal")
+        else:
+            (state / "journal").unlink()
+        if becomes == "an old copy":
+            (state / "journal").write_bytes(old)
+        journal.append(entry(3))
+    with open_journal(state, NODE) as journal:
+        assert [entry(1), entry(2), entry(3)] == journal.load()
+        assert journal.doubt is None
+
+
+def test_where_the_whole_directory_was_taken_away_nothing_is_recorded(tmp_path: Path) -> None:
+    """Its lock went with it: another process may have the node."""
+    with open_journal(tmp_path / "state", NODE) as journal:
+        journal.load()
+        journal.append(entry(1))
+        (tmp_path / "state").rename(tmp_path / "elsewhere")
+        with pytest.raises(StateFault, match="No such file"):
+            journal.append(entry(2))
+
+
 def test_a_mark_replaces_a_longer_one(tmp_path: Path) -> None:
     """It is written in the place of the one before."""
     with open_journal(tmp_path, NODE) as journal:

@@ -132,7 +132,7 @@ class FileJournal:
     def append(self, entry: Entry) -> None:
         line = encoded(entry)
         with faults(self.path, "write the journal"):
-            if self._suspect:
+            if self._suspect or not self.in_place:
                 self.replace(self._lines)
             try:
                 write_whole(self.file, line)
@@ -179,6 +179,13 @@ class FileJournal:
             self.open()
         assert self._file is not None
         return self._file
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the open file is the journal still: somebody may have deleted it, or put another there."""
+        with suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(self.file), os.lstat(self.path))
+        return False
 
     def open(self) -> None:
         self.close()
