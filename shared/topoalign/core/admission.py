@@ -14,7 +14,7 @@ from topoalign.core.hints.jointly import check_annotations
 from topoalign.core.hints.preconditions import check_decidable, check_rules
 from topoalign.core.hints.providers import answer
 from topoalign.core.placement import prefer
-from topoalign.core.requests import AdmissionRules, PodRequest
+from topoalign.core.requests import AdmissionRules, Mode, PodRequest
 from topoalign.core.state import NodeState
 
 
@@ -40,8 +40,9 @@ def admit(state: NodeState, pod: PodRequest, rules: AdmissionRules) -> Decision:
 
 
 def answer_to(asked: Question, state: NodeState, rules: AdmissionRules) -> Reply:
-    """What this process knows."""
+    """What this process knows; in mode `kubelet` a device plugin is told no more than a kubelet tells it."""
     if isinstance(asked, PreferenceQuestion):
+        asked = asked.alone() if rules.mode is Mode.KUBELET else asked
         return prefer(
             state.hardware,
             asked.resource,

@@ -137,8 +137,7 @@ class Deciding:
         for resource in sorted(wanted, key=lambda name: (best and hardware.kind_of(name) != "gpu", name)):
             if resource in hardware.devices and (wanted[resource] or not best):
                 gpus = [gpu for name, some in given.items() if hardware.kind_of(name) == "gpu" for gpu in some]
-                near = tuple(gpus) if best else ()
-                chosen = yield from self.devices_of(resource, wanted[resource], container, hint, near)
+                chosen = yield from self.devices_of(resource, wanted[resource], container, hint, tuple(gpus))
                 given.update({resource: chosen} if chosen else {})
         return ContainerDevices(given, joint.functions)
 
@@ -173,14 +172,15 @@ class Deciding:
         except StopIteration as done:
             chosen: tuple[DeviceID, ...] = done.value
         could_have = [device for device in devices if device in free or device in reusable]
+        if self.rules.mode is Mode.KUBELET:
+            asking, near = asking and asking.alone(), ()
         self.considered += considered(
             self.state.hardware, resource, could_have, asking, chosen, near, self.rules.placement
         )
         return chosen
 
     def beside(self, resource: ResourceName, container: ContainerRequest) -> Beside:
-        best = self.rules.mode is Mode.BEST and self.state.hardware.kind_of(resource) == "gpu"
-        nics = device_limits(container).get(NIC, 0) if best else 0
+        nics = device_limits(container).get(NIC, 0) if self.state.hardware.kind_of(resource) == "gpu" else 0
         return Beside(free=self.state.free(resource), nics=self.state.free(NIC) if nics else (), nics_wanted=nics)
 
     def preferred(self, asking: PreferenceQuestion) -> Steps[tuple[DeviceID, ...] | None]:

@@ -124,6 +124,10 @@ class PreferenceQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """Devices of other resources already decided for the container: NICs are chosen near its GPUs."""
     beside: Beside = ALONE
 
+    def alone(self) -> "PreferenceQuestion":
+        """As a kubelet asks it: about one resource, and whatever else the container has is not told."""
+        return msgspec.structs.replace(self, near=(), beside=Beside(free=self.beside.free))
+
 
 class PreferenceFailed(NoFit):
     """The device plugin was asked for its preference and failed."""

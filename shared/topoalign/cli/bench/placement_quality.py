@@ -3,8 +3,9 @@ How good the sets of GPUs are that each device policy grants, and what it leaves
 
 Pods with 1, 2, 4 or 8 GPUs come and go on a node, each with its share of the node's NICs, so that 60 to 95 % of the GPUs are
 in use. Every pod is decided by `admission` as the kubelet decides (policy `restricted`, container scope): the NUMA nodes are
-the merge's choice, and the device policy chooses among the GPUs there. All device policies see the same arrivals and
-departures. Four figures, each the mean over all runs with its standard error (`_se`):
+the merge's choice, and the device policy chooses among the GPUs there. Unlike by a kubelet it is told how many NICs the pod
+asks for, and NICs are chosen near its GPUs: device policies are compared by all that they look at. All of them see the same
+arrivals and departures. Four figures, each the mean over all runs with its standard error (`_se`):
 
 - `mean_score_ratio`: link score of a granted set of at least two GPUs, against the best set of an empty machine;
 - `refused_ratio`: pods that were refused though enough GPUs and NICs were free, of all that asked;
@@ -25,7 +26,7 @@ from topoalign.core.deciding import Reply
 from topoalign.core.decisions import Admission, Decision, PreferenceQuestion
 from topoalign.core.events import AllocationGranted, AllocationReleased
 from topoalign.core.ids import GPU, NIC, AllocationID, ContainerName, DeviceID, PodName
-from topoalign.core.placement import outlook
+from topoalign.core.placement import outlook, prefer
 from topoalign.core.placement.fragmentation import fragmentation
 from topoalign.core.requests import AdmissionRules, ContainerRequest, Mode, Placement, PodRequest, Policy
 from topoalign.core.topology.links import PcieClass
@@ -145,13 +146,28 @@ class Node:
         try:
             while True:
                 asked = steps.send(reply)
-                if self.policy == RANDOM and isinstance(asked, PreferenceQuestion) and asked.resource == GPU:
+                if not isinstance(asked, PreferenceQuestion):
+                    reply = answer_to(asked, self.state, self.rules)
+                elif self.policy == RANDOM and asked.resource == GPU:
                     reply = tuple(self.chance.sample(asked.available, asked.size))
                 else:
-                    reply = answer_to(asked, self.state, self.rules)
+                    reply = self.preferred(asked)
         except StopIteration as decided:
             decision: Decision = decided.value
             return decision
+
+    def preferred(self, asked: PreferenceQuestion) -> tuple[DeviceID, ...]:
+        """By all that is asked, and not only by what a kubelet tells of it."""
+        return prefer(
+            self.topology,
+            asked.resource,
+            asked.available,
+            asked.must_include,
+            asked.size,
+            self.rules.placement,
+            asked.near,
+            asked.beside,
+        )
 
     def judge(self, gpus: tuple[DeviceID, ...], nics: tuple[DeviceID, ...]) -> None:
         if len(gpus) > 1:
