@@ -134,6 +134,17 @@ async def bound(node: Node, pod: str, *devices: DeviceID) -> None:
     await node.handouts.reconcile()
 
 
+async def looked_at_after(node: Node, seconds: float, more: float) -> tuple[dict[str, str | None], ...]:
+    """What is live when the kubelet was looked at now and after so many seconds, and after some more."""
+    found = []
+    await node.handouts.reconcile()
+    for passed in (seconds, more):
+        await node.clock.advance(passed)
+        await node.handouts.reconcile()
+        found.append(node.live())
+    return tuple(found)
+
+
 def owner(pod: str) -> Owner:
     return Owner(namespace=Namespace("default"), pod=PodName(pod), container=ContainerName("main"))
 

@@ -2,7 +2,7 @@
 
 import anyio
 import pytest
-from handouts_support import GPUS, Node, bound
+from handouts_support import GPUS, Node, bound, looked_at_after
 
 from topoalign.core.errors import DeviceInUse, DeviceUnusable, InvalidField, Unavailable, UnknownDevice
 from topoalign.core.events import AllocationDeviated, AllocationReleased, DeviceHealth, HealthState
@@ -232,15 +232,8 @@ async def test_a_kubelet_that_lists_little_for_a_minute_after_its_restart_costs_
 async def test_an_empty_list_is_believed_after_two_minutes(node: Node) -> None:
     await bound(node, "train", GPUS[0])
     node.kubelet.shown, node.kubelet.pods = [], 0
-    await node.handouts.reconcile()
-    await node.clock.advance(119)
-    await node.handouts.reconcile()
-    kept = node.live()
-    await node.clock.advance(1)
-    await node.handouts.reconcile()
 
-    assert {"GPU-0": "train"} == kept
-    assert {} == node.live()
+    assert ({"GPU-0": "train"}, {}) == await looked_at_after(node, 119, 1)
 
 
 async def test_a_container_that_is_shown_without_a_record_is_taken_in(node: Node) -> None:
@@ -295,15 +288,8 @@ async def test_what_was_never_shown_is_kept_for_half_a_minute_where_the_checkpoi
 ) -> None:
     """The kubelet writes its checkpoint when the container has all its resources, other plugins' among them."""
     await node.handouts.allocate(GPU, [[GPUS[0]]])
-    await node.handouts.reconcile()
-    await node.clock.advance(29)
-    await node.handouts.reconcile()
-    kept = node.live()
-    await node.clock.advance(1)
-    await node.handouts.reconcile()
 
-    assert {"GPU-0": None} == kept
-    assert {} == node.live()
+    assert ({"GPU-0": None}, {}) == await looked_at_after(node, 29, 1)
 
 
 async def test_what_was_never_shown_is_kept_while_the_checkpoint_cannot_be_read(node: Node) -> None:
@@ -339,15 +325,8 @@ async def test_after_a_reboot_nothing_is_released_until_the_kubelet_has_read_its
     node.restart()
     node.kubelet.shown.clear()
     node.kubelet.kubelet, node.kubelet.since = 2, node.clock.wall()
-    await node.handouts.reconcile()
-    await node.clock.advance(119)
-    await node.handouts.reconcile()
-    kept = node.live()
-    await node.clock.advance(1)
-    await node.handouts.reconcile()
 
-    assert {"GPU-0": "train"} == kept
-    assert {} == node.live()
+    assert ({"GPU-0": "train"}, {}) == await looked_at_after(node, 119, 1)
 
 
 async def test_what_an_app_container_does_not_take_over_stays_with_the_init_container(node: Node) -> None:

@@ -5,7 +5,7 @@ from itertools import permutations
 import anyio
 import msgspec
 import pytest
-from handouts_support import GPUS, MACHINE, Node, ShiftingClock, bound, owner
+from handouts_support import GPUS, MACHINE, Node, ShiftingClock, bound, looked_at_after, owner
 from structlog.testing import capture_logs
 
 from topoalign.allocator.handouts import FRESH_SECONDS, Handouts
@@ -222,15 +222,8 @@ async def test_a_kubelet_that_restarts_begins_anew_to_miss_a_container(node: Nod
     await node.handouts.reconcile()
     await node.clock.advance(4)
     node.kubelet.kubelet = 2
-    await node.handouts.reconcile()
-    await node.clock.advance(119)
-    await node.handouts.reconcile()
-    kept = node.live()
-    await node.clock.advance(1)
-    await node.handouts.reconcile()
 
-    assert {"GPU-0": "train"} == kept
-    assert {} == node.live()
+    assert ({"GPU-0": "train"}, {}) == await looked_at_after(node, 119, 1)
 
 
 async def test_one_look_releases_nothing_whatever_the_waits_are_set_to() -> None:
