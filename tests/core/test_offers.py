@@ -143,6 +143,24 @@ def test_a_share_is_as_ill_as_its_card_and_an_instance_may_be_ill_alone() -> Non
     assert "XID 94" == state.health_of(DeviceID("MIG-1")).reason
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize(
+    "bad", [DeviceHealth(state=HealthState.HEALTHY, cordoned=True), DeviceHealth(state=HealthState.UNHEALTHY)]
+)
+def test_a_card_that_is_handed_out_whole_or_in_shares_is_no_better_than_its_instances(
+    replicas: int, bad: DeviceHealth
+) -> None:
+    """Whoever gets it gets them, too. One may have been cordoned, or have fallen ill when it was handed out itself."""
+    topology = offering(Offer(resource=SHARED, devices=(G0, G3), replicas=replicas), topology=with_mig())
+    well = DeviceHealth(state=HealthState.HEALTHY)
+    devices = {G0: well, G3: well, DeviceID("MIG-1"): bad}
+    state = node(topology).apply(DeviceHealthChanged(node=NODE, epoch=2, revision=1, devices=devices))
+
+    assert {G0} == {base_of(device) for device in topology.devices[SHARED] if state.health_of(device).usable}
+    assert {G0} == {base_of(device) for device in state.healthy(SHARED)}
+    assert state.health_of(DeviceID("MIG-0")).usable
+
+
 def test_a_cordoned_card_keeps_its_shares_back() -> None:
     cordoned = DeviceHealth(state=HealthState.HEALTHY, cordoned=True)
     state = node(SHARES).apply(DeviceHealthChanged(node=NODE, epoch=2, revision=1, devices={G0: cordoned}))

@@ -123,13 +123,25 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.topology.topology if self.topology is not None else NOTHING
 
     def health_of(self, device: DeviceID) -> DeviceHealth:
-        """Of anything handed out: a share or an instance is no better than its card."""
+        """
+        Of anything handed out: a share or an instance is no better than its card, and a card that is handed out as a whole
+        no better than its instances.
+        """
         base = base_of(device)
         if base in self.blocked:
             return BLOCKED
         known = self.health.devices if self.health is not None else {}
         told = [known[name] for name in dict.fromkeys((device, base, self.hardware.card_of(base))) if name in known]
-        return worst(told) if told else UNKNOWN
+        return worst([*told, *self.told_of_parts.get(base, ())]) if told else UNKNOWN
+
+    @cached_property
+    def told_of_parts(self) -> Mapping[DeviceID, Sequence[DeviceHealth]]:
+        """Card -> how those of its instances are of which something is told apart from it."""
+        told: dict[DeviceID, list[DeviceHealth]] = {}
+        for device, health in self.health.devices.items() if self.health is not None else ():
+            if (card := self.hardware.cards.get(device)) is not None:
+                told.setdefault(card, []).append(health)
+        return told
 
     @cached_property
     def holders(self) -> Mapping[DeviceID, AllocationID]:
