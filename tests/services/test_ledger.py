@@ -111,6 +111,15 @@ def test_a_node_in_doubt_whose_disk_is_full_does_not_come_up_in_its_old_epoch() 
         restarted(journal)
 
 
+def test_a_start_on_a_lost_journal_repeats_no_epoch_that_began_in_the_same_millisecond() -> None:
+    """Its snapshot may have been heard although nobody confirmed it."""
+    heard = restarted(MemoryJournal())
+    lost = MemoryJournal()
+    lost.doubt = "it is missing"
+
+    assert heard.state.epoch < restarted(lost).state.epoch
+
+
 class RefusesRewrites(MemoryJournal):
     """A disk with room for one more line, but not for a second copy of the journal."""
 

@@ -95,12 +95,13 @@ class Ledger:
         """
         Every start is an epoch of its own, so that a record restored from an old copy repeats no number.
 
-        A journal that was lost does not know its last epoch. What was published does, but for one fact perhaps, which may
-        have begun the epoch after it.
+        A journal that was lost does not know its last epoch, which may have begun in this very millisecond. What was
+        published does, but for one fact perhaps, which may have begun the epoch after it.
         """
         published, _ = self._journal.published() or (0, 0)
-        beyond = published + (1 if self.doubt is None else 2)
-        self._epoch = self._begun = max(int(self._clock.wall() * 1000), self.state.epoch + 1, beyond)
+        lost = self.doubt is not None
+        now = int(self._clock.wall() * 1000)
+        self._epoch = self._begun = max(now + lost, self.state.epoch + 1, published + 1 + lost)
         try:
             self.announce()
         except StateFault:
