@@ -12,8 +12,14 @@ import sys
 
 def main() -> None:
     """What the `topoalign` script calls."""
-    from topoalign.cli.root import run  # imported here, so that importing the package costs nothing
-
     if sys.stdout is None:  # who closed it wants no answer
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # for as long as the process lives
+    if sys.argv[1:2] == ["health"]:
+        from topoalign.cli.probe import quick  # which imports no library
+
+        status = quick(sys.argv[1:])
+        if status is not None:
+            sys.exit(status)
+    from topoalign.cli.root import run  # imported here, so that importing the package costs nothing
+
     sys.exit(run(sys.argv[1:]))

@@ -49,6 +49,7 @@ SECTIONS: dict[str, dict[str, Entry]] = {
         "trust": Entry("allocate:trust", "Confirm a node's record after its journal was damaged."),
     },
     "Check": {
+        "health": Entry("health:health", "Whether a process is ready: the health check of containers."),
         "doctor": Entry("doctor:doctor", "What is wrong on this machine, and what to do about it."),
         "config": Entry("config:config", "Every setting, with where it is from; checks a file."),
         "conformance": Entry(
