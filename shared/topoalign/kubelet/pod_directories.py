@@ -1,0 +1,104 @@
+"""
+Which pods are gone, by the directories that a kubelet keeps for them: `pods/<uid>` in its root directory.
+
+The kubelet makes a pod's directory before the first of its containers starts, and removes it two or three seconds after the
+pod was deleted. A pod that it refused has none. A pod that has ended and is not deleted keeps it, with its volumes torn
+down. So the directories tell that a pod is gone before the kubelet's checkpoints do, which keep its entries until the
+kubelet writes them next.
+
+Source: kubelet v1.36.3, kubelet_pods and volumemanager; spec/kubelet.md section 12.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from topoalign.core.errors import StateFault, clean
+
+NAME = "pods"
+MOST_PODS = 4_096
+"""Directories that are read; a kubelet runs 110 pods unless it was told otherwise."""
+MOST_PLUGINS = 256
+"""Volume plugins of one pod that are looked at; there are about thirty. With more, the pod is not gone."""
+
+
+class PodDirectories(msgspec.Struct, frozen=True, kw_only=True):
+    """The directories as they were at one moment."""
+
+    torn_down: Mapping[str, bool]
+    """Pod UID -> whether its volumes were mounted once, and none is now."""
+
+    def is_gone(self, uid: str) -> bool:
+        """
+        Whether this pod holds nothing any more: it has no directory, or its volumes are torn down.
+
+        A pod of which that cannot be told is not gone: one with an empty `volumes` directory, or one whose UID cannot be the
+        name of a directory.
+
+        >>> directories = PodDirectories(torn_down={"uid-1": False, "uid-2": True})
+        >>> [directories.is_gone(uid) for uid in ("uid-1", "uid-2", "uid-3", "default/train")]
+        [False, True, True, False]
+        """
+        return is_uid(uid) and self.torn_down.get(uid, True)
+
+
+def read(root: Path) -> PodDirectories | None:
+    """
+    The directories of a kubelet with this root directory; None where it has no `pods` directory: then nothing is known.
+
+    Raises StateFault where they cannot be read, or are more than `MOST_PODS`.
+    """
+    torn_down: dict[str, bool] = {}
+    try:
+        with os.scandir(root / NAME) as pods:
+            for pod in pods:
+                if pod.is_dir(follow_symlinks=False):
+                    if len(torn_down) == MOST_PODS:
+                        raise unreadable(root, f"there are more than {MOST_PODS}")
+                    torn_down[pod.name] = is_torn_down(Path(pod.path, "volumes"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise unreadable(root, error.strerror or clean(str(error))) from error
+    return PodDirectories(torn_down=torn_down)
+
+
+def is_torn_down(volumes: Path) -> bool:
+    """
+    Whether there are directories of volume plugins and none of them contains a volume. Raises OSError.
+
+    A directory that goes while it is looked at contains nothing any more.
+    """
+    plugins = []
+    try:
+        with os.scandir(volumes) as entries:
+            for entry in entries:
+                if len(plugins) == MOST_PLUGINS:
+                    return False
+                if entry.is_dir(follow_symlinks=False):
+                    plugins.append(entry.path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return bool(plugins) and all(map(is_empty, plugins))
+
+
+def is_empty(directory: str) -> bool:
+    try:
+        with os.scandir(directory) as entries:
+            return next(entries, None) is None
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+
+
+def is_uid(uid: str) -> bool:
+    """Whether a directory can have this name."""
+    return bool(uid) and uid not in (".", "..") and "/" not in uid and "\0" not in uid
+
+
+def unreadable(root: Path, why: str) -> StateFault:
+    return StateFault(
+        f"{root / NAME} cannot be read: {clean(why, 200)}",
+        "mount the kubelet's root directory whole, and run as a user who may read it, usually root",
+    )
