@@ -71,7 +71,7 @@ def is_torn_down(volumes: Path) -> bool:
 
     A directory that goes while it is looked at contains nothing any more.
     """
-    plugins = []
+    plugins: list[str] = []
     try:
         with os.scandir(volumes) as entries:
             for entry in entries:
