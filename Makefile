@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 API ?= services/allocator/topoalign/allocator/kubelet/api
 
-.PHONY: demo test test-faults test-gpu simulate check lint types imports bench proto lock up down clean
+.PHONY: demo test test-faults test-gpu simulate check lint types imports bench proto event-documents lock up down clean
 
 $(READY): requirements/dev.txt pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("topoalign needs Python 3.11 or later") if sys.version_info < (3, 11) else None'
@@ -51,6 +51,9 @@ proto: $(READY)  ## generates the kubelet's protocols anew from proto/
 	  --python_betterproto2_out=$(API) \
 	  --python_betterproto2_opt=client_generation=async --python_betterproto2_opt=server_generation=async \
 	  proto/deviceplugin.proto proto/podresources.proto
+
+event-documents: $(READY)  ## generates docs/asyncapi.json and the tables of docs/events.md from the code
+	$(BIN)/python -m topoalign.cli.event_documents docs
 
 lock: $(READY)  ## pins the dependencies anew, by hash and without index lines
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv

@@ -36,6 +36,7 @@ class DeviceHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """How one device is."""
 
     state: HealthState
+    """`unknown`, `healthy` or `unhealthy`."""
     reason: str = ""
     """Why it is not healthy, for people: `GPU is lost`, `the driver has not answered for 5 s`."""
     cordoned: bool = False
@@ -50,14 +51,18 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
     """The container that an allocation is for. PodResources knows no UID, so neither does this."""
 
     namespace: Namespace
+    """Namespace of the pod."""
     pod: PodName
+    """Name of the pod."""
     container: ContainerName
+    """Name of the container within the pod."""
 
 
 class MemoryBlock(msgspec.Struct, frozen=True, kw_only=True):
     """Memory or hugepages of one size, from a group of NUMA nodes."""
 
     resource: ResourceName
+    """`memory`, or hugepages of one size such as `hugepages-2Mi`."""
     nodes: tuple[int, ...]
     """The group, ascending."""
     size: int
@@ -74,9 +79,11 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """What one container holds. Over the kubelet's protocol it is one resource of a container, CPUs and memory unseen."""
 
     id: AllocationID
+    """Names the allocation for as long as it lives; `AllocationBound` and `AllocationReleased` repeat it."""
     owner: Owner | None = None
     """None until it is known: the kubelet's Allocate does not say for whom."""
     role: Literal["init", "sidecar", "app"] = "app"
+    """Which kind of container it is: an init container, a sidecar (an init container that is restarted), or any other."""
     devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
     """In the order in which the container sees them."""
     virtual_functions: dict[DeviceID, tuple[str, ...]] = {}
@@ -87,6 +94,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     cpus: str = ""
     """Exclusive CPUs as a list `0-3,8`; empty for a container in the shared pool."""
     memory: tuple[MemoryBlock, ...] = ()
+    """Memory and hugepages that are its own. Empty where the kubelet gives out memory by itself."""
     affinity: tuple[int, ...] | None = None
     """NUMA node ids it was aligned to, ascending. None: the policy had no preference, or the kubelet did not say."""
     lowest_first: bool = False
@@ -144,6 +152,7 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fi
     """What all facts have in common."""
 
     node: NodeName
+    """Name of the Kubernetes node."""
     epoch: int
     """Changes when the writer's record starts afresh, as with every start of it; never repeats. The whole follows."""
 
@@ -170,6 +179,7 @@ class TopologyDiscovered(Reading, frozen=True, kw_only=True, tag="TopologyDiscov
     source: str
     """What it was read by: `nvml`, `sysfs`, or `described: <name>`."""
     topology: Topology
+    """All of the node's hardware that is online, and what of it is offered."""
 
 
 class DeviceHealthChanged(Reading, frozen=True, kw_only=True, tag="DeviceHealthChanged"):
@@ -179,16 +189,20 @@ class DeviceHealthChanged(Reading, frozen=True, kw_only=True, tag="DeviceHealthC
     """
 
     devices: dict[DeviceID, DeviceHealth]
+    """Device id -> its health. GPUs and NICs always, MIG instances only where they differ from their GPU."""
 
 
 class ContainerUsage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the kubelet gave to one container that is in no allocation, or beyond what its allocations say."""
 
     owner: Owner
+    """The container."""
     cpus: str = ""
     """Exclusive CPUs as a list `0-3,8`; empty for a container in the shared pool."""
     memory: tuple[MemoryBlock, ...] = ()
+    """Memory and hugepages that are its own."""
     devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
+    """Resource -> device ids, in no order that matters."""
 
     def __post_init__(self) -> None:
         parse_cpuset(self.cpus)  # as for `Allocation`
@@ -198,19 +212,23 @@ class UsageObserved(Reading, frozen=True, kw_only=True, tag="UsageObserved"):
     """What the kubelet gave away without asking us, all of it: CPUs, memory, and devices of other plugins."""
 
     containers: tuple[ContainerUsage, ...]
+    """Every container that the kubelet gave something to without asking us."""
 
 
 class AllocationGranted(LedgerFact, frozen=True, kw_only=True, tag="AllocationGranted"):
     """A container has been given its devices. It is in the journal already: the node may stop in the next instant."""
 
     allocation: Allocation
+    """What was given. Its owner may not be known yet."""
 
 
 class AllocationBound(LedgerFact, frozen=True, kw_only=True, tag="AllocationBound"):
     """It has become known which container holds an allocation, or, after a reboot, that it holds it again."""
 
     allocation: AllocationID
+    """Its id."""
     owner: Owner
+    """The container that holds it."""
     boot: str = ""
     """The boot in which that was seen; empty: not known."""
 
@@ -219,6 +237,7 @@ class AllocationReleased(LedgerFact, frozen=True, kw_only=True, tag="AllocationR
     """A container no longer holds its allocation."""
 
     allocation: AllocationID
+    """Its id."""
     reason: str
     """
     `released` on request, `gone` when its container ended, `orphan` when it ended while nobody looked, `superseded` when the
@@ -230,29 +249,39 @@ class AllocationRefused(LedgerFact, frozen=True, kw_only=True, tag="AllocationRe
     """A pod asked for devices and was refused; nothing changed."""
 
     namespace: Namespace
+    """Namespace of the pod."""
     pod: PodName
+    """Name of the pod."""
     container: ContainerName | None
     """Where it failed. None: the pod as a whole."""
     reason: str
     """The kubelet's word: TopologyAffinityError, SMTAlignmentError, UnexpectedAdmissionError."""
     code: str
+    """Stable word for the reason: `NotAligned`, `NotEnoughDevices`."""
     finding: str
+    """What was found, for people."""
     remedy: str
+    """What to do about it, for people."""
 
 
 class AllocationDeviated(LedgerFact, frozen=True, kw_only=True, tag="AllocationDeviated"):
     """The kubelet gave other devices than were preferred. The allocation is as the kubelet chose."""
 
     allocation: AllocationID
+    """Its id."""
     preferred: tuple[DeviceID, ...]
+    """Device ids that were preferred."""
     allocated: tuple[DeviceID, ...]
+    """Device ids that the kubelet chose."""
 
 
 class AllocationsSnapshot(LedgerFact, frozen=True, kw_only=True, tag="AllocationsSnapshot"):
     """All live allocations of a node. Said on start, when asked, and when the journal is compacted."""
 
     allocations: tuple[Allocation, ...]
+    """Every live allocation."""
     memory: dict[int, MemoryUse] = {}
+    """NUMA node id -> what is in use of it. Empty where the kubelet gives out memory by itself."""
     digest: str
     """`NodeState.digest` of what a listener that heard every fact before this one has."""
 

@@ -55,7 +55,9 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What connects two devices. Each unordered pair of a node's GPUs and NICs has at most one `Link`."""
 
     a: DeviceID
+    """Id of one device."""
     b: DeviceID
+    """Id of the other device."""
 
     pcie: PcieClass | None = None
     """The PCIe path. None: not known, as where a pasted matrix shows only the NVLinks of a pair."""

@@ -22,9 +22,11 @@ class Cpu(msgspec.Struct, frozen=True, kw_only=True):
     """One logical CPU that is online."""
 
     id: int
+    """The kernel's number of it."""
     core: int
     """The lowest CPU id of its physical core; siblings share it."""
     socket: int
+    """The kernel's id of its physical package."""
     node: int
     """NUMA node id."""
     uncore: int
@@ -35,6 +37,7 @@ class NumaNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One NUMA node. It has memory, CPUs, both or neither."""
 
     id: int
+    """The kernel's number of it."""
     memory: int | None = None
     """Bytes in all, hugepages included. None: not known, as in a pasted matrix."""
     hugepages: dict[ResourceName, int] = {}
@@ -56,16 +59,20 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
     cluster: str
     """uuid of the NVLink cluster."""
     clique: int
+    """Number of the clique within the cluster."""
 
 
 class MigDevice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One MIG instance of a GPU."""
 
     uuid: DeviceID
+    """Its own uuid, `MIG-…`."""
     profile: str
     """As NVIDIA names it: `1g.10gb`."""
     gpu_instance: int
+    """NVML's id of its GPU instance."""
     compute_instance: int
+    """NVML's id of its compute instance."""
     memory: int
     """Bytes."""
     index: int | None = None
@@ -80,6 +87,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     index: int
     """NVML's index: the order of `nvidia-smi`. May change when another GPU is lost."""
     name: str = ""
+    """As NVIDIA names the product: `NVIDIA H100 80GB HBM3`. Empty: unknown."""
     minor: int | None = None
     """/dev/nvidia<minor>. Not always the index."""
     pci: str | None = None
@@ -97,6 +105,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     nvswitch_links: int = 0
     """NVLinks that end at an NVSwitch."""
     fabric: Fabric | None = None
+    """None: it has no NVLink beyond the node, or has not joined a domain."""
     mig: tuple[MigDevice, ...] | None = None
     """Its MIG instances; None where MIG is off."""
 
@@ -105,6 +114,7 @@ class NicPort(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One port of a NIC."""
 
     number: int
+    """From 1."""
     link_layer: str = ""
     """`InfiniBand` or `Ethernet`."""
     state: str = ""
@@ -117,6 +127,7 @@ class VirtualFunction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """An SR-IOV virtual function of a NIC."""
 
     pci: str
+    """PCI address in sysfs form; it is also the id under which the function is handed out."""
     name: str = ""
     """RDMA device name, where it has one."""
     verbs: str | None = None
@@ -131,22 +142,28 @@ class Nic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     index: int
     """Position in `nvidia-smi topo -m`: NIC<index>."""
     pci: str | None = None
+    """PCI address in sysfs form. None: unknown."""
     bridge: str | None = None
     """Address of the `PciBridge` right above it. None: unknown."""
     numa_affinity: tuple[int, ...] = ()
     """Empty: unknown."""
     netdevs: tuple[str, ...] = ()
+    """Names of its network interfaces, `ens1f0np0`."""
     verbs: str | None = None
     """Name under /dev/infiniband, `uverbs0`. None: a described machine, nothing to hand to a container."""
     ports: tuple[NicPort, ...] = ()
+    """Its ports, by number."""
     virtual_functions: tuple[VirtualFunction, ...] = ()
+    """Its SR-IOV virtual functions, by PCI address."""
 
 
 class PluginDevice(msgspec.Struct, frozen=True, kw_only=True):
     """A device that somebody else's device plugin lists; it takes part in the kubelet's hints and so in predictions."""
 
     id: DeviceID
+    """As that plugin lists it."""
     resource: ResourceName
+    """The resource that it is listed under."""
     nodes: tuple[int, ...] | None
     """As listed to the kubelet: None without topology, () with a topology that names no node."""
 
@@ -155,14 +172,21 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, di
     """A whole node. Lists are ordered: CPUs and NUMA nodes by id, GPUs and NICs by index, links by their devices."""
 
     cpus: tuple[Cpu, ...] = ()
+    """Every logical CPU that is online."""
     nodes: tuple[NumaNode, ...] = ()
+    """Every NUMA node."""
     distances: tuple[tuple[int, ...], ...] | None = None
     """ACPI SLIT, row and column i belonging to `nodes[i]`; 10 is local. None: not known."""
     bridges: tuple[PciBridge, ...] = ()
+    """Every PCIe bridge between a host bridge and a GPU or NIC."""
     gpus: tuple[Gpu, ...] = ()
+    """Every GPU."""
     nics: tuple[Nic, ...] = ()
+    """Every RDMA-capable NIC."""
     links: tuple[Link, ...] = ()
+    """What connects two devices, for each pair of which something is known."""
     others: tuple[PluginDevice, ...] = ()
+    """Devices of other device plugins."""
     offers: tuple[Offer, ...] | None = None
     """What the kubelet is offered. None: whole GPUs and whole NICs, each under its usual name."""
 

@@ -18,6 +18,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Devices of ours as they are offered to the kubelet: under which resource, whole or shared."""
 
     resource: ResourceName
+    """Name of the extended resource, `nvidia.com/gpu`."""
     devices: tuple[DeviceID, ...]
     """What is handed out: uuids of GPUs or of MIG instances, names of NICs, PCI addresses of virtual functions."""
     replicas: int = 1
