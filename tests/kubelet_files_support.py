@@ -18,6 +18,9 @@ from topoalign.kubelet.cpu_checkpoint import CpuManagerState
 from topoalign.kubelet.device_checkpoint import CheckpointData, PodDevicesEntry
 from topoalign.kubelet.memory_checkpoint import MemoryManagerState
 
+VOLUME = "volumes/kubernetes.io~projected/kube-api-access"
+"""What a pod that runs has in its directory."""
+
 
 def cpu_file(policy: str, shared: str, entries: Mapping[str, Mapping[str, str]]) -> bytes:
     """`cpu_manager_state`."""
@@ -54,6 +57,9 @@ def write_files(root: Path, state: NodeState, rules: AdmissionRules) -> None:
                 for node in near[device] or (device_checkpoint.NO_NODE,):
                     by_node.setdefault(node, []).append(device)
             entries.append(PodDevicesEntry(held.owner.pod, held.owner.container, resource, by_node, b""))
+    for held in state.allocations.values():
+        assert held.owner is not None
+        (root / "pods" / held.owner.pod / VOLUME).mkdir(parents=True, exist_ok=True)
     shared = format_cpuset(shared_cpus(state, rules))
     (root / cpu_checkpoint.NAME).write_bytes(cpu_file(rules.cpu_manager, shared, cpus))
     (root / memory_checkpoint.NAME).write_bytes(memory_file(rules.memory_manager, machine_state(state, rules), blocks))

@@ -6,7 +6,11 @@ import pytest
 
 from topoalign.cli.conformance import suites
 
-FILES = {"gpuallocator": "gpuallocator/cases.jsonl", "nvidia_smi_topo": "nvidia_smi_topo"}
+FILES = {
+    "gpuallocator": "gpuallocator/cases.jsonl",
+    "kubelet/files": "kubelet_files/gone.jsonl",
+    "nvidia_smi_topo": "nvidia_smi_topo",
+}
 """Where what a suite takes is not a file called like the suite."""
 
 LEAST = {
@@ -21,6 +25,7 @@ LEAST = {
     "kubelet/memory_hints": 280,
     "kubelet/memory_allocate": 320,
     "kubelet/pod_requests": 160,
+    "kubelet/files": 242,
     "gpuallocator": 300,
     "koordinator/allocate": 133,
     "koordinator/prepare": 37,

@@ -1,9 +1,13 @@
 """The directories of pods tell which pods are gone, and never call a pod gone of which they do not tell."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from topoalign.core.errors import StateFault
 from topoalign.kubelet import pod_directories
@@ -43,13 +47,54 @@ def test_a_uid_that_no_directory_can_have_is_not_gone(tmp_path: Path, uid: str) 
     assert not made(tmp_path, "u/volumes").is_gone(uid)
 
 
-def test_files_and_links_are_no_pods_and_no_volume_plugins(tmp_path: Path) -> None:
-    made(tmp_path, "u/volumes", "v")
-    (tmp_path / "pods/file").write_text("")
-    (tmp_path / "pods/link").symlink_to(tmp_path / "pods/u")
-    (tmp_path / "pods/u/volumes/file").write_text("")
+@pytest.mark.parametrize("odd", ["pods/u", "pods/u/volumes", f"pods/u/volumes/{PROJECTED}"])
+@pytest.mark.parametrize(
+    "put", [lambda path: path.write_text(""), lambda path: path.symlink_to("/")], ids=["file", "link"]
+)
+def test_of_a_file_or_link_where_a_kubelet_has_a_directory_nothing_is_told(
+    tmp_path: Path, odd: str, put: Callable[[Path], object]
+) -> None:
+    (tmp_path / odd).parent.mkdir(parents=True)
+    put(tmp_path / odd)
 
-    assert {"u": False, "v": False} == made(tmp_path).torn_down
+    found = made(tmp_path)
+    assert not found.is_gone("u")
+    assert {"u"} == found.untold
+
+
+def test_of_a_pod_without_a_volume_it_is_not_told_whether_it_has_ended(tmp_path: Path) -> None:
+    found = made(tmp_path, "bare/volumes", "new", f"runs/volumes/{PROJECTED}/token", f"ended/volumes/{PROJECTED}")
+
+    assert {"bare", "new"} == found.untold
+
+
+def naive(root: Path, uid: str) -> bool:
+    """The rule of spec/kubelet.md, section 12, word by word."""
+    if not (root / "pods" / uid).exists():
+        return True
+    plugins = list((root / "pods" / uid / "volumes").glob("*"))
+    return len(plugins) > 0 and sum(len(list(plugin.glob("*"))) for plugin in plugins) == 0
+
+
+@settings(max_examples=100)
+@given(
+    st.dictionaries(
+        st.sampled_from("abcd"),
+        st.none() | st.dictionaries(st.sampled_from([PROJECTED, "kubernetes.io~csi", "x"]), st.sets(st.just("v"))),
+    )
+)
+def test_the_rule_holds_for_any_pods_plugins_and_volumes(pods: dict[str, dict[str, set[str]] | None]) -> None:
+    with TemporaryDirectory() as directory:
+        root = Path(directory)
+        (root / "pods").mkdir()
+        for uid, plugins in pods.items():
+            (root / "pods" / uid).mkdir()
+            for plugin, volumes in (plugins or {}).items():
+                for volume in ("", *volumes):
+                    (root / "pods" / uid / "volumes" / plugin / volume).mkdir(parents=True, exist_ok=True)
+        found = made(root)
+
+        assert {uid: naive(root, uid) for uid in "abcd"} == {uid: found.is_gone(uid) for uid in "abcd"}
 
 
 def test_without_a_pods_directory_nothing_is_known(tmp_path: Path) -> None:

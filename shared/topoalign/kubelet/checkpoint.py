@@ -7,7 +7,8 @@ feature, pod-level resources, has added a field to it; every text that a kubelet
 with a checksum of its own, and that goes before all other fields.
 """
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,6 +19,10 @@ from topoalign.kubelet import files, spew
 
 MOST_BYTES = 16 << 20
 """A thousand containers fill a fiftieth of it."""
+
+READS = 4
+BETWEEN_READS = 0.02
+"""Seconds. The two writes of a manager are some milliseconds apart: each is a file written, synced and renamed."""
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -30,6 +35,21 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 E = TypeVar("E", bound=Envelope)
+T = TypeVar("T")
+
+
+def settled(load: Callable[[], T], wait: Callable[[float], None] = time.sleep) -> T:
+    """
+    What `load` returns. The CPU and the memory manager write their files twice for each change, first what the containers
+    have and then what is left, or the other way round; a file that is read between the two does not add up. So one that does
+    not hold is read again, `READS` times in all. Raises StateFault as `load` does the last time.
+    """
+    for _ in range(READS - 1):
+        try:
+            return load()
+        except StateFault:
+            wait(BETWEEN_READS)
+    return load()
 
 
 def read(path: Path) -> bytes | None:

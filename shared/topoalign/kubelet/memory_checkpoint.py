@@ -9,7 +9,7 @@ Source: kubelet v1.36.3, cm/memorymanager/state and the static policy's check of
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -91,6 +91,46 @@ class MemoryManagerState(Envelope, frozen=True, kw_only=True, rename="camel"):
             for node, state in self.nodes.items()
         }
         return {node: use for node, use in sorted(uses.items()) if use != MemoryUse()}
+
+    def without(self, pods: Collection[str]) -> "MemoryManagerState":
+        """
+        The state after the manager has released what these pods have, one after the other in the order of their UIDs.
+
+        Each block is given back to the lowest NUMA node of its group first, as far as that has such memory given away, and
+        ends one assignment of each node of its group. A node without assignments is alone again. With 6 of node 0 and 4 of
+        node 1 given away, a block of 8 bytes of both leaves 0 and 2. Source: kubelet v1.36.3, RemoveContainer of the
+        static policy.
+        """
+        released = Released(self.nodes)
+        for (uid, _), blocks in sorted(self.blocks.items()):
+            for block in blocks if uid in pods else ():
+                released.give_back(block)
+        kept = {uid: containers for uid, containers in (self.entries or {}).items() if uid not in pods}
+        return msgspec.structs.replace(self, machine_state=released.nodes, entries=kept)
+
+
+class Released:
+    """The tables of the NUMA nodes while blocks are given back."""
+
+    def __init__(self, nodes: Mapping[int, NumaNodeState]) -> None:
+        self.nodes = dict(nodes)
+
+    def give_back(self, block: Block) -> None:
+        rest = block.size
+        for number in block.numa_affinity:
+            node = self.nodes[number]
+            assignments = max(0, node.number_of_assignments - 1)
+            tables = node.memory_map
+            if (table := tables.get(block.type)) is not None:
+                back = min(rest, table.reserved)
+                rest -= back
+                table = msgspec.structs.replace(table, reserved=table.reserved - back, free=table.free + back)
+                tables = {**tables, block.type: table}
+            self.nodes[number] = NumaNodeState(
+                number_of_assignments=assignments,
+                memory_map=tables,
+                cells=node.cells if assignments else [number],
+            )
 
 
 def load(root: Path) -> MemoryManagerState | None:

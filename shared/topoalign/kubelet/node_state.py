@@ -4,6 +4,9 @@ What a node's kubelet holds, read from the files in its root directory.
 Three managers keep one file each. A file that is not there means that its manager has given nothing away, which is said; a
 file that cannot be read, or cannot be true of this machine and these rules, is an error: a guess about what is free would be
 a wrong prediction. Pods have their UID for a name there, and no namespace.
+
+The files are checked as they are. Then what they list for pods that are gone (`listed_pods`) is dropped, as the kubelet
+drops it before it decides on its next pod.
 """
 
 import stat
@@ -29,9 +32,11 @@ from topoalign.core.requests import AdmissionRules, PodRequest
 from topoalign.core.state import NodeState
 from topoalign.core.topology.cpuset import format_cpuset
 from topoalign.core.topology.model import Topology
-from topoalign.kubelet import cpu_checkpoint, device_checkpoint, memory_checkpoint
+from topoalign.kubelet import checkpoint, cpu_checkpoint, device_checkpoint, memory_checkpoint
+from topoalign.kubelet.cpu_checkpoint import CpuManagerState
 from topoalign.kubelet.device_checkpoint import CheckpointData
-from topoalign.kubelet.memory_checkpoint import Block
+from topoalign.kubelet.listed_pods import ListedPods
+from topoalign.kubelet.memory_checkpoint import Block, MemoryManagerState
 
 ROOT = Path("/var/lib/kubelet")
 """Where a kubelet keeps its files, unless it was told otherwise (kubelet v1.36.3, --root-dir)."""
@@ -87,16 +92,17 @@ def node_state(
     topology: TopologyDiscovered, health: DeviceHealthChanged, root: Path, rules: AdmissionRules
 ) -> KubeletNode:
     """
-    The node as the kubelet with this root directory has it. A device that its plugin has not listed as healthy is not
-    usable. Raises NotFound where there is no such directory, StateFault.
+    The node as the kubelet with this root directory has it when the next pod comes. A device that its plugin has not listed
+    as healthy is not usable. Raises NotFound where there is no such directory, StateFault.
     """
     if not is_directory(root):
         raise NotFound(
             "directory", str(root), f"give the kubelet's root directory, {ROOT} unless it was told otherwise"
         )
     hardware = topology.topology
-    cpus, memory = held_cpus(root, hardware, rules), held_memory(root, hardware, rules)
-    devices = held_devices(root, hardware)
+    pods = ListedPods(root)
+    cpus, memory = held_cpus(root, hardware, rules, pods), held_memory(root, hardware, rules, pods)
+    devices = held_devices(root, hardware, pods)
     held = Held(cpus=cpus.cpus, blocks=memory.blocks, devices=devices.devices)
     state = NodeState(
         node=topology.node,
@@ -109,7 +115,7 @@ def node_state(
     return KubeletNode(
         state=state,
         registered=devices.registered,
-        findings=tuple(finding for finding in findings if finding is not None),
+        findings=(*(finding for finding in findings if finding is not None), *pods.findings),
     )
 
 
@@ -123,26 +129,54 @@ def is_directory(path: Path) -> bool:
         return False
 
 
-def held_cpus(root: Path, topology: Topology, rules: AdmissionRules) -> Held:
+def held_cpus(root: Path, topology: Topology, rules: AdmissionRules, pods: ListedPods) -> Held:
     """Of the CPU manager. Raises StateFault."""
-    state = cpu_checkpoint.load(root)
+
+    def load() -> CpuManagerState | None:
+        state = cpu_checkpoint.load(root)
+        if state is not None:
+            cpu_checkpoint.check(state, topology, rules)
+        return state
+
+    state = checkpoint.settled(load)
     if state is None:
         return Held(finding=absent(root / cpu_checkpoint.NAME, "CPUs"))
-    cpu_checkpoint.check(state, topology, rules)
-    return Held(cpus={container: cpus for container, cpus in state.exclusive.items() if cpus})
+    return Held(cpus={each: cpus for each, cpus in state.exclusive.items() if cpus and not pods.is_gone(each[0])})
 
 
-def held_memory(root: Path, topology: Topology, rules: AdmissionRules) -> Held:
+def held_memory(root: Path, topology: Topology, rules: AdmissionRules, pods: ListedPods) -> Held:
     """Of the memory manager. Raises StateFault."""
-    state = memory_checkpoint.load(root)
+
+    def load() -> MemoryManagerState | None:
+        state = memory_checkpoint.load(root)
+        if state is not None:
+            memory_checkpoint.check(state, topology, rules)
+        return state
+
+    state = checkpoint.settled(load)
     if state is None:
         return Held(finding=absent(root / memory_checkpoint.NAME, "memory"))
-    memory_checkpoint.check(state, topology, rules)
+    gone = {uid for uid in state.entries or {} if pods.is_gone(uid)}
+    groups = {
+        tuple(block.numa_affinity) for (uid, _), blocks in state.blocks.items() if uid in gone for block in blocks
+    }
+    by_chance = any(a != b and not {*a}.isdisjoint(b) for a in groups for b in groups)
+    state = state.without(gone)
     left = {node: dict(use.reserved) for node, use in state.use.items()}
     blocks = {
         container: tuple(spread(block, left) for block in blocks) for container, blocks in sorted(state.blocks.items())
     }
-    return Held(blocks={container: each for container, each in blocks.items() if each}, memory=state.use)
+    return Held(
+        blocks={container: each for container, each in blocks.items() if each},
+        memory=state.use,
+        finding=RELEASED_BY_CHANCE if by_chance else None,
+    )
+
+
+RELEASED_BY_CHANCE = (
+    "pods that are gone had memory of groups of NUMA nodes that overlap, and the kubelet releases it in an order by chance: "
+    "what is free on each of these NUMA nodes may differ"
+)
 
 
 def spread(block: Block, left: Mapping[int, dict[ResourceName, int]]) -> MemoryBlock:
@@ -157,7 +191,7 @@ def spread(block: Block, left: Mapping[int, dict[ResourceName, int]]) -> MemoryB
     return MemoryBlock(resource=block.type, nodes=tuple(block.numa_affinity), size=block.size, taken=tuple(taken))
 
 
-def held_devices(root: Path, topology: Topology) -> Held:
+def held_devices(root: Path, topology: Topology, pods: ListedPods) -> Held:
     """Of the device manager. Raises StateFault."""
     directory = root / DEVICE_PLUGINS
     data = device_checkpoint.load(directory)
@@ -173,7 +207,7 @@ def held_devices(root: Path, topology: Topology) -> Held:
                 f"the kubelet has {quoted([resource])} {quoted(sorted(foreign))}, which the machine does not have",
                 "describe the machine that the kubelet runs on, with the device ids that its plugin lists",
             )
-    held = devices_of(data)
+    held = {container: devices for container, devices in devices_of(data).items() if not pods.is_gone(container[0])}
     gone = {resource for of_container in held.values() for resource in of_container} - registered.keys()
     return Held(devices=held, registered=registered | dict.fromkeys(gone, frozenset()))
 

@@ -29,6 +29,8 @@ class PodDirectories(msgspec.Struct, frozen=True, kw_only=True):
 
     torn_down: Mapping[str, bool]
     """Pod UID -> whether its volumes were mounted once, and none is now."""
+    untold: frozenset[str] = frozenset()
+    """Pods whose directory does not tell whether they have ended: without any volume, or not as a kubelet makes it."""
 
     def is_gone(self, uid: str) -> bool:
         """
@@ -50,24 +52,28 @@ def read(root: Path) -> PodDirectories | None:
 
     Raises StateFault where they cannot be read, or are more than `MOST_PODS`.
     """
-    torn_down: dict[str, bool] = {}
+    found: dict[str, bool | None] = {}
     try:
         with os.scandir(root / NAME) as pods:
             for pod in pods:
-                if pod.is_dir(follow_symlinks=False):
-                    if len(torn_down) == MOST_PODS:
-                        raise unreadable(root, f"there are more than {MOST_PODS}")
-                    torn_down[pod.name] = is_torn_down(Path(pod.path, "volumes"))
+                if len(found) == MOST_PODS:
+                    raise unreadable(root, f"there are more than {MOST_PODS}")
+                is_pod = pod.is_dir(follow_symlinks=False)
+                found[pod.name] = is_torn_down(Path(pod.path, "volumes")) if is_pod else None
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise unreadable(root, error.strerror or clean(str(error))) from error
-    return PodDirectories(torn_down=torn_down)
+    return PodDirectories(
+        torn_down={uid: bool(torn_down) for uid, torn_down in found.items()},
+        untold=frozenset(uid for uid, torn_down in found.items() if torn_down is None),
+    )
 
 
-def is_torn_down(volumes: Path) -> bool:
+def is_torn_down(volumes: Path) -> bool | None:
     """
-    Whether there are directories of volume plugins and none of them contains a volume. Raises OSError.
+    Whether there are directories of volume plugins and none of them contains a volume; None where there is nothing to tell
+    by. Raises OSError. Only names are read: looking at a volume itself may wait for a file server.
 
     A directory that goes while it is looked at contains nothing any more.
     """
@@ -75,13 +81,12 @@ def is_torn_down(volumes: Path) -> bool:
     try:
         with os.scandir(volumes) as entries:
             for entry in entries:
-                if len(plugins) == MOST_PLUGINS:
-                    return False
-                if entry.is_dir(follow_symlinks=False):
-                    plugins.append(entry.path)
+                if len(plugins) == MOST_PLUGINS or not entry.is_dir(follow_symlinks=False):
+                    return None
+                plugins.append(entry.path)
     except (FileNotFoundError, NotADirectoryError):
-        return False
-    return bool(plugins) and all(map(is_empty, plugins))
+        return None
+    return all(map(is_empty, plugins)) if plugins else None
 
 
 def is_empty(directory: str) -> bool:

@@ -22,6 +22,7 @@ from topoalign.core.requests import AdmissionRules, Mode, PodRequest
 from topoalign.core.state import NodeState
 from topoalign.core.topology.cpuset import parse_cpuset
 from topoalign.kubelet import configuration
+from topoalign.kubelet.listed_pods import ListedPods
 from topoalign.kubelet.node_state import Container, Held, check_resources, held_cpus, held_devices, held_memory
 
 READ_SECONDS = 1.0
@@ -88,13 +89,15 @@ class KubeletFiles:
         except TopoalignError as error:
             notes.append(f"the node's own settings stand for the kubelet's configuration: {error.finding}")
         hardware = state.hardware
-        cpus = given("CPUs", lambda: held_cpus(self._root, hardware, rules))
-        memory = given("memory", lambda: held_memory(self._root, hardware, rules))
+        pods = ListedPods(self._root)
+        cpus = given("CPUs", lambda: held_cpus(self._root, hardware, rules, pods))
+        memory = given("memory", lambda: held_memory(self._root, hardware, rules, pods))
         if state.usage is not None:
             cpus = cpus if cpus.finding is None else shown_cpus(state, cpus.finding)
             memory = memory if memory.finding is None else shown_memory(state, rules, memory.finding)
-        devices = given("resources", lambda: held_devices(self._root, hardware))
+        devices = given("resources", lambda: held_devices(self._root, hardware, pods))
         notes += (held.finding for held in (cpus, memory, devices) if held.finding is not None)
+        notes += pods.findings
         others = Held(cpus=cpus.cpus, blocks=memory.blocks).allocations
         merged = msgspec.structs.replace(
             state,

@@ -2,6 +2,7 @@
 
 from topoalign.cli.conformance import kubelet_cpus, kubelet_devices, kubelet_memory
 from topoalign.cli.conformance.kubelet_admission import admissions
+from topoalign.cli.conformance.kubelet_files import files
 from topoalign.cli.conformance.kubelet_merge import merge
 from topoalign.cli.conformance.kubelet_pods import pod_requests
 from topoalign.cli.conformance.suite import Suite
@@ -18,4 +19,5 @@ SUITES: dict[str, Suite] = {
     "kubelet/memory_hints": kubelet_memory.hints,
     "kubelet/memory_allocate": kubelet_memory.allocate,
     "kubelet/pod_requests": pod_requests,
+    "kubelet/files": files,
 }
