@@ -122,6 +122,22 @@ def test_a_machine_without_numa_nodes_has_one() -> None:
     assert [0, 0] == [cpu.node for cpu in machine.cpus]
 
 
+@pytest.mark.parametrize("ids", [("", ""), ("3", "3"), ("70000", "1"), ("", "0")])
+def test_packages_without_a_usable_id_of_their_own_are_counted(ids: tuple[str, str]) -> None:
+    cpus = [PU.format(2, 3), PU.format(0, 1)]
+    packages = [f'<object type="Package" os_index="{i}">{inside}</object>' for i, inside in zip(ids, cpus, strict=True)]
+    machine = read(f'{HEAD}<topology version="3.0"><object type="Machine">{"".join(packages)}</object></topology>')
+
+    assert [0, 0, 1, 1] == [cpu.socket for cpu in machine.cpus]
+
+
+def test_cpus_outside_of_all_packages_are_on_a_socket_of_their_own() -> None:
+    package = f'<object type="Package" os_index="0">{PU.format(0, 1)}</object>'
+    machine = read(f"{HEAD}<topology><object>{package}{PU.format(2, 3)}</object></topology>")
+
+    assert [0, 0, 1, 1] == [cpu.socket for cpu in machine.cpus]
+
+
 def test_a_gpus_own_memory_is_no_home_of_cpus() -> None:
     text = f"""{HEAD}<topology version="2.0"><object type="Machine"><object type="Package" os_index="0">
       <object type="NUMANode" os_index="0" subtype="GPUMemory" local_memory="1">

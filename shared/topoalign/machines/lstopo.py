@@ -1,5 +1,5 @@
 """
-A machine out of the XML that hwloc's lstopo exports, of its versions 1 and 2.
+A machine out of the XML that hwloc's lstopo exports, of its versions 1, 2 and 3.
 
 Objects stand inside one another: a CPU (PU) in its core, caches and package. In version 2 memory stands beside what it is
 near to, so a CPU is on the node of the nearest object around it that has one; in version 1 a NUMA node is around its
@@ -7,11 +7,12 @@ CPUs. PCI devices stand in their bridges, these in what they are near to: a pack
 machine, which tells nothing on a machine of several nodes.
 
 GPUs are NVIDIA's display devices, named by the uuid that NVML told lstopo, else `GPU-<PCI address>`, and numbered as NVML
-or CUDA did, else by PCI address. NICs are devices with an RDMA device. NVLinks are not in the file.
+or CUDA did, else by PCI address. NICs are the OpenFabrics devices of PCI devices, as `lstopo_osdev` tells them. A virtual
+function looks like any other device here and is a NIC of its own. NVLinks are not read.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import IO
 
 from topoalign.core.errors import InvalidField, InvalidMachine, clean
@@ -20,6 +21,7 @@ from topoalign.core.topology.model import Gpu, Nic, NicPort, Topology
 from topoalign.core.topology.validate import MOST_GPUS, MOST_NICS, validate
 from topoalign.machines import pcie
 from topoalign.machines.lstopo_cpus import GPU_MEMORY, Cores, read_distances
+from topoalign.machines.lstopo_osdev import Kind, kinds_of, major_version, os_devices
 from topoalign.machines.lstopo_xml import EXPORT_AGAIN, Element, read_elements
 from topoalign.machines.sysfs_files import number
 from topoalign.machines.sysfs_nics import natural
@@ -30,9 +32,8 @@ _HOST_BRIDGE = re.compile(r"([0-9a-f]{4,8}):\[([0-9a-f]{2})-[0-9a-f]{2}\]")
 _PORT_STATE = re.compile(r"Port([0-9]{1,3})State")
 _STATES = {"1": "DOWN", "2": "INIT", "3": "ARMED", "4": "ACTIVE", "5": "ACTIVE_DEFER"}
 """As the kernel names the port states of InfiniBand."""
-
-RDMA, NETWORK = ("3", "OpenFabrics"), ("2", "Network")
-"""hwloc's types of OS devices, by number and by name."""
+_KIBIBYTES = re.compile(r"([0-9]{1,15})(?:KiB)?")
+"""Before hwloc 3 without the unit."""
 
 
 def read_lstopo(source: IO[bytes]) -> Topology:
@@ -42,7 +43,7 @@ def read_lstopo(source: IO[bytes]) -> Topology:
     near = Nearness(cores)
     devices = [element for element in root.all() if element.type == "PCIDev" and _address(element)]
     gpus = _gpus([element for element in devices if _NVIDIA.match(element.get("pci_type"))], near)
-    nics = _nics(devices, near)
+    nics = _nics(devices, near, major_version(root))
     nodes = cores.numa_nodes()
     if len(gpus) > MOST_GPUS or len(nics) > MOST_NICS:
         finding = f"{len(gpus)} GPUs and {len(nics)} NICs: a machine has at most {MOST_GPUS} and {MOST_NICS}"
@@ -101,7 +102,7 @@ def _gpus(elements: Sequence[Element], near: Nearness) -> tuple[Gpu, ...]:
 def _indices(elements: Sequence[Element]) -> list[int]:
     """NVML's, else CUDA's, else positions: whichever numbers all of them."""
     for prefix in ("nvml", "cuda"):
-        names = [[device.get("name") for device in _os_devices(element)] for element in elements]
+        names = [[device.get("name") for device in os_devices(element)] for element in elements]
         found = [[number(name[4:]) for name in each if name.startswith(prefix)] for each in names]
         indices = [each[0] for each in found if each and each[0] is not None]
         if len(set(indices)) == len(elements):
@@ -114,28 +115,33 @@ def _gpu(element: Element, index: int, near: Nearness) -> Gpu:
     address, chain = _address(element), _chain(element)
     cpus, nodes = near.of(element)
     uuid = facts.get("NVIDIAUUID", "")
-    kibibytes = number(facts.get("CUDAGlobalMemorySize", ""))
+    kibibytes = _KIBIBYTES.fullmatch(facts.get("CUDAGlobalMemorySize", ""))
     return Gpu(
         id=DeviceID(uuid if _UUID.fullmatch(uuid) else f"GPU-{address}"),
         index=index,
         name=clean(facts.get("GPUModel") or facts.get("PCIDevice") or "", 128),
         pci=address,
         bridge=chain[-1] if chain else None,
-        memory=None if kibibytes is None else kibibytes << 10,
+        memory=None if kibibytes is None else int(kibibytes[1]) << 10,
         cpu_affinity=cpus,
         numa_affinity=nodes,
         memory_node=near.memory_node(address),
     )
 
 
-def _nics(elements: Sequence[Element], near: Nearness) -> tuple[Nic, ...]:
-    """A NIC for each RDMA device, in the natural order of their names."""
-    named = [(device, element) for element in elements for device in _os_devices(element, RDMA)]
+def _nics(elements: Sequence[Element], near: Nearness, version: int) -> tuple[Nic, ...]:
+    """A NIC for each OpenFabrics device, in the natural order of their names."""
+    kinds = [(device, kinds_of(device, version), element) for element in elements for device in os_devices(element)]
+    netdevs: dict[str, set[str]] = {}
+    for device, kind, element in kinds:
+        if Kind.NETWORK in kind and Kind.OPENFABRICS not in kind:
+            netdevs.setdefault(_address(element), set()).add(clean(device.get("name")))
+    named = [(device, element) for device, kind, element in kinds if Kind.OPENFABRICS in kind]
     named.sort(key=lambda pair: natural(pair[0].get("name")))
-    return tuple(_nic(device, element, index, near) for index, (device, element) in enumerate(named))
+    return tuple(_nic(device, element, index, near, netdevs) for index, (device, element) in enumerate(named))
 
 
-def _nic(device: Element, element: Element, index: int, near: Nearness) -> Nic:
+def _nic(device: Element, element: Element, index: int, near: Nearness, netdevs: Mapping[str, Collection[str]]) -> Nic:
     chain = _chain(element)
     states = [(_PORT_STATE.fullmatch(info.get("name")), info.get("value")) for info in device.children]
     return Nic(
@@ -144,15 +150,9 @@ def _nic(device: Element, element: Element, index: int, near: Nearness) -> Nic:
         pci=_address(element),
         bridge=chain[-1] if chain else None,
         numa_affinity=near.of(element)[1],
-        netdevs=tuple(sorted(clean(netdev.get("name")) for netdev in _os_devices(element, NETWORK))),
+        netdevs=tuple(sorted(netdevs.get(_address(element), ()))),
         ports=tuple(NicPort(number=int(port[1]), state=_STATES.get(state, "")) for port, state in states if port),
     )
-
-
-def _os_devices(element: Element, types: Sequence[str] = ()) -> list[Element]:
-    """The OS devices of a PCI device, of one of these types if any are given."""
-    devices = [child for child in element.children if child.type == "OSDev"]
-    return [device for device in devices if not types or device.get("osdev_type") in types]
 
 
 def _address(element: Element) -> str:

@@ -10,6 +10,7 @@ from topoalign.core.topology.model import Cpu, NumaNode
 from topoalign.core.topology.validate import MOST_CPUS, MOST_NODES
 from topoalign.machines.lstopo_xml import EXPORT_AGAIN, Element
 from topoalign.machines.pages import hugepages
+from topoalign.machines.sockets import numbered
 from topoalign.machines.sysfs_files import number
 
 PACKAGES = ("Package", "Socket")
@@ -43,7 +44,7 @@ class Cores:
         uncores = {cpu: cache_id for cpu, cache_id in cache_ids.items() if cache_id is not None}
         if len(uncores) < len(caches):
             uncores = caches
-        sockets = {cpu: _socket(unit) for cpu, unit in self._units.items()}
+        sockets = numbered({cpu: _package(unit) for cpu, unit in self._units.items()})
         return tuple(
             Cpu(
                 id=cpu,
@@ -183,6 +184,7 @@ def _is_old_shared_cache(place: Element) -> bool:
     return place.type == "Cache" and (number(place.get("depth")) or 0) >= 3
 
 
-def _socket(unit: Element) -> int:
+def _package(unit: Element) -> tuple[int | None, int]:
+    """hwloc's id of the package around the CPU, and what tells it from others; CPUs outside of all packages share one."""
     package = next((place for place in unit.above() if place.type in PACKAGES), None)
-    return 0 if package is None else number(package.get("os_index")) or 0
+    return (None, 0) if package is None else (number(package.get("os_index")), id(package))
