@@ -62,8 +62,4 @@ def fragmentation(node: str | None, nats: str | None, as_json: bool) -> None:
 def free_gpus(standing: "link.Standing") -> tuple[DeviceID, ...]:
     """Those that may be handed out and that nobody holds."""
     held = standing.holders
-    return tuple(
-        gpu.id
-        for gpu in standing.topology.gpus
-        if gpu.id not in held and gpu.id in standing.health and standing.health[gpu.id].usable
-    )
+    return tuple(gpu.id for gpu in standing.topology.gpus if gpu.id not in held and standing.health_of(gpu.id).usable)

@@ -9,7 +9,6 @@ from topoalign.cli import link as links
 from topoalign.cli import output
 from topoalign.cli.errors import FAILURE
 from topoalign.cli.link import Link, Standing, on_node
-from topoalign.core.device_health import UNKNOWN
 from topoalign.core.events import DeviceHealth
 from topoalign.core.ids import DeviceID
 from topoalign.core.topology.offers import base_of
@@ -70,10 +69,10 @@ def every(standing: Standing) -> Iterator[tuple[DeviceID, DeviceHealth]]:
     """All cards, and after each card those parts of it that something is said of."""
     topology = standing.topology
     for card in (*topology.gpu_by_id, *topology.nic_by_id):
-        yield card, standing.health.get(card, UNKNOWN)
-        for device, health in standing.health.items():
+        yield card, standing.health_of(card)
+        for device in standing.health:
             if device != card and topology.card_of(device) == card:
-                yield device, health
+                yield device, standing.health_of(device)
 
 
 def places(standing: Standing, device: DeviceID) -> dict[str, int | str | None]:

@@ -33,7 +33,7 @@ from topoalign.core.events import (
 from topoalign.core.ids import DeviceID, NodeName
 from topoalign.core.maintenance import DevicesRequest, Word
 from topoalign.core.ports import Bus, Stream
-from topoalign.core.state import newer
+from topoalign.core.state import NodeState, newer
 from topoalign.core.topology.model import Topology
 from topoalign.runtime.logging import configure_logging
 from topoalign.runtime.nats_bus import Access, connect_bus
@@ -209,6 +209,19 @@ class Standing:
     topology: Topology
     allocations: tuple[Allocation, ...]
     health: Mapping[DeviceID, DeviceHealth]
+    """What was told, of cards and of parts that are ill alone; `health_of` derives from it how each device is."""
+
+    def health_of(self, device: DeviceID) -> DeviceHealth:
+        return self.state.health_of(device)
+
+    @cached_property
+    def state(self) -> NodeState:
+        found = TopologyDiscovered(
+            node=self.node, epoch=0, revision=0, boot_id="", source="announced", topology=self.topology
+        )
+        health = DeviceHealthChanged(node=self.node, epoch=0, revision=0, devices=dict(self.health))
+        live = {allocation.id: allocation for allocation in self.allocations}
+        return NodeState(node=self.node, topology=found, health=health, allocations=live)
 
     @property
     def holders(self) -> dict[DeviceID, str]:

@@ -12,7 +12,7 @@ from typing import TypeVar, assert_never
 
 import msgspec
 
-from topoalign.core.device_health import BLOCKED, UNKNOWN, worst
+from topoalign.core.device_health import HandedOut
 from topoalign.core.errors import Contradiction, SequenceGap, clean
 from topoalign.core.events import (
     Allocation,
@@ -123,25 +123,17 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.topology.topology if self.topology is not None else NOTHING
 
     def health_of(self, device: DeviceID) -> DeviceHealth:
-        """
-        Of anything handed out: a share or an instance is no better than its card, and a card that is handed out as a whole
-        no better than its instances.
-        """
-        base = base_of(device)
-        if base in self.blocked:
-            return BLOCKED
-        known = self.health.devices if self.health is not None else {}
-        told = [known[name] for name in dict.fromkeys((device, base, self.hardware.card_of(base))) if name in known]
-        return worst([*told, *self.told_of_parts.get(base, ())]) if told else UNKNOWN
+        """Of anything that is handed out, by the rule of `device_health`."""
+        return self.handed_out.health_of(device)
+
+    @property
+    def told(self) -> Mapping[DeviceID, DeviceHealth]:
+        """What discovery says of health, as it says it; nothing before it has spoken."""
+        return self.health.devices if self.health is not None else {}
 
     @cached_property
-    def told_of_parts(self) -> Mapping[DeviceID, Sequence[DeviceHealth]]:
-        """Card -> how those of its instances are of which something is told apart from it."""
-        told: dict[DeviceID, list[DeviceHealth]] = {}
-        for device, health in self.health.devices.items() if self.health is not None else ():
-            if (card := self.hardware.cards.get(device)) is not None:
-                told.setdefault(card, []).append(health)
-        return told
+    def handed_out(self) -> HandedOut:
+        return HandedOut(self.hardware, self.told, self.blocked)
 
     @cached_property
     def holders(self) -> Mapping[DeviceID, AllocationID]:
@@ -239,11 +231,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def healthy(self, resource: ResourceName) -> tuple[DeviceID, ...]:
         """Devices of a resource that may be handed out, busy or not, in the hardware's order."""
         listed = self.hardware.devices.get(resource, {})
-        if resource not in self.hardware.offers_of:
-            return tuple(device for device in listed if self.health_of(device).usable)
-        bases = {base_of(device) for device in listed}  # thousands of shares are as well as their few cards
-        usable = {base for base in bases if self.health_of(base).usable}
-        return tuple(device for device in listed if base_of(device) in usable)
+        return tuple(device for device in listed if self.handed_out.health_of(device).usable)
 
     def free(self, resource: ResourceName) -> tuple[DeviceID, ...]:
         """Devices of a resource that may be handed out whole now, in the hardware's order."""

@@ -15,7 +15,7 @@ import structlog
 from anyio.abc import TaskStatus
 
 from topoalign.core import wire
-from topoalign.core.device_health import UNKNOWN, worst
+from topoalign.core.device_health import HandedOut
 from topoalign.core.errors import DriverFault, HardwareUnknown, InvalidField
 from topoalign.core.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
 from topoalign.core.ids import DeviceID, NodeName
@@ -163,9 +163,8 @@ class Discovery:
         devices = meant(self._hardware, request.devices, self._caretaker.cordons)
         self._caretaker.say(word, devices, request.reason)
         self._settle()
-        verdicts, hardware = self._caretaker.verdicts(), self._hardware
-        told = {name: [verdicts[way] for way in (name, hardware.card_of(name)) if way in verdicts] for name in devices}
-        return {device: worst(healths) if healths else UNKNOWN for device, healths in told.items()}
+        now = HandedOut(self._hardware, self._caretaker.verdicts())
+        return {device: now.health_of(device) for device in devices}
 
     @property
     def _hardware(self) -> Topology:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from topoalign.cli import output
+from topoalign.core.device_health import UNKNOWN
 from topoalign.core.errors import clean
 
 if TYPE_CHECKING:
@@ -96,7 +97,10 @@ def of_node(node: str | None, nats: str | None) -> "Diagram":
     from topoalign.cli.draw.diagram import diagram_of
 
     standing = link.discovered(node, nats, os.environ)
-    return diagram_of(standing.node, standing.topology, standing.allocations, standing.health)
+    cards = (*standing.topology.gpu_by_id, *standing.topology.nic_by_id)
+    known = {card: standing.health_of(card) for card in cards}
+    health = {card: told for card, told in known.items() if told is not UNKNOWN}
+    return diagram_of(standing.node, standing.topology, standing.allocations, health)
 
 
 def say(diagram: "Diagram", out: Path | None, ascii_only: bool) -> None:

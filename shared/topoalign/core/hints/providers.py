@@ -33,6 +33,7 @@ from topoalign.core.state import NodeState
 from topoalign.core.takes.reserved import reserved_cpus
 from topoalign.core.topology.cpuset import parse_cpuset
 from topoalign.core.topology.model import Topology
+from topoalign.core.topology.offers import base_of
 
 HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
 UNUSABLE = DeviceHealth(state=HealthState.UNHEALTHY, reason="not offered by the asker")
@@ -66,12 +67,8 @@ def answer(question: HintQuestion, topology: TopologyDiscovered) -> HintAnswer:
     """
     check_rules(question.rules)
     check_annotations(question.pod, question.rules)
-    unusable = frozenset(question.unusable)
-    health = {
-        device: UNUSABLE if device in unusable else HEALTHY
-        for devices in topology.topology.devices.values()
-        for device in devices
-    }
+    listed = (device for devices in topology.topology.devices.values() for device in devices)
+    health = {base_of(device): HEALTHY for device in listed} | dict.fromkeys(question.unusable, UNUSABLE)
     state = NodeState(
         node=question.node,
         topology=topology,

@@ -20,7 +20,7 @@ from topoalign.core.events import TopologyDiscovered
 from topoalign.core.ids import DeviceID, ResourceName
 from topoalign.core.state import NodeState
 from topoalign.core.topology.model import Topology
-from topoalign.core.topology.offers import SHARE, handed_out
+from topoalign.core.topology.offers import SHARE, base_of, handed_out, is_share
 from topoalign.kubelet.protobuf import field, number_field
 
 HEALTHY = "Healthy"
@@ -54,8 +54,12 @@ class Listing:
             self._prepared = (state.topology, devices)
             await checkpoint()
         parts = []
+        differing = {base_of(device) for device in state.told if is_share(device)}
         for i, each in enumerate(devices, 1):
-            parts.append(each.healthy if state.health_of(each.device).usable else each.unhealthy)
+            if each.device in differing:
+                parts += shares_one_by_one(state, self.resource, each.device)
+            else:
+                parts.append(each.healthy if state.health_of(each.device).usable else each.unhealthy)
             if i % SLICE == 0:
                 await checkpoint()
         parts += [encoded(device, 1, UNHEALTHY, None) for device in left_over(state, self.resource)]
@@ -78,6 +82,15 @@ class EncodedDevices(v1beta1.ListAndWatchResponse):
 
     def SerializeToString(self) -> bytes:
         return self.encoded
+
+
+def shares_one_by_one(state: NodeState, resource: ResourceName, base: DeviceID) -> list[bytes]:
+    """The shares of a device where something is told of single ones."""
+    replicas, listed = state.hardware.offer_by_base[base].replicas, state.hardware.devices[resource]
+    return [
+        encoded(share, 1, HEALTHY if state.health_of(share).usable else UNHEALTHY, listed[share])
+        for share in handed_out(base, replicas)
+    ]
 
 
 def left_over(state: NodeState, resource: ResourceName) -> list[DeviceID]:
