@@ -11,6 +11,7 @@ import httpx
 import pytest
 from anyio.abc import TaskStatus
 from bus_support import GRANTED, killable, said
+from runner_support import ENVIRONMENT, Recorder
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
@@ -19,36 +20,9 @@ from topoalign.runtime import runner
 from topoalign.runtime.context import Context, Serve
 from topoalign.runtime.health import AddressInUse
 from topoalign.runtime.memory_bus import MemoryBus
-from topoalign.runtime.runner import Running, ServiceFailed, run_services, serve_all
+from topoalign.runtime.runner import ServiceFailed, run_services, serve_all
 
 pytestmark = pytest.mark.anyio
-
-
-class Recorder:
-    """Services that write down what happens to them."""
-
-    def __init__(self) -> None:
-        self.events: list[str] = []
-        self.ready = anyio.Event()
-        self.running: Running | None = None
-
-    def service(self, name: str) -> Serve:
-        async def serve(context: Context, *, task_status: TaskStatus[None]) -> None:
-            self.events.append(f"{name} starts on {context.environment['TOPOALIGN_NODE']}")
-            task_status.started()
-            try:
-                await anyio.sleep_forever()
-            finally:
-                self.events.append(f"{name} ends")
-
-        return serve
-
-    def note(self, running: Running) -> None:
-        self.running = running
-        self.ready.set()
-
-
-ENVIRONMENT = {"TOPOALIGN_NODE": "gpu-1", "TOPOALIGN_HTTP_PORT": "0"}
 
 
 async def test_services_start_in_order_and_a_signal_ends_all_of_them() -> None:

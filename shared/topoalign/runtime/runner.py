@@ -3,7 +3,8 @@ Runs services: one alone in its container, or all of them in one process.
 
 They are found by entry point (group `topoalign.services`), so shared code knows none of them. The order of nesting is the
 order of ending, reversed: the bus is opened first and closed last, the services start one after another, the HTTP pages
-come last and go first. A service that fails takes the process down, and what is raised is its own error.
+come last and go first. A service that fails takes the process down, and what is raised is its own error. One that stops
+although nobody asked it to has failed as well.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ from topoalign.runtime.logging import configure_logging
 from topoalign.runtime.nats_bus import Access, NatsBus, connect_bus
 from topoalign.runtime.node_bus import NodeBus
 from topoalign.runtime.settings import RuntimeSettings, from_environment
-from topoalign.runtime.tasks import background
+from topoalign.runtime.tasks import StoppedUnasked, background, lasting
 from topoalign.runtime.watchdog import Watchdog
 
 ENTRY_POINTS = "topoalign.services"
@@ -88,7 +89,7 @@ async def run_services(
     the end of it, and otherwise the wish to have files read anew.
 
     Raises InvalidField, NotFound for a service that is not installed, ServiceFailed for one that does not start,
-    AddressInUse, and whatever error ended a service.
+    AddressInUse, StoppedUnasked for what ends although no signal came, and whatever error ended a service.
     """
     await serve_all(find(names), environment, bus=bus, ready=ready, hangup_stops=hangup_stops)
 
@@ -104,6 +105,7 @@ async def serve_all(
     settings = from_environment(RuntimeSettings, environment)
     node = NodeName(settings.node or socket.gethostname().lower())
     environment = {**environment, "TOPOALIGN_NODE": node}
+    stopping = anyio.Event()
     async with bus_of(settings, services, node, bus) as used:
         hub = used.hub if isinstance(used, NodeBus) else used
         context = Context(bus=used, hub=hub if hub is not used else None, clock=SystemClock(), environment=environment)
@@ -116,7 +118,7 @@ async def serve_all(
             ends.append(signal.SIGHUP)
         with nullcontext() if hangup_stops else reloading(context.reload):
             async with background() as tasks:
-                tasks.start_soon(stop_on_signal, environment, tasks.cancel_scope, ends)
+                tasks.start_soon(stop_on_signal, environment, stopping, tasks.cancel_scope, ends)
                 tasks.start_soon(watchdog.run)
                 async with background() as serving:
                     for name in sorted(services, key=order):
@@ -135,6 +137,8 @@ async def serve_all(
                 context.checks["superseded"] = lambda: "another process has taken this one's place: stop this one"
                 log.warning("another process has taken this one's place: nothing is served here any more")
                 await anyio.sleep_forever()
+    if not stopping.is_set():
+        raise StoppedUnasked(" and ".join(sorted(services, key=order)) or "topoalign", "a task of it was cancelled")
 
 
 @asynccontextmanager
@@ -200,7 +204,7 @@ def named(name: str, serve: Serve) -> Serve:
 
     async def entry(context: Context, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         structlog.contextvars.bind_contextvars(service=name)
-        await serve(context, task_status=task_status)
+        await lasting(name, lambda: serve(context, task_status=task_status))
 
     return entry
 
@@ -228,12 +232,13 @@ def reloading(reload: Reload) -> Iterator[None]:
 
 
 async def stop_on_signal(
-    environment: Mapping[str, str], scope: anyio.CancelScope, ends: Sequence[signal.Signals]
+    environment: Mapping[str, str], stopping: anyio.Event, scope: anyio.CancelScope, ends: Sequence[signal.Signals]
 ) -> None:
     """Ends everything in order at the first of these signals; a second one is the interpreter's to handle."""
     with anyio.open_signal_receiver(*ends) as signals:
         async for number in signals:
             log.info("stopping", signal=signal.Signals(number).name)
             systemd.notify(environment, "STOPPING=1")
+            stopping.set()
             scope.cancel()
             return

@@ -1,17 +1,49 @@
 """
 Task groups: one that raises what went wrong instead of a group around it, and one that waits for the first of several.
+Tasks that may only end when they are told to.
 
 Structured concurrency wraps errors in ExceptionGroups, even a single one. Whoever reads our errors (the command line, a
 test, an operator) is meant to meet the error itself.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 
 import anyio
 from anyio.abc import TaskGroup
 
-from topoalign.core.errors import TopoalignError
+from topoalign.core.errors import TopoalignError, Unavailable
+
+
+class StoppedUnasked(Unavailable):
+    """What runs until it is told to stop has ended by itself."""
+
+    code = "StoppedUnasked"
+
+    def __init__(self, what: str, how: str) -> None:
+        super().__init__(
+            f"{what} stopped although nothing asked it to: {how}",
+            "start it again, and report this with the log lines before it: it is a defect of topoalign",
+        )
+
+
+async def lasting(what: str, run: Callable[[], Awaitable[None]]) -> None:
+    """
+    Runs what goes on until it is cancelled. Raises StoppedUnasked if it returns before, or ends by a cancellation that was
+    not meant for this task: a task group would take either for an end without an error.
+    """
+    task = asyncio.current_task()
+    assert task is not None, "only called from tasks"
+    asked = task.cancelling()
+    try:
+        await run()
+    except asyncio.CancelledError as error:
+        if task.cancelling() > asked:
+            raise
+        raise StoppedUnasked(what, "something that it waited for was cancelled") from error
+    if task.cancelling() == asked:
+        raise StoppedUnasked(what, "it returned, or a task of it was cancelled")
 
 
 @asynccontextmanager

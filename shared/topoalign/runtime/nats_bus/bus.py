@@ -26,7 +26,8 @@ from topoalign.runtime.answers import reply_to
 from topoalign.runtime.nats_bus.access import Access, addresses, shown
 from topoalign.runtime.nats_bus.connection import Connection, NobodyAnswers, open_connection
 from topoalign.runtime.nats_bus.follower import Follower
-from topoalign.runtime.tasks import background
+from topoalign.runtime.nats_bus.library import contained
+from topoalign.runtime.tasks import background, lasting
 
 PUBLISH_SECONDS = 2.0
 """Longer than a sync to disk takes, shorter than anybody wants to wait for a server that may be gone."""
@@ -128,10 +129,13 @@ class NatsBus:
                 task_status.started()
             connection = await self.up()
             try:
-                serving = await add_service(connection.client, name=service, version=SERVICE_VERSION)
-                for endpoint in endpoints:
-                    await serving.add_endpoint(name=endpoint.name, subject=endpoint.subject, handler=handler(endpoint))
-                await connection.client.flush()
+                with contained():
+                    serving = await add_service(connection.client, name=service, version=SERVICE_VERSION)
+                    for endpoint in endpoints:
+                        await serving.add_endpoint(
+                            name=endpoint.name, subject=endpoint.subject, handler=handler(endpoint)
+                        )
+                    await connection.client.flush()
             except (nats.errors.Error, OSError) as error:
                 log.warning("cannot serve", service=service, finding=clean(str(error), 200))
                 await anyio.sleep(FIRST_PAUSE)
@@ -142,7 +146,12 @@ class NatsBus:
             try:
                 await connection.lost.wait()
             finally:
-                with anyio.CancelScope(shield=True), anyio.move_on_after(1), suppress(nats.errors.Error, OSError):
+                with (
+                    anyio.CancelScope(shield=True),
+                    anyio.move_on_after(1),
+                    suppress(nats.errors.Error, OSError),
+                    contained(),
+                ):
                     await serving.stop()
 
     async def up(self) -> Connection:
@@ -226,7 +235,7 @@ class NatsBus:
 def handler(endpoint: Endpoint) -> Handler:
     async def handle(request: Request) -> None:
         reply = await reply_to(endpoint, request.data)
-        with suppress(nats.errors.Error, OSError, ValueError):  # the asker has gone, or wants no answer
+        with suppress(nats.errors.Error, OSError, ValueError), contained():  # the asker has gone, or wants no answer
             await request.respond(reply)
 
     return handle
@@ -252,7 +261,7 @@ async def connect_bus(
     """
     bus = NatsBus(url, name, access, replicas, speaks)
     async with background() as tasks:
-        tasks.start_soon(bus.keep_connected, wait is not None)
+        tasks.start_soon(lasting, "the connection to NATS", lambda: bus.keep_connected(wait is not None))
         if wait is not None:
             with anyio.move_on_after(wait) as scope:
                 await bus.up()

@@ -15,18 +15,16 @@ import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import cast
 
 import anyio
 import nats.errors
 import structlog
-from nats.aio.client import Client, Server
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
-from nats.aio.transport import TcpTransport
 
 from topoalign.core.errors import BusRefused, BusUnavailable, clean
 from topoalign.runtime.nats_bus.access import Access, shown
+from topoalign.runtime.nats_bus.library import TolerantClient, abandon, contained, parked, socket_of
 
 OLDEST_SERVER = (2, 12)
 """Older ones silently ignore settings of our stores: atomic batches, per-message expiry (measured with 2.9.10)."""
@@ -34,28 +32,12 @@ PING_SECONDS, PINGS_MISSED = 1, 2
 """A peer that has fallen silent is noticed after three seconds instead of the library's four minutes."""
 CONNECT_SECONDS = 2
 CLOSE_SECONDS = 2
-PARKED = 3600.0
 
 log = structlog.get_logger("topoalign.runtime.nats")
 
 
 class NobodyAnswers(BusUnavailable):
     """No one has subscribed to the subject: no such service, or no stream that stores it."""
-
-
-class TolerantClient(Client):
-    """
-    The library's client, which a subject that is not UTF-8 does not stop.
-
-    NATS stores such a subject; the library's read loop ends on it (nats-py 2.16.0), on every new connection again. With
-    the odd bytes replaced the message is one more that cannot be decoded, and is put aside by whoever hears it.
-    """
-
-    def _build_message(
-        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
-    ) -> Msg:
-        whole = subject.decode(errors="replace").encode()
-        return cast(Msg, super()._build_message(sid, whole, reply, data, headers))
 
 
 class Wait:
@@ -86,22 +68,23 @@ class Connection:
         failure: Exception | None = None
         with anyio.move_on_after(CONNECT_SECONDS) as self._opening:
             try:
-                await self.client.connect(
-                    url,
-                    name=name,
-                    error_cb=self.heard_error,
-                    disconnected_cb=self.heard_loss,
-                    closed_cb=self.heard_loss,
-                    connect_timeout=CONNECT_SECONDS,
-                    max_reconnect_attempts=1,
-                    reconnect_to_server_handler=parked,
-                    ping_interval=PING_SECONDS,
-                    max_outstanding_pings=PINGS_MISSED,
-                    pending_size=0,
-                    inbox_prefix=self._inbox_prefix,
-                    tls=tls,
-                    **options,  # type: ignore[arg-type]  # keywords for text only
-                )
+                with contained():
+                    await self.client.connect(
+                        url,
+                        name=name,
+                        error_cb=self.heard_error,
+                        disconnected_cb=self.heard_loss,
+                        closed_cb=self.heard_loss,
+                        connect_timeout=CONNECT_SECONDS,
+                        max_reconnect_attempts=1,
+                        reconnect_to_server_handler=parked,
+                        ping_interval=PING_SECONDS,
+                        max_outstanding_pings=PINGS_MISSED,
+                        pending_size=0,
+                        inbox_prefix=self._inbox_prefix,
+                        tls=tls,
+                        **options,  # type: ignore[arg-type]  # keywords for text only
+                    )
             except (nats.errors.Error, OSError, TimeoutError) as error:
                 failure = error
         if failure is None and not self._opening.cancelled_caught:
@@ -127,9 +110,10 @@ class Connection:
             )
         with self.waiting(subject, seconds):
             try:
-                reply = await self.client.request(
-                    subject, body, timeout=seconds + 1, headers=dict(headers) if headers else None
-                )
+                with contained():
+                    reply = await self.client.request(
+                        subject, body, timeout=seconds + 1, headers=dict(headers) if headers else None
+                    )
             except nats.errors.NoRespondersError as error:
                 raise NobodyAnswers(f"nobody answers on {clean(subject, 200)}") from error
             except nats.errors.BadSubjectError as error:
@@ -162,7 +146,8 @@ class Connection:
     @contextmanager
     def translated(self, subject: str) -> Iterator[None]:
         try:
-            yield
+            with contained():
+                yield
         except (nats.errors.Error, OSError) as error:
             raise BusUnavailable(f"{clean(subject, 200)}: {clean(str(error), 200)}") from error
 
@@ -205,9 +190,8 @@ class Connection:
     @property
     def transport_closed(self) -> bool:
         """Whether the socket is gone. The library's reader, which would tell, may have ended on another error, of memory."""
-        transport = self.client._transport
-        writer = transport._bare_io_writer if isinstance(transport, TcpTransport) else None
-        return writer is not None and writer.transport.is_closing()
+        socket = socket_of(self.client)
+        return socket is not None and socket.is_closing()
 
     def lose(self) -> None:
         self.lost.set()
@@ -217,16 +201,13 @@ class Connection:
     async def close(self) -> None:
         """Flushes and closes. Never raises and never takes longer than two seconds."""
         with anyio.CancelScope(shield=True):
-            with anyio.move_on_after(CLOSE_SECONDS), suppress(nats.errors.Error, OSError):
+            with anyio.move_on_after(CLOSE_SECONDS), suppress(nats.errors.Error, OSError), contained():
                 if self.client.is_connected and not self.lost.is_set():
                     await self.client.flush(CLOSE_SECONDS)
             self.lose()
-            with anyio.move_on_after(CLOSE_SECONDS), suppress(nats.errors.Error, OSError):
+            with anyio.move_on_after(CLOSE_SECONDS), suppress(nats.errors.Error, OSError), contained():
                 await self.client.close()
-            # The library leaves the socket of a failed TLS handshake to the garbage collector, and has no word for it.
-            transport = self.client._transport
-            if isinstance(transport, TcpTransport) and transport._bare_io_writer is not None:
-                transport._bare_io_writer.transport.abort()
+            abandon(self.client)
 
     async def heard_error(self, error: Exception) -> None:
         text = str(error) or type(error).__name__
@@ -270,11 +251,6 @@ async def open_connection(urls: Sequence[str], name: str, access: Access) -> Con
         else:
             return connection
     raise BusUnavailable("; ".join(reasons[url] for url in urls))
-
-
-def parked(servers: list[Server], info: dict[str, object]) -> tuple[None, float]:
-    """Keeps the library from reconnecting by itself; the bus opens a new connection instead and closes this one."""
-    return None, PARKED
 
 
 def check_server(connection: Connection, tls_wanted: bool) -> None:

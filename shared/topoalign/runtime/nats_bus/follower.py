@@ -25,6 +25,7 @@ from nats.aio.subscription import Subscription
 from topoalign.core.errors import BusRefused, BusUnavailable, clean
 from topoalign.core.ports import Message, Received, Stream
 from topoalign.runtime.nats_bus.connection import Connection
+from topoalign.runtime.nats_bus.library import contained
 from topoalign.runtime.stores import NOT_FOUND, SECOND, Info, refused, stream_info
 
 BATCH = 128
@@ -141,7 +142,7 @@ class Pull:
         """Takes the consumer away, if the server can still be told."""
         if self._subscription is None or self.connection.lost.is_set():
             return
-        with suppress(nats.errors.Error, OSError):
+        with suppress(nats.errors.Error, OSError), contained():
             await self._subscription.unsubscribe()
         with suppress(BusUnavailable, BusRefused):
             await self.connection.api(f"$JS.API.CONSUMER.DELETE.{self._stream}.{self._name}", b"")

@@ -1,0 +1,89 @@
+"""
+The NATS client library, and what of it must not reach the rest of the program (nats-py 2.16.0).
+
+The library cancels its own tasks. Where such a task waits for something that a task of ours waits for as well, as both wait
+for the end of the socket in `Client.close`, asyncio cancels what is waited for, and our task ends with a CancelledError that
+nobody asked for. A task group takes such an error for its own end: the block ends, and no error is raised. `contained` turns
+it into an error of the library.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import cast
+
+import nats.errors
+from nats.aio.client import Client, Server
+from nats.aio.msg import Msg
+from nats.aio.transport import TcpTransport
+
+PARKED = 3600.0
+
+
+class CancelledInside(nats.errors.Error):
+    """The library cancelled what we waited for. Whether it was done is unknown."""
+
+    def __str__(self) -> str:
+        return "nats: the client library cancelled the operation"
+
+
+@contextmanager
+def contained() -> Iterator[None]:
+    """
+    Stands around each call that waits for the library. Raises CancelledInside for a cancellation that was not meant for this
+    task; one that was meant for it, by a cancel scope or by `Task.cancel`, passes.
+
+    asyncio counts the cancellations that were asked of a task (`Task.cancelling`). The count tells one from the other, also
+    where both come at once.
+    """
+    task = asyncio.current_task()
+    assert task is not None, "the library is only called from tasks"
+    asked = task.cancelling()
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        if task.cancelling() > asked:
+            raise
+        raise CancelledInside from error
+
+
+class TolerantClient(Client):
+    """
+    The library's client, which a subject that is not UTF-8 does not stop.
+
+    NATS stores such a subject; the library's read loop ends on it (nats-py 2.16.0), on every new connection again. With
+    the odd bytes replaced the message is one more that cannot be decoded, and is put aside by whoever hears it.
+    """
+
+    def _build_message(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
+    ) -> Msg:
+        whole = subject.decode(errors="replace").encode()
+        return cast(Msg, super()._build_message(sid, whole, reply, data, headers))
+
+
+def parked(servers: list[Server], info: dict[str, object]) -> tuple[None, float]:
+    """Keeps the library from reconnecting by itself; the bus opens a new connection instead and closes this one."""
+    return None, PARKED
+
+
+def abandon(client: Client) -> None:
+    """
+    Ends what `Client.close` leaves: its tasks, where it failed before it came to them, which it does when the last data
+    cannot be written; and the socket of a TLS handshake that failed.
+    """
+    own = [client._reading_task, client._ping_interval_task, client._flusher_task, client._reconnection_task]
+    for task in [*own, *(subscription._wait_for_msgs_task for subscription in client._subs.values())]:
+        if task is not None:
+            task.cancel()
+    client._subs.clear()
+    socket = socket_of(client)
+    if socket is not None:
+        socket.abort()
+
+
+def socket_of(client: Client) -> asyncio.WriteTransport | None:
+    """The socket below a connection, if it is a plain one; below TLS, too. The library has no public word for it."""
+    transport = client._transport
+    writer = transport._bare_io_writer if isinstance(transport, TcpTransport) else None
+    return writer.transport if writer is not None else None
