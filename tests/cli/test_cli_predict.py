@@ -1,6 +1,8 @@
 """`what-if --machine`: a prediction without any service, from a kubelet's own files."""
 
 import json
+import shutil
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +122,22 @@ def test_people_are_told_on_stderr_what_was_not_known(capsys: pytest.CaptureFixt
     said = capsys.readouterr()
     assert "would get" in said.out and "note" not in said.out
     assert 3 == said.err.count("note: there is no kubelet/")
+
+
+def test_people_are_told_which_pods_are_gone_and_that_the_kubelet_has_just_started(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    hold(gpus=2, cpus=4)
+    asking = ("--pod", "p", "--gpus", "2", "--cpus", "4", "--memory", "8Gi")
+    shutil.rmtree("kubelet/pods/uid")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("kubelet/device-plugins/kubelet.sock")
+        status, answer = asked(capsys, *FROM_FILES, *asking)
+    empty = asked(capsys, "--kubelet-config", "config.yaml", *asking)[1]
+
+    assert (0, empty["decision"]["allocations"]) == (status, answer["decision"]["allocations"])
+    gone, starting = answer["decision"]["explanation"]["notes"]
+    assert "'uid'" in gone and starting.startswith("the kubelet started")
 
 
 @pytest.mark.parametrize(

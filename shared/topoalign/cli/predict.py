@@ -5,6 +5,7 @@ The rules come from its configuration file, what is given away from the files in
 the rules are topoalign's own, without a root directory the machine is empty.
 """
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from topoalign.core.state import NodeState
 from topoalign.core.topology.model import Topology
 from topoalign.kubelet import configuration
 from topoalign.kubelet.node_state import KubeletNode, check_resources, node_state
+from topoalign.kubelet.settling import settling
 from topoalign.machines import Machine, load
 
 
@@ -43,7 +45,9 @@ class Described:
         node = self.node(machine, rules)
         passed_over = check_resources(pod, machine.topology, node.registered)
         decision = admit(node.state, pod, overridden(rules, changes))
-        return node.state.node, noted(decision, (*node.findings, *passed_over)), machine.topology
+        starting = settling(self.kubelet_root, time.time()) if self.kubelet_root is not None else None
+        notes = (*node.findings, *([starting] if starting is not None else []), *passed_over)
+        return node.state.node, noted(decision, notes), machine.topology
 
     def node(self, machine: Machine, rules: AdmissionRules) -> KubeletNode:
         """Every device is taken as healthy, unless the kubelet's files tell otherwise."""

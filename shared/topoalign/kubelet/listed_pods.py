@@ -34,6 +34,10 @@ class ListedPods:
         self._gone.setdefault(uid, self._directories is not None and self._directories.is_gone(uid))
         return self._gone[uid]
 
+    def is_known_to_run(self, uid: str) -> bool:
+        """Whether its directory shows a mounted volume."""
+        return not self.is_gone(uid) and self._directories is not None and uid not in self._directories.untold
+
     def _look(self) -> None:
         try:
             self._directories = pod_directories.read(self._root)
@@ -45,10 +49,15 @@ class ListedPods:
             )
 
     @property
+    def trouble(self) -> str | None:
+        """Why nothing is known of the pods that were asked for, in words; None: it is."""
+        if self._trouble is None:
+            return None
+        return f"{self._trouble}: pods that are gone count as holding what the kubelet's files list for them"
+
+    @property
     def findings(self) -> tuple[str, ...]:
-        """What was dropped of the pods that were asked for, and what is not known of them, in words."""
-        if self._trouble is not None:
-            return (f"{self._trouble}: pods that are gone count as holding what the kubelet's files list for them",)
+        """What was dropped of the pods that were asked for, and what is not known of them, in words; not `trouble`."""
         found = []
         if gone := sorted(uid for uid, gone in self._gone.items() if gone):
             found.append(

@@ -61,8 +61,12 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     The healthy devices of each resource as its plugin listed them: none of one whose plugin has gone and of which containers
     still have some. None where no file tells.
     """
+    dropped: Mapping[ResourceName, frozenset[DeviceID]] = {}
+    """Devices that the file lists for pods that are gone, and for no other."""
     finding: str | None = None
     """What could not be told."""
+    doubt: str | None = None
+    """What is not certain of what was told."""
 
     @property
     def allocations(self) -> tuple[Allocation, ...]:
@@ -111,11 +115,11 @@ def node_state(
         allocations={allocation.id: allocation for allocation in held.allocations},
         memory=memory.memory,
     )
-    findings = (each.finding for each in (cpus, memory, devices))
+    findings = (*(each.finding for each in (cpus, memory, devices)), memory.doubt, pods.trouble, *pods.findings)
     return KubeletNode(
         state=state,
         registered=devices.registered,
-        findings=(*(finding for finding in findings if finding is not None), *pods.findings),
+        findings=tuple(finding for finding in findings if finding is not None),
     )
 
 
@@ -169,7 +173,7 @@ def held_memory(root: Path, topology: Topology, rules: AdmissionRules, pods: Lis
     return Held(
         blocks={container: each for container, each in blocks.items() if each},
         memory=state.use,
-        finding=RELEASED_BY_CHANCE if by_chance else None,
+        doubt=RELEASED_BY_CHANCE if by_chance else None,
     )
 
 
@@ -207,9 +211,26 @@ def held_devices(root: Path, topology: Topology, pods: ListedPods) -> Held:
                 f"the kubelet has {quoted([resource])} {quoted(sorted(foreign))}, which the machine does not have",
                 "describe the machine that the kubelet runs on, with the device ids that its plugin lists",
             )
-    held = {container: devices for container, devices in devices_of(data).items() if not pods.is_gone(container[0])}
-    gone = {resource for of_container in held.values() for resource in of_container} - registered.keys()
-    return Held(devices=held, registered=registered | dict.fromkeys(gone, frozenset()))
+    listed = devices_of(data)
+    held = {container: devices for container, devices in listed.items() if not pods.is_gone(container[0])}
+    given = together(held.values())
+    dropped = {
+        resource: devices - given.get(resource, frozenset())
+        for resource, devices in together(listed[each] for each in listed.keys() - held.keys()).items()
+    }
+    unlisted = dict.fromkeys(given.keys() - registered.keys(), frozenset[DeviceID]())
+    return Held(devices=held, registered=registered | unlisted, dropped=dropped)
+
+
+def together(
+    containers: Iterable[Mapping[ResourceName, Iterable[DeviceID]]],
+) -> dict[ResourceName, frozenset[DeviceID]]:
+    """What several containers have."""
+    found: dict[ResourceName, frozenset[DeviceID]] = {}
+    for devices in containers:
+        for resource, ids in devices.items():
+            found[resource] = found.get(resource, frozenset()).union(ids)
+    return found
 
 
 def devices_of(data: CheckpointData) -> dict[Container, dict[ResourceName, tuple[DeviceID, ...]]]:

@@ -65,6 +65,10 @@ REMEMBERED = 1_000
 log = structlog.get_logger("topoalign.allocator.admissions")
 
 
+async def nothing_ended() -> Sequence[Allocation]:
+    return ()
+
+
 class Admissions:
     """Answers allocate, release, what-if, explain, snapshot and trust for one node."""
 
@@ -78,13 +82,15 @@ class Admissions:
         kubelet_files: KubeletFiles | None = None,
         hint_seconds: float = 0.25,
         sure: Callable[[], Awaitable[None]] = nothing_to_ask,
+        ended: Callable[[], Awaitable[Sequence[Allocation]]] = nothing_ended,
     ) -> None:
         """
-        `kubelet_files`: what predictions for a node with a kubelet stand on; None: the node's own rules and record.
+        `kubelet_files`: what predictions for a node with a kubelet stand on; None: the node's own rules and record. `ended`
+        is asked for what the record still has of containers that have ended, as the kubelet says now.
         `sure` is called before anything is given out, as by `Handouts`.
         """
         self._ledger, self._bus, self._rules, self._sure = ledger, bus, rules, sure
-        self._kubelet_files = kubelet_files
+        self._kubelet_files, self._ended = kubelet_files, ended
         self._kubelet_owns_devices = kubelet_owns_devices
         self._hint_seconds = hint_seconds
         self._turn = anyio.Lock()
@@ -133,7 +139,8 @@ class Admissions:
         mode = Mode.KUBELET if self._kubelet_owns_devices else self._rules.mode
         known = Known(state=self._ledger.state, rules=msgspec.structs.replace(self._rules, mode=mode))
         if self._kubelet_files is not None:
-            known = await self._kubelet_files.known(self._ledger.state, pod)
+            ended = await self._ended()
+            known = await self._kubelet_files.known(self._ledger.state, pod, ended)
         doubts = () if self._ledger.doubt is None else (doubted(self._ledger.doubt),)
         return noted(admit(known.state, pod, overridden(known.rules, request.rules)), (*known.notes, *doubts))
 

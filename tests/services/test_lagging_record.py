@@ -1,0 +1,208 @@
+"""
+A prediction counts devices as the kubelet will have them when the next pod comes, not as the record has them still.
+
+The node has GPU-0 and GPU-1 on NUMA node 0, GPU-2 and GPU-3 on NUMA node 1.
+"""
+
+import os
+import shutil
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from decision_support import container, machine, node, pod
+from kubelet_files_support import VOLUME, write_files
+from kubelet_support import short_directory
+
+from topoalign.allocator.admissions import Admissions
+from topoalign.allocator.journal import MemoryJournal
+from topoalign.allocator.kubelet_files import KubeletFiles
+from topoalign.allocator.ledger import Ledger
+from topoalign.core.decisions import Admission, Decision
+from topoalign.core.events import Allocation, Owner
+from topoalign.core.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName
+from topoalign.core.requests import AdmissionRules, AllocateRequest, Mode, PodRequest
+from topoalign.core.state import NodeState
+from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.memory_bus import MemoryBus
+
+pytestmark = pytest.mark.anyio
+
+STATE = node(machine())
+RULES = AdmissionRules(mode=Mode.KUBELET, reserved_cpus="0")
+CONFIG = """
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+topologyManagerPolicy: restricted
+"""
+
+
+def allocation(name: str, *gpus: str, owner: tuple[str, str] | None = None) -> Allocation:
+    """`owner`: pod and container."""
+    return Allocation(
+        id=AllocationID(name),
+        owner=Owner(namespace=Namespace("default"), pod=PodName(owner[0]), container=ContainerName(owner[1]))
+        if owner
+        else None,
+        devices={GPU: tuple(map(DeviceID, gpus))},
+    )
+
+
+class Node:
+    """A node whose kubelet's files list these pods by their UIDs, and whose record has these allocations."""
+
+    def __init__(self, root: Path, listed: Sequence[Allocation], recorded: Sequence[Allocation]) -> None:
+        self.root, self.ended, self.clock = root, list[Allocation](), ManualClock()
+        (root / "config.yaml").write_text(CONFIG)
+        state: NodeState = STATE
+        for each in listed:
+            state = state.holding(each)
+        write_files(root, state, AdmissionRules(mode=Mode.KUBELET, cpu_manager="none", memory_manager="None"))
+        self.ledger = Ledger(STATE.node, MemoryJournal(), self.clock)
+        assert STATE.topology is not None and STATE.health is not None
+        self.ledger.hear(STATE.topology)
+        self.ledger.hear(STATE.health)
+        if recorded:
+            self.ledger.grant(recorded)
+        files = KubeletFiles(root / "config.yaml", root, RULES, 30, clock=self.clock)
+        self.admissions = Admissions(
+            self.ledger, MemoryBus(), RULES, kubelet_owns_devices=True, kubelet_files=files, ended=self.over
+        )
+
+    async def over(self) -> Sequence[Allocation]:
+        return self.ended
+
+    def gone(self, uid: str) -> None:
+        shutil.rmtree(self.root / "pods" / uid)
+
+    async def asked(self, gpus: int, name: str = "next") -> tuple[set[str], tuple[str, ...]]:
+        """Which GPUs a container would get, none if it is refused, and the notes."""
+        decision: Decision = await self.admissions.what_if(
+            AllocateRequest(node=STATE.node, pod=asking(gpus, name), rules={})
+        )
+        got = decision.allocations[0].device_ids if isinstance(decision, Admission) else frozenset()
+        return {*got}, decision.explanation.notes
+
+
+def asking(gpus: int, name: str) -> PodRequest:
+    return pod(container("main", gpus=gpus), name=name)
+
+
+ALL = {"GPU-0", "GPU-1", "GPU-2", "GPU-3"}
+OLD = allocation("old", "GPU-0", "GPU-1", owner=("uid-old", "main"))
+RECORDED = allocation("1-1", "GPU-0", "GPU-1", owner=("job", "main"))
+
+
+async def test_what_the_record_and_the_checkpoint_still_have_of_a_pod_that_is_gone_is_free(tmp_path: Path) -> None:
+    it = Node(tmp_path, [OLD], [RECORDED])
+    held, _ = await it.asked(4)
+    it.gone("uid-old")
+    free, notes = await it.asked(4)
+
+    assert (set(), ALL) == (held, free)
+    assert "'uid-old'" in notes[0] and "counts as free" in notes[0]
+
+
+async def test_the_preferred_devices_are_those_of_the_state_that_the_kubelet_will_have(tmp_path: Path) -> None:
+    """The GPUs of NUMA node 0 come first once the pod is gone."""
+    it = Node(tmp_path, [OLD], [RECORDED])
+    before, _ = await it.asked(2)
+    it.gone("uid-old")
+    after, _ = await it.asked(2)
+
+    assert ({"GPU-2", "GPU-3"}, {"GPU-0", "GPU-1"}) == (before, after)
+
+
+async def test_what_was_granted_to_nobody_known_yet_is_held_whatever_the_checkpoint_has(tmp_path: Path) -> None:
+    """The kubelet has just given the devices of a pod that is gone to a new one, and will write that in a moment."""
+    it = Node(tmp_path, [OLD], [allocation("1-1", "GPU-0", "GPU-1")])
+    it.gone("uid-old")
+
+    assert set() == (await it.asked(4))[0]
+
+
+async def test_what_another_pod_that_runs_has_as_well_is_held(tmp_path: Path) -> None:
+    """The devices of a pod that is gone went to a new one, and the record knows the former owner only."""
+    new = allocation("new", "GPU-1", owner=("uid-new", "main"))
+    it = Node(tmp_path, [OLD, new], [RECORDED])
+    it.gone("uid-old")
+
+    assert {"GPU-2", "GPU-3"} == (await it.asked(2))[0]
+    assert {"GPU-0"} == (await it.asked(1))[0]
+
+
+async def test_what_the_checkpoint_does_not_list_is_held_unless_its_container_is_known_to_have_ended(
+    tmp_path: Path,
+) -> None:
+    """The kubelet has lost its checkpoint, or has dropped the pod; who looks at what it says now can tell."""
+    it = Node(tmp_path, [], [RECORDED])
+    held, notes = await it.asked(4)
+    it.ended = [RECORDED]
+    free, told = await it.asked(4)
+
+    assert (set(), ()) == (held, notes)
+    assert ALL == free
+    assert told == ("the record still has devices of 'default/job/main', whose pods have ended: they count as free",)
+
+
+async def test_what_a_container_that_has_ended_had_is_free_while_its_volumes_are_still_mounted(tmp_path: Path) -> None:
+    it = Node(tmp_path, [OLD], [RECORDED])
+    it.ended = [RECORDED]
+
+    assert ALL == (await it.asked(4))[0]
+
+
+async def test_devices_of_an_init_container_that_no_record_has_are_held_as_long_as_its_pod_runs(tmp_path: Path) -> None:
+    """It ended before this process started, and PodResources shows plain init containers to nobody."""
+    init = allocation("init", "GPU-0", "GPU-1", owner=("uid-old", "init"))
+    it = Node(tmp_path, [init], [])
+    held, _ = await it.asked(4)
+    it.gone("uid-old")
+    free, _ = await it.asked(4)
+
+    assert (set(), ALL) == (held, free)
+
+
+async def test_devices_of_a_pod_without_volumes_count_by_the_record_alone(tmp_path: Path) -> None:
+    """Whether it has ended its directory does not tell, and PodResources does."""
+    for recorded, expected in (([], ALL), ([RECORDED], set[str]())):
+        root = tmp_path / str(len(recorded))
+        root.mkdir()
+        it = Node(root, [OLD], recorded)
+        (root / "pods/uid-old" / VOLUME).rmdir()
+        (root / "pods/uid-old" / VOLUME).parent.rmdir()
+
+        assert expected == (await it.asked(4))[0]
+
+
+async def test_a_pod_that_comes_under_the_name_of_one_that_has_devices_is_another_pod(tmp_path: Path) -> None:
+    """A StatefulSet makes its pods anew under their names; the kubelet goes by UIDs."""
+    it = Node(tmp_path, [OLD], [RECORDED])
+
+    assert {"GPU-2", "GPU-3"} == (await it.asked(2, "job"))[0]
+    assert {"GPU-2"} == (await it.asked(1, "job"))[0]
+
+
+@pytest.mark.parametrize(("age", "noted"), [(0, True), (119, True), (120, False), (-5, False)])
+async def test_while_a_kubelet_settles_a_note_says_that_it_drops_nothing_yet(age: int, noted: bool) -> None:
+    """A socket from the future is one before the clock was set: nothing is known of its age."""
+    with short_directory() as root, socket.socket(socket.AF_UNIX) as listening:
+        it = Node(root, [], [])
+        path = root / "device-plugins/kubelet.sock"
+        listening.bind(str(path))
+        started = it.clock.wall() - age
+        os.utime(path, (started, started))
+
+        _, notes = await it.asked(1)
+
+    assert ([f"the kubelet started {age} s ago"] if noted else []) == [note.split(":")[0] for note in notes]
+
+
+async def test_a_file_in_place_of_the_socket_is_no_kubelet_that_started(tmp_path: Path) -> None:
+    it = Node(tmp_path, [], [])
+    path = tmp_path / "device-plugins/kubelet.sock"
+    path.write_text("")
+    os.utime(path, (it.clock.wall(), it.clock.wall()))
+
+    assert () == (await it.asked(1))[1]
