@@ -295,7 +295,7 @@ def test_doctor_finds_nats_right(node: Node, capsys: pytest.CaptureFixture[str])
     assert "ok" == findings["NATS"]["verdict"]
 
 
-@pytest.mark.parametrize("line", ["allocate --gpus 1", "watch", "topo", "explain a", "release a", "trust"])
+@pytest.mark.parametrize("line", ["allocate --gpus 1", "watch", "fragmentation", "explain a", "release a", "trust"])
 def test_without_anything_running_the_remedy_is_told(
     line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

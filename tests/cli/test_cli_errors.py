@@ -140,3 +140,10 @@ def test_a_usage_error_with_json_is_an_object_too(capsys: pytest.CaptureFixture[
 
     assert 2 == status
     assert "Usage" == json.loads(capsys.readouterr().out)["error"]["code"]
+
+
+def test_a_list_of_choices_is_told_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    status = root.run(["completion"])
+
+    assert 2 == status
+    assert "Choose from: bash, zsh, fish" in capsys.readouterr().err.splitlines()[0]

@@ -1,6 +1,9 @@
 """What comes from outside is shown, and never obeyed: by the terminal, by rich, by whoever reads the JSON."""
 
 import json
+import os
+import select
+from pathlib import Path
 
 import pytest
 
@@ -130,3 +133,45 @@ def test_on_a_terminal_markup_in_a_name_stays_text(
     out = capsys.readouterr().out
     assert "[bold red]x[/] [link=http://evil]y" in out
     assert {"\n"} == unprintable(out)
+
+
+WIDE = (
+    "GPU1",
+    "GPU-8d1c7f32-9a0b-4c11-8c0e-2f5d1b1a7e56",
+    "unhealthy, cordoned",
+    "the driver has not answered for 5 s",
+)
+TITLES = ("NAME", "DEVICE", "HEALTH", "WHY")
+
+
+@pytest.mark.parametrize("columns", [30, 60, 70, 80, 90, 100, 110, 120, 200])
+def test_on_a_terminal_of_any_width_no_name_is_broken_and_nothing_is_lost(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+
+    output.columns(TITLES, [WIDE, ("GPU2", "GPU-0", "healthy", "-")])
+
+    shown = capsys.readouterr().out
+    assert [] == [word for cell in WIDE for word in cell.split() if word not in shown.split()]
+    assert columns < 60 or all(len(line.rstrip()) <= columns for line in shown.splitlines())
+
+
+def test_a_pipe_whose_reader_is_gone_can_be_waited_for_and_a_file_cannot(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as stdout, (tmp_path / "out").open("w") as file:
+        monkeypatch.setattr("sys.stdout", stdout)
+        piped = output.pipe()
+        monkeypatch.setattr("sys.stdout", file)
+        filed = output.pipe()
+        before = select.select([writing], [], [], 0)[0]
+        os.close(reading)
+        after = select.select([writing], [], [], 0)[0]
+
+    assert (writing, None) == (piped, filed)
+    assert ([], [writing]) == (before, after)

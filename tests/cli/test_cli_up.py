@@ -3,9 +3,11 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -14,6 +16,7 @@ import click
 import pytest
 
 from topoalign.cli import root, running, serve
+from topoalign.cli.up import start_nats
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +123,33 @@ def test_the_registry_shows_the_node_over_http(capsys: pytest.CaptureFixture[str
     assert 'topoalign_gpus{node="laptop",state="allocated"} 2.0' in http("/metrics")
     assert "[+] streams" in http("/readyz?verbose")
     topoalign(capsys, "release", "web/serve")
+
+
+@pytest.mark.usefixtures("up")
+def test_watch_ends_when_its_reader_is_gone(runtime_dir: Path) -> None:
+    """`watch --json | head -1`: no further event is needed to end it."""
+    command = [str(Path(sys.executable).with_name("topoalign")), "watch", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watch:
+        assert watch.stdout is not None and watch.stderr is not None
+        first = watch.stdout.readline()
+        watch.stdout.close()
+        status = watch.wait(60)
+
+        assert "AllocationsSnapshot" == json.loads(first)["event"]["type"]
+        assert (0, "") == (status, watch.stderr.read())
+
+
+@pytest.mark.anyio
+async def test_nats_listens_on_the_port_that_is_wanted_and_elsewhere_where_that_is_taken(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        async with AsyncExitStack() as servers:
+            elsewhere = await start_nats(servers, tmp_path / "a", port)
+    async with AsyncExitStack() as servers:
+        wanted = await start_nats(servers, tmp_path / "b", port)
+
+    assert f"nats://127.0.0.1:{port}" == wanted
+    assert wanted != elsewhere
 
 
 def test_ctrl_c_ends_it_in_order_and_nothing_is_left(up: "subprocess.Popen[str]", runtime_dir: Path) -> None:

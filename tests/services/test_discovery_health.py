@@ -170,6 +170,10 @@ async def test_gpus_that_cannot_be_heard_are_unknown_with_the_reason_until_they_
     [
         ("0", "GPU-0"),
         ("GPU-1", "GPU-1"),
+        ("GPU1", "GPU-1"),
+        ("gpu1", "GPU-1"),
+        ("NIC0", "mlx5_0"),
+        ("GPU0/MIG-2", "MIG-2"),
         ("0000:0F:00.0", "GPU-1"),
         ("00000000:0F:00.0", "GPU-1"),
         ("0f:00.0", "GPU-1"),
@@ -196,7 +200,7 @@ async def test_an_unknown_device_is_refused_with_the_list_and_nothing_of_the_req
     async with world.running():
         with pytest.raises(BadRequest, match="7") as caught:
             await word(world, "cordon", "0", "7\x1b[31m")
-        assert "0 GPU-0, 1 GPU-1" in caught.value.remedy
+        assert "GPU0 GPU-0, GPU1 GPU-1" in caught.value.remedy
         assert caught.value.finding.isprintable()
         await world.clock.advance(HOLD_DOWN_SECONDS)
 

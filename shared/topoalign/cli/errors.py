@@ -75,7 +75,7 @@ def report(error: BaseException, as_json: bool) -> int:
             return USAGE
         case click.UsageError():
             command = error.ctx.command_path if error.ctx is not None else "topoalign"
-            return show("Usage", error.format_message(), f"see `{command} --help`", USAGE, as_json)
+            return show("Usage", " ".join(error.format_message().split()), f"see `{command} --help`", USAGE, as_json)
         case click.ClickException():
             return show("Failure", error.format_message(), "", error.exit_code, as_json)
         case click.Abort() | KeyboardInterrupt():

@@ -11,6 +11,7 @@ from topoalign.cli.errors import FAILURE
 from topoalign.cli.link import Link, Standing, on_node
 from topoalign.core.events import DeviceHealth
 from topoalign.core.ids import DeviceID
+from topoalign.core.topology.model import Gpu
 from topoalign.core.topology.offers import base_of
 
 
@@ -19,13 +20,14 @@ def gpu() -> None:
     """
     How the GPUs and NICs of a node are, and an operator's word on them.
 
-    A device is named by its index among the GPUs, its uuid, its PCI address or a NIC's name; a MIG instance by its uuid.
+    A device is named as `topo` prints it (GPU3, NIC2), by its id or its PCI address; a GPU also by its index alone, a MIG
+    instance by its uuid.
 
     \b
     Examples:
       topoalign gpu list
-      topoalign gpu cordon 3 --reason "fan is replaced at noon"
-      topoalign gpu uncordon 3
+      topoalign gpu cordon GPU3 --reason "fan is replaced at noon"
+      topoalign gpu uncordon GPU3
       topoalign gpu heal GPU-8d1c7f32-9a0b-4c11-8c0e-2f5d1b1a7e55
     """
 
@@ -41,26 +43,26 @@ def listed(link: Link) -> None:
       topoalign gpu list
       topoalign gpu list --json | jq '.devices[] | select(.state != "healthy")'
     """
-    standing = links.discovered(link.node_option, link.nats_option, os.environ)
+    standing = links.discovered_or_read(link.node_option, link.nats_option, os.environ)
     held = holders(standing)
     if link.as_json:
         rows = [
-            {**places(standing, device), "id": device, **facts(health), "held_by": held.get(device, ())}
+            {**places(standing, device), "id": device, **facts(health), "held_by": held_by(standing, held, device)}
             for device, health in every(standing)
         ]
         output.document({"node": standing.node, "devices": rows})
         return
     output.columns(
-        ("INDEX", "DEVICE", "PCI", "HEALTH", "HELD BY", "WHY"),
+        ("NAME", "DEVICE", "PCI", "HEALTH", "HELD BY", "WHY"),
         [
             (
-                *("-" if place is None else place for place in (at["index"], device, at["pci"])),
+                *("-" if place is None else place for place in (at["name"], device, at["pci"])),
                 word(health),
-                " ".join(held.get(device, ())) or "-",
+                "not known" if pods is None else " ".join(pods) or "-",
                 health.reason or "-",
             )
             for device, health in every(standing)
-            for at in [places(standing, device)]
+            for at, pods in [(places(standing, device), held_by(standing, held, device))]
         ],
     )
 
@@ -76,13 +78,12 @@ def every(standing: Standing) -> Iterator[tuple[DeviceID, DeviceHealth]]:
 
 
 def places(standing: Standing, device: DeviceID) -> dict[str, int | str | None]:
-    """Index and PCI address of a card; a part has none of its own."""
-    found = standing.topology.gpu_by_id.get(device)
-    nic = standing.topology.nic_by_id.get(device)
-    return {
-        "index": found.index if found is not None else None,
-        "pci": found.pci if found is not None else nic.pci if nic is not None else None,
-    }
+    """Index, name in `topo` and PCI address of a card; a part has none of its own."""
+    card = standing.topology.gpu_by_id.get(device) or standing.topology.nic_by_id.get(device)
+    if card is None:
+        return {"index": None, "name": None, "pci": None}
+    gpu = isinstance(card, Gpu)
+    return {"index": card.index if gpu else None, "name": f"{'GPU' if gpu else 'NIC'}{card.index}", "pci": card.pci}
 
 
 def facts(health: DeviceHealth) -> dict[str, object]:
@@ -102,6 +103,11 @@ def holders(standing: Standing) -> dict[DeviceID, tuple[str, ...]]:
             for name in {base_of(device), standing.topology.card_of(device)}:
                 held.setdefault(name, {})[pod] = None
     return {device: tuple(pods) for device, pods in held.items()}
+
+
+def held_by(standing: Standing, held: Mapping[DeviceID, tuple[str, ...]], device: DeviceID) -> tuple[str, ...] | None:
+    """The pods that hold a device; None where that is not known."""
+    return held.get(device, ()) if standing.announced else None
 
 
 @gpu.command()

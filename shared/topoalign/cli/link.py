@@ -18,7 +18,7 @@ import anyio
 import click
 import msgspec
 
-from topoalign.cli import running
+from topoalign.cli import output, running, this_machine
 from topoalign.client import Client
 from topoalign.core import wire
 from topoalign.core.errors import BadRequest, BusUnavailable, NotFound, Unavailable
@@ -210,6 +210,8 @@ class Standing:
     allocations: tuple[Allocation, ...]
     health: Mapping[DeviceID, DeviceHealth]
     """What was told, of cards and of parts that are ill alone; `health_of` derives from it how each device is."""
+    announced: bool = True
+    """False: no node runs, and this is what the hardware of this machine says; who holds what is not known then."""
 
     def health_of(self, device: DeviceID) -> DeviceHealth:
         return self.state.health_of(device)
@@ -248,6 +250,23 @@ def discovered(node: str | None, nats: str | None, environment: Mapping[str, str
             return Standing(meant, topology, allocations, health.devices if health is not None else {})
 
     return anyio.run(ask)
+
+
+def discovered_or_read(node: str | None, nats: str | None, environment: Mapping[str, str]) -> Standing:
+    """
+    What a running node has announced; where nothing says which node, what this machine has.
+
+    Raises NotFound, BusUnavailable, NothingHere where this machine has nothing either.
+    """
+    try:
+        return discovered(node, nats, environment)
+    except NothingRuns:
+        if node is not None:
+            raise
+    inventory = this_machine.read()
+    output.note("no node runs here: this is what the machine's hardware says, and who holds it is not known")
+    here = NodeName(socket.gethostname().lower())
+    return Standing(here, inventory.topology, (), inventory.health, announced=False)
 
 
 def self_test(url: str) -> str:

@@ -7,6 +7,7 @@ people goes through `clean`, and JSON is escaped so that no terminal takes part 
 
 import os
 import re
+import stat
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
@@ -17,6 +18,9 @@ import msgspec
 from topoalign.core.errors import clean
 
 T = TypeVar("T")
+
+GAP = 2
+"""Blanks between two columns on a terminal, and after the last."""
 
 _UNUSUAL = re.compile("[^\n -~]")
 """Everything but ASCII that can be seen: among it what msgspec leaves as JSON allows, but a terminal obeys."""
@@ -54,6 +58,15 @@ def note(text: str) -> None:
     click.echo(text, err=True, color=None if colours(sys.stderr) else False)
 
 
+def pipe() -> int | None:
+    """The descriptor of stdout where it is a pipe. The end that is written to is readable once the other end is closed."""
+    try:
+        descriptor = sys.stdout.fileno()
+        return descriptor if stat.S_ISFIFO(os.fstat(descriptor).st_mode) else None
+    except (OSError, ValueError):  # stdout was replaced by something without a descriptor
+        return None
+
+
 def heading(text: str) -> str:
     return click.style(text, bold=True)
 
@@ -70,16 +83,40 @@ def columns(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 
 
 def rich_columns(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
-    from rich.console import Console  # only on a terminal: it takes longer to import than most commands to run
+    """Cells wrap between words, so that a uuid stays whole; where not even words fit, a row is a block of lines."""
+    from rich.cells import cell_len  # only on a terminal: rich takes longer to import than most commands to run
+    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    console = Console(no_color=not colours(sys.stdout))
+    columns = [*zip(titles, *cells, strict=True)]
+    widths = [max(cell_len(word) for cell in column for word in cell.split(" ")) for column in columns]
+    spare = console.width - sum(widths) - GAP * len(widths)
+    if spare < 0:
+        blocks(titles, cells)
+        return
+    whole = [max(map(cell_len, column)) for column in columns]
+    for at in sorted(range(len(widths)), key=lambda at: whole[at] - widths[at]):  # those that need least come first
+        more = min(spare, whole[at] - widths[at])
+        widths[at], spare = widths[at] + more, spare - more
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in titles:
-        table.add_column(title, overflow="fold")
+    for title, width in zip(titles, widths, strict=True):
+        table.add_column(title, width=width)
     for row in cells:
         table.add_row(*(Text(cell) for cell in row))  # as text: a pod named [red] stays one
-    Console(no_color=not colours(sys.stdout)).print(table)
+    console.print(table)
+
+
+def blocks(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+    """A line for each cell of a row that says something, after its title, and an empty line between rows."""
+    width = max(map(len, titles))
+    for number, row in enumerate(cells):
+        if number:
+            say()
+        for title, cell in zip(titles, row, strict=True):
+            if cell not in ("", "-"):
+                say(f"{heading(title.ljust(width))}  {cell}".rstrip())
 
 
 def progress(items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:

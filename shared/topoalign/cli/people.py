@@ -17,6 +17,12 @@ from topoalign.core.topology.queries import set_score
 
 MOST_HINTS = 8
 """Of one resource, shown to people; all of them are in the JSON."""
+SCORES = (
+    "score: summed over all pairs of GPUs, 100 for each NVLink and 10 (SYS) to 60 (same board) for the PCIe path;\n"
+    "of NICs, summed over their PCIe paths to the container's GPUs. More is better connected.\n"
+    "Four GPUs with 12 NVLinks a pair and PIX: 6 pairs x 1250 = 7500."
+)
+"""What `explain` says of its scores (go-gpuallocator's, spec/nvidia.md section (a))."""
 
 
 def owner(of: Owner | None) -> str:
@@ -109,6 +115,8 @@ def show_explanation(explanation: Explanation, topology: Topology) -> None:
             ("", "RESOURCE", "DEVICES", "SCORE", "WHY"),
             [considered(one, topology) for one in explanation.considered],
         )
+        output.say()
+        output.say(SCORES)
 
 
 def show_alignment(alignment: Alignment) -> None:

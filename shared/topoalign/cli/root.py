@@ -60,6 +60,8 @@ SECTIONS: dict[str, dict[str, Entry]] = {
         "version": Entry("version:version", "The versions of this program and of what it stands on."),
     },
 }
+BROUGHT_ALONG = {"demo": "The main job in a few seconds: a kubelet admits pods on this or a described machine."}
+"""What the commands do that our own services bring along: to load them for one line of help would take half a second."""
 COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
 
 EXAMPLES = """\
@@ -110,7 +112,7 @@ class Commands(click.Group):
         sections = {
             title: [(name, entry.help) for name, entry in section.items()] for title, section in SECTIONS.items()
         }
-        more = [(name, f"See `topoalign {name} --help`.") for name in sorted(brought_along())]
+        more = [(name, BROUGHT_ALONG.get(name, f"See `topoalign {name} --help`.")) for name in sorted(brought_along())]
         for title, rows in {**sections, "More": more}.items():
             if rows:
                 with formatter.section(title):

@@ -46,7 +46,7 @@ def topo(
     """
     How the GPUs and NICs of a machine are connected, in the format of `nvidia-smi topo -m`.
 
-    FILE is anything `topo import` reads. Without --machine: what a running node has discovered.
+    FILE is anything `topo import` reads. Without --machine: what a running node has discovered, else this machine.
 
     \b
     Examples:
@@ -63,7 +63,7 @@ def topo(
     else:
         from topoalign.cli import link  # brings in what talks to the network
 
-        standing = link.discovered(node, nats, os.environ)
+        standing = link.discovered_or_read(node, nats, os.environ)
         show(standing.topology, standing.holders, wide, as_json)
 
 

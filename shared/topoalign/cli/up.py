@@ -11,7 +11,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Mapping
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -23,7 +23,7 @@ from topoalign.cli.doctor import why_no_driver
 from topoalign.cli.serve import ALLOCATING, NODE, settings
 from topoalign.core.errors import clean
 from topoalign.runtime.logging import configure_logging
-from topoalign.runtime.nats_server import local_nats
+from topoalign.runtime.nats_server import NatsServerFailed, local_nats
 from topoalign.runtime.runner import Running, run_services
 from topoalign.runtime.settings import PREFIX, RuntimeSettings, from_environment
 from topoalign.runtime.tasks import background
@@ -34,6 +34,8 @@ MACHINE = "dgx-a100"
 """What `up` plays where there is no GPU driver."""
 HTTP_PORT = 8470
 """Where `up` serves HTTP, if it is free."""
+NATS_PORT = 4222
+"""Where its NATS listens, if it is free: where every NATS client looks first."""
 READY_TRIES, READY_PAUSE = 500, 0.02
 """How often, and with how many seconds between, `up` looks whether it is ready before it says so."""
 
@@ -44,8 +46,8 @@ def up(environment: dict[str, str]) -> None:
     """
     All services in one process, with NATS and the HTTP API, until Ctrl-C.
 
-    Plays a dgx-a100 where there is no GPU driver. NATS is a server of its own on a free port of the loopback, and what
-    was allocated is forgotten at the end, unless --nats and --state-dir say where both are.
+    Plays a dgx-a100 where there is no GPU driver. NATS is a server of its own on port 4222 of the loopback, or on a free
+    one, and what was allocated is forgotten at the end, unless --nats and --state-dir say where both are.
 
     \b
     Examples:
@@ -69,12 +71,22 @@ async def serve_all(environment: dict[str, str], scratch: Path) -> None:
     environment = {PREFIX + "STATE_DIR": str(scratch / "state"), **environment}
     async with AsyncExitStack() as servers:
         if PREFIX + "NATS_URL" not in environment:
-            environment[PREFIX + "NATS_URL"] = await servers.enter_async_context(local_nats(scratch / "nats"))
+            environment[PREFIX + "NATS_URL"] = await start_nats(servers, scratch, NATS_PORT)
         with ExitStack() as while_running:
             started = Started()
             async with background() as tasks:
                 tasks.start_soon(welcome_once_ready, started, environment, while_running)
                 await run_services(ALL, environment, ready=started.tell, hangup_stops=True)
+
+
+async def start_nats(servers: AsyncExitStack, scratch: Path, port: int) -> str:
+    """Starts NATS on this port of the loopback, on any other where it is taken; its URL. Raises NatsServerFailed."""
+    if is_free(port):
+        with suppress(
+            NatsServerFailed
+        ):  # somebody took the port at this moment; whatever else fails, fails again below
+            return await servers.enter_async_context(local_nats(scratch / "nats", port))
+    return await servers.enter_async_context(local_nats(scratch / "nats-elsewhere"))
 
 
 class Started:

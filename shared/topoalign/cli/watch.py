@@ -47,7 +47,22 @@ def watch(link: Link, since: int | None, count: int | None) -> None:
       topoalign watch
       topoalign watch --since 0 --json | jq 'select(.event.type == "AllocationRefused")'
     """
-    anyio.run(follow, link, since, count)
+    anyio.run(until_nobody_reads, link, since, count)
+
+
+async def until_nobody_reads(link: Link, since: int | None, count: int | None) -> None:
+    """Follows, and ends when whoever reads our output is gone: with `| head -1` no further event would tell us."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(end_with_reader, tasks.cancel_scope)
+        await follow(link, since, count)
+        tasks.cancel_scope.cancel()
+
+
+async def end_with_reader(scope: anyio.CancelScope) -> None:
+    pipe = output.pipe()
+    if pipe is not None:
+        await anyio.wait_readable(pipe)
+        scope.cancel()
 
 
 async def follow(link: Link, since: int | None, count: int | None) -> None:

@@ -19,7 +19,7 @@ class DevicesRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     node: NodeName
     devices: tuple[str, ...]
-    """Each by its id, its PCI address, or its index among the GPUs; a MIG instance by its uuid."""
+    """Each by its id, its PCI address, `GPU3` or `NIC2`, or its index among the GPUs; a MIG instance by its uuid."""
     reason: str = ""
     """Of a cordon, for whoever looks at the device later."""
 

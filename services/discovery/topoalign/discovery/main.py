@@ -7,7 +7,7 @@ import anyio
 from anyio.abc import TaskStatus
 
 from topoalign.core.errors import InvalidField
-from topoalign.core.ports import Clock, Driver
+from topoalign.core.ports import Clock, Driver, Inventory
 from topoalign.discovery.caretaker import Caretaker
 from topoalign.discovery.drivers.auto import AutoDriver
 from topoalign.discovery.drivers.described import DescribedDriver
@@ -19,6 +19,7 @@ from topoalign.discovery.record import RecordFile
 from topoalign.discovery.service import Discovery
 from topoalign.discovery.settings import DiscoverySettings
 from topoalign.discovery.xids import xid_rules
+from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.context import Context
 from topoalign.runtime.settings import from_environment
 from topoalign.runtime.tasks import background
@@ -57,6 +58,12 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
         tasks.start_soon(configuration.keep_up, context.clock, context.reload.wait)
         tasks.start_soon(follow, configuration, discovery, caretaker, context.environment)
         await discovery.run(task_status=task_status)
+
+
+async def read_hardware(environment: Mapping[str, str]) -> Inventory:
+    """One reading of this machine with these settings, for commands. Raises DriverFault, InvalidField."""
+    settings = from_environment(DiscoverySettings, environment)
+    return await driver_for(settings, SystemClock()).read()
 
 
 async def follow(

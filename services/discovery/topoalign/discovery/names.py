@@ -14,8 +14,9 @@ MOST_LISTED = 32
 
 def meant(topology: Topology, names: Sequence[str], former: Iterable[DeviceID] = ()) -> tuple[DeviceID, ...]:
     """
-    The GPUs, NICs and MIG instances that these names stand for, each once: an id, a PCI address, or the index of a GPU.
-    `former` devices, which the node may have no more, can be named by their ids.
+    The GPUs, NICs and MIG instances that these names stand for, each once: an id, a PCI address, `GPU3` or `NIC2` as
+    `topoalign topo` prints them, or the index of a GPU. `former` devices, which the node may have no more, can be named by
+    their ids.
 
     Raises NotFound for one that stands for nothing, and InvalidField for none or too many.
     """
@@ -26,15 +27,18 @@ def meant(topology: Topology, names: Sequence[str], former: Iterable[DeviceID] =
 
 
 def found(topology: Topology, known: dict[str, DeviceID], name: str) -> DeviceID:
-    device = known.get(name) or known.get(name.lower()) or known.get(short(name.lower()))
+    part = name.rpartition("/")[2]  # of `GPU3/MIG-…`
+    device = known.get(name) or known.get(name.lower()) or known.get(short(name.lower())) or known.get(part)
     if device is None:
         raise NotFound("device", name, f"name one of: {listed(topology)}")
     return device
 
 
 def ways_to(topology: Topology) -> dict[str, DeviceID]:
-    """All that a device may be called -> the device. Ids go before addresses, and those before indexes."""
+    """All that a device may be called, in lower case but for ids -> the device. Ids go before addresses, then indexes."""
     names: dict[str, DeviceID] = {str(gpu.index): gpu.id for gpu in topology.gpus}
+    names |= {f"gpu{gpu.index}": gpu.id for gpu in topology.gpus}
+    names |= {f"nic{nic.index}": nic.id for nic in topology.nics}
     names |= {nic.pci.lower(): nic.id for nic in topology.nics if nic.pci is not None}
     names |= {gpu.pci.lower(): gpu.id for gpu in topology.gpus if gpu.pci is not None}
     names |= {part.uuid: part.uuid for gpu in topology.gpus for part in gpu.mig or ()}
@@ -50,8 +54,8 @@ def short(address: str) -> str:
 
 
 def listed(topology: Topology) -> str:
-    names = [f"{gpu.index} {clean(gpu.id)}" + (f" {clean(gpu.pci)}" if gpu.pci else "") for gpu in topology.gpus]
+    names = [f"GPU{gpu.index} {clean(gpu.id)}" + (f" {clean(gpu.pci)}" if gpu.pci else "") for gpu in topology.gpus]
     names += [clean(part.uuid) for gpu in topology.gpus for part in gpu.mig or ()]
-    names += [clean(nic.id) + (f" {clean(nic.pci)}" if nic.pci else "") for nic in topology.nics]
+    names += [f"NIC{nic.index} {clean(nic.id)}" + (f" {clean(nic.pci)}" if nic.pci else "") for nic in topology.nics]
     more = f", and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
     return (", ".join(names[:MOST_LISTED]) or "none, this node has no devices") + more

@@ -147,6 +147,20 @@ def nvml(subject: Subject) -> Finding:
     return ok("NVML", f"{NVML} loads")
 
 
+def hardware(subject: Subject) -> Finding:
+    """What discovery would find here."""
+    from topoalign.cli import this_machine  # brings in the drivers
+
+    try:
+        inventory = this_machine.read()
+    except TopoalignError as error:
+        return warning("hardware", error.finding, error.remedy)
+    if inventory.findings:
+        detail = f"{inventory.topology.describe()}; {'; '.join(inventory.findings)}"
+        return warning("hardware", detail, "what these words name is not offered, or not as it should be")
+    return ok("hardware", inventory.topology.describe())
+
+
 def why_no_driver() -> str | None:
     """Why the NVIDIA driver's library cannot be used here; None if it can."""
     try:
@@ -186,6 +200,7 @@ CHECKS: tuple[Callable[[Subject], Finding | None], ...] = (
     node_name,
     numa_nodes,
     nvml,
+    hardware,
     nats_server,
     nats,
     kubelet,

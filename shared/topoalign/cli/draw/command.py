@@ -41,7 +41,8 @@ def draw(
     """
     A picture of a machine: sockets, NUMA nodes, PCIe switches, GPUs, NICs and NVLinks.
 
-    Of a running node it also shows who holds which devices, and which are unhealthy or cordoned.
+    Without --machine: a running node, else this machine. Of a running node it also shows who holds which devices, and which
+    are unhealthy or cordoned.
 
     \b
     Examples:
@@ -96,7 +97,7 @@ def of_node(node: str | None, nats: str | None) -> "Diagram":
     from topoalign.cli import link  # brings in what talks to the network
     from topoalign.cli.draw.diagram import diagram_of
 
-    standing = link.discovered(node, nats, os.environ)
+    standing = link.discovered_or_read(node, nats, os.environ)
     cards = (*standing.topology.gpu_by_id, *standing.topology.nic_by_id)
     known = {card: standing.health_of(card) for card in cards}
     health = {card: told for card, told in known.items() if told is not UNKNOWN}

@@ -1,0 +1,50 @@
+"""
+The hardware of the machine that a command runs on, for commands that find no running node to ask.
+
+It is read by discovery's own drivers, which are found by entry point (group `topoalign.hardware`), as services are. They do
+not know who holds which device.
+"""
+
+import os
+import socket
+from importlib import metadata
+
+import anyio
+
+from topoalign.core.errors import DriverFault, NotFound, TopoalignError
+from topoalign.core.ports import Inventory
+from topoalign.runtime.settings import PREFIX
+
+ENTRY_POINTS = "topoalign.hardware"
+PLAY = (
+    "show a described machine with `topoalign topo --machine NAME|FILE` (see `topoalign topo --help`), play one with "
+    "`topoalign up --machine NAME|FILE`, or give --nats URL to ask a node that runs elsewhere"
+)
+
+
+class NothingHere(TopoalignError):
+    """No node runs, and this machine has no device to show."""
+
+    code = "NotFound"
+
+    def __init__(self, finding: str) -> None:
+        super().__init__(f"this machine has nothing to show: {finding}", PLAY)
+
+
+def read() -> Inventory:
+    """
+    The GPUs and NICs of this machine, as discovery would read them with this environment.
+
+    Raises NothingHere where there are none or the driver fails, NotFound where discovery is not installed.
+    """
+    points = metadata.entry_points(group=ENTRY_POINTS)
+    if not points:
+        raise NotFound("service", "discovery", "install topoalign with its services, or give --nats URL")
+    reader = next(iter(points)).load()
+    try:
+        inventory: Inventory = anyio.run(reader, {PREFIX + "NODE": socket.gethostname().lower(), **os.environ})
+    except DriverFault as error:
+        raise NothingHere(error.finding) from error
+    if not (inventory.topology.gpus or inventory.topology.nics):
+        raise NothingHere("; ".join(("no GPU and no RDMA-capable NIC was found", *inventory.findings)))
+    return inventory

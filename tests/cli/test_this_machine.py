@@ -1,0 +1,99 @@
+"""Without a running node `topo`, `topo draw`, `gpu list` and `doctor` read this machine, or say that there is nothing."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nvml_support import host_tree
+
+from topoalign.cli import root
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No `up` of this user, no settings, and a machine without a device."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    for name in ("TOPOALIGN_NATS_URL", "TOPOALIGN_NODE", "TOPOALIGN_MACHINE", "TOPOALIGN_DRIVER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TOPOALIGN_SYSFS_ROOT", str(host_tree(tmp_path / "host", gpus=0, nics=0)))
+    monkeypatch.setenv("TOPOALIGN_DRIVER", "sysfs")
+
+
+@pytest.fixture
+def eight_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver of this machine tells of a DGX A100."""
+    monkeypatch.setenv("TOPOALIGN_DRIVER", "described")
+    monkeypatch.setenv("TOPOALIGN_MACHINE", "dgx-a100")
+
+
+@pytest.mark.usefixtures("eight_gpus")
+def test_topo_prints_this_machine_where_no_node_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    status = root.run(["topo"])
+    here = capsys.readouterr()
+    root.run(["topo", "--machine", "dgx-a100"])
+
+    assert 0 == status
+    assert capsys.readouterr().out == here.out
+    assert "no node runs here" in here.err
+
+
+@pytest.mark.usefixtures("eight_gpus")
+def test_topo_draw_draws_this_machine_where_no_node_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    status = root.run(["topo", "draw"])
+
+    assert 0 == status
+    assert "GPU7" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("eight_gpus")
+def test_gpu_list_says_that_the_holders_are_not_known(capsys: pytest.CaptureFixture[str]) -> None:
+    status = root.run(["gpu", "list"])
+    shown = capsys.readouterr().out.splitlines()
+    root.run(["gpu", "list", "--json"])
+    devices = json.loads(capsys.readouterr().out)["devices"]
+
+    assert 0 == status
+    assert 18 == len(devices)
+    assert shown[1].split() == ["GPU0", "GPU-0", "0000:05:00.0", "healthy", "not", "known", "-"]
+    assert {None} == {device["held_by"] for device in devices}
+
+
+@pytest.mark.parametrize("command", [["topo"], ["topo", "draw"], ["gpu", "list"]])
+def test_a_machine_without_devices_is_said_to_have_none_with_a_machine_to_name(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = root.run(command)
+
+    error = capsys.readouterr().err
+    assert 3 == status
+    assert "no GPU and no RDMA-capable NIC was found" in error
+    assert "--machine" in error
+
+
+def test_who_names_a_node_wants_that_node_and_not_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    status = root.run(["topo", "--node", "gpu-7"])
+
+    assert 69 == status
+    assert "no NATS to ask" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("eight_gpus")
+def test_doctor_says_what_hardware_it_finds(capsys: pytest.CaptureFixture[str]) -> None:
+    root.run(["doctor", "--json"])
+    found = hardware(capsys)
+
+    assert ("ok", "2 sockets, 8 NUMA nodes, CPUs 0-255, 8 GPUs, 10 NICs") == (found["verdict"], found["detail"])
+
+
+def test_doctor_names_the_remedy_where_there_is_no_hardware(capsys: pytest.CaptureFixture[str]) -> None:
+    root.run(["doctor", "--json"])
+    found = hardware(capsys)
+
+    assert "warning" == found["verdict"]
+    assert "--machine" in found["remedy"]
+
+
+def hardware(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    return next(finding for finding in findings if finding["check"] == "hardware")
