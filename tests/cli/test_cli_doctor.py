@@ -43,7 +43,7 @@ def test_every_finding_that_is_not_ok_has_a_remedy(capsys: pytest.CaptureFixture
     file.touch()
     _, findings = examined(capsys, "--kubelet-dir", str(tmp_path), "--state-dir", str(file / "state"), "--node", "")
 
-    machine = {"Python", "node name", "NUMA nodes", "NVML", "state directory"}
+    machine = {"Python", "node name", "NUMA nodes", "NVML", "hardware", "state directory"}
     assert machine | {"nats-server", "NATS", "kubelet", "kubelet config", "allocator"} == set(findings)
     assert [] == [name for name, found in findings.items() if found["verdict"] != "ok" and not found["remedy"]]
     assert ["failure"] * 3 == [findings[name]["verdict"] for name in ("kubelet", "state directory", "node name")]
