@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 API ?= services/allocator/topoalign/allocator/kubelet/api
 
-.PHONY: demo test test-faults test-gpu simulate check lint types imports bench proto event-documents lock up down clean
+.PHONY: demo test test-faults test-gpu simulate soak check lint types imports bench proto event-documents lock up down clean
 
 $(READY): requirements/dev.txt pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("topoalign needs Python 3.11 or later") if sys.version_info < (3, 11) else None'
@@ -30,6 +30,9 @@ test-gpu: $(READY)  ## the drivers' contract on this machine's GPUs; its shape g
 
 simulate: $(READY)  ## replays a seed of the simulation: SEED=123 [PLANT=name], or runs many: SEEDS=0:100000
 	PYTHONPATH=tests $(BIN)/python -m simulation $(or $(SEED),$(SEEDS)) $(if $(PLANT),--plant $(PLANT))
+
+soak: $(READY)  ## an hour of full load while NATS, the agent and the kubelet are killed: MINUTES=60
+	PYTHONPATH=tests $(BIN)/python tests/e2e/soak.py --minutes $(or $(MINUTES),60)
 
 check: lint types imports test  ## what must pass on main
 
