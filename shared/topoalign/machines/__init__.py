@@ -91,14 +91,17 @@ def _folder(path: Path) -> Topology:
     """The tree whose root is this folder or one inside it."""
     from topoalign.machines.sysfs import read_sysfs
     from topoalign.machines.sysfs_cpus import CPUS
+    from topoalign.machines.sysfs_files import missing
 
-    places = [path]
+    places, files = [path], set[str]()
     for _ in range(DEEPEST_ROOT + 1):
         for place in places:
             if (place / CPUS).is_dir():
                 return read_sysfs(place)
-        places = [inner for place in places for inner in place.iterdir() if inner.is_dir() and not inner.is_symlink()]
-    raise InvalidMachine(f"no folder in {quoted([str(path)])} holds {CPUS}", _SUPPORTED)
+        found = [inner for place in places for inner in place.iterdir() if not inner.is_symlink()]
+        files |= {inner.name for inner in found}
+        places = [inner for inner in found if inner.is_dir()]
+    raise InvalidMachine(missing(f"no folder in {quoted([str(path)])} holds {CPUS}", files), _SUPPORTED)
 
 
 def _did_you_mean(source: str, names: tuple[str, ...]) -> str:

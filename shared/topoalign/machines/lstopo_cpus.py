@@ -9,7 +9,7 @@ from topoalign.core.topology.cpuset import LARGEST_ID
 from topoalign.core.topology.model import Cpu, NumaNode
 from topoalign.core.topology.validate import MOST_CPUS, MOST_NODES
 from topoalign.machines.lstopo_xml import EXPORT_AGAIN, Element
-from topoalign.machines.pages import hugepages
+from topoalign.machines.pages import fitting
 from topoalign.machines.sockets import numbered
 from topoalign.machines.sysfs_files import number
 
@@ -57,10 +57,15 @@ class Cores:
         )
 
     def numa_nodes(self) -> tuple[NumaNode, ...]:
-        """By id. A machine without NUMA nodes has node 0 with all its memory."""
+        """
+        By id. A machine without NUMA nodes has node 0 with all its memory.
+
+        hwloc writes no `local_memory` for a node that has none, so where other nodes have some, this one has 0.
+        """
         if not self.nodes:
-            return (_node(0, self._machine),)
-        return tuple(_node(node, element) for node, element in sorted(self.nodes.items()))
+            return (_node(0, self._machine, None),)
+        unsaid = 0 if any(element.get("local_memory") for element in self.nodes.values()) else None
+        return tuple(_node(node, element, unsaid) for node, element in sorted(self.nodes.items()))
 
     def inside(self, place: Element) -> tuple[int, ...]:
         """The CPUs inside an object, ascending."""
@@ -158,16 +163,15 @@ def _pairs(ids: Sequence[int | None], values: Sequence[int | None]) -> dict[tupl
     }
 
 
-def _node(node: int, element: Element) -> NumaNode:
-    memory = number(element.get("local_memory"))
+def _node(node: int, element: Element, unsaid: int | None) -> NumaNode:
+    """`unsaid`: its memory where the document does not tell it."""
+    memory = number(element.get("local_memory")) if element.get("local_memory") else unsaid
     sizes = {
         number(page.get("size")) or 0: number(page.get("count")) for page in element.children if page.tag == "page_type"
     }
     base = min(sizes, default=0)
-    pages = {hugepages(size): size * count for size, count in sizes.items() if size > base and count is not None}
-    if memory is not None:
-        memory = max(memory, sum(pages.values()))
-    return NumaNode(id=node, memory=memory, hugepages=pages)
+    pages = {size: count for size, count in sizes.items() if size > base and count is not None}
+    return NumaNode(id=node, memory=memory, hugepages=fitting(pages, memory))
 
 
 def _core(unit: Element) -> Element | None:

@@ -1,6 +1,9 @@
-"""Names of hugepage sizes, as Kubernetes writes them."""
+"""Hugepages: the names of their sizes, as Kubernetes writes them, and how many of them there can be."""
+
+from collections.abc import Mapping
 
 from topoalign.core.ids import ResourceName
+from topoalign.core.topology.validate import LARGEST_MEMORY
 
 _UNITS = ((1 << 30, "Gi"), (1 << 20, "Mi"), (1 << 10, "Ki"))
 
@@ -11,3 +14,18 @@ def hugepages(size: int) -> ResourceName:
         if size % unit == 0:
             return ResourceName(f"hugepages-{size // unit}{name}")
     return ResourceName(f"hugepages-{size}")
+
+
+def fitting(pages: Mapping[int, int], memory: int | None) -> dict[ResourceName, int]:
+    """
+    Bytes in all by resource, of counts by size in bytes: {2 << 20: 3} is {"hugepages-2Mi": 6291456}.
+
+    Memory includes its hugepages, so a size whose pages do not fit beside those of smaller sizes is left out.
+    """
+    found: dict[ResourceName, int] = {}
+    left = LARGEST_MEMORY if memory is None else memory
+    for size, count in sorted(pages.items()):
+        if size * count <= left:
+            found[hugepages(size)] = size * count
+            left -= size * count
+    return found

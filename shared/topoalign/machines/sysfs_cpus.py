@@ -1,20 +1,27 @@
 """
 CPUs and NUMA nodes out of /sys/devices/system.
 
-Only CPUs that are online are there; cpu0 need not be. Node ids are the kernel's and may have gaps. Where the kernel says
-nothing: a CPU without siblings is its own core, one without a package is in socket 0, one that no node lists is on the
-lowest node that has CPUs, and a kernel without NUMA has node 0 with all memory.
+Only CPUs that are online are there; cpu0 need not be. A cgroup that limited whoever captured the tree limits nothing here.
+Node ids are the kernel's and may have gaps. Where the kernel says nothing, or contradicts itself:
+
+- a CPU without siblings is its own core. Siblings with different `core_id` are different cores: the two halves of an AMD
+  compute unit (Bulldozer) share a list of siblings, and the kubelet counts them as two
+- the CPUs of one package are those that list one another as siblings there and have one `physical_package_id`
+- a CPU that no node lists is on the lowest node that has CPUs
+- a CPU that several nodes list is on the lowest of them, and a node that lists only CPUs of lower nodes is left out: some
+  virtual machines have eight nodes with all CPUs each
+- a kernel without NUMA has node 0 with all memory and all hugepages
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from topoalign.core.errors import InvalidMachine
-from topoalign.core.ids import ResourceName
 from topoalign.core.topology.model import Cpu, NumaNode
 from topoalign.core.topology.validate import LARGEST_MEMORY, MOST_CPUS, MOST_NODES
-from topoalign.machines.pages import hugepages
+from topoalign.machines.pages import fitting
+from topoalign.machines.sockets import numbered
 from topoalign.machines.sysfs_files import Tree, number, opened
 
 CPUS = "sys/devices/system/cpu"
@@ -35,15 +42,15 @@ def read_cpus(root: Path | Tree) -> tuple[Cpu, ...]:
     nodes = cpus_of_nodes(tree, online)
     node_of = {cpu: node for node, cpus in reversed(list(nodes.items())) for cpu in cpus}
     fallback = next((node for node, cpus in nodes.items() if cpus), next(iter(nodes)))
-    sockets = {cpu: tree.number(f"{CPUS}/cpu{cpu}/topology/physical_package_id") or 0 for cpu in online}
+    sockets = numbered(_packages(tree, online))
     uncores = _uncores(tree, online)
     return tuple(
         Cpu(
             id=cpu,
             core=_core(tree, cpu, online),
-            socket=min(sockets[cpu], MOST_CPUS),
+            socket=sockets[cpu],
             node=node_of.get(cpu, fallback),
-            uncore=uncores.get(cpu, min(sockets[cpu], MOST_CPUS)),
+            uncore=uncores.get(cpu, sockets[cpu]),
         )
         for cpu in sorted(online)
     )
@@ -52,10 +59,12 @@ def read_cpus(root: Path | Tree) -> tuple[Cpu, ...]:
 def read_nodes(root: Path | Tree) -> tuple[tuple[NumaNode, ...], Distances | None]:
     """The NUMA nodes that are online, by id, and their distances; None if the kernel does not tell all of them."""
     tree = opened(root)
-    ids = _node_ids(tree)
-    if not ids:
-        return (NumaNode(id=0, memory=_memory(tree, "proc/meminfo")),), None
-    return tuple(_node(tree, node) for node in ids), _distances(tree, ids)
+    listed = _listed_nodes(tree)
+    if not listed:
+        return (_node(tree, 0, "sys/kernel/mm/hugepages", "proc/meminfo"),), None
+    folders = {node: f"{NODES}/node{node}" for node in _kept(listed)}
+    nodes = [_node(tree, node, f"{folder}/hugepages", f"{folder}/meminfo") for node, folder in folders.items()]
+    return tuple(nodes), _distances(tree, list(folders), list(listed))
 
 
 def online_cpus(tree: Tree) -> frozenset[int]:
@@ -73,27 +82,64 @@ def online_cpus(tree: Tree) -> frozenset[int]:
 
 def cpus_of_nodes(tree: Tree, online: frozenset[int]) -> Mapping[int, frozenset[int]]:
     """NUMA node -> its CPUs that are online, for every node, ascending. A kernel without NUMA has node 0."""
-    ids = _node_ids(tree)
-    if not ids:
+    listed = _listed_nodes(tree)
+    if not listed:
         return {0: online}
-    lists = {node: tree.ids(f"{NODES}/node{node}/cpulist") for node in ids}
-    masks = {node: tree.mask(f"{NODES}/node{node}/cpumap") for node, cpus in lists.items() if cpus is None}
-    return {node: (cpus if cpus is not None else masks[node] or frozenset()) & online for node, cpus in lists.items()}
+    return {node: listed[node] & online for node in _kept(listed)}
 
 
-def _node_ids(tree: Tree) -> list[int]:
-    """Those that have a directory and, if the kernel says which, are online."""
+def _listed_nodes(tree: Tree) -> dict[int, frozenset[int]]:
+    """NUMA node -> the CPUs it lists, for each that has a directory and, if the kernel says which, is online; ascending."""
     there = {int(name[4:]) for name in tree.names(NODES) if re.fullmatch(r"node[0-9]{1,4}", name)}
     online = tree.ids(f"{NODES}/online")
-    return sorted(node for node in (there if online is None else there & online) if node < MOST_NODES)
+    nodes = sorted(node for node in (there if online is None else there & online) if node < MOST_NODES)
+    return {node: _ids(tree, f"{NODES}/node{node}/cpulist", f"{NODES}/node{node}/cpumap") for node in nodes}
+
+
+def _kept(listed: Mapping[int, frozenset[int]]) -> list[int]:
+    """The nodes without those that list CPUs, but only CPUs of lower nodes."""
+    kept, taken = [], frozenset[int]()
+    for node, cpus in listed.items():
+        if not cpus or cpus - taken:
+            kept.append(node)
+        taken |= cpus
+    return kept
+
+
+def _ids(tree: Tree, as_list: str, as_mask: str) -> frozenset[int]:
+    """From the list, or from the mask where there is no list."""
+    found = tree.ids(as_list)
+    return found if found is not None else tree.mask(as_mask) or frozenset()
+
+
+def _packages(tree: Tree, online: frozenset[int]) -> dict[int, tuple[int | None, int]]:
+    """CPU -> `physical_package_id` (None: the kernel knows none) and the lowest CPU of its package."""
+    packages: dict[int, tuple[int | None, int]] = {}
+    ids = {cpu: tree.number(f"{CPUS}/cpu{cpu}/topology/physical_package_id") for cpu in sorted(online)}
+    alone: dict[int | None, int] = {}
+    for cpu, package_id in ids.items():
+        topology = f"{CPUS}/cpu{cpu}/topology"
+        siblings = _ids(tree, f"{topology}/package_cpus_list", f"{topology}/package_cpus")
+        siblings = siblings or _ids(tree, f"{topology}/core_siblings_list", f"{topology}/core_siblings")
+        if cpu not in siblings:
+            packages.setdefault(cpu, (package_id, alone.setdefault(package_id, cpu)))
+            continue
+        for sibling in siblings & online:
+            if ids[sibling] == package_id:
+                packages.setdefault(sibling, (package_id, cpu))
+    return packages
 
 
 def _core(tree: Tree, cpu: int, online: frozenset[int]) -> int:
-    """The lowest of the CPU's siblings that are online; itself if it is not among them."""
+    """The lowest of the CPU's siblings that are online and have its `core_id`; itself if it is not among them."""
     topology = f"{CPUS}/cpu{cpu}/topology"
     siblings = tree.ids(f"{topology}/core_cpus_list") or tree.ids(f"{topology}/thread_siblings_list")
     siblings = siblings or tree.mask(f"{topology}/thread_siblings") or frozenset()
-    return min(siblings & online) if cpu in siblings else cpu
+    if cpu not in siblings:
+        return cpu
+    core_ids = {other: tree.number(f"{CPUS}/cpu{other}/topology/core_id") for other in siblings & online}
+    own = core_ids[cpu]
+    return min(other for other, core_id in core_ids.items() if core_id == own or None in (core_id, own))
 
 
 def _uncores(tree: Tree, online: frozenset[int]) -> dict[int, int]:
@@ -121,17 +167,15 @@ def _last_cache(tree: Tree, cpu: int) -> str | None:
     return best
 
 
-def _node(tree: Tree, node: int) -> NumaNode:
-    pages: dict[ResourceName, int] = {}
-    for name in tree.names(f"{NODES}/node{node}/hugepages"):
+def _node(tree: Tree, node: int, folder: str, meminfo: str) -> NumaNode:
+    pages: dict[int, int] = {}
+    for name in tree.names(folder):
         size = number(name.removeprefix("hugepages-").removesuffix("kB"))
-        count = tree.number(f"{NODES}/node{node}/hugepages/{name}/nr_hugepages")
+        count = tree.number(f"{folder}/{name}/nr_hugepages")
         if size and count is not None and size * count << 10 <= LARGEST_MEMORY:
-            pages[hugepages(size << 10)] = size * count << 10
-    memory = _memory(tree, f"{NODES}/node{node}/meminfo")
-    if memory is not None:
-        memory = min(max(memory, sum(pages.values())), LARGEST_MEMORY)
-    return NumaNode(id=node, memory=memory, hugepages=pages if memory is None or sum(pages.values()) <= memory else {})
+            pages[size << 10] = count
+    memory = _memory(tree, meminfo)
+    return NumaNode(id=node, memory=memory, hugepages=fitting(pages, memory))
 
 
 def _memory(tree: Tree, path: str) -> int | None:
@@ -140,12 +184,13 @@ def _memory(tree: Tree, path: str) -> int | None:
     return min(int(found[1]) << 10, LARGEST_MEMORY) if found else None
 
 
-def _distances(tree: Tree, ids: list[int]) -> Distances | None:
+def _distances(tree: Tree, ids: Sequence[int], listed: Sequence[int]) -> Distances | None:
+    """Between the nodes `ids`; the kernel writes a column for each of the nodes `listed`."""
     rows = []
     for node in ids:
         row = [number(word) for word in (tree.text(f"{NODES}/node{node}/distance") or "").split()]
-        known = tuple(value for value in row if value is not None and 1 <= value <= 255)
-        if len(known) != len(ids) or len(row) != len(ids):
+        known = [value for value in row if value is not None and 1 <= value <= 255]
+        if len(known) != len(listed) or len(row) != len(listed):
             return None
-        rows.append(known)
+        rows.append(tuple(value for value, column in zip(known, listed, strict=True) if column in ids))
     return tuple(rows)

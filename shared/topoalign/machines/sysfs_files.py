@@ -9,12 +9,16 @@ none likewise; and no link is followed out of the tree.
 import os
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from topoalign.core.topology.cpuset import LARGEST_ID, parse_cpuset
 
 LONGEST_FILE = 1 << 20
 """Bytes. The longest that is read is a node's meminfo, a few thousand."""
+
+CPUID = "hwloc-cpuid-info"
+"""A file that hwloc-gather-cpuid writes beside its dumps of registers."""
 
 _HEX_MASK = re.compile(r"[0-9a-fA-F]{1,8}(?:,[0-9a-fA-F]{0,8})*")
 
@@ -35,9 +39,15 @@ class Tree(ABC):
         """Where links lead, as a path from the root. None: nowhere, or out of the tree."""
 
     def text(self, path: str) -> str | None:
-        """What the file holds, without blanks at either end."""
+        """
+        What the file holds up to its first null character, without blanks at either end.
+
+        Some kernels, such as 5.15, end `cpulist` and `cpumap` with a null, in captured trees also before the text.
+        """
         content = self.content(path)
-        return content.decode("utf-8", "replace").strip() if content is not None else None
+        if content is None:
+            return None
+        return content.strip(b"\0").partition(b"\0")[0].decode("utf-8", "replace").strip()
 
     def number(self, path: str, base: int = 10) -> int | None:
         """A number that is not negative. The kernel writes -1 for what it does not know."""
@@ -91,6 +101,13 @@ class Folder(Tree):
             return PurePosixPath(place).relative_to(self.root)
         except (OSError, ValueError):
             return None
+
+
+def missing(finding: str, names: Iterable[str]) -> str:
+    """`finding`, that there is no tree, and what the files of these names are where that can be told."""
+    if any(name.rpartition("/")[2] == CPUID for name in names):
+        return f"{finding}; it is a dump of CPUID registers (hwloc-gather-cpuid), without NUMA nodes and PCI devices"
+    return finding
 
 
 def opened(root: Path | Tree) -> Tree:
