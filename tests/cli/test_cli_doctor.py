@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from topoalign.cli import link, root
+from topoalign.kubelet import device_checkpoint
 
 
 @pytest.fixture(autouse=True)
@@ -190,6 +191,83 @@ def test_many_numa_nodes_that_the_configuration_allows_are_no_warning(
     _, findings = examined(capsys, "--sysfs-root", str(tmp_path), "--kubelet-config", str(file))
 
     assert ("ok", "ok") == (findings["NUMA nodes"]["verdict"], findings["kubelet config"]["verdict"])
+
+
+MEMORY = "memoryManagerPolicy: Static\nreservedMemory: [{numaNode: 0, limits: {memory: 1Gi}}]\n"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "policy", "verdict", "detail"),
+    [
+        (
+            "0-7",
+            "restricted",
+            "warning",
+            "about 1.1e+12 combinations of hints (255 of nvidia.com/gpu x 255 of topoalign.io",
+        ),
+        ("0-7", "best-effort", "warning", "about 3 days; it admits no other pod meanwhile"),
+        ("0-7", "single-numa-node", "ok", "5 resources on 8 NUMA nodes are merged at once"),
+        ("0-1", "restricted", "ok", "5 resources on 2 NUMA nodes"),
+        ("0-7", "none", "", ""),
+        ("0-33", "restricted", "", ""),
+    ],
+)
+def test_where_the_kubelets_merge_may_take_minutes_doctor_warns_before_a_pod_does_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, nodes: str, policy: str, verdict: str, detail: str
+) -> None:
+    """The worst that a pod can ask for: GPUs, NICs, CPUs, memory and one size of hugepages. 1 GiB pages there are none."""
+    for kib, count in ((2048, 512), (1048576, 0)):
+        pages = tmp_path / f"devices/system/node/node0/hugepages/hugepages-{kib}kB/nr_hugepages"
+        pages.parent.mkdir(parents=True)
+        pages.write_text(f"{count}\n")
+    (tmp_path / "devices/system/node/online").write_text(nodes)
+    (tmp_path / "config.yaml").write_text(CONFIG.replace("restricted", policy) + STATIC + MEMORY)
+    plugins = tmp_path / "device-plugins"
+    plugins.mkdir()
+    eight = [f"d{i}" for i in range(8)]
+    registered = {"nvidia.com/gpu": eight, "topoalign.io/nic": eight, "example.com/gone": []}
+    device_checkpoint.store(plugins, device_checkpoint.CheckpointData(None, registered))
+
+    found = examined(capsys, "--sysfs-root", str(tmp_path), "--kubelet-dir", str(plugins))[1].get("kubelet merge")
+
+    assert bool(verdict) == (found is not None)
+    if found is not None:
+        assert (verdict, verdict == "warning") == (found["verdict"], bool(found["remedy"]))
+        assert detail in found["detail"]
+
+
+def test_a_resource_counts_on_no_more_numa_nodes_than_it_has_devices(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "devices/system/node").mkdir(parents=True)
+    (tmp_path / "devices/system/node/online").write_text("0-7")
+    (tmp_path / "config.yaml").write_text(CONFIG + STATIC + MEMORY)
+    plugins = tmp_path / "device-plugins"
+    plugins.mkdir()
+    verdicts = []
+    for devices in (1, 2):  # 255 x 255 x 1, and 255 x 255 x 3^10, which is 3.8e9
+        registered = {f"example.com/r{i}": ["a", "b"][:devices] for i in range(10)}
+        device_checkpoint.store(plugins, device_checkpoint.CheckpointData(None, registered))
+        found = examined(capsys, "--sysfs-root", str(tmp_path), "--kubelet-dir", str(plugins))[1]
+        verdicts.append(found["kubelet merge"]["verdict"])
+
+    assert ["ok", "warning"] == verdicts
+
+
+@pytest.mark.parametrize("content", ["{", ""])
+def test_a_checkpoint_that_cannot_be_read_leaves_cpus_and_memory_to_be_counted(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str
+) -> None:
+    (tmp_path / "devices/system/node").mkdir(parents=True)
+    (tmp_path / "devices/system/node/online").write_text("0-7")
+    (tmp_path / "config.yaml").write_text(CONFIG + STATIC + MEMORY)
+    plugins = tmp_path / "device-plugins"
+    plugins.mkdir()
+    (plugins / device_checkpoint.NAME).write_text(content)
+
+    found = examined(capsys, "--sysfs-root", str(tmp_path), "--kubelet-dir", str(plugins))[1]
+
+    assert "2 resources on 8 NUMA nodes are merged at once" == found["kubelet merge"]["detail"]
 
 
 def test_a_kubelet_without_a_configuration_file_is_a_warning(

@@ -7,7 +7,7 @@ not admit. In scope `pod` one merge serves them all. Once aligned, a container i
 what it got is applied to the state by the same fold that facts go through, so that the next container sees it.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import TypeVar
 
 import msgspec
@@ -24,7 +24,7 @@ from topoalign.core.decisions import (
     PreferenceQuestion,
     Refusal,
 )
-from topoalign.core.errors import NoFit, TooMuchWork, TopoalignError
+from topoalign.core.errors import NoFit, TooMuchWork, TopoalignError, clean
 from topoalign.core.hints.jointly import check_anywhere, joint_containers, joint_part, nodes_within
 from topoalign.core.hints.model import HintAnswer, HintQuestion, TopologyHint
 from topoalign.core.hints.providers import question, shared_cpus
@@ -38,6 +38,7 @@ from topoalign.core.placement.cpus import NotWholeCores, allocate_cpus
 from topoalign.core.placement.devices import check_amount, choose_devices
 from topoalign.core.placement.memory import holding, memory_for
 from topoalign.core.policy import POLICIES
+from topoalign.core.policy.cost import slow_merge
 from topoalign.core.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Scope
 from topoalign.core.state import NodeState
 from topoalign.core.takes.reserved import reserved_cpus
@@ -69,6 +70,8 @@ class Deciding:
         """Why nothing is aligned any more: the limit on work is one for all containers."""
         self.alignments: list[Alignment] = []
         self.considered: list[Considered] = []
+        self.by_chance: list[str] = []
+        """What the kubelet picks at random, for people."""
 
     def decide(self) -> Steps[None]:
         whole = (yield from self.align(None)) if self.rules.scope is Scope.POD else None
@@ -152,6 +155,11 @@ class Deciding:
         check_amount(self.state.hardware, resource, amount)
         devices, free = self.state.hardware.devices[resource], frozenset(self.state.free(resource))
         reusable = reusable_devices(allocations_of(self.state, self.pod), resource)
+        if self.rules.mode is Mode.KUBELET and 0 < amount < len(reusable):
+            self.by_chance.append(
+                f"container {clean(container.name)} takes over {amount} of the {len(reusable)} {clean(resource)} of init "
+                "containers, and the kubelet picks them at random: these, and what later containers get, are by chance"
+            )
         healthy = frozenset(self.state.healthy(resource))
         choosing = choose_devices(
             resource, devices, healthy, self.state.holders.keys(), reusable, amount, hint.affinity
@@ -222,12 +230,20 @@ class Deciding:
         )
 
     def explanation(self) -> Explanation:
-        unread = self.rules.mode is Mode.KUBELET and is_joint(self.pod.annotations)
         return Explanation(
-            alignments=tuple(self.alignments),
-            considered=tuple(self.considered),
-            notes=(UNREAD,) if unread else (),
+            alignments=tuple(self.alignments), considered=tuple(self.considered), notes=tuple(self.notes())
         )
+
+    def notes(self) -> Iterator[str]:
+        """What a prediction cannot say for certain, or people would not expect of the kubelet."""
+        if self.rules.mode is not Mode.KUBELET:
+            return
+        if is_joint(self.pod.annotations):
+            yield UNREAD
+        yield from self.by_chance
+        for alignment in self.alignments:
+            if slow := slow_merge(alignment.hints, self.rules.policy, alignment.container):
+                yield slow
 
 
 def reason_of(misfit: NoFit) -> str:

@@ -51,7 +51,13 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
                 pod_resources=settings.pod_resources,
                 drain_seconds=settings.drain_seconds,
             )
-            files = KubeletFiles(settings.kubelet_configuration, settings.kubelet_root, rules)
+            files = KubeletFiles(
+                settings.kubelet_configuration,
+                settings.kubelet_root,
+                rules,
+                clock=context.clock,
+                settle_seconds=settings.settle_seconds,
+            )
             context.checks["kubelet"] = front.reason
             context.checks["containers"] = containers.reason
         admissions = Admissions(

@@ -94,13 +94,18 @@ def files(path: Path) -> Iterator[CaseResult]:
 
 
 def outcome(case: FilesCase) -> Outcome:
+    return case.expect.answer, told(decided(case), case.expect.by_chance)
+
+
+def decided(case: FilesCase) -> Decision:
+    """What is predicted of its pod."""
     with TemporaryDirectory() as directory:
         root, config = Path(directory) / "root", Path(directory) / "config.json"
         root.mkdir()
         case.lay_out(root)
         config.write_bytes(msgspec.json.encode(case.config))
         _, decision, _ = Described(case.machine, config, root).predict(manifest.pod_of(case.pod), {})
-    return case.expect.answer, told(decision, case.expect.by_chance)
+    return decision
 
 
 def told(decision: Decision, by_chance: bool) -> object:

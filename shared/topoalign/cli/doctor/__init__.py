@@ -19,6 +19,7 @@ import msgspec
 from topoalign.cli import output, running
 from topoalign.cli.doctor.findings import Finding, Subject, Verdict, failure, ok, warning
 from topoalign.cli.doctor.kubelets import allocator, kubelet, kubelet_configuration, kubelet_rules, state_directory
+from topoalign.cli.doctor.merging import kubelet_merge
 from topoalign.cli.errors import FINDINGS, REMEDIES
 from topoalign.core.errors import BusUnavailable, TopoalignError, clean
 from topoalign.core.topology.cpuset import parse_cpuset
@@ -205,6 +206,7 @@ CHECKS: tuple[Callable[[Subject], Finding | None], ...] = (
     nats,
     kubelet,
     kubelet_configuration,
+    kubelet_merge,
     state_directory,
     allocator,
 )

@@ -1,0 +1,80 @@
+"""
+How long the kubelet's merge of hints may take on this machine, for a pod that asks for all that there is.
+
+Counted from what can be seen without asking anybody: the NUMA nodes, the sizes of hugepages, the kubelet's configuration,
+and the resources in its checkpoint.
+"""
+
+from topoalign.cli.doctor.findings import Finding, Subject, ok, warning
+from topoalign.cli.doctor.kubelets import kubelet_rules, numa_node_count
+from topoalign.core.errors import StateFault
+from topoalign.core.ids import CPU, MEMORY, ResourceName
+from topoalign.core.policy import POLICIES
+from topoalign.core.policy.cost import longest
+from topoalign.core.policy.cost import warning as slow
+from topoalign.core.requests import AdmissionRules
+
+REMEDY = (
+    "ask for fewer resources in one container, use policy single-numa-node, which merges hints of single NUMA nodes alone, "
+    "or a firmware setting with fewer NUMA nodes (NPS, SNC)"
+)
+
+
+def kubelet_merge(subject: Subject) -> Finding | None:
+    """
+    Only where the kubelet's configuration and the NUMA nodes are known, and the kubelet would start with them. The devices
+    of a resource are taken to be on as many NUMA nodes as they can.
+    """
+    rules, nodes = kubelet_rules(subject), numa_node_count(subject)
+    if rules is None or nodes is None or not POLICIES[rules.policy].asks or nodes > rules.max_allowable_numa_nodes:
+        return None
+    on_nodes = resources(subject, rules, nodes)
+    found = slow({name: longest(few, rules.policy) for name, few in on_nodes.items()})
+    if found is not None:
+        return warning("kubelet merge", f"for a container that asks for everything {found}", REMEDY)
+    return ok("kubelet merge", f"{len(on_nodes)} resources on {nodes} NUMA nodes are merged at once")
+
+
+def resources(subject: Subject, rules: AdmissionRules, nodes: int) -> dict[ResourceName, int]:
+    """Resource -> on how many NUMA nodes it may be."""
+    found = {}
+    for name, devices in registered(subject).items():
+        if devices:
+            found[ResourceName(name)] = min(nodes, devices)
+    if rules.cpu_manager == "static":
+        found[CPU] = nodes
+    if rules.memory_manager == "Static":
+        found[MEMORY] = nodes
+        found.update(dict.fromkeys(hugepages(subject), nodes))
+    return found
+
+
+def registered(subject: Subject) -> dict[str, int]:
+    """The kubelet's device resources, and how many devices each has. None of them where its checkpoint does not tell."""
+    if subject.kubelet_dir is None:
+        return {}
+    from topoalign.kubelet import device_checkpoint  # the other checks work without
+
+    try:
+        data = device_checkpoint.load(subject.kubelet_dir)
+    except StateFault:
+        return {}
+    return {name: len(devices) for name, devices in sorted(data.registered_devices.items())} if data is not None else {}
+
+
+def hugepages(subject: Subject) -> list[ResourceName]:
+    """The sizes of which some NUMA node has pages."""
+    sizes = set()
+    for file in (subject.sysfs_root / "devices/system/node").glob("node*/hugepages/hugepages-*kB/nr_hugepages"):
+        try:
+            if int(file.read_text()):
+                sizes.add(int(file.parent.name.removeprefix("hugepages-").removesuffix("kB")))
+        except (OSError, ValueError):
+            continue
+    return [hugepages_of(size) for size in sorted(sizes)]
+
+
+def hugepages_of(kib: int) -> ResourceName:
+    """2048 gives hugepages-2Mi, 1048576 gives hugepages-1Gi."""
+    unit, size = next(((unit, size) for unit, size in (("Gi", 1 << 20), ("Mi", 1 << 10)) if kib % size == 0), ("Ki", 1))
+    return ResourceName(f"hugepages-{kib // size}{unit}")
