@@ -5,12 +5,13 @@ from pathlib import Path
 from random import Random
 
 import anyio
+import msgspec
 import pytest
 from bus_support import GRANTED, bodies, granted, heard, said
 from simulation.bus import Broker, FaultyBus
 
 from topoalign.core import wire
-from topoalign.core.errors import BusRefused, BusUnavailable
+from topoalign.core.errors import BusRefused, BusUnavailable, IdTaken
 from topoalign.core.ids import NodeName
 from topoalign.core.ports import Bus, Endpoint, Message, Stream
 from topoalign.runtime.memory_bus import MemoryBus
@@ -48,6 +49,43 @@ async def test_a_repeated_id_is_stored_once_and_gets_the_first_position(bus: Bus
 
     assert first == again
     assert 2 == await bus.last_position(Stream.ALLOCATIONS)
+
+
+@pytest.mark.parametrize("other", ["body", "subject", "header", "header more", "header less"])
+async def test_an_id_under_which_the_store_has_another_message_is_refused(bus: Bus, other: str) -> None:
+    """Else whoever uses the ids of a writer has its facts dropped, and the writer believes that they are stored."""
+    mine = msgspec.structs.replace(said(1), headers={"Nats-Msg-Id": "test.1", "ce-type": "a"})
+    forged = {
+        "body": msgspec.structs.replace(mine, body=b"{}"),
+        "subject": msgspec.structs.replace(mine, subject="topoalign.v1.allocation.node-1.released"),
+        "header": msgspec.structs.replace(mine, headers={**mine.headers, "ce-type": "b"}),
+        "header more": msgspec.structs.replace(mine, headers={**mine.headers, "Nats-Rollup-Not": "sub"}),
+        "header less": msgspec.structs.replace(mine, headers={"Nats-Msg-Id": "test.1"}),
+    }[other]
+    await bus.publish(forged)
+    with pytest.raises(IdTaken, match=r"the id 'test\.1' is taken: message 1 of .* is another one"):
+        await bus.publish(mine)
+    position = await bus.publish(wire.renamed(mine, "x"))
+
+    assert 2 == position
+    assert 2 == await bus.publish(wire.renamed(mine, "x"))
+    assert 1 == await bus.publish(forged)
+
+
+async def test_a_repetition_may_be_encoded_later_and_belong_to_another_trace(bus: Bus) -> None:
+    first = msgspec.structs.replace(said(1), headers={"Nats-Msg-Id": "test.1", "ce-time": "2026-11-22T03:00:00Z"})
+    again = msgspec.structs.replace(said(1), headers={"Nats-Msg-Id": "test.1", "ce-time": "x", "traceparent": "00-y"})
+    await bus.publish(first)
+
+    assert 1 == await bus.publish(again)
+    assert 1 == await bus.last_position(Stream.ALLOCATIONS)
+
+
+async def test_the_largest_message_can_be_repeated(bus: Bus) -> None:
+    large = msgspec.structs.replace(said(1), body=bytes(range(250)) * 4_000)
+    await bus.publish(large)
+
+    assert 1 == await bus.publish(large)
 
 
 async def test_messages_arrive_as_they_were_sent(bus: Bus) -> None:

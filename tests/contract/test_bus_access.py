@@ -11,9 +11,11 @@ import pytest
 from bus_support import GRANTED, KillableServer, killable, said
 from structlog.testing import capture_logs
 
-from topoalign.core.errors import BusRefused, BusUnavailable, InvalidField
+from topoalign.core.errors import BusRefused, BusUnavailable, IdTaken, InvalidField
 from topoalign.core.ports import Stream
+from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.nats_bus import Access, connect_bus, follower
+from topoalign.runtime.speaker import Speaker
 
 pytestmark = pytest.mark.anyio
 ALL = "topoalign.v1.>"
@@ -41,6 +43,20 @@ async def test_publishing_without_permission_is_refused_with_the_subject(tmp_pat
             with pytest.raises(BusRefused, match=f"no permission on {GRANTED}"):
                 async with connect_bus(url, speaks=[GRANTED]):
                     raise AssertionError
+
+
+async def test_a_writer_that_may_not_read_takes_a_repeated_id_for_taken(tmp_path: Path) -> None:
+    """What the store has under the id cannot be compared: stored twice is borne, not stored is not."""
+    rule = 'permissions: { publish: { deny: ["$JS.API.STREAM.MSG.GET.>"] } }'
+    async with (
+        killable(tmp_path, users(f"{{ user: writer, password: x, {rule} }}")) as server,
+        connect_bus(server.url.replace("nats://", "nats://writer:x@")) as bus,
+    ):
+        await bus.publish(said(1))
+        with pytest.raises(IdTaken, match=r"cannot be read: no permission on \$JS\.API\.STREAM\.MSG\.GET\.TOPOALIGN_"):
+            await bus.publish(said(1))
+
+        assert 2 == await Speaker(bus, SystemClock()).publish(said(1))
 
 
 async def test_a_subscriber_may_be_allowed_to_do_no_more_than_read(tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 import anyio
 import msgspec
 import pytest
-from bus_support import KillableServer, bodies, disconnected, heard, killable, said, stopped, stored
+from bus_support import GRANTED, KillableServer, bodies, disconnected, heard, killable, said, stopped, stored
+from raw_nats import raw_nats
 from structlog.testing import capture_logs
 
-from topoalign.core.errors import BusRefused, BusUnavailable
+from topoalign.core.errors import BusRefused, BusUnavailable, IdTaken
 from topoalign.core.ports import Bus, Endpoint, Stream
 from topoalign.runtime import stores
 from topoalign.runtime.nats_bus import Access, NatsBus, bus, connect_bus, follower
@@ -273,6 +274,26 @@ async def test_a_stream_deleted_while_in_use_is_made_anew_and_followed_from_its_
             await stored(bus, said(number))
 
         assert [said(number).body for number in range(100, 103)] == bodies(await heard(messages, 3))
+
+
+async def test_an_id_whose_message_is_gone_from_the_store_is_taken(server: KillableServer) -> None:
+    """Whoever may delete messages could otherwise leave nothing of a fact but its id."""
+    async with connect_bus(server.url) as bus:
+        position = await bus.publish(said(1))
+        await api(bus, "STREAM.MSG.DELETE.TOPOALIGN_ALLOCATIONS", {"seq": position})
+        with pytest.raises(IdTaken, match="message 1 of TOPOALIGN_ALLOCATIONS cannot be read: no message found"):
+            await bus.publish(said(1))
+
+
+async def test_headers_that_no_client_would_send_are_another_message(server: KillableServer) -> None:
+    async with connect_bus(server.url) as bus, raw_nats(server.port or 0) as raw:
+        await raw.publish(GRANTED, said(1).body, b"Nats-Msg-Id: test.1\r\nce-type: y\r\nce-type: x")
+        await raw.publish(GRANTED, said(2).body, b"Nats-Msg-Id: test.2\r\nce-type: \xff")
+        await raw.done()
+        for number in (1, 2):
+            mine = msgspec.structs.replace(said(number), headers={"Nats-Msg-Id": f"test.{number}", "ce-type": "x"})
+            with pytest.raises(IdTaken, match="is another one"):
+                await bus.publish(mine)
 
 
 OVERLAPPING = {"name": "SOMEBODY_ELSES", "subjects": ["topoalign.v1.allocation.>"], "storage": "memory"}

@@ -185,6 +185,18 @@ class BusRefused(Unavailable):
     code = "BusRefused"
 
 
+class IdTaken(BusRefused):
+    """The store has another message under this message's id, or nobody can tell: the message was not stored."""
+
+    code = "IdTaken"
+
+    def __init__(self, name: str, finding: str) -> None:
+        super().__init__(
+            f"the id {clean(name, 200)!r} is taken: {finding}",
+            "see who else may publish on the subjects of this service (docs/events.md, Permissions)",
+        )
+
+
 class DriverFault(Unavailable):
     """The hardware or its driver library failed or did not answer in time."""
 

@@ -76,7 +76,8 @@ class Bus(Protocol):
         Stores the message in its stream and returns its position; a repetition of its `Nats-Msg-Id` is stored once.
 
         Raises BusUnavailable when it is not known whether it was stored: publish the same message again. Raises
-        BusRefused when the bus said no.
+        BusRefused when the bus said no. Raises IdTaken, which is a BusRefused, when the stream has another message under the
+        id, or when the two cannot be compared: publish it under another id (`wire.renamed`).
         """
 
     def follow(

@@ -55,6 +55,9 @@ KNOWN_HEADERS = (
 )
 """What a dead letter keeps of the headers it was found with: those that events have."""
 
+VARYING = frozenset({"ce-time", "topoalign-time", "traceparent", "tracestate"})
+"""Headers in which a repetition may differ from the first message of its id."""
+
 SUBJECTS: dict[type[Fact], tuple[str, str]] = {
     TopologyDiscovered: ("topology.{node}", "discovery-topology"),
     DeviceHealthChanged: ("health.{node}", "discovery-health"),
@@ -121,6 +124,31 @@ def encode(event: Event, time: float) -> Message:
         headers={key: quote(value, safe=PLAIN) for key, value in headers.items()},
         body=msgspec.json.encode(event),
     )
+
+
+def is_repetition(stored: Message, message: Message) -> bool:
+    """
+    Whether a message that a store has says what this one says: subject, body and headers are the same.
+
+    The headers of `VARYING` may differ, for a fact that is said again may be encoded again.
+    """
+    return (
+        stored.subject == message.subject
+        and stored.body == message.body
+        and {name: value for name, value in stored.headers.items() if name not in VARYING}
+        == {name: value for name, value in message.headers.items() if name not in VARYING}
+    )
+
+
+def renamed(message: Message, mark: str) -> Message:
+    """
+    The same message under another id: `<id>.<mark>`.
+
+    For example `allocator.node-1.1763715600000.17.5f0c2a9e8b7d6431`. Whoever folds facts tells repetitions by the numbers
+    in the body, not by the id.
+    """
+    name = f"{message.headers['Nats-Msg-Id']}.{mark}"
+    return msgspec.structs.replace(message, headers={**message.headers, "Nats-Msg-Id": name, "ce-id": name})
 
 
 def decode(message: Message) -> Event:

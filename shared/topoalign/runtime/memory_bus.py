@@ -14,7 +14,8 @@ from contextlib import asynccontextmanager
 import anyio
 import msgspec
 
-from topoalign.core.errors import BusUnavailable, clean
+from topoalign.core import wire
+from topoalign.core.errors import BusUnavailable, IdTaken, clean
 from topoalign.core.ports import Endpoint, Message, Received, Stream
 from topoalign.runtime import stores
 from topoalign.runtime.answers import reply_to
@@ -39,7 +40,10 @@ class Log:
     def append(self, message: Message) -> int:
         name = message.headers.get("Nats-Msg-Id")
         if name is not None and name in self._ids:
-            return self._ids[name]
+            position = self._ids[name]
+            if not wire.is_repetition(self.kept[self.index_after(position - 1)].message, message):
+                raise IdTaken(name, f"message {position} of the stream is another one")
+            return position
         self.last += 1
         self.kept.append(Received(message=message, position=self.last))
         if name is not None:

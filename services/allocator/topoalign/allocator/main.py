@@ -86,6 +86,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
         context.checks["health"] = hearing.reason
         context.checks["topology"] = allocator.topology_unknown
         context.checks["outbox"] = allocator.outbox_full
+        context.notes["outbox"] = allocator.outbox.speaker.note
         async with anyio.create_task_group() as tasks:
             await tasks.start(allocator.run)
             tasks.start_soon(configuration.keep_up, context.clock, context.reload.wait)

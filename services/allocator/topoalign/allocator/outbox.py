@@ -3,6 +3,9 @@ Says on the bus what the journal has and the bus has not, in order and for as lo
 
 A publication that is not confirmed may have been stored all the same, so it is repeated under the same id; the stream and
 every listener drop the repetition. Nothing waits for this: the kubelet has its answer before the first try.
+
+Where the stream has another message under the id of a fact, the fact goes out under another id, and soon afterwards
+everything live is said anew: listeners may have believed that message.
 """
 
 from contextlib import suppress
@@ -13,6 +16,7 @@ from topoalign.allocator.ledger import Ledger
 from topoalign.core import wire
 from topoalign.core.errors import BusRefused, StateFault, Unavailable
 from topoalign.core.ports import Bus, Clock, Stream
+from topoalign.runtime.speaker import Speaker
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
 """Seconds between tries while the bus does not confirm; doubled each time."""
@@ -28,6 +32,7 @@ class Outbox:
 
     def __init__(self, ledger: Ledger, bus: Bus, clock: Clock) -> None:
         self._ledger, self._bus, self._clock = ledger, bus, clock
+        self.speaker = Speaker(bus, clock)
         self._position = 0
         self.failures = 0
         """Tries in a row that were not confirmed."""
@@ -42,10 +47,17 @@ class Outbox:
             await self._ledger.beyond(version)
 
     async def watch(self) -> None:
-        """Looks now and then whether the stream still has what was said: an idle node would not notice otherwise."""
+        """
+        Looks now and then whether the stream still has what was said: an idle node would not notice otherwise. Has
+        everything said anew where somebody else spoke under ids of this node since the last look.
+        """
         subject = wire.allocation_subjects(self._ledger.node)
+        taken = 0
         while True:
             await self._clock.sleep(LOOK_SECONDS)
+            if self.speaker.taken > taken:
+                taken = self.speaker.taken
+                self.announce()
             with suppress(Unavailable):
                 self.notice(await self._bus.last_position(Stream.ALLOCATIONS, subject))
 
@@ -57,7 +69,7 @@ class Outbox:
             self._ledger.published(event)
             return
         try:
-            position = await self._bus.publish(message)
+            position = await self.speaker.publish(message)
         except Unavailable as error:
             if self.failures == 0:
                 log.warning("bus does not confirm", finding=error.finding, remedy=error.remedy, seq=event.seq)
@@ -76,6 +88,9 @@ class Outbox:
         if position < self._position:
             log.warning("the allocation stream went back", had=self._position, got=position)
             self._position = position
-            with suppress(StateFault):  # the ledger has said so; the next fact that is lost brings this here again
-                self._ledger.announce()
+            self.announce()
         self._position = max(position, self._position)
+
+    def announce(self) -> None:
+        with suppress(StateFault):  # the ledger has said so; the next fact that is lost brings this here again
+            self._ledger.announce()

@@ -161,6 +161,11 @@ class AllocatorMetrics(Collector):
             value=int(self._allocator.outbox.refusal is not None),
         )
         yield CounterMetricFamily(
+            "topoalign_allocator_outbox_taken_ids",
+            "Publications whose id the store had for another message; each went out under another id.",
+            value=self._allocator.outbox.speaker.taken,
+        )
+        yield CounterMetricFamily(
             "topoalign_allocator_outbox_dropped_facts",
             "Facts that were never published because too many waited; a snapshot stands in for them.",
             value=ledger.dropped,

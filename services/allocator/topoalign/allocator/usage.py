@@ -21,6 +21,7 @@ from topoalign.core.ids import DeviceID, ResourceName
 from topoalign.core.ports import Bus, Clock, Stream
 from topoalign.core.topology.cpuset import format_cpuset, parse_cpuset
 from topoalign.core.topology.model import Topology
+from topoalign.runtime.speaker import Speaker
 
 AGAIN_SECONDS = 2.0
 """Between two tries while the bus does not confirm."""
@@ -35,7 +36,8 @@ class UsageTeller:
 
     def __init__(self, ledger: Ledger, bus: Bus, clock: Clock, hub: Bus) -> None:
         """`hub` is the bus that everybody hears, where `bus` also has a shorter way to the services of this process."""
-        self._ledger, self._bus, self._clock, self._hub = ledger, bus, clock, hub
+        self._ledger, self._clock, self._hub = ledger, clock, hub
+        self._speaker = Speaker(bus, clock)
         self._said: UsageObserved | None = None
         self._position = 0
         """Of that in the stream."""
@@ -67,7 +69,7 @@ class UsageTeller:
             log.error("usage too large for the bus", containers=len(usage.containers), bytes=len(message.body))
         else:
             try:
-                self._position = await self._bus.publish(message)
+                self._position = await self._speaker.publish(message)
             except Unavailable as error:
                 log.debug("usage not said", finding=error.finding)
                 return False

@@ -16,6 +16,7 @@ from topoalign.core import wire
 from topoalign.core.errors import Unavailable
 from topoalign.core.events import DeviceHealthChanged, TopologyDiscovered
 from topoalign.core.ports import Bus, Clock, Message, Stream
+from topoalign.runtime.speaker import Speaker
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
 """Seconds between tries while the bus does not confirm; doubled each time."""
@@ -30,7 +31,8 @@ class Announcer:
 
     def __init__(self, bus: Bus, hub: Bus, clock: Clock) -> None:
         """`hub` is the bus that everybody hears, where `bus` also has a shorter way to the services of this process."""
-        self._bus, self._hub, self._clock = bus, hub, clock
+        self.speaker = Speaker(bus, clock)
+        self._hub, self._clock = hub, clock
         self._waiting: dict[str, Message] = {}
         self._news = anyio.Event()
         self._positions: dict[str, int] = {}
@@ -65,7 +67,7 @@ class Announcer:
     async def _publish(self, message: Message) -> bool:
         """Tries once; whether the bus has confirmed it."""
         try:
-            position = await self._bus.publish(message)
+            position = await self.speaker.publish(message)
         except Unavailable as error:
             if error.finding not in self._told:
                 self._told.add(error.finding)

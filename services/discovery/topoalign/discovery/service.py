@@ -92,6 +92,10 @@ class Discovery:
         """For /readyz?verbose: who else speaks for this node."""
         return self._announcer.spoken_over()
 
+    def taken_ids(self) -> str | None:
+        """For /readyz?verbose: that somebody else uses ids of this service."""
+        return self._announcer.speaker.note()
+
     def deafness(self) -> str | None:
         """Readiness: why events of the hardware are not heard."""
         return self._deafness

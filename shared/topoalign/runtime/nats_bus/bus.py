@@ -19,7 +19,7 @@ from nats.micro import add_service
 from nats.micro.request import Handler, Request
 
 from topoalign.core import wire
-from topoalign.core.errors import BusRefused, BusUnavailable, InvalidField, clean
+from topoalign.core.errors import BusRefused, BusUnavailable, IdTaken, InvalidField, clean
 from topoalign.core.ports import Endpoint, Message, Received, Stream
 from topoalign.runtime import stores
 from topoalign.runtime.answers import reply_to
@@ -27,6 +27,8 @@ from topoalign.runtime.nats_bus.access import Access, addresses, shown
 from topoalign.runtime.nats_bus.connection import Connection, NobodyAnswers, open_connection
 from topoalign.runtime.nats_bus.follower import Follower
 from topoalign.runtime.nats_bus.library import contained
+from topoalign.runtime.nats_bus.selftest import SelfTest
+from topoalign.runtime.nats_bus.stored import NO_MESSAGE, Acknowledgement, found, message_of
 from topoalign.runtime.tasks import background, lasting
 
 PUBLISH_SECONDS = 2.0
@@ -35,23 +37,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds between tries to connect; doubled each time, and spread so that a cluster does not come back all at once."""
 SERVICE_VERSION = "1.0.0"
 """Of the questions and answers: `topoalign.v1`."""
-NO_MESSAGE = 10037
-EXPECTED_STREAM_DIFFERS = 10060
 
 log = structlog.get_logger("topoalign.runtime.nats")
-
-
-class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
-    seq: int = 0
-    error: stores.Refusal | None = None
-
-
-class LastMessage(msgspec.Struct, frozen=True, kw_only=True):
-    class Place(msgspec.Struct, frozen=True):
-        seq: int
-
-    message: Place = Place(0)
-    error: stores.Refusal | None = None
 
 
 class NatsBus:
@@ -66,7 +53,7 @@ class NatsBus:
         """Why there is no connection; None while there is one."""
         self._urls, self._name, self._access = addresses(url), name, access
         access.options(), access.tls(self._urls)  # so that a wrong file is told at once, and not by a task
-        self._replicas, self._speaks = replicas, tuple(speaks)
+        self._replicas, self._self_test = replicas, SelfTest(name, speaks)
         self._connection: Connection | None = None
         self._came = anyio.Event()
         self._repairing = anyio.Lock()
@@ -76,7 +63,7 @@ class NatsBus:
         return self._connection is not None
 
     async def publish(self, message: Message) -> int:
-        stores.store_of(message)
+        stream = stores.store_of(message)
         connection = self.live()
         try:
             body = await connection.request(message.subject, message.body, PUBLISH_SECONDS, message.headers)
@@ -89,7 +76,27 @@ class NatsBus:
             raise BusUnavailable(f"{clean(message.subject, 200)}: the answer is no acknowledgement") from error
         if said.error is not None:
             raise stores.refused(f"publishing on {clean(message.subject, 200)}", said.error)
+        if said.duplicate:
+            await self.compare(connection, stream, said.seq, message)
         return said.seq
+
+    async def compare(self, connection: Connection, stream: Stream, position: int, message: Message) -> None:
+        """
+        Raises IdTaken unless the stream has this message at this position, where it says that the id was used before.
+
+        A message that is gone or that we may not read counts as another one: stored twice is borne, not at all is not.
+        """
+        name = message.headers["Nats-Msg-Id"]
+        try:
+            there = await found(connection, stream, {"seq": position})
+        except BusRefused as error:
+            raise IdTaken(name, f"message {position} of {stream} cannot be read: {error.finding}") from error
+        if there.error is not None:
+            description = clean(there.error.description, 200)
+            raise IdTaken(name, f"message {position} of {stream} cannot be read: {description}")
+        stored = message_of(there.message)
+        if stored is None or not wire.is_repetition(stored, message):
+            raise IdTaken(name, f"message {position} of {stream} is another one")
 
     @asynccontextmanager
     async def follow(self, stream: Stream, subject: str, after: int = 0) -> AsyncIterator[AsyncIterator[Received]]:
@@ -101,8 +108,7 @@ class NatsBus:
 
     async def last_position(self, stream: Stream, subject: str = ">") -> int:
         connection = self.live()
-        body = msgspec.json.encode({"last_by_subj": subject})
-        last = msgspec.json.decode(await connection.api(f"$JS.API.STREAM.MSG.GET.{stream}", body), type=LastMessage)
+        last = await found(connection, stream, {"last_by_subj": subject})
         if last.error is not None and last.error.err_code == stores.NOT_FOUND:
             await self.repair(connection)
             raise BusUnavailable(f"store {stream} was missing")
@@ -216,20 +222,11 @@ class NatsBus:
         connection = await open_connection(self._urls, self._name, self._access)
         try:
             await self.repair(connection)
-            for subject in self._speaks:
-                await self.test(connection, subject)
+            await self._self_test.run(connection)
         except BaseException:
             await connection.close()
             raise
         return connection
-
-    async def test(self, connection: Connection, subject: str) -> None:
-        """Whether we may publish there, tried with a message that expects another stream and so is never stored."""
-        headers = {"Nats-Expected-Stream": "TOPOALIGN_SELF_TEST", "ce-type": f"{wire.PREFIX}.SelfTest"}
-        body = await connection.request(subject, b"{}", PUBLISH_SECONDS, headers)
-        said = msgspec.json.decode(body, type=Acknowledgement)
-        if said.error is None or said.error.err_code != EXPECTED_STREAM_DIFFERS:
-            raise stores.refused(f"self-test on {subject}", said.error or stores.Refusal(code=500))
 
 
 def handler(endpoint: Endpoint) -> Handler:

@@ -134,10 +134,10 @@ class Connection:
                 "start nats-server with `-js` or a `jetstream` block, and enable it for the account",
             ) from error
 
-    async def send(self, subject: str, body: bytes, reply: str) -> None:
+    async def send(self, subject: str, body: bytes, reply: str = "", headers: Mapping[str, str] | None = None) -> None:
         """Sends without waiting for anything. Raises BusUnavailable if the connection is known to be gone."""
         with self.waiting(subject, CONNECT_SECONDS), self.translated(subject):
-            await self.client.publish(subject, body, reply=reply)
+            await self.client.publish(subject, body, reply=reply, headers=dict(headers) if headers else None)
 
     async def subscribe(self, subject: str, heard: Callable[[Msg], Awaitable[None]]) -> Subscription:
         with self.waiting(subject, CONNECT_SECONDS), self.translated(subject):
@@ -163,7 +163,7 @@ class Connection:
                 yield
             finally:
                 self._waits.discard(wait)
-        if scope.cancelled_caught:
+        if scope.cancelled_caught or wait.violation:
             raise self.verdict(wait, seconds)
 
     def verdict(self, wait: Wait, seconds: float) -> BusUnavailable | BusRefused:

@@ -1,0 +1,55 @@
+"""What a store has, asked by the JetStream API: the newest message of a subject, or the one at a position."""
+
+import msgspec
+
+from topoalign.core.ports import Message, Stream
+from topoalign.runtime import stores
+from topoalign.runtime.nats_bus.connection import Connection
+
+NO_MESSAGE = 10037
+
+
+class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
+    """What a store answers to a publication."""
+
+    seq: int = 0
+    duplicate: bool = False
+    """It stored nothing, because a message of the same id is there already, at this `seq`."""
+    error: stores.Refusal | None = None
+
+
+class Stored(msgspec.Struct, frozen=True, kw_only=True):
+    """A message as the API shows it; bytes are base64."""
+
+    subject: str = ""
+    seq: int = 0
+    hdrs: bytes = b""
+    data: bytes = b""
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    message: Stored = Stored()
+    error: stores.Refusal | None = None
+
+
+async def found(connection: Connection, stream: Stream, wanted: dict[str, object]) -> Found:
+    """
+    The message that is wanted: `{"seq": 17}`, or `{"last_by_subj": "a.>"}`.
+
+    Raises BusUnavailable, and BusRefused where it may not be asked; other errors of the store are part of the answer.
+    """
+    answer = await connection.api(f"$JS.API.STREAM.MSG.GET.{stream}", msgspec.json.encode(wanted))
+    return msgspec.json.decode(answer, type=Found)
+
+
+def message_of(stored: Stored) -> Message | None:
+    """The message as it was published. None: its headers are not lines of a name and a value, or have a name twice."""
+    try:
+        lines = stored.hdrs.decode().split("\r\n")
+    except UnicodeDecodeError:
+        return None
+    pairs = [line.split(":", 1) for line in lines[1:] if line]
+    if any(len(pair) != 2 for pair in pairs):
+        return None
+    headers = {name: value.strip() for name, value in pairs}
+    return Message(subject=stored.subject, headers=headers, body=stored.data) if len(headers) == len(pairs) else None

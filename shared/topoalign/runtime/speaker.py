@@ -1,0 +1,61 @@
+"""
+Publishing what only this process may say.
+
+The store on the bus drops a message whose id it has seen. Whoever else publishes under ids of this writer, by mistake or on
+purpose, would so have its facts dropped. A fact whose id is taken goes out under another one, which nobody can foresee.
+Subscribers tell facts by the numbers in the body, so a fact that is stored twice is heard once.
+"""
+
+from secrets import token_hex
+
+import structlog
+
+from topoalign.core import wire
+from topoalign.core.errors import IdTaken
+from topoalign.core.ports import Bus, Clock, Message
+
+TELL_SECONDS = 60.0
+"""Between two lines in the log."""
+NOTE_SECONDS = 3600.0
+"""For so long after the last taken id it is noted."""
+
+log = structlog.get_logger("topoalign.runtime.speaker")
+
+
+class Speaker:
+    """Publishes the facts of one writer, and counts those whose ids were taken."""
+
+    def __init__(self, bus: Bus, clock: Clock) -> None:
+        self.taken = 0
+        """Publications whose id the store had for another message, or that could not be compared with what it has."""
+        self._bus, self._clock = bus, clock
+        self._told: float | None = None
+        self._finding = ""
+        self._last = 0.0
+
+    async def publish(self, message: Message) -> int:
+        """As `Bus.publish`; under another id where the message's own is taken."""
+        try:
+            return await self._bus.publish(message)
+        except IdTaken as error:
+            self._tell(error)
+        return await self._bus.publish(wire.renamed(message, token_hex(8)))
+
+    def note(self) -> str | None:
+        """For /readyz?verbose: that somebody else uses ids of this writer, or that nobody can tell."""
+        if not self.taken or self._clock.monotonic() > self._last + NOTE_SECONDS:
+            return None
+        return f"{self.taken} facts went out under other ids than their own; the last because {self._finding}"
+
+    def _tell(self, error: IdTaken) -> None:
+        now = self._clock.monotonic()
+        self.taken += 1
+        self._last, self._finding = now, error.finding
+        if self._told is None or now >= self._told + TELL_SECONDS:
+            self._told = now
+            log.warning(
+                "the id of a fact is taken: it goes out under another one",
+                finding=error.finding,
+                remedy=error.remedy,
+                taken=self.taken,
+            )

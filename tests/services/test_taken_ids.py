@@ -1,0 +1,170 @@
+"""
+Somebody else publishes under the ids that a node will use next. Its facts are stored all the same, and that is told.
+
+The store drops a message whose id it has seen, and calls it a duplicate: without a look at what it has, the node would
+believe that its facts are stored.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+from bus_support import killable, said
+from outage_support import NODE, Listener, come_and_go, emptied, opened
+from structlog.testing import capture_logs
+
+from topoalign.allocator.ledger import Ledger
+from topoalign.allocator.outbox import LOOK_SECONDS, Outbox
+from topoalign.core import wire
+from topoalign.core.events import Allocation, AllocationReleased, DeviceHealthChanged, LedgerEvent, LedgerFact
+from topoalign.core.ids import GPU, AllocationID, DeviceID
+from topoalign.core.ports import Bus, Message, Stream
+from topoalign.discovery.announcer import Announcer
+from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.nats_bus import connect_bus
+from topoalign.runtime.speaker import NOTE_SECONDS, TELL_SECONDS, Speaker
+
+pytestmark = pytest.mark.anyio
+
+
+def forged(ledger: Ledger, ahead: int) -> Message:
+    """What nobody of this node said, under the id that it will use next, or so many later."""
+    event = AllocationReleased(
+        node=NODE,
+        epoch=ledger.state.epoch,
+        seq=ledger.state.seq + 1 + ahead,
+        allocation=AllocationID("1-1"),
+        reason="released",
+    )
+    return wire.encode(event, 0)
+
+
+@asynccontextmanager
+async def speaking(ledger: Ledger, bus: Bus, clock: ManualClock) -> AsyncIterator[Outbox]:
+    outbox = Outbox(ledger, bus, clock)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(outbox.run)
+        tasks.start_soon(outbox.watch)
+        yield outbox
+        tasks.cancel_scope.cancel()
+
+
+async def facts(bus: Bus, count: int) -> list[tuple[str, LedgerEvent]]:
+    """Ids and events of the first messages of the stream."""
+    found: list[tuple[str, LedgerEvent]] = []
+    async with bus.follow(Stream.ALLOCATIONS, wire.allocation_subjects(NODE)) as messages:
+        while len(found) < count:
+            message = (await anext(messages)).message
+            event = wire.decode(message)
+            assert isinstance(event, LedgerFact)
+            found.append((message.headers["Nats-Msg-Id"], event))
+    return found
+
+
+@pytest.fixture(params=["memory", "nats"])
+async def bus(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bus]:
+    if request.param == "memory":
+        yield MemoryBus()
+        return
+    async with killable(tmp_path / "nats") as server, connect_bus(server.url) as connected:
+        yield connected
+
+
+async def test_facts_whose_ids_were_used_by_others_are_stored_under_other_ids_in_order(
+    bus: Bus, tmp_path: Path
+) -> None:
+    clock = ManualClock()
+    with opened(tmp_path / "state", clock) as ledger, capture_logs() as logs:
+        async with speaking(ledger, bus, clock) as outbox:
+            await emptied(ledger)
+            for ahead in (0, 1, 2):
+                await bus.publish(forged(ledger, ahead))
+            come_and_go(ledger, 6)
+            await emptied(ledger)
+            stored = await facts(bus, 10)
+            note = outbox.speaker.note()
+
+    later = stored[4:]
+    assert [2, 3, 4, 5, 6, 7] == [event.seq for _, event in later]
+    assert [True] * 3 + [False] * 3 == [name.startswith(wire.event_id(event) + ".") for name, event in later]
+    assert 3 == outbox.speaker.taken
+    told = [line for line in logs if line["event"].startswith("the id of a fact is taken")]
+    assert 1 == len(told), "one cause, one line"
+    assert "is another one" in told[0]["finding"]
+    assert note is not None and note.startswith("3 facts went out under other ids than their own")
+
+
+async def test_a_listener_that_believed_others_hears_everything_anew(bus: Bus, tmp_path: Path) -> None:
+    """The forged fact came first under its number, so that the true one is taken for its repetition."""
+    clock, listener = ManualClock(), Listener(bus)
+    with opened(tmp_path / "state", clock) as ledger:
+        async with speaking(ledger, bus, clock), anyio.create_task_group() as tasks:
+            tasks.start_soon(listener.listen)
+            come_and_go(ledger, 1)
+            await emptied(ledger)
+            await listener.agrees_with(ledger)
+            lie = AllocationReleased(
+                node=NODE,
+                epoch=ledger.state.epoch,
+                seq=ledger.state.seq + 1,
+                allocation=next(iter(ledger.state.allocations)),
+                reason="released",
+            )
+            await bus.publish(wire.encode(lie, 0))
+            while listener.state.allocations:
+                await anyio.lowlevel.checkpoint()
+            ledger.grant([Allocation(id=ledger.next_id(), devices={GPU: (DeviceID("GPU-9"),)})])
+            await emptied(ledger)
+            await clock.advance(LOOK_SECONDS)
+            await listener.agrees_with(ledger)
+            tasks.cancel_scope.cancel()
+
+        assert 2 == len(listener.state.allocations)
+
+
+async def test_what_is_said_of_the_hardware_is_stored_under_another_id_too() -> None:
+    bus, clock = MemoryBus(), ManualClock()
+    announcer = Announcer(bus, bus, clock)
+    mine = DeviceHealthChanged(node=NODE, epoch=1, revision=1, devices={})
+    await bus.publish(msgspec.structs.replace(wire.encode(mine, 0), body=b"{}"))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(announcer.run)
+        announcer.say(mine)
+        async with bus.follow(Stream.NODES, wire.subject(mine), after=1) as messages:
+            stored = (await anext(messages)).message
+        tasks.cancel_scope.cancel()
+
+    assert mine == wire.decode(stored)
+    assert stored.headers["ce-id"] == stored.headers["Nats-Msg-Id"]
+    assert stored.headers["ce-id"].startswith(wire.event_id(mine) + ".")
+    assert 1 == announcer.speaker.taken
+
+
+async def test_taken_ids_are_told_once_a_minute_and_noted_for_an_hour() -> None:
+    bus, clock = MemoryBus(), ManualClock()
+    speaker = Speaker(bus, clock)
+    with capture_logs() as logs:
+        for number in range(10):
+            await bus.publish(said(number, "topoalign.v1.allocation.x.granted"))
+        for number in range(10):
+            await speaker.publish(said(number))
+            await clock.advance(TELL_SECONDS / 5)
+    noted = speaker.note()
+    await clock.advance(NOTE_SECONDS)
+
+    assert [1, 6] == [line["taken"] for line in logs]
+    assert noted is not None and noted.startswith("10 facts")
+    assert speaker.note() is None
+
+
+async def test_a_fact_that_was_stored_and_not_confirmed_keeps_its_id() -> None:
+    """The usual reason for a duplicate: the store has the fact itself."""
+    bus, clock = MemoryBus(), ManualClock()
+    speaker = Speaker(bus, clock)
+
+    assert (1, 1) == (await speaker.publish(said(1)), await speaker.publish(said(1)))
+    assert (0, None) == (speaker.taken, speaker.note())
