@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from topoalign.cli import output, people
+from topoalign.cli.effects import Effect, printing
 from topoalign.cli.errors import REFUSED
 from topoalign.cli.link import Link, on_node
 from topoalign.cli.quantities import Count, Size
@@ -91,10 +92,20 @@ def decide(link: Link, verb: str, pod: PodRequest, rules: Changes) -> int | None
         output.note(
             "note: without both --cpus and --memory the pod is Burstable: a kubelet gives it no CPUs of its own"
         )
-    decision, topology = link.ask(verb, AllocateRequest(node=link.node, pod=pod, rules=rules), Decision)
-    status = show(link.node, decision, topology, link.as_json)
-    if verb == "allocate" and status is None and not link.as_json:
-        output.note(f"give it back with: topoalign release {clean(f'{pod.namespace}/{pod.name}', 520)}")
+    name = clean(f"{pod.namespace}/{pod.name}", 520)
+    request = AllocateRequest(node=link.node, pod=pod, rules=rules)
+    if verb != "allocate":
+        return show(link.node, *link.ask(verb, request, Decision), link.as_json)
+    effect = Effect(
+        f"the allocation for pod {name}",
+        f"`topoalign explain {name}` shows what the pod holds, `topoalign release {name}` gives it back; "
+        "asking again for the same is safe",
+    )
+    decision, topology = link.ask(verb, request, Decision, effect)
+    with printing(effect):
+        status = show(link.node, decision, topology, link.as_json)
+    if status is None and not link.as_json:
+        output.note(f"give it back with: topoalign release {name}")
     return status
 
 
@@ -158,12 +169,18 @@ def release(link: Link, target: str) -> None:
       topoalign release ml/train
       topoalign release 0198c1d2
     """
-    released, _ = link.ask("release", ReleaseRequest(node=link.node, target=target), tuple[AllocationID, ...])
-    if link.as_json:
-        output.document({"node": link.node, "released": released})
-        return
-    for allocation in released:
-        output.say(f"released {clean(allocation, 120)}")
+    name = clean(target, 520)
+    effect = Effect(
+        f"the release of {name}", f"`topoalign explain {name}` shows what is still held; releasing it again is safe"
+    )
+    request = ReleaseRequest(node=link.node, target=target)
+    released, _ = link.ask("release", request, tuple[AllocationID, ...], effect)
+    with printing(effect):
+        if link.as_json:
+            output.document({"node": link.node, "released": released})
+            return
+        for allocation in released:
+            output.say(f"released {clean(allocation, 120)}")
 
 
 @click.command()
@@ -180,10 +197,12 @@ def trust(link: Link) -> None:
       topoalign watch --node gpu-7
       topoalign trust --node gpu-7
     """
-    doubt, _ = link.ask("trust", TrustRequest(node=link.node), str | None)
-    if link.as_json:
-        output.document({"node": link.node, "doubt": doubt})
-    elif doubt is None:
-        output.say("there was no doubt about the record")
-    else:
-        output.say(f"the record is confirmed; the doubt was: {clean(doubt, 300)}")
+    effect = Effect("the confirmation of the record", "`topoalign trust` can be said again")
+    doubt, _ = link.ask("trust", TrustRequest(node=link.node), str | None, effect)
+    with printing(effect):
+        if link.as_json:
+            output.document({"node": link.node, "doubt": doubt})
+        elif doubt is None:
+            output.say("there was no doubt about the record")
+        else:
+            output.say(f"the record is confirmed; the doubt was: {clean(doubt, 300)}")

@@ -23,7 +23,7 @@ OK, FAILURE, USAGE, NOT_FOUND, REFUSED, INVALID, FINDINGS, UNAVAILABLE, INTERRUP
 REPORTED = (click.ClickException, click.Abort, TopoalignError, OSError, BaseExceptionGroup, KeyboardInterrupt)
 """What `report` can say something about."""
 
-BY_CODE = {"NotFound": NOT_FOUND, "KubeletOwnsDevices": REFUSED}
+BY_CODE = {"NotFound": NOT_FOUND, "KubeletOwnsDevices": REFUSED, "Interrupted": INTERRUPTED}
 """Codes that say more than the base they stand on, also where they come from another process."""
 
 REMEDIES = {

@@ -7,10 +7,12 @@ import click
 
 from topoalign.cli import link as links
 from topoalign.cli import output
+from topoalign.cli.effects import printing
 from topoalign.cli.errors import FAILURE
 from topoalign.cli.link import Link, Standing, on_node
 from topoalign.core.events import DeviceHealth
 from topoalign.core.ids import DeviceID
+from topoalign.core.maintenance import Word
 from topoalign.core.topology.model import Gpu
 from topoalign.core.topology.offers import base_of
 
@@ -125,7 +127,7 @@ def cordon(link: Link, devices: Sequence[str], reason: str) -> None:
       topoalign gpu cordon 3 --reason "fan is replaced at noon"
       topoalign gpu cordon 0000:07:00.0 mlx5_0 --node gpu-1
     """
-    show(link, link.tell("cordon", devices, reason))
+    tell(link, "cordon", devices, reason)
 
 
 @gpu.command()
@@ -139,7 +141,7 @@ def uncordon(link: Link, devices: Sequence[str]) -> None:
     Examples:
       topoalign gpu uncordon 3
     """
-    show(link, link.tell("uncordon", devices, ""))
+    tell(link, "uncordon", devices)
 
 
 @gpu.command()
@@ -155,10 +157,17 @@ def heal(link: Link, devices: Sequence[str]) -> int | None:
     Examples:
       topoalign gpu heal 3
     """
-    health = link.tell("heal", devices, "")
-    show(link, health)
+    health = tell(link, "heal", devices)
     still = [device for device, known in health.items() if not known.usable]
     return FAILURE if still else None
+
+
+def tell(link: Link, word: Word, devices: Sequence[str], reason: str = "") -> Mapping[DeviceID, DeviceHealth]:
+    """Tells the node's discovery, and prints the health of each device from now on."""
+    health = link.tell(word, devices, reason)
+    with printing(links.spoken(word, devices)):
+        show(link, health)
+    return health
 
 
 def show(link: Link, health: Mapping[DeviceID, DeviceHealth]) -> None:

@@ -2,7 +2,8 @@
 The way from the command line to running services: which NATS, which node, and one question over it.
 
 An option says it, else the environment, else the `up` that this user runs; the node is then the one that `up` plays, else
-this host. Nothing here waits longer than a few seconds for an answer.
+this host. Nothing here waits longer than a few seconds for an answer. How a question is put that changes something is in
+`effects`.
 """
 
 import os
@@ -16,12 +17,12 @@ from typing import Any, TypeVar
 
 import anyio
 import click
-import msgspec
 
 from topoalign.cli import output, running, this_machine
+from topoalign.cli.effects import Effect, Question, put, undone_unless
 from topoalign.client import Client
 from topoalign.core import wire
-from topoalign.core.errors import BadRequest, BusUnavailable, NotFound, Unavailable
+from topoalign.core.errors import BadRequest, NotFound, TopoalignError, Unavailable, quoted
 from topoalign.core.events import (
     Allocation,
     AllocationsSnapshot,
@@ -44,6 +45,8 @@ R = TypeVar("R", bound=Reading)
 CONNECT_SECONDS = 3.0
 ANSWER_SECONDS = 10.0
 """For a decision: far above the slowest ones, so that only a dead allocator is given up."""
+WORDS_SECONDS = 3.0
+"""For the topology that an answer is worded with; without it device ids stand alone."""
 
 
 class NothingRuns(Unavailable):
@@ -55,18 +58,6 @@ class NothingRuns(Unavailable):
         super().__init__(
             "no NATS to ask: neither --nats nor TOPOALIGN_NATS_URL is set, and no `topoalign up` of this user runs",
             "start `topoalign up` in another terminal, or give --nats URL",
-        )
-
-
-class NodeSilent(Unavailable):
-    """NATS is there, and a service of the node is not."""
-
-    code = "NodeSilent"
-
-    def __init__(self, node: NodeName, finding: str, service: str = "allocator") -> None:
-        super().__init__(
-            f"the {service} of node {node} does not answer: {finding}",
-            "give the node's name with --node, and see whether `topoalign up` or `topoalign node` runs there",
         )
 
 
@@ -91,42 +82,51 @@ class Link:
     def node(self) -> NodeName:
         return self.found[1]
 
-    def ask(self, verb: str, request: object, kind: Any) -> tuple[Any, Topology]:
+    def ask(self, verb: str, request: object, kind: Any, effect: Effect | None = None) -> tuple[Any, Topology]:
         """
         One question to the allocator of the node, and the node's topology to word the answer with.
 
-        `kind` is the type of the answer. The topology is empty where none was announced, and with --json, which does
-        not need it. Raises what the allocator failed with, and NodeSilent if it does not answer.
+        `kind` is the type of the answer, `effect` what the request changes. The topology is empty where none was announced
+        or can be had now, and with --json, which does not need it. Raises what the allocator failed with, NodeSilent if it
+        does not answer, and OutcomeUnknown if it does not and may have done it.
         """
-        return anyio.run(self._ask, verb, request, kind)
+        found: list[tuple[Any, Topology]] = []
+        with undone_unless(found, effect):
+            anyio.run(self._ask, verb, request, kind, effect, found.append)
+        return found[-1]
 
     def tell(self, word: Word, devices: Sequence[str], reason: str) -> dict[DeviceID, DeviceHealth]:
         """
         An operator's word on devices, to the discovery of the node. Returns how each of them is from now on.
 
-        Raises what discovery failed with, and NodeSilent if it does not answer.
+        Raises what discovery failed with, NodeSilent if it does not answer, and OutcomeUnknown if it may have heard.
         """
-        return anyio.run(self._tell, word, DevicesRequest(node=self.node, devices=tuple(devices), reason=reason))
+        request, effect = DevicesRequest(node=self.node, devices=tuple(devices), reason=reason), spoken(word, devices)
+        found: list[dict[DeviceID, DeviceHealth]] = []
+        with undone_unless(found, effect):
+            anyio.run(self._tell, word, request, effect, found.append)
+        return found[-1]
 
-    async def _tell(self, word: Word, request: DevicesRequest) -> dict[DeviceID, DeviceHealth]:
+    async def _tell(self, word: Word, request: DevicesRequest, effect: Effect, found: Callable[[Any], None]) -> None:
         async with connected(self.nats) as bus:
-            try:
-                body = await bus.ask(
-                    wire.devices_subject(request.node, word), msgspec.json.encode(request), ANSWER_SECONDS
-                )
-            except BusUnavailable as error:
-                raise NodeSilent(request.node, error.finding, "discovery") from error
-            return wire.answered(body, dict[DeviceID, DeviceHealth])
+            question = Question(wire.devices_subject(request.node, word), request, "discovery")
+            found(await put(bus, request.node, question, dict[DeviceID, DeviceHealth], effect, ANSWER_SECONDS))
 
-    async def _ask(self, verb: str, request: object, kind: Any) -> tuple[Any, Topology]:
+    async def _ask(
+        self, verb: str, request: object, kind: Any, effect: Effect | None, found: Callable[[Any], None]
+    ) -> None:
         node = self.node
         async with connected(self.nats) as bus:
-            try:
-                body = await bus.ask(wire.admission_subject(node, verb), msgspec.json.encode(request), ANSWER_SECONDS)
-            except BusUnavailable as error:
-                raise NodeSilent(node, error.finding) from error
-            answer = wire.answered(body, kind)
-            return answer, Topology() if self.as_json else await newest_topology(bus, node) or Topology()
+            question = Question(wire.admission_subject(node, verb), request, "allocator")
+            answer = await put(bus, node, question, kind, effect, ANSWER_SECONDS)
+            found((answer, Topology()))
+            if not self.as_json:
+                with anyio.move_on_after(WORDS_SECONDS), suppress(TopoalignError):
+                    found((answer, await newest_topology(bus, node) or Topology()))
+
+
+def spoken(word: Word, devices: Sequence[str]) -> Effect:
+    return Effect(f"the {word} of {quoted(devices)}", "`topoalign gpu list` shows it; saying it again is safe")
 
 
 def located(nats: str | None, node: str | None, environment: Mapping[str, str]) -> tuple[str, NodeName]:

@@ -179,6 +179,21 @@ class BusUnavailable(Unavailable):
         super().__init__(finding, "check that nats-server runs and is reachable; `topoalign doctor` tests it")
 
 
+class NobodyAnswers(BusUnavailable):
+    """No one has subscribed to the subject: no such service, or no stream that stores it. Nobody got the message."""
+
+
+class DeadlinePassed(Unavailable):
+    """A request came after the time up to which its asker waits for the answer. Nothing of it was done."""
+
+    code = "DeadlinePassed"
+
+    def __init__(self, request: str, why: str) -> None:
+        super().__init__(
+            f"{clean(request, 600)} was refused: {why}", "nothing has changed; ask again if it is still wanted"
+        )
+
+
 class BusRefused(Unavailable):
     """The bus answered, and the answer was no: permissions, limits, an older server, a store set up otherwise."""
 

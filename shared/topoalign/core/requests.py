@@ -150,24 +150,56 @@ def overridden(rules: AdmissionRules, changes: Mapping[str, str | int | bool]) -
         raise InvalidField("rules", clean(str(error), 200), "see `topoalign allocate --help` for the rules") from error
 
 
+class ClockRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Asks the allocator of a node what its clock shows, to give the next request a deadline."""
+
+    node: NodeName
+
+
+class ClockReading(msgspec.Struct, frozen=True, kw_only=True):
+    """What the clock of an allocator's process showed when it answered."""
+
+    clock: str
+    """Names it; a process that starts anew has another one."""
+    now: float
+    """Seconds since some moment."""
+
+
+class Deadline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """
+    The time after which a request is refused: DeadlinePassed. Who waits 10 s for an answer names `now + 10`.
+    """
+
+    clock: str
+    """`ClockReading.clock`."""
+    at: float
+    """Seconds on that clock."""
+
+
 class AllocateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """
     Asks the allocator of a node to admit a pod (`allocate`) or to say whether it would (`what-if`).
 
-    Asking again for a pod that already holds what it asks for gets the same answer, so it is safe to repeat.
+    Asking again for a pod that already holds what it asks for gets the same answer, so it is safe to repeat: also after a
+    restart of the allocator, whose journal has what was granted. It is the same request if it has the pod's name and asks,
+    for each container, for as many of each device, CPU and byte.
     """
 
     node: NodeName
     pod: PodRequest
     rules: dict[str, str | int | bool] = {}
     """Rules that differ from the node's own, by the field names of `AdmissionRules`."""
+    deadline: Deadline | None = None
+    """None: it is never late, as from earlier versions. `what-if` has no effect and looks at none."""
 
 
-class ReleaseRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ReleaseRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Gives back allocations: one by its id, or all of a pod named `namespace/name`."""
 
     node: NodeName
     target: str
+    deadline: Deadline | None = None
+    """As of AllocateRequest: what comes late could give back what the pod was given since."""
 
 
 class ExplainRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -216,7 +216,7 @@ def hints_subject(node: NodeName) -> str:
 
 
 def admission_subject(node: NodeName, verb: str) -> str:
-    """`verb` is allocate, release, what-if, explain or snapshot."""
+    """`verb` is allocate, release, what-if, explain, snapshot, trust or clock."""
     return f"{PREFIX}.admission.{token(node)}.{verb}"
 
 

@@ -14,8 +14,12 @@ from contextlib import asynccontextmanager
 import anyio
 import msgspec
 
+<<<<<<< HEAD
 from topoalign.core import wire
 from topoalign.core.errors import BusUnavailable, IdTaken, clean
+=======
+from topoalign.core.errors import BusUnavailable, NobodyAnswers, clean
+>>>>>>> 1bbcd63 (Refuse requests after their deadline and keep what was granted told)
 from topoalign.core.ports import Endpoint, Message, Received, Stream
 from topoalign.runtime import stores
 from topoalign.runtime.answers import reply_to
@@ -169,7 +173,7 @@ class MemoryBus:
         for desk in self._desks:
             if stores.matches(desk.endpoint.subject, subject):
                 return await desk.ask(body, within)
-        raise BusUnavailable(f"nobody answers on {clean(subject, 200)}")
+        raise NobodyAnswers(f"nobody answers on {clean(subject, 200)}")
 
     @asynccontextmanager
     async def serve(self, service: str, endpoints: Sequence[Endpoint]) -> AsyncIterator[None]:

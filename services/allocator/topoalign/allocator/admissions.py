@@ -14,6 +14,8 @@ import anyio
 import msgspec
 import structlog
 
+from topoalign.allocator.choices import allowed
+from topoalign.allocator.deadlines import Deadlines
 from topoalign.allocator.handouts import nothing_to_ask
 from topoalign.allocator.held import held_by, holds
 from topoalign.allocator.kubelet_files import Known, KubeletFiles
@@ -45,6 +47,8 @@ from topoalign.core.ports import Bus, Endpoint
 from topoalign.core.requests import (
     AdmissionRules,
     AllocateRequest,
+    ClockReading,
+    ClockRequest,
     ExplainRequest,
     Mode,
     PodRequest,
@@ -54,9 +58,6 @@ from topoalign.core.requests import (
 )
 from topoalign.core.state import NodeState
 from topoalign.runtime.answers import answering
-
-CHOICES = frozenset({"policy", "scope", "mode", "placement", "compat", "prefer_closest_numa_nodes"})
-"""Rules that a request for an allocation may choose."""
 
 REMEMBERED = 1_000
 """Decisions kept for `explain`."""
@@ -70,7 +71,7 @@ async def nothing_ended() -> Sequence[Allocation]:
 
 
 class Admissions:
-    """Answers allocate, release, what-if, explain, snapshot and trust for one node."""
+    """Answers allocate, release, what-if, explain, snapshot, trust and clock for one node."""
 
     def __init__(
         self,
@@ -95,6 +96,7 @@ class Admissions:
         self._hint_seconds = hint_seconds
         self._turn = anyio.Lock()
         self._decisions: OrderedDict[str, Decision] = OrderedDict()
+        self.deadlines = Deadlines(ledger.clock, ledger.state.epoch)
         self.hint_fallbacks = 0
         """Questions that were answered in process because the hinting service did not."""
 
@@ -106,6 +108,7 @@ class Admissions:
             "explain": answering(ExplainRequest, self.explain),
             "snapshot": answering(SnapshotRequest, self.snapshot),
             "trust": answering(TrustRequest, self.trust),
+            "clock": answering(ClockRequest, self.clock),
         }
         node = self._ledger.node
         return [
@@ -123,13 +126,17 @@ class Admissions:
         if rules.mode is Mode.KUBELET:  # it passes over what no plugin serves, relying on a scheduler that there is not
             for container in (*pod.init_containers, *pod.containers):
                 check_resources_known(self._ledger.state.hardware, container)
+        name = f"{pod.namespace}/{pod.name}"
         async with self._turn:
+            self.deadlines.check(request.deadline, f"the allocation for pod {name}")
             if held := held_by(self._ledger, pod):
                 if not holds(held, pod, self._ledger.state, rules):
-                    raise PodAlreadyAllocated(f"{pod.namespace}/{pod.name}")
-                return Admission(allocations=self._again(held), explanation=Explanation())
+                    raise PodAlreadyAllocated(name)
+                return self._again(name, held)
             self._undoubted()
-            return self._record(pod, await self._decide(pod, rules))
+            decision = await self._decide(pod, rules)
+            self.deadlines.check(request.deadline, f"the allocation for pod {name}")
+            return self._record(pod, decision)
 
     async def what_if(self, request: AllocateRequest) -> Decision:
         """The decision that `allocate` or the kubelet would make now. Nothing is recorded."""
@@ -150,6 +157,7 @@ class Admissions:
         if self._kubelet_owns_devices:
             raise KubeletOwnsDevices(self._ledger.node)
         async with self._turn:
+            self.deadlines.check(request.deadline, f"the release of {request.target}")
             names = tuple(allocation.id for allocation in self._named(request.target))
             if not names:
                 raise NotFound(
@@ -176,6 +184,11 @@ class Admissions:
         """Says all live allocations anew."""
         self._own(request.node)
         return self._ledger.announce()
+
+    async def clock(self, request: ClockRequest) -> ClockReading:
+        """For the deadline of the next request."""
+        self._own(request.node)
+        return self.deadlines.reading()
 
     async def trust(self, request: TrustRequest) -> str | None:
         """Takes an operator's word that all that is held is in the record; answers which doubt that ended."""
@@ -266,12 +279,16 @@ class Admissions:
         self._remember(f"{pod.namespace}/{pod.name}", decision)
         return decision
 
-    def _again(self, held: Sequence[Allocation]) -> tuple[Allocation, ...]:
-        """The same allocations, which whoever asks for them again has in this boot of the node."""
+    def _again(self, name: str, held: Sequence[Allocation]) -> Admission:
+        """The same answer as before; whoever asks for it again has it in this boot of the node."""
         stale = [(each.id, each.owner) for each in held if each.id in self._ledger.state.stale]
         with suppress(StateFault):  # they are held all the same
             self._ledger.bind([(name, owner) for name, owner in stale if owner is not None])
-        return tuple(self._ledger.state.allocations[each.id] for each in held)
+        had, ids = self._decisions.get(name), {each.id for each in held}
+        same = isinstance(had, Admission) and ids == {each.id for each in had.allocations}
+        explanation = had.explanation if had is not None and same else Explanation()
+        allocations = tuple(self._ledger.state.allocations[each.id] for each in held)
+        return Admission(allocations=allocations, explanation=explanation)
 
     def _remember(self, name: str, decision: Decision) -> None:
         self._decisions[name] = decision
@@ -282,15 +299,3 @@ class Admissions:
 
 def doubted(doubt: str) -> str:
     return f"the journal was damaged ({doubt}): something may be held that is not in the record"
-
-
-def allowed(changes: dict[str, str | int | bool]) -> dict[str, str | int | bool]:
-    """
-    The same changes, if somebody who asks for a pod may make them. What the node keeps for itself is not among them; a
-    prediction may assume anything. Raises InvalidField that names the rule.
-    """
-    for name in sorted(changes.keys() - CHOICES):
-        raise InvalidField(
-            f"rules.{clean(name)}", "is the node's own", f"choose {', '.join(sorted(CHOICES))} per request"
-        )
-    return changes

@@ -116,6 +116,10 @@ class Ledger:
         return self._journal.doubt
 
     @property
+    def clock(self) -> Clock:
+        return self._clock
+
+    @property
     def boot(self) -> str:
         """The boot of the node that discovery tells of; empty: not known yet."""
         return self.state.topology.boot_id if self.state.topology is not None else ""

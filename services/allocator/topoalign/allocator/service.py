@@ -178,3 +178,8 @@ class AllocatorMetrics(Collector):
             "Hint questions answered in process because the hinting service did not.",
             value=self._allocator.admissions.hint_fallbacks,
         )
+        yield CounterMetricFamily(
+            "topoalign_allocator_late_requests",
+            "Requests that came after their deadline and were refused.",
+            value=self._allocator.admissions.deadlines.missed,
+        )

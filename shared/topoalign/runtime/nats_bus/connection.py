@@ -22,7 +22,7 @@ import structlog
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from topoalign.core.errors import BusRefused, BusUnavailable, clean
+from topoalign.core.errors import BusRefused, BusUnavailable, NobodyAnswers, clean
 from topoalign.runtime.nats_bus.access import Access, shown
 from topoalign.runtime.nats_bus.library import TolerantClient, abandon, contained, parked, socket_of
 
@@ -34,10 +34,6 @@ CONNECT_SECONDS = 2
 CLOSE_SECONDS = 2
 
 log = structlog.get_logger("topoalign.runtime.nats")
-
-
-class NobodyAnswers(BusUnavailable):
-    """No one has subscribed to the subject: no such service, or no stream that stores it."""
 
 
 class Wait:

@@ -1,0 +1,143 @@
+"""
+Questions that change something, and what is known of the change when no answer comes.
+
+Three outcomes are told apart. The answer came: then it is what the command says, whatever fails after it. Nobody got the
+question: nothing has changed. Anything else is not known: the error names what may have changed and the command that tells.
+
+A request to an allocator carries a deadline, so that it does nothing once its asker has given up (`core.requests.Deadline`).
+The asker reads the allocator's clock first; an allocator without such a clock is of an earlier version and gets no deadline.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+import anyio
+import msgspec
+
+from topoalign.cli import output
+from topoalign.core import wire
+from topoalign.core.errors import BusRefused, BusUnavailable, NobodyAnswers, Unavailable, Undecodable
+from topoalign.core.ids import NodeName
+from topoalign.core.ports import Bus
+from topoalign.core.requests import AllocateRequest, ClockReading, ClockRequest, Deadline, ReleaseRequest
+
+
+class Effect(NamedTuple):
+    """What a request changes, for people."""
+
+    what: str
+    """`the allocation for pod ml/train`."""
+    settle: str
+    """The commands that show whether it was done, and undo or complete it."""
+
+
+class Question(NamedTuple):
+    subject: str
+    request: object
+    service: str
+    """Who answers: `allocator`."""
+
+
+class NodeSilent(Unavailable):
+    """NATS is there, and a service of the node is not."""
+
+    code = "NodeSilent"
+
+    def __init__(self, node: NodeName, finding: str, service: str, effect: Effect | None = None) -> None:
+        undone = f"; {effect.what} was not asked for" if effect is not None else ""
+        settle = f"; {effect.settle}" if effect is not None else ""
+        super().__init__(
+            f"the {service} of node {node} does not answer: {finding}{undone}",
+            f"give the node's name with --node, and see whether `topoalign up` or `topoalign node` runs there{settle}",
+        )
+
+
+class OutcomeUnknown(Unavailable):
+    """The question was sent and no answer came: it may have been done."""
+
+    code = "OutcomeUnknown"
+
+    def __init__(self, effect: Effect, why: str) -> None:
+        super().__init__(f"it is not known whether {effect.what} was done: {why}", effect.settle)
+
+
+class Interrupted(OutcomeUnknown):
+    """Somebody pressed Ctrl-C meanwhile."""
+
+    code = "Interrupted"
+
+
+async def put(bus: Bus, node: NodeName, question: Question, kind: Any, effect: Effect | None, within: float) -> Any:
+    """
+    The answer to a question, of type `kind`. An allocator does not carry it out later than `within` seconds from now.
+
+    Raises what the service failed with, NodeSilent where nothing was done, and OutcomeUnknown.
+    """
+    until = anyio.current_time() + within
+    request = question.request
+    if effect is not None and isinstance(request, AllocateRequest | ReleaseRequest):
+        try:
+            deadline = await deadline_until(bus, node, until)
+        except BusUnavailable as error:
+            raise NodeSilent(node, error.finding, question.service, effect) from error
+        request = msgspec.structs.replace(request, deadline=deadline)
+    left = until - anyio.current_time()
+    try:
+        return wire.answered(await bus.ask(question.subject, msgspec.json.encode(request), max(left, 0.0)), kind)
+    except NobodyAnswers as error:
+        raise NodeSilent(node, error.finding, question.service, effect) from error
+    except BusUnavailable as error:
+        if effect is None:
+            raise NodeSilent(node, error.finding, question.service) from error
+        raise OutcomeUnknown(effect, error.finding) from error
+    except Undecodable as error:
+        if effect is None:
+            raise
+        raise OutcomeUnknown(effect, error.finding) from error
+
+
+async def deadline_until(bus: Bus, node: NodeName, until: float) -> Deadline | None:
+    """
+    The deadline that is this moment of ours or a little before; None for an allocator that knows no deadlines.
+
+    Raises BusUnavailable.
+    """
+    question = msgspec.json.encode(ClockRequest(node=node))
+    try:
+        body = await bus.ask(wire.admission_subject(node, "clock"), question, until - anyio.current_time())
+    except (NobodyAnswers, BusRefused):  # BusRefused: this user may only say what earlier versions asked
+        return None
+    reading = wire.answered(body, ClockReading)
+    return Deadline(clock=reading.clock, at=reading.now + until - anyio.current_time())
+
+
+@contextmanager
+def undone_unless(found: Sequence[object], effect: Effect | None) -> Iterator[None]:
+    """
+    Lets failures out only while there is no answer: what goes wrong after it, such as a connection that breaks while it is
+    closed, does not undo what was done. Raises Interrupted for Ctrl-C while an effect is not known.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if not found and effect is not None:
+            raise Interrupted(effect, "interrupted") from error
+        if not found:
+            raise
+    except Exception:
+        if not found:
+            raise
+
+
+@contextmanager
+def printing(effect: Effect) -> Iterator[None]:
+    """For an answer that tells of an effect: where it cannot be printed, a note says how to see what was done."""
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError:
+        with suppress(OSError):
+            output.note(f"note: {effect.what} was answered, and the answer cannot be printed: {effect.settle}")
+        raise
