@@ -14,12 +14,7 @@ from contextlib import asynccontextmanager
 import anyio
 import msgspec
 
-<<<<<<< HEAD
-from topoalign.core import wire
-from topoalign.core.errors import BusUnavailable, IdTaken, clean
-=======
-from topoalign.core.errors import BusUnavailable, NobodyAnswers, clean
->>>>>>> 1bbcd63 (Refuse requests after their deadline and keep what was granted told)
+from topoalign.core.errors import BusUnavailable, IdTaken, NobodyAnswers, clean
 from topoalign.core.ports import Endpoint, Message, Received, Stream
 from topoalign.runtime import stores
 from topoalign.runtime.answers import reply_to

@@ -19,11 +19,7 @@ from nats.micro import add_service
 from nats.micro.request import Handler, Request
 
 from topoalign.core import wire
-<<<<<<< HEAD
-from topoalign.core.errors import BusRefused, BusUnavailable, IdTaken, InvalidField, clean
-=======
-from topoalign.core.errors import BusRefused, BusUnavailable, InvalidField, NobodyAnswers, clean
->>>>>>> 1bbcd63 (Refuse requests after their deadline and keep what was granted told)
+from topoalign.core.errors import BusRefused, BusUnavailable, IdTaken, InvalidField, NobodyAnswers, clean
 from topoalign.core.ports import Endpoint, Message, Received, Stream
 from topoalign.runtime import stores
 from topoalign.runtime.answers import reply_to
