@@ -1,5 +1,6 @@
 """A NATS server of a few lines that drops its connections when its script says so, and has all of topoalign's stores."""
 
+from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from random import Random
@@ -25,6 +26,8 @@ class ScriptedNats:
         """`patience` None: that connection is served for as long as it stands."""
         self.url = ""
         self.drops = 0
+        self.verbs: deque[str] = deque(maxlen=100)
+        """Of the newest commands of all connections."""
         self.patient = anyio.Event()
         """A connection has come that is served for as long as it stands."""
         self.stalls = False
@@ -52,6 +55,7 @@ class ScriptedNats:
         done = 0
         async for verb, arguments in self.commands(stream):
             done += 1
+            self.verbs.append(verb)
             if self.stalls or done == patience:
                 return
             if verb == "PING":

@@ -1,6 +1,7 @@
 """What the kubelet gets for its calls to a device plugin."""
 
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, aclosing
 
 import anyio
 import msgspec
@@ -13,11 +14,13 @@ from kubelet_support import MemoryDesk, served, short_directory, two_nodes
 from topoalign.allocator.kubelet import server
 from topoalign.allocator.kubelet.api import v1beta1
 from topoalign.allocator.kubelet.client import KubeletAway
+from topoalign.allocator.kubelet.listing import EncodedDevices
 from topoalign.allocator.kubelet.server import DevicePlugin
 from topoalign.allocator.kubelet.transport import Server
 from topoalign.core.errors import StateFault, UnknownDevice
 from topoalign.core.events import DeviceHealth, HealthState
 from topoalign.core.ids import GPU, NIC, DeviceID, ResourceName
+from topoalign.core.state import NodeState
 
 pytestmark = pytest.mark.anyio
 
@@ -89,6 +92,32 @@ async def test_a_change_of_health_is_listed_and_an_allocation_is_not() -> None:
 
         second = await anext(stream)
         assert ["GPU-5"] == [device.id for device in second.devices if device.health == "Unhealthy"]
+
+
+async def test_a_change_while_the_list_is_put_together_is_listed_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large list takes a while to encode, and is of the state before."""
+    desk = MemoryDesk(two_nodes())
+    service = DevicePlugin(GPU, desk)
+    put_together = service.listing.of
+
+    async def slowly(state: NodeState) -> EncodedDevices:
+        encoded = await put_together(state)
+        if desk.state is state and state.health_of(DeviceID("GPU-5")).usable:
+            desk.judge({DeviceID("GPU-5"): DeviceHealth(state=HealthState.UNHEALTHY)})
+        return encoded
+
+    monkeypatch.setattr(service.listing, "of", slowly)
+    lists = service.list_and_watch(v1beta1.Empty())
+    assert isinstance(lists, AsyncGenerator)
+    async with aclosing(lists) as stream:
+        first = await anext(stream)
+        with anyio.fail_after(30):
+            second = await anext(stream)
+
+    listed = [
+        v1beta1.ListAndWatchResponse.FromString(response.SerializeToString()).devices for response in (first, second)
+    ]
+    assert [[], ["GPU-5"]] == [[device.id for device in one if device.health == "Unhealthy"] for one in listed]
 
 
 async def test_a_second_stream_ends_the_first() -> None:

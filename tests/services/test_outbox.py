@@ -1,13 +1,14 @@
-"""The outbox notices what the stream has lost, also on a node where nothing happens."""
+"""The outbox notices what the stream has lost, also on a node where nothing happens, and says what the bus refuses."""
 
 import anyio
 import pytest
 
 from topoalign.allocator.journal import MemoryJournal
 from topoalign.allocator.ledger import Ledger
-from topoalign.allocator.outbox import LOOK_SECONDS, Outbox
+from topoalign.allocator.outbox import LONGEST_PAUSE, LOOK_SECONDS, Outbox
+from topoalign.core.errors import BusRefused, BusUnavailable, Unavailable
 from topoalign.core.ids import NodeName
-from topoalign.core.ports import Stream
+from topoalign.core.ports import Message, Stream
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
 
@@ -38,3 +39,33 @@ async def test_an_idle_node_says_everything_anew_once_the_stream_has_lost_it() -
 
     assert (1, 2) == (whole, ledger.state.seq)
     assert 0 == len(ledger.pending)
+
+
+class Refusing(MemoryBus):
+    """A bus that takes nothing for as long as there is a reason."""
+
+    reason: Unavailable | None = None
+
+    async def publish(self, message: Message) -> int:
+        if self.reason is not None:
+            raise self.reason
+        return await super().publish(message)
+
+
+async def test_a_refusal_is_told_for_as_long_as_it_lasts_and_no_longer() -> None:
+    """A bus that is away refuses nothing; one that takes a fact refuses nothing any more."""
+    bus, clock = Refusing(), ManualClock()
+    full = BusRefused("the store is full", "make room")
+    told: list[tuple[str | None, int]] = []
+    async with anyio.create_task_group() as tasks:
+        ledger = Ledger(NodeName("node-1"), MemoryJournal(), clock)
+        outbox = Outbox(ledger, bus, clock)
+        tasks.start_soon(outbox.run)
+        for reason in (full, BusUnavailable("away"), full, None, full):
+            bus.reason = reason
+            ledger.announce() if not ledger.pending else None
+            await clock.advance(LONGEST_PAUSE)
+            told.append((outbox.refusal, min(outbox.failures, 1)))
+        tasks.cancel_scope.cancel()
+
+    assert [("the store is full", 1), (None, 1), ("the store is full", 1), (None, 0), ("the store is full", 1)] == told

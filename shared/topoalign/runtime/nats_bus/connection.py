@@ -198,6 +198,8 @@ class Connection:
         """Flushes and closes. Never raises and never takes longer than two seconds."""
         with anyio.CancelScope(shield=True):
             with anyio.move_on_after(CLOSE_SECONDS), suppress(nats.errors.Error, OSError), contained():
+                while self.client.is_connected and self.client.pending_data_size and not self.lost.is_set():
+                    await anyio.lowlevel.checkpoint()  # `flush` sends its PING ahead of what the library still keeps
                 if self.client.is_connected and not self.lost.is_set():
                     await self.client.flush(CLOSE_SECONDS)
             self.lose()

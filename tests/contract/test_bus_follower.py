@@ -1,0 +1,76 @@
+"""What a follower does about messages that it was not brought, and about a server that does not serve it."""
+
+from itertools import chain, repeat
+from pathlib import Path
+
+import anyio
+import pytest
+from bus_support import bodies, heard, killable, said
+from nats.aio.msg import Msg
+
+from topoalign.core.errors import BusRefused, BusUnavailable
+from topoalign.core.ports import Message, Received, Stream
+from topoalign.runtime.nats_bus import connect_bus
+from topoalign.runtime.nats_bus.connection import Connection
+from topoalign.runtime.nats_bus.follower import Follower, Pull
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_message_that_got_lost_on_its_way_is_fetched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The consumer counts what it sends, and one number is missing."""
+    arrive, losses = Pull.heard, chain([False, False, True], repeat(False))
+
+    async def lose(self: Pull, message: Msg) -> None:
+        if not (message.reply.startswith("$JS.ACK.") and next(losses)):
+            await arrive(self, message)
+
+    monkeypatch.setattr(Pull, "heard", lose)
+    async with killable(tmp_path) as server, connect_bus(server.url) as bus:
+        for number in range(10):
+            await bus.publish(said(number))
+        async with bus.follow(Stream.ALLOCATIONS, "topoalign.v1.>") as messages:
+            with anyio.fail_after(30):
+                received = await heard(messages, 10)
+
+    assert [said(number).body for number in range(10)] == bodies(received)
+
+
+async def test_tries_to_follow_are_made_ever_more_rarely_and_from_the_beginning_after_a_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    away, refused = BusUnavailable("away"), BusRefused("no permission", "grant it")
+    outcomes = chain([away] * 10, [None, away, None], [refused] * 11, [None])
+    pauses: list[list[float]] = [[]]
+
+    class Scripted(Follower):
+        async def begin(self, connection: Connection) -> Pull:
+            outcome = next(outcomes)
+            if outcome is not None:
+                raise outcome
+            return OneMessage(connection, Stream.NODES, "x")
+
+    class OneMessage(Pull):
+        async def next(self) -> Received:
+            return Received(message=Message(subject="x", headers={}, body=b""), position=1)
+
+    async def connected() -> Connection:
+        return Connection("x", "_INBOX_x")
+
+    async def note(seconds: float) -> None:
+        pauses[-1].append(seconds)
+
+    async def repair(connection: Connection) -> None:
+        raise AssertionError
+
+    scripted = Scripted(connected, repair, Stream.NODES, "x", 0)
+    monkeypatch.setattr(anyio, "sleep", note)
+    for _ in range(3):
+        await anext(scripted)
+        await scripted.end()
+        pauses.append([])
+
+    doubled = [0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28]
+    assert [[*doubled, 2.0, 2.0, 2.0], [0.02], [*doubled, 2.56, 5.0, 5.0, 5.0], []] == pauses
