@@ -7,7 +7,7 @@ The inventories of the nodes stand in `devices.json` beside the file of the case
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -60,6 +60,8 @@ class NodeCase(msgspec.Struct, frozen=True, kw_only=True):
     numa_nodes: list[int] | None = None
     scorer: Scorer | None = None
     required_free: dict[DeviceType, dict[int, dict[str, int]]] = {}
+    phase: Literal["Filter", "Reserve"] | None = None
+    """Of the scheduler. None: Reserve where there is a scorer, since Filter runs without."""
 
     def asked(self, inventories: "Inventories") -> Asked:
         inventory = inventories.read(self.device, self.node_labels)
@@ -72,7 +74,7 @@ class NodeCase(msgspec.Struct, frozen=True, kw_only=True):
             nodes=None if self.numa_nodes is None else frozenset(self.numa_nodes),
             scorer=self.scorer,
             caps=self.required_free,
-            first_look=self.scorer is None,
+            first_look=self.phase == "Filter" if self.phase is not None else self.scorer is None,
         )
 
 

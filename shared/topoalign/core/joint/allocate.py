@@ -25,13 +25,10 @@ Allocation = Mapping[DeviceType, Sequence[Given]]
 
 def allocate(asked: Asked) -> Allocation:
     """Raises DevicesDoNotFit, and TooMuchWork where a search for `SamePCIe` does not end within its limit."""
-    kinds = [kind for kind in DeviceType if kind in asked.demand.requests]
+    kinds = types_to_give(asked)
     wants = {kind: wanted(asked, kind) for kind in kinds}
     offers = {kind: candidates(asked, kind, wants[kind].each) for kind in kinds}
     joint = asked.demand.joint if len(kinds) > 1 else ()
-    if asked.first_look and asked.inventory.well_planned and not is_shared(asked):
-        kinds = [kind for kind in kinds if kind not in joint[1:]]
-        joint = joint[:1]
     if not asked.compat:
         check_counts(asked, kinds, wants, offers)
     given = jointly(asked, joint, wants, offers)
@@ -41,6 +38,18 @@ def allocate(asked: Asked) -> Allocation:
     if DeviceType.GPU in given:
         given[DeviceType.GPU] = [completed(each) for each in given[DeviceType.GPU]]
     return {kind: sorted(each, key=lambda one: one.device.minor) for kind, each in given.items()}
+
+
+def types_to_give(asked: Asked) -> list[DeviceType]:
+    """
+    The types that are looked at: all that something is asked of. Of a well-planned node Koordinator's filter looks at the
+    primary type alone, if whole GPUs are asked for; what it reserves are all of them.
+    """
+    kinds = [kind for kind in DeviceType if kind in asked.demand.requests]
+    joint = asked.demand.joint
+    if not (joint and asked.first_look and asked.inventory.well_planned and asked.demand.gpu) or is_shared(asked):
+        return kinds
+    return [kind for kind in kinds if kind == joint[0]]
 
 
 Wants = Mapping[DeviceType, Wanted]

@@ -5,15 +5,17 @@ Rules of koordinator a7a1b76b (deviceshare, topology hints). A hint is preferred
 says whether the GPUs are those that would be chosen on the whole machine.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from topoalign.core.errors import NoFit, TooMuchWork
-from topoalign.core.joint.allocate import Allocation, allocate
-from topoalign.core.joint.candidates import Asked, considered, wanted
+from topoalign.core.joint.allocate import Allocation, allocate, types_to_give
+from topoalign.core.joint.candidates import Asked, wanted
 from topoalign.core.joint.inventory import ANYWHERE
 from topoalign.core.joint.names import DeviceType
+from topoalign.core.joint.refusals import DevicesDoNotFit, Status
 from topoalign.core.topology.bitmask import masks_by_size, nodes_of
 
 SAME_GPUS = 500
@@ -40,7 +42,10 @@ def numa_hints(asked: Asked) -> Mapping[DeviceType, Sequence[NumaHint]]:
         raise TooMuchWork(
             f"hints over {len(nodes)} NUMA nodes", f"ask on machines with devices on at most {MOST_NODES} NUMA nodes"
         )
-    whole = gpu_minors(allocate(msgspec.structs.replace(asked, nodes=frozenset(nodes))))
+    everywhere = msgspec.structs.replace(asked, nodes=frozenset(nodes))
+    if not has_enough(everywhere):
+        raise DevicesDoNotFit("Insufficient NUMA Scoped Devices", Status.UNRESOLVABLE)
+    whole = gpu_minors(allocate(everywhere))
     found: list[tuple[tuple[int, ...], int]] = []
     for mask in masks_by_size(nodes):
         inside = msgspec.structs.replace(asked, nodes=frozenset(nodes_of(mask)))
@@ -49,15 +54,27 @@ def numa_hints(asked: Asked) -> Mapping[DeviceType, Sequence[NumaHint]]:
             found.append((nodes_of(mask), SAME_GPUS if minors == whole else 0))
     least = min((len(mask) for mask, _ in found), default=0)
     hints = [NumaHint(mask, len(mask) == least, score) for mask, score in found]
-    return {kind: hints for kind in DeviceType if kind in asked.demand.requests}
+    return dict.fromkeys(types_to_give(asked), hints)
+
+
+def has_enough(asked: Asked) -> bool:
+    """
+    Whether the NUMA nodes have as many devices of each type as are wanted, whoever holds them and whatever a selector says.
+    A type without any device there passes, and is refused for that reason. Raises DevicesDoNotFit as `wanted` does.
+    """
+    wants = {kind: wanted(asked, kind).count for kind in types_to_give(asked)}
+    totals = Counter(
+        device.kind
+        for device in asked.inventory.devices
+        if device.place is not None and device.place.node in (asked.nodes or ())
+    )
+    return not any(0 < totals[kind] < count for kind, count in wants.items())
 
 
 def possible_gpus(asked: Asked) -> tuple[int, ...] | None:
     """The GPUs that would be chosen on these NUMA nodes; None if the pod's devices cannot be had there."""
     try:
-        if any(len(considered(asked, kind)) < wanted(asked, kind).count for kind in asked.demand.requests):
-            return None
-        return gpu_minors(allocate(asked))
+        return gpu_minors(allocate(asked)) if has_enough(asked) else None
     except TooMuchWork:
         raise
     except NoFit:

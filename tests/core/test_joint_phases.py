@@ -1,0 +1,75 @@
+"""What Koordinator's filter leaves out of account and its reserve does not, and what no NUMA node of a machine has."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from joint_support import GPU, NIC, SAME_PCIE, box, demand
+
+from topoalign.cli.conformance.koordinator import allocations
+from topoalign.core.joint.allocate import allocate
+from topoalign.core.joint.candidates import Asked
+from topoalign.core.joint.names import DeviceType
+from topoalign.core.joint.numa_hints import numa_hints
+from topoalign.core.joint.refusals import DevicesDoNotFit, Status
+
+SPARSE = msgspec.structs.replace(box([(0, "a"), (0, "b")], [(0, "b")]), well_planned=True)
+"""The only NIC is beside the second GPU, and the first GPU is taken first."""
+ONE_EACH = {"nvidia.com/gpu": 1, "koordinator.sh/rdma": 1}
+
+
+def minors(first_look: bool, requests: dict[str, int]) -> dict[DeviceType, list[int]]:
+    pod = demand(requests, SAME_PCIE, compat=True)
+    given = allocate(Asked(demand=pod, inventory=SPARSE, first_look=first_look))
+    return {kind: [each.device.minor for each in some] for kind, some in given.items()}
+
+
+def test_filter_looks_at_the_primary_type_of_a_well_planned_node_alone_and_reserve_at_all() -> None:
+    assert {GPU: [0]} == minors(True, ONE_EACH)
+    with pytest.raises(DevicesDoNotFit, match="Joint-Allocate rules violation"):
+        minors(False, ONE_EACH)
+
+
+def test_filter_of_a_well_planned_node_passes_over_types_of_no_joint_list_and_of_which_there_is_no_device() -> None:
+    assert {GPU: [0]} == minors(True, {**ONE_EACH, "koordinator.sh/fpga": 100})
+    with pytest.raises(DevicesDoNotFit, match="Insufficient fpga devices"):
+        minors(False, {**ONE_EACH, "koordinator.sh/fpga": 100})
+
+
+@pytest.mark.parametrize(("phase", "passes"), [("Filter", True), ("Reserve", False)])
+def test_a_case_that_names_its_phase_is_answered_for_it(
+    phase: str, passes: bool, tmp_path: Path, vectors: Path
+) -> None:
+    lines = (vectors / "koordinator" / "allocate.jsonl").read_text().splitlines()
+    case = next(each for each in map(json.loads, lines) if each["id"] == "run-wellplanned-filter")
+    (tmp_path / "devices.json").write_bytes((vectors / "koordinator" / "devices.json").read_bytes())
+    (tmp_path / "cases.jsonl").write_text(json.dumps({**case, "phase": phase}))
+
+    assert [passes] == [result.passed for result in allocations(tmp_path / "cases.jsonl")]
+
+
+@pytest.mark.parametrize("wanted", [3, 1_000_000])
+def test_more_than_all_numa_nodes_have_is_refused_for_that_before_any_search(wanted: int) -> None:
+    node = box([(0, "a"), (1, "b")], [(0, "a")])
+    asked = Asked(demand=demand({"nvidia.com/gpu": wanted}, compat=True), inventory=node)
+
+    with pytest.raises(DevicesDoNotFit) as refused:
+        numa_hints(asked)
+    assert ("Insufficient NUMA Scoped Devices",) == refused.value.reasons
+    assert Status.UNRESOLVABLE == refused.value.status
+
+
+def test_devices_that_are_there_and_held_are_a_refusal_of_their_own() -> None:
+    asked = Asked(demand=demand({"nvidia.com/gpu": 2}, compat=True), inventory=box([(0, "a"), (1, "b")], busy_gpus=[0]))
+
+    with pytest.raises(DevicesDoNotFit, match="Insufficient GPU Devices"):
+        numa_hints(asked)
+
+
+def test_a_type_that_no_numa_node_has_is_missing_by_its_name() -> None:
+    asked = Asked(demand=demand({"koordinator.sh/rdma": 200}, compat=True), inventory=box([(0, "a")]))
+
+    with pytest.raises(DevicesDoNotFit, match="Insufficient rdma devices"):
+        numa_hints(asked)
+    assert NIC is DeviceType.RDMA
