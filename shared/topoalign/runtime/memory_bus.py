@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 import anyio
 import msgspec
 
+from topoalign.core import wire
 from topoalign.core.errors import BusUnavailable, IdTaken, NobodyAnswers, clean
 from topoalign.core.ports import Endpoint, Message, Received, Stream
 from topoalign.runtime import stores
