@@ -70,6 +70,50 @@ def test_a_printed_matrix_holds_the_cells_it_was_made_of(matrix: Matrix) -> None
     assert rows == list(again.cells.values())
 
 
+def typed(matrix: Matrix) -> list[list[str]]:
+    """The cells of the header and of each row as a driver prints them: one more stands before the last affinity."""
+    columns = {
+        "CPU Affinity": matrix.cpu_affinity,
+        "NUMA Affinity": matrix.numa_affinity,
+        "GPU NUMA ID": matrix.gpu_numa_id,
+    }
+    columns = {title: column for title, column in columns.items() if column is not None}
+    rows = [["", *matrix.labels, *columns]]
+    for label, cells in matrix.cells.items():
+        affinities = [column.get(label, "") for column in columns.values() if column is not None]
+        if matrix.gpu_numa_id is not None:
+            affinities.insert(-1, "")
+        rows.append([label, *(" X " if cell == "X" else cell for cell in cells), *affinities])
+    return rows
+
+
+@given(matrices(), st.sampled_from(["", "  ", "# "]))
+@settings(max_examples=150)
+def test_a_matrix_whose_tabs_have_become_blanks_is_the_same_with_empty_cells_too(matrix: Matrix, before: str) -> None:
+    lines = ["\t".join(row).expandtabs(8).rstrip() for row in typed(matrix)]
+
+    assert (matrix.cells, matrix.cpu_affinity, matrix.numa_affinity, matrix.gpu_numa_id) == read_cells(lines, before)
+
+
+@given(matrices(), st.sampled_from(["", "> "]), st.booleans(), st.booleans())
+@settings(max_examples=100)
+def test_a_matrix_as_a_markdown_table_is_the_same(matrix: Matrix, before: str, bold: bool, extra: bool) -> None:
+    rows = typed(matrix)
+    if matrix.gpu_numa_id is not None and not extra:  # without the cell that stands below no title
+        rows = [rows[0], *([*row[:-2], row[-1]] for row in rows[1:])]
+    if bold:
+        rows = [[f"**{cell}**" if i == 0 and cell else cell for i, cell in enumerate(row)] for row in rows]
+    lines = ["| " + " | ".join(cell.strip() for cell in row) + " |" for row in rows]
+    lines.insert(1, "|" + " --- |" * len(rows[0]))
+
+    assert (matrix.cells, matrix.cpu_affinity, matrix.numa_affinity, matrix.gpu_numa_id) == read_cells(lines, before)
+
+
+def read_cells(lines: list[str], before: str) -> tuple[object, ...]:
+    matrix = read_matrix("\n".join(before + line for line in [*lines, "", "Legend:"]))
+    return matrix.cells, matrix.cpu_affinity, matrix.numa_affinity, matrix.gpu_numa_id
+
+
 def mutations(text: str) -> st.SearchStrategy[str]:
     """The text with a few characters, words or lines taken out, put in twice, changed or swapped."""
 

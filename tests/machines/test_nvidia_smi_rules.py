@@ -112,7 +112,7 @@ def test_a_whole_paste_is_read_however_it_is_wrapped_up(text: str) -> None:
         (replaced("GPU0\t X ", "GPU0\t\x1bX "), 2, 6, "terminal code that is cut short"),
         (WHOLE + "\x07", 6, 1, r"control character U\+0007"),
         (replaced("\t X \tNV4", "\t X \tOK").replace("GPU1\tNV4", "GPU1\tOK"), 2, 10, "peer-to-peer state"),
-        (WHOLE + LEGEND + "\n" + WHOLE, 11, None, "another matrix stands above"),
+        (WHOLE + LEGEND + "\n" + WHOLE, 11, None, "two matrices, one from line 1 on and another from line 11 on"),
         (WHOLE + NIC_LEGEND.replace("NIC1", "NIC2"), 10, 3, r"names 'NIC2'\W, which has no column|which has no column"),
         (WHOLE + NIC_LEGEND.replace("mlx5_bond_0", "mlx5_0"), 10, 3, "names 'mlx5_0' twice"),
     ],

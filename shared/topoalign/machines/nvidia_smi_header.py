@@ -14,12 +14,13 @@ from itertools import islice
 from topoalign.core.errors import InvalidMachine, quoted
 from topoalign.core.topology.validate import MOST_GPUS, MOST_NICS
 from topoalign.machines.nvidia_smi_cells import CPU_AFFINITY, GPU_NUMA_ID, NUMA_AFFINITY, is_cell
-from topoalign.machines.nvidia_smi_lines import COPY_AGAIN, Line, Word, lines_from, place, wrong
+from topoalign.machines.nvidia_smi_instead import no_matrix
+from topoalign.machines.nvidia_smi_lines import Line, Word, lines_from, place, wrong
 
 MOST_CANDIDATES = 1_000
 """So many lines that begin with a GPU's label are looked at; then the text is no `topo -m` output."""
 
-_CANDIDATE = re.compile(r"^(?:[ \t\xa0#>]|\x1b\[[0-9;]{0,16}m){0,64}GPU[0-9]", re.MULTILINE)
+_CANDIDATE = re.compile(r"^(?:[ \t\xa0#>|*`]|\x1b\[[0-9;]{0,16}m){0,64}GPU[0-9]", re.MULTILINE)
 _GPU = re.compile(r"GPU[0-9]{1,4}")
 _NIC = re.compile(r"NIC[0-9]{1,4}")
 _RDMA_NAME = re.compile(r"[a-z](?=[A-Za-z_.:-]*[0-9])[A-Za-z0-9_.:-]{1,63}")
@@ -76,7 +77,7 @@ def find_header(text: str, start: int = 0) -> Header:
         if all(_is_header_word(word.text) for word in line.words):
             return _read(text, line)
         closest = closest or _near_miss(line)
-    raise closest or InvalidMachine("no line holds the labels of the columns, such as `GPU0 GPU1`", COPY_AGAIN)
+    raise closest or no_matrix(text)
 
 
 def _is_header_word(word: str) -> bool:

@@ -21,7 +21,10 @@ COPY_AGAIN = "copy the whole output again, with no line wrapped: `nvidia-smi top
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u2028\u2029]")
 _ANSI = re.compile(r"\x1b\[[0-9;?]{0,32}[A-Za-z]")
 _COMMENT = re.compile(r"[ \t\xa0]*[#>]+")
+_TABLE_ROW = re.compile(r"[ \t\xa0]*\|[ \t\xa0|*`]*[A-Za-z][A-Za-z_.:-]*[0-9]")
+"""Of a Markdown table, with a label in its first cell that is not empty."""
 _WORD = re.compile(r"\S+")
+_MARKDOWN = str.maketrans("|*`", "\t  ")
 
 
 class Word(NamedTuple):
@@ -36,7 +39,7 @@ class Word(NamedTuple):
 class Line:
     number: int
     text: str
-    """Without terminal codes; a comment sign has become a blank, so that columns stay."""
+    """Without terminal codes; a comment sign has become a blank and a Markdown cell's edge a tab, so that columns stay."""
     after: int
     """Where in the whole text the next line begins."""
 
@@ -84,9 +87,11 @@ def _cleaned(line: str, number: int) -> str:
         if "\x1b" in line:
             raise InvalidMachine("a terminal code that is cut short", COPY_AGAIN, number, line.index("\x1b") + 1)
     comment = _COMMENT.match(line)
-    return line if comment is None else comment[0].replace("#", " ").replace(">", " ") + line[comment.end() :]
+    if comment is not None:
+        line = comment[0].replace("#", " ").replace(">", " ") + line[comment.end() :]
+    return line.translate(_MARKDOWN) if _TABLE_ROW.match(line) else line
 
 
-def wrong(word: Word, finding: str) -> InvalidMachine:
+def wrong(word: Word, finding: str, remedy: str = COPY_AGAIN) -> InvalidMachine:
     """That something is wrong with this word, or begins there."""
-    return InvalidMachine(finding, COPY_AGAIN, word.line, word.column)
+    return InvalidMachine(finding, remedy, word.line, word.column)

@@ -1,14 +1,16 @@
 """
 Reads the matrix of `nvidia-smi topo -m` out of a text: labels, cells and affinities as they stand there.
 
-People paste it with prompts before it and more output after it, as a comment, with tabs turned to blanks, from drivers of
-ten years. All of that is read. What is refused is a paste that lost something, for then the machine would be a guess:
+People paste it with prompts before it and more output after it, as a comment, as a Markdown table, with tabs turned to
+blanks, from drivers of ten years. All of that is read. What is refused is a paste that lost something, for then the machine
+would be a guess:
 
 - a row of a GPU is missing, or shorter than the header
 - some rows of NICs are missing; if all of them are, they were left out, and what the rows of the GPUs say of the NICs is
   what is known
 - the text ends in the middle of a row
 - a line begins with cells: the terminal wrapped it
+- two outputs are in one text: it cannot be told which machine is meant
 - two labels or two cells are glued together, a row or a column is there twice, or the matrix is not symmetric
 
 Time and memory are linear in the length of the text.
@@ -21,7 +23,7 @@ from itertools import combinations
 
 from topoalign.core.errors import InvalidMachine, quoted
 from topoalign.machines.nvidia_smi_cells import CPU_AFFINITY, GPU_NUMA_ID, NUMA_AFFINITY, SELF, is_nvlink
-from topoalign.machines.nvidia_smi_header import find_header, is_gpu
+from topoalign.machines.nvidia_smi_header import Header, find_header, is_gpu
 from topoalign.machines.nvidia_smi_lines import COPY_AGAIN, Word, lines_from, place, prepared, wrong
 from topoalign.machines.nvidia_smi_rows import LEGEND, Row, read_rows
 
@@ -79,10 +81,10 @@ def read_matrix(text: str) -> Matrix:
     """The matrix in the text. Raises InvalidMachine with line and column of what is wrong."""
     text = prepared(text)
     header = find_header(text)
+    _check_alone(text, header)
     rows, end = read_rows(text, header)
     _check_complete(header.labels, rows, cut=LEGEND.search(text, end) is None)
     _check_symmetric(header.labels, rows)
-    _check_alone(text, end)
 
     def column(title: str) -> Mapping[str, str] | None:
         return {gpu: rows[gpu].affinities[title] for gpu in header.gpus} if title in header.titles else None
@@ -109,8 +111,9 @@ def _check_complete(labels: tuple[str, ...], rows: Mapping[str, Row], cut: bool)
     if cut and len(last.cells) < len(labels):
         raise wrong(last.cells[-1], f"row {last.label.text} ends after {len(last.cells)} of {len(labels)} cells")
     others = [row.affinities for row in rows.values() if is_gpu(row.label.text) and row is not last]
-    for title, text in last.affinities.items():
-        if cut and is_gpu(last.label.text) and not text and others and all(other[title] for other in others):
+    behind = max((i for i, text in enumerate(last.affinities.values(), 1) if text), default=0)
+    for title in list(last.affinities)[behind:]:
+        if cut and is_gpu(last.label.text) and others and all(other[title] for other in others):
             raise wrong(last.cells[-1], f"row {last.label.text} ends before its {title}, which the others have")
 
 
@@ -145,13 +148,14 @@ def _completed(labels: tuple[str, ...], rows: Mapping[str, Row]) -> dict[str, tu
     return cells
 
 
-def _check_alone(text: str, end: int) -> None:
+def _check_alone(text: str, header: Header) -> None:
+    """Before the rows are read: of two outputs in one text, neither may be whole."""
     try:
-        other = find_header(text, end)
+        other = find_header(text, header.after)
     except InvalidMachine:
         return
-    finding = "another matrix stands above this line: it cannot be told which machine is meant"
-    raise InvalidMachine(finding, "give one machine at a time", other.line)
+    finding = f"there are two matrices, one from line {header.line} on and another from line {other.line} on"
+    raise InvalidMachine(finding, "give one machine at a time: the lines of one of them alone", other.line)
 
 
 def _nic_names(text: str, end: int, labels: tuple[str, ...]) -> dict[str, str]:

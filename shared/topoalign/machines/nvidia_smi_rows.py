@@ -2,8 +2,8 @@
 The rows of a matrix: a device's label, a cell per device column, and behind them, for a GPU, its affinities.
 
 Rows are found by their labels, in any order, with other lines between them. Affinity cells may be empty: a row split by
-tabs shows where; one split by blanks does if its words stand right below the titles, and if the first of them does, the
-others follow it from the left.
+tabs shows where; one split by blanks does if its words stand where tabs of 8 columns put them, or right below the titles;
+else, if the first of them stands below the first title, the others follow it from the left.
 """
 
 import re
@@ -12,9 +12,15 @@ from dataclasses import dataclass
 from functools import partial
 
 from topoalign.core.errors import quoted
-from topoalign.machines.nvidia_smi_cells import affinity_fault, cell_fault, is_affinity, is_cell
+from topoalign.machines.nvidia_smi_cells import SELF, affinity_fault, cell_fault, is_affinity, is_cell
 from topoalign.machines.nvidia_smi_header import TITLE_WORDS, Header, is_glued, is_gpu, is_header_line, is_label
 from topoalign.machines.nvidia_smi_lines import Line, Word, lines_from, wrong
+
+TAB = 8
+"""Columns between the stops at which terminals put what stands behind a tab."""
+_KEEP_TABS = (
+    "an empty cell cannot be seen where its tabs have become blanks: keep the tabs, `nvidia-smi topo -m > FILE`"
+)
 
 MOST_OTHER_LINES = 100
 """So many lines in a row that are no rows end the matrix."""
@@ -107,6 +113,8 @@ def _affinities(line: Line, cells: Sequence[Word], rest: Sequence[Word], header:
         # The cells after the device columns; an empty one too many stands before the last, as drivers print it.
         places = [line.text.count("\t", begin, word.column - 1) - 1 for word in rest]
         indices = [min(max(place, 0), len(titles) - 1) for place in places]
+    elif (stops := _tab_stops(line, rest)) is not None:
+        indices = [min(stop - len(header.labels) - 1, len(titles) - 1) for stop in stops]
     elif all(word.column in header.title_columns for word in rest):
         indices = [header.title_columns.index(word.column) for word in rest]
     elif not header.title_columns or rest[0].column == header.title_columns[0]:
@@ -114,5 +122,26 @@ def _affinities(line: Line, cells: Sequence[Word], rest: Sequence[Word], header:
     else:
         indices = []
     if len(set(indices)) < len(rest):
-        raise wrong(rest[-1], f"it cannot be told below which column {quoted([rest[-1].text])} stands")
+        raise wrong(rest[-1], f"it cannot be told below which column {quoted([rest[-1].text])} stands", _KEEP_TABS)
     return {titles[index]: word for index, word in zip(indices, rest, strict=True)}
+
+
+def _tab_stops(line: Line, rest: Sequence[Word]) -> list[int] | None:
+    """
+    Which cell of its row each of the last words is, 0 being the label, if every word is where tabs of 8 columns put it.
+
+    A cell begins at the first stop behind the one before it, and an empty one takes 8 columns. An example, where `X` has a
+    blank on either side: of `GPU0     X              7`, `X` is cell 1, cell 2 is empty, and 7 is cell 3. None: no tabs
+    have left this.
+    """
+    origin, at, cell = line.words[0].column, 0, -1
+    cells = []
+    for word in line.words:
+        start = word.column - origin - (word.text == SELF)
+        if start < at or start % TAB:
+            return None
+        cell += 1 + (start - at) // TAB
+        cells.append(cell)
+        at = (word.column - origin + len(word.text) + (word.text == SELF)) // TAB * TAB + TAB
+    whole = cells[: len(line.words) - len(rest)] == list(range(len(line.words) - len(rest)))
+    return cells[-len(rest) :] if whole else None

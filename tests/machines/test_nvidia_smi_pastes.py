@@ -1,0 +1,140 @@
+"""What people post as the output of `nvidia-smi topo -m`: read where nothing is lost, else refused with what to do."""
+
+from pathlib import Path
+
+import pytest
+
+from topoalign.core.errors import InvalidMachine
+from topoalign.machines import load
+from topoalign.machines.nvidia_smi import read, read_matrix
+
+ROW = "GPU0     X      NV18    PIX             0               N/A"
+EXPANDED = f"""srun: job 7 has been allocated resources
+        GPU0    GPU1    NIC0    CPU Affinity    NUMA Affinity   GPU NUMA ID
+{ROW}
+GPU1    NV18     X      NODE    56      1               N/A
+NIC0    PIX     NODE     X
+
+Legend:
+
+NIC Legend:
+
+  NIC0: mlx5_0
+```
+"""
+
+MARKDOWN = """It has two cards:
+
+| | **GPU0** | **GPU1** | CPU Affinity | NUMA Affinity |
+|:---|:---:|---|---|---|
+| **GPU0** | X | `NV4` | 0-7 | 0 |
+| **GPU1** | `NV4` | X | | 1 |
+
+| NVIDIA-SMI 570.86 | Driver Version: 570.86 |
+|   0  N/A  N/A   4242   C   python3   1MiB |
+"""
+
+WHOLE = "\tGPU0\tGPU1\nGPU0\t X \tSYS\nGPU1\tSYS\t X \n\nLegend:\n"
+
+
+def refused(text: str) -> tuple[str, str]:
+    with pytest.raises(InvalidMachine) as caught:
+        read(text)
+    assert caught.value.remedy is not None
+    return str(caught.value).partition("\n")[0], caught.value.remedy
+
+
+def test_an_empty_cpu_affinity_between_blanks_is_told_from_the_tab_stops() -> None:
+    matrix = read_matrix(EXPANDED)
+
+    assert {"GPU0": "", "GPU1": "56"} == matrix.cpu_affinity
+    assert {"GPU0": "0", "GPU1": "1"} == matrix.numa_affinity
+    assert {"GPU0": "N/A", "GPU1": "N/A"} == matrix.gpu_numa_id
+    assert [(0,), (1,)] == [gpu.numa_affinity for gpu in read(EXPANDED).gpus]
+
+
+@pytest.mark.parametrize("moved", [ROW.replace("  0  ", " 0   "), ROW.replace("NV18  ", "NV18 ", 1)])
+def test_blanks_that_no_tabs_have_left_cannot_be_told_and_the_remedy_is_to_keep_the_tabs(moved: str) -> None:
+    finding, remedy = refused(EXPANDED.replace(ROW, moved))
+
+    assert "line 3, " in finding and "cannot be told below which column 'N/A' stands" in finding
+    assert "keep the tabs" in remedy
+
+
+def test_a_markdown_table_is_read_and_other_tables_below_it_are_not_its_rows() -> None:
+    matrix = read_matrix(MARKDOWN)
+
+    assert {"GPU0": ("X", "NV4"), "GPU1": ("NV4", "X")} == matrix.cells
+    assert ({"GPU0": "0-7", "GPU1": ""}, {"GPU0": "0", "GPU1": "1"}) == (matrix.cpu_affinity, matrix.numa_affinity)
+
+
+def test_a_fault_in_a_markdown_table_is_told_by_its_line_and_column() -> None:
+    finding, _ = refused(MARKDOWN.replace("`NV4` | X |", "NV9 | X |"))
+
+    assert "line 5, column 19: the matrix is not symmetric" in finding
+
+
+def test_a_table_with_words_in_front_of_its_labels_is_refused_as_a_table() -> None:
+    finding, remedy = refused("| Device | GPU0 | GPU1 |\n|---|---|---|\n| GPU0 | X | SYS |\n| GPU1 | SYS | X |\n")
+
+    assert "line 3, column 3: the row GPU0 has no header" in finding
+    assert remedy
+
+    finding, remedy = refused("| Device | GPU0 | GPU1 |\n|---|---|---|\n| a GPU0 | X | SYS |\n")
+
+    assert "line 1: it holds no matrix: the table has something in front of the labels" in finding
+    assert "raw output" in remedy
+
+
+@pytest.mark.parametrize("torn", ["", "SYS\t X ", "SYSX"])
+def test_two_outputs_in_one_text_are_refused_by_their_lines_whatever_is_wrong_with_either(torn: str) -> None:
+    first = WHOLE.replace("SYS\t X ", torn) if torn else WHOLE
+    finding, remedy = refused(f"[a@node-8 ~]$ nvidia-smi topo -m\n{first}[a@node-7 ~]$ nvidia-smi topo -m\n{WHOLE}")
+
+    assert "two matrices, one from line 2 on and another from line 8 on" in finding
+    assert "one machine at a time" in remedy
+
+
+@pytest.mark.parametrize(
+    ("text", "finding", "remedy"),
+    [
+        (
+            '"topo" is not a recognized command. Please run "nvidia-smi -h".',
+            "Windows does not support it",
+            "under Linux",
+        ),
+        ("ERROR: 'topo' is not a recognized command", "Windows does not support it", "name a machine of the catalogue"),
+        ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", "found no GPU", "where"),
+        ("No devices were found", "found no GPU", "where `nvidia-smi` alone lists the GPUs"),
+        ("bash: nvidia-smi: command not found", "there was no nvidia-smi", "on the machine itself"),
+        (
+            "$ nvidia-smi\n| NVIDIA-SMI 570.86  Driver |\n|   0  NVIDIA H100 |",
+            "`nvidia-smi` alone",
+            "nvidia-smi topo -m",
+        ),
+        ("hello", "no line holds the labels", "nvidia-smi topo -m"),
+    ],
+)
+def test_what_is_no_matrix_is_refused_with_what_to_paste_instead(text: str, finding: str, remedy: str) -> None:
+    found, do = refused(text)
+
+    assert finding in found
+    assert remedy in do
+
+
+def test_pastes_of_people_are_read_or_refused_as_their_list_says(vectors: Path) -> None:
+    folder = vectors / "pastes"
+    if not folder.is_dir():
+        pytest.skip("no pastes in the case files")
+    gpus = {
+        "3090x6-5060-markdown-table": 7,
+        "nano4-h200-empty-cpu-affinity": 8,
+        "pcie-8gpu-pix-pairs": 8,
+        "rtx4090-8gpu-nps4-tight-column": 8,
+    }
+    for name, count in gpus.items():
+        assert count == len(load(str(folder / f"{name}.txt")).topology.gpus), name
+    with pytest.raises(InvalidMachine, match="two matrices, one from line 2 on and another from line 51 on"):
+        load(str(folder / "aihub-two-pastes-in-one.txt"))
+    with pytest.raises(InvalidMachine, match="NVIDIA's driver for Windows does not support it"):
+        load(str(folder / "windows-error.txt"))
