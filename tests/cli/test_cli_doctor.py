@@ -236,14 +236,19 @@ def test_where_the_kubelets_merge_may_take_minutes_doctor_warns_before_a_pod_doe
         assert detail in found["detail"]
 
 
+def eight_nodes(root: Path) -> Path:
+    """The device plugin directory of a kubelet with static managers, on a machine with eight NUMA nodes."""
+    (root / "devices/system/node").mkdir(parents=True)
+    (root / "devices/system/node/online").write_text("0-7")
+    (root / "config.yaml").write_text(CONFIG + STATIC + MEMORY)
+    (root / "device-plugins").mkdir()
+    return root / "device-plugins"
+
+
 def test_a_resource_counts_on_no_more_numa_nodes_than_it_has_devices(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    (tmp_path / "devices/system/node").mkdir(parents=True)
-    (tmp_path / "devices/system/node/online").write_text("0-7")
-    (tmp_path / "config.yaml").write_text(CONFIG + STATIC + MEMORY)
-    plugins = tmp_path / "device-plugins"
-    plugins.mkdir()
+    plugins = eight_nodes(tmp_path)
     verdicts = []
     for devices in (1, 2):  # 255 x 255 x 1, and 255 x 255 x 3^10, which is 3.8e9
         registered = {f"example.com/r{i}": ["a", "b"][:devices] for i in range(10)}
@@ -258,11 +263,7 @@ def test_a_resource_counts_on_no_more_numa_nodes_than_it_has_devices(
 def test_a_checkpoint_that_cannot_be_read_leaves_cpus_and_memory_to_be_counted(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str
 ) -> None:
-    (tmp_path / "devices/system/node").mkdir(parents=True)
-    (tmp_path / "devices/system/node/online").write_text("0-7")
-    (tmp_path / "config.yaml").write_text(CONFIG + STATIC + MEMORY)
-    plugins = tmp_path / "device-plugins"
-    plugins.mkdir()
+    plugins = eight_nodes(tmp_path)
     (plugins / device_checkpoint.NAME).write_text(content)
 
     found = examined(capsys, "--sysfs-root", str(tmp_path), "--kubelet-dir", str(plugins))[1]

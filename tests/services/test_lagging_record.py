@@ -182,6 +182,8 @@ async def test_a_pod_that_comes_under_the_name_of_one_that_has_devices_is_anothe
 
     assert {"GPU-2", "GPU-3"} == (await it.asked(2, "job"))[0]
     assert {"GPU-2"} == (await it.asked(1, "job"))[0]
+    it.gone("uid-old")
+    assert ALL == (await it.asked(4, "job"))[0]
 
 
 @pytest.mark.parametrize(("age", "noted"), [(0, True), (119, True), (120, False), (-5, False)])

@@ -77,7 +77,7 @@ class KubeletFiles:
 
         `ended`: allocations whose containers are known to have ended, which the record still has.
         """
-        state, lagging = without_ended(as_others(state, pod), ended)
+        state, lagging = without_ended(state, ended)
         known = Known(state=state, rules=self._rules, notes=("the kubelet's files could not be read in time",))
         with anyio.move_on_after(self._seconds):
             async with self._turn:
@@ -85,7 +85,9 @@ class KubeletFiles:
                     known = await anyio.to_thread.run_sync(self._read, state, ended, abandon_on_cancel=True)
         self._tell(known.missing)
         passed_over = check_resources(pod, state.hardware, known.registered)
-        return msgspec.structs.replace(known, notes=(*known.notes, *lagging, *passed_over))
+        return msgspec.structs.replace(
+            known, state=as_others(known.state, pod), notes=(*known.notes, *lagging, *passed_over)
+        )
 
     def _tell(self, notes: tuple[str, ...]) -> None:
         """Logs once per change, not once per question."""
