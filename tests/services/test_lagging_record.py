@@ -130,6 +130,8 @@ async def test_what_another_pod_that_runs_has_as_well_is_held(tmp_path: Path) ->
 
     assert {"GPU-2", "GPU-3"} == (await it.asked(2))[0]
     assert {"GPU-0"} == (await it.asked(1))[0]
+    shutil.rmtree(tmp_path / "pods/uid-new/volumes")
+    assert {"GPU-2", "GPU-3"} == (await it.asked(2))[0]
 
 
 async def test_what_the_checkpoint_does_not_list_is_held_unless_its_container_is_known_to_have_ended(
