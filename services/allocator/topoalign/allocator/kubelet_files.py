@@ -31,6 +31,7 @@ from topoalign.kubelet.settling import SETTLE_SECONDS, settling
 from topoalign.runtime.clock import SystemClock
 
 READ_SECONDS = 1.0
+LATE = ("the kubelet's files could not be read in time",)
 INSTEAD = "what PodResources showed last counts instead"
 
 log = structlog.get_logger("topoalign.allocator.kubelet_files")
@@ -78,7 +79,7 @@ class KubeletFiles:
         `ended`: allocations whose containers are known to have ended, which the record still has.
         """
         state, lagging = without_ended(state, ended)
-        known = Known(state=state, rules=self._rules, notes=("the kubelet's files could not be read in time",))
+        known = Known(state=state, rules=self._rules, missing=LATE, notes=LATE)
         with anyio.move_on_after(self._seconds):
             async with self._turn:
                 if not self._reading:  # else a thread that nobody waits for any more hangs in there: one is enough
