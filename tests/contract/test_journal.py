@@ -221,6 +221,18 @@ def test_a_journal_that_somebody_took_away_while_it_was_in_use_is_written_anew_w
         assert journal.doubt is None
 
 
+def test_what_a_rewrite_left_out_does_not_come_back_when_the_journal_is_written_anew(tmp_path: Path) -> None:
+    with open_journal(tmp_path, NODE) as journal:
+        journal.load()
+        journal.append(entry(1))
+        journal.append(entry(2))
+        journal.rewrite([entry(2)])
+        (tmp_path / "journal").unlink()
+        journal.append(entry(3))
+    with open_journal(tmp_path, NODE) as journal:
+        assert [entry(2), entry(3)] == journal.load()
+
+
 def test_where_the_whole_directory_was_taken_away_nothing_is_recorded(tmp_path: Path) -> None:
     """Its lock went with it: another process may have the node."""
     with open_journal(tmp_path / "state", NODE) as journal:

@@ -229,6 +229,22 @@ def test_an_owner_of_what_is_not_live_is_a_contradiction() -> None:
         replay(NODE, [writer.said[0], msgspec.structs.replace(writer.said[0], seq=2), bound])
 
 
+@pytest.mark.parametrize(
+    ("given_in", "bound_in", "expected"), [("one", "", "one"), ("one", "two", "two"), ("", "two", "two"), ("", "", "")]
+)
+def test_an_allocation_is_of_the_boot_in_which_it_was_seen_last(given_in: str, bound_in: str, expected: str) -> None:
+    """A boot that nobody named says nothing of the one that is known."""
+    writer = Writer()
+    writer.snapshot()
+    allocation = Allocation(id=AllocationID("a"), devices={GPU: (DeviceID("GPU-0"),)}, boot=given_in)
+    writer.say(AllocationGranted(node=NODE, epoch=writer.epoch, seq=writer.seq, allocation=allocation))
+    bound = writer.bind("a", "p")
+
+    state = replay(NODE, [*writer.said[:-1], msgspec.structs.replace(bound, boot=bound_in)])
+
+    assert expected == state.allocations[AllocationID("a")].boot
+
+
 def test_a_device_nobody_judged_is_not_offered() -> None:
     """Unknown health is not health."""
     state = NodeState(node=NODE).apply(

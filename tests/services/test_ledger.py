@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import anyio
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -326,3 +327,30 @@ class LedgerMachine(RuleBasedStateMachine):
 
 LedgerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestLedgerMachine = LedgerMachine.TestCase
+
+
+@pytest.mark.anyio
+async def test_who_waits_for_a_version_is_woken_by_the_first_one_beyond_it_and_by_none_before() -> None:
+    """Also where several changes come before anybody is woken, and where some wait on while others are done."""
+    ledger = restarted(MemoryJournal())
+    began = ledger.version
+    woken: dict[int, int] = {}
+
+    async def wait(version: int) -> None:
+        await ledger.beyond(version)
+        woken[version] = ledger.version
+
+    async with anyio.create_task_group() as tasks:
+        for version in range(began, began + 6):
+            tasks.start_soon(wait, version)
+        for changes in (1, 2, 1, 2):
+            await anyio.wait_all_tasks_blocked()
+            for _ in range(changes):
+                grant(ledger)
+            await anyio.wait_all_tasks_blocked()
+
+            assert set(range(began, ledger.version)) == woken.keys()
+
+    assert {began: began + 1, began + 1: began + 3, began + 2: began + 3} == {
+        version: at for version, at in woken.items() if version < began + 3
+    }

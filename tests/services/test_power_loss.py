@@ -13,8 +13,9 @@ import pytest
 from topoalign.allocator.journal import open_journal
 from topoalign.allocator.ledger import Ledger
 from topoalign.core.errors import StateFault
-from topoalign.core.events import Allocation
+from topoalign.core.events import Allocation, AllocationsSnapshot
 from topoalign.core.ids import GPU, DeviceID, NodeName
+from topoalign.core.ports import Entry
 from topoalign.runtime.clock import ManualClock
 
 NODE = NodeName("node-1")
@@ -39,6 +40,8 @@ class Disk:
         self.room = 1 << 30
         self.failing = False
         """Whether the next sync fails."""
+        self.failing_directory = False
+        """Whether the next sync of a directory fails."""
         self.lost: set[int] = set()
         """Inodes of which a sync has failed: the kernel calls later ones a success, although the data are lost."""
         for call in ("open", "write", "pwrite", "fsync", "replace", "link", "unlink", "ftruncate"):
@@ -57,6 +60,9 @@ class Disk:
             if call == "fsync" and self.failing:
                 self.failing = False
                 self.lost.add(os.fstat(args[0]).st_ino)
+                raise OSError(errno.EIO, "Input/output error")
+            if call == "fsync" and self.failing_directory and stat.S_ISDIR(os.fstat(args[0]).st_mode):
+                self.failing_directory = False
                 raise OSError(errno.EIO, "Input/output error")
             if call == "fsync":
                 self._sync(args[0])
@@ -165,3 +171,65 @@ def test_after_a_power_cut_at_any_moment_the_record_is_as_before_the_change_or_a
             found = Ledger(NODE, journal, ManualClock())
             assert held(found) in acceptable
             assert None is found.doubt
+
+
+def entry(number: int) -> Entry:
+    """One that can follow any with a lower number."""
+    said = AllocationsSnapshot(node=NODE, epoch=number, seq=1, allocations=(), digest="")
+    return Entry(time=float(number), events=(said,))
+
+
+def put_back(image: Image, folder: Path) -> Path:
+    folder.mkdir(mode=0o700)
+    for name, content in image:
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def test_what_is_appended_after_a_rewrite_that_was_not_synced_is_there_after_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new journal is in place, but the disk may still have the old one under its name."""
+    directory = tmp_path / "watched"
+    with open_journal(directory, NODE) as journal, monkeypatch.context() as patch:
+        disk = Disk(directory, patch)
+        journal.load()
+        for number in (1, 2):
+            journal.append(entry(number))
+        disk.failing_directory = True
+        with pytest.raises(StateFault, match="Input/output error"):
+            journal.rewrite([entry(2)])
+        journal.append(entry(3))
+        images = disk.images()
+
+    for number, image in enumerate(images):
+        with open_journal(put_back(image, tmp_path / str(number)), NODE) as found:
+            assert [entry(2), entry(3)] == found.load()[-2:]
+
+
+def test_a_damaged_journal_has_its_second_name_on_disk_before_another_takes_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk may do the two in either order: without a sync between them what was damaged could be gone."""
+    with open_journal(tmp_path / "state", NODE) as journal:
+        journal.load()
+        journal.append(entry(1))
+    file = tmp_path / "state" / "journal"
+    file.write_bytes(file.read_bytes().replace(b"topoalign", b"t0poalign"))
+    calls: list[str] = []
+
+    def noted(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            directory = name == "fsync" and stat.S_ISDIR(os.fstat(args[0]).st_mode)
+            calls.append("fsync of the directory" if directory else name)
+            return original(*args, **kwargs)
+
+        return call
+
+    with open_journal(tmp_path / "state", NODE) as journal, monkeypatch.context() as patch:
+        for name in ("link", "fsync", "replace"):
+            patch.setattr(os, name, noted(name, getattr(os, name)))
+        journal.load()
+
+    assert ["link", "fsync of the directory"] == calls[calls.index("link") :][:2]
+    assert calls.index("replace") > calls.index("link") + 1
