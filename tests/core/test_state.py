@@ -262,7 +262,7 @@ def test_the_cpus_of_an_allocation_are_read_once_for_all_containers_of_a_pod(mon
         read[text] += 1
         return parse_cpuset(text)
 
-    for module in ("events", "state", "hints.reuse"):
+    for module in ("allocations", "state", "hints.reuse"):
         monkeypatch.setattr(f"topoalign.core.{module}.parse_cpuset", counting, raising=False)
     asking = pod(*(container(f"c{i}", cpus=2, gib=1) for i in range(10)))
 

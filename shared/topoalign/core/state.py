@@ -85,7 +85,13 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 if event.allocation not in self.allocations:
                     raise Contradiction(self.node, f"allocation {clean(event.allocation)!r} was bound and is not live")
                 had = self.allocations[event.allocation]
-                bound = msgspec.structs.replace(had, owner=event.owner, boot=event.boot or had.boot)
+                bound = msgspec.structs.replace(
+                    had,
+                    owner=event.owner,
+                    boot=event.boot or had.boot,
+                    pod_uid=event.pod_uid,
+                    displaced=event.displaced,
+                )
                 return self.moved(event, {**self.allocations, event.allocation: bound}, self.memory)
             case AllocationReleased():
                 return self.moved(event, *self.without_allocation(event.allocation))
