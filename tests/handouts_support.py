@@ -7,7 +7,7 @@ import anyio
 
 from topoalign.allocator.handouts import Handouts
 from topoalign.allocator.journal import MemoryJournal
-from topoalign.allocator.kubelet.desk import Holding, Listing
+from topoalign.allocator.kubelet.desk import Holding, Listing, Part
 from topoalign.allocator.ledger import Ledger
 from topoalign.core.errors import Unavailable
 from topoalign.core.events import (
@@ -23,6 +23,7 @@ from topoalign.core.events import (
 from topoalign.core.ids import GPU, ContainerName, DeviceID, Namespace, NodeName, PodName, ResourceName
 from topoalign.core.ports import Journal
 from topoalign.core.topology.model import Gpu, NumaNode, Topology
+from topoalign.kubelet.pod_directories import PodDirectories
 from topoalign.runtime.clock import ManualClock
 
 NODE = NodeName("node-1")
@@ -45,7 +46,10 @@ class KubeletRecord:
         self.pods = 1
         """Pods without devices."""
         self.checkpoint: frozenset[tuple[ResourceName, DeviceID]] | None = frozenset()
-        self.parts: tuple[tuple[ResourceName, frozenset[DeviceID]], ...] = ()
+        self.parts: tuple[Part, ...] = ()
+        self.version = 0
+        """Of the checkpoint."""
+        self.directories: PodDirectories | None = None
         self.usage: tuple[ContainerUsage, ...] = ()
         self.asked = 0
         self.meanwhile: Callable[[], Awaitable[object]] | None = None
@@ -67,8 +71,13 @@ class KubeletRecord:
             holdings=holdings,
             checkpoint=self.checkpoint,
             parts=self.parts,
+            written=(self.version,),
+            directories=self.directories,
             usage=self.usage,
         )
+
+    def written(self) -> tuple[int, ...]:
+        return (self.version,)
 
     def show(self, pod: str, *devices: DeviceID, resource: ResourceName = GPU) -> None:
         self.shown.append(Holding(owner=owner(pod), resource=resource, devices=frozenset(devices)))

@@ -104,7 +104,7 @@ class MemoryDesk:
         while self.version <= version:
             await self._more.wait()
 
-    def prefer(
+    async def prefer(
         self, resource: ResourceName, available: Sequence[DeviceID], must_include: Sequence[DeviceID], size: int
     ) -> tuple[DeviceID, ...]:
         self._raise()
@@ -154,6 +154,9 @@ class SilentPodResources:
 
     async def listing(self) -> Listing:
         raise KubeletAway("it does not answer")
+
+    def written(self) -> tuple[int, ...]:
+        return ()
 
 
 def recorded(state: NodeState, placement: str = "best-effort") -> tuple[Handouts, Ledger, MemoryJournal]:

@@ -105,7 +105,7 @@ class CountingDesk(MemoryDesk):
         super().__init__(MACHINE)
         self.asked: list[tuple[int, int]] = []
 
-    def prefer(
+    async def prefer(
         self, resource: ResourceName, available: Sequence[DeviceID], must_include: Sequence[DeviceID], size: int
     ) -> tuple[DeviceID, ...]:
         self.asked.append((len(available), size))

@@ -104,7 +104,7 @@ async def test_the_work_for_a_preference_among_64_devices_is_bounded(placement: 
     assert calls <= MOST_CALLS
 
 
-def kubelets(handouts: Handouts, asked: PodRequest, rules: AdmissionRules) -> Decision:
+async def kubelets(handouts: Handouts, asked: PodRequest, rules: AdmissionRules) -> Decision:
     """What a kubelet decides whose plugin is told what GetPreferredAllocation tells it, and no more."""
     steps = admission(handouts.state, asked, rules)
     try:
@@ -112,7 +112,9 @@ def kubelets(handouts: Handouts, asked: PodRequest, rules: AdmissionRules) -> De
         while True:
             reply: Reply
             if isinstance(question, PreferenceQuestion):
-                reply = handouts.prefer(question.resource, question.available, question.must_include, question.size)
+                reply = await handouts.prefer(
+                    question.resource, question.available, question.must_include, question.size
+                )
             else:
                 reply = answer_to(question, handouts.state, rules)
             question = steps.send(reply)
@@ -124,7 +126,7 @@ def kubelets(handouts: Handouts, asked: PodRequest, rules: AdmissionRules) -> De
 @pytest.mark.parametrize("policy", [Policy.NONE, Policy.BEST_EFFORT])
 @pytest.mark.parametrize("placement", [Placement.TOPOLOGY, Placement.BEST_EFFORT, Placement.SIMPLE])
 @pytest.mark.parametrize("name", ["epyc-nps4-4gpu", "dgx-a100", "hgx-h100"])
-def test_a_prediction_takes_the_devices_that_the_plugin_prefers_when_the_kubelet_asks_it(
+async def test_a_prediction_takes_the_devices_that_the_plugin_prefers_when_the_kubelet_asks_it(
     name: str, placement: Placement, policy: Policy
 ) -> None:
     """The kubelet asks about one resource at a time, and says neither for whom nor what the container has besides."""
@@ -135,6 +137,6 @@ def test_a_prediction_takes_the_devices_that_the_plugin_prefers_when_the_kubelet
     for gpus in (1, 2):
         for nics in (1, 2):
             asked = pod("train", gpus=gpus, nics=nics)
-            got, said = kubelets(handouts, asked, rules), admit(handouts.state, asked, rules)
+            got, said = await kubelets(handouts, asked, rules), admit(handouts.state, asked, rules)
             assert isinstance(got, Admission) and isinstance(said, Admission)
             assert got.allocations == said.allocations

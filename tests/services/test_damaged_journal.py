@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 
 from topoalign.allocator import record
 from topoalign.allocator.journal import KEPT, FileJournal, open_journal
+from topoalign.allocator.kubelet.desk import Part
 from topoalign.allocator.ledger import Ledger
 from topoalign.core.errors import DeviceInUse, StateFault
 from topoalign.core.events import Allocation, AllocationsSnapshot
@@ -61,7 +62,7 @@ def show_truth(node: Node) -> None:
     for devices, pod in TRUTH.items():
         if pod is not None:
             node.kubelet.show(pod, *HELD[devices])
-    node.kubelet.parts = tuple((GPU, frozenset(held)) for held in HELD.values())
+    node.kubelet.parts = tuple(Part(GPU, frozenset(held)) for held in HELD.values())
     node.kubelet.checkpoint = frozenset((GPU, device) for held in HELD.values() for device in held)
 
 

@@ -133,7 +133,7 @@ async def test_two_allocations_of_one_device_at_the_same_time_never_both_get_it(
 
 
 async def test_another_choice_than_the_preferred_one_is_recorded_as_the_kubelet_made_it(node: Node) -> None:
-    preferred = node.handouts.prefer(GPU, GPUS, (), 2)
+    preferred = await node.handouts.prefer(GPU, GPUS, (), 2)
     await node.handouts.allocate(GPU, [[GPUS[6], GPUS[7]]])
 
     assert {"GPU-6,GPU-7": None} == node.live()
@@ -142,7 +142,7 @@ async def test_another_choice_than_the_preferred_one_is_recorded_as_the_kubelet_
 
 
 async def test_the_preferred_choice_is_no_deviation(node: Node) -> None:
-    preferred = node.handouts.prefer(GPU, GPUS, (), 2)
+    preferred = await node.handouts.prefer(GPU, GPUS, (), 2)
     await node.handouts.allocate(GPU, [list(reversed(preferred))])
 
     assert [] == [event for event, _ in node.ledger.pending if isinstance(event, AllocationDeviated)]
@@ -303,7 +303,7 @@ async def test_what_was_never_shown_is_kept_while_the_checkpoint_cannot_be_read(
 
 
 async def test_a_preference_that_led_to_nothing_is_no_deviation_of_a_later_pod(node: Node) -> None:
-    node.handouts.prefer(GPU, GPUS, (), 2)
+    await node.handouts.prefer(GPU, GPUS, (), 2)
     await node.clock.advance(3600)
     await node.handouts.allocate(GPU, [[GPUS[6], GPUS[7]]])
 

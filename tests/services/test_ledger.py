@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
+from topoalign.allocator.drafts import Binding
 from topoalign.allocator.journal import MemoryJournal
 from topoalign.allocator.ledger import Ledger
 from topoalign.core.errors import NotFound, StateFault
@@ -270,7 +271,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(name=live)
     def bind(self, name: AllocationID) -> None:
         if name in self.expected:
-            self.ledger.bind([(name, owner(name))])
+            self.ledger.bind([Binding(name, owner(name))])
 
     @rule(name=live)
     def release(self, name: AllocationID) -> None:

@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from topoalign.allocator.handouts import FRESH_SECONDS, Handouts
 from topoalign.allocator.journal import MemoryJournal
+from topoalign.allocator.kubelet.desk import Part
 from topoalign.allocator.ledger import Ledger
 from topoalign.core.errors import DeviceInUse, DeviceUnusable, HardwareUnknown, InvalidField, StateFault, Unavailable
 from topoalign.core.events import (
@@ -326,7 +327,7 @@ async def test_the_app_container_takes_over_its_init_containers_gpus_and_never_i
 async def test_another_choice_than_the_preferred_is_an_event_with_both_sets_and_the_record_is_what_was_chosen(
     node: Node,
 ) -> None:
-    preferred = node.handouts.prefer(GPU, GPUS, (), 2)
+    preferred = await node.handouts.prefer(GPU, GPUS, (), 2)
     await bound(node, "train", GPUS[6], GPUS[7])
 
     (deviation,) = node.said(AllocationDeviated)
@@ -359,7 +360,7 @@ async def test_a_contradicted_record_makes_way_only_together_with_what_takes_its
     await node.handouts.allocate(GPU, [[GPUS[0], GPUS[1]]])
     node.kubelet.show("train", GPUS[0])
     node.kubelet.checkpoint = frozenset({(GPU, GPUS[0]), (GPU, GPUS[1])})
-    node.kubelet.parts = ((GPU, frozenset(GPUS[:2])),)
+    node.kubelet.parts = (Part(GPU, frozenset(GPUS[:2])),)
     await node.handouts.reconcile()
     node.kubelet.meanwhile = lambda: node.handouts.allocate(GPU, [[GPUS[5]]])
     await node.handouts.reconcile()

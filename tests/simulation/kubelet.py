@@ -3,8 +3,10 @@ A kubelet as the allocator meets it, in memory: its device manager, its PodResou
 
 Its rules are those of kubelet v1.36.3, cm/devicemanager: devices are taken for a container before the plugin is asked, and
 given back if it refuses; init containers that end leave their devices to later containers of their pod; what a pod held is
-freed when the next pod is admitted, not when it ends; after a restart the allocations are read from the checkpoint, no
-device is healthy until the plugin has registered anew, and for a while the list of pods is shorter than what runs.
+freed when the next pod is admitted, not when it ends, and stays in the checkpoint until that is written, at the next
+allocation; after a restart the allocations are read from the checkpoint, no device is healthy until the plugin has
+registered anew, and for a while the list of pods is shorter than what runs. A pod has a directory from when its containers
+start until a while after it has gone; one that was refused has none.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,13 +17,15 @@ from typing import Literal, Protocol
 import anyio
 import msgspec
 
-from topoalign.allocator.kubelet.desk import Holding, Listing
+from topoalign.allocator.kubelet.desk import Holding, Listing, Part
 from topoalign.core.errors import TopoalignError, Unavailable
 from topoalign.core.events import ContainerUsage, Owner
 from topoalign.core.ids import AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.ports import Clock
+from topoalign.kubelet.pod_directories import PodDirectories
 
 DEFAULT = Namespace("default")
+TIDY_SECONDS = 2.5
 Entries = dict[tuple[str, ContainerName, ResourceName], frozenset[DeviceID]]
 """(pod UID, container, resource) -> devices, as in the checkpoint."""
 
@@ -62,6 +66,16 @@ class Kubelet:
     serial: bool = True
     """Whether pods are admitted one at a time, as real kubelets do."""
     entries: Entries = field(default_factory=dict)
+    file: Entries = field(default_factory=dict)
+    """The entries as they were written down last."""
+    version: int = 0
+    """Of the file."""
+    mounted: bool = True
+    """Whether the directories of pods can be read."""
+    made: set[str] = field(default_factory=set)
+    """Pods for which a directory was made."""
+    removed: dict[str, float] = field(default_factory=dict)
+    """Pods that are gone -> when, in monotonic seconds; their directories stay for `TIDY_SECONDS`."""
     up: bool = True
     readable: bool = True
     """Whether its checkpoint can be read."""
@@ -82,6 +96,7 @@ class Kubelet:
 
     def _begin(self) -> None:
         self.since = self.clock.wall()
+        self.entries = dict(self.file)
         self.taken = {(resource, d) for (_, _, resource), devices in self.entries.items() for d in devices}
         self._begun: set[str] = set()
         """Pods whose admission this kubelet has begun."""
@@ -110,6 +125,7 @@ class Kubelet:
     def remove(self, uid: str) -> None:
         """The pod is gone: its containers have ended. Its devices are freed when the next pod comes."""
         self.wanted.pop(uid, None)
+        self.removed[uid] = self.clock.monotonic()
         self.admitted.discard(uid)
         self.hidden.discard(uid)
 
@@ -125,8 +141,12 @@ class Kubelet:
             since=self.since,
             pods=len(shown) + 1,  # there are always some that ask for no device
             holdings=tuple(holding for pod in shown for holding in self.holdings(pod)),
+            written=(self.version,),
+            directories=self.directories() if self.mounted else None,
             checkpoint=self.checkpoint() if self.readable else None,
-            parts=tuple((key[2], devices) for key, devices in self.entries.items()) if self.readable else (),
+            parts=tuple(Part(key[2], devices, key[0], key[1]) for key, devices in self.file.items())
+            if self.readable
+            else (),
             usage=tuple(self.usage(shown)),
         )
 
@@ -137,7 +157,8 @@ class Kubelet:
                 devices = self.entries.get((pod.uid, container.name, resource))
                 if devices and container.role != "init":
                     owner = Owner(namespace=DEFAULT, pod=pod.name, container=container.name)
-                    yield Holding(owner=owner, resource=resource, devices=devices)
+                    uid = pod.uid if self.readable and self.file.get((pod.uid, container.name, resource)) else ""
+                    yield Holding(owner=owner, resource=resource, devices=devices, pod_uid=uid if self.mounted else "")
 
     def usage(self, shown: list[Pod]) -> Iterator[ContainerUsage]:
         for pod in shown:
@@ -147,7 +168,12 @@ class Kubelet:
             yield from (ContainerUsage(owner=owner, devices=devices) for owner, devices in given.items())
 
     def checkpoint(self) -> frozenset[tuple[ResourceName, DeviceID]]:
-        return frozenset((resource, d) for (_, _, resource), devices in self.entries.items() for d in devices)
+        return frozenset((resource, d) for (_, _, resource), devices in self.file.items() for d in devices)
+
+    def directories(self) -> PodDirectories:
+        now = self.clock.monotonic()
+        self.made -= {uid for uid, since in self.removed.items() if now - since >= TIDY_SECONDS}
+        return PodDirectories(torn_down=dict.fromkeys(self.made, False))
 
     # what it does
 
@@ -166,6 +192,8 @@ class Kubelet:
                         devices = await self._give(pod, container, resource, size, reusable)
                         places = {(resource, device) for device in devices}
                         reusable = reusable | places if container.role == "init" else reusable - places
+                    self.file = dict(self.entries)
+                    self.version += 1
             except TopoalignError as error:
                 self.refusals.append(error)
                 self.wanted.pop(uid, None)
@@ -174,6 +202,7 @@ class Kubelet:
             if uid not in self.wanted:  # deleted meanwhile
                 return False
             self.admitted.add(uid)
+            self.made.add(uid)
         if self.plugin is not None:
             try:
                 await self.plugin.pre_start()

@@ -2,7 +2,7 @@
 
 import anyio
 
-from topoalign.allocator.kubelet.desk import Holding, Listing
+from topoalign.allocator.kubelet.desk import Holding, Listing, Part
 from topoalign.core.errors import Unavailable
 from topoalign.core.events import Owner
 from topoalign.core.ids import GPU, ContainerName, DeviceID, Namespace, PodName
@@ -30,10 +30,13 @@ class KubeletRecord:
                 Holding(owner=owner(pod), resource=GPU, devices=devices) for pod, devices in self.pods.items()
             ),
             checkpoint=places if self.readable else None,
-            parts=tuple((GPU, devices) for devices in (*self.pods.values(), frozenset(self.init)))
+            parts=tuple(Part(GPU, devices) for devices in (*self.pods.values(), frozenset(self.init)))
             if self.readable
             else (),
         )
+
+    def written(self) -> tuple[int, ...]:
+        return ()
 
     @property
     def shown(self) -> set[DeviceID]:

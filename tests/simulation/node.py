@@ -58,6 +58,9 @@ class KubeletList:
             await self._world.slow()
         return listing
 
+    def written(self) -> tuple[int, ...]:
+        return (self._kubelet.version,)
+
 
 class Agent:
     """The allocator's process, from its start to its end."""
@@ -151,7 +154,7 @@ class Agent:
     ) -> tuple[DeviceID, ...]:
         async def preferred() -> tuple[DeviceID, ...]:
             assert self.handouts is not None
-            return self.handouts.prefer(resource, available, must_include, size)
+            return await self.handouts.prefer(resource, available, must_include, size)
 
         chosen: tuple[DeviceID, ...] = await self.door.call(preferred)
         return chosen

@@ -16,8 +16,9 @@ import msgspec
 from simulation.node import Parts
 
 from topoalign.allocator.admissions import Admissions
+from topoalign.allocator.drafts import Draft
 from topoalign.allocator.handouts import Handouts
-from topoalign.allocator.ledger import Draft, Ledger
+from topoalign.allocator.ledger import Ledger
 from topoalign.core.decisions import Decision
 from topoalign.core.errors import StateFault, TopoalignError
 from topoalign.core.events import Allocation, AllocationReleased, AllocationsSnapshot

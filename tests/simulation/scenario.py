@@ -66,7 +66,10 @@ class Scenario:
         self.kubelet: Kubelet | None = None
         if chance.random() < 0.7:
             self.kubelet = Kubelet(
-                chance=Random(f"kubelet-{seed}"), clock=self.world.clock, serial=chance.random() < 0.5
+                chance=Random(f"kubelet-{seed}"),
+                clock=self.world.clock,
+                serial=chance.random() < 0.5,
+                mounted=Random(f"mounted-{seed}").random() < 0.8,
             )
         self.checks = Checks(self.world, self.kubelet)
         self.processes: list[Process] = []

@@ -234,7 +234,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def preference(self, size: int, data: st.DataObject) -> None:
         """I7: the same question, the same answer; and only what was available."""
         available = data.draw(st.lists(st.sampled_from(GPUS), unique=True))
-        once, again = (self.handouts.prefer(GPU, available, (), size) for _ in range(2))
+        once, again = (self.run(self.handouts.prefer(GPU, available, (), size)) for _ in range(2))
         assert once == again
         assert set(once) <= set(available)
         assert len(once) in (0, size)

@@ -60,11 +60,14 @@ class Node:
         await self.late()
         return listing
 
+    def written(self) -> tuple[int, ...]:
+        return ()
+
     async def prefer(
         self, resource: ResourceName, available: list[DeviceID], must_include: list[DeviceID], size: int
     ) -> tuple[DeviceID, ...]:
         await self.late()
-        return self.handouts.prefer(resource, available, must_include, size)
+        return await self.handouts.prefer(resource, available, must_include, size)
 
     async def allocate(self, resource: ResourceName, devices: Sequence[DeviceID]) -> AllocationID:
         await self.late()

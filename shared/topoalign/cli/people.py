@@ -46,6 +46,13 @@ def show_allocation(allocation: Allocation, topology: Topology, *, decided: bool
     tentative = "/" in allocation.id  # named after its container: a prediction
     name = "would get" if tentative else f"allocation {clean(allocation.id, 120)}"
     output.say(output.heading(f"{owner(allocation.owner)}  ({name})"))
+    if allocation.pod_uid:
+        output.say(f"pod UID     {clean(allocation.pod_uid, 120)}")
+    for former in allocation.displaced:
+        shared = ", ".join(clean(device, 120) for ids in former.devices.values() for device in ids)
+        output.say(
+            f"shared      {shared} with {owner(former.owner)}, which was not seen to end: delete one of the two pods"
+        )
     devices = tuple(named_devices(allocation, topology))
     if devices:
         functions = allocation.virtual_functions

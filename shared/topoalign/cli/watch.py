@@ -116,12 +116,13 @@ class Teller:
                 held = [self.holds(event.node, allocation, topology) for allocation in event.allocations]
                 return [f"snapshot  {len(held)} live", *(f"  holds   {line}" for line in held)]
             case AllocationGranted():
-                return [f"granted   {self.holds(event.node, event.allocation, topology)}"]
+                return [f"granted   {self.holds(event.node, event.allocation, topology)}", *displaced(event.allocation)]
             case AllocationBound():
                 known = self._held.get((event.node, event.allocation), Allocation(id=event.allocation))
-                return [
-                    f"bound     {self.holds(event.node, msgspec.structs.replace(known, owner=event.owner), topology)}"
-                ]
+                bound = msgspec.structs.replace(
+                    known, owner=event.owner, pod_uid=event.pod_uid, displaced=event.displaced
+                )
+                return [f"bound     {self.holds(event.node, bound, topology)}", *displaced(bound)]
             case AllocationReleased():
                 gone = self._held.pop((event.node, event.allocation), Allocation(id=event.allocation))
                 return [f"released  {worded(gone, topology)} ({clean(event.reason)})"]
@@ -143,6 +144,14 @@ class Teller:
 
 def worded(allocation: Allocation, topology: Topology) -> str:
     return f"{people.owner(allocation.owner)}: {people.brief(allocation, topology)} [{clean(allocation.id, 120)}]"
+
+
+def displaced(allocation: Allocation) -> list[str]:
+    """Whose devices these are as well."""
+    return [
+        f"  shared with {people.owner(former.owner)} [{clean(former.allocation, 120)}], which was not seen to end"
+        for former in allocation.displaced
+    ]
 
 
 def has(topology: Topology, allocation: Allocation) -> bool:

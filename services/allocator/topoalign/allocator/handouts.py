@@ -10,21 +10,28 @@ outlived its container and makes way; if exactly this set is shown as held, the 
 answer; anything else is refused, because two containers would get one device. So it is with a part of what a record holds
 as a whole, and with the whole of a part.
 
+A kubelet that has lost its checkpoint shows containers without their devices and gives those to others. Preferences avoid
+what the record holds, whatever the kubelet believes to be free. Where it insists, it is given what it asks for, because the
+next kubelet to read its checkpoint stands by it; the new allocation names whom it displaced, until one of the two is gone.
+
 While the record is in doubt, after a journal that was damaged, every Allocate waits for the kubelet's own record first.
 """
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 
 import anyio
-import msgspec
 import structlog
 
 from topoalign.allocator.kubelet.desk import Listing, PodResources
 from topoalign.allocator.ledger import Ledger
+from topoalign.allocator.liveness import places, shown_of
+from topoalign.allocator.making_way import displaced_by, remainders, touches
 from topoalign.allocator.order import in_order
 from topoalign.allocator.preferences import Preferences
-from topoalign.allocator.reconciling import Look, Place, Reconciliation, places, shown_of
+from topoalign.allocator.reconciling import Look, Reconciliation, name_of
+from topoalign.allocator.taking_in import without
 from topoalign.core.decisions import Beside
 from topoalign.core.errors import (
     DeviceInUse,
@@ -49,6 +56,8 @@ FRESH_SECONDS = 5.0
 """How old an answer of the kubelet may be when it is judged by: older, and this process was stopped in between."""
 LOOKS = 3
 """So often it is asked again for a fresh one."""
+PREFER_SECONDS = 1.0
+"""How long a preference waits for the kubelet's list; without it, all that the record has counts as held."""
 
 
 log = structlog.get_logger("topoalign.allocator.handouts")
@@ -103,16 +112,42 @@ class Handouts:
     def version(self) -> int:
         return self._ledger.version
 
+    def lists(self, target: str) -> bool | None:
+        """Whether the kubelet lists a pod of this name, as of the last look (`Reconciliation.lists`)."""
+        return self._reconciliation.lists(target)
+
     async def beyond(self, version: int) -> None:
         await self._ledger.beyond(version)
 
-    def prefer(
+    async def prefer(
         self, resource: ResourceName, available: Sequence[DeviceID], must_include: Sequence[DeviceID], size: int
     ) -> tuple[DeviceID, ...]:
-        beside = Beside(free=self.state.free(resource))
-        chosen = prefer(self.state.hardware, resource, available, must_include, size, self._placement, beside=beside)
+        """
+        What containers hold that have ended, by a look at the kubelet now, counts as free although the record has it still:
+        the next look would choose so. A kubelet that does not answer is waited for no longer than
+        `PREFER_SECONDS`.
+        """
+        state = without(self.state, await self.ended())
+        among, required = available, must_include
+        if {*must_include} <= {*available} and len(must_include) <= size <= len(available):
+            spare = [d for d in available if d in must_include or not state.overlapping([d])]
+            among, required = (spare, must_include) if len(spare) >= size else (available, spare)
+        beside = Beside(free=state.free(resource))
+        chosen = prefer(state.hardware, resource, among, required, size, self._placement, beside=beside)
         self._preferences.give(resource, available, chosen)
         return chosen
+
+    async def ended(self) -> list[Allocation]:
+        """Live allocations whose containers have ended for sure (`Liveness.has_ended`); none while the kubelet is away."""
+        if not self.state.allocations:
+            return []
+        look: Look | None = None
+        with anyio.move_on_after(PREFER_SECONDS), suppress(Unavailable):
+            look = await self._look()
+        if look is None:
+            return []
+        live = [each for each in self.state.allocations.values() if each.id in look.live]
+        return [each for each in live if self._reconciliation.liveness.has_ended(each, look.listing)]
 
     async def allocate(
         self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]
@@ -121,6 +156,7 @@ class Handouts:
         self._check(resource, containers)
         checked = self._ledger.version
         async with self._turn:
+            written = self._pod_resources.written()
             listing = None
             asked = [device for devices in containers for device in devices]
             if self._ledger.doubt is not None:
@@ -131,7 +167,11 @@ class Handouts:
                 listing = (await self._look()).listing
             if self._ledger.version != checked:  # the hardware may have changed while this waited
                 self._check(resource, containers)
-            return self._grant(resource, containers, listing)
+            live = frozenset(self.state.allocations)
+            answers = self._grant(resource, containers, listing)
+            granted = [each.id for each in answers if each.id not in live]
+            self._reconciliation.liveness.granted(granted, written)
+            return answers
 
     async def reconcile(self) -> None:
         """
@@ -215,11 +255,12 @@ class Handouts:
             asked = frozenset(devices)
             records = [self.state.allocations[name] for name in self.state.overlapping(asked)]
             if len(records) == 1 and records[0].device_ids == asked and shown.issuperset(places(records[0])):
-                self._reconciliation.seen(records[0].id)
+                assert listing is not None
+                self._reconciliation.seen(records[0].id, listing)
                 answers.append(records[0])
                 continue
             for record in records:
-                if in_use := [d for r, d in places(record) if (r, d) in shown and self._touches(d, asked)]:
+                if in_use := [d for r, d in places(record) if (r, d) in shown and touches(self.state, d, asked)]:
                     raise DeviceInUse(sorted(in_use), record.id)
                 gone[record.id] = record
             self._check_amount(resource, len(asked))
@@ -229,47 +270,21 @@ class Handouts:
                     devices={resource: in_order(self.state.hardware, resource, asked)},
                     boot=self._ledger.boot,
                     cards=self.state.cards_of(devices),
+                    displaced=displaced_by(self._reconciliation.liveness, self.state, records, asked, listing),
                 )
             )
             answers.append(granted[-1])
         deviations = self._preferences.deviations(resource, granted)
-        granted += self._remainders(gone.values(), containers, listing, len(granted))
-        self._ledger.grant(granted, instead_of=list(gone), preferred=deviations)
-        return tuple(answers)
-
-    def _touches(self, device: DeviceID, others: Collection[DeviceID]) -> bool:
-        """Whether one of the others is this device, a part of it, or what it is a part of."""
-        ways = self.state.ways_to
-        return not frozenset(others).isdisjoint(ways(device)) or any(device in ways(other) for other in others)
-
-    def _remainders(
-        self,
-        replaced: Collection[Allocation],
-        containers: Sequence[Sequence[DeviceID]],
-        listing: Listing | None,
-        granted: int,
-    ) -> list[Allocation]:
-        """
-        What of replaced records the kubelet still has given out: an app container takes over some devices of an init
-        container, and the others stay the init container's until the pod goes.
-        """
-        asked = {device for devices in containers for device in devices}
-        held = shown_of(listing) | ((listing.checkpoint or frozenset()) if listing is not None else frozenset())
-        unread = listing is not None and listing.checkpoint is None  # then what is not shown may be held all the same
-        rests: list[Allocation] = []
-        for record in replaced:
-            kept = [(r, d) for r, d in places(record) if (unread or (r, d) in held) and not self._touches(d, asked)]
-            if kept:
-                rests.append(
-                    msgspec.structs.replace(
-                        record, id=self._ledger.next_id(granted + len(rests)), devices=by_resource(kept)
-                    )
+        displaced = {former.allocation for each in granted for former in each.displaced}
+        granted += remainders(self._ledger, gone.values(), containers, listing, granted)
+        reasons = dict.fromkeys(displaced, "displaced")
+        self._ledger.grant(granted, instead_of=list(gone), reasons=reasons, preferred=deviations)
+        for each in answers:
+            if each.displaced:
+                log.error(
+                    "the kubelet gives devices to a new container, and the one that has them was not seen to end",
+                    allocation=each.id,
+                    devices=sorted({d for former in each.displaced for ids in former.devices.values() for d in ids}),
+                    held_by=[f"{name_of(former.owner)} ({former.allocation})" for former in each.displaced],
                 )
-        return rests
-
-
-def by_resource(devices: Sequence[Place]) -> dict[ResourceName, tuple[DeviceID, ...]]:
-    held: dict[ResourceName, tuple[DeviceID, ...]] = {}
-    for resource, device in devices:
-        held[resource] = (*held.get(resource, ()), device)
-    return held
+        return tuple(answers)

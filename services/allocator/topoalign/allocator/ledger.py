@@ -17,11 +17,12 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Protocol
 
 import anyio
 import structlog
 
+from topoalign.allocator.drafts import Binding, Draft
+from topoalign.allocator.endings import Endings
 from topoalign.allocator.record import unpublished
 from topoalign.core.decisions import Refusal
 from topoalign.core.errors import NotFound, StateFault
@@ -36,7 +37,6 @@ from topoalign.core.events import (
     ContainerUsage,
     DeviceHealthChanged,
     LedgerEvent,
-    Owner,
     TopologyDiscovered,
     UsageObserved,
 )
@@ -49,12 +49,6 @@ SAID_SECONDS = 1.0
 """For so long a snapshot after which nothing happened answers further requests for one."""
 
 log = structlog.get_logger("topoalign.allocator.ledger")
-
-
-class Draft(Protocol):
-    """A fact that lacks only its place in the journal."""
-
-    def __call__(self, *, node: NodeName, epoch: int, seq: int) -> LedgerEvent: ...
 
 
 class Ledger:
@@ -76,6 +70,8 @@ class Ledger:
         """Facts that were never published because too many were waiting; a snapshot stands in for them."""
         self.fault: str | None = None
         """What the disk complained of last, and the remedy; None since it took a fact again."""
+        self.endings = Endings()
+        """How allocations ended since this process started."""
         self._journal = journal
         self._clock = clock
         self._changed = anyio.Event()
@@ -156,13 +152,16 @@ class Ledger:
         allocations: Sequence[Allocation],
         *,
         instead_of: Sequence[AllocationID] = (),
+        reasons: Mapping[AllocationID, str] = {},
         preferred: Mapping[AllocationID, Sequence[DeviceID]] = {},
     ) -> None:
         """
-        Records allocations, all or none; with them the release of those whose place they take, and for each one that
-        the kubelet chose otherwise than was preferred, what was preferred.
+        Records allocations, all or none; with them the release of those whose place they take, as superseded unless there is
+        another reason, and for each one that the kubelet chose otherwise than was preferred, what was preferred.
         """
-        gone = [partial(AllocationReleased, allocation=name, reason="superseded") for name in instead_of]
+        gone = [
+            partial(AllocationReleased, allocation=name, reason=reasons.get(name, "superseded")) for name in instead_of
+        ]
         granted = [partial(AllocationGranted, allocation=allocation) for allocation in allocations]
         deviated = [
             partial(
@@ -176,10 +175,9 @@ class Ledger:
         ]
         self._record(*gone, *granted, *deviated)
 
-    def bind(self, owners: Sequence[tuple[AllocationID, Owner]]) -> None:
+    def bind(self, bindings: Sequence[Binding]) -> None:
         """Records who holds these allocations, in this boot of the node."""
-        boot = self.boot
-        self._record(*(partial(AllocationBound, allocation=name, owner=owner, boot=boot) for name, owner in owners))
+        self._record(*(partial(AllocationBound, boot=self.boot, **each._asdict()) for each in bindings))
 
     def release(self, allocations: Sequence[AllocationID], reason: str) -> None:
         """
@@ -256,6 +254,7 @@ class Ledger:
         with self._noting_faults():
             self._journal.append(entry)
         self._entries += 1
+        self.endings.note(self.state.allocations, events)
         self.pending.extend((event, entry.time) for event in events)
         self._move(state)
         if self._entries >= self._compact_at and not isinstance(events[-1], AllocationsSnapshot):

@@ -8,6 +8,12 @@ nobody holds by our record is taken in: whatever was released too early, or was 
 What ended while nobody looked is an orphan. It goes at the first look, if the kubelet has settled and its checkpoint does
 not know the devices either: two accounts of its own agree then.
 
+A pod that was refused after Allocate has entries in the checkpoint and no directory: it is released like one that is
+missing. Should its directory be made all the same, because it was only late, what it has is taken in again.
+
+A container whose devices the kubelet has lost keeps its record as long as its pod is there. If the kubelet gave the devices
+to another container meanwhile (`Allocation.displaced`), the record returns when that one has ended.
+
 A record in doubt, after a journal that was damaged, is made whole here: beside what PodResources shows, what the checkpoint
 has given to containers that it does not show is taken in, too, and then the record is confirmed.
 """
@@ -15,18 +21,18 @@ has given to containers that it does not show is taken in, too, and then the rec
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
 import structlog
 
+from topoalign.allocator.drafts import Binding
 from topoalign.allocator.kubelet.desk import Holding, Listing
 from topoalign.allocator.ledger import Ledger
-from topoalign.allocator.order import in_order
+from topoalign.allocator.liveness import Liveness, Place, entries_of, places, still_displaced
+from topoalign.allocator.taking_in import returned, unrecorded
 from topoalign.allocator.usage import beyond, is_ours
+from topoalign.core.errors import clean
 from topoalign.core.events import Allocation, Owner
-from topoalign.core.ids import AllocationID, DeviceID, ResourceName
+from topoalign.core.ids import AllocationID, Namespace, PodName
 from topoalign.core.ports import Clock
-
-Place = tuple[ResourceName, DeviceID]
 
 log = structlog.get_logger("topoalign.allocator.reconciling")
 
@@ -50,9 +56,10 @@ class Reconciliation:
         """
         How long a container must be missing before its allocation is released, and at least for two looks:
         `gone_seconds` in general; `unbound_seconds` if it was never shown and the kubelet's checkpoint does not know its
-        devices either (one that was never shown and whose checkpoint cannot be read is kept); `settle_seconds` while a
-        kubelet that was seen to restart settles, or lists no pod at all.
+        devices either (one that was never shown and whose checkpoint cannot be read is kept), `gone_seconds` if its pod is
+        known to be gone; `settle_seconds` while a kubelet that was seen to restart settles, or lists no pod at all.
         """
+        self.liveness = Liveness()
         self._ledger, self._clock = ledger, clock
         self._gone_seconds, self._unbound_seconds, self._settle_seconds = gone_seconds, unbound_seconds, settle_seconds
         self._kubelet: tuple[int, ...] | None = None
@@ -64,6 +71,12 @@ class Reconciliation:
         """Allocations whose devices were shown with several owners, some with none, or with others, at the last look."""
         self._unseen = set(ledger.state.allocations)
         """Live at our start, and not shown since: should they have ended, then while nobody looked."""
+        self._listed: frozenset[tuple[Namespace, PodName]] | None = None
+        """The pods of the last look; None: there was none yet."""
+        self._forgotten: set[AllocationID] = set()
+        """Whose containers the kubelet has lost, as it was logged last."""
+        self._early: set[str] = set()
+        """Pods whose allocations were released because they had no directory."""
 
     def compare(self, look: Look) -> None:
         """
@@ -71,35 +84,41 @@ class Reconciliation:
         devices are ours cannot be told then.
         """
         self._settle(look)
+        self._listed = frozenset((used.owner.namespace, used.owner.pod) for used in look.listing.usage)
         if self._ledger.state.topology is None:
             return
-        boot = self._ledger.boot
-        shown = {(holding.resource, device): holding for holding in look.listing.holdings for device in holding.devices}
-        bound: list[tuple[AllocationID, Owner]] = []
-        gone: list[AllocationID] = []
+        listing = look.listing
+        shown = {(holding.resource, device): holding for holding in listing.holdings for device in holding.devices}
+        bound: list[Binding] = []
+        gone: list[Allocation] = []
         apart: set[AllocationID] = set()
+        forgotten: list[Allocation] = []
         for allocation in self._ledger.state.allocations.values():
             if allocation.id not in look.live:
                 continue
             held = places(allocation)
             holdings = [shown.get(place) for place in held]
             if any(holdings):
-                self.seen(allocation.id)
-                owner = self._owner(held, holdings)
-                if owner is None:
+                self.seen(allocation.id, listing)
+                owner, uid = self._owner(held, holdings), self.liveness.uid_of(allocation, holdings, listing)
+                if owner is None or (uid and allocation.pod_uid not in ("", uid)):
                     apart.add(allocation.id)
-                elif owner != allocation.owner or (boot and boot != allocation.boot):
-                    bound.append((allocation.id, owner))
-            elif self._is_gone(allocation, held, look):
-                gone.append(allocation.id)
+                elif binding := self._binding(allocation, owner, uid, listing):
+                    bound.append(binding)
+            elif self.liveness.is_forgotten(allocation, listing):
+                forgotten.append(allocation)
+            elif self._is_gone(allocation, look):
+                gone.append(allocation)
         self._ledger.bind(bound)
-        self._ledger.release([name for name in gone if name not in self._unseen], "gone")
-        self._ledger.release([name for name in gone if name in self._unseen], "orphan")
+        self._release(gone, listing)
+        self._tell_forgotten(forgotten)
         live = self._ledger.state.allocations
         if look.live >= live.keys():  # else the answer is older than the record
             # A record that the kubelet contradicts at two looks makes way for what it shows.
             contradicted = [live[name] for name in sorted(apart & self._apart)]
-            found = self._unrecorded(look.listing, contradicted)
+            directories = listing.directories
+            late = {uid for uid in self._early if directories is not None and not directories.is_gone(uid)}
+            found = unrecorded(self._ledger, listing, contradicted, late)
             self._ledger.grant(found, instead_of=[record.id for record in contradicted])
             if found:
                 log.warning("containers with devices that were not in the record are taken in", containers=len(found))
@@ -108,7 +127,9 @@ class Reconciliation:
         live = self._ledger.state.allocations
         self._missing = {name: since for name, since in self._missing.items() if name in live}
         self._unseen &= live.keys()
-        self._ledger.observe(beyond(look.listing.usage, self._ledger.state.hardware))
+        self._early &= {part.pod_uid for part in listing.parts}
+        self.liveness.forget_all_but(live.keys())
+        self._ledger.observe(beyond(listing.usage, self._ledger.state.hardware))
 
     def _settle(self, look: Look) -> None:
         """
@@ -130,10 +151,62 @@ class Reconciliation:
                 "allocations from before the reboot are kept until the kubelet has settled", allocations=len(stale)
             )
 
-    def seen(self, allocation: AllocationID) -> None:
+    def lists(self, target: str) -> bool | None:
+        """Whether the kubelet listed a pod of this name (`NAMESPACE/NAME`) at the last look; None: there was none yet."""
+        if self._listed is None:
+            return None
+        namespace, _, pod = target.partition("/")
+        return (Namespace(namespace), PodName(pod)) in self._listed
+
+    def seen(self, allocation: AllocationID, listing: Listing) -> None:
         """The kubelet has just shown or named it as held: whatever was asked of it before says nothing against that."""
         self._missing.pop(allocation, None)
         self._unseen.discard(allocation)
+        self.liveness.shown(allocation, listing.kubelet)
+
+    def _binding(self, allocation: Allocation, owner: Owner, uid: str, listing: Listing) -> Binding | None:
+        """What there is to say of an allocation that is shown with this owner; None: nothing new."""
+        known = allocation.pod_uid if owner == allocation.owner else ""
+        displaced = still_displaced(allocation.displaced, listing, owner)
+        binding = Binding(allocation.id, owner, uid or known, displaced)
+        if displaced and allocation.owner is None:
+            log.error(
+                "two containers have the same devices: delete one of the two pods",
+                devices=sorted(device for each in displaced for ids in each.devices.values() for device in ids),
+                owners=[name_of(owner), *(name_of(each.owner) for each in displaced)],
+            )
+        boot = self._ledger.boot
+        said = Binding(allocation.id, allocation.owner or owner, allocation.pod_uid, allocation.displaced)
+        is_said = allocation.owner is not None and binding == said and (not boot or boot == allocation.boot)
+        return None if is_said else binding
+
+    def _release(self, gone: Sequence[Allocation], listing: Listing) -> None:
+        """Records that these have ended, and in the same entry of the journal what returns in their place."""
+        for word, ended in (
+            ("gone", [each for each in gone if each.id not in self._unseen]),
+            ("orphan", [each for each in gone if each.id in self._unseen]),
+        ):
+            back = returned(self._ledger, ended, listing)
+            if back:
+                names = [each.id for each in ended]
+                self._ledger.grant(back, instead_of=names, reasons=dict.fromkeys(names, word))
+                log.warning("containers that were displaced have their devices to themselves", containers=len(back))
+            else:
+                self._ledger.release([each.id for each in ended], word)
+        if directories := listing.directories:
+            without_owner = [each for each in gone if each.owner is None]
+            uids = {part.pod_uid for each in without_owner for part in entries_of(places(each), listing)}
+            self._early |= {uid for uid in uids if directories.is_gone(uid) and uid not in directories.torn_down}
+
+    def _tell_forgotten(self, forgotten: Sequence[Allocation]) -> None:
+        """Once of each: that the kubelet may give its devices to others."""
+        if new := [each for each in forgotten if each.id not in self._forgotten]:
+            log.error(
+                "the kubelet has lost which devices these containers have, and may give them to others: drain the node",
+                containers=[name_of(each.owner) for each in new if each.owner is not None],
+                devices=sorted(device for each in new for device in each.device_ids),
+            )
+        self._forgotten = {each.id for each in forgotten}
 
     def _owner(self, held: Sequence[Place], holdings: Sequence[Holding | None]) -> Owner | None:
         """
@@ -153,67 +226,23 @@ class Reconciliation:
     def _is_settled(self, look: Look) -> bool:
         return look.at >= self._settled_at and look.listing.pods > 0
 
-    def _is_gone(self, allocation: Allocation, held: Sequence[Place], look: Look) -> bool:
+    def _is_gone(self, allocation: Allocation, look: Look) -> bool:
         """Whether a container that is not shown has been missing for long enough."""
         first_look = allocation.id not in self._missing
         since = self._missing.setdefault(allocation.id, look.at)
-        given = look.listing.checkpoint
-        kept = given is None or not given.isdisjoint(held)
+        kept = self.liveness.is_kept(allocation, look.listing)
         settled = self._is_settled(look)
         patience = self._gone_seconds
         if allocation.owner is None:
             if kept:
                 return False
-            patience = self._unbound_seconds
+            if not self.liveness.is_gone(allocation, look.listing):
+                patience = self._unbound_seconds
         elif allocation.id in self._unseen and settled and not kept:
             return True
         if not settled:
             patience = max(patience, self._settle_seconds)
         return not first_look and look.at - since >= patience
-
-    def _unrecorded(self, listing: Listing, contradicted: Sequence[Allocation]) -> list[Allocation]:
-        """
-        Containers that the kubelet shows with devices of ours which no record holds: they were there before us, or were
-        released too early. Of contradicted records also what an init container may still have, which is shown nowhere: what
-        the kubelet's checkpoint has of them, or all where it cannot be read. While the record is in doubt, all that the
-        checkpoint has given to containers not shown.
-        """
-        others = {name: held for name, held in self._ledger.state.allocations.items() if held not in contradicted}
-        state = msgspec.structs.replace(self._ledger.state, allocations=others)
-        found: list[Allocation] = []
-        taken: set[DeviceID] = set()
-        parted: set[DeviceID] = set()  # what has been found is a part of these, or these themselves
-
-        def is_free(device: DeviceID) -> bool:
-            ways = state.ways_to(device)
-            return not state.overlapping([device]) and device not in parted and taken.isdisjoint(ways)
-
-        def take_in(owner: Owner | None, resource: ResourceName, devices: tuple[DeviceID, ...]) -> None:
-            name = self._ledger.next_id(len(found))
-            cards = state.cards_of(devices)
-            found.append(
-                Allocation(id=name, owner=owner, devices={resource: devices}, boot=self._ledger.boot, cards=cards)
-            )
-            taken.update(devices)
-            parted.update(way for device in devices for way in state.ways_to(device))
-
-        for holding in listing.holdings:
-            ours = self._ordered(holding.resource, holding.devices)
-            if ours and all(map(is_free, ours)):
-                take_in(holding.owner, holding.resource, ours)
-        left = {place for each in contradicted for place in places(each)} - shown_of(listing)
-        unread = tuple((resource, frozenset({device})) for resource, device in sorted(left))
-        parts = listing.parts if listing.checkpoint is not None else unread
-        for resource, devices in parts:
-            held = frozenset(d for d in devices if self._ledger.doubt is not None or (resource, d) in left)
-            if ours := tuple(filter(is_free, self._ordered(resource, held))):
-                take_in(None, resource, ours)
-        return found
-
-    def _ordered(self, resource: ResourceName, devices: frozenset[DeviceID]) -> tuple[DeviceID, ...]:
-        """Those that are ours, in the hardware's order."""
-        hardware = self._ledger.state.hardware
-        return in_order(hardware, resource, (device for device in devices if is_ours(hardware, resource, device)))
 
     def _confirm(self, look: Look) -> None:
         """
@@ -226,11 +255,6 @@ class Reconciliation:
             self._ledger.confirm("the kubelet")
 
 
-def places(allocation: Allocation) -> list[Place]:
-    return [(resource, device) for resource, ids in allocation.devices.items() for device in ids]
-
-
-def shown_of(listing: Listing | None) -> frozenset[Place]:
-    """The devices that some container is shown with."""
-    holdings = listing.holdings if listing is not None else ()
-    return frozenset((holding.resource, device) for holding in holdings for device in holding.devices)
+def name_of(owner: Owner) -> str:
+    """As logs and readiness spell it."""
+    return clean(f"{owner.namespace}/{owner.pod} {owner.container}")

@@ -20,9 +20,10 @@ from topoalign.allocator.handouts import Handouts
 from topoalign.allocator.hearing import Hearing
 from topoalign.allocator.ledger import Ledger
 from topoalign.allocator.outbox import Outbox
+from topoalign.allocator.reconciling import name_of
 from topoalign.allocator.usage import UsageTeller
 from topoalign.core import wire
-from topoalign.core.errors import StateFault, Unavailable
+from topoalign.core.errors import StateFault, Unavailable, clean
 from topoalign.core.ids import NodeName
 from topoalign.core.ports import Bus, Clock
 from topoalign.core.requests import ExplainRequest
@@ -30,6 +31,9 @@ from topoalign.core.requests import ExplainRequest
 SERVICE = "topoalign-allocator"
 TWIN_SECONDS = 0.5
 """How long another allocator of the same node may take to show itself; where there is none, that is known at once."""
+
+MOST_PAIRS = 3
+"""Named in a reason."""
 
 log = structlog.get_logger("topoalign.allocator")
 
@@ -99,6 +103,19 @@ class Allocator:
             return f"the journal was damaged ({doubt}): the kubelet has not confirmed yet what is held"
         return f"the journal was damaged ({doubt}): nothing is given out until `topoalign trust` confirms what is held"
 
+    def devices_given_twice(self) -> str | None:
+        """Readiness: containers have devices that the kubelet gave to others as well; somebody has to choose."""
+        pairs = [
+            f"{', '.join(clean(device) for ids in former.devices.values() for device in ids)} "
+            f"({name_of(former.owner)} and {name_of(held.owner) if held.owner is not None else 'a container not known yet'})"
+            for held in self.ledger.state.allocations.values()
+            for former in held.displaced
+        ]
+        if not pairs:
+            return None
+        more = f", and {len(pairs) - MOST_PAIRS} more" if len(pairs) > MOST_PAIRS else ""
+        return f"devices that two containers have: {'; '.join(pairs[:MOST_PAIRS])}{more}; delete one pod of each pair"
+
     def outbox_full(self) -> str | None:
         """Readiness: allocations go on, but somebody should look at the bus."""
         waiting, limit = len(self.ledger.pending), self.ledger.pending_limit
@@ -141,6 +158,11 @@ class AllocatorMetrics(Collector):
             "topoalign_allocator_stale_allocations",
             "Live allocations from before the last reboot whose containers have not been seen since.",
             value=len(ledger.state.stale),
+        )
+        yield GaugeMetricFamily(
+            "topoalign_allocator_displaced_allocations",
+            "Former allocations whose containers were not seen to end and whose devices the kubelet gave to others.",
+            value=sum(len(held.displaced) for held in ledger.state.allocations.values()),
         )
         yield GaugeMetricFamily(
             "topoalign_allocator_record_in_doubt",

@@ -1,13 +1,14 @@
 """What the kubelet front needs of the allocator, and what the allocator needs of the kubelet's record."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from topoalign.core.events import Allocation, ContainerUsage, Owner
 from topoalign.core.ids import DeviceID, ResourceName
 from topoalign.core.state import NodeState
+from topoalign.kubelet.pod_directories import PodDirectories
 
 
 class Desk(Protocol):
@@ -24,12 +25,13 @@ class Desk(Protocol):
     async def beyond(self, version: int) -> None:
         """Waits until `version` is greater than this one. Any number of callers may wait."""
 
-    def prefer(
+    async def prefer(
         self, resource: ResourceName, available: Sequence[DeviceID], must_include: Sequence[DeviceID], size: int
     ) -> tuple[DeviceID, ...]:
         """
         The best connected set of `size` devices that holds `must_include`, by the node's device policy; () where the
         API has no preference to give (size below 1, too few available, must_include not available or larger than size).
+        Devices that a live record holds are in it only where there are not enough others.
         """
 
     async def allocate(
@@ -51,6 +53,18 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
     owner: Owner
     resource: ResourceName
     devices: frozenset[DeviceID]
+    pod_uid: str = ""
+    """Of its pod, as the checkpoint has it; empty: not known. PodResources itself knows no UIDs."""
+
+
+class Part(NamedTuple):
+    """One entry of the checkpoint: the devices of one resource that one container has."""
+
+    resource: ResourceName
+    devices: frozenset[DeviceID]
+    pod_uid: str = ""
+    """Empty: not known."""
+    container: str = ""
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,14 +80,21 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     """Of app containers and sidecars: PodResources does not show plain init containers."""
     checkpoint: frozenset[tuple[ResourceName, DeviceID]] | None
     """Devices that its checkpoint has given to any container, init containers included. None: it cannot be read."""
-    parts: tuple[tuple[ResourceName, frozenset[DeviceID]], ...] = ()
-    """The same, apart by container and resource."""
+    parts: tuple[Part, ...] = ()
+    """The same, apart by container and resource. Entries of pods that are gone stay until the next write."""
+    written: tuple[int, ...] = ()
+    """Which version of the checkpoint this is; differs after every write."""
+    directories: PodDirectories | None = None
+    """Which pods are gone. None: not known, because their directories cannot be read."""
     usage: tuple[ContainerUsage, ...] = ()
     """All that it shows of each container: CPUs, memory and the devices of every plugin, by owner."""
 
 
 class PodResources(Protocol):
     """The kubelet's own record of who holds what."""
+
+    def written(self) -> tuple[int, ...]:
+        """Which version of the checkpoint lies there now, as `Listing.written`; () where there is none."""
 
     async def listing(self) -> Listing:
         """Raises Unavailable; waits for a few seconds at most."""

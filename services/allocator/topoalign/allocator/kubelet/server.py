@@ -85,10 +85,10 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
     ) -> v1beta1.PreferredAllocationResponse:
         check_containers(message.container_requests)
         return v1beta1.PreferredAllocationResponse(
-            container_responses=[self.preferred(request) for request in message.container_requests]
+            container_responses=[await self.preferred(request) for request in message.container_requests]
         )
 
-    def preferred(
+    async def preferred(
         self, request: v1beta1.ContainerPreferredAllocationRequest
     ) -> v1beta1.ContainerPreferredAllocationResponse:
         """
@@ -98,7 +98,7 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
         available = [DeviceID(device) for device in request.available_deviceIDs]
         must_include = [DeviceID(device) for device in request.must_include_deviceIDs]
         try:
-            devices = self.desk.prefer(self.resource, available, must_include, request.allocation_size)
+            devices = await self.desk.prefer(self.resource, available, must_include, request.allocation_size)
         except (UnknownDevice, InvalidField, NoFit) as error:
             log.warning("no preference given", resource=self.resource, reason=error.finding)
             devices = ()

@@ -1,0 +1,73 @@
+"""How allocations ended, kept in memory for `explain`: the record has only those that live."""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from topoalign.core.errors import clean
+from topoalign.core.events import Allocation, AllocationGranted, AllocationReleased, LedgerEvent, Owner
+from topoalign.core.ids import AllocationID
+
+REMEMBERED = 1_000
+"""Allocations."""
+TOLD = 3
+"""Of one pod, the newest."""
+
+REASONS = {
+    "released": "it was released on request",
+    "gone": "its container ended",
+    "orphan": "its container ended while the allocator did not run",
+    "superseded": "the kubelet gave its devices anew",
+    "displaced": "the kubelet gave its devices to another container although its own was not seen to end",
+}
+
+
+class Ending(NamedTuple):
+    """One allocation that has ended."""
+
+    allocation: Allocation
+    reason: str
+    successors: tuple[AllocationID, ...]
+    """Who was granted its devices in its place."""
+
+
+class Endings:
+    """The newest of them."""
+
+    def __init__(self) -> None:
+        self._ended: OrderedDict[AllocationID, Ending] = OrderedDict()
+
+    def note(self, live: Mapping[AllocationID, Allocation], events: Sequence[LedgerEvent]) -> None:
+        """Takes in what these facts, recorded together, end of what was live before them."""
+        granted = [event.allocation for event in events if isinstance(event, AllocationGranted)]
+        for event in events:
+            if isinstance(event, AllocationReleased) and (gone := live.get(event.allocation)) is not None:
+                successors = tuple(new.id for new in granted if not new.device_ids.isdisjoint(gone.device_ids))
+                self._ended[gone.id] = Ending(gone, event.reason, successors)
+        while len(self._ended) > REMEMBERED:
+            self._ended.popitem(last=False)
+
+    def told(self, target: str, live: Mapping[AllocationID, Allocation]) -> tuple[str, ...]:
+        """A sentence for each allocation of this id, or of a pod of this name, that has ended; newest first."""
+        found = [each for each in reversed(self._ended.values()) if target in names_of(each.allocation)]
+        return tuple(self._sentence(each, live) for each in found[:TOLD])
+
+    def _sentence(self, ending: Ending, live: Mapping[AllocationID, Allocation]) -> str:
+        gone = ending.allocation
+        devices = ", ".join(sorted(gone.device_ids))
+        uid = f", pod UID {gone.pod_uid}" if gone.pod_uid else ""
+        ended = f"{titled(gone.owner)} had {devices} (allocation {gone.id}{uid}), and no longer holds it: "
+        ended += REASONS.get(ending.reason, ending.reason)
+        successors = [live[name] for name in ending.successors if name in live]
+        if successors and ending.reason in ("superseded", "displaced"):
+            ended += "; now " + " and ".join(f"{titled(new.owner)} has it (allocation {new.id})" for new in successors)
+        return clean(ended, 500)
+
+
+def names_of(allocation: Allocation) -> set[str]:
+    owner = allocation.owner
+    return {allocation.id} if owner is None else {allocation.id, f"{owner.namespace}/{owner.pod}"}
+
+
+def titled(owner: Owner | None) -> str:
+    return "a container not known" if owner is None else f"{owner.namespace}/{owner.pod} {owner.container}"

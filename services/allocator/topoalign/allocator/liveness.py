@@ -1,0 +1,151 @@
+"""
+Whether the container of an allocation has ended, by what the kubelet says in three places.
+
+PodResources shows what active pods have; the checkpoint knows init containers and the UIDs of pods, and keeps entries of
+pods that are gone until its next write; a pod that is gone has no directory, or its volumes are torn down. Each of them
+alone may be wrong: a kubelet that has just started shows less than runs, and one that has lost its checkpoint shows
+containers without their devices for as long as they run.
+
+An entry of the checkpoint that was there before an allocation was granted is not the allocation's: the kubelet drops what
+is over from its memory before it asks for the next devices, and from the file only when it writes that.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+
+from topoalign.allocator.kubelet.desk import Holding, Listing, Part
+from topoalign.core.events import Allocation, Displaced, Owner
+from topoalign.core.ids import AllocationID, DeviceID, ResourceName
+
+Place = tuple[ResourceName, DeviceID]
+
+
+class Liveness:
+    """Judges allocations by listings. What it remembers of them is this process's own and not in the record."""
+
+    def __init__(self) -> None:
+        self._shown: dict[AllocationID, tuple[int, ...]] = {}
+        """The kubelet that showed this allocation last."""
+        self._granted: dict[AllocationID, tuple[int, ...]] = {}
+        """The version of the checkpoint when the kubelet asked for this allocation."""
+
+    def granted(self, allocations: Iterable[AllocationID], written: tuple[int, ...]) -> None:
+        """They were granted while this version of the checkpoint lay there."""
+        self._granted.update(dict.fromkeys(allocations, written))
+
+    def shown(self, allocation: AllocationID, kubelet: tuple[int, ...]) -> None:
+        """This kubelet shows it."""
+        self._shown[allocation] = kubelet
+
+    def forget_all_but(self, live: Collection[AllocationID]) -> None:
+        self._shown = {name: kubelet for name, kubelet in self._shown.items() if name in live}
+        self._granted = {name: written for name, written in self._granted.items() if name in live}
+
+    def uid_of(self, allocation: Allocation, holdings: Sequence[Holding | None], listing: Listing) -> str:
+        """The UID of the pod that is shown with all of an allocation; empty: not known."""
+        uids = {holding.pod_uid if holding is not None else "" for holding in holdings}
+        return uids.pop() if len(uids) == 1 and self._is_written_since(allocation, listing) else ""
+
+    def is_kept(self, allocation: Allocation, listing: Listing) -> bool:
+        """Whether the checkpoint may have given something of it to a pod that is not gone; also where it cannot be read."""
+        held = places(allocation)
+        if listing.checkpoint is None:
+            return True
+        if listing.checkpoint.isdisjoint(held):
+            return False
+        entries, directories = entries_of(held, listing), listing.directories
+        return directories is None or not entries or not all(directories.is_gone(part.pod_uid) for part in entries)
+
+    def is_gone(self, allocation: Allocation, listing: Listing) -> bool:
+        """Whether its pod is known, and gone by its directory."""
+        directories = listing.directories
+        if directories is None:
+            return False
+        if allocation.pod_uid:
+            return directories.is_gone(allocation.pod_uid)
+        if allocation.id not in self._granted or not self._is_written_since(allocation, listing):
+            return False
+        entries = entries_of(places(allocation), listing)
+        return bool(entries) and all(directories.is_gone(part.pod_uid) for part in entries)
+
+    def has_ended(self, allocation: Allocation, listing: Listing) -> bool:
+        """
+        Whether a container, not shown by this listing, has ended for sure: the same kubelet has shown it before, its pod is
+        gone, or the checkpoint was written since the grant and has given it to nobody.
+        """
+        if not shown_of(listing).isdisjoint(places(allocation)):
+            return False
+        if self._shown.get(allocation.id) == listing.kubelet or self.is_gone(allocation, listing):
+            return True
+        known = allocation.id in self._granted and self._is_written_since(allocation, listing)
+        return allocation.owner is None and known and not self.is_kept(allocation, listing)
+
+    def is_forgotten(self, allocation: Allocation, listing: Listing) -> bool:
+        """
+        Whether the kubelet has lost what it gave to a container that is bound and was not seen to end.
+
+        So it is if this kubelet has never shown it, its checkpoint has nothing of it, and its pod is there by its directory.
+        False where there are no UIDs or directories: then a pod that was made anew under its name looks the same.
+        """
+        if allocation.owner is None or not allocation.pod_uid or listing.directories is None:
+            return False
+        return self._is_unknown(allocation, listing) and not listing.directories.is_gone(allocation.pod_uid)
+
+    def is_displaced(self, allocation: Allocation, listing: Listing) -> bool:
+        """
+        Whether a container that is bound, and not shown, may run on although the kubelet gives its devices to another one.
+
+        As `is_forgotten`; where there are no UIDs or directories, if the kubelet lists a container of its name.
+        """
+        owner = allocation.owner
+        if owner is None or not self._is_unknown(allocation, listing):
+            return False
+        return runs(owner, allocation.pod_uid, listing)
+
+    def _is_unknown(self, allocation: Allocation, listing: Listing) -> bool:
+        """Whether the kubelet that answers neither has shown an allocation nor has it in its checkpoint."""
+        if self._shown.get(allocation.id) == listing.kubelet:
+            return False
+        held = places(allocation)
+        if listing.checkpoint is None or listing.checkpoint.isdisjoint(held):
+            return True
+        entries = entries_of(held, listing)
+        return bool(entries and allocation.pod_uid) and all(
+            part.pod_uid not in ("", allocation.pod_uid) for part in entries
+        )
+
+    def _is_written_since(self, allocation: Allocation, listing: Listing) -> bool:
+        """Whether entries of the checkpoint can be the allocation's."""
+        return self._granted.get(allocation.id) != listing.written
+
+
+def runs(owner: Owner, pod_uid: str, listing: Listing) -> bool:
+    """Whether a pod is there: by its directory, or, where that is not known, by the names that the kubelet lists."""
+    if pod_uid and listing.directories is not None:
+        return not listing.directories.is_gone(pod_uid)
+    return any(used.owner == owner for used in listing.usage)
+
+
+def still_displaced(
+    displaced: Iterable[Displaced], listing: Listing, owner: Owner | None = None
+) -> tuple[Displaced, ...]:
+    """
+    Those whose pods are there. One of the same name as the new owner, and without a UID, is taken to be its former self.
+    """
+    return tuple(
+        each for each in displaced if runs(each.owner, each.pod_uid, listing) and (each.pod_uid or each.owner != owner)
+    )
+
+
+def entries_of(held: Collection[Place], listing: Listing) -> list[Part]:
+    """What the checkpoint has given away of this."""
+    return [part for part in listing.parts if any((part.resource, device) in held for device in part.devices)]
+
+
+def places(allocation: Allocation) -> list[Place]:
+    return [(resource, device) for resource, ids in allocation.devices.items() for device in ids]
+
+
+def shown_of(listing: Listing | None) -> frozenset[Place]:
+    """The devices that some container is shown with."""
+    holdings = listing.holdings if listing is not None else ()
+    return frozenset((holding.resource, device) for holding in holdings for device in holding.devices)

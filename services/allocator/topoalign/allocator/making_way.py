@@ -1,0 +1,76 @@
+"""Records that make way for what the kubelet gives anew: what is left of them, and whose containers may run on."""
+
+from collections.abc import Collection, Sequence
+
+import msgspec
+
+from topoalign.allocator.kubelet.desk import Listing
+from topoalign.allocator.ledger import Ledger
+from topoalign.allocator.liveness import Liveness, Place, places, shown_of, still_displaced
+from topoalign.allocator.taking_in import of_devices
+from topoalign.core.events import Allocation, Displaced
+from topoalign.core.ids import DeviceID, ResourceName
+from topoalign.core.state import NodeState
+
+
+def touches(state: NodeState, device: DeviceID, others: Collection[DeviceID]) -> bool:
+    """Whether one of the others is this device, a part of it, or what it is a part of."""
+    ways = state.ways_to
+    return not frozenset(others).isdisjoint(ways(device)) or any(device in ways(other) for other in others)
+
+
+def displaced_by(
+    liveness: Liveness,
+    state: NodeState,
+    records: Sequence[Allocation],
+    asked: Collection[DeviceID],
+    listing: Listing | None,
+) -> tuple[Displaced, ...]:
+    """Of the records that make way for a set of devices: whose containers, and those whom they displaced, may run on."""
+    if listing is None:
+        return ()
+    found: list[Displaced] = []
+    for record in records:
+        if record.owner is not None and liveness.is_displaced(record, listing):
+            both = by_resource([(r, d) for r, d in places(record) if touches(state, d, asked)])
+            found.append(Displaced(allocation=record.id, owner=record.owner, pod_uid=record.pod_uid, devices=both))
+        found += still_displaced(of_devices(record.displaced, asked), listing)
+    return tuple(found)
+
+
+def remainders(
+    ledger: Ledger,
+    replaced: Collection[Allocation],
+    containers: Sequence[Sequence[DeviceID]],
+    listing: Listing | None,
+    granted: Sequence[Allocation],
+) -> list[Allocation]:
+    """
+    What is left of replaced records. Of most that is what the kubelet still has given out: an app container takes over some
+    devices of an init container, and the others stay the init container's until the pod goes. Of those that were displaced
+    it is all, for their containers run on.
+    """
+    asked = {device for devices in containers for device in devices}
+    held = shown_of(listing) | ((listing.checkpoint or frozenset()) if listing is not None else frozenset())
+    unread = listing is not None and listing.checkpoint is None  # then what is not shown may be held all the same
+    displaced = {former.allocation for each in granted for former in each.displaced}
+    rests: list[Allocation] = []
+    for record in replaced:
+        whole = unread or record.id in displaced
+        kept = [p for p in places(record) if (whole or p in held) and not touches(ledger.state, p[1], asked)]
+        if kept:
+            rest = msgspec.structs.replace(
+                record,
+                id=ledger.next_id(len(granted) + len(rests)),
+                devices=by_resource(kept),
+                displaced=of_devices(record.displaced, [device for _, device in kept]),
+            )
+            rests.append(rest)
+    return rests
+
+
+def by_resource(devices: Sequence[Place]) -> dict[ResourceName, tuple[DeviceID, ...]]:
+    held: dict[ResourceName, tuple[DeviceID, ...]] = {}
+    for resource, device in devices:
+        held[resource] = (*held.get(resource, ()), device)
+    return held

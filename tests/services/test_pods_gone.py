@@ -1,0 +1,474 @@
+"""What a pod that is gone held is free in the record, and no record of a container that runs is lost without a word."""
+
+import pytest
+from handouts_support import GPUS, NODE, Node, bound, owner
+from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
+
+from topoalign.allocator.admissions import Admissions
+from topoalign.allocator.endings import REMEMBERED, TOLD, Endings
+from topoalign.allocator.hearing import Hearing
+from topoalign.allocator.kubelet.desk import Holding, Part
+from topoalign.allocator.service import Allocator
+from topoalign.core.decisions import Explained
+from topoalign.core.errors import NotFound
+from topoalign.core.events import (
+    Allocation,
+    AllocationBound,
+    AllocationGranted,
+    AllocationReleased,
+    ContainerUsage,
+    Displaced,
+)
+from topoalign.core.ids import GPU, AllocationID, DeviceID
+from topoalign.core.requests import AdmissionRules, ExplainRequest
+from topoalign.core.state import replay
+from topoalign.kubelet.pod_directories import PodDirectories
+from topoalign.runtime.memory_bus import MemoryBus
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def node() -> Node:
+    it = Node(settle_seconds=0)
+    directories(it)
+    return it
+
+
+def directories(node: Node, *pods: str, torn_down: tuple[str, ...] = ()) -> None:
+    """These pods have a directory."""
+    node.kubelet.directories = PodDirectories(
+        torn_down={**dict.fromkeys(pods, False), **dict.fromkeys(torn_down, True)}
+    )
+
+
+def write(node: Node, *parts: Part) -> None:
+    """The kubelet writes its checkpoint: these entries, and no others."""
+    node.kubelet.version += 1
+    node.kubelet.parts = parts
+    node.kubelet.checkpoint = frozenset((part.resource, device) for part in parts for device in part.devices)
+
+
+def entry(uid: str, *devices: DeviceID) -> Part:
+    return Part(GPU, frozenset(devices), uid, "main")
+
+
+async def runs(node: Node, pod: str, uid: str, *devices: DeviceID) -> None:
+    """A pod is given these devices, starts, and is seen with them."""
+    await node.handouts.allocate(GPU, [list(devices)])
+    write(node, *node.kubelet.parts, entry(uid, *devices))
+    show(node, pod, uid, *devices)
+    known = node.kubelet.directories
+    assert known is not None
+    node.kubelet.directories = PodDirectories(torn_down={**known.torn_down, uid: False})
+    await node.handouts.reconcile()
+
+
+def show(node: Node, pod: str, uid: str, *devices: DeviceID) -> None:
+    node.kubelet.shown.append(Holding(owner=owner(pod), resource=GPU, devices=frozenset(devices), pod_uid=uid))
+    node.kubelet.usage = (*node.kubelet.usage, ContainerUsage(owner=owner(pod), devices={GPU: devices}))
+
+
+async def later(node: Node, seconds: float) -> None:
+    """So much time passes, with a look every five seconds."""
+    for _ in range(int(seconds // 5)):
+        await node.handouts.reconcile()
+        await node.clock.advance(5)
+    await node.handouts.reconcile()
+
+
+# A pod that was refused after Allocate
+
+
+async def test_a_pod_that_was_refused_after_allocate_frees_its_gpus_while_the_checkpoint_still_has_them(
+    node: Node,
+) -> None:
+    """The CPU manager refuses it once its devices are written down; the file keeps them until the kubelet's next write."""
+    await node.handouts.allocate(GPU, [list(GPUS[4:])])
+    write(node, entry("uid-refused", *GPUS[4:]))
+    await node.handouts.reconcile()
+    after_one_look = node.live()
+    await later(node, 5)
+
+    assert {"GPU-4,GPU-5,GPU-6,GPU-7": None} == after_one_look
+    assert {} == node.live()
+    assert ["gone"] == [event.reason for event in node.said(AllocationReleased)]
+
+
+async def test_a_pod_whose_volumes_are_torn_down_frees_what_its_init_container_had(node: Node) -> None:
+    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    write(node, entry("uid-1", GPUS[0]))
+    directories(node, "uid-1")
+    await later(node, 60)
+    while_it_ran = node.live()
+    directories(node, torn_down=("uid-1",))
+    await later(node, 5)
+
+    assert {"GPU-0": None} == while_it_ran
+    assert {} == node.live()
+
+
+async def test_without_pod_directories_an_entry_of_the_checkpoint_keeps_the_record(node: Node) -> None:
+    node.kubelet.directories = None
+    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    write(node, entry("uid-refused", GPUS[0]))
+    await later(node, 300)
+
+    assert {"GPU-0": None} == node.live()
+
+
+async def test_an_entry_from_before_the_grant_says_nothing_of_a_pod_that_is_being_admitted(node: Node) -> None:
+    """
+    The file still has the pod that had the device before, and that one is gone. The new one has neither an entry nor a
+    directory while another plugin takes its time: it is given as long as if the file had nothing.
+    """
+    write(node, entry("uid-before", GPUS[0]))
+    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    await later(node, 25)
+    while_it_is_admitted = node.live()
+    await later(node, 10)
+
+    assert {"GPU-0": None} == while_it_is_admitted
+    assert {} == node.live()
+
+
+async def test_an_init_container_whose_directory_is_made_late_is_in_the_record_again(node: Node) -> None:
+    """The kubelet makes directories only when the node's network is ready, and shows init containers nowhere."""
+    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    write(node, entry("uid-1", GPUS[0]))
+    await later(node, 10)
+    without_directory = node.live()
+    directories(node, "uid-1")
+    await node.handouts.reconcile()
+    (again,) = node.ledger.state.allocations.values()
+
+    assert {} == without_directory
+    assert ({"GPU-0": None}, "uid-1") == (node.live(), again.pod_uid)
+
+
+async def test_a_pod_whose_directory_is_there_is_never_released_for_it(node: Node) -> None:
+    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    write(node, entry("uid-1", GPUS[0]))
+    directories(node, "uid-1")
+    await later(node, 3600)
+
+    assert {"GPU-0": None} == node.live()
+
+
+# A kubelet that has lost its checkpoint
+
+
+async def lost(node: Node) -> None:
+    """The kubelet stops, its checkpoint is removed, it starts: it lists its pods, and no devices."""
+    node.kubelet.kubelet += 1
+    node.kubelet.shown.clear()
+    node.kubelet.usage = tuple(ContainerUsage(owner=used.owner) for used in node.kubelet.usage)
+    write(node)
+
+
+async def test_a_container_whose_devices_the_kubelet_has_lost_keeps_its_record_while_its_pod_is_there(
+    node: Node,
+) -> None:
+    await runs(node, "x1", "uid-1", GPUS[0])
+    await lost(node)
+    with capture_logs() as logs:
+        await later(node, 3600)
+    kept = node.live()
+    directories(node)
+    await later(node, 5)
+
+    assert {"GPU-0": "x1"} == kept
+    assert {} == node.live()
+    said = [line for line in logs if line["log_level"] == "error"]
+    assert [(["default/x1 main"], ["GPU-0"])] == [(line["containers"], line["devices"]) for line in said]
+
+
+async def test_a_preference_avoids_what_the_record_holds_whatever_the_kubelet_believes_free(node: Node) -> None:
+    await runs(node, "x1", "uid-1", GPUS[0])
+    await lost(node)
+    alone = await node.handouts.prefer(GPU, GPUS, (), 1)
+    all_others = await node.handouts.prefer(GPU, GPUS, (), 7)
+    last_resort = await node.handouts.prefer(GPU, GPUS, (), 8)
+    required = await node.handouts.prefer(GPU, GPUS, (GPUS[0],), 2)
+
+    assert GPUS[0] not in alone
+    assert GPUS[1:] == all_others
+    assert GPUS == last_resort
+    assert GPUS[0] in required
+
+
+async def test_a_held_device_is_preferred_last_and_all_that_are_not_held_before_it(node: Node) -> None:
+    await runs(node, "x1", "uid-1", GPUS[0])
+    await lost(node)
+
+    assert {GPUS[0], GPUS[5]} == set(await node.handouts.prefer(GPU, (GPUS[0], GPUS[5]), (), 2))
+    assert (GPUS[5],) == await node.handouts.prefer(GPU, (GPUS[0], GPUS[5]), (), 1)
+
+
+async def test_a_preference_counts_what_a_container_had_that_has_ended_as_free_before_the_record_does(
+    node: Node,
+) -> None:
+    """As the next moment would: else two predictions of one pod differ by when they are made."""
+    empty = Node(placement="simple")
+    expected = await empty.handouts.prefer(GPU, GPUS, (), 2)
+    node = Node(placement="simple")
+    await bound(node, "ended", *expected)
+    node.kubelet.shown.clear()
+
+    assert expected == await node.handouts.prefer(GPU, GPUS, (), 2)
+    assert {",".join(expected): "ended"} == node.live(), "it is released by its own rules"
+
+
+async def test_a_preference_does_not_wait_for_a_kubelet_that_is_away(node: Node) -> None:
+    await runs(node, "x1", "uid-1", GPUS[0])
+    node.kubelet.answering = False
+
+    assert (GPUS[5],) == await node.handouts.prefer(GPU, (GPUS[0], GPUS[5]), (), 1)
+
+
+async def test_allocate_over_a_container_that_was_not_seen_to_end_names_both_owners_until_one_is_gone(
+    node: Node,
+) -> None:
+    await runs(node, "x1", "uid-1", GPUS[0])
+    first = node.allocation(GPUS[0]).id
+    await lost(node)
+    with capture_logs() as logs:
+        (second,) = await node.handouts.allocate(GPU, [[GPUS[0]]])
+        write(node, entry("uid-2", GPUS[0]))
+        show(node, "x2", "uid-2", GPUS[0])
+        directories(node, "uid-1", "uid-2")
+        await node.handouts.reconcile()
+
+    displaced = (Displaced(allocation=first, owner=owner("x1"), pod_uid="uid-1", devices={GPU: (GPUS[0],)}),)
+    assert displaced == second.displaced == node.said(AllocationGranted)[-1].allocation.displaced
+    assert [(first, "displaced")] == [(event.allocation, event.reason) for event in node.said(AllocationReleased)]
+    (told,) = (event for event in node.said(AllocationBound) if event.allocation == second.id)
+    assert (owner("x2"), "uid-2", displaced) == (told.owner, told.pod_uid, told.displaced), "both owners in one event"
+    errors = [line for line in logs if line["log_level"] == "error"]
+    assert [[f"default/x1 main ({first})"]] == [line["held_by"] for line in errors if "held_by" in line]
+    assert [["default/x2 main", "default/x1 main"]] == [line["owners"] for line in errors if "owners" in line]
+    await later(node, 3600)
+    assert displaced == node.allocation(GPUS[0]).displaced
+
+    directories(node, "uid-2")
+    await node.handouts.reconcile()
+    assert () == node.allocation(GPUS[0]).displaced
+    assert {"GPU-0": "x2"} == node.live()
+    assert node.ledger.state.digest == replay(node.ledger.node, [e for e, _ in node.ledger.pending]).digest
+
+
+async def test_a_displaced_container_has_its_record_back_when_the_other_one_has_ended(node: Node) -> None:
+    await runs(node, "x1", "uid-1", GPUS[0], GPUS[1])
+    await lost(node)
+    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    rest = node.live()
+    write(node, entry("uid-2", GPUS[0]))
+    show(node, "x2", "uid-2", GPUS[0])
+    directories(node, "uid-1", "uid-2")
+    await node.handouts.reconcile()
+    node.restart()  # what was displaced is in the record, and not in the memory of a process
+    await node.handouts.reconcile()
+    node.kubelet.shown.clear()
+    node.kubelet.usage = node.kubelet.usage[:1]
+    directories(node, "uid-1")
+    await later(node, 5)
+
+    assert {"GPU-0": None, "GPU-1": "x1"} == rest, "it keeps what was not taken"
+    assert {"GPU-0": "x1", "GPU-1": "x1"} == node.live()
+    assert ["uid-1", "uid-1"] == [held.pod_uid for held in node.ledger.state.allocations.values()]
+    assert "AllocationReleased AllocationGranted" == " ".join(
+        type(event).__name__ for event in node.journal.load()[-1].events
+    ), "in one entry of the journal"
+
+
+async def test_who_displaces_the_displacer_displaces_them_all(node: Node) -> None:
+    await runs(node, "x1", "uid-1", GPUS[0])
+    for number in (2, 3):
+        await lost(node)
+        (given,) = await node.handouts.allocate(GPU, [[GPUS[0]]])
+        write(node, entry(f"uid-{number}", GPUS[0]))
+        show(node, f"x{number}", f"uid-{number}", GPUS[0])
+        directories(node, *(f"uid-{n}" for n in range(1, number + 1)))
+        await node.handouts.reconcile()
+
+    assert {"x1", "x2"} == {former.owner.pod for former in given.displaced}
+
+
+async def test_without_directories_a_container_that_the_kubelet_lists_by_name_is_taken_to_run(node: Node) -> None:
+    node.kubelet.directories = None
+    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    show(node, "x1", "", GPUS[0])
+    await node.handouts.reconcile()
+    await lost(node)
+    (given,) = await node.handouts.allocate(GPU, [[GPUS[0]]])
+
+    assert [owner("x1")] == [former.owner for former in given.displaced]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "ended",
+        "its directory is still there",
+        "and the checkpoint is written anew",
+        "ended while the kubelet restarted",
+    ],
+)
+async def test_devices_that_are_given_on_after_their_container_has_ended_displace_nobody(node: Node, how: str) -> None:
+    """The next pod may have them at once: the kubelet removes the directory of a pod seconds after it has ended."""
+    await runs(node, "x1", "uid-1", GPUS[0])
+    node.kubelet.shown.clear()
+    if how == "ended":
+        directories(node)
+    elif how == "and the checkpoint is written anew":
+        write(node)
+    elif how == "ended while the kubelet restarted":
+        node.kubelet.kubelet += 1  # which has read its checkpoint: it knows of the device, and shows nobody with it
+    with capture_logs() as logs:
+        (given,) = await node.handouts.allocate(GPU, [[GPUS[0]]])
+
+    assert () == given.displaced
+    assert [] == [line for line in logs if line["log_level"] == "error"]
+    assert ["superseded"] == [event.reason for event in node.said(AllocationReleased)]
+
+
+# A pod that is made anew under its name
+
+
+async def test_a_pod_that_is_made_anew_under_its_name_with_the_same_gpus_is_another_allocation(node: Node) -> None:
+    """Its StatefulSet gives it the same name, and the kubelet the same devices; the file is written a moment late."""
+    await runs(node, "train-0", "uid-1", GPUS[0])
+    first = node.allocation(GPUS[0])
+    node.kubelet.shown.clear()
+    directories(node)
+    (second,) = await node.handouts.allocate(GPU, [[GPUS[0]]])
+    show(node, "train-0", "uid-1", GPUS[0])  # by an entry that is not written anew yet
+    await node.handouts.reconcile()
+    before_it_is_written = node.allocation(GPUS[0]).pod_uid
+    node.kubelet.shown.clear()
+    write(node, entry("uid-2", GPUS[0]))
+    show(node, "train-0", "uid-2", GPUS[0])
+    directories(node, "uid-2")
+    await later(node, 10)
+
+    live = node.allocation(GPUS[0])
+    assert ("uid-1", "", "uid-2") == (first.pod_uid, before_it_is_written, live.pod_uid)
+    assert (second.id, owner("train-0"), ()) == (live.id, live.owner, live.displaced)
+    assert [(first.id, "superseded")] == [(e.allocation, e.reason) for e in node.said(AllocationReleased)]
+    assert 2 == len(node.said(AllocationGranted))
+
+
+async def test_a_pod_that_was_made_anew_while_another_plugin_served_it_is_recorded_anew(node: Node) -> None:
+    """Nobody asked us: its name and its devices are those of the record, and its UID is not."""
+    await runs(node, "train-0", "uid-1", GPUS[0])
+    first = node.allocation(GPUS[0]).id
+    node.kubelet.shown.clear()
+    write(node, entry("uid-2", GPUS[0]))
+    show(node, "train-0", "uid-2", GPUS[0])
+    directories(node, "uid-2")
+    node.restart()
+    await node.handouts.reconcile()
+    after_one_look = node.allocation(GPUS[0]).id
+    await node.handouts.reconcile()
+
+    live = node.allocation(GPUS[0])
+    assert first == after_one_look, "one look may have been between two states of the kubelet"
+    assert live.id != first
+    assert (owner("train-0"), "uid-2") == (live.owner, live.pod_uid)
+    assert {"GPU-0": "train-0"} == node.live()
+
+
+async def test_a_pod_made_anew_with_other_gpus_is_told_apart_from_the_one_before(node: Node) -> None:
+    await runs(node, "train-0", "uid-1", GPUS[0])
+    node.kubelet.shown.clear()
+    directories(node)
+    await runs(node, "train-0", "uid-2", GPUS[4])
+
+    assert {"uid-1", "uid-2"} == {held.pod_uid for held in node.ledger.state.allocations.values()}
+    await later(node, 5)
+    assert ["uid-2"] == [held.pod_uid for held in node.ledger.state.allocations.values()]
+
+
+# What explain says of a pod that holds nothing
+
+
+async def explained(node: Node, target: str) -> Explained:
+    bus = MemoryBus()
+    admissions = Admissions(node.ledger, bus, AdmissionRules(), kubelet_owns_devices=True, lists=node.handouts.lists)
+    return await admissions.explain(ExplainRequest(node=node.ledger.node, target=target))
+
+
+async def test_explain_tells_a_pod_without_gpus_a_refused_one_and_a_superseded_one_apart(node: Node) -> None:
+    await runs(node, "first", "uid-1", GPUS[0])
+    superseded = node.allocation(GPUS[0]).id
+    node.kubelet.shown.clear()
+    directories(node)
+    await runs(node, "second", "uid-2", GPUS[0])
+    node.kubelet.usage = (*node.kubelet.usage, ContainerUsage(owner=owner("web")))
+    await node.handouts.reconcile()
+    without, former = await explained(node, "default/web"), await explained(node, "default/first")
+    with pytest.raises(NotFound) as refused:
+        await explained(node, "default/refused")
+
+    assert ("default/web runs here and has no device of ours: none of its containers asked for one",) == without.notes
+    assert (
+        f"default/first main had GPU-0 (allocation {superseded}, pod UID uid-1), and no longer holds it: the kubelet gave "
+        f"its devices anew; now default/second main has it (allocation {node.allocation(GPUS[0]).id})",
+    ) == former.notes
+    assert former.notes == (await explained(node, superseded)).notes
+    assert "no allocation or running pod named 'default/refused'" == refused.value.finding
+    assert "kubectl describe pod" in refused.value.remedy
+
+
+async def test_explain_tells_the_pods_of_one_name_apart(node: Node) -> None:
+    """A StatefulSet's: the one that lives, and how the one before it ended."""
+    await runs(node, "train-0", "uid-1", GPUS[0])
+    node.kubelet.shown.clear()
+    directories(node)
+    await runs(node, "train-0", "uid-2", GPUS[0])
+    told = await explained(node, "default/train-0")
+
+    assert ["uid-2"] == [held.pod_uid for held in told.allocations]
+    assert ["pod UID uid-1" in note for note in told.notes] == [True]
+
+
+def test_no_more_endings_are_remembered_than_can_be_told() -> None:
+    endings = Endings()
+    live = {AllocationID(str(n)): Allocation(id=AllocationID(str(n)), owner=owner("p")) for n in range(REMEMBERED + 5)}
+    gone = [
+        AllocationReleased(node=NODE, epoch=1, seq=n, allocation=name, reason="gone") for n, name in enumerate(live, 1)
+    ]
+    endings.note(live, gone)
+
+    assert () == endings.told("4", {})
+    assert 1 == len(endings.told("5", {}))
+    assert TOLD == len(endings.told("default/p", {}))
+
+
+# Readiness
+
+
+async def test_readiness_and_a_metric_name_both_containers_of_a_device_until_one_is_gone(node: Node) -> None:
+    await runs(node, "x1", "uid-1", GPUS[0])
+    await lost(node)
+    await runs(node, "x2", "uid-2", GPUS[0])
+    bus = MemoryBus()
+    admissions = Admissions(node.ledger, bus, AdmissionRules(), kubelet_owns_devices=True)
+    hearing = Hearing(node.ledger, bus, node.clock)
+    allocator = Allocator(node.ledger, bus, node.clock, hearing, admissions, node.handouts, reconcile_seconds=5)
+    metrics = CollectorRegistry()
+    allocator.watch(metrics, lambda: 0)
+    reason = allocator.devices_given_twice()
+    counted = metrics.get_sample_value("topoalign_allocator_displaced_allocations")
+    directories(node, "uid-2")
+    await node.handouts.reconcile()
+
+    assert (
+        "devices that two containers have: GPU-0 (default/x1 main and default/x2 main); delete one pod of each pair",
+        1,
+    ) == (reason, counted)
+    assert (None, 0) == (
+        allocator.devices_given_twice(),
+        metrics.get_sample_value("topoalign_allocator_displaced_allocations"),
+    )
