@@ -98,7 +98,11 @@ def explain(link: Link, target: str) -> None:
         output.say(
             f"holds a device that is {health.state}{cordoned}: {clean(device, 120)}, {clean(health.reason, 400)}"
         )
+    for note in explained.notes:
+        output.say(clean(note, 600))
     if explained.decision is None:
+        if not explained.allocations:
+            return
         output.note("how this was decided is not known: the kubelet decided it, or the allocator has restarted since")
         return
     if not explained.allocations:

@@ -96,6 +96,8 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
     """None: it was made by the kubelet, or before the allocator last started."""
     ailing: dict[DeviceID, DeviceHealth] = {}
     """How those held devices are that would not be handed out now: unhealthy, of unknown health, or cordoned."""
+    notes: tuple[str, ...] = ()
+    """Why nothing is held, and how former allocations of this name ended, newest first, as far as that is remembered."""
 
 
 class Beside(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,9 +14,11 @@ import anyio
 import msgspec
 import structlog
 
+from topoalign.allocator.absence import absence, lists_nothing
 from topoalign.allocator.choices import allowed
 from topoalign.allocator.deadlines import Deadlines
-from topoalign.allocator.handouts import nothing_to_ask
+from topoalign.allocator.drafts import Binding
+from topoalign.allocator.handouts import nothing_ended, nothing_to_ask
 from topoalign.allocator.held import held_by, holds
 from topoalign.allocator.kubelet_files import Known, KubeletFiles
 from topoalign.allocator.ledger import Ledger
@@ -66,10 +68,6 @@ REMEMBERED = 1_000
 log = structlog.get_logger("topoalign.allocator.admissions")
 
 
-async def nothing_ended() -> Sequence[Allocation]:
-    return ()
-
-
 class Admissions:
     """Answers allocate, release, what-if, explain, snapshot, trust and clock for one node."""
 
@@ -84,14 +82,16 @@ class Admissions:
         hint_seconds: float = 0.25,
         sure: Callable[[], Awaitable[None]] = nothing_to_ask,
         ended: Callable[[], Awaitable[Sequence[Allocation]]] = nothing_ended,
+        lists: Callable[[str], bool | None] = lists_nothing,
     ) -> None:
         """
         `kubelet_files`: what predictions for a node with a kubelet stand on; None: the node's own rules and record. `ended`
-        is asked for what the record still has of containers that have ended, as the kubelet says now.
+        is asked for what the record still has of containers that have ended, as the kubelet says now; `lists` tells whether
+        the kubelet lists a pod of this name, None where there is no kubelet to ask.
         `sure` is called before anything is given out, as by `Handouts`.
         """
         self._ledger, self._bus, self._rules, self._sure = ledger, bus, rules, sure
-        self._kubelet_files, self._ended = kubelet_files, ended
+        self._kubelet_files, self._ended, self._lists = kubelet_files, ended, lists
         self._kubelet_owns_devices = kubelet_owns_devices
         self._hint_seconds = hint_seconds
         self._turn = anyio.Lock()
@@ -171,14 +171,12 @@ class Admissions:
         self._own(request.node)
         live = tuple(self._named(request.target))
         decision = self._decisions.get(request.target)
-        if not live and decision is None:
-            remedy = "name an allocation's id, or a pod as NAMESPACE/NAME"
-            if self._kubelet_owns_devices:
-                remedy += "; a pod that the kubelet refused is not known here: `kubectl describe pod` has its reason"
-            raise NotFound("allocation or pod", request.target, remedy)
         state = self._ledger.state
+        notes = self._ledger.endings.told(request.target, state.allocations)
+        if not live and decision is None and not notes:
+            notes = (absence(request.target, self._lists(request.target), by_kubelet=self._kubelet_owns_devices),)
         ailing = {device: health for held in live for device, health in state.ailing(held).items()}
-        return Explained(allocations=live, decision=decision, ailing=ailing)
+        return Explained(allocations=live, decision=decision, ailing=ailing, notes=notes)
 
     async def snapshot(self, request: SnapshotRequest) -> tuple[int, int]:
         """Says all live allocations anew."""
@@ -283,7 +281,7 @@ class Admissions:
         """The same answer as before; whoever asks for it again has it in this boot of the node."""
         stale = [(each.id, each.owner) for each in held if each.id in self._ledger.state.stale]
         with suppress(StateFault):  # they are held all the same
-            self._ledger.bind([(name, owner) for name, owner in stale if owner is not None])
+            self._ledger.bind([Binding(name, owner) for name, owner in stale if owner is not None])
         had, ids = self._decisions.get(name), {each.id for each in held}
         same = isinstance(had, Admission) and ids == {each.id for each in had.allocations}
         explanation = had.explanation if had is not None and same else Explanation()

@@ -67,6 +67,10 @@ async def nothing_to_ask() -> None:
     pass
 
 
+async def nothing_ended() -> Sequence[Allocation]:
+    return ()
+
+
 class Handouts:
     """The allocator as the kubelet front sees it (`Desk`)."""
 

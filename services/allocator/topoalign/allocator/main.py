@@ -6,8 +6,9 @@ from pathlib import Path
 import anyio
 from anyio.abc import TaskStatus
 
+from topoalign.allocator.absence import lists_nothing
 from topoalign.allocator.admissions import Admissions
-from topoalign.allocator.handouts import Handouts
+from topoalign.allocator.handouts import Handouts, nothing_ended
 from topoalign.allocator.hearing import Hearing
 from topoalign.allocator.kubelet.containers import Containers
 from topoalign.allocator.kubelet.front import KubeletFront
@@ -68,6 +69,8 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
             kubelet_files=files,
             hint_seconds=settings.hint_seconds,
             sure=hearing.sure,
+            ended=handouts.ended if handouts is not None else nothing_ended,
+            lists=handouts.lists if handouts is not None else lists_nothing,
         )
         allocator = Allocator(
             ledger,
@@ -83,6 +86,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
         context.notes.setdefault("configuration", lambda: configuration.trouble)
         context.checks["journal"] = lambda: ledger.fault
         context.checks["record"] = allocator.record_in_doubt
+        context.checks["devices"] = allocator.devices_given_twice
         context.checks["health"] = hearing.reason
         context.checks["topology"] = allocator.topology_unknown
         context.checks["outbox"] = allocator.outbox_full
