@@ -1,5 +1,8 @@
 """A Pod's manifest becomes what its containers ask for."""
 
+import json
+from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,3 +94,138 @@ def test_no_amounts_or_names_end_in_a_trace(requests: Any, limits: Any, name: st
         assert 1 == len(manifest.pod_of({"kind": "Pod", "apiVersion": "v1", "spec": spec}).containers)
     except BadRequest as error:
         assert error.remedy
+
+
+SCHEDULED: dict[str, Any] = {
+    "metadata": {"name": "p", "namespace": "ml", "uid": "8e10", "creationTimestamp": None, "annotations": {"a": "b"}},
+    "spec": {
+        "initContainers": [{"name": "fetch", "restartPolicy": "Always", "resources": {"limits": {"cpu": "1"}}}],
+        "containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}, "requests": {"cpu": "1"}}}],
+        "securityContext": {},
+    },
+    "status": {"phase": "Pending"},
+}
+"""A Pod as a kube-scheduler sends it: typed by where it stands, so without kind and apiVersion."""
+
+LEFT_OUT = (
+    ("kind",),
+    ("apiVersion",),
+    ("metadata",),
+    ("metadata", "name"),
+    ("metadata", "generateName"),
+    ("metadata", "namespace"),
+    ("metadata", "annotations"),
+    ("spec", "initContainers"),
+    ("spec", "resources"),
+    ("spec", "containers", 0, "resources"),
+    ("spec", "containers", 0, "resources", "limits"),
+    ("spec", "containers", 0, "resources", "requests"),
+    ("spec", "containers", 0, "restartPolicy"),
+    ("spec", "initContainers", 0, "restartPolicy"),
+)
+"""What a Pod can do without."""
+
+
+def changed(path: tuple[str | int, ...], *, null: bool) -> Any:
+    """The Pod with null there, or without."""
+    pod = deepcopy(SCHEDULED)
+    at: Any = pod
+    for step in path[:-1]:
+        at = at[step]
+    if null:
+        at[path[-1]] = None
+    else:
+        at.pop(path[-1], None)
+    return pod
+
+
+def test_a_pod_without_kind_and_api_version_is_read() -> None:
+    pod = manifest.pod_of(deepcopy(SCHEDULED))
+
+    assert ("ml", "p") == (pod.namespace, pod.name)
+    assert {GPU: 1} == pod.containers[0].limits
+    assert {CPU: 1000, GPU: 1} == pod.containers[0].requests
+    assert pod == manifest.pod_of({"kind": "Pod", "apiVersion": "v1", **deepcopy(SCHEDULED)})
+    assert pod == manifest.pod_of({"kind": "Pod", **deepcopy(SCHEDULED)})
+    assert pod == manifest.pod_of({"kind": "", "apiVersion": "", **deepcopy(SCHEDULED)})
+
+
+@pytest.mark.parametrize("path", LEFT_OUT)
+def test_null_is_as_good_as_nothing(path: tuple[str | int, ...]) -> None:
+    assert manifest.pod_of(changed(path, null=False)) == manifest.pod_of(changed(path, null=True))
+
+
+def test_null_among_amounts_and_annotations_is_the_empty_value_as_kubernetes_reads_it() -> None:
+    pod = changed(("metadata", "annotations", "a"), null=True)
+    pod["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": None, "cpu": "2"}, "requests": None}
+    read = manifest.pod_of(pod)
+
+    assert {"a": ""} == read.annotations
+    assert {GPU: 0, CPU: 2000} == read.containers[0].limits
+
+
+@pytest.mark.parametrize("null", [True, False])
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        (("spec",), "spec: there is none"),
+        (("spec", "containers"), "spec.containers: there is none"),
+        (("spec", "containers", 0, "name"), r"spec.containers\[0\]"),
+    ],
+)
+def test_what_a_pod_cannot_do_without_is_named_by_its_path(path: tuple[str | int, ...], field: str, null: bool) -> None:
+    with pytest.raises(InvalidField, match=field) as caught:
+        manifest.pod_of(changed(path, null=null))
+
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"kind": "Deployment"}, "kind: 'Deployment' of no apiVersion is no Pod of v1"),
+        ({"apiVersion": "apps/v1"}, "kind: an object of no kind of 'apps/v1' is no Pod of v1"),
+        ({"kind": 7}, "kind: '7' of no apiVersion"),
+    ],
+)
+def test_another_kind_is_refused_also_where_half_of_it_is_said(more: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidField, match=words):
+        manifest.pod_of({**deepcopy(SCHEDULED), **more})
+
+
+def test_a_list_that_is_null_in_a_list_is_named() -> None:
+    pod = deepcopy(SCHEDULED)
+    pod["spec"]["containers"] = [None]
+    with pytest.raises(InvalidField, match=r"spec.containers\[0\]"):
+        manifest.pod_of(pod)
+
+
+@given(st.lists(st.sampled_from(LEFT_OUT[:9]), unique=True, max_size=5), st.booleans())
+def test_any_of_these_may_be_missing_together(paths: list[tuple[str | int, ...]], null: bool) -> None:
+    pod = deepcopy(SCHEDULED)
+    for path in sorted(paths, key=len, reverse=True):
+        at: Any = pod
+        for step in path[:-1]:
+            at = at[step]
+        at[path[-1]] = None
+        if not null:
+            del at[path[-1]]
+    read = manifest.pod_of(pod)
+
+    gone = {path[-1] for path in paths} | ({"name", "namespace", "annotations"} if ("metadata",) in paths else set())
+    assert ("default" if "namespace" in gone else "ml", "pod" if "name" in gone else "p") == (read.namespace, read.name)
+    assert ({} if "annotations" in gone else {"a": "b"}) == read.annotations
+    assert (0 if "initContainers" in gone else 1) == len(read.init_containers)
+
+
+def test_every_pod_that_a_kube_scheduler_sent_is_read(vectors: Path) -> None:
+    for line in (vectors / "extender" / "filter.jsonl").read_text().splitlines():
+        body = json.loads(line)["request"]["body"]
+        if "resources" in body["Pod"]["spec"]:
+            with pytest.raises(InvalidField, match=r"spec\.resources"):
+                manifest.pod_of(body["Pod"])
+            continue
+        pod = manifest.pod_of(body["Pod"])
+
+        assert body["Pod"]["metadata"]["name"] == pod.name
+        assert [each["name"] for each in body["Pod"]["spec"]["containers"]] == [each.name for each in pod.containers]

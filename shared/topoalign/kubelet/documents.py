@@ -188,4 +188,5 @@ def converted(content: object, kind: Any, remedy: str) -> Any:
         if path.startswith(KEY):
             finding = f"a key is no text: {finding}"
         field = path.removeprefix(KEY).strip("`$.")
+        finding = finding.replace(" | null`", "`")  # it may be left out, which helps nobody who wrote something
         raise InvalidField(clean(field) or "document", clean(finding, 200), remedy) from error
