@@ -7,11 +7,31 @@ import nvml_support
 import pytest
 from hypothesis import settings
 
+from topoalign.runtime.clock import ManualClock
+
 VECTORS = Path(os.environ.get("TOPOALIGN_VECTORS") or Path(__file__).parents[2] / "shared" / "vectors")
 
 settings.register_profile("untimed", settings(), deadline=None)
 settings.load_profile("untimed")
 """No example is timed: how fast things are is for `topoalign bench`, and other work on the machine is no defect."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """
+    Tests that live by a clock of their own have no limit of wall time: how long a busy machine takes to get through an hour
+    of theirs says nothing. All others have the one of pyproject.toml, which only ends what hangs.
+    """
+    for item in items:
+        if isinstance(item, pytest.Function) and lives_by_virtual_time(item):
+            item.add_marker(pytest.mark.timeout(0), append=False)
+
+
+def lives_by_virtual_time(item: pytest.Function) -> bool:
+    """Whether the module of a test knows a clock that tests advance, or belongs to the simulation."""
+    known = vars(item.module).values()
+    return item.path.parent.name == "simulation" or any(
+        isinstance(each, type) and issubclass(each, ManualClock) for each in known
+    )
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ from topoalign.core.ports import Stream
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.nats_bus import connect_bus
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600 if THOROUGH else 60)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600 if THOROUGH else 300)]
 
 FACTS = 100_000 if THOROUGH else 1_300
 PENDING = 100

@@ -19,7 +19,7 @@ from topoalign.core.state import NodeState, replay
 from topoalign.runtime.answers import answering
 from topoalign.runtime.memory_bus import MemoryBus
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600 if THOROUGH else 60)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600 if THOROUGH else 300)]
 
 NODE = NodeName("gpu-7.example.com")
 SEEDS = 5_000 if THOROUGH else 60

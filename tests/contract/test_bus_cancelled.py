@@ -26,7 +26,7 @@ from topoalign.runtime.nats_bus.connection import Connection, open_connection
 from topoalign.runtime.nats_bus.library import CancelledInside, contained
 from topoalign.runtime.tasks import StoppedUnasked
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(900 if THOROUGH else 60)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(900 if THOROUGH else 300)]
 
 KILLS = 2_000 if THOROUGH else 60
 UNREAD = b"PING\r\n" + b"x" * 20_000_000

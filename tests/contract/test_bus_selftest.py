@@ -18,7 +18,7 @@ from topoalign.core.ids import NodeName
 from topoalign.core.ports import Stream
 from topoalign.runtime.nats_bus import connect_bus
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "events.md"
 SPOKEN = [GRANTED, "topoalign.v1.allocation.node-1.bound", "topoalign.v1.usage.node-1"]

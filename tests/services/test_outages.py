@@ -20,7 +20,7 @@ from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.nats_bus import bus as nats_bus
 from topoalign.runtime.nats_bus import connect_bus
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600 if THOROUGH else 60)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600 if THOROUGH else 300)]
 
 
 @pytest.fixture
