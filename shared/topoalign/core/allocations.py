@@ -91,6 +91,8 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     MIG instance or virtual function among the devices -> the GPU or NIC that it was a part of when it was given. The
     container keeps the card's device node, so this must be known when the part is gone.
     """
+    machine: str = ""
+    """The described machine it was given on (`TopologyDiscovered.machine`); empty: real hardware, or not known."""
     pod_uid: str = ""
     """UID of the owner's pod, as the kubelet's checkpoint has it; empty: not known, as on a node without a kubelet."""
     displaced: tuple[Displaced, ...] = ()

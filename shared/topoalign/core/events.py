@@ -19,6 +19,9 @@ from topoalign.core.ids import AllocationID, ContainerName, DeviceID, Namespace,
 from topoalign.core.topology.cpuset import parse_cpuset
 from topoalign.core.topology.model import Topology
 
+DESCRIBED = "described: "
+"""What `TopologyDiscovered.source` of a described machine begins with."""
+
 
 class HealthState(StrEnum):
     UNKNOWN = "unknown"
@@ -74,6 +77,11 @@ class TopologyDiscovered(Reading, frozen=True, kw_only=True, tag="TopologyDiscov
     """What it was read by: `nvml`, `sysfs`, or `described: <name>`."""
     topology: Topology
     """All of the node's hardware that is online, and what of it is offered."""
+
+    @property
+    def machine(self) -> str:
+        """Which described machine this is; empty: real hardware. Device ids of described machines repeat on others."""
+        return self.source if self.source.startswith(DESCRIBED) else ""
 
 
 class DeviceHealthChanged(Reading, frozen=True, kw_only=True, tag="DeviceHealthChanged"):
@@ -139,7 +147,8 @@ class AllocationReleased(LedgerFact, frozen=True, kw_only=True, tag="AllocationR
     reason: str
     """
     `released` on request, `gone` when its container ended, `orphan` when it ended while nobody looked, `superseded` when the
-    kubelet gave its devices anew, `displaced` when it did so although the container was not seen to end.
+    kubelet gave its devices anew, `displaced` when it did so although the container was not seen to end, `other-machine`
+    when the node plays another described machine than the one it was given on.
     """
 
 

@@ -264,10 +264,7 @@ class Admissions:
     def _record(self, pod: PodRequest, decision: Decision) -> Decision:
         """Makes the decision true. Between here and the state it was made on nothing has changed."""
         if isinstance(decision, Admission):
-            named = tuple(
-                msgspec.structs.replace(allocation, id=self._ledger.next_id(place), boot=self._ledger.boot)
-                for place, allocation in enumerate(decision.allocations)
-            )
+            named = tuple(self._ledger.named(each, place) for place, each in enumerate(decision.allocations))
             decision = msgspec.structs.replace(decision, allocations=named)
             self._ledger.grant(named)
             for allocation in named:

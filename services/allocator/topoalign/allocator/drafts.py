@@ -1,9 +1,12 @@
 """What the ledger is given to record: facts that lack their place in the journal."""
 
+from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
-from topoalign.core.events import Displaced, LedgerEvent, Owner
-from topoalign.core.ids import AllocationID, NodeName
+from topoalign.core.allocations import Allocation
+from topoalign.core.events import AllocationDeviated, Displaced, LedgerEvent, Owner
+from topoalign.core.ids import AllocationID, DeviceID, NodeName
 
 
 class Draft(Protocol):
@@ -19,3 +22,9 @@ class Binding(NamedTuple):
     owner: Owner
     pod_uid: str = ""
     displaced: tuple[Displaced, ...] = ()
+
+
+def deviation(allocation: Allocation, preferred: Sequence[DeviceID]) -> Draft:
+    """That the kubelet chose the devices of an allocation, and not those that were preferred."""
+    allocated = tuple(device for devices in allocation.devices.values() for device in devices)
+    return partial(AllocationDeviated, allocation=allocation.id, preferred=tuple(preferred), allocated=allocated)

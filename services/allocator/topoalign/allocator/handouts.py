@@ -273,6 +273,7 @@ class Handouts:
                     id=self._ledger.next_id(len(granted)),
                     devices={resource: in_order(self.state.hardware, resource, asked)},
                     boot=self._ledger.boot,
+                    machine=self._ledger.machine,
                     cards=self.state.cards_of(devices),
                     displaced=displaced_by(self._reconciliation.liveness, self.state, records, asked, listing),
                 )

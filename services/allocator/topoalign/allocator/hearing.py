@@ -16,6 +16,7 @@ import msgspec
 import structlog
 
 from topoalign.allocator.ledger import Ledger
+from topoalign.allocator.other_machines import release_other_machines
 from topoalign.client import Client
 from topoalign.core import wire
 from topoalign.core.errors import BadRequest, Unavailable
@@ -82,6 +83,7 @@ class Hearing:
                 case TopologyDiscovered() if await self._is_news("topology", self._topology, heard.event):
                     self._topology = heard.event
                     self._ledger.hear(heard.event)
+                    release_other_machines(self._ledger)
                 case DeviceHealthChanged() if await self._is_news("health", self._health, heard.event):
                     self._health = heard.event
                 case _:
@@ -102,6 +104,7 @@ class Hearing:
         while True:
             answered = await self._ask()
             self._tell()
+            release_other_machines(self._ledger)
             unheard = unheard + 1 if answered and not self._is_newest() else 0
             if unheard == UNHEARD_ANSWERS:
                 unheard = 0

@@ -19,9 +19,10 @@ from contextlib import contextmanager
 from functools import partial
 
 import anyio
+import msgspec
 import structlog
 
-from topoalign.allocator.drafts import Binding, Draft
+from topoalign.allocator.drafts import Binding, Draft, deviation
 from topoalign.allocator.endings import Endings
 from topoalign.allocator.record import unpublished
 from topoalign.core.decisions import Refusal
@@ -29,7 +30,6 @@ from topoalign.core.errors import NotFound, StateFault
 from topoalign.core.events import (
     Allocation,
     AllocationBound,
-    AllocationDeviated,
     AllocationGranted,
     AllocationRefused,
     AllocationReleased,
@@ -120,6 +120,11 @@ class Ledger:
         """The boot of the node that discovery tells of; empty: not known yet."""
         return self.state.topology.boot_id if self.state.topology is not None else ""
 
+    @property
+    def machine(self) -> str:
+        """Which described machine the node plays; empty: real hardware, or not known yet."""
+        return self.state.topology.machine if self.state.topology is not None else ""
+
     def hear(self, event: TopologyDiscovered | DeviceHealthChanged | UsageObserved) -> None:
         """Takes in what is read anew at every start, and therefore not journaled."""
         had, state = self.state, self.state.apply(event)
@@ -147,6 +152,10 @@ class Ledger:
         """A name that no allocation of this node had before, for the next grant or one so many further on."""
         return AllocationID(f"{self._epoch:x}-{self.state.seq + 1 + ahead}")
 
+    def named(self, allocation: Allocation, ahead: int = 0) -> Allocation:
+        """The same as it can be granted now: under the next id, in this boot, on this machine."""
+        return msgspec.structs.replace(allocation, id=self.next_id(ahead), boot=self.boot, machine=self.machine)
+
     def grant(
         self,
         allocations: Sequence[Allocation],
@@ -163,16 +172,7 @@ class Ledger:
             partial(AllocationReleased, allocation=name, reason=reasons.get(name, "superseded")) for name in instead_of
         ]
         granted = [partial(AllocationGranted, allocation=allocation) for allocation in allocations]
-        deviated = [
-            partial(
-                AllocationDeviated,
-                allocation=allocation.id,
-                preferred=tuple(preferred[allocation.id]),
-                allocated=tuple(device for devices in allocation.devices.values() for device in devices),
-            )
-            for allocation in allocations
-            if allocation.id in preferred
-        ]
+        deviated = [deviation(each, preferred[each.id]) for each in allocations if each.id in preferred]
         self._record(*gone, *granted, *deviated)
 
     def bind(self, bindings: Sequence[Binding]) -> None:

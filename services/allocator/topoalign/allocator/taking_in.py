@@ -40,6 +40,7 @@ def unrecorded(
                 owner=owner,
                 devices={resource: devices},
                 boot=ledger.boot,
+                machine=ledger.machine,
                 cards=state.cards_of(devices),
                 pod_uid=pod_uid,
                 displaced=displaced,
@@ -82,6 +83,7 @@ def returned(ledger: Ledger, ended: Sequence[Allocation], listing: Listing) -> l
                     owner=former.owner,
                     devices=devices,
                     boot=ledger.boot,
+                    machine=ledger.machine,
                     cards=state.cards_of(device for ids in devices.values() for device in ids),
                     pod_uid=former.pod_uid,
                 )
