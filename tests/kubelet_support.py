@@ -245,6 +245,10 @@ async def node(
             await tasks.start(kubelet.run)
             await tasks.start(front.run)
             await kubelet.until(until or offers(machine))
+            while (
+                until is None and front.reason() is not None
+            ):  # the kubelet lists before we hear that we are registered
+                await anyio.lowlevel.checkpoint()
             yield Node(directory, desk, kubelet, front, clock, tasks)
             tasks.cancel_scope.cancel()
 

@@ -11,7 +11,7 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from kubelet_support import MemoryDesk, served, short_directory, two_nodes
 
-from topoalign.allocator.kubelet import server
+from topoalign.allocator.kubelet import watches
 from topoalign.allocator.kubelet.api import v1beta1
 from topoalign.allocator.kubelet.client import KubeletAway
 from topoalign.allocator.kubelet.listing import EncodedDevices
@@ -120,25 +120,14 @@ async def test_a_change_while_the_list_is_put_together_is_listed_next(monkeypatc
     assert [[], ["GPU-5"]] == [[device.id for device in one if device.health == "Unhealthy"] for one in listed]
 
 
-async def test_a_second_stream_ends_the_first() -> None:
-    desk = MemoryDesk(two_nodes())
-    async with plugin(desk) as client:
-        first = client.list_and_watch(v1beta1.Empty())
-        await anext(first)
-        second = client.list_and_watch(v1beta1.Empty())
-        await anext(second)
-
-        assert [] == [message async for message in first]
-
-
 async def test_a_stream_that_does_not_end_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its client reads nothing any more. The next registration is not to depend on it."""
-    monkeypatch.setattr(server, "END_SECONDS", 0.0)
+    monkeypatch.setattr(watches, "END_SECONDS", 0.0)
     service = DevicePlugin(GPU, MemoryDesk(two_nodes()))
     service.watch.open = True
-    await service.end_watch()
+    await service.watches.end()
 
-    assert service.watch.open
+    assert service.watches.open
     assert service.watch.ending.is_set()
 
 

@@ -139,7 +139,7 @@ async def test_an_old_stream_that_does_not_end_is_cut_off_before_the_kubelet_hea
 
     clock = ManualClock()
     async with node(two_nodes(nics=0), clock=clock) as it:
-        monkeypatch.setattr(it.front.plugins[GPU].service, "end_watch", stuck)
+        monkeypatch.setattr(it.front.plugins[GPU].service.watches, "end", stuck)
         before = it.kubelet.plugins.registrations
         fresh = await made_anew(it.directory, it.kubelet)
         await clock.advance(LOOK_SECONDS)

@@ -8,8 +8,9 @@ import pytest
 from kubelet_support import MemoryDesk, short_directory, two_nodes
 
 from topoalign.allocator.kubelet.api import v1beta1
+from topoalign.allocator.kubelet.arriving import LARGEST_REQUEST
 from topoalign.allocator.kubelet.server import DevicePlugin
-from topoalign.allocator.kubelet.transport import LARGEST_REQUEST, Server
+from topoalign.allocator.kubelet.transport import Server
 from topoalign.core.ids import GPU
 
 pytestmark = pytest.mark.anyio

@@ -5,6 +5,7 @@ import threading
 from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
 from kubelet_support import MemoryDesk, Node, node, pod, short_directory, two_nodes
 
@@ -77,6 +78,32 @@ async def test_a_checkpoint_that_has_changed_is_read_anew() -> None:
             sizes.append(len((await client.listing()).checkpoint or ()))
 
         assert [1, 2] == sizes
+
+
+async def test_a_checkpoint_that_has_changed_and_not_in_size_is_read_anew() -> None:
+    """A device in place of another has a name of the same length: the file is written anew, and is as long as before."""
+    async with node(two_nodes()) as it:
+        await it.kubelet.admit(pod("train", gpus=1))
+        client = PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir)
+        file = it.kubelet.plugins_dir / device_checkpoint.NAME
+        first = await client.listing()
+        content = file.read_bytes()
+        read = device_checkpoint.decode(content)
+        entry = (read.pod_device_entries or [])[0]
+        others = {
+            name: device_checkpoint.encode(
+                msgspec.structs.replace(
+                    read, pod_device_entries=[msgspec.structs.replace(entry, device_ids={0: [name]})]
+                )
+            )
+            for name in (f"GPU-{i}" for i in range(1, 100))
+        }
+        other = next(name for name, written in others.items() if len(written) == len(content))
+        (file.parent / "new").write_bytes(others[other])
+        (file.parent / "new").rename(file)
+
+        assert frozenset({(GPU, DeviceID("GPU-0"))}) == first.checkpoint
+        assert frozenset({(GPU, DeviceID(other))}) == (await client.listing()).checkpoint
 
 
 async def test_a_disk_that_hangs_keeps_nobody_waiting_and_no_second_thread(monkeypatch: pytest.MonkeyPatch) -> None:

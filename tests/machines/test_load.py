@@ -106,9 +106,16 @@ def test_a_file_that_cannot_be_read_is_refused(source: str) -> None:
         load(source)
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="no /dev/zero")
-def test_a_file_without_end_is_refused() -> None:
+def test_a_file_that_is_too_large_is_refused_and_not_read_to_its_end(tmp_path: Path) -> None:
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(2**40)
     with pytest.raises(InvalidMachine, match=f"larger than {MOST_BYTES >> 20} MiB"):
+        load(str(tmp_path / "sparse"))
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="no /dev/zero")
+def test_a_device_without_end_is_refused_unread() -> None:
+    with pytest.raises(InvalidMachine, match="neither a file nor a folder"):
         load("/dev/zero")
 
 

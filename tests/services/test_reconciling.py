@@ -496,6 +496,30 @@ async def test_more_shares_than_a_container_may_have_are_refused_with_the_remedy
     assert {} == node.live()
 
 
+async def test_of_several_offers_the_one_that_allows_least_decides(node: Node) -> None:
+    """One resource offers some cards in shares one at a time, and others two at a time: a container may have one."""
+    offers = (
+        Offer(resource=GPU, devices=GPUS[:4], replicas=4, most=1),
+        Offer(resource=GPU, devices=GPUS[4:], replicas=4, most=2),
+    )
+    node.topology = msgspec.structs.replace(MACHINE, offers=offers)
+    node.hear_topology(node.ledger, 2)
+    with pytest.raises(InvalidField) as refused:
+        await node.handouts.allocate(GPU, [[DeviceID("GPU-0::0"), DeviceID("GPU-1::0")]])
+
+    assert "ask for 1" in refused.value.remedy
+    assert {} == node.live()
+
+
+async def test_where_the_checkpoint_cannot_be_read_what_an_init_container_had_stays_held(node: Node) -> None:
+    """The app container takes over one of its two GPUs. The other is not shown, and may be held all the same."""
+    await node.handouts.allocate(GPU, [[GPUS[0], GPUS[1]]])
+    node.kubelet.checkpoint = None
+    await node.handouts.allocate(GPU, [[GPUS[0]]])
+
+    assert {"GPU-0": None, "GPU-1": None} == node.live()
+
+
 # Time
 
 

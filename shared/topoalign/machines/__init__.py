@@ -43,6 +43,10 @@ def load(source: str) -> Machine:
     try:
         if path.is_dir():
             return Machine(name=path.resolve().name, topology=_folder(path), source=source)
+        if path.exists() and not path.is_file():  # a pipe would be waited for, and a device read, without end
+            raise InvalidMachine(
+                f"{quoted([source])} is neither a file nor a folder", "give a regular file, or - and pipe the text in"
+            )
         with path.open("rb") as file:
             return read(file.read(MOST_BYTES + 1), path.name.split(".")[0] or path.name, source)
     except FileNotFoundError:

@@ -17,7 +17,7 @@ from typing import Any
 import structlog
 from structlog.typing import EventDict, ExcInfo, Processor
 
-LIBRARIES = {"nats": logging.WARNING, "uvicorn": logging.WARNING, "hpack": logging.WARNING, "asyncio": logging.WARNING}
+LIBRARIES = dict.fromkeys(("nats", "uvicorn", "hpack", "asyncio", "grpclib"), logging.WARNING)
 """Loggers of libraries that tell more than an operator wants at level info."""
 
 
@@ -26,7 +26,10 @@ LONGEST = 4_000
 
 
 SELDOM_SECONDS = 60.0
-"""Between two equal complaints of asyncio: without file descriptors it has one for each try, hundreds in a second."""
+"""
+Between two equal complaints of asyncio: without file descriptors it has one for each try, hundreds in a second. The same of
+grpclib's server, which has one, with a traceback, for each call that a peer breaks off at the wrong moment.
+"""
 
 codecs.lookup("unicode_escape")  # else read from disk at the first use, which may be when no file can be opened
 
@@ -88,7 +91,8 @@ def configure_logging(form: str = "console", level: str = "info", **context: str
     root.setLevel(level.upper())
     for name, least in LIBRARIES.items():
         logging.getLogger(name).setLevel(max(least, root.level))
-    logging.getLogger("asyncio").filters[:] = [Seldom()]
+    for name in ("asyncio", "grpclib.server"):
+        logging.getLogger(name).filters[:] = [Seldom()]
     logging.captureWarnings(True)
     structlog.contextvars.clear_contextvars()
     structlog.contextvars.bind_contextvars(**context)

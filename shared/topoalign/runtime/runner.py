@@ -8,6 +8,7 @@ although nobody asked it to has failed as well.
 """
 
 import asyncio
+import gc
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -71,7 +72,15 @@ def run(names: Sequence[str], environment: Mapping[str, str], ready: Callable[[R
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it can be answered, and once it no longer can
     settings = from_environment(RuntimeSettings, environment)
     configure_logging(settings.log_format, settings.log_level)
-    anyio.run(lambda: run_services(names, environment, ready=ready), backend="asyncio")
+
+    def serving(running: Running) -> None:
+        # what is there now stays: else the collector looks through it again and again, a twentieth of a second each time
+        gc.collect()
+        gc.freeze()
+        if ready is not None:
+            ready(running)
+
+    anyio.run(lambda: run_services(names, environment, ready=serving), backend="asyncio")
 
 
 async def run_services(

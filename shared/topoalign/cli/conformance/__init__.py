@@ -4,6 +4,7 @@
 Cases compare exactly. The last line is always `N passed, N failed`, and the exit code is 0 only if nothing failed.
 """
 
+import errno
 from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
@@ -40,7 +41,9 @@ def conformance(suite: str | None, files: tuple[Path, ...], as_json: bool) -> in
         raise click.UsageError(f"no file: `topoalign conformance {suite} FILE...` names the cases to run")
     for file in files:
         if not file.exists():
-            raise FileNotFoundError(2, "no such file or folder", str(file))
+            raise FileNotFoundError(errno.ENOENT, "no such file or folder", str(file))
+        if not file.is_file() and not file.is_dir():  # a pipe would be waited for without end
+            raise OSError(errno.EINVAL, "neither a file nor a folder", str(file))
     passed, failed = run(chain.from_iterable(known[suite](file) for file in files), suite, as_json)
     if as_json:
         output.line({"suite": suite, "passed": passed, "failed": failed})

@@ -14,6 +14,7 @@ import msgspec
 import nkeys
 
 from topoalign.core.errors import InvalidField, clean
+from topoalign.kubelet.files import opened
 from topoalign.runtime.settings import RuntimeSettings
 
 
@@ -85,7 +86,8 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
 
 def content(setting: str, file: str) -> bytes:
     try:
-        return Path(file).read_bytes()
+        with opened(Path(file)) as readable:
+            return readable.read()
     except OSError as error:
         raise InvalidField(
             setting, f"{clean(file, 200)!r}: {error.strerror}", "name a file that this user can read"

@@ -2,7 +2,8 @@
 What arrives over gRPC, as messages: whole, and with every field of the type that the API gives it, or refused.
 
 Decoding is pure Python: four megabytes of the smallest fields take seconds, in which nothing else in this process would get
-its turn. So what is more than a few milliseconds' work is decoded in a thread.
+its turn. So only what is at most a millisecond's work is decoded at once. Of what is larger, a request to us is decoded in
+turns (`decoding`), and an answer of the kubelet, which is asked for once at a time, in a thread.
 """
 
 from functools import cache
@@ -15,8 +16,8 @@ from grpclib.encoding.proto import ProtoCodec
 from grpclib.events import RecvMessage
 from grpclib.exceptions import GRPCError
 
-DECODED_AT_ONCE = 8 * 2**10
-"""Bytes that are decoded in the event loop: ten milliseconds at worst."""
+DECODED_AT_ONCE = 2**10
+"""Bytes that are decoded at once: some 20 devices, or 500 of the smallest fields, which take a millisecond or two."""
 
 
 class Codec(ProtoCodec):
@@ -26,12 +27,15 @@ class Codec(ProtoCodec):
         try:
             message: Any = super().decode(data, message_type)
         except Exception as error:  # betterproto2 lets many kinds through: EOFError, UnicodeDecodeError, KeyError, ...
-            raise GRPCError(
-                Status.INVALID_ARGUMENT, f"not a {message_type.__name__}: {type(error).__name__}"
-            ) from error
+            raise broken(message_type, type(error).__name__) from error
         if not sound(message):
-            raise GRPCError(Status.INVALID_ARGUMENT, f"not a {message_type.__name__}: a field has another type")
+            raise broken(message_type, "a field has another type")
         return message
+
+
+def broken(kind: Any, why: str) -> GRPCError:
+    """The sender's fault."""
+    return GRPCError(Status.INVALID_ARGUMENT, f"not a {kind.__name__}: {why}")
 
 
 CODEC = Codec()
@@ -52,7 +56,7 @@ class QuickCodec(ProtoCodec):
 
 
 async def decoded(event: RecvMessage) -> None:
-    """Called by grpclib before a message is handed on: a request to its method, an answer to who asked."""
+    """Called by grpclib before an answer is handed to who asked."""
     if isinstance(event.message, Undecoded):
         event.message = await anyio.to_thread.run_sync(CODEC.decode, *event.message)
 

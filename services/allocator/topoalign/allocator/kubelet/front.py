@@ -22,6 +22,7 @@ from topoalign.allocator.kubelet.desk import Desk
 from topoalign.allocator.kubelet.guard import Guard
 from topoalign.allocator.kubelet.plugin import FIELD, JITTER, Jitter, Plugin
 from topoalign.allocator.kubelet.registration import digest_name
+from topoalign.allocator.kubelet.transport import Load
 from topoalign.core.ids import ResourceName
 from topoalign.core.ports import Clock
 from topoalign.core.state import NodeState
@@ -58,6 +59,7 @@ class KubeletFront:
             clock=clock,
             drain_seconds=drain_seconds,
             jitter=jitter,
+            load=Load(),
         )
         self._guard = Guard(pod_resources, clock, self.plugins.values) if pod_resources is not None else None
 

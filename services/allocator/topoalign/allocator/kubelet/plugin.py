@@ -22,7 +22,7 @@ from topoalign.allocator.kubelet.containers import Containers
 from topoalign.allocator.kubelet.desk import Desk
 from topoalign.allocator.kubelet.registration import KUBELET_SOCKET, register, socket_path
 from topoalign.allocator.kubelet.server import DevicePlugin
-from topoalign.allocator.kubelet.transport import Server
+from topoalign.allocator.kubelet.transport import Load, Server
 from topoalign.core.errors import StateFault
 from topoalign.core.ids import DeviceID, ResourceName
 from topoalign.core.ports import Clock
@@ -65,6 +65,7 @@ class Plugin:
         clock: Clock,
         drain_seconds: float,
         jitter: Jitter,
+        load: Load | None = None,
     ) -> None:
         self.resource = resource
         self.path = socket_path(directory, resource)
@@ -77,6 +78,7 @@ class Plugin:
         self._clock = clock
         self._drain_seconds = drain_seconds
         self._jitter = jitter
+        self._load = load or Load()
         self._server: Server | None = None
         self._registered: sockets.Identity | None = None
         """The kubelet that knows us. None: none does."""
@@ -114,7 +116,7 @@ class Plugin:
             # the kubelet, if it lives, must see its stream end before it hears from us again
             self._again = self._clock.monotonic() + LOOK_SECONDS
         if self._server is None:
-            server = Server(self.service, self.path, FIELD)
+            server = Server(self.service, self.path, FIELD, self._load)
             try:
                 await server.listen()
             except StateFault as fault:
@@ -137,13 +139,15 @@ class Plugin:
 
     async def register(self, kubelet: sockets.Identity) -> str | None:
         self._registered = None
-        await self.service.end_watch()
-        if self.service.watch.open:
+        await self.service.watches.end()
+        if self.service.watches.open:
             await self.stop()
             return "the old stream to the kubelet does not end; its connection was closed"
         self._former = self.service.watch
+        listener = sockets.server_of(self._directory / KUBELET_SOCKET)
         try:
-            await register(self.path, self.resource, self._clock)
+            with self.service.watches.registering(listener.pid if listener is not None else 0):
+                await register(self.path, self.resource, self._clock)
         except KubeletAway as away:
             self.later()
             return f"{away.finding}; {away.remedy}"

@@ -15,23 +15,22 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any
 
-import anyio
 import structlog
 
 from topoalign.allocator.kubelet.api import v1beta1
+from topoalign.allocator.kubelet.connection import Connection
 from topoalign.allocator.kubelet.containers import Containers
 from topoalign.allocator.kubelet.desk import Desk
 from topoalign.allocator.kubelet.listing import Listing
 from topoalign.allocator.kubelet.registration import OPTIONS
-from topoalign.allocator.kubelet.transport import Servicer
+from topoalign.allocator.kubelet.transport import Servicer, caller
+from topoalign.allocator.kubelet.watches import Watch, Watches
 from topoalign.core.errors import InvalidField, NoFit, Unavailable, UnknownDevice
 from topoalign.core.ids import DeviceID, ResourceName
 from topoalign.core.requests import MOST_CONTAINERS
 from topoalign.runtime.tasks import either
 
 log = structlog.get_logger()
-
-END_SECONDS = 1.0
 
 
 class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
@@ -43,42 +42,38 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
         self.desk = desk
         self.containers = containers or Containers()
         self.listing = Listing(resource)
-        self.watch = Watch()
-        """Of the stream that is served. The kubelet drops its newest client when an old stream ends: there is one."""
+        self.watches = Watches()
+
+    @property
+    def watch(self) -> Watch:
+        """The kubelet's stream."""
+        return self.watches.kubelet
+
+    def favours(self, connection: Connection) -> bool:
+        return self.watches.favour(connection)
 
     async def get_device_plugin_options(self, message: v1beta1.Empty) -> v1beta1.DevicePluginOptions:
+        self.watches.dialled(caller())
         return OPTIONS
 
     async def list_and_watch(self, message: v1beta1.Empty) -> AsyncIterator[v1beta1.ListAndWatchResponse]:
-        """All devices, anew whenever one of them is not as it was. A new stream ends the one before."""
-        stuck = None
-        while self.watch.open and self.watch is not stuck:
-            stuck = self.watch
-            await self.end_watch()
-        watch = self.watch = Watch()
-        watch.open = True
-        log.info("the kubelet listens", resource=self.resource)
-        said = None
-        try:
-            while not watch.ending.is_set():
-                version = self.desk.version
-                response = await self.listing.of(self.desk.state)
-                if response is not said:
-                    said = response
-                    yield response
-                await either(partial(self.desk.beyond, version), watch.ending.wait)
-        finally:
-            watch.open = False
-            watch.ended.set()
-            log.info("the kubelet does not listen any more", resource=self.resource)
-
-    async def end_watch(self) -> None:
-        """Ends the stream, if one is served, and waits until it has ended; not for ever, as its client may be stuck."""
-        watch = self.watch
-        watch.ending.set()
-        with anyio.move_on_after(END_SECONDS):
-            if watch.open:
-                await watch.ended.wait()
+        """All devices, anew whenever one of them is not as it was."""
+        with self.watches.opened(caller()) as watch:
+            kubelet = watch is self.watch
+            if kubelet:
+                log.info("the kubelet listens", resource=self.resource)
+            said = None
+            try:
+                while not watch.ending.is_set():
+                    version = self.desk.version
+                    response = await self.listing.of(self.desk.state)
+                    if response is not said:
+                        said = response
+                        yield response
+                    await either(partial(self.desk.beyond, version), watch.ending.wait)
+            finally:
+                if kubelet:
+                    log.info("the kubelet does not listen any more", resource=self.resource)
 
     async def get_preferred_allocation(
         self, message: v1beta1.PreferredAllocationRequest
@@ -131,15 +126,6 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
                 reason=error.finding,
             )
         return v1beta1.PreStartContainerResponse()
-
-
-class Watch:
-    """One ListAndWatch stream, as seen from outside of it."""
-
-    def __init__(self) -> None:
-        self.open = False
-        self.ending = anyio.Event()
-        self.ended = anyio.Event()
 
 
 def check_containers(requests: Sequence[Any]) -> None:

@@ -1,51 +1,49 @@
 """
 A gRPC server on a unix socket that can be left alone with whoever connects.
 
-grpclib carries the protocol; this adds what it leaves to its user. A peer of another user, or one connection too many, is
-closed before a byte is read. A request that grows past `LARGEST_REQUEST` ends with RESOURCE_EXHAUSTED while it is still
-arriving, one that cannot be decoded with INVALID_ARGUMENT, and one for a method that is not there with UNIMPLEMENTED.
-A large one is decoded in a thread, because it may take seconds. Errors become gRPC statuses in one place, `answered`. A
+grpclib carries the protocol; this adds what it leaves to its user. A peer of another user is closed before a byte is read.
+For one connection too many, the one that has been silent longest is closed. A request that grows past its bound ends with
+RESOURCE_EXHAUSTED while it is still arriving, one that cannot be decoded with INVALID_ARGUMENT, and one for a method that
+is not there with UNIMPLEMENTED. A large one is decoded in turns. Errors become gRPC statuses in one place, `answered`. A
 client that answers no pings is hung up on. A stream's generator is closed when its client goes, and stopping lets the calls
 that have begun end first.
 """
 
 import os
-import socket
-from asyncio import BaseTransport, TimerHandle, get_running_loop
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
+from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import anyio
 import grpclib.server
-import structlog
 from betterproto2 import Message
 from betterproto2.grpclib import ServiceBase
 from grpclib import events
 from grpclib.config import Configuration
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
-from grpclib.protocol import H2Protocol
 
 from topoalign.allocator.kubelet import sockets
-from topoalign.allocator.kubelet.codec import QuickCodec, decoded
+from topoalign.allocator.kubelet.arriving import LARGEST_REQUEST, SMALL_REQUEST, Arriving
+from topoalign.allocator.kubelet.codec import QuickCodec, Undecoded
+from topoalign.allocator.kubelet.complaints import Complaints
+from topoalign.allocator.kubelet.connection import CHUNK, PING_SECONDS, Connection, Link
+from topoalign.allocator.kubelet.decoding import NAMING, Decoding
+from topoalign.allocator.kubelet.turns import Turns
 from topoalign.core.errors import BadRequest, NoFit, TopoalignError, clean
 
-log = structlog.get_logger()
-
-LARGEST_REQUEST = 4 * 2**20
-"""Bytes; what Go's gRPC takes by default, and the ids of 60,000 devices."""
-
-MOST_CONNECTIONS = 64
+MOST_CONNECTIONS = 32
 """At a time. The kubelet needs one."""
+
+ACCEPTED_AT_ONCE = 4
+"""Connections that are accepted in one round of the event loop: about a millisecond of work."""
 
 LONGEST_MESSAGE = 1_000
 """Characters of a status message: it travels as a header, which clients bound."""
-
-PING_SECONDS = 10.0
-SILENT_LOOKS = 3
-"""So often in a row, `PING_SECONDS` apart, nothing may have come of a peer before it is hung up on."""
 
 KEEPALIVE = Configuration(
     _keepalive_time=PING_SECONDS,
@@ -53,13 +51,26 @@ KEEPALIVE = Configuration(
     _keepalive_permit_without_calls=True,
     _http2_max_pings_without_data=0,
     _http2_min_sent_ping_interval_without_data=PING_SECONDS / 2,
+    http2_stream_window_size=2**16 - 1,
 )
-"""Pings a silent peer for as long as it is there. grpclib's own: after two hours, twice."""
+"""
+Pings a silent peer for as long as it is there. grpclib's own: after two hours, twice. What a call does not read may have
+64 KiB, so that the 4 MiB of a connection are not used up by calls that read nothing.
+"""
 
 STATUS = {BadRequest: Status.INVALID_ARGUMENT, NoFit: Status.FAILED_PRECONDITION}
 """Whose fault it is, in gRPC's words; all else is the machine's: UNAVAILABLE."""
 
 Method = Callable[[Any], Awaitable[None]]
+
+CALL: ContextVar[Any] = ContextVar("CALL", default=None)
+"""The stream (of grpclib's protocol) of the call that a task answers."""
+
+
+def caller() -> Connection | None:
+    """The connection of the call that is being answered; None outside of one."""
+    stream = CALL.get()
+    return None if stream is None else cast(Link, stream.connection).ours()
 
 
 class Servicer(ServiceBase):
@@ -77,6 +88,7 @@ class Servicer(ServiceBase):
 
     def guarded(self, handler: Handler) -> Method:
         async def call(stream: Any) -> None:
+            CALL.set(stream._stream)
             unary = handler.cardinality is Cardinality.UNARY_UNARY
             self.calls += unary
             try:
@@ -87,6 +99,10 @@ class Servicer(ServiceBase):
                     self.idle.set()
 
         return call
+
+    def favours(self, connection: Connection) -> bool:
+        """Whether this connection is not closed to make room for another."""
+        return False
 
     async def drained(self) -> None:
         """Waits until no unary call is going on."""
@@ -135,76 +151,41 @@ class Methods(dict[str, Handler]):
         return super().get(path, self.OTHER)
 
 
-class Guard(H2Protocol):
-    """One connection: looked at before it is served, and while requests arrive."""
+class Load:
+    """What all sockets of a process share: the turns of their connections, and the bound on what requests hold."""
 
-    server: "Server"
-    silent = 0
-    """Looks in a row at which nothing had come since the one before."""
-    next_look: TimerHandle | None = None
-
-    def connection_made(self, transport: BaseTransport) -> None:
-        super().connection_made(transport)
-        refusal = self.server.refusal(transport.get_extra_info("socket"))
-        if refusal is None:
-            self.server.connections.add(self)
-            self.next_look = get_running_loop().call_later(PING_SECONDS, self.look)
-        else:
-            self.processor.close(refusal)
-
-    def look(self) -> None:
-        """
-        Hangs up on a peer that is silent. One look is no evidence: when this process has been stopped, it may come before
-        what arrived meanwhile is read.
-        """
-        self.silent += 1
-        if self.silent == SILENT_LOOKS:
-            self.processor.close("silent")
-        else:
-            self.next_look = get_running_loop().call_later(PING_SECONDS, self.look)
-
-    def data_received(self, data: bytes) -> None:
-        self.silent = 0
-        try:
-            super().data_received(data)
-        except Exception as error:  # h2 and grpclib raise many kinds at a peer that speaks something else
-            log.warning("connection closed", reason="not gRPC", error=clean(str(error) or type(error).__name__))
-            self.processor.close("not gRPC")
-            return
-        for stream in self.processor.streams.values():
-            if stream.data_received > LARGEST_REQUEST and stream.wrapper is not None and not stream.wrapper.cancelled:
-                stream.wrapper.cancel(
-                    GRPCError(Status.RESOURCE_EXHAUSTED, f"a request has at most {LARGEST_REQUEST} bytes")
-                )
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        self.server.connections.discard(self)
-        if self.next_look is not None:
-            self.next_look.cancel()
-        super().connection_lost(cast(Exception | None, exc))
+    def __init__(self) -> None:
+        self.turns = Turns()
+        self.arriving = Arriving()
 
 
 class Server(grpclib.server.Server):
     """Serves one `Servicer` on one unix socket, once."""
 
-    def __init__(self, servicer: Servicer, path: Path, field: str) -> None:
-        """`field` names the setting that the path came from, for errors."""
+    def __init__(self, servicer: Servicer, path: Path, field: str, load: Load | None = None) -> None:
+        """`field` names the setting that the path came from, for errors. `load`: shared with others; None: its own."""
         super().__init__([servicer], codec=QuickCodec(), config=KEEPALIVE)
-        self._mapping = Methods(self._mapping)
-        events.listen(self, events.RecvMessage, decoded)
+        self._mapping = self._methods = Methods(self._mapping)
+        events.listen(self, events.RecvMessage, self.received)
         self.servicer = servicer
         self.path = path
         self.field = field
         self.identity: sockets.Identity | None = None
-        self.connections: set[Guard] = set()
+        self.connections: set[Connection] = set()
         self.draining = False
-        self.refused: set[str] = set()
+        load = load or Load()
+        self.turns, self.arriving = load.turns, load.arriving
+        self.chunk = memoryview(bytearray(CHUNK))
+        """What any of the connections reads into: it is copied at once."""
+        self._complaints = Complaints(path.name)
+        self.complain = self._complaints.say
 
     async def listen(self) -> None:
         """Binds and serves. Raises what `sockets.listen` raises."""
         listening = sockets.listen(self.path, self.field)
         self.identity = sockets.identity(self.path)
-        await self.start(sock=listening)
+        await self.start(sock=listening, backlog=ACCEPTED_AT_ONCE)
+        listening.listen(sockets.BACKLOG)  # asyncio has one number for what may wait and what is accepted at once
 
     @property
     def in_place(self) -> bool:
@@ -221,29 +202,52 @@ class Server(grpclib.server.Server):
         if self._server is not None:
             self.close()
             for connection in tuple(self.connections):
-                connection.processor.close("stopping")
+                connection.close("stopping")
             with anyio.move_on_after(within, shield=True):
                 await self.wait_closed()
+        self._complaints.end()
 
-    def refusal(self, connection: socket.socket) -> str | None:
-        """Why a peer is not served, said once in the log per reason. None: it is."""
+    def admits(self, connection: Connection) -> bool:
+        """Whether a peer is served. If so, it is counted, and has a place. Why not is logged, once per cause."""
+        connection.peer = who = sockets.peer(connection.transport.get_extra_info("socket"))
         if self.draining:
-            return "stopping"
-        who = sockets.peer(connection)
+            return False
         if who.uid not in (0, os.geteuid()):
-            reason = f"peer runs as uid {who.uid}"
-        elif len(self.connections) >= MOST_CONNECTIONS:
-            reason = f"more than {MOST_CONNECTIONS} connections"
-        else:
-            return None
-        if reason not in self.refused and len(self.refused) < MOST_CONNECTIONS:
-            self.refused.add(reason)
-            log.warning("connection refused", reason=reason, pid=who.pid, socket=self.path.name)
-        return reason
+            self.complain("connection refused", f"peer runs as uid {who.uid}", pid=who.pid)
+            return False
+        if len(self.connections) >= MOST_CONNECTIONS:
+            self.make_room()
+        self.connections.add(connection)
+        return True
 
-    def _protocol_factory(self) -> H2Protocol:
+    def make_room(self) -> None:
+        """
+        Closes a connection: not one that is needed, of the process that has most of them, the one that was silent longest.
+        """
+        held = Counter(each.peer.pid for each in self.connections)
+        longest = min(
+            self.connections, key=lambda each: (self.servicer.favours(each), -held[each.peer.pid], each.spoke)
+        )
+        self.complain("connection closed", f"more than {MOST_CONNECTIONS} connections", pid=longest.peer.pid)
+        longest.hang_up("others need its place")
+
+    def largest(self, headers: Iterable[Sequence[str | bytes]]) -> int:
+        """Bytes that a request with these headers may have."""
+        path = next((str(value) for name, value in headers if name == ":path"), "")
+        return LARGEST_REQUEST if self._methods.get(path).request_type in NAMING else SMALL_REQUEST
+
+    async def received(self, event: events.RecvMessage) -> None:
+        """Called by grpclib before a request is handed to its method."""
+        stream, connection = CALL.get(), caller()
+        assert connection is not None
+        if isinstance(event.message, Undecoded):
+            data, kind = event.message
+            event.message = await Decoding(data, partial(self.turns.turn, connection)).decode(kind)
+        self.arriving.take(stream)
+
+    def _protocol_factory(self) -> Connection:
         """grpclib offers no other place to look at a connection."""
         plain = super()._protocol_factory()
-        guard = Guard(plain.handler, plain.config, plain.h2_config)
-        guard.server = self
-        return guard
+        connection = Connection(plain.handler, plain.config, plain.h2_config)
+        connection.server = self
+        return connection

@@ -1,0 +1,128 @@
+"""
+Requests that are arriving, and the bytes that they hold until they are understood.
+
+A request may end long after it began, or never, and what has come of it is kept meanwhile. So each has a bound, all
+together have one, and where that is reached the request that began first ends: a kubelet sends its requests in one go, so
+what has been arriving for longest is least likely to be one of those. Bytes are counted before anything of them is decoded.
+"""
+
+from dataclasses import dataclass
+
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+from grpclib.protocol import Stream
+
+from topoalign.core.topology.validate import MOST_HANDED_OUT
+
+LARGEST_REQUEST = 4 * 2**20
+"""
+Bytes of a request that names devices.
+
+The largest that a kubelet sends is GetPreferredAllocation: it lists all devices that are free, and those that the container
+has already. NVIDIA's plugin takes up to 2,500 shares of a card, and a machine has up to 16 cards: 40,000 devices. A share is
+named by a UUID and its number, `GPU-5c1b3f2a-8e4d-4b7a-9f60-0d2c7e9a1b00::2499`: 46 bytes, and 2 of protobuf. So it is
+2 * 40,000 * 48 = 3,840,000 bytes. Allocate and PreStartContainer name each device once: 1,920,000 bytes. (With whole GPUs it
+is less than a kilobyte.) A node lists at most `MOST_HANDED_OUT` devices (50,000), which is 2,400,000 bytes in one list.
+"""
+
+MOST_NAMES = 2 * MOST_HANDED_OUT
+"""Devices that a request may name, by the same rule."""
+
+SMALL_REQUEST = 2**10
+"""Bytes of any other request. The device plugin API has no field in those."""
+
+MOST_BYTES = 16 * 2**20
+"""Of all requests that are arriving, on all connections of all resources: four of the largest."""
+
+FRAME_BYTES = 256
+"""What a frame of data takes in memory beside its content."""
+
+MOST_FRAMES = 64
+"""Frames of data that a request may have, and one more for each KiB that it may have: gRPC fills them with 16 KiB."""
+
+PREFIX = 5
+"""Bytes that gRPC puts before a message."""
+
+LOOKS = 2
+"""Looks at a connection that find a request unfinished before it ends; they are 10 s apart. One takes milliseconds."""
+
+
+@dataclass
+class Arrival:
+    """A request that began."""
+
+    most: int
+    """Bytes."""
+    size: int = 0
+    frames: int = 0
+    looks: int = 0
+    taken: bool = False
+    """It is understood, and holds no more than what may still come after it."""
+
+    @property
+    def held(self) -> int:
+        return self.size + self.frames * FRAME_BYTES
+
+    @property
+    def too_large(self) -> bool:
+        return self.size > self.most + PREFIX or self.frames > MOST_FRAMES + self.most // 1024
+
+
+class Arriving:
+    """All requests whose calls have not ended, in the order in which they began."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        """Bytes that they hold."""
+        self._arrivals: dict[Stream, Arrival] = {}
+
+    def __len__(self) -> int:
+        return len(self._arrivals)
+
+    def begin(self, stream: Stream, most: int) -> None:
+        self._arrivals[stream] = Arrival(most)
+
+    def add(self, stream: Stream, size: int) -> None:
+        """Another frame of data has come, of so many bytes. Ends this request if it is too large, others if all are."""
+        arrival = self._arrivals.get(stream)
+        if arrival is None:
+            return
+        arrival.size += size
+        arrival.frames += 1
+        self.size += size + FRAME_BYTES
+        if arrival.too_large:
+            self._cut(stream, Status.RESOURCE_EXHAUSTED, f"a request has at most {arrival.most} bytes here")
+        if self.size > MOST_BYTES:
+            for oldest in [each for each, it in self._arrivals.items() if not it.taken]:
+                self._cut(
+                    oldest, Status.RESOURCE_EXHAUSTED, f"requests that arrive have at most {MOST_BYTES} bytes in all"
+                )
+                if self.size <= MOST_BYTES:
+                    break
+
+    def take(self, stream: Stream) -> None:
+        """The request is understood: its bytes are let go."""
+        arrival = self._arrivals.get(stream)
+        if arrival is not None:
+            self.size -= arrival.held
+            arrival.size, arrival.frames, arrival.most, arrival.taken = 0, 0, SMALL_REQUEST, True
+
+    def look(self, stream: Stream) -> None:
+        """Ends a request that is not whole after `LOOKS` looks."""
+        arrival = self._arrivals.get(stream)
+        if arrival is not None and not arrival.taken:
+            arrival.looks += 1
+            if arrival.looks > LOOKS:
+                self._cut(stream, Status.DEADLINE_EXCEEDED, "the request did not arrive whole in time")
+
+    def end(self, stream: Stream) -> None:
+        """The call has ended, in whatever way."""
+        arrival = self._arrivals.pop(stream, None)
+        if arrival is not None:
+            self.size -= arrival.held
+
+    def _cut(self, stream: Stream, status: Status, why: str) -> None:
+        """Ends a call. What it held is freed in the next round of the loop. One that has not begun to run waits for that."""
+        if stream.wrapper is not None and not stream.wrapper.cancelled:
+            stream.wrapper.cancel(GRPCError(status, why))
+            self.end(stream)

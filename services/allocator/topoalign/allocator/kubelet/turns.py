@@ -1,0 +1,68 @@
+"""
+Whose bytes are worked on next.
+
+One loop serves all connections of all resources, and bytes can arrive faster than they can be understood. So the work is
+cut into steps of about a millisecond, one step runs in each round of the loop, and connections take turns: who has had the
+fewest turns comes first. A connection that was quiet has `CREDIT` turns ahead of those that are busy, which is more than
+one call of the kubelet needs. So a flood on other connections costs the kubelet a step or two for each of its calls, not
+the whole flood.
+
+The rule is start-time fair queueing (Goyal, Vin, Cheng 1996) with steps of equal cost.
+"""
+
+from asyncio import Future, get_running_loop
+from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import count
+
+CREDIT = 8
+"""Turns that a quiet connection has ahead of busy ones. A call is one or two turns; a large request has hundreds."""
+
+Step = Callable[[], None]
+
+
+class Client:
+    """Whoever takes turns."""
+
+    turn: int | None = None
+    """The number of its next turn; None before the first. Equal numbers are served in the order in which they asked."""
+
+
+class Turns:
+    """The work that waits."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[int, int, Step]] = []
+        self._order = count()
+        self._now = 0
+        """The number of the turn that was served last."""
+        self._scheduled = False
+
+    def ask(self, client: Client, step: Step) -> None:
+        """
+        Runs `step` when it is the client's turn, in a later round of the loop, alone in that round.
+
+        A client that is new comes behind those that wait: else a stream of new ones would keep the others waiting for ever.
+        """
+        number = self._now + 1 if client.turn is None else max(client.turn, self._now - CREDIT)
+        client.turn = number + 1
+        heappush(self._waiting, (number, next(self._order), step))
+        self._schedule()
+
+    async def turn(self, client: Client) -> None:
+        """Returns when it is the client's turn. What follows, up to the next await, is the step."""
+        future: Future[None] = get_running_loop().create_future()
+        self.ask(client, lambda: None if future.done() else future.set_result(None))
+        await future
+
+    def _schedule(self) -> None:
+        if self._waiting and not self._scheduled:
+            self._scheduled = True
+            get_running_loop().call_soon(self._serve)
+
+    def _serve(self) -> None:
+        self._scheduled = False
+        number, _, step = heappop(self._waiting)
+        self._now = max(self._now, number)
+        self._schedule()
+        step()

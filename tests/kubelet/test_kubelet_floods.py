@@ -1,0 +1,474 @@
+"""
+Floods on the kubelet's socket: what they hold and what they make us do is bounded, and the kubelet's own calls go on.
+
+Work and bytes are counted; nothing looks at the time.
+"""
+
+import os
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager, closing
+
+import anyio
+import pytest
+import structlog
+from grpclib.client import Channel
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+from hpack import Encoder
+from kubelet_support import MemoryDesk, node, short_directory, two_nodes
+
+from topoalign.allocator.kubelet import arriving, connection, sockets
+from topoalign.allocator.kubelet.api import v1beta1
+from topoalign.allocator.kubelet.arriving import LOOKS, SMALL_REQUEST
+from topoalign.allocator.kubelet.codec import Codec
+from topoalign.allocator.kubelet.complaints import Complaints
+from topoalign.allocator.kubelet.connection import MOST_CALLS, TABLE_BYTES
+from topoalign.allocator.kubelet.frames import CONTROLS_PER_RESET, END_HEADERS, END_STREAM, MOST_CONTROLS, PREFACE, Kind
+from topoalign.allocator.kubelet.server import DevicePlugin
+from topoalign.allocator.kubelet.transport import MOST_CONNECTIONS, Load, Server
+from topoalign.allocator.kubelet.watches import MOST_OTHERS
+from topoalign.core.events import DeviceHealth, HealthState
+from topoalign.core.ids import GPU, DeviceID
+from topoalign.kubelet.protobuf import field
+from topoalign.runtime.clock import ManualClock
+
+pytestmark = pytest.mark.anyio
+HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, Kind.SETTINGS, 0, 0, 0, 0, 0))
+EMPTY = struct.pack(">?I", False, 0)
+GPU_0 = v1beta1.AllocateRequest(container_requests=[v1beta1.ContainerAllocateRequest(devices_ids=["GPU-0"])])
+assert len(HELLO) == PREFACE + 9
+
+
+def frame(kind: int, content: bytes = b"", flags: int = 0, stream: int = 0) -> bytes:
+    return len(content).to_bytes(3) + bytes((kind, flags)) + stream.to_bytes(4) + content
+
+
+def call(method: str, stream: int, body: bytes | None = None) -> bytes:
+    """A call that begins; whole, if it has a body."""
+    headers = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": f"/v1beta1.DevicePlugin/{method}",
+        ":authority": "localhost",
+        "te": "trailers",
+        "content-type": "application/grpc",
+    }
+    begins = frame(Kind.HEADERS, Encoder().encode(headers.items()), END_HEADERS, stream)
+    return begins if body is None else begins + frame(Kind.DATA, body, END_STREAM, stream)
+
+
+@asynccontextmanager
+async def serving(load: Load | None = None) -> AsyncIterator[Server]:
+    with short_directory() as directory:
+        server = Server(DevicePlugin(GPU, MemoryDesk(two_nodes())), directory / "p.sock", "directory", load)
+        await server.listen()
+        try:
+            yield server
+        finally:
+            await server.stop(5)
+
+
+@asynccontextmanager
+async def kubelet_of(server: Server) -> AsyncIterator[v1beta1.DevicePluginStub]:
+    """A client that listens, as the kubelet does, and whose stream is still there in the end."""
+    with closing(Channel(path=str(server.path))) as channel:
+        stub = v1beta1.DevicePluginStub(channel)
+        stream = stub.list_and_watch(v1beta1.Empty())
+        await anext(stream)
+        watch = server.servicer.watch  # type: ignore[attr-defined]
+        yield stub
+
+        assert watch.open
+        assert watch is server.servicer.watch  # type: ignore[attr-defined]
+
+
+async def until(true: Callable[[], bool]) -> None:
+    with anyio.fail_after(60):
+        while not true():
+            await anyio.lowlevel.checkpoint()
+
+
+def connected(server: Server, held: ExitStack) -> socket.socket:
+    one = held.enter_context(socket.socket(socket.AF_UNIX))
+    one.setblocking(False)
+    one.connect(str(server.path))
+    return one
+
+
+async def sent(one: socket.socket, data: bytes) -> bool:
+    """Sends all of it, and reads what comes; False if the peer has hung up."""
+    at = 0
+    while at < len(data):
+        try:
+            at += one.send(data[at:])
+        except BlockingIOError:
+            await anyio.lowlevel.checkpoint()
+        except OSError:
+            return False
+        try:
+            while one.recv(2**16):
+                pass
+        except BlockingIOError:
+            continue
+        except OSError:
+            return False
+        return False
+    return True
+
+
+async def test_unfinished_requests_hold_no_more_than_their_bound_and_the_oldest_go_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Thirty connections with thirty calls each, of which 16 KiB have come and the rest never does."""
+    monkeypatch.setattr(arriving, "MOST_BYTES", 2**20)
+    part = struct.pack(">?I", False, 10**6) + bytes(16_000)
+    async with serving() as server, kubelet_of(server) as kubelet:
+        with ExitStack() as held:
+            most = 0
+            for one in [connected(server, held) for _ in range(MOST_CONNECTIONS - 2)]:
+                calls = (
+                    call("Allocate", 2 * n + 1) + frame(Kind.DATA, part, 0, 2 * n + 1) for n in range(MOST_CALLS - 2)
+                )
+                assert await sent(one, HELLO + b"".join(calls))
+                most = max(most, server.arriving.size)
+            assert 1 == len((await kubelet.allocate(GPU_0)).container_responses)
+            assert 2**19 <= most <= 2**20 + 2**15
+        await until(lambda: len(server.connections) == 1)
+        await until(lambda: server.arriving.size == 0)
+
+
+async def test_the_bound_holds_for_all_sockets_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arriving, "MOST_BYTES", 2**18)
+    part = struct.pack(">?I", False, 10**6) + bytes(16_000)
+    load = Load()
+    async with serving(load) as first, serving(load) as second:
+        with ExitStack() as held:
+            for server in (first, second):
+                one = connected(server, held)
+                for n in range(20):
+                    assert await sent(one, (HELLO if n == 0 else b"") + call("Allocate", 2 * n + 1))
+                    assert await sent(one, frame(Kind.DATA, part, 0, 2 * n + 1))
+            await until(lambda: load.arriving.size > 2**17)
+
+            assert load.arriving.size <= 2**18 + 2**15
+
+
+async def test_a_request_that_does_not_end_is_ended_at_the_third_look() -> None:
+    async with serving() as server:
+        with ExitStack() as held:
+            one = connected(server, held)
+            await sent(one, HELLO + call("Allocate", 1) + frame(Kind.DATA, struct.pack(">?I", False, 100), 0, 1))
+            await until(lambda: len(server.arriving) == 1)
+            (guard,) = server.connections
+            for _ in range(LOOKS):
+                guard.look()
+                guard.silent = 0
+            await anyio.wait_all_tasks_blocked()
+            before = len(server.arriving)
+            guard.look()
+            await until(lambda: not guard.processor.streams)
+
+            assert (1, 0) == (before, len(server.arriving))
+
+
+async def test_a_request_without_fields_may_have_a_kilobyte_also_in_small_frames() -> None:
+    async with serving() as server, kubelet_of(server):
+        with ExitStack() as held:
+            one = connected(server, held)
+            prefix = struct.pack(">?I", False, 10**6)
+            await sent(one, HELLO + call("GetDevicePluginOptions", 1) + frame(Kind.DATA, prefix, 0, 1))
+            await until(lambda: len(server.arriving) == 2)
+            for _ in range(2 * SMALL_REQUEST):
+                await sent(one, frame(Kind.DATA, b"x", 0, 1))
+                if len(server.arriving) < 2:
+                    break
+            await until(lambda: len(server.arriving) == 1)
+
+
+async def test_large_requests_of_names_that_are_none_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight of half a megabyte: 250,000 empty ids each."""
+    decoded: list[int] = []
+    decode = Codec.decode
+
+    def counting(self: Codec, data: bytes, kind: object) -> object:
+        decoded.append(len(data))
+        return decode(self, data, kind)
+
+    monkeypatch.setattr(Codec, "decode", counting)
+    body = field(1, b"\n\0" * 250_000)
+    empties = v1beta1.AllocateRequest()
+    monkeypatch.setattr(v1beta1.AllocateRequest, "SerializeToString", lambda self: body)
+    statuses: list[Status] = []
+
+    async def flood(server: Server) -> None:
+        with closing(Channel(path=str(server.path))) as channel, pytest.raises(GRPCError) as refused:
+            await v1beta1.DevicePluginStub(channel).allocate(empties)
+        statuses.append(refused.value.status)
+
+    async with serving() as server:
+        decoded.clear()
+        async with anyio.create_task_group() as tasks:
+            for _ in range(8):
+                tasks.start_soon(flood, server)
+
+    assert set(statuses) <= {Status.INVALID_ARGUMENT, Status.RESOURCE_EXHAUSTED}
+    assert 8 == len(statuses)
+    assert sum(decoded) < 2**10
+
+
+async def test_for_one_connection_too_many_the_one_that_was_silent_longest_is_closed() -> None:
+    """Never the kubelet's, which has listened for longer than any. Whoever comes, comes in."""
+    async with serving() as server, kubelet_of(server) as kubelet:
+        with ExitStack() as held, structlog.testing.capture_logs() as logs:
+            idle = []
+            for _ in range(2 * MOST_CONNECTIONS):
+                idle.append(connected(server, held))
+                await until(lambda: server.connections != set() and answered(idle[-1]))
+            await until(lambda: answered(idle[MOST_CONNECTIONS], hung_up=True))
+            first = [not answered(one, hung_up=True) for one in idle]
+            with closing(Channel(path=str(server.path))) as fresh:
+                await v1beta1.DevicePluginStub(fresh).get_device_plugin_options(v1beta1.Empty())
+            assert 1 == len((await kubelet.allocate(GPU_0)).container_responses)
+
+        assert [False] * (MOST_CONNECTIONS + 1) + [True] * (MOST_CONNECTIONS - 1) == first
+        assert 1 == len([line for line in logs if line["event"] == "connection closed"])
+
+
+def answered(one: socket.socket, hung_up: bool = False) -> bool:
+    """Whether the server has said anything (its settings), or, with `hung_up`, whether it has closed the connection."""
+    try:
+        data = one.recv(2**16)
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+    return data == b"" if hung_up else True
+
+
+async def test_a_word_of_a_peer_keeps_its_connection_and_pings_do_not() -> None:
+    async with serving() as server:
+        with ExitStack() as held:
+            speaking, pinging = connected(server, held), connected(server, held)
+            for one in (speaking, pinging):
+                await sent(one, HELLO + call("GetDevicePluginOptions", 1, EMPTY))
+            await until(lambda: len(server.connections) == 2)
+            for _ in range(MOST_CONNECTIONS - 2):
+                await sent(connected(server, held), HELLO)
+            await until(lambda: len(server.connections) == MOST_CONNECTIONS)
+            await sent(pinging, frame(Kind.PING, bytes(8)))
+            await sent(speaking, call("GetDevicePluginOptions", 3, EMPTY))
+            await anyio.wait_all_tasks_blocked()
+            await sent(connected(server, held), HELLO)
+            await until(lambda: not still_open(pinging))
+
+            assert still_open(speaking)
+
+
+async def test_of_two_processes_the_one_with_more_connections_makes_room() -> None:
+    """Else one that connects again and again, and talks all the time, would push out whoever has come to ask one thing."""
+    async with serving() as server:
+        with ExitStack() as held:
+            quiet = connected(server, held)
+            await until(lambda: len(server.connections) == 1)
+            (guard,) = server.connections
+            guard.peer = sockets.Peer(os.getpid() + 1, 0)
+            for _ in range(2 * MOST_CONNECTIONS):
+                one = connected(server, held)
+                await sent(one, HELLO + call("GetDevicePluginOptions", 1, EMPTY))
+                await until(lambda one=one: answered(one))  # type: ignore[misc]
+
+            assert still_open(quiet)
+
+
+def still_open(one: socket.socket) -> bool:
+    try:
+        while one.recv(2**16):
+            pass
+    except BlockingIOError:
+        return True
+    except ConnectionError:
+        return False
+    return False
+
+
+async def test_other_streams_are_served_beside_the_kubelets_and_none_ends_another() -> None:
+    desk = MemoryDesk(two_nodes())
+    async with node(desk=desk, clock=ManualClock()) as it:
+        plugin = it.front.plugins[GPU]
+        kubelets = plugin.service.watch
+        channels = [Channel(path=str(plugin.path)) for _ in range(MOST_OTHERS + 1)]
+        streams = [v1beta1.DevicePluginStub(channel).list_and_watch(v1beta1.Empty()) for channel in channels]
+        for stream in streams[:-1]:
+            assert 8 == len((await anext(stream)).devices)
+        with pytest.raises(GRPCError) as refused:
+            await anext(streams[-1])
+        desk.judge({DeviceID("GPU-5"): DeviceHealth(state=HealthState.UNHEALTHY)})
+        await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 7)
+        for stream in streams[:-1]:
+            assert 1 == len([d for d in (await anext(stream)).devices if d.health == "Unhealthy"])
+        for channel in channels:
+            channel.close()
+        await anyio.wait_all_tasks_blocked()
+
+        assert Status.RESOURCE_EXHAUSTED is refused.value.status
+        assert kubelets is plugin.service.watch
+        assert kubelets.open
+        assert 1 == it.kubelet.plugins.registrations // 2
+        assert it.front.reason() is None
+
+
+async def test_the_end_of_the_kubelets_stream_is_noticed_while_others_listen_on() -> None:
+    """Else nobody would register anew, and no pod would get a GPU any more."""
+    clock = ManualClock()
+    async with node(two_nodes(nics=0), clock=clock) as it:
+        plugin = it.front.plugins[GPU]
+        with closing(Channel(path=str(plugin.path))) as channel:
+            other = v1beta1.DevicePluginStub(channel).list_and_watch(v1beta1.Empty())
+            await anext(other)
+            it.kubelet.plugins.endpoints[GPU].stop(clock.monotonic())
+            await plugin.service.watch.ended.wait()
+            await clock.advance(5)
+            await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 8)
+
+            assert 2 == it.kubelet.plugins.registrations
+            assert [] == [message async for message in other]  # all end before a registration
+
+
+async def test_a_stream_that_is_there_first_is_not_taken_for_the_kubelets() -> None:
+    """Who opens one while the kubelet is registering us, and has not dialled back, is less like it."""
+    desk = MemoryDesk(two_nodes())
+    service = DevicePlugin(GPU, desk)
+    with short_directory() as directory, closing(Channel(path=str(directory / "p.sock"))) as kubelet:
+        server = Server(service, directory / "p.sock", "directory")
+        await server.listen()
+        with closing(Channel(path=str(server.path))) as other, service.watches.registering(0):
+            early = v1beta1.DevicePluginStub(other).list_and_watch(v1beta1.Empty())
+            await anext(early)
+            taken = service.watch
+            stub = v1beta1.DevicePluginStub(kubelet)
+            await stub.get_device_plugin_options(v1beta1.Empty())
+            stream = stub.list_and_watch(v1beta1.Empty())
+            await anext(stream)
+
+            assert taken is not service.watch
+            assert (True, True) == (taken.open, service.watch.open)
+        await server.stop(5)
+
+
+async def test_the_kubelet_is_known_by_its_process() -> None:
+    service = DevicePlugin(GPU, MemoryDesk(two_nodes()))
+    with short_directory() as directory, closing(Channel(path=str(directory / "p.sock"))) as channel:
+        server = Server(service, directory / "p.sock", "directory")
+        await server.listen()
+        with service.watches.registering(os.getpid()):
+            await anext(v1beta1.DevicePluginStub(channel).list_and_watch(v1beta1.Empty()))
+        ours = service.watch.likeness
+        channel.close()
+        await service.watch.ended.wait()
+        with closing(Channel(path=str(server.path))) as again, service.watches.registering(os.getpid() + 1):
+            await anext(v1beta1.DevicePluginStub(again).list_and_watch(v1beta1.Empty()))
+
+        assert (True, False) == (ours[0], service.watch.likeness[0])
+        await server.stop(5)
+
+
+async def test_calls_that_are_reset_at_once_leave_nothing_and_end_the_connection() -> None:
+    """grpclib itself keeps each of them for ever, as it never comes to run."""
+    async with serving() as server, kubelet_of(server) as kubelet:
+        with ExitStack() as held:
+            one, kept, n = connected(server, held), 0, 0
+            await sent(one, HELLO)
+            await until(lambda: len(server.connections) == 2)
+            (guard,) = {each for each in server.connections if not server.servicer.favours(each)}
+            while await sent(one, call("Allocate", 2 * n + 1) + frame(Kind.RESET, bytes(4), 0, 2 * n + 1)):
+                kept, n = max(kept, len(guard.processor.streams)), n + 1
+            assert 1 == len((await kubelet.allocate(GPU_0)).container_responses)
+
+    assert kept <= 16
+    assert n <= 5 * MOST_CONTROLS // CONTROLS_PER_RESET
+    assert 0 == len(server.arriving)
+
+
+async def test_a_peer_that_reads_nothing_is_not_worked_for() -> None:
+    """Its pings would be answered into memory without end."""
+    async with serving() as server, kubelet_of(server) as kubelet:
+        with ExitStack() as held:
+            one = connected(server, held)
+            pings = frame(Kind.PING, bytes(8)) * 500
+            one.send(HELLO)
+            rounds = 0
+            while rounds < 2_000:
+                rounds += 1
+                try:
+                    one.send(pings)
+                except BlockingIOError:
+                    await anyio.lowlevel.checkpoint()
+                except OSError:
+                    break
+            sizes = [each.transport.get_write_buffer_size() for each in server.connections]
+            waiting = [len(each.frames) for each in server.connections]
+            assert 1 == len((await kubelet.allocate(GPU_0)).container_responses)
+
+    assert max(sizes) <= 2**17
+    assert max(waiting) <= 2**15
+
+
+async def test_a_peer_cannot_make_our_tables_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving() as server:
+        with ExitStack() as held:
+            one = connected(server, held)
+            await sent(one, HELLO + frame(Kind.SETTINGS, struct.pack(">HI", 1, 2**32 - 1)))
+            await sent(one, call("GetDevicePluginOptions", 1, EMPTY))
+            await until(lambda: len(server.connections) == 1 and bool(*(each.spoke for each in server.connections)))
+            await anyio.wait_all_tasks_blocked()
+            (guard,) = server.connections
+
+            assert guard._h2.encoder.header_table_size <= TABLE_BYTES
+
+
+@pytest.mark.parametrize("content", [b"\x82" * 15_000, b"\x40\x01x\x7f\x81\x1e" + b"a" * 4_000 + b"\xbe" * 10_000])
+async def test_headers_that_unfold_to_megabytes_close_the_connection(content: bytes) -> None:
+    async with serving() as server, kubelet_of(server) as kubelet:
+        with ExitStack() as held:
+            one = connected(server, held)
+            await sent(one, HELLO + frame(Kind.HEADERS, content, END_HEADERS, 1))
+            await until(lambda: not still_open(one))
+
+        assert 1 == len((await kubelet.allocate(GPU_0)).container_responses)
+
+
+async def test_what_is_wrong_with_peers_is_logged_once_and_then_counted() -> None:
+    complaints = Complaints("p.sock")
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(1_000):
+            complaints.say("connection closed", "not gRPC", error="noise")
+        complaints.say("connection refused", "peer runs as uid 7")
+        at_once = len(logs)
+        complaints.sum_up()
+        summed = logs[at_once:]
+        complaints.sum_up()
+        complaints.say("connection closed", "not gRPC", error="noise")
+        complaints.end()
+
+    assert 2 == at_once
+    assert [("not gRPC", 999)] == [(line["reason"], line["times"]) for line in summed]
+    assert 4 == len(logs)
+
+
+async def test_causes_without_end_are_not_logged_without_end() -> None:
+    complaints = Complaints("p.sock")
+    with structlog.testing.capture_logs() as logs:
+        for uid in range(1_000):
+            complaints.say("connection refused", f"peer runs as uid {uid}")
+        complaints.end()
+
+    assert len(logs) <= 64
+
+
+def test_all_that_is_held_of_requests_and_waits_is_a_few_megabytes() -> None:
+    """The bounds by their product, for each socket: what is read and not handled, and what is arriving."""
+    waiting = MOST_CONNECTIONS * 2 * (connection.CHUNK + 9)
+
+    assert waiting + arriving.MOST_BYTES < 20 * 2**20

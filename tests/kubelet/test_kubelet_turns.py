@@ -1,0 +1,209 @@
+"""Whose bytes are worked on next, and how many at a time: counted, without sockets."""
+
+import asyncio
+
+import anyio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from topoalign.allocator.kubelet.frames import (
+    ACK,
+    CONTROLS_PER_REQUEST,
+    END_HEADERS,
+    END_STREAM,
+    LONGEST_FRAME,
+    LONGEST_HEADERS,
+    LONGEST_SETTINGS,
+    MOST_CONTROLS,
+    MOST_SETTINGS,
+    PORTION,
+    PREFACE,
+    Flood,
+    Frames,
+    Kind,
+)
+from topoalign.allocator.kubelet.turns import Client, Turns
+
+pytestmark = pytest.mark.anyio
+BUSY = 40
+
+
+def frame(kind: int, content: bytes = b"", flags: int = 0, stream: int = 0) -> bytes:
+    return len(content).to_bytes(3) + bytes((kind, flags)) + stream.to_bytes(4) + content
+
+
+def begun() -> Frames:
+    """A connection whose peer has said that it speaks HTTP/2."""
+    frames = Frames()
+    frames.add(bytes(PREFACE))
+    frames.take()
+    return frames
+
+
+class Flooder(Client):
+    """Has always something to do, and asks again in each of its turns."""
+
+    def __init__(self, turns: Turns, served: list[Client]) -> None:
+        self.turns, self.served = turns, served
+
+    def step(self) -> None:
+        self.served.append(self)
+        self.turns.ask(self, self.step)
+
+
+async def until(served: list[Client], count: int) -> None:
+    while len(served) < count:
+        await anyio.lowlevel.checkpoint()
+
+
+async def test_one_step_runs_in_each_round_of_the_loop() -> None:
+    turns, served = Turns(), list[Client]()
+    rounds = 0
+
+    def count() -> None:
+        nonlocal rounds
+        rounds += 1
+        if len(served) < 100:
+            asyncio.get_running_loop().call_soon(count)
+
+    for flooder in [Flooder(turns, served) for _ in range(BUSY)]:
+        turns.ask(flooder, flooder.step)
+    asyncio.get_running_loop().call_soon(count)
+    await until(served, 100)
+
+    assert rounds >= 99
+
+
+async def test_busy_clients_have_the_same_number_of_turns() -> None:
+    turns, served = Turns(), list[Client]()
+    flooders = [Flooder(turns, served) for _ in range(BUSY)]
+    for flooder in flooders:
+        turns.ask(flooder, flooder.step)
+    await until(served, 10 * BUSY)
+
+    counts = [served[: 10 * BUSY].count(flooder) for flooder in flooders]
+    assert (10, 10) == (min(counts), max(counts))
+
+
+async def test_a_client_that_was_quiet_waits_for_one_step_of_forty_busy_ones() -> None:
+    turns, served = Turns(), list[Client]()
+    quiet, done = Client(), anyio.Event()
+    await turns.turn(quiet)
+    for flooder in [Flooder(turns, served) for _ in range(BUSY)]:
+        turns.ask(flooder, flooder.step)
+    await until(served, 10 * BUSY)
+    before = len(served)
+    turns.ask(quiet, done.set)
+    await done.wait()
+
+    assert len(served) - before <= 2
+
+
+async def test_a_stream_of_new_clients_does_not_keep_one_that_waits_from_its_turn() -> None:
+    """In each round comes another one that was never there before."""
+    turns, served = Turns(), list[Client]()
+    old, done = Client(), anyio.Event()
+    for _ in range(3):
+        await turns.turn(old)
+
+    def come() -> None:
+        new = Client()
+        turns.ask(new, lambda: served.append(new))
+        turns.ask(Client(), come)
+
+    come()
+    await until(served, 3)
+    for _ in range(20):
+        await turns.turn(old)
+    before = len(served)
+    turns.ask(old, done.set)
+    await done.wait()
+
+    assert len(served) - before <= 3
+
+
+async def test_a_turn_that_is_not_waited_for_any_more_passes_to_the_next() -> None:
+    turns, left, next_one = Turns(), Client(), Client()
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await turns.turn(left)
+    with anyio.fail_after(30):
+        await turns.turn(next_one)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.tuples(st.sampled_from([*Kind, 2, 7, 8, 11]), st.integers(0, 3000)), max_size=80),
+    st.lists(st.integers(1, 5000), min_size=1),
+)
+async def test_frames_come_out_as_they_went_in_however_they_arrive(
+    kinds: list[tuple[int, int]], cuts: list[int]
+) -> None:
+    """Whole ones only, in order, and no more at a time than make a portion."""
+    kinds = [(kind, min(length, LONGEST_SETTINGS if kind == Kind.SETTINGS else 3000)) for kind, length in kinds]
+    whole = b"".join(frame(kind, bytes(length), END_HEADERS, 1) for kind, length in kinds)
+    frames, taken, at = begun(), [], 0
+    while at < len(whole):
+        cut = cuts[at % len(cuts)]
+        frames.add(whole[at : at + cut])
+        at += cut
+        while frames.ready:
+            taken.append(frames.take())
+
+    assert whole == b"".join(taken)
+    assert all(count(part) <= PORTION for part in taken)
+    assert 0 == len(frames)
+
+
+def count(part: bytes) -> int:
+    """The frames in there; raises where the last is not whole."""
+    frames = 0
+    while part:
+        length = int.from_bytes(part[:3])
+        assert len(part) >= 9 + length
+        part, frames = part[9 + length :], frames + 1
+    return frames
+
+
+FLOODS = {
+    "pings": [frame(Kind.PING, bytes(8))] * (MOST_CONTROLS + 1),
+    "windows": [frame(8, bytes(4))] * (MOST_CONTROLS + 1),
+    "resets": [frame(Kind.HEADERS, b"h", END_HEADERS, 1), frame(Kind.RESET, bytes(4), 0, 1)] * (MOST_CONTROLS + 1),
+    "empty data": [frame(Kind.DATA, b"", 0, 1)] * (MOST_CONTROLS + 1),
+    "empty continuations": [frame(Kind.CONTINUATION, b"", 0, 1)] * (MOST_CONTROLS + 1),
+    "continuations": [frame(Kind.HEADERS, b"h", 0, 1)]
+    + [frame(Kind.CONTINUATION, bytes(100))] * (LONGEST_HEADERS // 100 + 1),
+    "headers": [frame(Kind.HEADERS, bytes(9_000), 0, 1), frame(Kind.CONTINUATION, bytes(9_000), END_HEADERS, 1)],
+    "settings": [frame(Kind.SETTINGS)] * (MOST_SETTINGS + 1),
+    "one of many settings": [frame(Kind.SETTINGS, bytes(LONGEST_SETTINGS + 6))],
+    "a long frame": [frame(Kind.DATA, bytes(LONGEST_FRAME + 1), 0, 1)],
+    "unknown": [frame(99, b"x")] * (MOST_CONTROLS + 1),
+}
+
+
+@pytest.mark.parametrize("name", FLOODS)
+async def test_a_flood_is_known_by_its_frames_before_they_are_handled(name: str) -> None:
+    frames, handled = begun(), 0
+    with pytest.raises(Flood):
+        for each in FLOODS[name]:
+            frames.add(each)
+            while frames.ready:
+                handled += len(frames.take()) > 0
+
+    assert handled <= MOST_CONTROLS
+
+
+async def test_a_long_life_of_calls_is_no_flood() -> None:
+    """Each with a window, two pings and the reset of a call that the kubelet has given up, now and then."""
+    frames = begun()
+    call = frame(Kind.HEADERS, bytes(300), END_HEADERS, 1) + frame(Kind.DATA, bytes(50), END_STREAM, 1)
+    more = frame(8, bytes(4)) + 2 * frame(Kind.PING, bytes(8), ACK)
+    for n in range(5_000):
+        frames.add(
+            call + more * (CONTROLS_PER_REQUEST // 4) + (frame(Kind.RESET, bytes(4), 0, 1) if n % 100 == 0 else b"")
+        )
+        while frames.ready:
+            frames.take()
+
+    assert frames.controls < 100
