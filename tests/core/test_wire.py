@@ -186,6 +186,21 @@ def refused(message: Message) -> TopoalignError:
     return caught.value
 
 
+@pytest.mark.parametrize("number", [-1, 2**53 + 1, 2**63 - 1, 2**64])
+@pytest.mark.parametrize("field", ["epoch", "seq", "revision"])
+def test_a_number_that_not_every_reader_has_exactly_is_refused_with_its_field(field: str, number: int) -> None:
+    """F07: a revision after which no other can come is no revision."""
+    events: list[Event] = [
+        AllocationsSnapshot(node=NodeName("n"), epoch=4, seq=5, allocations=(), digest=""),
+        DeviceHealthChanged(node=NodeName("n"), epoch=4, revision=6, devices={}),
+    ]
+    concerned = [msgspec.structs.replace(event, **{field: number}) for event in events if hasattr(event, field)]
+    findings = [refused(wire.encode(event, 0.0)).finding for event in concerned]
+
+    assert [True] * len(concerned) == [field in finding for finding in findings]
+    assert concerned
+
+
 @given(st.binary(max_size=200))
 def test_random_bytes_are_undecodable(body: bytes) -> None:
     refused(msgspec.structs.replace(GRANTED, body=body))

@@ -7,6 +7,7 @@ order; `(node, epoch, seq)` tells a repetition from news. Fields are never renam
 """
 
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
 
@@ -21,6 +22,11 @@ from topoalign.core.topology.model import Topology
 
 DESCRIBED = "described: "
 """What `TopologyDiscovered.source` of a described machine begins with."""
+
+LARGEST_NUMBER = 2**53
+"""Of an epoch, a revision and a seq: up to here a reader whose numbers are doubles tells each from the next."""
+
+Number = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_NUMBER)]
 
 
 class HealthState(StrEnum):
@@ -50,21 +56,21 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fi
 
     node: NodeName
     """Name of the Kubernetes node."""
-    epoch: int
+    epoch: Number
     """Changes when the writer's record starts afresh, as with every start of it; never repeats. The whole follows."""
 
 
 class Reading(Fact, frozen=True, kw_only=True):
     """A fact of which only the newest matters: it is whole in itself."""
 
-    revision: int
+    revision: Number
     """Counts up within the epoch. The same number again is a repetition."""
 
 
 class LedgerFact(Fact, frozen=True, kw_only=True):
     """A fact from the journal of a node's allocator."""
 
-    seq: int
+    seq: Number
     """Position in the journal, from 1, without gaps."""
 
 
