@@ -76,6 +76,7 @@ def discovery_with(
     read_seconds: float = READ_SECONDS,
     boot_id: str = "boot",
     environment: Mapping[str, str] | None = None,
+    hub: BusPort | None = None,
 ) -> Discovery:
     return Discovery(
         node,
@@ -88,6 +89,7 @@ def discovery_with(
         read_seconds=read_seconds,
         hold_down_seconds=HOLD_DOWN_SECONDS,
         boot_id=boot_id,
+        hub=hub,
     )
 
 

@@ -12,9 +12,11 @@ from structlog.testing import capture_logs
 from topoalign.allocator.hearing import ASK_SECONDS, SILENT_SECONDS, Hearing
 from topoalign.allocator.journal import MemoryJournal
 from topoalign.allocator.ledger import Ledger
-from topoalign.core.events import HealthState
+from topoalign.core import wire
+from topoalign.core.events import HealthState, TopologyDiscovered
 from topoalign.core.ids import GPU, DeviceID, NodeName
 from topoalign.core.ports import Stream
+from topoalign.core.topology.model import Topology
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.tasks import background
 
@@ -262,3 +264,68 @@ async def test_a_wall_clock_that_jumps_neither_ends_nor_prolongs_the_trust_in_wh
 
         assert (2, None) == during
         assert 0 == world.usable()
+
+
+@pytest.mark.parametrize("silent", [False, True])
+async def test_a_former_discovery_that_comes_late_does_not_change_what_is_listed_for_a_moment(
+    world: World, silent: bool
+) -> None:
+    """Nor while the discovery that lives is silent; what waits then is dropped when it answers."""
+    world.hardware.now = inventory(0, 1, 2)
+    async with world.discovering():
+        pass
+    old = [received.message for received in world.bus._logs[Stream.NODES].kept]
+    await world.clock.advance(1.0)
+    world.hardware.now = inventory(0, 1)
+    async with world.discovering(), world.hearing() as hearing:
+        desks, world.bus._desks = world.bus._desks, [] if silent else world.bus._desks
+        for number, message in enumerate(old):
+            again = {**message.headers, "Nats-Msg-Id": f"again-{number}"}
+            await world.bus.publish(msgspec.structs.replace(message, headers=again))
+        await world.clock.advance(0)
+        at_once = world.listed()
+        world.bus._desks = desks
+        await world.clock.advance(ASK_SECONDS)
+
+        assert (2, 2) == (at_once, world.listed())
+        assert None is hearing.reason()
+
+
+async def test_another_topology_that_was_heard_while_discovery_was_silent_is_believed_once_it_answers(
+    world: World,
+) -> None:
+    async with world.discovering(), world.hearing():
+        desks, world.bus._desks = world.bus._desks, []
+        world.hardware.now = inventory(0, 1, 2)
+        await world.clock.advance(READ_SECONDS)
+        silent = world.listed()
+        world.bus._desks = desks
+        await world.clock.advance(ASK_SECONDS)
+
+        assert (2, 3) == (silent, world.listed())
+
+
+async def test_a_forged_topology_that_a_starting_allocator_finds_is_not_listed(world: World) -> None:
+    """F07: it is the newest in the stream, and discovery says that it is not its own."""
+    async with world.discovering():
+        told = wire.decode(world.bus._logs[Stream.NODES].kept[0].message)
+        assert isinstance(told, TopologyDiscovered)
+        await world.bus.publish(wire.encode(msgspec.structs.replace(told, revision=99, topology=Topology()), 0.0))
+        async with world.hearing() as hearing:
+            await world.clock.advance(ASK_SECONDS)
+
+            assert (2, None) == (world.listed(), hearing.reason())
+            assert hearing.forged >= 1
+
+
+async def test_a_reading_of_no_discovery_that_answers_is_not_believed_for_its_greater_epoch(world: World) -> None:
+    async with world.discovering(), world.hearing() as hearing:
+        told = world.ledger.state.topology
+        assert told is not None
+        forged = msgspec.structs.replace(told, epoch=told.epoch + 1, topology=Topology())
+        await world.bus.publish(wire.encode(forged, 0.0))
+        await world.clock.advance(0)
+        at_once = world.listed()
+        await world.clock.advance(2 * ASK_SECONDS)
+
+        assert (2, 2, None) == (at_once, world.listed(), hearing.reason())

@@ -6,10 +6,16 @@ this one. A GPU may have failed in the meantime, so discovery must confirm what 
 are its newest, and while it has not answered with those that were heard, the health of all devices is unknown. They stay
 listed, since a kubelet forgets what it no longer hears of, and none is offered.
 
+Nor is a reading believed for its number alone, which whoever may publish can forge: what comes after the first reading
+counts once discovery confirms that it has said it. One with a revision that discovery has not reached is forged, and
+discovery is asked to say everything anew, which it does under a new epoch.
+
 On a node whose services share a process discovery answers at once, whether or not the bus is there. Where they do not, a
 bus that is away makes discovery silent, too; that says nothing of the hardware, and a node gives out its devices without
 the bus, so what was believed when the bus went is believed until it is back.
 """
+
+from collections.abc import Mapping
 
 import anyio
 import msgspec
@@ -20,7 +26,7 @@ from topoalign.allocator.other_machines import release_other_machines
 from topoalign.client import Client
 from topoalign.core import wire
 from topoalign.core.errors import BadRequest, Unavailable
-from topoalign.core.events import DeviceHealthChanged, HealthState, Reading, TopologyDiscovered
+from topoalign.core.events import DeviceHealthChanged, Event, HealthState, Reading, TopologyDiscovered
 from topoalign.core.ports import Bus, Clock
 from topoalign.core.requests import AliveRequest, AnnounceRequest
 
@@ -30,6 +36,9 @@ ASK_AGAIN_SECONDS = 1.0
 """Between two questions to one that does not, and for its answer."""
 SILENT_SECONDS = 30.0
 """How long what was heard is believed after discovery has confirmed it last."""
+
+FORGED_PAUSE = 0.1
+"""Seconds after a reading that discovery does not confirm, before the next one is looked at: so much a flood may ask."""
 
 UNHEARD_ANSWERS = 5
 """So often discovery may name a reading that has not come, before it is asked to say it again."""
@@ -45,14 +54,27 @@ class Hearing:
         self._topology: TopologyDiscovered | None = None
         self._health: DeviceHealthChanged | None = None
         """As discovery said it, whatever the ledger was told."""
+        self._waiting: TopologyDiscovered | None = None
+        """What was heard while discovery was silent, and is believed if it is discovery's own."""
         self._newest: dict[str, tuple[int, int]] = {}
         """Epoch and revision of topology and health, as discovery answered last."""
         self._answered = 0.0
         """Monotonic seconds at which it did."""
         self._confirmed: float | None = None
         """Monotonic seconds at which it last answered with what was heard; None: never yet."""
+        self._asked_to_announce: float | None = None
+        """Monotonic seconds at which it was last asked to say everything anew."""
+        self._told = False
+        """Whether it was logged that a reading was forged, since discovery confirmed what was heard."""
+        self.forged = 0
+        """Readings with a revision that discovery had not reached."""
         self._trouble: str | None = None
         """Why the ledger was told that the health is unknown; None: it was not."""
+
+    @property
+    def newest(self) -> Mapping[str, tuple[int, int]]:
+        """`topology` and `health` -> epoch and revision, as discovery answered last; empty: it never did."""
+        return self._newest
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -79,32 +101,67 @@ class Hearing:
 
     async def _hear(self) -> None:
         async for heard in Client(self._bus, name="topoalign-allocator").nodes(node=self._ledger.node):
-            match heard.event:
-                case TopologyDiscovered() if await self._is_news("topology", self._topology, heard.event):
-                    self._topology = heard.event
-                    self._ledger.hear(heard.event)
-                    release_other_machines(self._ledger)
-                case DeviceHealthChanged() if await self._is_news("health", self._health, heard.event):
-                    self._health = heard.event
-                case _:
-                    continue
-            self._compare()
-            if self.reason() is not None:
-                await self._ask()
-            self._tell()
+            await self._take(heard.event)
+
+    async def _take(self, event: Event) -> None:
+        """Believes a reading if it is news."""
+        match event:
+            case TopologyDiscovered() if await self._is_news("topology", self._topology, event):
+                self._topology = event
+                self._ledger.hear(event)
+            case DeviceHealthChanged() if await self._is_news("health", self._health, event):
+                self._health = event
+            case _:
+                return
+        self._compare()
+        if self.reason() is not None:
+            await self._ask()
+        self._tell()
+        self._release_other_machines()
 
     async def _is_news(self, kind: str, had: Reading | None, reading: Reading) -> bool:
-        """Whether this is not a reading of a former discovery that comes after one of the discovery that lives."""
-        if had is None or had.epoch == reading.epoch or not await self._ask():
-            return True
-        return self._newest.get(kind, (reading.epoch, 0))[0] != had.epoch
+        """
+        Whether discovery says that this reading is its own. The first one is believed as it is, unless it is forged: the
+        devices are to be listed although the discovery that read them may be gone.
+
+        While discovery is silent, health is believed, for a device may have failed; another topology waits.
+        """
+        if not await self._ask() or (newest := self._newest.get(kind)) is None:
+            if had is None or not isinstance(reading, TopologyDiscovered):
+                return True
+            self._waiting = reading
+            return False
+        if is_beyond(reading, newest):
+            await self._note_forged(kind, reading)
+            await self._clock.sleep(FORGED_PAUSE)
+            return False
+        return had is None or reading.epoch == newest[0]
+
+    async def _note_forged(self, kind: str, reading: Reading) -> None:
+        self.forged += 1
+        if not self._told:
+            self._told = True
+            log.warning(
+                "a reading was heard that discovery has not said: discovery is asked to say everything anew",
+                what=kind,
+                epoch=reading.epoch,
+                revision=reading.revision,
+                remedy="see who may publish on the node's subjects: only its own services should",
+            )
+        now = self._clock.monotonic()
+        if self._asked_to_announce is None or now >= self._asked_to_announce + ASK_SECONDS:
+            self._asked_to_announce = now
+            await self._ask_to_announce()
 
     async def _ask_regularly(self) -> None:
         unheard = 0
         while True:
             answered = await self._ask()
             self._tell()
-            release_other_machines(self._ledger)
+            self._release_other_machines()
+            if answered and self._waiting is not None:
+                waiting, self._waiting = self._waiting, None
+                await self._take(waiting)
             unheard = unheard + 1 if answered and not self._is_newest() else 0
             if unheard == UNHEARD_ANSWERS:
                 unheard = 0
@@ -115,6 +172,7 @@ class Hearing:
         """Whether discovery answered."""
         node = self._ledger.node
         question = msgspec.json.encode(AliveRequest(node=node))
+        heard = {"topology": self._topology, "health": self._health}
         try:
             answer = await self._bus.ask(wire.alive_subject(node), question, ASK_AGAIN_SECONDS)
             self._newest = wire.answered(answer, dict[str, tuple[int, int]])
@@ -125,12 +183,16 @@ class Hearing:
             return False
         self._answered = self._clock.monotonic()
         self._compare()
+        for kind, reading in heard.items():  # what was believed while discovery was silent
+            if reading is not None and kind in self._newest and is_beyond(reading, self._newest[kind]):
+                await self._note_forged(kind, reading)
         return True
 
     def _compare(self) -> None:
         """Takes note if what was heard is what discovery last answered with, or newer."""
         if self._answered and self._is_newest():
             self._confirmed = max(self._confirmed or 0.0, self._answered)
+            self._told = False
 
     def _is_newest(self) -> bool:
         return is_of(self._topology, self._newest.get("topology")) and is_of(self._health, self._newest.get("health"))
@@ -142,6 +204,11 @@ class Hearing:
             await self._bus.ask(wire.announce_subject(self._ledger.node), question, ASK_AGAIN_SECONDS)
         except Unavailable as error:
             log.debug("discovery does not announce", finding=error.finding)
+
+    def _release_other_machines(self) -> None:
+        """Only where discovery has said which machine this is: nothing is released because of a forged topology."""
+        if is_of(self._topology, self._newest.get("topology")):
+            release_other_machines(self._ledger)
 
     def _tell(self) -> None:
         """Tells the ledger how the devices are, as far as that is known."""
@@ -157,8 +224,13 @@ class Hearing:
 
 
 def is_of(heard: Reading | None, newest: tuple[int, int] | None) -> bool:
-    """Whether this reading is the one of this epoch and revision, or one that came after it."""
-    return heard is not None and newest is not None and heard.epoch == newest[0] and heard.revision >= newest[1]
+    """Whether this reading is the one of this epoch and revision."""
+    return heard is not None and (heard.epoch, heard.revision) == newest
+
+
+def is_beyond(heard: Reading, newest: tuple[int, int]) -> bool:
+    """Whether this reading has a number that its discovery had not reached when it answered."""
+    return heard.epoch == newest[0] and heard.revision > newest[1]
 
 
 def unknown(health: DeviceHealthChanged, reason: str) -> DeviceHealthChanged:

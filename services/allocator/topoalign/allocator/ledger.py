@@ -135,8 +135,8 @@ class Ledger:
         """Takes in what the kubelet has given away without asking us, where that has changed."""
         had = self.state.usage
         if had is None or had.containers != containers:
-            revision = had.revision + 1 if had is not None else 1
-            self.hear(UsageObserved(node=self.node, epoch=self._begun, revision=revision, containers=containers))
+            epoch, revision = (had.epoch, had.revision + 1) if had is not None else (self._begun, 1)
+            self.hear(UsageObserved(node=self.node, epoch=epoch, revision=revision, containers=containers))
 
     def confirm(self, by: str) -> None:
         """Ends the doubt: what is in the record is all that is held, says whoever `by` names. Raises StateFault."""

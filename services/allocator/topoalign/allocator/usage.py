@@ -3,7 +3,9 @@ What the kubelet gives away without asking us: CPUs, memory, and devices of othe
 
 It is read from PodResources with everything else, kept in the node's state, and said on the bus whenever it has changed, so
 that predictions elsewhere know what is left. Only the newest reading matters: one that could not be said is not said later.
-A stream that was lost or rolled back no longer has it, so every now and then it is looked at.
+A stream that was lost or rolled back no longer has it, and somebody else may have spoken over it; so every now and then it
+is looked at. Over a forged reading it is said anew under a new epoch, because listeners drop what has no greater revision
+than what they heard in the same epoch.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,6 +27,8 @@ from topoalign.runtime.speaker import Speaker
 
 AGAIN_SECONDS = 2.0
 """Between two tries while the bus does not confirm."""
+RENEW_SECONDS = 5.0
+"""Between two epochs that begin because others have spoken over a reading: forged ones may come in any number."""
 LOOK_SECONDS = 60.0
 """Between two looks at whether the stream still has what was said."""
 
@@ -41,6 +45,8 @@ class UsageTeller:
         self._said: UsageObserved | None = None
         self._position = 0
         """Of that in the stream."""
+        self._renewed: float | None = None
+        """Monotonic seconds at which the last epoch for a reading that was spoken over began."""
 
     async def run(self) -> None:
         while True:
@@ -58,9 +64,22 @@ class UsageTeller:
             if said is None:
                 continue
             with suppress(Unavailable):
-                lost = await self._hub.last_position(Stream.NODES, wire.subject(said)) < self._position
-                if lost and said is self._ledger.state.usage:
+                position = await self._hub.last_position(Stream.NODES, wire.subject(said))
+                if said is not self._ledger.state.usage:
+                    continue
+                if position < self._position:
                     self._ledger.hear(msgspec.structs.replace(said, revision=said.revision + 1))
+                elif position > self._position:
+                    self.announce()
+
+    def announce(self) -> None:
+        """Has the usage said anew under a new epoch; does nothing if one has just begun, or if nothing was read."""
+        usage, now = self._ledger.state.usage, self._clock.monotonic()
+        if usage is None or (self._renewed is not None and now < self._renewed + RENEW_SECONDS):
+            return
+        self._renewed = now
+        epoch = max(int(self._clock.wall() * 1000), usage.epoch + 1)
+        self._ledger.hear(msgspec.structs.replace(usage, epoch=epoch, revision=1))
 
     async def _say(self, usage: UsageObserved) -> bool:
         """Whether nothing more is to be done about it."""

@@ -4,7 +4,8 @@ Says on the bus what is newest, and says it for as long as it takes.
 Of topology and health only the newest matters, so at most one message of each kind waits. One that is not confirmed may
 have been stored all the same and is repeated under the same id. A stream that was lost or rolled back no longer has what
 was said, and where another machine has this node's name by mistake the stream has what that one said last, although its
-agent was refused. So every now and then it is looked at, and everything is said anew.
+agent was refused; so it is where somebody forges what the node says. So it is looked at every few seconds, and before
+something is published, and everything is said anew.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from topoalign.runtime.speaker import Speaker
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
 """Seconds between tries while the bus does not confirm; doubled each time."""
-LOOK_SECONDS = 60.0
+LOOK_SECONDS = 10.0
 """Between two looks at whether what was said is still the newest that the stream has."""
 
 log = structlog.get_logger("topoalign.discovery")
@@ -42,6 +43,8 @@ class Announcer:
         """Why something was not confirmed, since the bus last confirmed something."""
         self._spoken_over = False
         """Whether somebody else had said something of this node at the last look."""
+        self._overheard = False
+        """Whether somebody else had, since that look, before this node spoke again."""
 
     def spoken_over(self) -> str | None:
         """For /readyz?verbose: who else speaks for this node."""
@@ -67,6 +70,7 @@ class Announcer:
     async def _publish(self, message: Message) -> bool:
         """Tries once; whether the bus has confirmed it."""
         try:
+            await self._look_before(message.subject)
             position = await self.speaker.publish(message)
         except Unavailable as error:
             if error.finding not in self._told:
@@ -82,6 +86,12 @@ class Announcer:
             del self._waiting[message.subject]
         return True
 
+    async def _look_before(self, subject: str) -> None:
+        """What others have said is not the newest any more once this node has spoken, and could not be noticed then."""
+        position = self._positions.get(subject)
+        if position is not None and await self._hub.last_position(Stream.NODES, subject) > position:
+            self._overheard = True
+
     async def watch(self, say_anew: Callable[[], None]) -> None:
         """Calls `say_anew` whenever the stream has lost what was said, or has something newer that others said."""
         while True:
@@ -92,14 +102,15 @@ class Announcer:
                 continue
             if min(beyond, default=0) < 0:
                 log.warning("the stream of nodes has lost what was said")
-            others = max(beyond, default=0) > 0
+            others = max(beyond, default=0) > 0 or self._overheard
             if others and not self._spoken_over:
                 log.warning(
                     "another process has said what the hardware of this node is: it is said anew",
-                    remedy="give each machine a name of its own (TOPOALIGN_NODE); while a new version takes over, nothing",
+                    remedy="give each machine a name of its own (TOPOALIGN_NODE), and see who may publish on the node's "
+                    "subjects; while a new version takes over, nothing",
                 )
-            self._spoken_over = others
-            if any(beyond):
+            self._spoken_over, self._overheard = others, False
+            if others or any(beyond):
                 self._positions.clear()
                 say_anew()
 

@@ -32,6 +32,8 @@ class Caretaker:
         self._record, self._xids, self._clock = record, xids, clock
         self._judge = HealthJudge(quiet_seconds)
         self._unsaved: str | None = None
+        self._unnumbered: str | None = None
+        """Why the last epoch is not on record; logged once."""
         if doubt := record.load():
             remedy = "cordon anew what is not to be used; if all is, uncordon one"
             log.error("cordons are not known", finding=doubt, remedy=remedy)
@@ -48,14 +50,19 @@ class Caretaker:
 
     def new_epoch(self) -> int:
         """
-        For a run of discovery: above that of the run before it, also where the clock was set back in between. What is said
-        under numbers that were used already is taken for a repetition, and the devices for what they were.
+        For a run of discovery, or a part of one: above that of the run before it, also where the clock was set back in
+        between. What is said under numbers that were used already is taken for a repetition, and the devices for what they
+        were.
         """
         epoch = max(int(self._clock.wall() * 1000), self._record.kept.epoch + 1)
         try:
             self._record.change(lambda record: msgspec.structs.replace(record, epoch=epoch))
         except StateFault as fault:
-            log.warning("the next start has only the clock to number by", finding=fault.finding, remedy=fault.remedy)
+            if self._unnumbered != fault.finding:
+                log.warning(
+                    "the next start has only the clock to number by", finding=fault.finding, remedy=fault.remedy
+                )
+            self._unnumbered = fault.finding
         return epoch
 
     def follow(self, xids: XidRules, quiet_seconds: float) -> None:

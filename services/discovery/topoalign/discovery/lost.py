@@ -12,7 +12,9 @@ from typing import TypeVar
 
 import msgspec
 
+from topoalign.core.events import DeviceHealth, HealthState
 from topoalign.core.ids import DeviceID
+from topoalign.core.ports import Inventory
 from topoalign.core.topology.links import Link
 from topoalign.core.topology.model import Gpu, Nic, PciBridge, Topology
 
@@ -77,3 +79,14 @@ def links(
     pairs = list(combinations(ids, 2))
     known = [found.get(pair) or had.get(pair) for pair in pairs]
     return tuple(link for link in known if link is not None)
+
+
+def health_of(topology: Topology, inventory: Inventory, source: str) -> dict[DeviceID, DeviceHealth]:
+    """Of all devices: as the driver says, or lost."""
+    found: Mapping[DeviceID, object] = {**inventory.topology.gpu_by_id, **inventory.topology.nic_by_id}
+    lost = DeviceHealth(state=HealthState.UNHEALTHY, reason=f"lost: {source} no longer finds it")
+    unjudged = DeviceHealth(state=HealthState.UNKNOWN, reason=f"{source} does not say how it is")
+    return {
+        device: inventory.health.get(device, unjudged) if device in found else lost
+        for device in (*topology.gpu_by_id, *topology.nic_by_id)
+    }

@@ -7,7 +7,7 @@ operators say of devices, is weighed by the `Caretaker`; health is announced at 
 time, however often it changes meanwhile. Whoever asks is told everything anew, and so is a stream that has lost it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 import anyio
@@ -17,7 +17,7 @@ from anyio.abc import TaskStatus
 from topoalign.core import wire
 from topoalign.core.device_health import HandedOut
 from topoalign.core.errors import DriverFault, HardwareUnknown, InvalidField
-from topoalign.core.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
+from topoalign.core.events import DeviceHealth, DeviceHealthChanged, TopologyDiscovered
 from topoalign.core.ids import DeviceID, NodeName
 from topoalign.core.maintenance import DevicesRequest, Word
 from topoalign.core.ports import Bus, Clock, Driver, Endpoint, HardwareEvent, Inventory
@@ -25,7 +25,8 @@ from topoalign.core.requests import AliveRequest, AnnounceRequest
 from topoalign.core.topology.model import Topology
 from topoalign.discovery.announcer import Announcer
 from topoalign.discovery.caretaker import Caretaker
-from topoalign.discovery.lost import with_lost
+from topoalign.discovery.epochs import Epochs
+from topoalign.discovery.lost import health_of, with_lost
 from topoalign.discovery.metrics import Metrics
 from topoalign.discovery.names import meant
 from topoalign.runtime.answers import answering
@@ -66,7 +67,7 @@ class Discovery:
         self._node, self._driver, self._bus, self._clock, self._metrics = node, driver, bus, clock, metrics
         self._caretaker, self._offered = caretaker, offered
         self._read_seconds, self._hold_down_seconds = read_seconds, hold_down_seconds
-        self._epoch = caretaker.new_epoch()
+        self._epochs = Epochs(caretaker.new_epoch, clock)
         self._boot_id = boot_id
         self._announcer = Announcer(bus, hub or bus, clock)
         self._topology: TopologyDiscovered | None = None
@@ -128,8 +129,9 @@ class Discovery:
             task_status.started()
 
     def announce(self) -> None:
-        """Says everything anew, under new revisions. Does nothing as long as nothing was read."""
+        """Says everything anew, under new revisions and a new epoch (`Epochs`). Does nothing as long as nothing was read."""
         if self._topology is not None and self._health is not None:
+            self._epochs.renew()
             self._say_topology(self._topology.source, self._topology.topology)
             self._say_health(self._health.devices)
 
@@ -157,8 +159,8 @@ class Discovery:
         if self._topology is None or self._health is None:
             raise HardwareUnknown(self._node, self._trouble or "it has not been read yet")
         return {
-            "topology": (self._epoch, self._topology.revision),
-            "health": (self._epoch, self._health.revision),
+            "topology": (self._topology.epoch, self._topology.revision),
+            "health": (self._health.epoch, self._health.revision),
         }
 
     async def _told(self, word: Word, request: DevicesRequest) -> dict[DeviceID, DeviceHealth]:
@@ -271,7 +273,7 @@ class Discovery:
     def _say_topology(self, source: str, topology: Topology) -> None:
         self._topology = TopologyDiscovered(
             node=self._node,
-            epoch=self._epoch,
+            epoch=self._epochs.current,
             revision=self._topology.revision + 1 if self._topology is not None else 1,
             boot_id=self._boot_id,
             source=source,
@@ -282,19 +284,8 @@ class Discovery:
     def _say_health(self, devices: dict[DeviceID, DeviceHealth]) -> None:
         self._health = DeviceHealthChanged(
             node=self._node,
-            epoch=self._epoch,
+            epoch=self._epochs.current,
             revision=self._health.revision + 1 if self._health is not None else 1,
             devices=devices,
         )
         self._announcer.say(self._health)
-
-
-def health_of(topology: Topology, inventory: Inventory, source: str) -> dict[DeviceID, DeviceHealth]:
-    """Of all devices: as the driver says, or lost."""
-    found: Mapping[DeviceID, object] = {**inventory.topology.gpu_by_id, **inventory.topology.nic_by_id}
-    lost = DeviceHealth(state=HealthState.UNHEALTHY, reason=f"lost: {source} no longer finds it")
-    unjudged = DeviceHealth(state=HealthState.UNKNOWN, reason=f"{source} does not say how it is")
-    return {
-        device: inventory.health.get(device, unjudged) if device in found else lost
-        for device in (*topology.gpu_by_id, *topology.nic_by_id)
-    }

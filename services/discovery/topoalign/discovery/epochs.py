@@ -1,0 +1,31 @@
+"""
+The epoch of what discovery says.
+
+A listener drops what has no greater revision than what it heard in the same epoch. Whoever speaks over discovery can so make
+everybody deaf to it: a forged reading with a large revision stands until the epoch ends. So discovery begins a new epoch
+whenever somebody else has spoken for its node or a listener asks for everything anew, at most one every few seconds,
+because each is recorded on disk and forged messages may come in any number.
+"""
+
+from collections.abc import Callable
+
+from topoalign.core.ports import Clock
+
+RENEW_SECONDS = 5.0
+"""Between two epochs of one run. Below the ten seconds after which a registry and an allocator ask again."""
+
+
+class Epochs:
+    """Numbers the epochs of one run."""
+
+    def __init__(self, begin: Callable[[], int], clock: Clock) -> None:
+        """`begin` gives a number above those of earlier runs, as far as they are on record."""
+        self._begin, self._clock = begin, clock
+        self.current = begin()
+        self._since = clock.monotonic()
+
+    def renew(self) -> None:
+        """Begins a new epoch, unless one has just begun."""
+        if self._clock.monotonic() >= self._since + RENEW_SECONDS:
+            self.current = max(self._begin(), self.current + 1)
+            self._since = self._clock.monotonic()
