@@ -71,3 +71,38 @@ def test_a_snapshot_that_was_overtaken_by_a_later_fact_leaves_the_node_to_be_ask
     assert ([False, False, True], {NODE: None}) == (news, to_ask)
     assert ["GPU-0", "GPU-1", "GPU-2"] == held(fold)
     assert {} == fold.broken
+
+
+def test_two_facts_with_one_number_leave_the_node_in_doubt_until_a_snapshot_comes() -> None:
+    """F06: one of them is forged. The allocator is to be asked; if it announces by itself, that will do."""
+    counts = Counts()
+    fold = Fold(counts)
+    true, forged = Writer(epoch=1), Writer(epoch=1)
+    first = true.snapshot()
+    forged.snapshot()
+    lie, fact = forged.grant("lie", "GPU-1"), true.grant("a", "GPU-0")
+    news = [fold.apply(event) for event in (first, lie, fact, true.grant("b", "GPU-2"))]
+    in_doubt = dict(fold.broken)
+    healed = fold.apply(true.snapshot())
+
+    assert [True, True, False, False] == news
+    assert ({NODE: None}, 1, 0) == (in_doubt, counts.differences["allocations"], counts.repeated)
+    assert (True, False, ["GPU-0", "GPU-2"]) == (healed, fold.anew, held(fold))
+
+
+def test_a_doubt_ends_with_a_snapshot_of_the_place_that_the_allocator_confirms_and_with_no_other() -> None:
+    """F06: also where what was believed has a later number; old ones and other epochs are not believed."""
+    fold = Fold(Counts())
+    writer, liar, other = Writer(epoch=5), Writer(epoch=5), Writer(epoch=9)
+    old = writer.snapshot()
+    fold.apply(old)
+    liar.snapshot()
+    for name in ("x", "y", "z"):
+        fold.apply(liar.grant(name, f"GPU-{name}"))
+    writer.grant("a", "GPU-0")
+    fold.doubt(NODE, (writer.epoch, 2))
+    refused = [fold.apply(event) for event in (old, other.snapshot())]
+    accepted = fold.apply(writer.snapshot())
+
+    assert ([False] * 2, True, True) == (refused, accepted, fold.anew)
+    assert ["GPU-0"] == held(fold)

@@ -196,7 +196,7 @@ async def test_questions_of_a_later_version_are_refused_by_field_and_the_service
 
 def subjects() -> list[str]:
     """Of all questions that the services of a node answer."""
-    verbs = ("allocate", "release", "what-if", "explain", "snapshot", "trust")
+    verbs = ("allocate", "release", "what-if", "explain", "snapshot", "trust", "alive", "announce")
     words: tuple[Word, ...] = get_args(Word)
     return [
         *(wire.admission_subject(NODE, verb) for verb in verbs),

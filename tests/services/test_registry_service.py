@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from topoalign.client import Client
+from topoalign.client import Client, Heard
 from topoalign.core import wire
 from topoalign.core.errors import NotFound
 from topoalign.core.events import (
@@ -16,14 +16,17 @@ from topoalign.core.events import (
     AllocationGranted,
     AllocationReleased,
     AllocationsSnapshot,
+    DeviceHealthChanged,
     Event,
     MemoryBlock,
     TopologyDiscovered,
+    UsageObserved,
 )
 from topoalign.core.ids import GPU, MEMORY, AllocationID, DeviceID, NodeName
 from topoalign.core.ports import Endpoint, Message, Stream
+from topoalign.core.state import NodeState
 from topoalign.core.topology.model import Gpu, Topology
-from topoalign.registry.cluster import Cluster
+from topoalign.registry.cluster import Cluster, Member
 from topoalign.registry.main import serve
 from topoalign.registry.metrics import Metrics
 from topoalign.registry.service import PAUSE, Registry
@@ -213,6 +216,48 @@ async def test_an_old_fact_does_not_count_as_a_sign_of_life(world: World) -> Non
     await world.say(snapshot(1), granted(2, "a"))
     async with world.registry(asking=False) as (cluster, _, _):
         assert not cluster.member(NODE).answering
+
+
+async def test_only_a_fact_of_the_allocator_is_a_sign_of_its_life(world: World) -> None:
+    """Discovery and usage come from elsewhere, or from before."""
+    await world.say(topology(1, 8), snapshot(1))
+    async with world.registry() as (cluster, _, _):
+        await world.clock.advance(11)
+        await world.say(topology(2, 4))
+        await world.say(DeviceHealthChanged(node=NODE, epoch=1, revision=1, devices={}))
+        await world.say(UsageObserved(node=NODE, epoch=1, revision=1, containers=()))
+        await anyio.wait_all_tasks_blocked()
+        after_readings = cluster.member(NODE).answering
+        await world.say(granted(2, "a"))
+        await anyio.wait_all_tasks_blocked()
+
+        assert (False, True) == (after_readings, cluster.member(NODE).answering)
+
+
+def test_the_last_event_is_the_time_of_the_newest_fact_whatever_comes_after_it() -> None:
+    """Facts that come late are older, and some carry no time."""
+    member = Member(NodeState(node=NODE))
+    facts: list[tuple[Event, float | None]] = [(snapshot(1), None), (granted(2, "a"), TIME)]
+    facts += [
+        (topology(1, 8), TIME - 60),
+        (granted(3, "b"), None),
+        (granted(4, "c"), TIME + 5),
+        (topology(2, 4), TIME + 1),
+    ]
+    seen = []
+    for event, time in facts:
+        member.apply(Heard(event=event, position=1, time=time))
+        seen.append(member.last_event)
+
+    assert [None, TIME, TIME, TIME, TIME + 5, TIME + 5] == seen
+
+
+def test_the_time_of_a_forged_fact_does_not_outlast_it() -> None:
+    member = Member(NodeState(node=NODE))
+    member.apply(Heard(event=snapshot(9), position=1, time=TIME + 1e9))
+    member.apply(Heard(event=snapshot(2), position=2, time=TIME, anew=True))
+
+    assert (TIME, 2) == (member.last_event, member.state.seq)
 
 
 async def test_the_service_brings_its_routes_readiness_and_metrics(world: World) -> None:

@@ -11,6 +11,7 @@ of structlog; `topoalign.runtime.logging.configure_logging` sends them to stderr
 """
 
 from topoalign.client.fold import Counts
-from topoalign.client.subscriber import Client, Heard, connect
+from topoalign.client.heard import Heard
+from topoalign.client.subscriber import Client, connect
 
 __all__ = ["Client", "Counts", "Heard", "connect"]

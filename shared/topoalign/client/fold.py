@@ -1,11 +1,19 @@
 """
 Telling news from repetitions and gaps, per node, by the same `NodeState` that the node itself uses.
 
-A snapshot is always believed, since it comes from the allocator that knows. Where it comes next in the sequence it can be
-checked all the same: its digest is that of the state before it, and if ours differs, a writer or a reader has a defect.
+A snapshot of a later epoch, or one that comes next, is believed at once, since a node that restarts must be shown at once.
+Where it comes next in the sequence it can be checked all the same: its digest is that of the state before it, and if ours
+differs, a writer or a reader has a defect.
+
+Anybody who may publish can forge a fact. So what is believed is compared with what the node's allocator stands by
+(`verifying`). Where the two differ, the node is in doubt: nothing is believed of it but a snapshot of the epoch that its
+allocator confirms, at the seq that it confirms or a later one, whatever numbers were heard before. Two different facts with
+the same number are such a difference, too: one of them is forged.
 """
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import structlog
 
@@ -13,6 +21,8 @@ from topoalign.core.errors import Contradiction, SequenceGap
 from topoalign.core.events import AllocationsSnapshot, Event, LedgerFact
 from topoalign.core.ids import NodeName
 from topoalign.core.state import NodeState
+
+REMEDY = "see who may publish on the node's subjects: only its own services should"
 
 log = structlog.get_logger("topoalign.client")
 
@@ -31,6 +41,20 @@ class Counts:
     """Times that events of a node were missing and a snapshot was asked for."""
     divergent: int = 0
     """Snapshots that disagreed with what their writer had said before; what they say counts."""
+    differences: Counter[str] = field(default_factory=Counter)
+    """
+    Times that what was believed of a node was not what its writer stands by: `allocations`, `topology`, `health`, `usage`.
+    """
+
+
+class View(NamedTuple):
+    """What is believed of a node's allocations."""
+
+    epoch: int
+    seq: int
+    digest: str
+    claimed: str | None
+    """The digest that the last event claims, if that is a snapshot."""
 
 
 class Fold:
@@ -47,6 +71,16 @@ class Fold:
         """Of these nodes: those whose allocator was asked in vain, as it was said in the log."""
         self._skipped: dict[NodeName, tuple[int, int]] = {}
         """Of these nodes: epoch and seq of the last event that could not be folded."""
+        self.behind: dict[NodeName, tuple[int, int]] = {}
+        """Nodes that were behind their allocator when it was asked last -> epoch and seq that they had."""
+        self.anew = False
+        """Whether the newest news replaces what was heard before, and does not follow it."""
+        self._doubted: dict[NodeName, tuple[int, int] | None] = {}
+        """Of the broken nodes those of which a false fact was believed -> what their allocator stands by, once known."""
+        self._newest: dict[NodeName, LedgerFact] = {}
+        """The event that was folded last."""
+        self._told: set[NodeName] = set()
+        """Nodes of which it was logged that a false fact was believed, since their allocator agreed last."""
         self._counts = counts
         self._states: dict[NodeName, NodeState] = {}
 
@@ -55,8 +89,11 @@ class Fold:
         if not isinstance(event, LedgerFact):
             return False
         had = self._states.get(event.node, NodeState(node=event.node))
+        self.anew = False
+        if event.node in self._doubted:
+            return self._settle_doubt(event)
         if event.epoch == had.epoch and event.seq <= had.seq:
-            self._counts.repeated += 1
+            self._look_twice(event)
             return False
         if event.epoch < had.epoch and event.epoch != self.promised.get(event.node):
             # An epoch that is over comes again where a stream went back. It is believed if the allocator says it is its own.
@@ -67,8 +104,9 @@ class Fold:
         elif not isinstance(event, AllocationsSnapshot):
             self._skip(event)
             return False
+        self.anew = event.epoch < had.epoch
         try:
-            self._states[event.node] = had.apply(event)
+            self._move(event, had.apply(event))
         except SequenceGap:
             self._counts.gaps += 1
             self.broken[event.node] = None
@@ -77,13 +115,84 @@ class Fold:
         except Contradiction:
             self.broken[event.node] = None
             raise
+        return True
+
+    def _settle_doubt(self, event: LedgerFact) -> bool:
+        """
+        Whether this is the snapshot that ends the doubt. As long as the allocator has not been reached, any later one does,
+        as where nothing was forged.
+        """
+        had = self._states.get(event.node, NodeState(node=event.node))
+        confirmed, place = self._doubted[event.node], (event.epoch, event.seq)
+        if confirmed is not None and event.epoch != confirmed[0]:
+            return False
+        is_later = place > (had.epoch, had.seq)
+        believed = is_later if confirmed is None else place >= confirmed
+        if not isinstance(event, AllocationsSnapshot) or not believed:
+            self._skip(event)
+            return False
+        self.anew = not is_later
+        self._move(event, NodeState(node=event.node).apply(event))
+        return True
+
+    def _move(self, event: LedgerFact, state: NodeState) -> None:
+        """The node is whole, up to this event."""
+        self._states[event.node], self._newest[event.node] = state, event
+        self._doubted.pop(event.node, None)
+        self.behind.pop(event.node, None)
         self.broken.pop(event.node, None)
         self.answered.pop(event.node, None)
         self.promised.pop(event.node, None)
         self.silent.discard(event.node)
         if self._skipped.pop(event.node, (0, 0)) > (event.epoch, event.seq):
             self.broken[event.node] = None  # messages overtook one another: the next snapshot has what was skipped
-        return True
+
+    def _look_twice(self, event: LedgerFact) -> None:
+        """A fact whose number was heard already is a repetition, if it says the same."""
+        newest = self._newest.get(event.node)
+        if newest is None or (event.epoch, event.seq) != (newest.epoch, newest.seq) or event == newest:
+            self._counts.repeated += 1
+            return
+        self.differ(event.node, "two facts have the same number")
+        self.doubt(event.node, None)
+
+    def differ(self, node: NodeName, finding: str) -> None:
+        """Counts that a false fact was believed, and logs it once until what is believed agrees again."""
+        self._counts.differences["allocations"] += 1
+        if node not in self._told:
+            self._told.add(node)
+            log.warning(
+                "an allocator does not stand by what was heard of its node: a snapshot is asked for",
+                node=node,
+                finding=finding,
+                remedy=REMEDY,
+            )
+
+    def agree(self, node: NodeName) -> None:
+        """The node's allocator stands by what is believed of it."""
+        self.behind.pop(node, None)
+        self._told.discard(node)
+
+    def doubt(self, node: NodeName, confirmed: tuple[int, int] | None) -> None:
+        """A false fact was believed of this node. `confirmed`: epoch and seq that its allocator stands by, if known."""
+        self.broken[node] = None
+        self._doubted[node] = confirmed
+        self._skipped.pop(node, None)
+
+    def promise(self, node: NodeName, epoch: int, seq: int) -> None:
+        """The node's allocator has announced a snapshot of this place."""
+        self.promised[node] = epoch
+        if node in self._doubted:
+            confirmed = self._doubted[node]
+            if confirmed is None or confirmed[0] != epoch:
+                self._doubted[node] = epoch, seq
+
+    def view(self, node: NodeName) -> View:
+        """What is believed of this node now; all zero where nothing was heard."""
+        state = self._states.get(node, NodeState(node=node))
+        newest = self._newest.get(node)
+        claimed = newest.digest if isinstance(newest, AllocationsSnapshot) else None
+        return View(state.epoch, state.seq, state.digest, claimed)
 
     def _skip(self, event: LedgerFact) -> None:
         """What cannot be folded is in a snapshot that comes after it."""

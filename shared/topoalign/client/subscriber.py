@@ -16,13 +16,14 @@ that refuses is waited for like one that is away, and the refusal is logged once
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import datetime
 
 import anyio
 import msgspec
 import structlog
 
 from topoalign.client.fold import Counts, Fold
+from topoalign.client.heard import Heard, made_up, time_of
+from topoalign.client.verifying import Verifier, kind_of
 from topoalign.core import wire
 from topoalign.core.errors import (
     BadRequest,
@@ -34,9 +35,9 @@ from topoalign.core.errors import (
     Unavailable,
     Undecodable,
 )
-from topoalign.core.events import AllocationsSnapshot, Event, Reading
+from topoalign.core.events import Reading
 from topoalign.core.ids import NodeName
-from topoalign.core.ports import Bus, Clock, Message, Received, Stream
+from topoalign.core.ports import Bus, Clock, Received, Stream
 from topoalign.core.requests import SnapshotRequest
 from topoalign.core.state import newer
 from topoalign.runtime.clock import SystemClock
@@ -51,24 +52,14 @@ LONGEST_ASK_AGAIN_SECONDS = 600.0
 A snapshot that comes and is of no use is asked for ever more rarely, at last so often: an allocator of another version
 writes its journal anew for each.
 """
+MOST_ASKS = 10
+"""So often an allocator is asked for a snapshot within ASK_AGAIN_SECONDS, however many forged facts make gaps meanwhile."""
 MOST_WAITING = 1_000
 """Messages behind which a subscriber that was up to date is told that it is slow: some ten thousand are read in a second."""
 PAUSE, LONG_PAUSE = 0.2, 5.0
 """Seconds between two tries to learn where a stream ends, from a bus that is away and from one that refuses."""
 
 log = structlog.get_logger("topoalign.client")
-
-
-class Heard(msgspec.Struct, frozen=True, kw_only=True):
-    """An event, as a subscriber gets it."""
-
-    event: Event
-    position: int
-    """Its place in the stream, to go on after: `since=position`. Of a snapshot made up at the start: where it stands."""
-    time: float | None
-    """Wall seconds at which it became true, as its writer says; None if it does not."""
-    body: bytes = b""
-    """The event in JSON as its writer said it, with what only a later version knows; of a snapshot made up, in ours."""
 
 
 class Client:
@@ -84,6 +75,18 @@ class Client:
         self._bus = bus
         self._clock: Clock = clock or SystemClock()
         self._name = name
+        self._asked: dict[NodeName, tuple[float, int]] = {}
+        """Node -> since when its asks are counted, and how often it was asked for a snapshot since."""
+        self._verifier = Verifier(bus, self._clock, self.counts, self._heal)
+
+    async def verify(self, node: NodeName, within: float = SNAPSHOT_SECONDS) -> None:
+        """
+        Compares what is believed of a node, by each `allocations` and `nodes` that is iterated over, with what its allocator
+        stands by. Where they differ, the node's services are asked to say it anew: then `Heard.anew` of a snapshot tells
+        that it replaces what was heard, and topology and health come under a new epoch. Raises Unavailable if the allocator
+        does not answer.
+        """
+        await self._verifier.verify(node, within)
 
     async def allocations(self, since: int | None = None, node: NodeName | None = None) -> AsyncGenerator[Heard, None]:
         """
@@ -100,7 +103,7 @@ class Client:
         known_until = since if since is not None and resumed else newest
         fold = Fold(self.counts)
         position, announced = 0, resumed
-        async with self._bus.follow(Stream.ALLOCATIONS, subject) as messages:
+        async with self._bus.follow(Stream.ALLOCATIONS, subject) as messages, self._verifier.of_fold(fold):
             while True:
                 if position >= newest:
                     if not announced:
@@ -119,7 +122,7 @@ class Client:
                 position = received.position
                 heard = await self._heard(Stream.ALLOCATIONS, received)
                 if heard is not None and await self._news(fold, received, heard) and position > known_until:
-                    yield heard
+                    yield msgspec.structs.replace(heard, anew=True) if fold.anew else heard
 
     async def nodes(self, node: NodeName | None = None) -> AsyncGenerator[Heard, None]:
         """TopologyDiscovered and DeviceHealthChanged of all nodes, or of one: the newest of each first, then all news."""
@@ -127,7 +130,7 @@ class Client:
         newest = await self._newest(Stream.NODES, subject)
         known: dict[tuple[NodeName, str], Heard] = {}
         position, announced = 0, False
-        async with self._bus.follow(Stream.NODES, subject) as messages:
+        async with self._bus.follow(Stream.NODES, subject) as messages, self._verifier.of_readings(known):
             while True:
                 if position >= newest and not announced:
                     announced = True
@@ -143,7 +146,7 @@ class Client:
                 heard = await self._heard(Stream.NODES, received)
                 if heard is None or not isinstance(heard.event, Reading):
                     continue
-                key = (heard.event.node, type(heard.event).__name__)
+                key = (heard.event.node, kind_of(heard.event))
                 had = known[key].event if key in known else None
                 if isinstance(had, Reading) and newer(had, heard.event) is had:
                     self.counts.repeated += 1
@@ -240,15 +243,22 @@ class Client:
         ]
         async with anyio.create_task_group() as tasks:
             for node in due:
-                fold.broken[node] = now
                 tasks.start_soon(self._ask, fold, node)
 
     async def _ask(self, fold: Fold, node: NodeName) -> None:
+        """Once, unless the node's allocator was asked too often of late: then when it is looked at again."""
+        now = self._clock.monotonic()
+        since, times = self._asked.get(node, (now, 0))
+        since, times = (since, times) if now < since + ASK_AGAIN_SECONDS else (now, 0)
+        if times >= MOST_ASKS:
+            return
+        self._asked[node] = since, times + 1
+        fold.broken[node] = now
         question = msgspec.json.encode(SnapshotRequest(node=node))
         try:
             answer = await self._bus.ask(wire.admission_subject(node, "snapshot"), question, SNAPSHOT_SECONDS)
             fold.answered[node] = fold.answered.get(node, 0) + 1
-            fold.promised[node], _ = wire.answered(answer, tuple[int, int])
+            fold.promise(node, *wire.answered(answer, tuple[int, int]))
         except (Unavailable, BadRequest, NoFit) as error:
             if node not in fold.silent:  # it may be gone for good, and its last events be there for a month
                 log.info("no snapshot yet", node=node, finding=error.finding)
@@ -258,18 +268,6 @@ class Client:
 def patience(answered: int) -> float:
     """Seconds until a snapshot is asked for again, after so many that were promised and did not make the node whole."""
     return min(LONGEST_ASK_AGAIN_SECONDS, ASK_AGAIN_SECONDS * float(1 << min(answered, 10)))
-
-
-def made_up(snapshot: AllocationsSnapshot, position: int, time: float) -> Heard:
-    """What nobody has said: the allocations of a node as they are at this position."""
-    return Heard(event=snapshot, position=position, time=time, body=msgspec.json.encode(snapshot))
-
-
-def time_of(message: Message) -> float | None:
-    try:
-        return datetime.fromisoformat(message.headers.get("ce-time", "")).timestamp()
-    except ValueError:
-        return None
 
 
 @asynccontextmanager

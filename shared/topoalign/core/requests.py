@@ -216,12 +216,36 @@ class SnapshotRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class AnnounceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Asks discovery to announce topology and health anew; answered with the (epoch, revision) of each."""
+    """
+    Asks discovery to announce topology and health anew, or the allocator its usage; answered with the (epoch, revision) of
+    each. They come under a new epoch, for what the asker heard may have a greater revision than what is said.
+    """
 
     node: NodeName
 
 
 class AliveRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Asks discovery whether it lives; answered with the (epoch, revision) of the newest topology and health."""
+    """
+    Asks discovery or the allocator whether it lives. Discovery answers with the (epoch, revision) of the newest topology
+    and health, the allocator with its `Standing`.
+    """
 
     node: NodeName
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """
+    The newest facts that an allocator stands by: whoever has heard something else has not heard it from the node's own
+    services. Each field may be absent, as in the answer of another version.
+    """
+
+    epoch: int = 0
+    """Of its journal; 0: not told."""
+    seq: int = 0
+    digest: str = ""
+    """`NodeState.digest` after the fact of this epoch and seq."""
+    readings: dict[str, tuple[int, int]] = {}
+    """
+    `topology`, `health`, `usage` -> (epoch, revision) of the newest. Of topology and health as discovery confirmed last to
+    this allocator, which may be some seconds ago.
+    """

@@ -21,6 +21,7 @@ from topoalign.allocator.hearing import Hearing
 from topoalign.allocator.ledger import Ledger
 from topoalign.allocator.outbox import Outbox
 from topoalign.allocator.reconciling import name_of
+from topoalign.allocator.standing import Standings
 from topoalign.allocator.usage import UsageTeller
 from topoalign.core import wire
 from topoalign.core.errors import StateFault, Unavailable, clean
@@ -65,7 +66,8 @@ class Allocator:
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled. Started once questions are answered; the topology may come later."""
-        async with self._bus.serve(SERVICE, self.admissions.endpoints()), anyio.create_task_group() as tasks:
+        endpoints = [*self.admissions.endpoints(), *Standings(self.ledger, self.hearing, self.usage).endpoints()]
+        async with self._bus.serve(SERVICE, endpoints), anyio.create_task_group() as tasks:
             tasks.start_soon(self.hearing.run)
             tasks.start_soon(self.outbox.run)
             tasks.start_soon(self.outbox.watch)
@@ -191,6 +193,11 @@ class AllocatorMetrics(Collector):
             "topoalign_allocator_outbox_dropped_facts",
             "Facts that were never published because too many waited; a snapshot stands in for them.",
             value=ledger.dropped,
+        )
+        yield CounterMetricFamily(
+            "topoalign_allocator_forged_readings",
+            "Readings of the hardware that were heard and that discovery had not said.",
+            value=self._allocator.hearing.forged,
         )
         yield CounterMetricFamily(
             "topoalign_allocator_facts", "Facts in the journal since its epoch began.", value=ledger.state.seq

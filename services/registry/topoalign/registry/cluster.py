@@ -9,6 +9,8 @@ stale: what is shown of it was true, but nobody vouches for it now.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import msgspec
+
 from topoalign.client import Heard
 from topoalign.core.errors import NotFound
 from topoalign.core.events import AllocationGranted
@@ -30,6 +32,9 @@ class Member:
 
     def apply(self, heard: Heard) -> None:
         """Folds a fact that the client has let through: no repetition, and none missing before it."""
+        if heard.anew:
+            self.state = msgspec.structs.replace(self.state, epoch=0, seq=0, allocations={}, memory={})
+            self.last_event = None  # a forged fact may be of any time
         self.state = self.state.apply(heard.event)
         if heard.time is None:
             return

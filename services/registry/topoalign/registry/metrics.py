@@ -23,6 +23,8 @@ from topoalign.registry.cluster import Cluster
 STATES = ("free", "allocated", "unhealthy", "unknown", "cordoned")
 """Of a GPU, each in exactly one: held by an allocation first, then what keeps it from being handed out."""
 
+READINGS = ("allocations", "topology", "health", "usage")
+"""What is believed of a node and compared with what its services stand by."""
 
 COUNTS = {
     "gaps": "Times that facts of a node were missing and a snapshot was asked for.",
@@ -66,6 +68,14 @@ class Readings(Collector):
         yield from (gpus, held, stale)
         for name, meaning in COUNTS.items():
             yield CounterMetricFamily(f"topoalign_registry_{name}", meaning, getattr(self._client.counts, name))
+        differences = CounterMetricFamily(
+            "topoalign_registry_differences",
+            "Times that a node's services did not stand by what was believed of it, which was then asked for anew.",
+            labels=["what"],
+        )
+        for what in READINGS:
+            differences.add_metric([what], self._client.counts.differences[what])
+        yield differences
         behind = GaugeMetricFamily(
             "topoalign_registry_waiting_messages",
             "Messages of a stream that waited behind the last one read.",

@@ -3,24 +3,22 @@ Listens to all nodes and keeps their fold.
 
 Two streams are read from their beginning, through the client that every subscriber uses: it drops repetitions, heals gaps
 and puts aside what cannot be read. Beside that each allocator is asked every so often whether it is there, since one that
-has nothing to say and one that is dead are equally silent.
+has nothing to say and one that is dead are equally silent. Its answer tells what it stands by, and what is believed here and
+is not that is asked for anew.
 """
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import anyio
-import msgspec
 import structlog
 from anyio.abc import TaskStatus
 
 from topoalign.client import Client, Heard
-from topoalign.core import wire
 from topoalign.core.errors import Unavailable
 from topoalign.core.events import LedgerFact
 from topoalign.core.ids import NodeName
 from topoalign.core.ports import Bus, Clock, Stream
-from topoalign.core.requests import ExplainRequest
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.metrics import Metrics
 from topoalign.registry.settings import RegistrySettings
@@ -99,13 +97,10 @@ class Registry:
                 tasks.start_soon(self._ask, node, limiter)
 
     async def _ask(self, node: NodeName, limiter: anyio.CapacityLimiter) -> None:
-        """Any answer will do, and there is none to this question but that there is no such allocation."""
-        question = msgspec.json.encode(ExplainRequest(node=node, target=""))
+        """Whether the allocator is there, and whether what is believed of its node is what it stands by."""
         async with limiter:
             try:
-                await self._bus.ask(
-                    wire.admission_subject(node, "explain"), question, self._settings.registry_answer_seconds
-                )
+                await self._client.verify(node, self._settings.registry_answer_seconds)
             except Unavailable as error:
                 if self._cluster.member(node).answering:
                     log.warning("allocator away", node=node, finding=error.finding)

@@ -1,0 +1,37 @@
+"""What a subscriber is given."""
+
+from datetime import datetime
+
+import msgspec
+
+from topoalign.core.events import AllocationsSnapshot, Event
+from topoalign.core.ports import Message
+
+
+class Heard(msgspec.Struct, frozen=True, kw_only=True):
+    """An event, as a subscriber gets it."""
+
+    event: Event
+    position: int
+    """Its place in the stream, to go on after: `since=position`. Of a snapshot made up at the start: where it stands."""
+    time: float | None
+    """Wall seconds at which it became true, as its writer says; None if it does not."""
+    body: bytes = b""
+    """The event in JSON as its writer said it, with what only a later version knows; of a snapshot made up, in ours."""
+    anew: bool = False
+    """
+    Forget what was heard of the node's allocations, its epoch and seq: this event is a snapshot and replaces them, also
+    where its epoch or seq is not greater. So it is where the node's allocator does not stand by what was heard before.
+    """
+
+
+def made_up(snapshot: AllocationsSnapshot, position: int, time: float) -> Heard:
+    """What nobody has said: the allocations of a node as they are at this position."""
+    return Heard(event=snapshot, position=position, time=time, body=msgspec.json.encode(snapshot), anew=True)
+
+
+def time_of(message: Message) -> float | None:
+    try:
+        return datetime.fromisoformat(message.headers.get("ce-time", "")).timestamp()
+    except ValueError:
+        return None

@@ -1,0 +1,223 @@
+"""
+Whether what a client believes of a node is what the node's own services stand by.
+
+The numbers of a fact do not tell who said it: whoever may publish can forge one, with any epoch, seq or revision. So the
+allocator is asked what it stands by, and its answer is compared with what was believed **before** it was asked. The rules:
+
+- same epoch and seq: the digests must be equal;
+- a view that is ahead of the answer holds something that the writer has not said: it was believed before the question, and
+  the writer answered after it. Facts that arrive after the question are of no concern;
+- a view that is behind may have a fact under way. It differs only if it is still the same at the next question.
+
+Where allocations differ, the node is in doubt (`Fold.doubt`) and its allocator is asked for a snapshot. The allocator tells
+topology and health as discovery confirmed them some seconds ago, so where those seem to differ, discovery is asked before
+anything is concluded, and is then asked to announce both, which it does under a new epoch.
+
+What differs again although the writer has said it anew is asked about ever more rarely: an allocator of another version may
+compute digests that this one cannot.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+
+import msgspec
+import structlog
+
+from topoalign.client.fold import REMEDY, Counts, Fold, View
+from topoalign.client.heard import Heard
+from topoalign.core import wire
+from topoalign.core.errors import BadRequest, NoFit, Unavailable
+from topoalign.core.events import DeviceHealthChanged, Reading, TopologyDiscovered
+from topoalign.core.ids import NodeName
+from topoalign.core.ports import Bus, Clock
+from topoalign.core.requests import AliveRequest, AnnounceRequest, ExplainRequest, Standing
+
+WRITER_SECONDS = 1.0
+"""For the writer of a reading to answer."""
+FIRST_PAUSE, LONGEST_PAUSE = 5.0, 320.0
+"""Seconds before what still differs is asked for again, doubled each time. The first is below the registry's period."""
+
+Place = tuple[int, int]
+"""Epoch and seq, or epoch and revision."""
+Key = tuple[NodeName, str]
+Known = Mapping[Key, Heard]
+"""Node and kind of reading -> the newest that is believed."""
+Heal = Callable[[Fold], Awaitable[None]]
+"""Asks the allocators of a fold's broken nodes for snapshots, where that is due."""
+
+log = structlog.get_logger("topoalign.client")
+
+
+def kind_of(reading: Reading) -> str:
+    """By the name that `Standing.readings` has for it."""
+    match reading:
+        case TopologyDiscovered():
+            return "topology"
+        case DeviceHealthChanged():
+            return "health"
+        case _:
+            return "usage"
+
+
+class Verifier:
+    """Asks the services of a node what they stand by, and has said anew what is believed and not theirs."""
+
+    def __init__(self, bus: Bus, clock: Clock, counts: Counts, heal: Heal) -> None:
+        self._bus, self._clock, self._counts, self._heal = bus, clock, counts, heal
+        self._folds: list[Fold] = []
+        self._known: list[Known] = []
+        """What is believed by the iterations under way."""
+        self._behind: dict[Key, Place] = {}
+        """Readings that were behind their writer at the last question."""
+        self._pauses: dict[Key, tuple[Place | None, float, float]] = {}
+        """What differed at the last question -> where it was, when it was asked for, and for how long it is not again."""
+
+    @asynccontextmanager
+    async def of_fold(self, fold: Fold) -> AsyncIterator[None]:
+        """The fold is compared while the context is open."""
+        self._folds.append(fold)
+        try:
+            yield
+        finally:
+            self._folds = [other for other in self._folds if other is not fold]
+
+    @asynccontextmanager
+    async def of_readings(self, known: Known) -> AsyncIterator[None]:
+        """These readings are compared while the context is open."""
+        self._known.append(known)
+        try:
+            yield
+        finally:
+            self._known = [other for other in self._known if other is not known]
+
+    async def verify(self, node: NodeName, within: float) -> None:
+        """Raises Unavailable if the node's allocator does not answer."""
+        views = [(fold, fold.view(node)) for fold in self._folds]
+        readings = [places_of(known, node) for known in self._known]
+        standing = await self._standing(node, within)
+        if standing.epoch:
+            for fold, view in views:
+                await self._verify_allocations(fold, node, view, standing)
+        for places in readings:
+            await self._verify_readings(node, places, standing.readings)
+
+    async def _standing(self, node: NodeName, within: float) -> Standing:
+        """What the allocator stands by; an empty one of a version that does not tell. Raises Unavailable."""
+        until = self._clock.monotonic() + within
+        question = msgspec.json.encode(AliveRequest(node=node))
+        try:
+            return wire.answered(await self._bus.ask(wire.admission_subject(node, "alive"), question, within), Standing)
+        except (BadRequest, NoFit):
+            return Standing()
+        except Unavailable:
+            left = until - self._clock.monotonic()
+            if left <= 0:
+                raise
+        older = msgspec.json.encode(ExplainRequest(node=node, target=""))  # a version without `alive` answers this one
+        await self._bus.ask(wire.admission_subject(node, "explain"), older, left)
+        return Standing()
+
+    async def _verify_allocations(self, fold: Fold, node: NodeName, view: View, standing: Standing) -> None:
+        if node not in fold.broken:
+            finding = self._difference(fold, node, view, standing)
+            if finding is None:
+                return
+            fold.differ(node, finding)
+            fold.doubt(node, (standing.epoch, standing.seq))
+        await self._heal(fold)
+
+    def _difference(self, fold: Fold, node: NodeName, view: View, standing: Standing) -> str | None:
+        """Why the allocator does not stand by what was believed; None if it does, or if that cannot be told yet."""
+        place, said, key = (view.epoch, view.seq), (standing.epoch, standing.seq), (node, "allocations")
+        if place == said and view.digest == standing.digest:
+            self._pauses.pop(key, None)
+            fold.agree(node)
+            return None
+        if place == said:
+            # Where the snapshot itself has the allocator's digest, and not the one that is computed of it here, another
+            # snapshot will hardly help.
+            if (view.claimed == standing.digest or key in self._pauses) and not self._is_due(key, None):
+                return None
+            return "the same facts have another digest"
+        if is_ahead(place, said):
+            return "it is ahead of the allocator"
+        if fold.behind.get(node) == place:
+            return "facts of the allocator are missing"
+        fold.behind[node] = place
+        return None
+
+    async def _verify_readings(self, node: NodeName, places: Mapping[str, Place], said: Mapping[str, Place]) -> None:
+        odd = {kind for kind in places.keys() & said.keys() if self._is_odd((node, kind), places[kind], said[kind])}
+        if "usage" in odd and self._differs((node, "usage"), places["usage"]):
+            await self._have_said(wire.admission_subject(node, "announce"), node)
+        if odd <= {"usage"}:
+            return
+        confirmed = await self._confirmed(node)
+        odd = {kind for kind in odd & confirmed.keys() if self._is_odd((node, kind), places[kind], confirmed[kind])}
+        if [kind for kind in sorted(odd) if self._differs((node, kind), places[kind])]:
+            await self._have_said(wire.announce_subject(node), node)
+
+    def _is_odd(self, key: Key, place: Place, said: Place) -> bool:
+        """Whether a reading that was believed is not one that its writer stands by."""
+        if place == said:
+            self._behind.pop(key, None)
+            self._pauses.pop(key, None)
+            return False
+        odd = is_ahead(place, said) or self._behind.get(key) == place
+        if not odd:
+            self._behind[key] = place
+        return odd
+
+    def _differs(self, key: Key, place: Place) -> bool:
+        """Counts and logs a difference. Returns whether its writer is to be asked."""
+        told = key in self._pauses
+        if not self._is_due(key, place):
+            return False
+        node, kind = key
+        self._counts.differences[kind] += 1
+        if not told:
+            log.warning(
+                "discovery or the allocator does not stand by what was heard of its node: it is asked to say it anew",
+                node=node,
+                what=kind,
+                had=place,
+                remedy=REMEDY,
+            )
+        return True
+
+    def _is_due(self, key: Key, place: Place | None) -> bool:
+        """Whether to ask about this now: at once where it is not what it was when it was asked about, else ever later."""
+        now = self._clock.monotonic()
+        had, asked, pause = self._pauses.get(key, (place, now, 0.0))
+        if had == place and now < asked + pause:
+            return False
+        longer = min(LONGEST_PAUSE, pause * 2) if had == place else 0.0
+        self._pauses[key] = place, now, longer or FIRST_PAUSE
+        return True
+
+    async def _confirmed(self, node: NodeName) -> dict[str, Place]:
+        """What discovery stands by; nothing if it does not answer."""
+        question = msgspec.json.encode(AliveRequest(node=node))
+        try:
+            answer = await self._bus.ask(wire.alive_subject(node), question, WRITER_SECONDS)
+            return wire.answered(answer, dict[str, Place])
+        except (Unavailable, BadRequest, NoFit) as error:
+            log.debug("discovery does not answer", node=node, finding=error.finding)
+            return {}
+
+    async def _have_said(self, subject: str, node: NodeName) -> None:
+        try:
+            await self._bus.ask(subject, msgspec.json.encode(AnnounceRequest(node=node)), WRITER_SECONDS)
+        except Unavailable as error:
+            log.debug("nothing is said anew", node=node, finding=error.finding)
+
+
+def places_of(known: Known, node: NodeName) -> dict[str, Place]:
+    """The readings of a node that are believed, by kind."""
+    events = {kind: known[node, kind].event for kind in ("topology", "health", "usage") if (node, kind) in known}
+    return {kind: (event.epoch, event.revision) for kind, event in events.items() if isinstance(event, Reading)}
+
+
+def is_ahead(place: Place, said: Place) -> bool:
+    """Whether something is believed that the writer had not said when it answered."""
+    return place > said
