@@ -5,7 +5,7 @@ What can happen to a node: a table of deeds with weights. Each begins at once an
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from simulation import bus_deeds, fault_deeds, kubelet_deeds
+from simulation import bus_deeds, fault_deeds, kubelet_deeds, liar_deeds
 
 if TYPE_CHECKING:
     from simulation.scenario import Scenario
@@ -50,6 +50,9 @@ DEEDS = (
     Deed("the journal is damaged", 0.5, fault_deeds.journal_damaged, "kubelet"),
     Deed("the division changes", 0.7, fault_deeds.division_changes, "kubelet"),
     Deed("GPUs are renumbered", 0.4, fault_deeds.renumbered),
+    Deed("somebody forges a snapshot", 0.6, liar_deeds.forges_snapshot),
+    Deed("somebody forges facts", 0.8, liar_deeds.forges_facts),
+    Deed("somebody forges the hardware", 0.6, liar_deeds.forges_hardware),
     Deed("compaction", 0.7, fault_deeds.compaction),
     Deed("a decision is compared", 0.5, fault_deeds.compared),
 )

@@ -31,6 +31,7 @@ from topoalign.core.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.ports import Bus, Endpoint, Message
 from topoalign.core.requests import AliveRequest, AnnounceRequest
 from topoalign.discovery.announcer import Announcer
+from topoalign.discovery.epochs import Epochs
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.metrics import Metrics
 from topoalign.registry.service import Registry
@@ -192,8 +193,14 @@ class Discovery:
     def __init__(self, world: World, bus: Bus, hub: Bus) -> None:
         self._world, self._bus = world, bus
         self._announcer = Announcer(bus, hub, world.clock)
-        self._epoch = world.discovery_epoch = max(int(world.clock.wall() * 1000), world.discovery_epoch + 1)
+        self._epochs = Epochs(self._begin, world.clock)
         self._revision = 0
+
+    def _begin(self) -> int:
+        """As the record of discovery numbers them."""
+        world = self._world
+        world.discovery_epoch = max(int(world.clock.wall() * 1000), world.discovery_epoch + 1)
+        return world.discovery_epoch
 
     async def run(self) -> None:
         endpoints = [
@@ -204,10 +211,15 @@ class Discovery:
         ]
         async with self._bus.serve("topoalign-discovery", endpoints), anyio.create_task_group() as tasks:
             tasks.start_soon(self._announcer.run)
-            tasks.start_soon(self._announcer.watch, self.say)
+            tasks.start_soon(self._announcer.watch, self.announce)
             while True:
                 self.say()
                 await self._world.hardware_changed.wait()
+
+    def announce(self) -> None:
+        """As `topoalign.discovery.service` does."""
+        self._epochs.renew()
+        self.say()
 
     def say(self) -> None:
         """Everything, under a new revision."""
@@ -216,7 +228,7 @@ class Discovery:
         self._announcer.say(
             TopologyDiscovered(
                 node=NODE,
-                epoch=self._epoch,
+                epoch=self._epochs.current,
                 revision=self._revision,
                 boot_id=f"boot-{world.boot}",
                 source="described: simulated",
@@ -224,15 +236,17 @@ class Discovery:
             )
         )
         self._announcer.say(
-            DeviceHealthChanged(node=NODE, epoch=self._epoch, revision=self._revision, devices=dict(world.health))
+            DeviceHealthChanged(
+                node=NODE, epoch=self._epochs.current, revision=self._revision, devices=dict(world.health)
+            )
         )
 
     async def _anew(self, request: AnnounceRequest) -> dict[str, tuple[int, int]]:
-        self.say()
+        self.announce()
         return await self._newest(AliveRequest(node=request.node))
 
     async def _newest(self, request: AliveRequest) -> dict[str, tuple[int, int]]:
-        return {"topology": (self._epoch, self._revision), "health": (self._epoch, self._revision)}
+        return {"topology": (self._epochs.current, self._revision), "health": (self._epochs.current, self._revision)}
 
 
 class WatchedCluster(Cluster):

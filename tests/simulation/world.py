@@ -87,6 +87,8 @@ class World:
         self.hardware_changed = anyio.Event()
         self.discovery_epoch = 0
         """Of the last discovery, as its record keeps it."""
+        self.lies = 0
+        """Messages that somebody else has published under the node's name."""
         self.one_process = self.chance.random() < 0.5
         """Whether discovery and the allocator share a process, and so a bus, as on a node that runs `topoalign node`."""
         self.rules = AdmissionRules()

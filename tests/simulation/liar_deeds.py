@@ -1,0 +1,87 @@
+"""
+Somebody who may publish, and says under the node's name what is not so: with the next number or a large one, in the epoch
+of the node or another, under ids of its own.
+"""
+
+from typing import TYPE_CHECKING
+
+import msgspec
+from simulation.world import NODE
+
+from topoalign.core import wire
+from topoalign.core.events import (
+    LARGEST_NUMBER,
+    Allocation,
+    AllocationGranted,
+    AllocationReleased,
+    AllocationsSnapshot,
+    DeviceHealthChanged,
+    Event,
+    TopologyDiscovered,
+)
+from topoalign.core.ids import GPU, AllocationID, DeviceID
+from topoalign.core.topology.model import Topology
+
+if TYPE_CHECKING:
+    from simulation.scenario import Scenario
+
+
+def forge(run: "Scenario", event: Event) -> None:
+    """It reaches the broker at once: the liar has a better way than the node."""
+    run.world.lies += 1
+    message = wire.encode(event, run.world.clock.wall())
+    headers = {**message.headers, "Nats-Msg-Id": f"forged-{run.world.lies}"}
+    run.world.note("forged", event)
+
+    async def publish() -> None:
+        await run.world.broker.bus.publish(msgspec.structs.replace(message, headers=headers))
+
+    run.soon(publish)
+
+
+def place(run: "Scenario") -> tuple[int, int]:
+    """Epoch and seq of the node's newest fact, which everybody can read."""
+    return run.checks.record.place
+
+
+def invented(run: "Scenario") -> Allocation:
+    gpu = DeviceID(f"GPU-{run.world.chance.randrange(4)}")
+    return Allocation(id=AllocationID(f"forged-{run.world.lies}"), devices={GPU: (gpu,)})
+
+
+def forges_snapshot(run: "Scenario") -> None:
+    epoch, seq = place(run)
+    chance = run.world.chance
+    epoch, seq = chance.choice(((epoch, seq + 1), (epoch, LARGEST_NUMBER), (epoch + 1, 1), (LARGEST_NUMBER, 1), (1, 1)))
+    allocations = chance.choice(((), (invented(run),)))
+    forge(run, AllocationsSnapshot(node=NODE, epoch=epoch, seq=seq, allocations=allocations, digest="0" * 16))
+
+
+def forges_facts(run: "Scenario") -> None:
+    """One that comes next, some that do, or one after a gap."""
+    epoch, seq = place(run)
+    chance = run.world.chance
+    for number in range(chance.choice((1, 1, 3))):
+        ahead = chance.choice((1 + number, 1 + number, 4))
+        if chance.random() < 0.7:
+            forge(run, AllocationGranted(node=NODE, epoch=epoch, seq=seq + ahead, allocation=invented(run)))
+        else:
+            live = sorted(run.checks.record.live) or [AllocationID("none")]
+            name = chance.choice(live)
+            forge(run, AllocationReleased(node=NODE, epoch=epoch, seq=seq + ahead, allocation=name, reason="gone"))
+
+
+def forges_hardware(run: "Scenario") -> None:
+    """No devices, or no health of any: as the next reading, one that comes after all, or one of another discovery."""
+    chance, epoch = run.world.chance, run.world.discovery_epoch
+    epoch, revision = chance.choice(((epoch, 2), (epoch, LARGEST_NUMBER), (epoch + 1, 1), (LARGEST_NUMBER, 1)))
+    if chance.random() < 0.5:
+        boot = f"boot-{run.world.boot}"
+        forge(
+            run,
+            TopologyDiscovered(
+                node=NODE, epoch=epoch, revision=revision, boot_id=boot, source="forged", topology=Topology()
+            ),
+        )
+    else:
+        forge(run, DeviceHealthChanged(node=NODE, epoch=epoch, revision=revision, devices={}))
