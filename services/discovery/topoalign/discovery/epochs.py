@@ -24,8 +24,10 @@ class Epochs:
         self.current = begin()
         self._since = clock.monotonic()
 
-    def renew(self) -> None:
-        """Begins a new epoch, unless one has just begun."""
-        if self._clock.monotonic() >= self._since + RENEW_SECONDS:
-            self.current = max(self._begin(), self.current + 1)
-            self._since = self._clock.monotonic()
+    def renew(self) -> bool:
+        """Begins a new epoch, unless one has just begun. Returns whether it did."""
+        if self._clock.monotonic() < self._since + RENEW_SECONDS:
+            return False
+        self.current = max(self._begin(), self.current + 1)
+        self._since = self._clock.monotonic()
+        return True

@@ -31,6 +31,11 @@ class Metrics:
             "topoalign_discovery_events", "What GPUs reported between readings.", ["kind"], registry=registry
         )
         self.xids = Counter("topoalign_discovery_xids", "XIDs of GPUs, ignored ones too.", ["xid"], registry=registry)
+        self.epochs = Counter(
+            "topoalign_discovery_epochs",
+            "Epochs begun after the first, because others had spoken for this node or somebody asked for everything anew.",
+            registry=registry,
+        )
         self.health_changes = Counter(
             "topoalign_discovery_health_changes",
             "Devices that were announced to be in another state than before.",

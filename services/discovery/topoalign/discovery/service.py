@@ -131,7 +131,8 @@ class Discovery:
     def announce(self) -> None:
         """Says everything anew, under new revisions and a new epoch (`Epochs`). Does nothing as long as nothing was read."""
         if self._topology is not None and self._health is not None:
-            self._epochs.renew()
+            if self._epochs.renew():
+                self._metrics.epochs.inc()
             self._say_topology(self._topology.source, self._topology.topology)
             self._say_health(self._health.devices)
 
