@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 
 import anyio
 import msgspec
@@ -41,6 +42,7 @@ from topoalign.runtime.clock import ManualClock, SystemClock
 
 NODE = NodeName("node-1")
 GIB = 2**30
+MEMORY_DISK = Path("/dev/shm")
 
 
 def two_nodes(gpus: int = 8, nics: int = 2, verbs: bool = True) -> Topology:
@@ -170,9 +172,12 @@ def recorded(state: NodeState, placement: str = "best-effort") -> tuple[Handouts
 
 
 @contextmanager
-def short_directory() -> Iterator[Path]:
-    """A directory with a path that a socket's name fits behind: pytest's own are too long."""
-    with tempfile.TemporaryDirectory(prefix="ta-") as name:
+def short_directory(fast: bool = False) -> Iterator[Path]:
+    """
+    A directory with a path that a socket's name fits behind: pytest's own are too long. `fast`: in memory where it can be,
+    for files that are written some thousand times.
+    """
+    with tempfile.TemporaryDirectory(prefix="ta-", dir=MEMORY_DISK if fast and MEMORY_DISK.is_dir() else None) as name:
         yield Path(name)
 
 
@@ -223,6 +228,7 @@ async def node(
     clock: Clock | None = None,
     drain_seconds: float = 5.0,
     until: Callable[[KubeletStandIn], bool] | None = None,
+    chance: Random | None = None,
 ) -> AsyncIterator[Node]:
     """Runs a kubelet stand-in and the front; yields when all resources are allocatable, or when `until` says."""
     machine = machine or two_nodes()
@@ -232,7 +238,7 @@ async def node(
         resources.mkdir()
         clock = clock or SystemClock()
         desk = desk or MemoryDesk(machine)
-        kubelet = KubeletStandIn(plugins, resources, machine, rules, clock)
+        kubelet = KubeletStandIn(plugins, resources, machine, rules, clock, chance)
         front = KubeletFront(
             desk,
             plugins,

@@ -10,10 +10,11 @@ import pytest
 from decision_support import GIB, admitted, container, machine, node, pod
 from hypothesis import given
 from hypothesis import strategies as st
-from kubelet_files_support import VOLUME, cpu_file, memory_file, write_files
+from kubelet_files_support import VOLUME, cpu_file, machine_state, memory_file, write_files
 
 from topoalign.core.admission import admit
 from topoalign.core.errors import StateFault
+from topoalign.core.events import MemoryUse
 from topoalign.core.ids import GPU, MEMORY, NIC
 from topoalign.core.requests import AdmissionRules, Mode, Policy
 from topoalign.core.state import NodeState
@@ -314,3 +315,19 @@ def test_the_node_is_read_with_the_second_reading(tmp_path: Path, name: str, mon
 
     assert 2 == len(read(tmp_path).state.holders)
     assert [name] * 2 == reads
+
+
+def test_memory_that_the_kubelet_has_lost_counts_as_given_away_and_a_note_tells_how_much(tmp_path: Path) -> None:
+    """
+    The kubelet released a group of NUMA nodes of which one was used alone as well (`MemoryManagerState.lost`). Its file says
+    so from then on, and is read as it is.
+    """
+    write_files(tmp_path, EMPTY, RULES)
+    nodes = machine_state(EMPTY.hardware, RULES, {1: MemoryUse(reserved={MEMORY: GIB})})
+    (tmp_path / "memory_manager_state").write_bytes(memory_file("Static", nodes, {}))
+    found = read(tmp_path)
+
+    assert {1: GIB} == {node: use.reserved[MEMORY] for node, use in found.state.memory.items()}
+    assert [f"the kubelet's memory manager counts {GIB} bytes of memory as given away that no container has"] == [
+        finding for finding in found.findings if "memory manager" in finding
+    ]

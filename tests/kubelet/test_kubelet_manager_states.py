@@ -173,7 +173,7 @@ def block(size: int, *nodes: int) -> dict[str, Any]:
         ({0: node(1, cells=[1]), 1: node()}, {}, "cannot be in the group 1"),
         ({0: node(1, cells=[0, 2]), 1: node()}, {}, "cannot be in the group 0,2"),
         ({0: node(1, cells=[1, 0]), 1: node()}, {}, "cannot be in the group"),
-        ({0: node(1, reserved=3, free=4)}, block(2, 0), "containers hold 2 bytes of memory, the NUMA nodes gave 3"),
+        ({0: node(1, reserved=2, free=5)}, block(3, 0), "containers hold 3 bytes of memory, the NUMA nodes gave 2"),
         ({0: node(1, reserved=2, free=5)}, block(2, 1), "is nowhere"),
         ({0: node(1, reserved=2, free=5)}, block(2), "is nowhere"),
     ],

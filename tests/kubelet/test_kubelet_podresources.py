@@ -138,7 +138,7 @@ async def test_the_devices_of_a_container_are_gathered_by_resource() -> None:
         await it.kubelet.admit(pod("train", gpus=2, nics=1))
 
         owner = Owner(namespace=Namespace("default"), pod=PodName("train"), container=ContainerName("main"))
-        (uid,) = {entry.pod_uid for entry in it.kubelet.remembered().pod_device_entries or ()}
+        (uid,) = it.kubelet.managers.devices.held
 
         assert {
             Holding(owner=owner, resource=GPU, devices=frozenset(map(DeviceID, ("GPU-0", "GPU-1"))), pod_uid=uid),

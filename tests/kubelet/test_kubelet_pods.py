@@ -214,7 +214,7 @@ async def test_the_checkpoint_has_the_kubelets_form() -> None:
 
         content = json.loads((it.directory / "device-plugins" / "kubelet_internal_checkpoint").read_bytes())
         (entry,) = content["Data"]["PodDeviceEntries"]
-        assert ("default/train", "main", "nvidia.com/gpu") == (
+        assert ("default_train", "main", "nvidia.com/gpu") == (
             entry["PodUID"],
             entry["ContainerName"],
             entry["ResourceName"],

@@ -227,6 +227,25 @@ async def test_what_an_init_container_leaves_over_stays_held_until_its_pod_goes(
         assert {} == it.ledger.state.holders
 
 
+async def test_what_an_init_container_left_over_has_ended_once_the_kubelet_has_written_without_its_pod() -> None:
+    """Nobody is shown with it, and its record has no owner: the checkpoint alone tells. What others have has not ended."""
+    request = PodRequest(
+        name=PodName("train"),
+        init_containers=(ContainerRequest(name=ContainerName("setup"), limits={GPU: 3}),),
+        containers=(ContainerRequest(name=ContainerName("main"), limits={GPU: 1}),),
+    )
+    async with node() as it:
+        fits(await it.kubelet.admit(request))
+        while_it_runs = await it.handouts.ended()
+        await it.kubelet.remove(DEFAULT, PodName("train"))
+        fits(await it.kubelet.admit(pod("next", gpus=1)))
+        ended = await it.handouts.ended()
+
+        assert [] == while_it_runs
+        assert {"GPU-0", "GPU-1", "GPU-2"} > {device for each in ended for device in each.device_ids}
+        assert 2 == len({device for each in ended for device in each.device_ids})
+
+
 async def test_a_pod_that_went_while_no_allocator_ran_is_an_orphan_at_the_first_look() -> None:
     async with node() as it:
         fits(await it.kubelet.admit(pod("ends", gpus=2)))

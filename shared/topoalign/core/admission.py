@@ -64,10 +64,15 @@ def admission(state: NodeState, pod: PodRequest, rules: AdmissionRules) -> Steps
     A driver whose device plugin fails throws a TopoalignError at the PreferenceQuestion, and one that gets no hints throws
     the NoFit at the HintQuestion; the pod is refused. Raises InvalidField, as `admit` does.
     """
+    return (yield from decided(Deciding(state, pod, rules)))
+
+
+def decided(deciding: Deciding) -> Steps[Decision]:
+    """`admission` by this decision, for who follows how far it is. Raises as `admission` does."""
+    state, pod, rules = deciding.state, deciding.pod, deciding.rules
     checked(pod)
     check_rules(rules)
     check_annotations(pod, rules)
-    deciding = Deciding(state, pod, rules)
     try:
         check_decidable(state, pod, rules)
         yield from deciding.decide()

@@ -38,17 +38,22 @@ E = TypeVar("E", bound=Envelope)
 T = TypeVar("T")
 
 
-def settled(load: Callable[[], T], wait: Callable[[float], None] = time.sleep) -> T:
+def settled(
+    load: Callable[[], T], wait: Callable[[float], None] = time.sleep, between: Callable[[T], bool] = lambda _: False
+) -> T:
     """
     What `load` returns. The CPU and the memory manager write their files twice for each change, first what the containers
     have and then what is left, or the other way round; a file that is read between the two does not add up. So one that does
-    not hold is read again, `READS` times in all. Raises StateFault as `load` does the last time.
+    not hold, or looks as if it were read `between` the two, is read again, `READS` times in all. Raises StateFault as `load`
+    does the last time.
     """
     for _ in range(READS - 1):
         try:
-            return load()
+            if not between(found := load()):
+                return found
         except StateFault:
-            wait(BETWEEN_READS)
+            pass
+        wait(BETWEEN_READS)
     return load()
 
 

@@ -157,9 +157,10 @@ def held_memory(root: Path, topology: Topology, rules: AdmissionRules, pods: Lis
             memory_checkpoint.check(state, topology, rules)
         return state
 
-    state = checkpoint.settled(load)
+    state = checkpoint.settled(load, between=lambda read: read is not None and bool(read.lost))
     if state is None:
         return Held(finding=absent(root / memory_checkpoint.NAME, "memory"))
+    doubts = [lost(name, amount) for name, amount in state.lost.items()]
     gone = {uid for uid in state.entries or {} if pods.is_gone(uid)}
     groups = {
         tuple(block.numa_affinity) for (uid, _), blocks in state.blocks.items() if uid in gone for block in blocks
@@ -173,7 +174,13 @@ def held_memory(root: Path, topology: Topology, rules: AdmissionRules, pods: Lis
     return Held(
         blocks={container: each for container, each in blocks.items() if each},
         memory=state.use,
-        doubt=RELEASED_BY_CHANCE if by_chance else None,
+        doubt="; ".join([*doubts, RELEASED_BY_CHANCE] if by_chance else doubts) or None,
+    )
+
+
+def lost(resource: ResourceName, amount: int) -> str:
+    return (
+        f"the kubelet's memory manager counts {amount} bytes of {clean(resource)} as given away that no container has"
     )
 
 

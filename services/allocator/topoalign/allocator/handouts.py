@@ -173,8 +173,8 @@ class Handouts:
                 self._check(resource, containers)
             live = frozenset(self.state.allocations)
             answers = self._grant(resource, containers, listing)
-            granted = [each.id for each in answers if each.id not in live]
-            self._reconciliation.liveness.granted(granted, written)
+            new = [each for name, each in self.state.allocations.items() if name not in live]
+            self._reconciliation.liveness.granted(new, answers, written)
             return answers
 
     async def reconcile(self) -> None:

@@ -17,6 +17,8 @@ from topoalign.core.events import Allocation, Displaced, Owner
 from topoalign.core.ids import AllocationID, DeviceID, ResourceName
 
 Place = tuple[ResourceName, DeviceID]
+NEVER: tuple[int, ...] = ()
+"""The version of a checkpoint that is not there."""
 
 
 class Liveness:
@@ -28,9 +30,17 @@ class Liveness:
         self._granted: dict[AllocationID, tuple[int, ...]] = {}
         """The version of the checkpoint when the kubelet asked for this allocation."""
 
-    def granted(self, allocations: Iterable[AllocationID], written: tuple[int, ...]) -> None:
-        """They were granted while this version of the checkpoint lay there."""
-        self._granted.update(dict.fromkeys(allocations, written))
+    def granted(self, new: Iterable[Allocation], asked: Collection[Allocation], written: tuple[int, ...]) -> None:
+        """
+        They were granted while this version of the checkpoint lay there. What was not `asked` for is left over of a record
+        that made way: the devices of an init container are in the checkpoint since before, and go out of it with their pod.
+        """
+        names = {each.id for each in asked}
+        for each in new:
+            if each.id in names:
+                self._granted[each.id] = written
+            elif each.owner is None:
+                self._granted[each.id] = NEVER
 
     def shown(self, allocation: AllocationID, kubelet: tuple[int, ...]) -> None:
         """This kubelet shows it."""

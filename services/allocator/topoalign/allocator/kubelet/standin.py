@@ -2,50 +2,50 @@
 A kubelet for places that have none: tests, the demo, a laptop.
 
 It does what a kubelet does for topology and devices, over the same sockets and protocols: plugins register with it, it keeps
-their devices, admits pods under a Topology Manager policy, hands out what it chose, remembers it in the checkpoint, and
-tells who holds what. A plugin cannot tell the difference. What it does not do is run containers: an admitted pod holds its
-resources until it is removed.
+their devices, admits pods under a Topology Manager policy, hands out what it chose, and tells who holds what. A plugin
+cannot tell the difference. What it does not do is run containers: an admitted pod holds its resources until it is removed.
 
-The Topology Manager, the CPU, memory and device manager are `topoalign.core.admission` in mode `kubelet`, which is held to
-the results of the real ones; here its questions are answered, the one about preferred devices by the plugin itself.
+Its root directory is the one above the plugin directory, and has the files that a kubelet keeps there, as stale as a kubelet
+leaves them: `cpu_manager_state`, `memory_manager_state`, the device checkpoint, and a directory of each pod. What a pod had
+that is gone stays in them until its manager drops it (`standin_cpus`, `standin_memory`, `standin_devices`).
+
+The decisions are `topoalign.core.admission` in mode `kubelet`, which is held to the results of the real managers; here its
+questions are answered, the one about preferred devices by the plugin itself.
 
 Source: kubelet v1.36.3, cm/devicemanager and cm/topologymanager.
 """
 
 import stat
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from random import Random
 
 import anyio
 import msgspec
 from anyio.abc import TaskGroup, TaskStatus
-from grpclib.exceptions import ProtocolError
 
-from topoalign.allocator.kubelet.api import v1beta1
-from topoalign.allocator.kubelet.client import FAILURES, KubeletAway, apart, described
+from topoalign.allocator.kubelet.client import FAILURES, described
 from topoalign.allocator.kubelet.registration import KUBELET_SOCKET
+from topoalign.allocator.kubelet.standin_admitting import Admitting, Managers, started
+from topoalign.allocator.kubelet.standin_calls import decide, pre_start, unexpected
+from topoalign.allocator.kubelet.standin_cpus import RECONCILE_SECONDS
+from topoalign.allocator.kubelet.standin_devices import DeviceManager
+from topoalign.allocator.kubelet.standin_node import node_state
 from topoalign.allocator.kubelet.standin_plugins import Plugins
-from topoalign.allocator.kubelet.standin_pods import PodKey, Running, remembered, restored
+from topoalign.allocator.kubelet.standin_pods import PodKey, Pods, Running
 from topoalign.allocator.kubelet.standin_resources import PodResources
 from topoalign.allocator.kubelet.transport import Server
-from topoalign.core.admission import admission
 from topoalign.core.checks import checked
-from topoalign.core.decisions import Admission, Decision, Explanation, PreferenceQuestion, Refusal
-from topoalign.core.errors import NoFit
-from topoalign.core.events import DeviceHealthChanged, TopologyDiscovered
-from topoalign.core.hints.model import HintQuestion
-from topoalign.core.hints.providers import answer
-from topoalign.core.ids import ContainerName, DeviceID, Namespace, NodeName, PodName, ResourceName
+from topoalign.core.deciding import Deciding
+from topoalign.core.decisions import Admission, Decision, Refusal
+from topoalign.core.events import TopologyDiscovered
+from topoalign.core.ids import Namespace, NodeName, PodName, ResourceName
 from topoalign.core.ports import Clock
 from topoalign.core.requests import AdmissionRules, Mode, PodRequest
 from topoalign.core.state import NodeState
 from topoalign.core.topology.model import Topology
-from topoalign.kubelet import device_checkpoint
-from topoalign.kubelet.device_checkpoint import CheckpointData
 from topoalign.runtime.clock import SystemClock
 
-PRE_START_SECONDS = 30.0
 DRAIN_SECONDS = 1.0
 FIELD = "directory"
 NODE = NodeName("stand-in")
@@ -61,23 +61,32 @@ class KubeletStandIn:
         machine: Topology,
         rules: AdmissionRules,
         clock: Clock | None = None,
+        chance: Random | None = None,
     ) -> None:
         """
         `machine`: of it the CPUs, the memory and the NUMA distances count; devices come from the plugins that register.
-        `rules`: of them all but the mode, which is the kubelet's. `clock` tells for how long a plugin has been away; None:
-        the system's.
+        `rules`: of them all but the mode, which is the kubelet's. `clock` tells for how long a plugin has been away, and
+        when the CPU manager looks for pods that are gone; None: the system's. `chance` picks where a kubelet picks at
+        random, which of an init container's devices a later container uses again above all; None: the first ones.
         """
+        self.root = plugins_dir.parent
         self.plugins_dir = plugins_dir
         self.pod_resources_dir = pod_resources_dir
-        self.running: dict[PodKey, Running] = {}
+        self._pods = Pods(self.root)
+        self.running: Mapping[PodKey, Running] = self._pods.running
+        """The active pods."""
         self._machine = msgspec.structs.replace(machine, gpus=(), nics=(), links=(), others=(), offers=None)
         self._rules = msgspec.structs.replace(rules, mode=Mode.KUBELET)
         self._clock = clock or SystemClock()
+        self._chance = chance
+        self._settled_at = 0.0
+        self._admitting: tuple[str, ...] = ()
         self._turn = anyio.Lock()
         self._changed = anyio.Event()
         self._revision = 0
         self._tasks: TaskGroup | None = None
         self._plugins: Plugins | None = None
+        self._managers: Managers | None = None
         self._servers: list[Server] = []
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -90,34 +99,40 @@ class KubeletStandIn:
             finally:
                 await self.stop()
 
-    async def start(self) -> None:
-        """As a kubelet starts: sockets are swept, the checkpoint is read, no device is healthy until it is listed anew."""
+    async def start(self, settle_seconds: float = 0.0) -> None:
+        """
+        As a kubelet starts: sockets are swept, the managers' files are read, no device is healthy until it is listed anew.
+        For `settle_seconds` it does not know yet which pods are active, and nothing of any pod is dropped.
+        """
         assert self._tasks is not None
         sweep(self.plugins_dir)
         sweep(self.pod_resources_dir)
-        remembered = device_checkpoint.load(self.plugins_dir) or CheckpointData()
-        self._plugins = Plugins(self.plugins_dir, self._tasks, self.changed, self._clock)
-        self._plugins.remember(remembered.registered_devices)
-        for key, running in restored(remembered.pod_device_entries or ()).items():
-            self.running.setdefault(key, running)
-        resources = PodResources(self.state, self.running.values, self._rules)
+        self._settled_at = self._clock.monotonic() + settle_seconds
+        self._plugins = Plugins(self.plugins_dir, self._tasks, self.heard, self._clock)
+        devices = DeviceManager(self.plugins_dir, lambda: self.discovered().topology, self._plugins.healthy)
+        self._plugins.remember(devices.registered)
+        self._managers = started(self.root, devices, self._machine, self._rules)
+        self._pods.find(devices)
+        resources = PodResources(self.state, self.running.values, self._rules, self.listed)
         self._servers = [
             Server(self._plugins, self.plugins_dir / KUBELET_SOCKET, FIELD),
             Server(resources, self.pod_resources_dir / KUBELET_SOCKET, FIELD),
         ]
         for server in self._servers:
             await server.listen()
+        self._tasks.start_soon(self.reconcile_cpus, self._managers)
 
     async def stop(self) -> None:
+        self._managers = None
         if self._plugins is not None:
             self._plugins.stop()
         for server in self._servers:
             await server.stop(DRAIN_SECONDS)
 
-    async def restart(self) -> None:
+    async def restart(self, settle_seconds: float = 0.0) -> None:
         """The kubelet stops and starts again; pods go on running."""
         await self.stop()
-        await self.start()
+        await self.start(settle_seconds)
 
     async def wipe(self) -> None:
         """Somebody deletes every file in the plugin directory, and the kubelet starts again."""
@@ -131,98 +146,99 @@ class KubeletStandIn:
         assert self._plugins is not None, "the stand-in has not been started"
         return self._plugins
 
-    async def admit(self, pod: PodRequest) -> Decision:
-        """Admits the pod and starts its containers, or refuses it; a refused pod leaves nothing. Raises InvalidField."""
+    @property
+    def managers(self) -> Managers:
+        """Of the kubelet as it was last started."""
+        assert self._managers is not None, "the stand-in has not been started"
+        return self._managers
+
+    def active(self, *admitting: str) -> frozenset[str] | None:
+        """The UIDs of the active pods, and of one that is being admitted. None: not known before the kubelet has settled."""
+        return self._pods.active().union(admitting) if self._clock.monotonic() >= self._settled_at else None
+
+    async def reconcile_cpus(self, managers: Managers) -> None:
+        """The CPU manager looks by itself, too, for pods that are gone."""
+        while True:
+            await self._clock.sleep(RECONCILE_SECONDS)
+            if self._managers is not managers:
+                return
+            managers.cpus.drop(self.active(*self._admitting))
+
+    async def admit(
+        self, pod: PodRequest, uid: str | None = None, *, volumes: bool = True, start: bool = True
+    ) -> Decision:
+        """
+        Admits the pod and starts its containers, or refuses it. Raises InvalidField.
+
+        `uid`: None for one made of its name. `volumes`: whether it has any. `start`: whether all its containers are
+        started at once; else `start_containers` does it.
+        """
         checked(pod)
         async with self._turn:
-            decision = await self.decide(pod)
+            uid = uid or self._pods.new_uid(pod, self.managers.pods())
+            self._pods.remove((pod.namespace, pod.name))
+            self._admitting = (uid,)
+            try:
+                topology, active = self.shuffled(self.discovered()), self.active(uid)
+                state = msgspec.structs.replace(self.state(), topology=topology)
+                admitting = Admitting(state, pod, self._rules, uid, self.managers, active)
+                decision = await decide(admitting, topology, self.plugins)
+            finally:
+                self._admitting = ()
             if isinstance(decision, Admission):
-                try:
-                    await self.hand_out(pod, decision)
-                except FAILURES as error:
-                    self.running.pop((pod.namespace, pod.name), None)
-                    self.changed()
-                    decision = unexpected(described(error), decision.explanation)
+                responses = self.managers.devices.responses.get(uid, {})
+                running = Running(uid=uid, pod=pod, allocations=decision.allocations, responses=dict(responses))
+                self._pods.admitted(running, volumes)
+                if start:
+                    try:
+                        await self.start_containers(pod.namespace, pod.name)
+                    except FAILURES as error:
+                        decision = unexpected(described(error), decision.explanation)
+            if isinstance(decision, Refusal):
+                self._pods.remove((pod.namespace, pod.name))
+                self._pods.refused(pod, uid, volumes, settled=self.active() is not None)
+            self.changed()
             return decision
 
     async def decide(self, pod: PodRequest) -> Decision:
-        """Runs the managers, asking the plugin what it prefers where they want to know."""
-        state, topology = self.state(), self.discovered()
-        for container in (*pod.init_containers, *pod.containers):
-            for resource in container.limits:
-                if self.plugins.forgotten(resource):
-                    why = f"no healthy devices present; cannot allocate unhealthy devices {resource}"
-                    return unexpected(why, Explanation())
-        steps = admission(state, pod, self._rules)
-        proceed = partial(steps.send, None)
-        while True:
-            try:
-                question = proceed()
-            except StopIteration as end:
-                decided: Decision = end.value
-                return decided
-            try:
-                if isinstance(question, HintQuestion):
-                    proceed = partial(steps.send, answer(question, topology))
-                else:
-                    proceed = partial(steps.send, await self.preferred(question))
-            except NoFit as misfit:
-                proceed = partial(steps.throw, misfit)
-            except FAILURES as error:
-                proceed = partial(steps.throw, KubeletAway(described(error)))
+        """What `admit` would say, with nothing given to anyone. Raises InvalidField."""
+        return await decide(Deciding(self.state(), pod, self._rules), self.discovered(), self.plugins)
 
-    async def preferred(self, question: PreferenceQuestion) -> tuple[DeviceID, ...]:
-        endpoint = self.plugins.endpoints[question.resource]
-        if not endpoint.options.get_preferred_allocation_available:
-            return ()
-        request = v1beta1.ContainerPreferredAllocationRequest(
-            available_deviceIDs=list(question.available),
-            must_include_deviceIDs=list(question.must_include),
-            allocation_size=question.size,
-        )
-        question_of_all = v1beta1.PreferredAllocationRequest(container_requests=[request])
-        response = await apart(partial(endpoint.client().get_preferred_allocation, question_of_all))
-        return tuple(DeviceID(device) for answer in response.container_responses[:1] for device in answer.device_i_ds)
-
-    async def hand_out(self, pod: PodRequest, decision: Admission) -> None:
+    async def start_containers(self, namespace: Namespace, name: PodName) -> None:
         """
-        One Allocate per container and resource; then the containers start. What a container got is written down before the
-        next one's calls, and the pod is shown when it has it all. Raises what the calls fail with.
+        All containers of a pod have started: its plain init containers have ended, and their memory is free. Raises what a
+        plugin's PreStartContainer fails with.
         """
-        running = Running(pod=pod, allocations=decision.allocations)
-        before: ContainerName | None = None
-        for container, resource, devices in running.parts():
-            if container != before:
-                self.write_down(running)
-            before = container
-            request = v1beta1.ContainerAllocateRequest(devices_ids=list(devices))
-            call = self.plugins.endpoints[resource].client().allocate
-            response = await apart(partial(call, v1beta1.AllocateRequest(container_requests=[request])))
-            if not response.container_responses:
-                raise ProtocolError(f"the plugin of {resource} answered for no container")
-            running.responses[container, resource] = response.container_responses[0]
-        self.running[pod.namespace, pod.name] = running
+        running = self.running[namespace, name]
         self.changed()
-        for _, resource, devices in running.parts():
-            endpoint = self.plugins.endpoints[resource]
-            if endpoint.options.pre_start_required:
-                start = v1beta1.PreStartContainerRequest(devices_ids=list(devices))
-                await apart(partial(endpoint.client().pre_start_container, start, timeout=PRE_START_SECONDS))
+        await pre_start(running, self.plugins)
+        ended = [container.name for container in running.pod.init_containers if not container.sidecar]
+        self.managers.memory.release(running.uid, ended)
+
+    async def end(self, namespace: Namespace, name: PodName) -> None:
+        """The pod has ended by itself, and is not deleted."""
+        self._pods.end((namespace, name))
+        self.changed()
 
     async def remove(self, namespace: Namespace, name: PodName) -> None:
-        """The pod has gone."""
-        if self.running.pop((namespace, name), None) is not None:
+        """The pod is deleted and gone. What it had stays in the managers' files until they drop it."""
+        if self._pods.remove((namespace, name)):
             self.changed()
 
     def state(self) -> NodeState:
-        """The node as the managers see it now."""
-        topology = self.discovered()
-        health = DeviceHealthChanged(node=NODE, epoch=1, revision=topology.revision, devices=self.plugins.health())
-        state = NodeState(node=NODE, topology=topology, health=health)
-        for running in self.running.values():
-            for allocation in running.allocations:
-                state = state.holding(allocation)
-        return state
+        """The node as the next admission sees it."""
+        return node_state(
+            self.discovered(), self.plugins.health(), self.managers, self._pods.by_uid(), self.active(*self._admitting)
+        )
+
+    def shuffled(self, discovered: TopologyDiscovered) -> TopologyDiscovered:
+        """With the devices in the order in which this admission happens upon them."""
+        if self._chance is None:
+            return discovered
+        hardware = discovered.topology
+        others = self._chance.sample(hardware.others, len(hardware.others))
+        hardware = msgspec.structs.replace(hardware, others=tuple(others))
+        return msgspec.structs.replace(discovered, topology=hardware)
 
     def discovered(self) -> TopologyDiscovered:
         """The machine with the devices that plugins have listed."""
@@ -246,34 +262,21 @@ class KubeletStandIn:
         while not true(self):
             await self._changed.wait()
 
-    def changed(self) -> None:
-        """Something is not as it was: it is written down, and who waits looks again."""
+    def heard(self) -> None:
+        """A plugin has said something, or has gone: that is written down."""
         self._revision += 1
+        self.changed()
+        if self._managers is not None:
+            self._managers.devices.write()
+
+    def listed(self) -> None:
+        """PodResources is listed: the device manager drops what pods have that are gone, in memory."""
+        self.managers.devices.drop(self.active(*self._admitting))
+
+    def changed(self) -> None:
+        """Something is not as it was: who waits looks again."""
         self._changed.set()
         self._changed = anyio.Event()
-        self.write_down()
-
-    def write_down(self, *admitting: Running) -> None:
-        """The pods that run, and of those that are being admitted what their containers have so far."""
-        device_checkpoint.store(self.plugins_dir, self.remembered(*admitting))
-
-    def remembered(self, *admitting: Running) -> CheckpointData:
-        state = self.state()
-        entries = [entry for pod in (*self.running.values(), *admitting) for entry in remembered(pod, state)]
-        return CheckpointData(pod_device_entries=entries or None, registered_devices=self.plugins.healthy())
-
-
-def unexpected(why: str, explanation: Explanation) -> Refusal:
-    """What the kubelet says of every failure that has no word of its own."""
-    return Refusal(
-        reason="UnexpectedAdmissionError",
-        code="AllocateFailed",
-        finding=f"Allocate failed due to {why}, which is unexpected",
-        remedy="see the log of the device plugin that serves the resource",
-        container=None,
-        provider="device",
-        explanation=explanation,
-    )
 
 
 def sweep(directory: Path) -> None:

@@ -1,19 +1,22 @@
 """
-The pods that the kubelet stand-in has admitted, and what of them survives in the checkpoint.
+The pods of the kubelet stand-in: what an API server would tell it of them.
 
-There is no API server to give out UIDs, so a pod's UID is its `namespace/name`. The checkpoint knows devices only: CPUs
-and memory are in other files of a real kubelet, which the stand-in does without.
+There is no API server to give out UIDs. A pod that comes without one gets `namespace_name`, with a number behind it where
+there was such a pod before: neither name can have an underscore, so a kubelet that starts on what another one left knows
+the names of its pods.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain, count
+from pathlib import Path
 
 from topoalign.allocator.kubelet.api import v1beta1
+from topoalign.allocator.kubelet.standin_devices import DeviceManager, Part
+from topoalign.allocator.kubelet.standin_root import PodDirectories
 from topoalign.core.events import Allocation, Owner
 from topoalign.core.ids import AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.requests import ContainerRequest, PodRequest
-from topoalign.core.state import NodeState
-from topoalign.kubelet.device_checkpoint import NO_NODE, PodDevicesEntry
 
 PodKey = tuple[Namespace, PodName]
 
@@ -22,9 +25,10 @@ PodKey = tuple[Namespace, PodName]
 class Running:
     """A pod that was admitted."""
 
+    uid: str
     pod: PodRequest
     allocations: tuple[Allocation, ...]
-    responses: dict[tuple[ContainerName, ResourceName], v1beta1.ContainerAllocateResponse] = field(default_factory=dict)
+    responses: dict[Part, v1beta1.ContainerAllocateResponse] = field(default_factory=dict)
     """What the plugin said that the container runtime should do."""
 
     def parts(self) -> Iterator[tuple[ContainerName, ResourceName, tuple[DeviceID, ...]]]:
@@ -41,62 +45,96 @@ def container_of(allocation: Allocation) -> ContainerName:
     return allocation.owner.container
 
 
-def remembered(running: Running, state: NodeState) -> Iterator[PodDevicesEntry]:
-    """What the checkpoint keeps of a pod: that of which a plugin has answered."""
-    for container, resource, devices in running.parts():
-        response = running.responses.get((container, resource))
-        if response is None:
-            continue
-        by_node: dict[int, list[str]] = {}
-        for device in devices:
-            for node in state.hardware.devices.get(resource, {}).get(device) or (NO_NODE,):
-                by_node.setdefault(node, []).append(device)
-        yield PodDevicesEntry(
-            pod_uid=f"{running.pod.namespace}/{running.pod.name}",
-            container_name=container,
-            resource_name=resource,
-            device_ids=by_node,
-            alloc_resp=bytes(response),
-        )
+class Pods:
+    """The pods of a node, and their directories."""
+
+    def __init__(self, root: Path) -> None:
+        self.running: dict[PodKey, Running] = {}
+        """The active ones."""
+        self._directories = PodDirectories(root)
+        self._inactive: dict[PodKey, str] = {}
+        """Ended or refused, and not deleted -> UID."""
+        self._used: set[str] = set()
+
+    def new_uid(self, pod: PodRequest, held: Iterable[str]) -> str:
+        """A UID that no pod had, nor any of those for which something is `held`."""
+        base, taken = f"{pod.namespace}_{pod.name}", self._used.union(held)
+        numbered = (f"{base}_{number}" for number in count(2))
+        return next(uid for uid in chain((base,), numbered) if uid not in taken)
+
+    def active(self) -> frozenset[str]:
+        return frozenset(running.uid for running in self.running.values())
+
+    def by_uid(self) -> dict[str, Running]:
+        return {running.uid: running for running in self.running.values()}
+
+    def admitted(self, running: Running, volumes: bool) -> None:
+        """It runs; `volumes`: it has one at least."""
+        self.running[running.pod.namespace, running.pod.name] = running
+        self._used.add(running.uid)
+        self._directories.make(running.uid, volumes)
+
+    def refused(self, pod: PodRequest, uid: str, volumes: bool, settled: bool) -> None:
+        """Only one with a volume that is refused while the kubelet starts gets a directory."""
+        self._used.add(uid)
+        self._inactive[pod.namespace, pod.name] = uid
+        if volumes and not settled:
+            self._directories.make(uid, volumes)
+            self._directories.tear_down(uid)
+
+    def end(self, key: PodKey) -> None:
+        """It has ended, Succeeded or Failed, and is not deleted."""
+        self._inactive[key] = uid = self.running.pop(key).uid
+        self._directories.tear_down(uid)
+
+    def remove(self, key: PodKey) -> bool:
+        """It is deleted. Whether there was such a pod."""
+        running = self.running.pop(key, None)
+        uid = running.uid if running is not None else self._inactive.pop(key, None)
+        if uid is not None:
+            self._directories.remove(uid)
+        return uid is not None
+
+    def find(self, devices: DeviceManager) -> None:
+        """The pods that another stand-in has left running in this root directory, with their devices and nothing else."""
+        found = self._directories.active() - self._used
+        for uid in sorted(found):
+            running = restored(uid, devices.held.get(uid, {}), devices.responses.get(uid, {}))
+            if running is not None:
+                self.running.setdefault((running.pod.namespace, running.pod.name), running)
+                self._used.add(uid)
 
 
-def restored(entries: Iterable[PodDevicesEntry]) -> dict[PodKey, Running]:
-    """The pods of a checkpoint, with their devices and nothing else."""
-    devices: dict[PodKey, dict[ContainerName, dict[ResourceName, tuple[DeviceID, ...]]]] = {}
-    responses: dict[PodKey, dict[tuple[ContainerName, ResourceName], v1beta1.ContainerAllocateResponse]] = {}
-    for entry in entries:
-        namespace, _, name = entry.pod_uid.partition("/")
-        key = Namespace(namespace), PodName(name)
-        container, resource = ContainerName(entry.container_name), ResourceName(entry.resource_name)
-        ids = dict.fromkeys(DeviceID(device) for devices in entry.device_ids.values() for device in devices)
-        devices.setdefault(key, {}).setdefault(container, {})[resource] = tuple(ids)
-        response = v1beta1.ContainerAllocateResponse.FromString(entry.alloc_resp)
-        responses.setdefault(key, {})[container, resource] = response
-    return {key: revived(key, held, responses[key]) for key, held in devices.items()}
-
-
-def revived(
-    key: PodKey,
-    held: dict[ContainerName, dict[ResourceName, tuple[DeviceID, ...]]],
-    responses: dict[tuple[ContainerName, ResourceName], v1beta1.ContainerAllocateResponse],
-) -> Running:
-    namespace, name = key
+def restored(
+    uid: str,
+    held: dict[Part, tuple[DeviceID, ...]],
+    responses: dict[Part, v1beta1.ContainerAllocateResponse],
+) -> Running | None:
+    """A pod of another stand-in's checkpoint, with its devices and nothing else. None for one that has no name in it."""
+    names = uid.split("_")
+    if len(names) < 2:
+        return None
+    namespace, name = Namespace(names[0]), PodName(names[1])
+    devices: dict[ContainerName, dict[ResourceName, tuple[DeviceID, ...]]] = {}
+    for (container, resource), ids in held.items():
+        devices.setdefault(container, {})[resource] = ids
     return Running(
+        uid=uid,
         pod=PodRequest(
             namespace=namespace,
             name=name,
             containers=tuple(
-                ContainerRequest(name=container, limits={resource: len(ids) for resource, ids in devices.items()})
-                for container, devices in held.items()
+                ContainerRequest(name=container, limits={resource: len(ids) for resource, ids in of_container.items()})
+                for container, of_container in devices.items()
             ),
         ),
         allocations=tuple(
             Allocation(
                 id=AllocationID(f"{namespace}/{name}/{container}"),
                 owner=Owner(namespace=namespace, pod=name, container=container),
-                devices=devices,
+                devices=of_container,
             )
-            for container, devices in held.items()
+            for container, of_container in devices.items()
         ),
-        responses=responses,
+        responses=dict(responses),
     )

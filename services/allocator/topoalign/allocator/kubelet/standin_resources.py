@@ -17,6 +17,7 @@ from topoalign.allocator.kubelet.standin_pods import Running
 from topoalign.allocator.kubelet.transport import Servicer
 from topoalign.core.errors import quoted
 from topoalign.core.events import Allocation, MemoryBlock
+from topoalign.core.hints.reuse import allocations_of
 from topoalign.core.ids import DeviceID, ResourceName
 from topoalign.core.requests import AdmissionRules, ContainerRequest
 from topoalign.core.state import NodeState
@@ -24,17 +25,28 @@ from topoalign.core.takes.reserved import reserved_cpus
 from topoalign.core.topology.cpuset import parse_cpuset
 
 
+def nothing() -> None:
+    pass
+
+
 class PodResources(Servicer, v1.PodResourcesListerBase):
     """Answers from the state and the pods as they are at the call."""
 
     def __init__(
-        self, state: Callable[[], NodeState], pods: Callable[[], Iterable[Running]], rules: AdmissionRules
+        self,
+        state: Callable[[], NodeState],
+        pods: Callable[[], Iterable[Running]],
+        rules: AdmissionRules,
+        listed: Callable[[], None] = nothing,
     ) -> None:
+        """`listed` is called before all pods are listed."""
         self._state = state
         self._pods = pods
         self._rules = rules
+        self._listed = listed
 
     async def list(self, message: v1.ListPodResourcesRequest) -> v1.ListPodResourcesResponse:
+        self._listed()
         state = self._state()
         return v1.ListPodResourcesResponse(pod_resources=[pod_resources(running, state) for running in self._pods()])
 
@@ -65,7 +77,8 @@ class PodResources(Servicer, v1.PodResourcesListerBase):
 
 
 def pod_resources(running: Running, state: NodeState) -> v1.PodResources:
-    held = {a.owner.container: a for a in running.allocations if a.owner is not None}
+    """What the managers hold for it: after a checkpoint was lost, that is less than it uses."""
+    held = {a.owner.container: a for a in allocations_of(state, running.pod) if a.owner is not None}
     return v1.PodResources(
         name=running.pod.name,
         namespace=running.pod.namespace,

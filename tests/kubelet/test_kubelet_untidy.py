@@ -1,0 +1,311 @@
+"""The kubelet stand-in leaves its files as stale and its directories as odd as a kubelet does."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from kubelet_support import GIB, MemoryDesk, Node, node, offers, pod, two_nodes
+
+from topoalign.allocator.kubelet.podresources import PodResourcesClient
+from topoalign.allocator.kubelet.standin import KubeletStandIn
+from topoalign.core.decisions import Admission, Refusal
+from topoalign.core.errors import StateFault
+from topoalign.core.events import DeviceHealth, HealthState
+from topoalign.core.ids import CPU, GPU, MEMORY, ContainerName, DeviceID, Namespace, PodName
+from topoalign.core.requests import AdmissionRules, ContainerRequest, CpuOption, PodRequest, Policy
+from topoalign.kubelet import cpu_checkpoint, memory_checkpoint
+from topoalign.runtime.clock import ManualClock
+
+pytestmark = pytest.mark.anyio
+MACHINE = two_nodes()
+DEFAULT = Namespace("default")
+RULES = AdmissionRules(policy=Policy.RESTRICTED, reserved_cpus="0")
+WHOLE_CORES = AdmissionRules(
+    policy=Policy.RESTRICTED, reserved_cpus="0", cpu_options=frozenset({CpuOption.FULL_PCPUS_ONLY})
+)
+
+
+class GivingDesk(MemoryDesk):
+    """Lets the kubelet have what it asks for: the kubelet's record is what counts here."""
+
+    async def allocate(self, resource: Any, containers: Any) -> Any:
+        self.release_all()
+        return await super().allocate(resource, containers)
+
+
+def untidy(rules: AdmissionRules = RULES, clock: ManualClock | None = None) -> Any:
+    return node(MACHINE, desk=GivingDesk(MACHINE), rules=rules, clock=clock)
+
+
+def listed(root: Path) -> dict[str, set[str]]:
+    """File -> the pods that it lists."""
+    cpus = json.loads((root / "cpu_manager_state").read_bytes())
+    memory = json.loads((root / "memory_manager_state").read_bytes())
+    devices = json.loads((root / "device-plugins/kubelet_internal_checkpoint").read_bytes())
+    return {
+        "cpus": {*cpus.get("entries", {})},
+        "memory": {*memory.get("entries", {})},
+        "devices": {entry["PodUID"] for entry in devices["Data"]["PodDeviceEntries"] or ()},
+    }
+
+
+def directories(root: Path) -> set[str]:
+    return {path.name for path in (root / "pods").iterdir()}
+
+
+async def admitted(it: Node, name: str, **asked: int) -> None:
+    assert isinstance(await it.kubelet.admit(pod(name, **asked)), Admission)
+
+
+async def test_what_a_pod_had_stays_in_all_three_files_when_it_goes_and_its_directory_does_not() -> None:
+    async with untidy() as it:
+        await admitted(it, "train", gpus=1, cpus=2)
+        running = listed(it.directory), directories(it.directory)
+        await it.kubelet.remove(DEFAULT, PodName("train"))
+
+        assert ({kind: {"default_train"} for kind in ("cpus", "memory", "devices")}, {"default_train"}) == running
+        assert (running[0], set()) == (listed(it.directory), directories(it.directory))
+        assert 8 == len(it.kubelet.state().free(GPU))
+
+
+async def test_the_next_admission_drops_it_but_from_the_device_checkpoint_only_where_it_allocates_devices() -> None:
+    async with untidy() as it:
+        await admitted(it, "train", gpus=1, cpus=2)
+        await it.kubelet.remove(DEFAULT, PodName("train"))
+        await admitted(it, "plain", cpus=2)
+        without_devices = listed(it.directory)
+        await admitted(it, "next", gpus=1)
+
+        kept = {"cpus": {"default_plain"}, "memory": {"default_plain"}}
+        assert {**kept, "devices": {"default_train"}} == without_devices
+        assert {**kept, "devices": {"default_next"}} == listed(it.directory)
+
+
+async def test_under_policy_none_a_pod_that_the_device_manager_refuses_drops_no_cpus_and_no_memory() -> None:
+    async with untidy(AdmissionRules(policy=Policy.NONE, reserved_cpus="0")) as it:
+        await admitted(it, "train", cpus=2)
+        await it.kubelet.remove(DEFAULT, PodName("train"))
+        refusal = await it.kubelet.admit(pod("large", gpus=9, cpus=2))
+
+        assert isinstance(refusal, Refusal)
+        assert ({"default_train"}, {"default_train"}) == (listed(it.directory)["cpus"], listed(it.directory)["memory"])
+
+
+async def test_the_cpu_manager_drops_it_within_10_seconds_and_the_memory_manager_does_not() -> None:
+    clock = ManualClock()
+    async with untidy(clock=clock) as it:
+        await admitted(it, "train", gpus=1, cpus=2)
+        await it.kubelet.remove(DEFAULT, PodName("train"))
+        await clock.advance(10)
+
+        kept = {"default_train"}
+        assert {"cpus": set(), "memory": kept, "devices": kept} == listed(it.directory)
+
+
+@pytest.mark.parametrize(("asked_before", "left"), [(False, {"default_train"}), (True, set())])
+async def test_a_plugins_word_writes_the_device_checkpoint_and_a_look_at_pod_resources_cleans_what_is_written(
+    asked_before: bool, left: set[str]
+) -> None:
+    async with untidy() as it:
+        await admitted(it, "train", gpus=1)
+        await it.kubelet.remove(DEFAULT, PodName("train"))
+        if asked_before:
+            await PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir).listing()
+        after_the_look = listed(it.directory)["devices"]
+        it.desk.judge({DeviceID("GPU-7"): DeviceHealth(state=HealthState.UNHEALTHY)})
+        await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 7)
+
+        assert {"default_train"} == after_the_look
+        assert left == listed(it.directory)["devices"]
+
+
+async def test_what_a_later_manager_refuses_has_its_devices_in_the_checkpoint_and_no_directory() -> None:
+    """Three CPUs are no whole cores: the device manager has allocated by then, and the plugin has been told."""
+    async with untidy(WHOLE_CORES) as it:
+        refusal = await it.kubelet.admit(pod("odd", gpus=4, cpus=3))
+        held, told = listed(it.directory), len(it.desk.state.allocations)
+
+        assert isinstance(refusal, Refusal)
+        assert ("SMTAlignmentError", "cpu") == (refusal.reason, refusal.provider)
+        assert {"cpus": set(), "memory": set(), "devices": {"default_odd"}} == held
+        assert (1, set()) == (told, directories(it.directory))
+        await admitted(it, "all", gpus=8)
+        assert {"default_all"} == listed(it.directory)["devices"]
+
+
+async def test_cpus_that_memory_was_refused_beside_stay_until_the_cpu_manager_looks() -> None:
+    clock = ManualClock()
+    async with untidy(AdmissionRules(policy=Policy.NONE, reserved_cpus="0"), clock=clock) as it:
+        amounts = {CPU: 2000, MEMORY: 200 * GIB}
+        greedy = PodRequest(
+            name=PodName("greedy"),
+            containers=(ContainerRequest(name=ContainerName("main"), requests=amounts, limits=amounts),),
+        )
+        refusal = await it.kubelet.admit(greedy)
+        held = listed(it.directory)["cpus"]
+        await clock.advance(10)
+
+        assert isinstance(refusal, Refusal)
+        assert ("memory", {"default_greedy"}, set()) == (refusal.provider, held, listed(it.directory)["cpus"])
+
+
+@pytest.mark.parametrize(
+    ("manager", "load"), [("cpus", cpu_checkpoint.load), ("memory", memory_checkpoint.load)], ids=["cpus", "memory"]
+)
+async def test_a_change_is_two_writes_and_between_them_the_file_does_not_add_up(
+    manager: str, load: Callable[[Path], Any]
+) -> None:
+    async with untidy() as it:
+        seen: list[bool] = []
+
+        def adds_up() -> bool:
+            state = load(it.directory)
+            try:
+                if manager == "cpus":
+                    cpu_checkpoint.check(state, MACHINE, RULES)
+            except StateFault:
+                return False
+            return manager == "cpus" or not state.lost
+
+        def look() -> None:
+            seen.append(adds_up())
+
+        getattr(it.kubelet.managers, manager).between = look
+        await admitted(it, "train", cpus=2)
+        given = adds_up()
+        await it.kubelet.remove(DEFAULT, PodName("train"))
+        it.kubelet.managers.drop(frozenset())
+
+        assert [False, False] == seen
+        assert (True, True) == (given, adds_up())
+
+
+async def test_a_pod_that_has_ended_keeps_its_directory_with_its_volumes_torn_down_until_it_is_deleted() -> None:
+    async with untidy() as it:
+        await admitted(it, "job", gpus=1)
+        volumes = it.directory / "pods/default_job/volumes"
+        running = [path.name for path in volumes.glob("*/*")]
+        await it.kubelet.end(DEFAULT, PodName("job"))
+        ended = [path.name for path in volumes.glob("*")], [path.name for path in volumes.glob("*/*")]
+        free = len(it.kubelet.state().free(GPU))
+        await it.kubelet.remove(DEFAULT, PodName("job"))
+
+        assert ["kube-api-access"] == running
+        assert (["kubernetes.io~projected"], []) == ended
+        assert (8, set()) == (free, directories(it.directory))
+
+
+async def test_a_pod_without_volumes_and_a_static_pod_have_directories_too() -> None:
+    async with untidy() as it:
+        await it.kubelet.admit(pod("bare", gpus=1), volumes=False)
+        await it.kubelet.admit(pod("static", gpus=1), uid="8f113e8c26eb173aa88e56feb262d150")
+
+        assert {"default_bare", "8f113e8c26eb173aa88e56feb262d150"} == directories(it.directory)
+        assert [] == list((it.directory / "pods/default_bare/volumes").iterdir())
+        assert directories(it.directory) == listed(it.directory)["devices"]
+
+
+async def test_a_pod_made_anew_under_its_name_has_another_uid() -> None:
+    async with untidy() as it:
+        await admitted(it, "db-0", gpus=1)
+        await it.kubelet.remove(DEFAULT, PodName("db-0"))
+        await admitted(it, "db-0", cpus=2)
+
+        assert {"default_db-0_2"} == directories(it.directory)
+        assert ({"default_db-0"}, {"default_db-0_2"}) == (
+            listed(it.directory)["devices"],
+            listed(it.directory)["cpus"],
+        )
+
+
+async def test_memory_of_init_containers_is_free_once_the_containers_have_started() -> None:
+    asked = {CPU: 1000, MEMORY: 60 * GIB}
+    small = {CPU: 1000, MEMORY: GIB}
+    staged = PodRequest(
+        name=PodName("staged"),
+        init_containers=(ContainerRequest(name=ContainerName("load"), requests=asked, limits=asked),),
+        containers=(ContainerRequest(name=ContainerName("main"), requests=small, limits=small),),
+    )
+    async with untidy() as it:
+        await it.kubelet.admit(staged, start=False)
+        before = {node: use.reserved[MEMORY] for node, use in it.kubelet.state().memory.items()}
+        await it.kubelet.start_containers(DEFAULT, PodName("staged"))
+        after = {node: use.reserved[MEMORY] for node, use in it.kubelet.state().memory.items()}
+
+        assert ({0: 60 * GIB}, {0: GIB}) == (before, after)
+
+
+async def test_until_a_kubelet_has_settled_nothing_is_dropped() -> None:
+    clock = ManualClock()
+    async with untidy(clock=clock) as it:
+        await admitted(it, "train", gpus=8)
+        await it.kubelet.restart(settle_seconds=60)
+        await it.kubelet.remove(DEFAULT, PodName("train"))
+        await until_offered(it, clock)
+        early = await it.kubelet.admit(pod("early", gpus=1))
+        with_volume = directories(it.directory), [*(it.directory / "pods/default_early/volumes").glob("*/*")]
+        await clock.advance(60)
+        late = await it.kubelet.admit(pod("late", gpus=8))
+
+        assert (Refusal, Admission) == (type(early), type(late))
+        assert ({"default_early"}, []) == with_volume
+
+
+async def until_offered(it: Node, clock: ManualClock) -> None:
+    while not offers(MACHINE)(it.kubelet):
+        await clock.advance(1)
+
+
+async def test_a_kubelet_that_has_lost_its_checkpoint_gives_a_running_pods_devices_again() -> None:
+    """And shows that pod without its devices. F21 begins so."""
+    clock = ManualClock()
+    async with untidy(clock=clock) as it:
+        await admitted(it, "first", gpus=1)
+        await it.kubelet.stop()
+        (it.kubelet.plugins_dir / "kubelet_internal_checkpoint").unlink()
+        await it.kubelet.start()
+        await until_offered(it, clock)
+        listing = await PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir).listing()
+        second = await it.kubelet.admit(pod("second", gpus=8))
+
+        assert (1, ()) == (listing.pods, listing.holdings)
+        assert isinstance(second, Admission)
+
+
+async def test_what_an_init_container_left_is_used_again_by_chance() -> None:
+    two, one = {GPU: 2}, {GPU: 1}
+    staged = [
+        PodRequest(
+            name=PodName(f"staged-{number}"),
+            init_containers=(ContainerRequest(name=ContainerName("load"), requests=two, limits=two),),
+            containers=(ContainerRequest(name=ContainerName("main"), requests=one, limits=one),),
+        )
+        for number in range(24)
+    ]
+    used: set[str] = set()
+    async with chancy() as it:
+        for each in staged:
+            decision = await it.kubelet.admit(each)
+            assert isinstance(decision, Admission)
+            used.update(decision.allocations[-1].devices[GPU])
+            await it.kubelet.remove(DEFAULT, each.name)
+
+    assert {"GPU-0", "GPU-1"} == used
+
+
+def chancy() -> Any:
+    return node(MACHINE, desk=GivingDesk(MACHINE), rules=RULES, chance=Random(1))
+
+
+async def test_another_kubelet_reads_back_all_that_was_given() -> None:
+    async with untidy() as it:
+        await admitted(it, "train", gpus=1, cpus=2)
+        before = it.kubelet.state()
+        await it.kubelet.stop()
+        successor = KubeletStandIn(it.kubelet.plugins_dir, it.kubelet.pod_resources_dir, MACHINE, RULES)
+        await it.tasks.start(successor.run)
+
+        assert (before.allocations, before.memory) == (successor.state().allocations, successor.state().memory)
