@@ -85,7 +85,8 @@ def test_people_see_origins_where_they_ask_for_them(capsys: pytest.CaptureFixtur
 def test_a_variable_that_no_service_reads_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("TOPOALIGN_FAULTS", raising=False)  # of `make test-faults`, and no setting of a service either
+    for name in ("TOPOALIGN_FAULTS", "TOPOALIGN_VECTORS"):  # of the tests, and no settings of a service either
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TOPOALIGN_POLCY", "restricted")
     monkeypatch.setenv("TOPOALIGN_REGISTRY_SERVICE_HOST", "10.0.0.1")  # a kubelet's, for a Service
     monkeypatch.setenv("TOPOALIGN_REGISTRY_PORT_80_TCP_ADDR", "10.0.0.1")

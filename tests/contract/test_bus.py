@@ -51,6 +51,24 @@ async def test_a_repeated_id_is_stored_once_and_gets_the_first_position(bus: Bus
     assert 2 == await bus.last_position(Stream.ALLOCATIONS)
 
 
+async def test_what_is_forgotten_is_gone_and_positions_go_on(bus: Bus) -> None:
+    kept = msgspec.structs.replace(
+        said(1), subject="topoalign.v1.allocation.node-2.granted", headers={"Nats-Msg-Id": "o"}
+    )
+    for message in (said(1), kept, said(2)):
+        await bus.publish(message)
+    (subject,) = {said(1).subject, said(2).subject}
+
+    await bus.forget(Stream.ALLOCATIONS, subject)
+    await bus.forget(Stream.ALLOCATIONS, "topoalign.v1.allocation.nobody.*")
+    position = await bus.publish(said(3))
+
+    assert 4 == position
+    async with bus.follow(Stream.ALLOCATIONS, ALL) as messages:
+        assert [kept, said(3)] == [(await anext(messages)).message for _ in range(2)]
+    assert 0 == await bus.last_position(Stream.ALLOCATIONS, "topoalign.v1.allocation.nobody.*")
+
+
 @pytest.mark.parametrize("other", ["body", "subject", "header", "header more", "header less"])
 async def test_an_id_under_which_the_store_has_another_message_is_refused(bus: Bus, other: str) -> None:
     """Else whoever uses the ids of a writer has its facts dropped, and the writer believes that they are stored."""

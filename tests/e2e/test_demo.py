@@ -11,7 +11,10 @@ from anyio import to_thread
 from kubelet_support import short_directory
 
 from topoalign.allocator.demo import matrix
+from topoalign.client.forgetting import has_spoken
+from topoalign.core.ids import NodeName
 from topoalign.machines import load
+from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats
 
 TOPOALIGN = [sys.executable, "-c", "from topoalign.cli import main; main()"]
@@ -71,6 +74,16 @@ def test_a_terminal_too_narrow_for_the_matrix_is_shown_the_gpus_and_told_of_the_
     assert matrix(topology, None) == matrix(topology, 195)
     assert "NIC9" not in matrix(topology, 194)
     assert "10 NICs are left out" in matrix(topology, 194)
+
+
+@pytest.mark.anyio
+async def test_a_demo_on_streams_that_live_on_leaves_no_node_behind(tmp_path: Path) -> None:
+    async with local_nats(tmp_path / "nats") as url:
+        done = await to_thread.run_sync(demo, "--machine", "dgx-a100", "--nats", url, "--node", "demo-node")
+        async with connect_bus(url) as bus:
+            left = await has_spoken(bus, NodeName("demo-node"))
+
+    assert (0, "", False) == (done.returncode, done.stderr, left)
 
 
 @pytest.mark.anyio

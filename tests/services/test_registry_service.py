@@ -9,6 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from topoalign.client import Client, Heard
+from topoalign.client.forgetting import forget_node
 from topoalign.core import wire
 from topoalign.core.errors import NotFound
 from topoalign.core.events import (
@@ -210,6 +211,31 @@ async def test_a_node_is_stale_while_its_allocator_does_not_answer(world: World)
         await anyio.wait_all_tasks_blocked()
 
         assert (False, True, False, True) == (unheard, there, gone, cluster.member(NODE).answering)
+
+
+async def test_a_node_that_is_away_and_of_which_everything_was_deleted_is_shown_no_more(world: World) -> None:
+    await world.say(topology(1, 8), snapshot(1), granted(2, "a"))
+    async with world.registry() as (cluster, _, _):
+        async with world.allocator():
+            await world.clock.advance(11)
+            await forget_node(world.bus, NODE)
+            await world.clock.advance(11)
+            while_it_lives = NODE in cluster
+        await world.clock.advance(11)
+        gone = NODE in cluster
+        await world.say(topology(2, 8), snapshot(3))
+        await anyio.wait_all_tasks_blocked()
+
+        assert (True, False, True) == (while_it_lives, gone, NODE in cluster)
+
+
+async def test_a_node_that_is_away_and_of_which_something_is_kept_stays(world: World) -> None:
+    await world.say(topology(1, 8), snapshot(1))
+    await world.bus.forget(Stream.ALLOCATIONS, wire.allocation_subjects(NODE))
+    async with world.registry() as (cluster, _, _):
+        await world.clock.advance(30)
+
+        assert NODE in cluster
 
 
 async def test_an_old_fact_does_not_count_as_a_sign_of_life(world: World) -> None:

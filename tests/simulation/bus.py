@@ -102,6 +102,10 @@ class FaultyBus:
         await self._reach()
         return await self._bus.last_position(stream, subject)
 
+    async def forget(self, stream: Stream, subject: str) -> None:
+        await self._reach()
+        await self._bus.forget(stream, subject)
+
     async def ask(self, subject: str, body: bytes, within: float) -> bytes:
         await self._reach(within)
         answer = await self._bus.ask(subject, body, within)

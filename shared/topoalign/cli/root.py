@@ -46,6 +46,7 @@ SECTIONS: dict[str, dict[str, Entry]] = {
         "allocate": Entry("allocate:allocate", "Ask a node for GPUs, CPUs, memory and NICs."),
         "release": Entry("allocate:release", "Give an allocation back."),
         "gpu": Entry("gpu:gpu", "How the devices of a node are, and an operator's word on them."),
+        "forget": Entry("forget:forget", "Delete what a node said that is gone for good."),
         "trust": Entry("allocate:trust", "Confirm a node's record after its journal was damaged."),
     },
     "Check": {

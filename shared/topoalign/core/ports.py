@@ -99,6 +99,13 @@ class Bus(Protocol):
         Raises BusUnavailable, and BusRefused where it may not be asked.
         """
 
+    async def forget(self, stream: Stream, subject: str) -> None:
+        """
+        Deletes what a stream keeps of matching subjects: what a node said that is gone for good. Positions go on.
+
+        Raises BusUnavailable, and BusRefused where it may not be done.
+        """
+
     async def ask(self, subject: str, body: bytes, within: float) -> bytes:
         """Asks whoever answers there, for at most `within` seconds. Raises BusUnavailable if nobody does, or not in time."""
 

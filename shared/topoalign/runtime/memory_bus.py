@@ -69,6 +69,12 @@ class Log:
             self._ids.pop(old.message.headers.get("Nats-Msg-Id", ""), None)
         del self.kept[start:stop]
 
+    def forget(self, subject: str) -> None:
+        """Forgets the messages of matching subjects."""
+        for index in reversed(range(len(self.kept))):
+            if stores.matches(subject, self.kept[index].message.subject):
+                self.drop(index, index + 1)
+
     def index_after(self, position: int) -> int:
         return bisect_right(self.kept, position, key=lambda received: received.position)
 
@@ -159,6 +165,10 @@ class MemoryBus:
             if stores.matches(subject, received.message.subject):
                 return received.position
         return 0
+
+    async def forget(self, stream: Stream, subject: str) -> None:
+        await anyio.lowlevel.checkpoint()
+        self._logs[stream].forget(subject)
 
     def answers(self, subject: str) -> bool:
         """Whether somebody in this process answers there."""

@@ -43,6 +43,10 @@ class NodeBus:
         bus = self._local if stream is Stream.NODES and self._is_own(subject) else self.hub
         return await bus.last_position(stream, subject)
 
+    async def forget(self, stream: Stream, subject: str) -> None:
+        await self._local.forget(stream, subject)
+        await self.hub.forget(stream, subject)
+
     async def ask(self, subject: str, body: bytes, within: float) -> bytes:
         bus = self._local if self._local.answers(subject) else self.hub
         return await bus.ask(subject, body, within)

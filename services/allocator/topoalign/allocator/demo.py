@@ -32,7 +32,15 @@ from topoalign.allocator.demo_pods import (
     third_pods,
     worded,
 )
-from topoalign.allocator.demo_stage import MACHINE, described_machine, hub, rules, services, settings
+from topoalign.allocator.demo_stage import (
+    MACHINE,
+    described_machine,
+    hub,
+    leaving_no_trace,
+    rules,
+    services,
+    settings,
+)
 from topoalign.allocator.kubelet.standin import KubeletStandIn
 from topoalign.cli import output, people
 from topoalign.cli.link import connected
@@ -114,7 +122,12 @@ async def demo(machine: str | None, node: NodeName, nats: str | None, kubelet_di
         directory.mkdir(parents=True, exist_ok=True)
     if kubelet_dir is None:
         machine = machine or described_machine()
-    async with hub(nats, scratch) as url, connected(url, LOG_LEVEL) as bus, background() as tasks:
+    async with (
+        hub(nats, scratch) as url,
+        connected(url, LOG_LEVEL) as bus,
+        leaving_no_trace(bus, node, nats is not None and kubelet_dir is None),
+        background() as tasks,
+    ):
         if kubelet_dir is None:
             names = NODE_SERVICES if nats is not None else (*NODE_SERVICES, "registry")
             await tasks.start(services, names, settings(machine, node, url, plugins, scratch))

@@ -7,13 +7,17 @@ Whatever is there already is used: a NATS that was named, the machine of the env
 import ctypes
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+import anyio
 import click
 from anyio.abc import TaskStatus
 
+from topoalign.client.forgetting import forget_node, has_spoken
+from topoalign.core.errors import Unavailable
 from topoalign.core.ids import NodeName
+from topoalign.core.ports import Bus
 from topoalign.core.requests import AdmissionRules, Policy
 from topoalign.core.topology.model import Topology
 from topoalign.runtime.nats_server import local_nats
@@ -22,6 +26,8 @@ from topoalign.runtime.settings import PREFIX
 
 MACHINE = "dgx-a100"
 """What is played where there is no GPU driver."""
+CLEANING_SECONDS = 5.0
+"""For what the demo's node said to be deleted; a NATS that takes longer keeps it."""
 KUBELETS_NUMA_NODES = 8
 """Unless it is told to take more (kubelet v1.36.3, max-allowable-numa-nodes)."""
 
@@ -34,6 +40,21 @@ async def hub(nats: str | None, scratch: Path) -> AsyncIterator[str]:
         return
     async with local_nats(scratch / "nats") as url:
         yield url
+
+
+@asynccontextmanager
+async def leaving_no_trace(bus: Bus, node: NodeName, ours: bool) -> AsyncIterator[None]:
+    """
+    Afterwards the streams keep nothing of the demo's node, so that no registry shows it for good. `ours`: the node's
+    services run here, on streams that live on. What a node of this name said before the demo is left alone.
+    """
+    ours = ours and not await has_spoken(bus, node)
+    try:
+        yield
+    finally:
+        if ours:
+            with anyio.move_on_after(CLEANING_SECONDS, shield=True), suppress(Unavailable):
+                await forget_node(bus, node)
 
 
 async def services(names: Sequence[str], environment: Mapping[str, str], *, task_status: TaskStatus[None]) -> None:

@@ -59,6 +59,10 @@ class Cluster:
         """Notes whether the node's allocator is there."""
         self._members[node].answering = answering
 
+    def forget(self, node: NodeName) -> None:
+        """Shows this node no more, until it speaks again."""
+        self._members.pop(node, None)
+
     def member(self, node: NodeName) -> Member:
         """Raises NotFound."""
         try:

@@ -15,6 +15,7 @@ import structlog
 from anyio.abc import TaskStatus
 
 from topoalign.client import Client, Heard
+from topoalign.client.forgetting import has_spoken
 from topoalign.core.errors import Unavailable
 from topoalign.core.events import LedgerFact
 from topoalign.core.ids import NodeName
@@ -105,5 +106,16 @@ class Registry:
                 if self._cluster.member(node).answering:
                     log.warning("allocator away", node=node, finding=error.finding)
                 self._cluster.answers(node, False)
+                await self._forget_if_deleted(node)
             else:
                 self._cluster.answers(node, True)
+
+    async def _forget_if_deleted(self, node: NodeName) -> None:
+        """A node that is away and of which the streams keep nothing was deleted by an operator (`topoalign forget`)."""
+        try:
+            if await has_spoken(self._bus, node):
+                return
+        except Unavailable:  # what the bus does not say now it says at the next look
+            return
+        self._cluster.forget(node)
+        log.info("node forgotten", node=node, reason="it is away, and everything it said was deleted")

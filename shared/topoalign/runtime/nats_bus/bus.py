@@ -28,7 +28,7 @@ from topoalign.runtime.nats_bus.connection import Connection, open_connection
 from topoalign.runtime.nats_bus.follower import Follower
 from topoalign.runtime.nats_bus.library import contained
 from topoalign.runtime.nats_bus.selftest import SelfTest
-from topoalign.runtime.nats_bus.stored import NO_MESSAGE, Acknowledgement, found, message_of
+from topoalign.runtime.nats_bus.stored import NO_MESSAGE, Acknowledgement, found, message_of, purge
 from topoalign.runtime.tasks import background, lasting
 
 PUBLISH_SECONDS = 2.0
@@ -115,6 +115,9 @@ class NatsBus:
         if last.error is not None and last.error.err_code != NO_MESSAGE:
             raise stores.refused(f"store {stream}", last.error)
         return last.message.seq
+
+    async def forget(self, stream: Stream, subject: str) -> None:
+        await purge(self.live(), stream, subject)
 
     async def ask(self, subject: str, body: bytes, within: float) -> bytes:
         stores.check_size(subject, body)

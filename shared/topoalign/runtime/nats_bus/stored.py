@@ -42,6 +42,14 @@ async def found(connection: Connection, stream: Stream, wanted: dict[str, object
     return msgspec.json.decode(answer, type=Found)
 
 
+async def purge(connection: Connection, stream: Stream, subject: str) -> None:
+    """Deletes the messages of matching subjects. Raises BusUnavailable, and BusRefused where it may not be done."""
+    answer = await connection.api(f"$JS.API.STREAM.PURGE.{stream}", msgspec.json.encode({"filter": subject}))
+    error = msgspec.json.decode(answer, type=Found).error
+    if error is not None and error.err_code != stores.NOT_FOUND:
+        raise stores.refused(f"deleting from store {stream}", error)
+
+
 def message_of(stored: Stored) -> Message | None:
     """The message as it was published. None: its headers are not lines of a name and a value, or have a name twice."""
     try:

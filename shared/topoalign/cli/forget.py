@@ -1,0 +1,63 @@
+"""`topoalign forget`: what a node said that is gone for good is deleted, so that nobody shows it any more."""
+
+import os
+
+import anyio
+import click
+import msgspec
+
+from topoalign.cli import output
+from topoalign.cli.link import CONNECT_SECONDS, connected, located
+from topoalign.client.forgetting import forget_node, has_spoken
+from topoalign.core import wire
+from topoalign.core.errors import BadRequest, NotFound, Unavailable, clean
+from topoalign.core.ids import NodeName
+from topoalign.core.requests import ExplainRequest
+
+
+class NodeLives(BadRequest):
+    """The node is not gone: its allocator answers."""
+
+    code = "NodeLives"
+
+    def __init__(self, node: NodeName) -> None:
+        super().__init__(
+            f"the allocator of node {clean(node)} answers", "stop the node's agent first, or name another node"
+        )
+
+
+async def forget_gone(url: str, node: NodeName) -> None:
+    """The same for a node that does not live. Raises NodeLives, and NotFound for one that nobody ever heard of."""
+    async with connected(url) as bus:
+        question = msgspec.json.encode(ExplainRequest(node=node, target=""))
+        try:
+            await bus.ask(wire.admission_subject(node, "explain"), question, CONNECT_SECONDS)
+        except Unavailable:
+            pass
+        else:
+            raise NodeLives(node)
+        if not await has_spoken(bus, node):
+            raise NotFound("node", node, "GET /v1/nodes of the registry lists the nodes that have announced themselves")
+        await forget_node(bus, node)
+
+
+@click.command()
+@click.argument("node")
+@click.option("--nats", envvar="TOPOALIGN_NATS_URL", metavar="URL", help="NATS.  [default: that of `up`]")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def forget(node: str, nats: str | None, as_json: bool) -> None:
+    """
+    Delete what a node said that is gone for good; registries stop showing it at their next look.
+
+    Refused while the node's allocator answers. Needs the permission to purge streams.
+
+    \b
+    Examples:
+      topoalign forget gpu-7
+    """
+    url, meant = located(nats, node, os.environ)
+    anyio.run(forget_gone, url, meant)
+    if as_json:
+        output.document({"forgotten": meant})
+    else:
+        output.say(f"{clean(meant)} is forgotten")

@@ -1,0 +1,28 @@
+"""Deleting what a node said that is gone for good, and seeing that somebody has."""
+
+from topoalign.core import wire
+from topoalign.core.events import LedgerFact
+from topoalign.core.ids import NodeName
+from topoalign.core.ports import Bus, Stream
+
+
+def subjects_of(node: NodeName) -> list[tuple[Stream, str]]:
+    """Stream and subject of everything that a node can have said."""
+    return [
+        (
+            Stream.ALLOCATIONS if issubclass(event, LedgerFact) else Stream.NODES,
+            f"{wire.PREFIX}.{pattern.format(node=wire.token(node))}",
+        )
+        for event, (pattern, _) in wire.SUBJECTS.items()
+    ]
+
+
+async def has_spoken(bus: Bus, node: NodeName) -> bool:
+    """Whether the streams keep anything that this node said. Raises BusUnavailable, BusRefused."""
+    return any([await bus.last_position(stream, subject) for stream, subject in subjects_of(node)])
+
+
+async def forget_node(bus: Bus, node: NodeName) -> None:
+    """Deletes everything that the node said. Raises BusUnavailable, and BusRefused where it may not be done."""
+    for stream, subject in subjects_of(node):
+        await bus.forget(stream, subject)

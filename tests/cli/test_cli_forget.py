@@ -1,0 +1,55 @@
+"""`topoalign forget` deletes what a node said that is gone, and refuses for one that lives or was never heard of."""
+
+import json
+from pathlib import Path
+
+import anyio
+import pytest
+
+from topoalign.cli import root
+from topoalign.client.forgetting import has_spoken, subjects_of
+from topoalign.core import wire
+from topoalign.core.events import AllocationsSnapshot
+from topoalign.core.ids import NodeName
+from topoalign.core.ports import Endpoint
+from topoalign.runtime.nats_bus import connect_bus
+from topoalign.runtime.nats_server import local_nats
+
+pytestmark = pytest.mark.anyio
+GONE, LIVING = NodeName("gone.example.com"), NodeName("living")
+
+
+async def no_answer(body: bytes) -> bytes:
+    return wire.answer(None)
+
+
+async def run(*arguments: str) -> int:
+    return await anyio.to_thread.run_sync(root.run, arguments)
+
+
+async def test_a_node_that_is_gone_is_forgotten_and_one_that_lives_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with local_nats(tmp_path) as url, connect_bus(url) as bus:
+        for node in (GONE, LIVING):
+            await bus.publish(
+                wire.encode(AllocationsSnapshot(node=node, epoch=1, seq=1, allocations=(), digest=""), 1.0)
+            )
+        endpoint = Endpoint(name="explain", subject=wire.admission_subject(LIVING, "explain"), answer=no_answer)
+        async with bus.serve("topoalign-allocator", [endpoint]):
+            forgotten = await run("forget", GONE, "--nats", url, "--json")
+            printed = capsys.readouterr().out
+            answer = json.loads(printed[printed.index("{\n") :])  # after what the bus of this test has logged
+            refused = await run("forget", LIVING, "--nats", url)
+            unheard = await run("forget", "nobody", "--nats", url)
+        spoken = [await has_spoken(bus, node) for node in (GONE, LIVING)]
+
+    errors = capsys.readouterr().err
+    assert (0, {"forgotten": GONE}) == (forgotten, answer)
+    assert (5, 3) == (refused, unheard)
+    assert "the allocator of node living answers" in errors
+    assert [False, True] == spoken
+
+
+def test_everything_that_a_node_can_say_is_covered() -> None:
+    assert len(wire.SUBJECTS) == len({subject for _, subject in subjects_of(GONE)})
