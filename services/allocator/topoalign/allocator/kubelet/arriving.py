@@ -6,7 +6,9 @@ together have one, and where that is reached the request that began first ends: 
 what has been arriving for longest is least likely to be one of those. Bytes are counted before anything of them is decoded.
 """
 
+from asyncio import get_running_loop
 from dataclasses import dataclass
+from functools import partial
 
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
@@ -91,7 +93,13 @@ class Arriving:
         arrival.frames += 1
         self.size += size + FRAME_BYTES
         if arrival.too_large:
-            self._cut(stream, Status.RESOURCE_EXHAUSTED, f"a request has at most {arrival.most} bytes here")
+            cut = partial(
+                self._cut, stream, Status.RESOURCE_EXHAUSTED, f"a request has at most {arrival.most} bytes here"
+            )
+            if stream.wrapper is None:
+                get_running_loop().call_soon(cut)  # its call begins to run in the next round
+            else:
+                cut()
         if self.size > MOST_BYTES:
             for oldest in [each for each, it in self._arrivals.items() if not it.taken]:
                 self._cut(
@@ -122,7 +130,7 @@ class Arriving:
             self.size -= arrival.held
 
     def _cut(self, stream: Stream, status: Status, why: str) -> None:
-        """Ends a call. What it held is freed in the next round of the loop. One that has not begun to run waits for that."""
+        """Ends a call, if it has begun to run. What it held is freed in the next round of the loop."""
         if stream.wrapper is not None and not stream.wrapper.cancelled:
             stream.wrapper.cancel(GRPCError(status, why))
             self.end(stream)
