@@ -156,6 +156,13 @@ async def test_frames_come_out_as_they_went_in_however_they_arrive(
     assert 0 == len(frames)
 
 
+async def test_many_small_frames_are_as_much_work_as_many_large_ones() -> None:
+    frames = begun()
+    frames.add(frame(Kind.PING, bytes(8)) * 1_000)
+
+    assert [PORTION] * 5 == [count(frames.take()) for _ in range(5)]
+
+
 def count(part: bytes) -> int:
     """The frames in there; raises where the last is not whole."""
     frames = 0
