@@ -17,7 +17,7 @@ from topoalign.core.errors import (
     TopoalignError,
     Undecodable,
 )
-from topoalign.core.wire import Failure, RemoteBadRequest, RemoteNoFit, RemoteUnavailable
+from topoalign.core.remote import Failure, RemoteBadRequest, RemoteNoFit, RemoteUnavailable
 
 
 def remote(fault: str, code: str) -> Failure:

@@ -14,6 +14,7 @@ from topoalign.core import wire
 from topoalign.core.errors import BusRefused, BusUnavailable, IdTaken
 from topoalign.core.ids import NodeName
 from topoalign.core.ports import Bus, Endpoint, Message, Stream
+from topoalign.core.remote import RemoteUnavailable
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats
@@ -319,7 +320,7 @@ async def test_a_defect_in_a_service_is_an_answer_without_its_text(bus: Bus) -> 
         answer = await bus.ask("test.fail", b"", 5)
 
     assert b"secret" not in answer
-    with pytest.raises(wire.RemoteUnavailable):
+    with pytest.raises(RemoteUnavailable):
         wire.answered(answer, str)
 
 
@@ -328,7 +329,7 @@ async def test_an_answer_or_a_question_that_is_too_large_is_said_to_be(bus: Bus)
         return b" " * 1_000_001
 
     async with bus.serve("topoalign-test", [Endpoint(name="large", subject="test.large", answer=large)]):
-        with pytest.raises(wire.RemoteUnavailable, match="1000001 bytes"):
+        with pytest.raises(RemoteUnavailable, match="1000001 bytes"):
             wire.answered(await bus.ask("test.large", b"", 5), str)
         with pytest.raises(BusRefused, match="1000001 bytes"):
             await bus.ask("test.large", b" " * 1_000_001, 5)

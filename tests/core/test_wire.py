@@ -31,6 +31,7 @@ from topoalign.core.events import (
 )
 from topoalign.core.ids import AllocationID, NodeName
 from topoalign.core.ports import Message
+from topoalign.core.remote import RemoteBadRequest, RemoteUnavailable
 from topoalign.core.requests import SnapshotRequest
 from topoalign.core.topology.model import Topology
 
@@ -295,8 +296,8 @@ def test_a_dead_letter_takes_over_no_header_that_events_do_not_have(name: str) -
 
 def test_a_failure_comes_back_as_an_error_of_the_same_fault_with_the_code_of_the_other_side() -> None:
     for error, kind in (
-        (NotFound("node", "n", "look"), wire.RemoteBadRequest),
-        (BusUnavailable("gone"), wire.RemoteUnavailable),
+        (NotFound("node", "n", "look"), RemoteBadRequest),
+        (BusUnavailable("gone"), RemoteUnavailable),
     ):
         with pytest.raises(kind) as caught:
             wire.answered(wire.failure(error), int)

@@ -23,6 +23,7 @@ from topoalign.core.hints.providers import answer
 from topoalign.core.ids import CPU, GPU, NIC, ContainerName, NodeName, PodName
 from topoalign.core.maintenance import TrustRequest
 from topoalign.core.ports import Endpoint
+from topoalign.core.remote import RemoteBadRequest, RemoteNoFit, RemoteUnavailable
 from topoalign.core.requests import (
     AdmissionRules,
     AllocateRequest,
@@ -193,7 +194,7 @@ async def test_without_a_hinting_service_the_decision_is_the_same() -> None:
 async def test_a_request_cannot_take_the_cpus_that_the_node_keeps_for_itself() -> None:
     node = Node(rules=AdmissionRules(reserved_cpus="0-3"))
     async with node.serving():
-        with pytest.raises(wire.RemoteBadRequest, match="reserved_cpus: is the node's own"):
+        with pytest.raises(RemoteBadRequest, match="reserved_cpus: is the node's own"):
             await allocate(node.bus, NODE, pod("greedy", cpus=2), reserved_cpus="")
         decision = await allocate(node.bus, NODE, pod("modest", cpus=8, memory=1))
 
@@ -209,7 +210,7 @@ async def test_a_resource_that_the_node_lacks_is_refused_in_every_mode() -> None
             try:
                 decision = await allocate(node.bus, NODE, pod(f"in-{mode}", gpus=2), mode=mode)
                 assert isinstance(decision, Refusal)
-            except wire.RemoteNoFit as refused:
+            except RemoteNoFit as refused:
                 assert "UnknownResource" == refused.failure.code
 
     assert {} == node.ledger.state.allocations
@@ -218,7 +219,7 @@ async def test_a_resource_that_the_node_lacks_is_refused_in_every_mode() -> None
 async def test_before_the_hardware_is_known_nothing_is_decided_and_nothing_recorded() -> None:
     node = Node()
     async with node.serving(known=False):
-        with pytest.raises(wire.RemoteUnavailable, match="not known yet"):
+        with pytest.raises(RemoteUnavailable, match="not known yet"):
             await allocate(node.bus, NODE, pod("early", gpus=1))
 
     assert 1 == node.ledger.state.seq
@@ -229,7 +230,7 @@ async def test_asking_again_for_a_pod_gives_the_same_allocation_and_another_requ
     async with node.serving():
         first = await allocate(node.bus, NODE, pod("train", gpus=2, cpus=8, memory=8))
         again = await allocate(node.bus, NODE, pod("train", gpus=2, cpus=8, memory=8))
-        with pytest.raises(wire.RemoteBadRequest) as refused:
+        with pytest.raises(RemoteBadRequest) as refused:
             await allocate(node.bus, NODE, pod("train", gpus=4))
 
     assert isinstance(first, Admission) and isinstance(again, Admission)
@@ -248,7 +249,7 @@ async def test_a_pod_of_which_a_part_was_given_back_does_not_hold_what_it_asks_f
         first = await allocate(node.bus, NODE, asked)
         assert isinstance(first, Admission)
         await release(node.bus, NODE, first.allocations[1].id)
-        with pytest.raises(wire.RemoteBadRequest) as refused:
+        with pytest.raises(RemoteBadRequest) as refused:
             await allocate(node.bus, NODE, asked)
 
     assert "PodAlreadyAllocated" == refused.value.failure.code
@@ -308,7 +309,7 @@ async def test_on_a_node_with_a_kubelet_nothing_is_given_or_taken_back_over_the_
     before = node.ledger.state
     async with node.serving():
         for deed in (allocate(node.bus, NODE, pod("more", gpus=1)), release(node.bus, NODE, "default/train")):
-            with pytest.raises(wire.RemoteBadRequest) as refused:
+            with pytest.raises(RemoteBadRequest) as refused:
                 await deed
             assert "KubeletOwnsDevices" == refused.value.failure.code
 
@@ -419,11 +420,11 @@ async def test_a_pod_that_is_decided_jointly_may_be_asked_for_again_though_it_go
     async with node.serving(), node.hinting(None):
         first = await allocate(node.bus, NODE, together("train", gpus=4, nics=1))
         again = await allocate(node.bus, NODE, together("train", gpus=4, nics=1))
-        with pytest.raises(wire.RemoteBadRequest, match="already holds"):
+        with pytest.raises(RemoteBadRequest, match="already holds"):
             await allocate(node.bus, NODE, together("train", gpus=3, nics=1))
-        with pytest.raises(wire.RemoteBadRequest, match="already holds"):
+        with pytest.raises(RemoteBadRequest, match="already holds"):
             await allocate(node.bus, NODE, pod("train", gpus=4, nics=1))
-        with pytest.raises(wire.RemoteBadRequest, match="already holds"):
+        with pytest.raises(RemoteBadRequest, match="already holds"):
             await allocate(node.bus, NODE, together("train", gpus=4, nics=1, vf=True))
 
     assert isinstance(first, Admission) and isinstance(again, Admission)
@@ -452,9 +453,9 @@ async def test_annotations_that_cannot_be_meant_are_refused_and_nothing_is_recor
     node = Node()
     odd = msgspec.structs.replace(pod("odd", gpus=1), annotations={"topoalign.io/nonsense": "x"})
     async with node.serving():
-        with pytest.raises(wire.RemoteBadRequest, match="nonsense"):
+        with pytest.raises(RemoteBadRequest, match="nonsense"):
             await allocate(node.bus, NODE, odd)
-        with pytest.raises(wire.RemoteBadRequest, match="koordinatr"):
+        with pytest.raises(RemoteBadRequest, match="koordinatr"):
             await allocate(node.bus, NODE, together("train", gpus=1), compat="koordinatr")
 
     assert {} == node.ledger.state.allocations
@@ -467,7 +468,7 @@ async def test_in_doubt_nothing_new_is_given_out_until_somebody_confirms_the_rec
         held = await allocate(node.bus, NODE, pod("held", gpus=2))
         await allocate(node.bus, NODE, pod("ends", gpus=2))
         node.journal.doubt = "line 7 cannot be decoded"
-        with pytest.raises(wire.RemoteUnavailable) as refused:
+        with pytest.raises(RemoteUnavailable) as refused:
             await allocate(node.bus, NODE, pod("new", gpus=1))
         foreseen = await node.admissions.what_if(AllocateRequest(node=NODE, pod=pod("new", gpus=1)))
         again = await allocate(node.bus, NODE, pod("held", gpus=2))

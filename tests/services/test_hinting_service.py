@@ -9,6 +9,7 @@ from topoalign.core.events import DeviceHealth, DeviceHealthChanged, HealthState
 from topoalign.core.hints import providers
 from topoalign.core.hints.model import HintAnswer, HintQuestion
 from topoalign.core.ids import CPU, GPU, ContainerName, NodeName, PodName
+from topoalign.core.remote import RemoteFailure
 from topoalign.core.requests import AdmissionRules, ContainerRequest, PodRequest
 from topoalign.core.state import NodeState
 from topoalign.hinting.main import serve
@@ -91,7 +92,7 @@ async def test_a_question_about_hardware_that_is_not_known_is_refused_by_a_code_
 async def refused(world: World, asked: HintQuestion) -> None:
     with pytest.raises(Unavailable) as caught:
         await world.ask(asked)
-    assert isinstance(caught.value, wire.RemoteFailure)
+    assert isinstance(caught.value, RemoteFailure)
     assert "UnknownTopology" == caught.value.failure.code
 
 

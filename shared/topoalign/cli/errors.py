@@ -53,7 +53,7 @@ def exit_code(error: TopoalignError) -> int:
 
 def code_of(error: TopoalignError) -> str:
     """The stable word for the error: where another process failed, its word."""
-    from topoalign.core.wire import RemoteFailure  # only now: most commands end without an error
+    from topoalign.core.remote import RemoteFailure  # only now: most commands end without an error
 
     return error.failure.code if isinstance(error, RemoteFailure) else error.code
 

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from topoalign.core.errors import BadRequest, NoFit, TopoalignError, Unavailable, Undecodable, clean
+from topoalign.core.errors import BadRequest, NoFit, TopoalignError, Undecodable, clean
 from topoalign.core.events import (
     AllocationBound,
     AllocationDeviated,
@@ -30,6 +30,7 @@ from topoalign.core.events import (
 from topoalign.core.ids import NodeName
 from topoalign.core.maintenance import Word
 from topoalign.core.ports import Message
+from topoalign.core.remote import Failure, RemoteFailure, remote
 from topoalign.core.topology.validate import check_bounds
 
 T = TypeVar("T")
@@ -235,36 +236,6 @@ def devices_subject(node: NodeName, word: Word) -> str:
     return f"{PREFIX}.devices.{token(node)}.{word}"
 
 
-class Failure(msgspec.Struct, frozen=True, kw_only=True, tag="Failure"):
-    """The answer to a question that could not be answered."""
-
-    fault: str
-    """Whose: `request`, `fit` or `service`."""
-    code: str
-    finding: str
-    remedy: str
-
-
-class RemoteFailure(TopoalignError):
-    """A failure that another service answered with, as this side's error; `code` is the other side's."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.finding, failure.remedy)
-        self.failure = failure
-
-
-class RemoteBadRequest(RemoteFailure, BadRequest):
-    pass
-
-
-class RemoteNoFit(RemoteFailure, NoFit):
-    pass
-
-
-class RemoteUnavailable(RemoteFailure, Unavailable):
-    pass
-
-
 def answer(result: object) -> bytes:
     """The body of a good answer."""
     return msgspec.json.encode({"ok": result})
@@ -286,16 +257,6 @@ def answered(body: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(reply["ok"], type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError, RecursionError) as error:
         raise Undecodable("an answer", clean(str(error), 200)) from error
-
-
-def remote(failed: Failure) -> RemoteFailure:
-    match failed.fault:
-        case "request":
-            return RemoteBadRequest(failed)
-        case "fit":
-            return RemoteNoFit(failed)
-        case _:
-            return RemoteUnavailable(failed)
 
 
 def question(body: bytes, kind: type[T]) -> T:

@@ -291,12 +291,9 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, di
 
     def describe(self) -> str:
         """One line for people: `2 sockets, 8 NUMA nodes, CPUs 0-255, 8 GPUs, 10 NICs`."""
-        counts = [
-            (len({cpu.socket for cpu in self.cpus}), "socket"),
-            (len(self.nodes), "NUMA node"),
-            (len(self.gpus), "GPU"),
-            (len(self.nics), "NIC"),
-        ]
-        sockets, nodes, gpus, nics = (f"{count} {noun}{'' if count == 1 else 's'}" for count, noun in counts)
+        sockets = len({cpu.socket for cpu in self.cpus})
+        counts = {"socket": sockets, "NUMA node": len(self.nodes), "GPU": len(self.gpus), "NIC": len(self.nics)}
+        worded = (f"{count} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items())
+        of_sockets, of_nodes, of_gpus, of_nics = worded
         cpus = format_cpuset(cpu.id for cpu in self.cpus)
-        return f"{sockets}, {nodes}, CPUs {cpus or 'unknown'}, {gpus}, {nics}"
+        return f"{of_sockets}, {of_nodes}, CPUs {cpus or 'unknown'}, {of_gpus}, {of_nics}"
