@@ -279,7 +279,7 @@ def test_a_nic_is_near_the_node_of_a_gpu_that_it_reaches_without_leaving_it() ->
     assert [(0,), ()] == [nic.numa_affinity for nic in machine.nics]
 
 
-def test_of_several_gpus_the_first_says_where_a_nic_or_a_shared_cpu_is() -> None:
+def test_of_several_gpus_the_first_says_where_a_shared_cpu_is_and_the_nearest_where_a_nic_is() -> None:
     text = (
         WHOLE.replace("8-15,24-31", "4-15,24-31")
         .replace("PIX\tSYS\t0-7", "PIX\tNODE\t0-7")
@@ -291,7 +291,7 @@ def test_of_several_gpus_the_first_says_where_a_nic_or_a_shared_cpu_is() -> None
         0: frozenset([*range(8), *range(16, 24)]),
         1: frozenset([*range(8, 16), *range(24, 32)]),
     } == machine.cpus_by_node
-    assert [(0,), (0,)] == [nic.numa_affinity for nic in machine.nics]
+    assert [(0,), (1,)] == [nic.numa_affinity for nic in machine.nics], "PXB to GPU1 is nearer than NODE to GPU0"
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "hello", "\tGPU\tNIC\n", "CPU Affinity\tNUMA Affinity\n", "GPU" * 1000])

@@ -4,13 +4,15 @@ A machine as `nvidia-smi topo -m` shows it: read from a paste, and printed again
 A matrix tells less than a machine has. What it leaves open is read so:
 
 - CPUs are the union of the CPU affinities, with one thread per core; a socket, and its last-level cache, is what lies on
-  one NUMA node. A CPU belongs to the first node of the NUMA affinity beside it; of several, to that of the first GPU.
+  one NUMA node, and nobody is told that it is one (`sockets_known`). A CPU belongs to the first node of the NUMA affinity
+  beside it; of several, to that of the first GPU.
 - Where the column NUMA Affinity is missing, GPUs with equal CPU affinities are on one node, because the driver prints the
   CPUs of the GPU's node; the nodes are numbered in the order of their lowest CPU.
 - Where it is there but says `N/A` or nothing, the GPU's node is unknown. If no GPU's is known, CPUs are put on nodes as if
   the column were missing; else CPUs that stand beside unknown nodes only are left out.
 - Memory is unknown. The node of a GPU's own memory (GPU NUMA ID) exists and has no CPUs.
-- A NIC is near the nodes of the first GPU that it reaches without leaving the NUMA node (NODE or nearer).
+- A NIC is near the nodes of the nearest GPU that it reaches without leaving the NUMA node (PIX before PXB, NODE at most),
+  of several the first.
 - `NV4` tells the NVLinks of a pair and hides their PCIe path. GPUs have no uuid: they are called `GPU-<index>`.
 """
 
@@ -29,6 +31,7 @@ from topoalign.machines.nvidia_smi_print import print_matrix
 __all__ = ["Matrix", "print_matrix", "read", "read_matrix", "topology_of"]
 
 Nodes = tuple[int, ...]
+NEAREST_FIRST = tuple(PcieClass)
 WITHIN_A_NODE = frozenset(PcieClass) - {PcieClass.SYS}
 
 
@@ -63,6 +66,8 @@ def topology_of(matrix: Matrix) -> Topology:
         gpus=gpus,
         nics=_nics(matrix, ids, affinities),
         links=_links(matrix, ids),
+        sockets_known=False,
+        nodes_known=any(map(ids_of, (matrix.numa_affinity or {}).values())),
     )
     try:
         validate(topology)
@@ -100,15 +105,17 @@ def _cpus(
 
 
 def _nics(matrix: Matrix, ids: Mapping[str, DeviceID], affinities: Mapping[str, Nodes]) -> tuple[Nic, ...]:
-    near: dict[str, Nodes] = {}
+    near: dict[str, tuple[int, Nodes]] = {}
     for a, b, cell in matrix.pairs():
         if a in affinities and b not in affinities and cell in WITHIN_A_NODE:
-            near.setdefault(b, affinities[a])
+            distance = NEAREST_FIRST.index(PcieClass(cell))
+            if b not in near or distance < near[b][0]:
+                near[b] = distance, affinities[a]
     return tuple(
         Nic(
             id=ids[nic],
             index=int(nic.removeprefix("NIC")) if matrix.nics_are_numbered else position,
-            numa_affinity=near.get(nic, ()),
+            numa_affinity=near[nic][1] if nic in near else (),
         )
         for position, nic in enumerate(matrix.nics)
     )

@@ -3,8 +3,8 @@ Prints a machine as `nvidia-smi topo -m` does, byte for byte: the form that peop
 
 Columns are split by tabs, the header begins with one, `X` has a blank on either side, no line ends in blanks. In the rows
 of GPUs an empty cell stands before GPU NUMA ID, as drivers print it; rows of NICs end with their last device. What is not
-known is `N/A`. The wide form adds columns on the right and changes nothing else, so that whatever reads the first columns
-still reads them.
+known is `N/A`, and NUMA nodes that are a guess have no column, as with older drivers. The wide form adds columns on the
+right and changes nothing else, so that whatever reads the first columns still reads them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,13 +44,14 @@ def print_matrix(topology: Topology, wide: bool = False, used_by: Mapping[Device
 
 def _matrix(topology: Topology) -> list[str]:
     devices: list[Gpu | Nic] = [*topology.gpus, *topology.nics]
-    header = ["", *map(_label, devices), CPU_AFFINITY, NUMA_AFFINITY, GPU_NUMA_ID]
+    told = topology.nodes_known or not any(gpu.numa_affinity for gpu in topology.gpus)
+    header = ["", *map(_label, devices), CPU_AFFINITY, *[NUMA_AFFINITY] * told, GPU_NUMA_ID]
     rows = ["\t".join(header)]
     for device in devices:
         cells = [_label(device), *(_cell(topology, device.id, other.id) for other in devices)]
         if isinstance(device, Gpu):
             memory_node = UNKNOWN if device.memory_node is None else str(device.memory_node)
-            cells += [_ids(device.cpu_affinity), _ids(device.numa_affinity), "", memory_node]
+            cells += [_ids(device.cpu_affinity), *[_ids(device.numa_affinity)] * told, "", memory_node]
         rows.append("\t".join(cells))
     return rows
 

@@ -93,7 +93,8 @@ def device_of(
     facts = gpu_facts(one) if isinstance(one, Gpu) else nic_facts(one)
     facts |= health_facts(health) | {"held by": ", ".join(holders)}
     story = [f"{device.name} {clean(one.id, 130)}", f"PCI {clean(one.pci or 'unknown')}"]
-    story.append(f"NUMA {format_cpuset(one.numa_affinity) or 'unknown'}")
+    nodes = format_cpuset(one.numa_affinity) if topology.nodes_known else ""
+    story.append(f"NUMA {nodes or 'unknown'}")
     story += [f"{what} {text}".strip() for what, text in facts.items() if text]
     return replace(device, story="\n".join(story))
 

@@ -5,13 +5,16 @@ from dataclasses import dataclass
 
 from topoalign.cli.draw.device import Device, device_of, holders_of
 from topoalign.cli.draw.nvlinks import NvLinks, nvlinks_of
-from topoalign.cli.draw.tree import Child, devices_in, pcie_tree
+from topoalign.cli.draw.tree import MEANINGS, PATHS, Child, devices_in, paths_in, pcie_tree
 from topoalign.cli.quantities import binary
 from topoalign.core.errors import clean
 from topoalign.core.events import Allocation, DeviceHealth
 from topoalign.core.ids import DeviceID
 from topoalign.core.topology.cpuset import format_cpuset
 from topoalign.core.topology.model import Gpu, Nic, Topology
+
+UNKNOWN = (-1,)
+"""In place of the sockets of a NUMA node."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ def diagram_of(
         groups=groups,
         nvlinks=nvlinks_of(topology),
         holders=tuple(holders),
-        notes=notes(topology, bare),
+        notes=(*paths(groups), *notes(topology, bare)),
     )
 
 
@@ -94,15 +97,20 @@ def grouped(topology: Topology, homes: Mapping[int | None, list[Device]]) -> tup
         memory = sizes.get(node)
         facts = [f"CPUs {format_cpuset(cpus)}" if cpus else "no CPUs known"]
         facts += [binary(memory)] if memory is not None else []
-        sockets.setdefault(on, []).append(Place(f"NUMA {node}", tuple(facts), pcie_tree(devices, parents)))
-    groups = [Group(socket_title(on), tuple(sockets[on])) for on in sorted(sockets, key=lambda on: (not on, on))]
+        title = f"NUMA {node}" if topology.nodes_known else "near these CPUs"
+        place = Place(title, tuple(facts), pcie_tree(devices, parents, topology.link_by_pair))
+        sockets.setdefault(on if topology.sockets_known else UNKNOWN, []).append(place)
     if None in homes:
-        lost = Place("NUMA unknown", (), pcie_tree(homes[None], parents))
-        groups.append(Group("Socket unknown", (lost,)))
+        lost = Place("NUMA unknown", (), pcie_tree(homes[None], parents, topology.link_by_pair))
+        sockets.setdefault(UNKNOWN, []).append(lost)
+    order = sorted(sockets, key=lambda on: (on == UNKNOWN, not on, on))
+    groups = [Group(socket_title(on), tuple(sockets[on])) for on in order]
     return tuple(groups), bare
 
 
 def socket_title(sockets: tuple[int, ...]) -> str:
+    if sockets == UNKNOWN:
+        return "Sockets unknown"
     if not sockets:
         return "On no socket"
     return f"Socket{'s' if len(sockets) > 1 else ''} {format_cpuset(sockets)}"
@@ -115,6 +123,12 @@ def models(topology: Topology) -> list[str]:
         counts[clean(gpu.name)] = counts.get(clean(gpu.name), 0) + 1
     known = [f"{count} x {name}" for name, count in counts.items() if name]
     return [clean(", ".join(known), 200)] if known else []
+
+
+def paths(groups: Iterable[Group]) -> list[str]:
+    """What the groups that stand for unknown bridges mean, the nearest first."""
+    found = set().union(*(paths_in(place.children) for group in groups for place in group.places))
+    return [MEANINGS[path] for path in reversed(PATHS) if path in found]
 
 
 def notes(topology: Topology, bare: list[int]) -> tuple[str, ...]:

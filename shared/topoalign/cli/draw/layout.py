@@ -27,8 +27,7 @@ from topoalign.cli.draw.sizes import (
     apart,
     chosen_sizes,
 )
-from topoalign.cli.draw.tree import Bridge, Child
-from topoalign.core.errors import clean
+from topoalign.cli.draw.tree import MEANINGS, Bridge, Child
 from topoalign.core.ids import DeviceID
 
 LEAST_WIDTH, WIDEST_HEAD = 480.0, 1100.0
@@ -132,11 +131,10 @@ class Layout:
 
     def bar(self, bridge: Bridge, x: float, y: float, width: float) -> Box:
         """Draws a bridge as a bar above all that is below it."""
-        address = clean(bridge.address)
-        kinds = ("PCIe host bridge ", "host bridge ", "host ") if bridge.host else ("PCIe switch ", "switch ")
         role, fill = ("host", palette.HOST) if bridge.host else ("switch", palette.SWITCH)
-        box = Box(x + 2, y, width - 4, BAR, role, fill, radius=3, story=kinds[0] + address)
-        label = next((kind + address for kind in kinds if text_width(kind + address, SMALL) <= box.w - 8), address)
+        story = bridge.labels[0] if bridge.path is None else MEANINGS[bridge.path]
+        box = Box(x + 2, y, width - 4, BAR, role, fill, radius=3, story=story)
+        label = next((label for label in bridge.labels if text_width(label, SMALL) <= box.w - 8), bridge.labels[-1])
         self.add(box, Text(box.middle, y + 14, fitted(label, box.w - 6, SMALL), SMALL, anchor="middle"))
         return box
 

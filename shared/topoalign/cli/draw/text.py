@@ -21,7 +21,6 @@ import click
 from topoalign.cli.draw.device import Device, key
 from topoalign.cli.draw.diagram import Diagram, Group, Place
 from topoalign.cli.draw.tree import Bridge, Child
-from topoalign.core.errors import clean
 from topoalign.core.topology.cpuset import format_cpuset
 
 T = TypeVar("T")
@@ -97,7 +96,7 @@ def branches(children: Sequence[Child], width: int) -> Block:
 
 def bridge(of: Bridge, width: int) -> Block:
     """Its name, and below it what hangs on it; a single device hangs beside it."""
-    name = f"{'host bridge' if of.host else 'PCIe switch'} {clean(of.address)}"
+    name = of.labels[of.host and of.path is None]  # `host bridge …`, `PCIe switch …` or `PIX`
     below = branches(of.children, width)
     if len(of.children) == 1 and len(below) == 1 and len(name) + 1 + len(below[0]) <= width:
         return [f"{name} {below[0].replace('└', '─', 1)}"]

@@ -3,36 +3,104 @@ PCIe as people draw it: host bridges and switches, without the bridges on which 
 
 Linux shows every port of a switch as a bridge. Between two devices only the places matter where their ways part, so a
 chain of bridges counts as one, named after the last before the ways part: the switch's upstream port.
+
+Of a pasted matrix no bridge is known, only what lies between two devices. There groups stand in place of bridges.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import TypeAlias
 
 from topoalign.cli.draw.device import Device
+from topoalign.core.errors import clean
+from topoalign.core.ids import DeviceID
+from topoalign.core.topology.links import Link, PcieClass
 
 DEEPEST = 6
 """Levels that are drawn. Real machines have three; what is deeper hangs on the last of them."""
 
+FARTHEST_FIRST = tuple(reversed(PcieClass))
+PATHS = (PcieClass.PHB, PcieClass.PXB, PcieClass.PIX)
+MEANINGS = {
+    PcieClass.PHB: "PHB: between these devices is the PCIe host bridge",
+    PcieClass.PXB: "PXB: between these devices are several PCIe bridges, but not the host bridge",
+    PcieClass.PIX: "PIX: between these devices is at most one PCIe bridge",
+}
+"""Below a drawing."""
+
+Links = Mapping[tuple[DeviceID, DeviceID], Link]
 Ways = list[tuple[tuple[str, ...], Device]]
 """Devices, each with the bridges above it, from the host bridge down."""
 
 
 @dataclass(frozen=True)
 class Bridge:
-    """A host bridge, or a PCIe switch."""
+    """A host bridge, a PCIe switch, or what is known to lie between devices of which no bridge is known."""
 
     address: str
+    """"" where only the path is known."""
     host: bool
     children: tuple["Child", ...]
+    path: PcieClass | None = None
+    """What lies between the devices below it: PIX, PXB or PHB, as in a pasted matrix. None: it has an address."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What to call it, the longest first."""
+        if self.path is not None:
+            return (self.path.value,)
+        kinds = ("PCIe host bridge ", "host bridge ", "host ", "") if self.host else ("PCIe switch ", "switch ", "")
+        return tuple(kind + clean(self.address) for kind in kinds)
 
 
 Child: TypeAlias = Bridge | Device
 
 
-def pcie_tree(devices: Iterable[Device], parents: Mapping[str, str | None]) -> tuple[Child, ...]:
-    """The bridges with these devices beneath them, then the devices of which no bridge is known."""
-    return children([(way(device.bridge, parents), device) for device in devices], 0)
+def pcie_tree(devices: Iterable[Device], parents: Mapping[str, str | None], links: Links) -> tuple[Child, ...]:
+    """The bridges with these devices beneath them, then the devices of which no bridge is known, by their paths."""
+    ways = [(way(device.bridge, parents), device) for device in devices]
+    lost = sorted((device for bridges, device in ways if not bridges), key=lambda device: device.order)
+    return children([pair for pair in ways if pair[0]], 0) + by_path(lost, links, PATHS)
+
+
+def by_path(devices: Sequence[Device], links: Links, paths: Sequence[PcieClass]) -> tuple[Child, ...]:
+    """
+    Devices in groups within groups, the first of these paths outermost: PHB around PXB around PIX.
+
+    A group is devices that are connected by links of that path or a nearer one, if no link between two of them is known to
+    be farther. So 0-1 PIX, 2-3 PIX and all else PHB is PHB(PIX(0, 1), PIX(2, 3)). Where NVLinks hide a path it is not known.
+    """
+    if not paths or len(devices) < 2:
+        return tuple(devices)
+    near = set(PcieClass.__members__.values()) - set(FARTHEST_FIRST[: FARTHEST_FIRST.index(paths[0])])
+
+    def path(a: Device, b: Device) -> PcieClass | None:
+        link = links.get((a.id, b.id))
+        return None if link is None else link.pcie
+
+    found: list[Child] = []
+    for group in connected(devices, lambda a, b: path(a, b) in near):
+        inner = by_path(group, links, paths[1:])
+        whole = all(path(a, b) in (None, *near) for a, b in combinations(group, 2))
+        alone = len(inner) == 1
+        found += inner if alone or not whole else [Bridge("", paths[0] is PcieClass.PHB, inner, paths[0])]
+    return tuple(one for one in found if isinstance(one, Bridge)) + tuple(
+        one for one in found if isinstance(one, Device)
+    )
+
+
+def connected(devices: Sequence[Device], joined: Callable[[Device, Device], bool]) -> list[list[Device]]:
+    """The devices in groups, in order: two that are joined, directly or through others, are in one group."""
+    left, groups = list(devices), []
+    while left:
+        group = [left.pop(0)]
+        for one in group:  # grows while it is walked
+            beside = [other for other in left if joined(one, other)]
+            group += beside
+            left = [other for other in left if other not in beside]
+        groups.append(sorted(group, key=lambda device: device.order))
+    return groups
 
 
 def way(bridge: str | None, parents: Mapping[str, str | None]) -> tuple[str, ...]:
@@ -75,6 +143,13 @@ def devices_in(children: Iterable[Child]) -> list[Device]:
     for child in children:
         found += devices_in(child.children) if isinstance(child, Bridge) else [child]
     return found
+
+
+def paths_in(children: Iterable[Child]) -> set[PcieClass]:
+    """The paths that stand for bridges of which no address is known."""
+    bridges = [child for child in children if isinstance(child, Bridge)]
+    below = (paths_in(bridge.children) for bridge in bridges)
+    return {bridge.path for bridge in bridges if bridge.path is not None}.union(*below)
 
 
 def levels(children: Iterable[Child]) -> int:

@@ -189,6 +189,10 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, di
     """Devices of other device plugins."""
     offers: tuple[Offer, ...] | None = None
     """What the kubelet is offered. None: whole GPUs and whole NICs, each under its usual name."""
+    sockets_known: bool = True
+    """False: nothing told the sockets, as in a pasted matrix, and the CPUs of one NUMA node count as one socket."""
+    nodes_known: bool = True
+    """False: nothing told the NUMA nodes, and CPUs that GPUs name as theirs in one list count as one node."""
 
     @cached_property
     def devices(self) -> Mapping[ResourceName, Mapping[DeviceID, tuple[int, ...] | None]]:
@@ -290,10 +294,9 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, di
         return both
 
     def describe(self) -> str:
-        """One line for people: `2 sockets, 8 NUMA nodes, CPUs 0-255, 8 GPUs, 10 NICs`."""
-        sockets = len({cpu.socket for cpu in self.cpus})
-        counts = {"socket": sockets, "NUMA node": len(self.nodes), "GPU": len(self.gpus), "NIC": len(self.nics)}
-        worded = (f"{count} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items())
-        of_sockets, of_nodes, of_gpus, of_nics = worded
-        cpus = format_cpuset(cpu.id for cpu in self.cpus)
-        return f"{of_sockets}, {of_nodes}, CPUs {cpus or 'unknown'}, {of_gpus}, {of_nics}"
+        """One line for people: `2 sockets, 8 NUMA nodes, CPUs 0-255, 8 GPUs, 10 NICs`, without what is not known."""
+        sockets, nodes = len({cpu.socket for cpu in self.cpus}), len(self.nodes)
+        counts = {"socket": sockets, "NUMA node": nodes, "GPU": len(self.gpus), "NIC": len(self.nics)}
+        known = {"socket": self.sockets_known, "NUMA node": self.nodes_known}
+        said = [f"{n} {noun}{'' if n == 1 else 's'}" for noun, n in counts.items() if known.get(noun, True)]
+        return ", ".join([*said[:-2], f"CPUs {format_cpuset(cpu.id for cpu in self.cpus) or 'unknown'}", *said[-2:]])
