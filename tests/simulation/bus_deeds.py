@@ -2,15 +2,21 @@
 
 from typing import TYPE_CHECKING
 
+import anyio
 import msgspec
 from simulation.refusals import sound
 from simulation.world import NODE, Violation
 
+from topoalign.cli.effects import deadline_until
 from topoalign.core import wire
 from topoalign.core.decisions import Admission, Decision, Refusal
 from topoalign.core.errors import BadRequest, NoFit, Unavailable
 from topoalign.core.ids import CPU, GPU, ContainerName, PodName
 from topoalign.core.requests import AllocateRequest, ContainerRequest, PodRequest, ReleaseRequest
+
+PATIENCE_SECONDS = 2.0
+HELD_UP_SECONDS = (0.0, 0.0, 0.0, 1.0, 5.0)
+"""How long a request stays in some buffer; its asker may have given up by then."""
 
 if TYPE_CHECKING:
     from simulation.scenario import Scenario
@@ -38,15 +44,25 @@ def request_for(name: str, gpus: int) -> PodRequest:
 
 
 async def ask_for(run: "Scenario", pod: PodRequest) -> None:
-    """Over the bus, where a service answers one question at a time, or beside it, where it does not."""
+    """
+    Over the bus, where a service answers one question at a time and the asker gives up, or beside it, where neither is so.
+    """
     request = AllocateRequest(node=NODE, pod=pod)
     try:
         if run.world.chance.random() < 0.5 and run.agent.allocator is not None:
             admissions = run.agent.allocator.admissions
+            run.checks.patience.waits(pod.name)
             decision: Decision = await run.agent.door.call(lambda: admissions.allocate(request))
         else:
+            run.checks.patience.waits(pod.name, PATIENCE_SECONDS)
+            until = run.loop.time() + PATIENCE_SECONDS
+            deadline = await deadline_until(run.client_bus, NODE, until)
+            if deadline is None:
+                return  # nobody is there
             subject = wire.admission_subject(NODE, "allocate")
-            answer = await run.client_bus.ask(subject, msgspec.json.encode(request), 2.0)
+            body = msgspec.json.encode(msgspec.structs.replace(request, deadline=deadline))
+            await anyio.sleep(run.world.chance.choice(HELD_UP_SECONDS))
+            answer = await run.client_bus.ask(subject, body, PATIENCE_SECONDS)
             decision = wire.answered(answer, Decision)  # type: ignore[arg-type]  # a union is fine for msgspec
     except (Unavailable, BadRequest, NoFit) as error:
         sound(run, error)

@@ -7,6 +7,7 @@ import msgspec
 from simulation.journal import Disk
 from simulation.kubelet import Kubelet
 from simulation.node import COMPACT_AFTER, PENDING_LIMIT, REMEMBERED, Agent, Hub
+from simulation.patience import Patience
 from simulation.record import Held, Record, card, clashing, held_by, spelled
 from simulation.world import HEALTHY, NODE, Violation, World
 
@@ -35,7 +36,8 @@ class Checks:
     def __init__(self, world: World, kubelet: Kubelet | None) -> None:
         self.world, self.kubelet = world, kubelet
         self.record = Record(world)
-        world.facts += [self.no_running_container_is_released, self.record.hear]
+        self.patience = Patience(world)
+        world.facts += [self.no_running_container_is_released, self.record.hear, self.patience.hear]
         self.unheld: dict[tuple[ResourceName, DeviceID], float] = {}
         self.init_in_doubt = False
         """

@@ -49,6 +49,14 @@ class PausingAdmissions(Admissions):
         return decision
 
 
+class PatientAdmissions(Admissions):
+    """Grants whatever comes, however late."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.deadlines.check = lambda deadline, request: None  # type: ignore[method-assign]  # that is the defect
+
+
 class PausingHandouts(Handouts):
     """Looks at the record, pauses, and records what the kubelet chose by what it saw before."""
 
@@ -177,6 +185,7 @@ class Plant(NamedTuple):
 PLANTS: dict[str, Plant] = {
     "pause-in-admissions": Plant("I1", PausingAdmissions),
     "pause-in-handouts": Plant("I1", PausingHandouts),
+    "grants-late": Plant("I13", PatientAdmissions),
     "half-a-release": Plant("I10", HalvingLedger),
     "anything-is-given": Plant("I2", TrustingHandouts),
     "held-and-free": Plant("I3", GenerousLedger),

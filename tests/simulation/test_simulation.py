@@ -23,7 +23,7 @@ TESTS = Path(__file__).parents[1]
 
 @pytest.mark.timeout(0 if THOROUGH else 900)
 def test_no_seed_breaks_an_invariant(capsys: pytest.CaptureFixture[str]) -> None:
-    """I1 to I9 and I12 after every step, I10 in the end; each step a fault or something ordinary, all of them at once."""
+    """I1 to I9, I12, I13 after every step, I10 in the end; each step a fault or something ordinary, all of them at once."""
 
     def told(done: int) -> None:
         if THOROUGH and sys.stderr.isatty():
