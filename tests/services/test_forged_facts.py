@@ -283,6 +283,36 @@ async def test_a_registry_asks_discovery_for_what_it_has_not_noticed_itself(monk
         )
 
 
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_forged_topology_whose_number_discovery_uses_next_does_not_stand(
+    monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """
+    F07: the numbers are equal at the next question. `again`: because discovery was asked to say everything anew so soon that
+    it could not begin a new epoch at once.
+    """
+    monkeypatch.setattr("topoalign.discovery.announcer.Announcer._look_before", nothing)
+    world = World(one_process=True)
+    async with world.running():
+        await world.forge(no_devices(world, beyond=False))
+        if again:
+            world.discovery.announce()
+        else:
+            world.hardware.now = inventory(0, 1, 2)
+            await world.discovery.read()
+        await world.clock.advance(0)
+        believed = world.view.topology
+        assert believed is not None
+        equal = wire_place(world, "topology") == (believed.epoch, believed.revision)
+        await world.clock.advance(2 * PERIOD)
+
+        assert (True, 2 if again else 3) == (equal, len(world.view.hardware.gpus))
+
+
+async def nothing(*details: object) -> None:
+    """Notices nothing."""
+
+
 @pytest.mark.parametrize("beyond", [True, False])
 @pytest.mark.parametrize("spoken", [False, True])
 async def test_a_forged_topology_is_healed_within_one_period_by_a_new_epoch_and_counted(

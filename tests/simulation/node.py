@@ -218,7 +218,8 @@ class Discovery:
 
     def announce(self) -> None:
         """As `topoalign.discovery.service` does."""
-        self._epochs.renew()
+        if not self._epochs.renew():
+            self._announcer.owe()
         self.say()
 
     def say(self) -> None:

@@ -150,6 +150,7 @@ class Client:
                 had = known[key].event if key in known else None
                 if isinstance(had, Reading) and newer(had, heard.event) is had:
                     self.counts.repeated += 1
+                    self._verifier.look_twice(had, heard.event)
                     continue
                 known[key] = heard
                 if announced:

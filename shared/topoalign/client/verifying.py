@@ -9,6 +9,8 @@ allocator is asked what it stands by, and its answer is compared with what was b
   the writer answered after it. Facts that arrive after the question are of no concern;
 - a view that is behind may have a fact under way. It differs only if it is still the same at the next question.
 
+Two different facts with one number are a difference, too.
+
 Where allocations differ, the node is in doubt (`Fold.doubt`) and its allocator is asked for a snapshot. The allocator tells
 topology and health as discovery confirmed them some seconds ago, so where those seem to differ, discovery is asked before
 anything is concluded, and is then asked to announce both, which it does under a new epoch.
@@ -69,6 +71,8 @@ class Verifier:
         """What is believed by the iterations under way."""
         self._behind: dict[Key, Place] = {}
         """Readings that were behind their writer at the last question."""
+        self._conflicts: dict[Key, Place] = {}
+        """Readings of which two had the same epoch and revision: one of them is forged."""
         self._pauses: dict[Key, tuple[Place | None, float, float]] = {}
         """What differed at the last question -> where it was, when it was asked for, and for how long it is not again."""
 
@@ -89,6 +93,12 @@ class Verifier:
             yield
         finally:
             self._known = [other for other in self._known if other is not known]
+
+    def look_twice(self, had: Reading, got: Reading) -> None:
+        """Notes that two readings of a node have the same number and are not the same."""
+        place = had.epoch, had.revision
+        if place == (got.epoch, got.revision) and had != got:
+            self._conflicts[had.node, kind_of(had)] = place
 
     async def verify(self, node: NodeName, within: float) -> None:
         """Raises Unavailable if the node's allocator does not answer."""
@@ -159,8 +169,11 @@ class Verifier:
 
     def _is_odd(self, key: Key, place: Place, said: Place) -> bool:
         """Whether a reading that was believed is not one that its writer stands by."""
+        if self._conflicts.get(key) == place:
+            return True
         if place == said:
             self._behind.pop(key, None)
+            self._conflicts.pop(key, None)
             self._pauses.pop(key, None)
             return False
         odd = is_ahead(place, said) or self._behind.get(key) == place

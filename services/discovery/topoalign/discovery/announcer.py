@@ -45,12 +45,18 @@ class Announcer:
         """Whether somebody else had said something of this node at the last look."""
         self._overheard = False
         """Whether somebody else had, since that look, before this node spoke again."""
+        self._owed = False
+        """Whether everything is to be said anew at the next look, whatever the stream has."""
 
     def spoken_over(self) -> str | None:
         """For /readyz?verbose: who else speaks for this node."""
         if not self._spoken_over:
             return None
         return "another process says what the hardware of this node is: does another machine have its name?"
+
+    def owe(self) -> None:
+        """Everything is said anew at the next look: what is said now may have numbers that others have used."""
+        self._owed = True
 
     def say(self, event: TopologyDiscovered | DeviceHealthChanged) -> None:
         message = wire.encode(event, self._clock.wall())
@@ -110,7 +116,8 @@ class Announcer:
                     "subjects; while a new version takes over, nothing",
                 )
             self._spoken_over, self._overheard = others, False
-            if others or any(beyond):
+            owed, self._owed = self._owed, False
+            if others or owed or any(beyond):
                 self._positions.clear()
                 say_anew()
 

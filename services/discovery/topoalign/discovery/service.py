@@ -133,6 +133,8 @@ class Discovery:
         if self._topology is not None and self._health is not None:
             if self._epochs.renew():
                 self._metrics.epochs.inc()
+            else:
+                self._announcer.owe()
             self._say_topology(self._topology.source, self._topology.topology)
             self._say_health(self._health.devices)
 
