@@ -8,17 +8,19 @@ import anyio
 import msgspec
 import pytest
 from kubelet_support import MemoryDesk, Node, node, pod, short_directory, two_nodes
+from structlog.testing import capture_logs
 
 from topoalign.allocator.kubelet import podresources
 from topoalign.allocator.kubelet.api import v1
 from topoalign.allocator.kubelet.client import KubeletAway, ask
-from topoalign.allocator.kubelet.desk import Holding, Listing
+from topoalign.allocator.kubelet.desk import Holding, Listing, Part
 from topoalign.allocator.kubelet.podresources import PodResourcesClient
 from topoalign.allocator.kubelet.transport import Server, Servicer
 from topoalign.core.events import Owner
 from topoalign.core.ids import GPU, NIC, ContainerName, DeviceID, Namespace, PodName
 from topoalign.core.requests import ContainerRequest, PodRequest
 from topoalign.kubelet import device_checkpoint
+from topoalign.kubelet.pod_directories import PodDirectories
 from topoalign.runtime.clock import ManualClock, SystemClock
 
 pytestmark = pytest.mark.anyio
@@ -144,6 +146,55 @@ async def test_the_devices_of_a_container_are_gathered_by_resource() -> None:
             Holding(owner=owner, resource=GPU, devices=frozenset(map(DeviceID, ("GPU-0", "GPU-1"))), pod_uid=uid),
             Holding(owner=owner, resource=NIC, devices=frozenset([DeviceID("mlx5_0")]), pod_uid=uid),
         } == set((await listed(it)).holdings)
+
+
+async def test_the_directories_of_pods_are_read_at_every_look_and_said_once_to_be_missing() -> None:
+    async with node(two_nodes()) as it:
+        client = PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir)
+        pods = it.kubelet.plugins_dir.parent / "pods"
+        moved = pods.with_name("moved")
+        pods.mkdir(exist_ok=True)
+        pods.rename(moved)
+        with capture_logs() as logs:
+            missing = [(await client.listing()).directories for _ in range(3)]
+            moved.rename(pods)
+            (pods / "uid-1" / "volumes").mkdir(parents=True)
+            found = (await client.listing()).directories
+
+    assert [None] * 3 == missing
+    assert found is not None
+    assert (False, True) == (found.is_gone("uid-1"), found.is_gone("uid-2"))
+    assert [
+        "pods that are gone cannot be told by their directories",
+        "the directories of pods can be read again",
+    ] == [line["event"] for line in logs if "directories" in line["event"]]
+
+
+HELD = frozenset({DeviceID("GPU-0")})
+DIRECTORIES = PodDirectories(torn_down={"uid-1": True, "uid-2": False, "uid-3": False})
+
+
+@pytest.mark.parametrize(
+    ("given", "directories", "uid"),
+    [
+        ([("uid-1", "main", HELD)], None, "uid-1"),
+        ([("uid-1", "other", HELD), ("uid-2", "main", HELD)], None, "uid-2"),
+        ([("uid-1", "main", frozenset())], None, ""),
+        ([("uid-1", "main", HELD), ("uid-2", "main", HELD)], DIRECTORIES, "uid-2"),
+        ([("uid-1", "main", HELD), ("uid-2", "main", HELD)], None, ""),
+        ([("uid-2", "main", HELD), ("uid-3", "main", HELD)], DIRECTORIES, ""),
+        ([], DIRECTORIES, ""),
+    ],
+    ids=["one", "by the container", "other devices", "one is gone", "two", "two that live", "none"],
+)
+def test_a_container_has_the_uid_of_the_one_pod_that_the_checkpoint_lists_with_its_devices(
+    given: list[tuple[str, str, frozenset[DeviceID]]], directories: PodDirectories | None, uid: str
+) -> None:
+    owner = Owner(namespace=Namespace("ml"), pod=PodName("train"), container=ContainerName("main"))
+    parts = [Part(GPU, devices, pod_uid, container) for pod_uid, container, devices in given]
+    holding = Holding(owner=owner, resource=GPU, devices=HELD)
+
+    assert [uid] == [each.pod_uid for each in podresources.identified([holding], parts, directories)]
 
 
 async def test_without_a_socket_the_kubelet_is_away() -> None:

@@ -70,4 +70,5 @@ def names_of(allocation: Allocation) -> set[str]:
 
 
 def titled(owner: Owner | None) -> str:
-    return "a container not known" if owner is None else f"{owner.namespace}/{owner.pod} {owner.container}"
+    """A container as logs, readiness and explanations name it."""
+    return "a container not known yet" if owner is None else clean(f"{owner.namespace}/{owner.pod} {owner.container}")

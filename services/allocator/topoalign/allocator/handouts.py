@@ -24,13 +24,14 @@ from contextlib import suppress
 import anyio
 import structlog
 
+from topoalign.allocator.endings import titled
 from topoalign.allocator.kubelet.desk import Listing, PodResources
 from topoalign.allocator.ledger import Ledger
 from topoalign.allocator.liveness import places, shown_of
 from topoalign.allocator.making_way import displaced_by, remainders, touches
 from topoalign.allocator.order import in_order
 from topoalign.allocator.preferences import Preferences
-from topoalign.allocator.reconciling import Look, Reconciliation, name_of
+from topoalign.allocator.reconciling import Look, Reconciliation
 from topoalign.allocator.taking_in import without
 from topoalign.core.decisions import Beside
 from topoalign.core.errors import (
@@ -290,6 +291,6 @@ class Handouts:
                     "the kubelet gives devices to a new container, and the one that has them was not seen to end",
                     allocation=each.id,
                     devices=sorted({d for former in each.displaced for ids in former.devices.values() for d in ids}),
-                    held_by=[f"{name_of(former.owner)} ({former.allocation})" for former in each.displaced],
+                    held_by=[f"{titled(former.owner)} ({former.allocation})" for former in each.displaced],
                 )
         return tuple(answers)

@@ -24,12 +24,12 @@ from typing import NamedTuple
 import structlog
 
 from topoalign.allocator.drafts import Binding
+from topoalign.allocator.endings import titled
 from topoalign.allocator.kubelet.desk import Holding, Listing
 from topoalign.allocator.ledger import Ledger
 from topoalign.allocator.liveness import Liveness, Place, entries_of, places, still_displaced
 from topoalign.allocator.taking_in import returned, unrecorded
 from topoalign.allocator.usage import beyond, is_ours
-from topoalign.core.errors import clean
 from topoalign.core.events import Allocation, Owner
 from topoalign.core.ids import AllocationID, Namespace, PodName
 from topoalign.core.ports import Clock
@@ -173,7 +173,7 @@ class Reconciliation:
             log.error(
                 "two containers have the same devices: delete one of the two pods",
                 devices=sorted(device for each in displaced for ids in each.devices.values() for device in ids),
-                owners=[name_of(owner), *(name_of(each.owner) for each in displaced)],
+                owners=[titled(owner), *(titled(each.owner) for each in displaced)],
             )
         boot = self._ledger.boot
         said = Binding(allocation.id, allocation.owner or owner, allocation.pod_uid, allocation.displaced)
@@ -203,7 +203,7 @@ class Reconciliation:
         if new := [each for each in forgotten if each.id not in self._forgotten]:
             log.error(
                 "the kubelet has lost which devices these containers have, and may give them to others: drain the node",
-                containers=[name_of(each.owner) for each in new if each.owner is not None],
+                containers=[titled(each.owner) for each in new],
                 devices=sorted(device for each in new for device in each.device_ids),
             )
         self._forgotten = {each.id for each in forgotten}
@@ -253,8 +253,3 @@ class Reconciliation:
             return
         if look.listing.checkpoint is not None or self._is_settled(look):
             self._ledger.confirm("the kubelet")
-
-
-def name_of(owner: Owner) -> str:
-    """As logs and readiness spell it."""
-    return clean(f"{owner.namespace}/{owner.pod} {owner.container}")

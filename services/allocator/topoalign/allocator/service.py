@@ -16,11 +16,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from topoalign.allocator.admissions import Admissions
+from topoalign.allocator.endings import titled
 from topoalign.allocator.handouts import Handouts
 from topoalign.allocator.hearing import Hearing
 from topoalign.allocator.ledger import Ledger
 from topoalign.allocator.outbox import Outbox
-from topoalign.allocator.reconciling import name_of
 from topoalign.allocator.standing import Standings
 from topoalign.allocator.usage import UsageTeller
 from topoalign.core import wire
@@ -109,7 +109,7 @@ class Allocator:
         """Readiness: containers have devices that the kubelet gave to others as well; somebody has to choose."""
         pairs = [
             f"{', '.join(clean(device) for ids in former.devices.values() for device in ids)} "
-            f"({name_of(former.owner)} and {name_of(held.owner) if held.owner is not None else 'a container not known yet'})"
+            f"({titled(former.owner)} and {titled(held.owner)})"
             for held in self.ledger.state.allocations.values()
             for former in held.displaced
         ]
