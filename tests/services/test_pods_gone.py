@@ -306,6 +306,17 @@ async def test_without_directories_a_container_that_the_kubelet_lists_by_name_is
     assert [owner("x1")] == [former.owner for former in given.displaced]
 
 
+async def test_nothing_from_before_a_reboot_is_displaced(node: Node) -> None:
+    """A pod that runs when the node goes down often fails afterwards, and its directory stays for a while."""
+    await runs(node, "x1", "uid-1", GPUS[0])
+    await lost(node)
+    node.boot = "another boot"
+    node.restart()
+    (given,) = await node.handouts.allocate(GPU, [[GPUS[0]]])
+
+    assert () == given.displaced
+
+
 @pytest.mark.parametrize(
     "how",
     [

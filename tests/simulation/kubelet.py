@@ -197,6 +197,7 @@ class Kubelet:
             except TopoalignError as error:
                 self.refusals.append(error)
                 self.wanted.pop(uid, None)
+                self.removed[uid] = self.clock.monotonic()
                 self._rebuild()
                 return False
             if uid not in self.wanted:  # deleted meanwhile

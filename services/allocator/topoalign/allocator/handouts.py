@@ -276,7 +276,7 @@ class Handouts:
                     boot=self._ledger.boot,
                     machine=self._ledger.machine,
                     cards=self.state.cards_of(devices),
-                    displaced=displaced_by(self._reconciliation.liveness, self.state, records, asked, listing),
+                    displaced=displaced_by(self._reconciliation.liveness, self._ledger, records, asked, listing),
                 )
             )
             answers.append(granted[-1])

@@ -89,31 +89,32 @@ class Liveness:
         known = allocation.id in self._granted and self._is_written_since(allocation, listing)
         return allocation.owner is None and known and not self.is_kept(allocation, listing)
 
-    def is_forgotten(self, allocation: Allocation, listing: Listing) -> bool:
+    def is_forgotten(self, allocation: Allocation, listing: Listing, boot: str) -> bool:
         """
         Whether the kubelet has lost what it gave to a container that is bound and was not seen to end.
 
         So it is if this kubelet has never shown it, its checkpoint has nothing of it, and its pod is there by its directory.
-        False where there are no UIDs or directories: then a pod that was made anew under its name looks the same.
+        Nothing from before `boot`, the node's last one, runs. False where there are no UIDs or directories: then a pod that
+        was made anew under its name looks the same.
         """
         if allocation.owner is None or not allocation.pod_uid or listing.directories is None:
             return False
-        return self._is_unknown(allocation, listing) and not listing.directories.is_gone(allocation.pod_uid)
+        return self._is_unknown(allocation, listing, boot) and not listing.directories.is_gone(allocation.pod_uid)
 
-    def is_displaced(self, allocation: Allocation, listing: Listing) -> bool:
+    def is_displaced(self, allocation: Allocation, listing: Listing, boot: str) -> bool:
         """
         Whether a container that is bound, and not shown, may run on although the kubelet gives its devices to another one.
 
         As `is_forgotten`; where there are no UIDs or directories, if the kubelet lists a container of its name.
         """
         owner = allocation.owner
-        if owner is None or not self._is_unknown(allocation, listing):
+        if owner is None or not self._is_unknown(allocation, listing, boot):
             return False
         return runs(owner, allocation.pod_uid, listing)
 
-    def _is_unknown(self, allocation: Allocation, listing: Listing) -> bool:
-        """Whether the kubelet that answers neither has shown an allocation nor has it in its checkpoint."""
-        if self._shown.get(allocation.id) == listing.kubelet:
+    def _is_unknown(self, allocation: Allocation, listing: Listing, boot: str) -> bool:
+        """Whether the kubelet that answers neither has shown an allocation of this boot nor has it in its checkpoint."""
+        if self._shown.get(allocation.id) == listing.kubelet or is_before(allocation, boot):
             return False
         held = places(allocation)
         if listing.checkpoint is None or listing.checkpoint.isdisjoint(held):
@@ -126,6 +127,11 @@ class Liveness:
     def _is_written_since(self, allocation: Allocation, listing: Listing) -> bool:
         """Whether entries of the checkpoint can be the allocation's."""
         return self._granted.get(allocation.id) != listing.written
+
+
+def is_before(allocation: Allocation, boot: str) -> bool:
+    """Whether it was given, and last seen, before this boot of the node: no container of then runs."""
+    return bool(boot and allocation.boot) and allocation.boot != boot
 
 
 def runs(owner: Owner, pod_uid: str, listing: Listing) -> bool:

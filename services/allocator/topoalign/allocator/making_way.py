@@ -6,7 +6,7 @@ import msgspec
 
 from topoalign.allocator.kubelet.desk import Listing
 from topoalign.allocator.ledger import Ledger
-from topoalign.allocator.liveness import Liveness, Place, places, shown_of, still_displaced
+from topoalign.allocator.liveness import Liveness, Place, is_before, places, shown_of, still_displaced
 from topoalign.allocator.taking_in import of_devices
 from topoalign.core.events import Allocation, Displaced
 from topoalign.core.ids import DeviceID, ResourceName
@@ -21,7 +21,7 @@ def touches(state: NodeState, device: DeviceID, others: Collection[DeviceID]) ->
 
 def displaced_by(
     liveness: Liveness,
-    state: NodeState,
+    ledger: Ledger,
     records: Sequence[Allocation],
     asked: Collection[DeviceID],
     listing: Listing | None,
@@ -31,10 +31,11 @@ def displaced_by(
         return ()
     found: list[Displaced] = []
     for record in records:
-        if record.owner is not None and liveness.is_displaced(record, listing):
-            both = by_resource([(r, d) for r, d in places(record) if touches(state, d, asked)])
+        if record.owner is not None and liveness.is_displaced(record, listing, ledger.boot):
+            both = by_resource([(r, d) for r, d in places(record) if touches(ledger.state, d, asked)])
             found.append(Displaced(allocation=record.id, owner=record.owner, pod_uid=record.pod_uid, devices=both))
-        found += still_displaced(of_devices(record.displaced, asked), listing)
+        if not is_before(record, ledger.boot):
+            found += still_displaced(of_devices(record.displaced, asked), listing)
     return tuple(found)
 
 

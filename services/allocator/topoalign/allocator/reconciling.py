@@ -27,7 +27,7 @@ from topoalign.allocator.drafts import Binding
 from topoalign.allocator.endings import titled
 from topoalign.allocator.kubelet.desk import Holding, Listing
 from topoalign.allocator.ledger import Ledger
-from topoalign.allocator.liveness import Liveness, Place, entries_of, places, still_displaced
+from topoalign.allocator.liveness import Liveness, Place, entries_of, is_before, places, still_displaced
 from topoalign.allocator.taking_in import returned, unrecorded
 from topoalign.allocator.usage import beyond, is_ours
 from topoalign.core.events import Allocation, Owner
@@ -105,7 +105,7 @@ class Reconciliation:
                     apart.add(allocation.id)
                 elif binding := self._binding(allocation, owner, uid, listing):
                     bound.append(binding)
-            elif self.liveness.is_forgotten(allocation, listing):
+            elif self.liveness.is_forgotten(allocation, listing, self._ledger.boot):
                 forgotten.append(allocation)
             elif self._is_gone(allocation, look):
                 gone.append(allocation)
@@ -167,7 +167,8 @@ class Reconciliation:
     def _binding(self, allocation: Allocation, owner: Owner, uid: str, listing: Listing) -> Binding | None:
         """What there is to say of an allocation that is shown with this owner; None: nothing new."""
         known = allocation.pod_uid if owner == allocation.owner else ""
-        displaced = still_displaced(allocation.displaced, listing, owner)
+        before = is_before(allocation, self._ledger.boot)
+        displaced = () if before else still_displaced(allocation.displaced, listing, owner)
         binding = Binding(allocation.id, owner, uid or known, displaced)
         if displaced and allocation.owner is None:
             log.error(

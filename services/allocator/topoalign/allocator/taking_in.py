@@ -6,7 +6,7 @@ import msgspec
 
 from topoalign.allocator.kubelet.desk import Listing, Part
 from topoalign.allocator.ledger import Ledger
-from topoalign.allocator.liveness import places, shown_of, still_displaced
+from topoalign.allocator.liveness import is_before, places, shown_of, still_displaced
 from topoalign.allocator.order import in_order
 from topoalign.allocator.usage import is_ours
 from topoalign.core.events import Allocation, Displaced, Owner
@@ -70,7 +70,8 @@ def returned(ledger: Ledger, ended: Sequence[Allocation], listing: Listing) -> l
     """
     state = without(ledger.state, ended)
     found: list[Allocation] = []
-    for former in (former for each in ended for former in still_displaced(each.displaced, listing)):
+    now = [each for each in ended if not is_before(each, ledger.boot)]
+    for former in (former for each in now for former in still_displaced(each.displaced, listing)):
         devices = {
             resource: free
             for resource, ids in former.devices.items()
