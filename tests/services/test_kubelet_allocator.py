@@ -17,11 +17,12 @@ from topoalign.allocator.kubelet.front import KubeletFront
 from topoalign.allocator.kubelet.plugin import LOOK_SECONDS
 from topoalign.allocator.kubelet.podresources import PodResourcesClient
 from topoalign.allocator.kubelet.standin import KubeletStandIn
+from topoalign.allocator.kubelet_files import KubeletFiles
 from topoalign.allocator.ledger import Ledger
-from topoalign.core.decisions import Admission, Decision
+from topoalign.core.decisions import Admission, Decision, Refusal
 from topoalign.core.events import AllocationBound, AllocationGranted, AllocationReleased, Owner
 from topoalign.core.ids import GPU, NIC, ContainerName, DeviceID, Namespace, PodName
-from topoalign.core.requests import ContainerRequest, PodRequest
+from topoalign.core.requests import AdmissionRules, ContainerRequest, PodRequest, Policy
 from topoalign.runtime.clock import ManualClock
 
 pytestmark = pytest.mark.anyio
@@ -53,7 +54,7 @@ class Node:
 
 
 @asynccontextmanager
-async def node() -> AsyncIterator[Node]:
+async def node(rules: AdmissionRules = RESTRICTED) -> AsyncIterator[Node]:
     with short_directory() as directory:
         plugins, resources = directory / "device-plugins", directory / "pod-resources"
         plugins.mkdir()
@@ -67,7 +68,7 @@ async def node() -> AsyncIterator[Node]:
         ledger.hear(known.health)
         pod_resources = PodResourcesClient(resources / "kubelet.sock", plugins, clock)
         handouts = Handouts(ledger, clock, pod_resources, settle_seconds=0)
-        kubelet = KubeletStandIn(plugins, resources, MACHINE, RESTRICTED)
+        kubelet = KubeletStandIn(plugins, resources, MACHINE, rules)
         async with anyio.create_task_group() as tasks:
             await tasks.start(kubelet.run)
             await tasks.start(KubeletFront(handouts, plugins, clock).run)
@@ -244,6 +245,26 @@ async def test_what_an_init_container_left_over_has_ended_once_the_kubelet_has_w
         assert [] == while_it_runs
         assert {"GPU-0", "GPU-1", "GPU-2"} > {device for each in ended for device in each.device_ids}
         assert 2 == len({device for each in ended for device in each.device_ids})
+
+
+async def test_what_a_container_got_whose_other_resource_was_refused_has_ended_five_seconds_later() -> None:
+    """The kubelet asks for the GPUs, then finds too few NICs and writes nothing down. Until then a prediction says so."""
+    async with node(AdmissionRules(policy=Policy.NONE)) as it:
+        fits(await it.kubelet.admit(pod("first", gpus=1)))
+        await it.handouts.reconcile()
+        refusal = await it.kubelet.admit(pod("greedy", gpus=2, nics=9))
+        at_once = await it.handouts.ended()
+        files = KubeletFiles(it.kubelet.root / "config.yaml", it.kubelet.root, RESTRICTED)
+        notes = (await files.known(it.ledger.state, pod("next", gpus=1), at_once)).notes
+        await it.clock.advance(5)
+        ended = await it.handouts.ended()
+        later = (await files.known(it.ledger.state, pod("next", gpus=1), ended)).notes
+
+        assert isinstance(refusal, Refusal)
+        assert ([], 2) == (at_once, len({device for each in ended for device in each.device_ids}))
+        assert [True, False] == [
+            any("lists no container with them" in each for each in said) for said in (notes, later)
+        ]
 
 
 async def test_a_pod_that_went_while_no_allocator_ran_is_an_orphan_at_the_first_look() -> None:

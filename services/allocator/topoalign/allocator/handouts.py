@@ -27,7 +27,7 @@ import structlog
 from topoalign.allocator.endings import titled
 from topoalign.allocator.kubelet.desk import Listing, PodResources
 from topoalign.allocator.ledger import Ledger
-from topoalign.allocator.liveness import places, shown_of
+from topoalign.allocator.liveness import Grant, places, shown_of
 from topoalign.allocator.making_way import displaced_by, remainders, touches
 from topoalign.allocator.order import in_order
 from topoalign.allocator.preferences import Preferences
@@ -152,7 +152,7 @@ class Handouts:
         if look is None:
             return []
         live = [each for each in self.state.allocations.values() if each.id in look.live]
-        return [each for each in live if self._reconciliation.liveness.has_ended(each, look.listing)]
+        return [each for each in live if self._reconciliation.liveness.has_ended(each, look.listing, look.at)]
 
     async def allocate(
         self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]
@@ -161,7 +161,7 @@ class Handouts:
         self._check(resource, containers)
         checked = self._ledger.version
         async with self._turn:
-            written = self._pod_resources.written()
+            grant = Grant(self._pod_resources.written(), self._clock.monotonic())
             listing = None
             asked = [device for devices in containers for device in devices]
             if self._ledger.doubt is not None:
@@ -175,7 +175,7 @@ class Handouts:
             live = frozenset(self.state.allocations)
             answers = self._grant(resource, containers, listing)
             new = [each for name, each in self.state.allocations.items() if name not in live]
-            self._reconciliation.liveness.granted(new, answers, written)
+            self._reconciliation.liveness.granted(new, answers, grant)
             return answers
 
     async def reconcile(self) -> None:

@@ -77,6 +77,20 @@ def unrecorded(
     }
 
 
+def unaccounted(state: NodeState, listed: Held) -> tuple[str, ...]:
+    """
+    A note that names what was granted and the checkpoint lists for no pod that runs: the pod may be refused yet, or was.
+    Nothing where the checkpoint cannot be read.
+    """
+    told = {device for devices in listed.devices.values() for ids in devices.values() for device in ids}
+    waiting = sorted(
+        device for held in state.allocations.values() if held.owner is None for device in held.device_ids - told
+    )
+    if not waiting or listed.finding is not None:
+        return ()
+    return (f"the kubelet has asked for {quoted(waiting)} and lists no container with them: they count as held",)
+
+
 def as_others(state: NodeState, pod: PodRequest) -> NodeState:
     """
     The state in which what a pod of this name has is somebody else's: the kubelet tells pods apart by their UIDs, and the

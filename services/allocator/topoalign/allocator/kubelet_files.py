@@ -15,7 +15,7 @@ import anyio
 import msgspec
 import structlog
 
-from topoalign.allocator.kubelet_devices import as_others, unrecorded, without_dropped, without_ended
+from topoalign.allocator.kubelet_devices import as_others, unaccounted, unrecorded, without_dropped, without_ended
 from topoalign.allocator.usage import spread
 from topoalign.core.errors import TopoalignError, clean
 from topoalign.core.events import Allocation, ContainerUsage, Owner
@@ -132,7 +132,8 @@ class KubeletFiles:
             memory=memory.memory or state.memory,
         )
         starting = settling(self._root, self._clock.wall(), self._settle_seconds)
-        notes = (*missing, *pods.findings, *(each for each in (memory.doubt, starting) if each is not None))
+        waiting = unaccounted(state, devices)
+        notes = (*missing, *pods.findings, *waiting, *(each for each in (memory.doubt, starting) if each is not None))
         return Known(
             state=merged,
             rules=rules,

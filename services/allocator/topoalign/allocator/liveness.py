@@ -11,6 +11,7 @@ is over from its memory before it asks for the next devices, and from the file o
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
 
 from topoalign.allocator.kubelet.desk import Holding, Listing, Part
 from topoalign.core.events import Allocation, Displaced, Owner
@@ -19,6 +20,17 @@ from topoalign.core.ids import AllocationID, DeviceID, ResourceName
 Place = tuple[ResourceName, DeviceID]
 NEVER: tuple[int, ...] = ()
 """The version of a checkpoint that is not there."""
+UNWRITTEN_SECONDS = 5.0
+"""The kubelet writes its checkpoint as soon as a container has the devices of all its resources."""
+
+
+class Grant(NamedTuple):
+    """How an allocation came about."""
+
+    written: tuple[int, ...]
+    """The version of the checkpoint when the kubelet asked for it."""
+    at: float
+    """Monotonic seconds."""
 
 
 class Liveness:
@@ -27,20 +39,19 @@ class Liveness:
     def __init__(self) -> None:
         self._shown: dict[AllocationID, tuple[int, ...]] = {}
         """The kubelet that showed this allocation last."""
-        self._granted: dict[AllocationID, tuple[int, ...]] = {}
-        """The version of the checkpoint when the kubelet asked for this allocation."""
+        self._granted: dict[AllocationID, Grant] = {}
 
-    def granted(self, new: Iterable[Allocation], asked: Collection[Allocation], written: tuple[int, ...]) -> None:
+    def granted(self, new: Iterable[Allocation], asked: Collection[Allocation], grant: Grant) -> None:
         """
-        They were granted while this version of the checkpoint lay there. What was not `asked` for is left over of a record
-        that made way: the devices of an init container are in the checkpoint since before, and go out of it with their pod.
+        They were granted so. What was not `asked` for is left over of a record that made way: the devices of an init
+        container are in the checkpoint since before, and go out of it with their pod.
         """
         names = {each.id for each in asked}
         for each in new:
             if each.id in names:
-                self._granted[each.id] = written
+                self._granted[each.id] = grant
             elif each.owner is None:
-                self._granted[each.id] = NEVER
+                self._granted[each.id] = grant._replace(written=NEVER)
 
     def shown(self, allocation: AllocationID, kubelet: tuple[int, ...]) -> None:
         """This kubelet shows it."""
@@ -48,7 +59,7 @@ class Liveness:
 
     def forget_all_but(self, live: Collection[AllocationID]) -> None:
         self._shown = {name: kubelet for name, kubelet in self._shown.items() if name in live}
-        self._granted = {name: written for name, written in self._granted.items() if name in live}
+        self._granted = {name: grant for name, grant in self._granted.items() if name in live}
 
     def uid_of(self, allocation: Allocation, holdings: Sequence[Holding | None], listing: Listing) -> str:
         """The UID of the pod that is shown with all of an allocation; empty: not known."""
@@ -77,17 +88,20 @@ class Liveness:
         entries = entries_of(places(allocation), listing)
         return bool(entries) and all(directories.is_gone(part.pod_uid) for part in entries)
 
-    def has_ended(self, allocation: Allocation, listing: Listing) -> bool:
+    def has_ended(self, allocation: Allocation, listing: Listing, at: float) -> bool:
         """
-        Whether a container, not shown by this listing, has ended for sure: the same kubelet has shown it before, its pod is
-        gone, or the checkpoint was written since the grant and has given it to nobody.
+        Whether a container, not shown by this listing of monotonic second `at`, has ended for sure: the same kubelet has
+        shown it before, its pod is gone, or the checkpoint has given it to nobody and was written since the grant, or was
+        not for `UNWRITTEN_SECONDS`: then another resource of the container was refused.
         """
         if not shown_of(listing).isdisjoint(places(allocation)):
             return False
         if self._shown.get(allocation.id) == listing.kubelet or self.is_gone(allocation, listing):
             return True
-        known = allocation.id in self._granted and self._is_written_since(allocation, listing)
-        return allocation.owner is None and known and not self.is_kept(allocation, listing)
+        if allocation.owner is not None or allocation.id not in self._granted or self.is_kept(allocation, listing):
+            return False
+        late = at - self._granted[allocation.id].at >= UNWRITTEN_SECONDS
+        return late or self._is_written_since(allocation, listing)
 
     def is_forgotten(self, allocation: Allocation, listing: Listing, boot: str) -> bool:
         """
@@ -126,7 +140,8 @@ class Liveness:
 
     def _is_written_since(self, allocation: Allocation, listing: Listing) -> bool:
         """Whether entries of the checkpoint can be the allocation's."""
-        return self._granted.get(allocation.id) != listing.written
+        grant = self._granted.get(allocation.id)
+        return grant is None or grant.written != listing.written
 
 
 def is_before(allocation: Allocation, boot: str) -> bool:
