@@ -12,7 +12,7 @@ from functools import cached_property
 import msgspec
 
 from topoalign.core.ids import GPU, NIC, DeviceID, ResourceName
-from topoalign.core.topology.cpus import CpuTopology, cpu_topology
+from topoalign.core.topology.cpus import CpuTopology, cpu_topology, groups
 from topoalign.core.topology.cpuset import format_cpuset
 from topoalign.core.topology.links import Link
 from topoalign.core.topology.offers import Kind, Offer, base_of, handed_out
@@ -265,10 +265,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, di
     @cached_property
     def cpus_by_node(self) -> Mapping[int, frozenset[int]]:
         """NUMA node id -> its CPUs. A node without CPUs is absent."""
-        by_node: dict[int, set[int]] = {}
-        for cpu in self.cpus:
-            by_node.setdefault(cpu.node, set()).add(cpu.id)
-        return {node: frozenset(cpus) for node, cpus in sorted(by_node.items())}
+        return groups({cpu.id: cpu.node for cpu in self.cpus})
 
     @cached_property
     def cpu_topology(self) -> CpuTopology:
@@ -289,14 +286,12 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, di
     @cached_property
     def link_by_pair(self) -> Mapping[tuple[DeviceID, DeviceID], Link]:
         """Both orders of each pair."""
-        both = {(link.a, link.b): link for link in self.links}
-        both.update({(link.b, link.a): link for link in self.links})
-        return both
+        return {pair: link for link in self.links for pair in ((link.a, link.b), (link.b, link.a))}
 
     def describe(self) -> str:
         """One line for people: `2 sockets, 8 NUMA nodes, CPUs 0-255, 8 GPUs, 10 NICs`, without what is not known."""
-        sockets, nodes = len({cpu.socket for cpu in self.cpus}), len(self.nodes)
-        counts = {"socket": sockets, "NUMA node": nodes, "GPU": len(self.gpus), "NIC": len(self.nics)}
+        sockets = self.cpu_topology.sockets
+        counts = {"socket": sockets, "NUMA node": len(self.nodes), "GPU": len(self.gpus), "NIC": len(self.nics)}
         known = {"socket": self.sockets_known, "NUMA node": self.nodes_known}
         said = [f"{n} {noun}{'' if n == 1 else 's'}" for noun, n in counts.items() if known.get(noun, True)]
         return ", ".join([*said[:-2], f"CPUs {format_cpuset(cpu.id for cpu in self.cpus) or 'unknown'}", *said[-2:]])
