@@ -156,6 +156,54 @@ async def test_a_pod_whose_directory_is_there_is_never_released_for_it(node: Nod
     assert {"GPU-0": None} == node.live()
 
 
+# A kubelet that does not list a pod which runs
+
+
+async def test_a_pod_with_a_mounted_volume_keeps_its_record_while_a_new_kubelet_does_not_list_it(node: Node) -> None:
+    """The kubelet has started while its API server is away: it lists static pods alone, for as long as that lasts."""
+    await runs(node, "train", "uid-1", GPUS[0])
+    node.kubelet.kubelet += 1
+    node.kubelet.shown.clear()
+    await later(node, 3600)
+    while_it_runs = node.live()
+    directories(node, torn_down=("uid-1",))
+    await later(node, 5)
+
+    assert {"GPU-0": "train"} == while_it_runs
+    assert {} == node.live()
+
+
+async def test_a_pod_that_this_kubelet_has_listed_and_lists_no_more_has_ended_although_its_volumes_stay(
+    node: Node,
+) -> None:
+    await runs(node, "train", "uid-1", GPUS[0])
+    node.kubelet.shown.clear()
+    await later(node, 5)
+
+    assert {} == node.live()
+
+
+async def test_what_a_pod_had_before_a_reboot_is_free_although_the_pod_is_there(node: Node) -> None:
+    """No container outlives a reboot. Its pod does, and may have ended or been given other devices since."""
+    await rebooted_without_checkpoint(node)
+    with capture_logs() as logs:
+        await later(node, 5)
+
+    assert {} == node.live()
+    assert [] == [line for line in logs if line["log_level"] == "error"]
+
+
+async def rebooted_without_checkpoint(node: Node) -> None:
+    """A pod ran, the node rebooted, and the kubelet has written its checkpoint without the pod since."""
+    await runs(node, "train", "uid-1", GPUS[0])
+    node.boot = "another boot"
+    node.restart()
+    node.kubelet.kubelet += 1
+    node.kubelet.shown.clear()
+    node.kubelet.usage = (ContainerUsage(owner=owner("train")),)
+    write(node)
+
+
 # A kubelet that has lost its checkpoint
 
 

@@ -115,6 +115,17 @@ class Liveness:
             return False
         return self._is_unknown(allocation, listing, boot) and not listing.directories.is_gone(allocation.pod_uid)
 
+    def is_waited_for(self, allocation: Allocation, listing: Listing) -> bool:
+        """
+        Whether this kubelet has not listed a pod yet for which its checkpoint keeps the devices, and a volume of the pod is
+        mounted: so it is while the API server is away, however long. The kubelet gives these devices to nobody else.
+        """
+        uid, directories = allocation.pod_uid, listing.directories
+        if not uid or directories is None or self._shown.get(allocation.id) == listing.kubelet:
+            return False
+        is_listed = any(part.pod_uid == uid for part in entries_of(places(allocation), listing))
+        return is_listed and not directories.is_gone(uid) and uid not in directories.untold
+
     def is_displaced(self, allocation: Allocation, listing: Listing, boot: str) -> bool:
         """
         Whether a container that is bound, and not shown, may run on although the kubelet gives its devices to another one.

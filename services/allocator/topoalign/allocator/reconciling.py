@@ -11,6 +11,9 @@ not know the devices either: two accounts of its own agree then.
 A pod that was refused after Allocate has entries in the checkpoint and no directory: it is released like one that is
 missing. Should its directory be made all the same, because it was only late, what it has is taken in again.
 
+A container of a pod with a mounted volume, which a new kubelet has not listed yet and whose devices its checkpoint keeps, is
+not missing.
+
 A container whose devices the kubelet has lost keeps its record as long as its pod is there. If the kubelet gave the devices
 to another container meanwhile (`Allocation.displaced`), the record returns when that one has ended.
 
@@ -239,6 +242,8 @@ class Reconciliation:
                 return False
             if not self.liveness.is_gone(allocation, look.listing):
                 patience = self._unbound_seconds
+        elif self.liveness.is_waited_for(allocation, look.listing):
+            return False
         elif allocation.id in self._unseen and settled and not kept:
             return True
         if not settled:
