@@ -1,5 +1,6 @@
 """What a pod that is gone held is free in the record, and no record of a container that runs is lost without a word."""
 
+import anyio
 import pytest
 from handouts_support import GPUS, NODE, Node, bound, owner
 from prometheus_client import CollectorRegistry
@@ -266,6 +267,17 @@ async def test_a_preference_counts_what_a_container_had_that_has_ended_as_free_b
 
     assert expected == await node.handouts.prefer(GPU, GPUS, (), 2)
     assert {",".join(expected): "ended"} == node.live(), "it is released by its own rules"
+
+
+async def test_preferences_that_are_asked_for_at_once_share_a_look_at_the_kubelet(node: Node) -> None:
+    """PodResources answers a hundred questions a second and refuses more (kubelet v1.36.3): the record needs some."""
+    await runs(node, "train", "uid-1", GPUS[0])
+    before = node.kubelet.asked
+    async with anyio.create_task_group() as tasks:
+        for _ in range(100):
+            tasks.start_soon(node.handouts.prefer, GPU, GPUS, (), 1)
+
+    assert node.kubelet.asked - before in (1, 2), "one more for those who asked while the first was under way"
 
 
 async def test_a_preference_does_not_wait_for_a_kubelet_that_is_away(node: Node) -> None:

@@ -60,7 +60,6 @@ LOOKS = 3
 PREFER_SECONDS = 1.0
 """How long a preference waits for the kubelet's list; without it, all that the record has counts as held."""
 
-
 log = structlog.get_logger("topoalign.allocator.handouts")
 
 
@@ -105,8 +104,10 @@ class Handouts:
         self._looking = anyio.Lock()
         self._begun = self._ended = 0
         """Looks: how many began, and which was the last to come to an end."""
-        self._failure: Unavailable | None = None
-        """What became of that one."""
+        self._failure: Unavailable | None = None  # what became of that one
+        self._sharing, self._shares = anyio.Lock(), 0
+        self._shared: Look | None = None
+        """The look of `ended` that began last; None while it is under way, and if it failed."""
         self._preferences = Preferences(clock)
 
     @property
@@ -128,9 +129,8 @@ class Handouts:
         self, resource: ResourceName, available: Sequence[DeviceID], must_include: Sequence[DeviceID], size: int
     ) -> tuple[DeviceID, ...]:
         """
-        What containers hold that have ended, by a look at the kubelet now, counts as free although the record has it still:
-        the next look would choose so. A kubelet that does not answer is waited for no longer than
-        `PREFER_SECONDS`.
+        What containers hold that have ended, as the kubelet says now, counts as free although the record has it still. A
+        kubelet that does not answer is waited for no longer than `PREFER_SECONDS`.
         """
         state = without(self.state, await self.ended())
         among, required = available, must_include
@@ -143,16 +143,18 @@ class Handouts:
         return chosen
 
     async def ended(self) -> list[Allocation]:
-        """Live allocations whose containers have ended for sure (`Liveness.has_ended`); none while the kubelet is away."""
-        if not self.state.allocations:
-            return []
-        look: Look | None = None
+        """Live allocations that have ended for sure (`Liveness.has_ended`); none while the kubelet is away. Shares looks."""
+        asked = self._shares
         with anyio.move_on_after(PREFER_SECONDS), suppress(Unavailable):
-            look = await self._look()
-        if look is None:
-            return []
-        live = [each for each in self.state.allocations.values() if each.id in look.live]
-        return [each for each in live if self._reconciliation.liveness.has_ended(each, look.listing, look.at)]
+            async with self._sharing:
+                if self.state.allocations and self._shares == asked:
+                    self._shares, self._shared = asked + 1, None
+                    self._shared = await self._look()
+                if (look := self._shared) is not None:
+                    live = [each for each in self.state.allocations.values() if each.id in look.live]
+                    has_ended = self._reconciliation.liveness.has_ended
+                    return [each for each in live if has_ended(each, look.listing, look.at)]
+        return []
 
     async def allocate(
         self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]
