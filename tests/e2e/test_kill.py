@@ -13,7 +13,7 @@ from topoalign.runtime.nats_server import local_nats
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
-STEPS = {1_000: sample(range(1, 61), 12), 1: sample(range(1, 91), 12)}
+STEPS = {1_000: sample(range(1, 81), 12), 1: sample(range(1, 91), 12)}
 """By `compact_after`: more than an allocation has, so that the last agents survive it and are killed afterwards."""
 
 
