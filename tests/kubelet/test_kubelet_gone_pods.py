@@ -20,6 +20,7 @@ from topoalign.core.requests import AdmissionRules, Mode, Policy
 from topoalign.core.state import NodeState
 from topoalign.kubelet import checkpoint, cpu_checkpoint, device_checkpoint, memory_checkpoint
 from topoalign.kubelet.device_checkpoint import CheckpointData
+from topoalign.kubelet.listed_pods import ListedPods
 from topoalign.kubelet.node_state import KubeletNode, node_state
 
 RULES = AdmissionRules(
@@ -121,6 +122,17 @@ def test_directories_that_cannot_be_read_change_nothing_and_are_named(
 
     assert 2 == len(found.state.holders)
     assert "pods cannot be read: Permission denied: pods that are gone count as holding" in found.findings[0]
+
+
+def test_a_pod_that_came_after_the_directories_were_looked_at_is_not_taken_for_gone(tmp_path: Path) -> None:
+    """The files are read one after the other: what the last one lists may have begun after the first was judged."""
+    (tmp_path / "pods/uid-1" / VOLUME).mkdir(parents=True)
+    pods = ListedPods(tmp_path)
+
+    before = pods.is_gone("uid-1")
+    (tmp_path / "pods/uid-2/volumes").mkdir(parents=True)
+
+    assert [False, False, True] == [before, pods.is_gone("uid-2"), pods.is_gone("uid-3")]
 
 
 def test_files_are_checked_before_anything_is_dropped(tmp_path: Path) -> None:

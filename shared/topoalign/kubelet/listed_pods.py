@@ -31,8 +31,15 @@ class ListedPods:
         """Whether the kubelet drops what this pod holds before its next decision. False where that is not known."""
         if not self._gone:
             self._look()
-        self._gone.setdefault(uid, self._directories is not None and self._directories.is_gone(uid))
+        if uid not in self._gone:
+            self._gone[uid] = self._directories is not None and self._has_gone(self._directories, uid)
         return self._gone[uid]
+
+    def _has_gone(self, directories: PodDirectories, uid: str) -> bool:
+        """A pod that came after the directories were looked at has one now: what the next file lists for it is no leftover."""
+        return directories.is_gone(uid) and (
+            uid in directories.torn_down or not pod_directories.exists(self._root, uid)
+        )
 
     def is_known_to_run(self, uid: str) -> bool:
         """Whether its directory shows a mounted volume."""

@@ -70,6 +70,17 @@ def read(root: Path) -> PodDirectories | None:
     )
 
 
+def exists(root: Path, uid: str) -> bool:
+    """Whether this pod has a directory now, or there may be one that cannot be seen."""
+    try:
+        os.lstat(root / NAME / uid)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
 def is_torn_down(volumes: Path) -> bool | None:
     """
     Whether there are directories of volume plugins and none of them contains a volume; None where there is nothing to tell
