@@ -155,6 +155,17 @@ async def test_a_forged_snapshot_with_a_large_number_is_healed_within_one_period
         assert world.agrees(), "its next facts are heard as ever"
 
 
+async def test_a_forged_snapshot_is_healed_although_the_node_is_asked_for_another_reason_already(world: World) -> None:
+    """F06: the second is of an epoch that is over, so a snapshot is due; that has a lower seq than the first."""
+    async with world.running():
+        await world.forge(snapshot(world.ledger.state.epoch, LARGEST_NUMBER))
+        await world.forge(snapshot(1, 1))
+        await world.clock.advance(PERIOD)
+
+        assert world.agrees()
+        assert 1 == world.differences("allocations")
+
+
 @pytest.mark.parametrize("spoken", [False, True])
 async def test_a_forged_grant_with_the_next_seq_is_healed_within_one_period_and_the_nodes_own_counts(
     world: World, spoken: bool

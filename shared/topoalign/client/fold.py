@@ -179,6 +179,10 @@ class Fold:
         self._doubted[node] = confirmed
         self._skipped.pop(node, None)
 
+    def is_in_doubt(self, node: NodeName) -> bool:
+        """Whether nothing is believed of the node but the snapshot that ends its doubt."""
+        return node in self._doubted
+
     def promise(self, node: NodeName, epoch: int, seq: int) -> None:
         """The node's allocator has announced a snapshot of this place."""
         self.promised[node] = epoch

@@ -38,6 +38,8 @@ WRITER_SECONDS = 1.0
 """For the writer of a reading to answer."""
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 320.0
 """Seconds before what still differs is asked for again, doubled each time. The first is below the registry's period."""
+MISSING = "facts of the allocator are missing"
+"""What is found of a view that stays behind; of a node that is known to be broken it is no news."""
 
 Place = tuple[int, int]
 """Epoch and seq, or epoch and revision."""
@@ -128,13 +130,12 @@ class Verifier:
         return Standing()
 
     async def _verify_allocations(self, fold: Fold, node: NodeName, view: View, standing: Standing) -> None:
-        if node not in fold.broken:
-            finding = self._difference(fold, node, view, standing)
-            if finding is None:
-                return
+        finding = None if fold.is_in_doubt(node) else self._difference(fold, node, view, standing)
+        if finding is not None and not (node in fold.broken and finding == MISSING):
             fold.differ(node, finding)
             fold.doubt(node, (standing.epoch, standing.seq))
-        await self._heal(fold)
+        if node in fold.broken:
+            await self._heal(fold)
 
     def _difference(self, fold: Fold, node: NodeName, view: View, standing: Standing) -> str | None:
         """Why the allocator does not stand by what was believed; None if it does, or if that cannot be told yet."""
@@ -152,7 +153,7 @@ class Verifier:
         if is_ahead(place, said):
             return "it is ahead of the allocator"
         if fold.behind.get(node) == place:
-            return "facts of the allocator are missing"
+            return MISSING
         fold.behind[node] = place
         return None
 
