@@ -36,7 +36,7 @@ class ListedPods:
         return self._gone[uid]
 
     def _has_gone(self, directories: PodDirectories, uid: str) -> bool:
-        """A pod that came after the directories were looked at has one now: what the next file lists for it is no leftover."""
+        """A pod that came after the directories were looked at has one now: it is no leftover in the next file."""
         return directories.is_gone(uid) and (
             uid in directories.torn_down or not pod_directories.exists(self._root, uid)
         )
