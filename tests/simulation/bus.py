@@ -6,7 +6,7 @@ much later under an id that the broker has forgotten, before the one that it fol
 zero it is the bus that it stands around, and passes the same contract tests.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -58,6 +58,10 @@ class Broker:
         self.bus = MemoryBus()
         self.weather = Weather()
         self.number = count(1)
+
+    def stores(self, bodies: Collection[bytes]) -> bool:
+        """Whether the stream of allocations has a message with one of these bodies."""
+        return any(received.message.body in bodies for received in reversed(self.bus._logs[Stream.ALLOCATIONS].kept))
 
 
 class FaultyBus:

@@ -1,5 +1,6 @@
 """What is asked of a node without a kubelet, over the bus or beside it."""
 
+from math import inf
 from typing import TYPE_CHECKING
 
 import anyio
@@ -10,9 +11,14 @@ from simulation.world import NODE, Violation
 from topoalign.cli.effects import deadline_until
 from topoalign.core import wire
 from topoalign.core.decisions import Admission, Decision, Refusal
-from topoalign.core.errors import BadRequest, NoFit, Unavailable
+from topoalign.core.errors import BadRequest, DeadlinePassed, NobodyAnswers, NoFit, TopoalignError, Unavailable
 from topoalign.core.ids import CPU, GPU, ContainerName, PodName
-from topoalign.core.requests import AllocateRequest, ContainerRequest, PodRequest, ReleaseRequest
+from topoalign.core.requests import (
+    AllocateRequest,
+    ContainerRequest,
+    PodRequest,
+    ReleaseRequest,
+)
 
 PATIENCE_SECONDS = 2.0
 HELD_UP_SECONDS = (0.0, 0.0, 0.0, 1.0, 5.0)
@@ -20,6 +26,8 @@ HELD_UP_SECONDS = (0.0, 0.0, 0.0, 1.0, 5.0)
 
 if TYPE_CHECKING:
     from simulation.scenario import Scenario
+
+ALLOCATE = wire.admission_subject(NODE, "allocate")
 
 
 def asks(run: "Scenario") -> None:
@@ -43,36 +51,86 @@ def request_for(name: str, gpus: int) -> PodRequest:
     return PodRequest(name=PodName(name), containers=(main,))
 
 
+def asks_again(run: "Scenario") -> None:
+    """For what was granted, perhaps just after the allocator has died: the same answer."""
+    if run.checks.acknowledged:
+        if run.world.chance.random() < 0.4:
+            run.world.kill(run.agent.process)
+        name = run.world.chance.choice(sorted(run.checks.acknowledged))
+        run.later(run.world.chance.choice((0.0, 0.5, 12.0)), lambda: run.soon(ask_for, run, run.checks.asked[name]))
+
+
+def asks_late(run: "Scenario") -> None:
+    """A request waits somewhere on its way, perhaps until its asker has given up, and perhaps it comes twice."""
+    run.soon(ask_late, run, request_for(run.next_name(), run.world.chance.choice((1, 2))))
+
+
 async def ask_for(run: "Scenario", pod: PodRequest) -> None:
-    """
-    Over the bus, where a service answers one question at a time and the asker gives up, or beside it, where neither is so.
-    """
-    request = AllocateRequest(node=NODE, pod=pod)
+    """Over the bus, where a service answers one question at a time, or beside it, where it does not."""
     try:
+        request = await dated(run, pod)
         if run.world.chance.random() < 0.5 and run.agent.allocator is not None:
             admissions = run.agent.allocator.admissions
             run.checks.patience.waits(pod.name)
             decision: Decision = await run.agent.door.call(lambda: admissions.allocate(request))
         else:
-            run.checks.patience.waits(pod.name, PATIENCE_SECONDS)
-            until = run.loop.time() + PATIENCE_SECONDS
-            deadline = await deadline_until(run.client_bus, NODE, until)
-            if deadline is None:
-                return  # nobody is there
-            subject = wire.admission_subject(NODE, "allocate")
-            body = msgspec.json.encode(msgspec.structs.replace(request, deadline=deadline))
+            body = msgspec.json.encode(request)
             await anyio.sleep(run.world.chance.choice(HELD_UP_SECONDS))
-            answer = await run.client_bus.ask(subject, body, PATIENCE_SECONDS)
+            answer = await run.client_bus.ask(ALLOCATE, body, PATIENCE_SECONDS)
             decision = wire.answered(answer, Decision)  # type: ignore[arg-type]  # a union is fine for msgspec
     except (Unavailable, BadRequest, NoFit) as error:
-        sound(run, error)
+        told(run, pod, error)
         return
+    hears(run, pod, decision)
+
+
+async def ask_late(run: "Scenario", pod: PodRequest) -> None:
+    chance = run.world.chance
+    late, times = chance.choice((0.5, 2.5, 30.0)), chance.choice((1, 1, 2))
+    try:
+        body = msgspec.json.encode(await dated(run, pod, always=True))
+        run.checks.asks[pod.name] += times - 1
+        await anyio.sleep(late)
+        for _ in range(times):
+            answer = await run.world.broker.bus.ask(ALLOCATE, body, 90.0)
+            hears(run, pod, wire.answered(answer, Decision))  # type: ignore[arg-type]  # a union is fine for msgspec
+    except (Unavailable, BadRequest, NoFit) as error:
+        told(run, pod, error)
+
+
+async def dated(run: "Scenario", pod: PodRequest, *, always: bool = False) -> AllocateRequest:
+    """With the deadline of its asker on the allocator's clock, or without, as earlier versions ask. Raises Unavailable."""
+    checks, deadline = run.checks, None
+    is_dated = always or run.world.chance.random() < 0.7
+    until = run.loop.time() + PATIENCE_SECONDS
+    checks.patience.waits(pod.name, PATIENCE_SECONDS if is_dated else inf)
+    if is_dated:
+        deadline = await deadline_until(run.client_bus, NODE, until)
+        if deadline is None:
+            raise NobodyAnswers("the allocator's clock cannot be read")
+    checks.asked[pod.name] = pod
+    checks.asks[pod.name] += 1
+    return AllocateRequest(node=NODE, pod=pod, deadline=deadline)
+
+
+def told(run: "Scenario", pod: PodRequest, error: TopoalignError) -> None:
+    """That nothing of a request was done is true, if nobody else has asked for the pod."""
+    sound(run, error)
+    if isinstance(error, DeadlinePassed) and run.checks.asks[pod.name] == 1:
+        held = [owner for owner, _ in run.checks.record.live.values() if owner is not None and owner.pod == pod.name]
+        if held:
+            run.world.violate(Violation("I13", f"{pod.name} was refused by its deadline and is held"))
+
+
+def hears(run: "Scenario", pod: PodRequest, decision: Decision) -> None:
     match decision:
         case Admission():
             names = frozenset(allocation.id for allocation in decision.allocations)
             run.world.note("granted", pod.name, sorted(names))
             if pod.name not in run.leaving:
-                run.checks.acknowledged[pod.name] = names
+                had = run.checks.acknowledged.setdefault(pod.name, names)
+                if had != names:
+                    run.world.violate(Violation("I6", f"{pod.name} has {sorted(had)} and is told {sorted(names)}"))
         case Refusal():
             run.world.note("refused", decision.code, decision.finding)
             if not (decision.code and decision.finding and decision.remedy):

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
+from simulation.outcome import Outcome
 from simulation.plants import PLANTS
-from simulation.scenario import Outcome, run
+from simulation.scenario import run
 
 CHUNK = 50
 

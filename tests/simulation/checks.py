@@ -3,12 +3,16 @@ What must hold after every step, whatever happened (the invariants I1 to I9 and 
 record of all facts, and against what the kubelet's containers really use.
 """
 
+from collections import Counter
+from collections.abc import Sequence
+from itertools import chain
+
 import msgspec
-from simulation.journal import Disk
 from simulation.kubelet import Kubelet
 from simulation.node import COMPACT_AFTER, PENDING_LIMIT, REMEMBERED, Agent, Hub
 from simulation.patience import Patience
 from simulation.record import Held, Record, card, clashing, held_by, spelled
+from simulation.replaying import digest_on, replayed
 from simulation.world import HEALTHY, NODE, Violation, World
 
 from topoalign.client import Heard
@@ -23,7 +27,7 @@ from topoalign.core.events import (
 )
 from topoalign.core.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.requests import PodRequest
-from topoalign.core.state import NodeState, replay
+from topoalign.core.state import NodeState
 from topoalign.core.topology.offers import SHARE
 
 UNHELD_SECONDS = 15.0
@@ -37,6 +41,8 @@ class Checks:
         self.world, self.kubelet = world, kubelet
         self.record = Record(world)
         self.patience = Patience(world)
+        world.preferences.append(self.preferred)
+        world.marks.append(self.what_counts_as_published_is_stored)
         world.facts += [self.no_running_container_is_released, self.record.hear, self.patience.hear]
         self.unheld: dict[tuple[ResourceName, DeviceID], float] = {}
         self.init_in_doubt = False
@@ -44,22 +50,60 @@ class Checks:
         Whether something was done to the record, by damage or by a kubelet that lost count, after which nobody may know of
         init containers any more: the kubelet shows them nowhere.
         """
+        self.untold: set[str] = set()
+        """Pods that run, and that the kubelet had lost before the record could know to which pod its devices belong."""
         self.acknowledged: dict[str, frozenset[AllocationID]] = {}
         """Pod -> what its admission was answered with, until it asks for its release."""
+        self.asked: dict[str, PodRequest] = {}
+        self.asks: Counter[str] = Counter()
+        """Pod -> how many requests were made for it."""
 
     def expect(self, invariant: str, holds: bool, finding: str) -> None:
         self.record.expect(invariant, holds, finding)
 
     def no_running_container_is_released(self, event: LedgerEvent) -> None:
-        """As gone, that is: neither a jump of a clock nor a pause nor a kubelet that starts makes a container end."""
-        if self.kubelet is None or not isinstance(event, AllocationReleased) or event.reason not in ("gone", "orphan"):
+        """
+        As gone, that is: neither a jump of a clock nor a pause nor a kubelet that starts makes a container end. A container
+        that the kubelet has lost makes way for another one only with a word.
+        """
+        if self.kubelet is None or not isinstance(event, AllocationReleased):
             return
-        running = self.running()
-        _, released = self.record.live.get(event.allocation, (None, frozenset()))
-        lost = released & running.keys()
-        self.expect(
-            "C29", not lost, f"{sorted(lost)} were released as {event.reason} while {sorted(running.items())} run"
-        )
+        owner, released = self.record.live.get(event.allocation, (None, frozenset()))
+        for uid, places in self.running().items():
+            both, is_lost = sorted(released & places), uid in self.kubelet.lost
+            is_own = owner is not None and owner.pod == self.kubelet.wanted[uid].name
+            if event.reason in ("gone", "orphan"):
+                self.expect(
+                    "C29", not both or (is_lost and not is_own), f"{both} of {uid}, which runs, are {event.reason}"
+                )
+            elif event.reason == "superseded":
+                self.expect(
+                    "F21", not (both and is_lost and is_own), f"{both} of {uid}, which runs, are silently given"
+                )
+
+    def what_counts_as_published_is_stored(self, epoch: int, seq: int) -> None:
+        facts = [event for event in self.world.disk.history if (event.epoch, event.seq) == (epoch, seq)]
+        bodies = {msgspec.json.encode(event) for event in facts}
+        stored = facts == [] or self.world.broker.stores(bodies)
+        self.expect("I5", stored, f"fact {epoch}/{seq} counts as published, and the stream lacks it")
+
+    def preferred(
+        self,
+        state: NodeState,
+        available: Sequence[DeviceID],
+        chosen: Sequence[DeviceID],
+        must_include: Sequence[DeviceID],
+    ) -> None:
+        """
+        What runs is not preferred as long as there is enough that no record has. A kubelet that admits several pods at once
+        may write its checkpoint before it has put down what it was just given, and that then looks as if it had ended.
+        """
+        if self.kubelet is None or not self.kubelet.serial:
+            return
+        running = {device for places in self.running().values() for _, device in places}
+        spare = [device for device in available if device in must_include or not state.overlapping([device])]
+        bad = sorted({*chosen} & running - {*must_include} & {d for d in chosen if state.overlapping([d])})
+        self.expect("F21", not bad or len(spare) < len(chosen), f"{bad} are preferred, of {spare} that are free")
 
     def subscriber_hears(self, hub: Hub, heard: Heard) -> None:
         """
@@ -67,7 +111,7 @@ class Checks:
         anew.
         """
         event = heard.event
-        if not isinstance(event, LedgerFact):
+        if not isinstance(event, LedgerFact) or event.node != NODE:
             return
         epoch, seq = hub.place
         follows = (event.epoch, event.seq) == (epoch, seq + 1) or (
@@ -84,10 +128,13 @@ class Checks:
         else:
             self.unheld.clear()
         if self.kubelet is not None and self.kubelet.serial:
-            used = list(self.running().items())
-            for at, (place, uid) in enumerate(used):
-                both = clashing({place}, {other for other, its in used[:at] if its != uid})
-                self.expect("I1", not both, f"{uid} and another pod use {', '.join(both)}")
+            used = sorted(self.running().items())
+            for at, (uid, places) in enumerate(used):
+                for other, others in used[:at]:
+                    both = clashing(places, others)
+                    if {uid, other} & self.kubelet.lost:
+                        both = [device for device in both if not self.is_told(agent, DeviceID(device), {uid, other})]
+                    self.expect("I1", not both, f"{uid} and {other} use {', '.join(both)}")
         if self.world.violations:
             raise self.world.violations[0]
 
@@ -117,19 +164,26 @@ class Checks:
         self.expect("I12", decisions <= REMEMBERED, f"{decisions} decisions are remembered")
         self.of_containers(agent, live)
 
-    def running(self) -> dict[tuple[ResourceName, DeviceID], str]:
-        """What containers use now -> their pod."""
+    def running(self) -> dict[str, Held]:
+        """Pods with containers that run -> what these use."""
         assert self.kubelet is not None
-        used: dict[tuple[ResourceName, DeviceID], str] = {}
-        for uid in sorted(self.kubelet.admitted):
-            pod = self.kubelet.wanted[uid]
-            for container in pod.containers:
-                if container.role == "init" and self.init_in_doubt:
-                    continue
-                for resource in container.limits:
-                    for device in self.kubelet.entries.get((uid, container.name, resource), ()):
-                        used[resource, device] = uid
+        used: dict[str, Held] = {}
+        for uid in sorted(self.kubelet.admitted - self.untold):
+            roles = {container.name: container.role for container in self.kubelet.wanted[uid].containers}
+            used[uid] = frozenset(
+                (resource, device)
+                for (of, container, resource), devices in self.kubelet.used.items()
+                if of == uid and not (roles[container] == "init" and self.init_in_doubt)
+                for device in devices
+            )
         return used
+
+    def is_told(self, agent: Agent, device: DeviceID, uids: set[str]) -> bool:
+        """Whether the record says that one of these pods had to make way of this device, or nobody can be asked now."""
+        if agent.ledger is None or agent.process.dead or agent.process.stopped:
+            return True
+        former = [each for a in agent.ledger.state.allocations.values() for each in a.displaced]
+        return any(each.pod_uid in uids and device in chain(*each.devices.values()) for each in former)
 
     def of_containers(self, agent: Agent, live: dict[AllocationID, tuple[Owner | None, Held]]) -> None:
         """What runs is in the record: at once where we gave it, after the next look where the kubelet did."""
@@ -143,8 +197,8 @@ class Checks:
         if unable or not self.kubelet.up or self.kubelet.hidden:
             self.unheld.clear()
             return
-        running = self.running()
-        self.unheld = {place: self.unheld.get(place, now) for place in running.keys() - held}
+        running = frozenset[tuple[ResourceName, DeviceID]]().union(*self.running().values())
+        self.unheld = {place: self.unheld.get(place, now) for place in running - held}
         for place, since in self.unheld.items():
             self.expect("I9", now - since <= UNHELD_SECONDS, f"{place[1]} is used by a container and held by nobody")
 
@@ -196,32 +250,30 @@ class Checks:
             for pod in self.kubelet.wanted.values()
             for holding in self.kubelet.holdings(pod)
         }
+        lost = {self.kubelet.wanted[uid].name for uid in self.kubelet.lost}
+        of_lost = {held_by(a) for a in state.allocations.values() if a.owner is not None and a.owner.pod in lost}
         recorded = {(a.owner, held_by(a)) for a in state.allocations.values()}
         if shown - recorded:
             return f"the kubelet shows {spelled(shown)}, recorded are {spelled(recorded)}"
         visible = {place for _, places in shown for place in places}
-        rest = {place for _, places in recorded - shown for place in places}
-        kept = self.kubelet.checkpoint()
+        rest = {place for _, places in recorded - shown if places not in of_lost for place in places}
+        kept = self.kept()
         if not self.kubelet.mounted:  # an entry of a pod that is gone keeps whatever record has something of it
             kept |= {place for _, places in recorded - shown if not kept.isdisjoint(places) for place in places}
         if rest & visible or not rest <= kept:
             return f"recorded and not held: {spelled(recorded - shown)}"
         return None
 
-
-def replayed(disk: Disk) -> NodeState:
-    """The state that a start would find on disk now."""
-    events = [event for entry in disk.journal.load() for event in entry.events]
-    newest = max((at for at, event in enumerate(events) if isinstance(event, AllocationsSnapshot)), default=0)
-    return replay(NODE, events[newest:])
-
-
-def digest_on(disk: Disk) -> str:
-    """Of the state that a start would find; why there is none, if the journal cannot be read."""
-    try:
-        return replayed(disk).digest
-    except TopoalignError as error:
-        return str(error)
+    def kept(self) -> Held:
+        """What the checkpoint has given to pods that are not gone by their directories, where these can be read."""
+        assert self.kubelet is not None
+        directories = self.kubelet.directories.now() if self.kubelet.mounted else None
+        return frozenset(
+            (resource, device)
+            for (uid, _, resource), devices in self.kubelet.file.items()
+            if directories is None or not directories.is_gone(uid)
+            for device in devices
+        )
 
 
 def decision(state: NodeState, pod: PodRequest, world: World) -> object:

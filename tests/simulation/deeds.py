@@ -5,7 +5,7 @@ What can happen to a node: a table of deeds with weights. Each begins at once an
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from simulation import bus_deeds, fault_deeds, kubelet_deeds, liar_deeds
+from simulation import bus_deeds, fault_deeds, kubelet_deeds, liar_deeds, stale_deeds
 
 if TYPE_CHECKING:
     from simulation.scenario import Scenario
@@ -31,8 +31,15 @@ DEEDS = (
     Deed("the kubelet restarts", 1, kubelet_deeds.kubelet_restarts, "kubelet"),
     Deed("the kubelet is away", 1, kubelet_deeds.kubelet_away, "kubelet"),
     Deed("the checkpoint cannot be read", 0.5, kubelet_deeds.checkpoint_unreadable, "kubelet"),
+    Deed("a pod is refused after Allocate", 1, stale_deeds.is_refused, "kubelet"),
+    Deed("a pod without volumes comes", 0.7, stale_deeds.comes_without_volumes, "kubelet"),
+    Deed("a pod ends and stays", 1, stale_deeds.ends, "kubelet"),
+    Deed("a pod is made anew", 1, stale_deeds.made_anew, "kubelet"),
+    Deed("the checkpoint is lost", 0.5, stale_deeds.checkpoint_lost, "kubelet"),
     Deed("somebody asks", 5, bus_deeds.asks, "bus"),
     Deed("two ask at once", 2, bus_deeds.two_ask, "bus"),
+    Deed("somebody asks again", 1, bus_deeds.asks_again, "bus"),
+    Deed("a request comes late", 1.5, bus_deeds.asks_late, "bus"),
     Deed("somebody gives back", 3, bus_deeds.gives_back, "bus"),
     Deed("the allocator dies", 1, fault_deeds.allocator_dies),
     Deed("the allocator dies writing", 1.5, fault_deeds.allocator_dies_writing),
@@ -53,6 +60,7 @@ DEEDS = (
     Deed("somebody forges a snapshot", 0.6, liar_deeds.forges_snapshot),
     Deed("somebody forges facts", 0.8, liar_deeds.forges_facts),
     Deed("somebody forges the hardware", 0.6, liar_deeds.forges_hardware),
+    Deed("somebody takes ids", 0.7, liar_deeds.takes_ids),
     Deed("compaction", 0.7, fault_deeds.compaction),
     Deed("a decision is compared", 0.5, fault_deeds.compared),
 )

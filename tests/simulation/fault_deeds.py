@@ -97,7 +97,7 @@ def reboots(run: "Scenario") -> None:
     world.boot += 1
     if run.kubelet is not None:
         run.stop_kubelet()
-        run.kubelet.admitted.clear()
+        run.kubelet.reboot()
         run.later(world.chance.choice((0.5, 6.0)), run.restart_kubelet)
     if run.discovery_process is not None:
         world.kill(run.discovery_process)
@@ -112,6 +112,8 @@ def journal_damaged(run: "Scenario") -> None:
     disk = world.disk
     left = disk.damage(world.chance.randrange(len(disk.journal.load()) + 1))
     run.checks.init_in_doubt = True
+    if run.kubelet is not None:
+        run.checks.untold |= run.kubelet.lost
     run.checks.record.begin_with(left, disk.journal.published())
     world.note("damaged", len(left))
 

@@ -48,11 +48,16 @@ class FaultyJournal:
         kill: Callable[[], None] = lambda: None,
         is_dead: Callable[[], bool] = lambda: False,
         heard: Callable[[LedgerEvent], None] = lambda event: None,
+        marked: Callable[[int, int], None] = lambda epoch, seq: None,
     ) -> None:
-        """`kill` ends the process that writes; `heard` is told every fact as it becomes true."""
+        """
+        `kill` ends the process that writes; `heard` is told every fact as it becomes true, and `marked` what counts as
+        published.
+        """
         self.refusals = self.kills = 0.0
         """How likely a write is refused, and how likely it is the last thing that the process does."""
-        self._disk, self._chance, self._kill, self._is_dead, self._heard = disk, chance, kill, is_dead, heard
+        self._disk, self._chance, self._kill, self._is_dead = disk, chance, kill, is_dead
+        self._heard, self._marked = heard, marked
 
     @property
     def doubt(self) -> str | None:
@@ -85,6 +90,7 @@ class FaultyJournal:
 
     def mark_published(self, epoch: int, seq: int) -> None:
         """A mark may be lost; it is never wrong otherwise."""
+        self._marked(epoch, seq)
         if not self._is_dead() and self._chance.random() >= self.refusals:
             self._disk.journal.mark_published(epoch, seq)
 

@@ -4,45 +4,31 @@ A kubelet as the allocator meets it, in memory: its device manager, its PodResou
 Its rules are those of kubelet v1.36.3, cm/devicemanager: devices are taken for a container before the plugin is asked, and
 given back if it refuses; init containers that end leave their devices to later containers of their pod; what a pod held is
 freed when the next pod is admitted, not when it ends, and stays in the checkpoint until that is written, at the next
-allocation; after a restart the allocations are read from the checkpoint, no device is healthy until the plugin has
-registered anew, and for a while the list of pods is shorter than what runs. A pod has a directory from when its containers
-start until a while after it has gone; one that was refused has none.
+allocation or when the plugin says something of its devices; after a restart the allocations are read from the checkpoint,
+which may be lost, no device is healthy until the plugin has registered anew, and for a while the list of pods is shorter
+than what runs. A pod has a directory from when its containers start until a while after it was deleted; one that was refused
+has none, although its entries stay as those of all pods do.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Literal, Protocol
+from typing import Protocol
 
 import anyio
-import msgspec
+from simulation.pods import Container, Directories, Pod
 
 from topoalign.allocator.kubelet.desk import Holding, Listing, Part
 from topoalign.core.errors import TopoalignError, Unavailable
 from topoalign.core.events import ContainerUsage, Owner
-from topoalign.core.ids import AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
+from topoalign.core.ids import AllocationID, ContainerName, DeviceID, Namespace, ResourceName
 from topoalign.core.ports import Clock
-from topoalign.kubelet.pod_directories import PodDirectories
 
 DEFAULT = Namespace("default")
-TIDY_SECONDS = 2.5
+STARTING_SECONDS = (0.0, 0.0, 0.02, 1.0)
+"""From the last Allocate of a pod until its directory is made and its containers run."""
 Entries = dict[tuple[str, ContainerName, ResourceName], frozenset[DeviceID]]
 """(pod UID, container, resource) -> devices, as in the checkpoint."""
-
-
-class Container(msgspec.Struct, frozen=True, kw_only=True):
-    name: ContainerName
-    role: Literal["init", "sidecar", "app"]
-    limits: dict[ResourceName, int]
-
-
-class Pod(msgspec.Struct, frozen=True, kw_only=True):
-    """What the API server wants to run here."""
-
-    uid: str
-    name: PodName
-    containers: tuple[Container, ...]
-    """Init containers and sidecars first, in the order in which they start."""
 
 
 class Plugin(Protocol):
@@ -72,16 +58,16 @@ class Kubelet:
     """Of the file."""
     mounted: bool = True
     """Whether the directories of pods can be read."""
-    made: set[str] = field(default_factory=set)
-    """Pods for which a directory was made."""
-    removed: dict[str, float] = field(default_factory=dict)
-    """Pods that are gone -> when, in monotonic seconds; their directories stay for `TIDY_SECONDS`."""
     up: bool = True
     readable: bool = True
     """Whether its checkpoint can be read."""
     wanted: dict[str, Pod] = field(default_factory=dict)
     admitted: set[str] = field(default_factory=set)
     """Pods whose containers run, whatever becomes of the kubelet."""
+    used: Entries = field(default_factory=dict)
+    """What the containers of these really use, whatever the kubelet knows of it."""
+    lost: set[str] = field(default_factory=set)
+    """Pods that run, and of whose devices the kubelet knows nothing since it lost its checkpoint."""
     hidden: set[str] = field(default_factory=set)
     """Pods that run, and that it has not heard of yet after its start."""
     starts: int = 1
@@ -92,6 +78,7 @@ class Kubelet:
     """Why pods were not admitted."""
 
     def __post_init__(self) -> None:
+        self.directories = Directories(self.clock)
         self._begin()
 
     def _begin(self) -> None:
@@ -117,6 +104,7 @@ class Kubelet:
         """What the plugin says on its stream: all its devices that are healthy."""
         if self.up:
             self.plugin, self.healthy = plugin, healthy
+            self._write()
 
     def unregistered(self) -> None:
         """The plugin's stream ended: all its devices are unhealthy."""
@@ -124,10 +112,28 @@ class Kubelet:
 
     def remove(self, uid: str) -> None:
         """The pod is gone: its containers have ended. Its devices are freed when the next pod comes."""
+        self.end(uid)
+        self.directories.delete(uid)
+
+    def end(self, uid: str) -> None:
+        """The containers have ended, and nobody deletes the pod: it is not active any more, and its directory stays."""
         self.wanted.pop(uid, None)
-        self.removed[uid] = self.clock.monotonic()
-        self.admitted.discard(uid)
-        self.hidden.discard(uid)
+        self.directories.tear_down(uid)
+        for pods in (self.admitted, self.hidden, self.lost):
+            pods.discard(uid)
+        self.used = {key: devices for key, devices in self.used.items() if key[0] != uid}
+
+    def reboot(self) -> None:
+        """No container runs any more; the pods are to come again."""
+        self.admitted.clear()
+        self.used.clear()
+        self.lost.clear()
+
+    def lose_checkpoint(self) -> None:
+        """As it stops: the file is gone, and with the next start all that is known of devices."""
+        self.file = {}
+        self.version += 1
+        self.lost |= self.admitted
 
     # what it tells
 
@@ -142,7 +148,7 @@ class Kubelet:
             pods=len(shown) + 1,  # there are always some that ask for no device
             holdings=tuple(holding for pod in shown for holding in self.holdings(pod)),
             written=(self.version,),
-            directories=self.directories() if self.mounted else None,
+            directories=self.directories.now() if self.mounted else None,
             checkpoint=self.checkpoint() if self.readable else None,
             parts=tuple(Part(key[2], devices, key[0], key[1]) for key, devices in self.file.items())
             if self.readable
@@ -161,19 +167,18 @@ class Kubelet:
                     yield Holding(owner=owner, resource=resource, devices=devices, pod_uid=uid if self.mounted else "")
 
     def usage(self, shown: list[Pod]) -> Iterator[ContainerUsage]:
+        """Of all containers but plain init containers, with devices or without."""
         for pod in shown:
             given: dict[Owner, dict[ResourceName, tuple[DeviceID, ...]]] = {}
+            for container in pod.containers:
+                if container.role != "init":
+                    given[Owner(namespace=DEFAULT, pod=pod.name, container=container.name)] = {}
             for holding in self.holdings(pod):
-                given.setdefault(holding.owner, {})[holding.resource] = tuple(sorted(holding.devices))
+                given[holding.owner][holding.resource] = tuple(sorted(holding.devices))
             yield from (ContainerUsage(owner=owner, devices=devices) for owner, devices in given.items())
 
     def checkpoint(self) -> frozenset[tuple[ResourceName, DeviceID]]:
         return frozenset((resource, d) for (_, _, resource), devices in self.file.items() for d in devices)
-
-    def directories(self) -> PodDirectories:
-        now = self.clock.monotonic()
-        self.made -= {uid for uid, since in self.removed.items() if now - since >= TIDY_SECONDS}
-        return PodDirectories(torn_down=dict.fromkeys(self.made, False))
 
     # what it does
 
@@ -192,18 +197,21 @@ class Kubelet:
                         devices = await self._give(pod, container, resource, size, reusable)
                         places = {(resource, device) for device in devices}
                         reusable = reusable | places if container.role == "init" else reusable - places
-                    self.file = dict(self.entries)
-                    self.version += 1
+                    self._write()
             except TopoalignError as error:
                 self.refusals.append(error)
-                self.wanted.pop(uid, None)
-                self.removed[uid] = self.clock.monotonic()
+                self.end(uid)
                 self._rebuild()
                 return False
-            if uid not in self.wanted:  # deleted meanwhile
+            if pod.refused:  # by another manager: its entries stay until the next pod comes
+                self.end(uid)
                 return False
-            self.admitted.add(uid)
-            self.made.add(uid)
+        await anyio.sleep(self.chance.choice(STARTING_SECONDS))
+        if uid not in self.wanted:  # deleted meanwhile
+            return False
+        self.directories.make(pod)
+        self.admitted.add(uid)
+        self.used |= {key: devices for key, devices in self.entries.items() if key[0] == uid}
         if self.plugin is not None:
             try:
                 await self.plugin.pre_start()
@@ -219,6 +227,11 @@ class Kubelet:
             del self.entries[key]
         if gone:
             self._rebuild()
+
+    def _write(self) -> None:
+        """After every admission, and whenever the plugin says something of its devices."""
+        self.file = dict(self.entries)
+        self.version += 1
 
     def _rebuild(self) -> None:
         """What is in flight stays taken (kubernetes 137534 is how it was when it did not)."""

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
-from simulation.kubelet import Container, Pod
+from simulation.pods import Container, Pod
 from simulation.refusals import sound
 from simulation.world import Violation
 
@@ -111,6 +111,8 @@ async def clash(run: "Scenario", key: tuple[str, ContainerName, ResourceName]) -
     assert run.kubelet is not None
     kubelet, agent, starts = run.kubelet, run.agent, run.kubelet.starts
     if agent.handouts is None or key[0] not in kubelet.admitted or key[0] in kubelet.hidden:
+        return
+    if key not in kubelet.entries:  # the checkpoint was lost meanwhile
         return
     container = next(c for c in kubelet.wanted[key[0]].containers if c.name == key[1])
     if container.role == "init":

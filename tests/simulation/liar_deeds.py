@@ -1,14 +1,16 @@
 """
 Somebody who may publish, and says under the node's name what is not so: with the next number or a large one, in the epoch
-of the node or another, under ids of its own.
+of the node or another, under ids of its own or under those that the node uses next.
 """
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
 from simulation.world import NODE
 
 from topoalign.core import wire
+from topoalign.core.errors import IdTaken
 from topoalign.core.events import (
     LARGEST_NUMBER,
     Allocation,
@@ -19,11 +21,13 @@ from topoalign.core.events import (
     Event,
     TopologyDiscovered,
 )
-from topoalign.core.ids import GPU, AllocationID, DeviceID
+from topoalign.core.ids import GPU, AllocationID, DeviceID, NodeName
 from topoalign.core.topology.model import Topology
 
 if TYPE_CHECKING:
     from simulation.scenario import Scenario
+
+ANOTHER = NodeName("node-2")
 
 
 def forge(run: "Scenario", event: Event) -> None:
@@ -85,3 +89,38 @@ def forges_hardware(run: "Scenario") -> None:
         )
     else:
         forge(run, DeviceHealthChanged(node=NODE, epoch=epoch, revision=revision, devices={}))
+
+
+def takes_ids(run: "Scenario") -> None:
+    """
+    Somebody publishes under the ids of the next facts or readings: another fact of the node, or something of another node.
+    """
+    chance, (epoch, seq) = run.world.chance, place(run)
+    numbers = range(1, 1 + chance.choice((1, 2, 4)))
+    if chance.random() < 0.7:
+        for number in numbers:
+            mine = AllocationsSnapshot(node=NODE, epoch=epoch, seq=seq + number, allocations=(), digest="0" * 16)
+            others = AllocationsSnapshot(node=ANOTHER, epoch=1, seq=1, allocations=(), digest="0" * 16)
+            take(run, mine, chance.choice((mine, others)))
+    else:
+        first = chance.randrange(1, 12)
+        for number in numbers:
+            reading = DeviceHealthChanged(
+                node=NODE, epoch=run.world.discovery_epoch, revision=first + number, devices={}
+            )
+            take(run, reading, DeviceHealthChanged(node=ANOTHER, epoch=1, revision=1, devices={}))
+
+
+def take(run: "Scenario", event: Event, instead: Event) -> None:
+    """The id of `event`, for a message that says something else."""
+    run.world.lies += 1
+    taken = wire.encode(event, run.world.clock.wall()).headers["Nats-Msg-Id"]
+    message = wire.encode(instead, run.world.clock.wall())
+    run.world.note("taken", taken, instead)
+
+    async def publish() -> None:
+        with suppress(IdTaken):
+            headers = {**message.headers, "Nats-Msg-Id": taken}
+            await run.world.broker.bus.publish(msgspec.structs.replace(message, headers=headers))
+
+    run.soon(publish)

@@ -71,7 +71,7 @@ class Agent:
         self.world, self.kubelet, self.parts = world, kubelet, parts
         self.process = Process("agent")
         self.door = Door(world, self.process)
-        self.bus = FaultyBus(world.broker, world.faults, lambda: self.process.dead, self._publishes)
+        self.bus = parts.bus(world.broker, world.faults, lambda: self.process.dead, self._publishes)
         self.said: tuple[int, int] | None = None
         """Epoch and seq of the fact that it tried to publish last."""
         self.journal = FaultyJournal(
@@ -80,6 +80,7 @@ class Agent:
             kill=lambda: world.kill(self.process),
             is_dead=lambda: self.process.dead,
             heard=world.became_true,
+            marked=world.was_published,
         )
         self.ledger: Ledger | None = None
         self.handouts: Handouts | None = None
@@ -155,7 +156,10 @@ class Agent:
     ) -> tuple[DeviceID, ...]:
         async def preferred() -> tuple[DeviceID, ...]:
             assert self.handouts is not None
-            return await self.handouts.prefer(resource, available, must_include, size)
+            preferred = await self.handouts.prefer(resource, available, must_include, size)
+            for told in self.world.preferences:
+                told(self.handouts.state, available, preferred, must_include)
+            return preferred
 
         chosen: tuple[DeviceID, ...] = await self.door.call(preferred)
         return chosen
@@ -185,6 +189,7 @@ class Parts:
     ledger: type[Ledger] = Ledger
     handouts: type[Handouts] = Handouts
     admissions: type[Admissions] = Admissions
+    bus: type[FaultyBus] = FaultyBus
 
 
 class Discovery:

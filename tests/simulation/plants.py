@@ -13,18 +13,24 @@ from typing import Any, NamedTuple
 
 import anyio
 import msgspec
+from simulation.bus import FaultyBus
 from simulation.node import Parts
 
 from topoalign.allocator.admissions import Admissions
 from topoalign.allocator.drafts import Draft
 from topoalign.allocator.handouts import Handouts
+from topoalign.allocator.kubelet.desk import Listing
 from topoalign.allocator.ledger import Ledger
+from topoalign.allocator.liveness import Liveness, places
 from topoalign.core.decisions import Decision
-from topoalign.core.errors import StateFault, TopoalignError
+from topoalign.core.errors import IdTaken, StateFault, TopoalignError
 from topoalign.core.events import Allocation, AllocationReleased, AllocationsSnapshot
 from topoalign.core.ids import AllocationID, DeviceID, ResourceName
+from topoalign.core.placement import prefer
+from topoalign.core.ports import Message
 from topoalign.core.requests import AdmissionRules, PodRequest
 from topoalign.core.state import NodeState
+from topoalign.runtime import stores
 
 
 class NoTurn:
@@ -169,14 +175,73 @@ class HoardingLedger(Ledger):
         pass
 
 
+class BelievingBus(FaultyBus):
+    """Takes a message for stored whose id the store has for another one."""
+
+    async def publish(self, message: Message) -> int:
+        try:
+            return await super().publish(message)
+        except IdTaken:
+            return await self.last_position(stores.store_of(message))
+
+
+class EntriesCount(Liveness):
+    """What the checkpoint has given to a pod is the pod's, whether or not that is gone."""
+
+    def is_kept(self, allocation: Allocation, listing: Listing) -> bool:
+        return listing.checkpoint is None or not listing.checkpoint.isdisjoint(places(allocation))
+
+    def is_gone(self, allocation: Allocation, listing: Listing) -> bool:
+        return False
+
+
+class NothingIsForgotten(Liveness):
+    """What the kubelet has in no file has ended."""
+
+    def is_forgotten(self, allocation: Allocation, listing: Listing, boot: str) -> bool:
+        return False
+
+
+class NobodyIsDisplaced(Liveness):
+    """Who has to make way has ended."""
+
+    def is_displaced(self, allocation: Allocation, listing: Listing, boot: str) -> bool:
+        return False
+
+
+class ByEntriesHandouts(Handouts):
+    liveness: type[Liveness] = EntriesCount
+
+    def __init__(self, *details: Any, **more: Any) -> None:
+        super().__init__(*details, **more)
+        self._reconciliation.liveness = self.liveness()
+
+
+class ForgettingHandouts(ByEntriesHandouts):
+    liveness = NothingIsForgotten
+
+
+class SilentHandouts(ByEntriesHandouts):
+    liveness = NobodyIsDisplaced
+
+
+class BelievingHandouts(Handouts):
+    """Prefers whatever the kubelet believes to be free."""
+
+    async def prefer(
+        self, resource: ResourceName, available: Sequence[DeviceID], must_include: Sequence[DeviceID], size: int
+    ) -> tuple[DeviceID, ...]:
+        return prefer(self.state.hardware, resource, available, must_include, size, self._placement)
+
+
 class Plant(NamedTuple):
     breaks: str
     """The invariant."""
-    part: type[Ledger | Handouts | Admissions]
+    part: type[Ledger | Handouts | Admissions | FaultyBus]
 
     def parts(self) -> Parts:
         parts = Parts()
-        for name in ("ledger", "handouts", "admissions"):
+        for name in ("ledger", "handouts", "admissions", "bus"):
             if issubclass(self.part, getattr(parts, name)):
                 setattr(parts, name, self.part)
         return parts
@@ -196,4 +261,9 @@ PLANTS: dict[str, Plant] = {
     "no-remedy": Plant("I8", TerseHandouts),
     "answers-before-the-disk": Plant("I9", CarelessLedger),
     "never-compacts": Plant("I12", HoardingLedger),
+    "believes-duplicates": Plant("I5", BelievingBus),
+    "entries-count": Plant("I10", ByEntriesHandouts),
+    "forgets-the-lost": Plant("C29", ForgettingHandouts),
+    "displaces-silently": Plant("F21", SilentHandouts),
+    "prefers-the-lost": Plant("F21", BelievingHandouts),
 }

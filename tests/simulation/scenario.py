@@ -6,7 +6,6 @@ overlap: a step begins something and does not wait for it.
 """
 
 import asyncio
-import hashlib
 import logging
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from simulation.deeds import DEEDS, Deed
 from simulation.kubelet import Kubelet
 from simulation.loop import Process, SimulatedLoop, simulate
 from simulation.node import REMEMBERED, Agent, Discovery, Hub, Parts
+from simulation.outcome import Outcome
 from simulation.refusals import sound
 from simulation.world import Violation, World
 
@@ -33,27 +33,6 @@ PASSING = (0.0, 0.0, 0.0, 0.003, 0.1, 0.7, 3.0, 8.0, 30.0)
 BACK_SECONDS = (0.0, 0.2, 2.0, 10.0)
 """Until a process that died is there again."""
 CALM_SECONDS, LOOK_SECONDS = 200.0, 5.0
-
-
-class Outcome:
-    """What became of a run."""
-
-    def __init__(self, seed: int, world: World, step: int, violation: Violation | None) -> None:
-        self.seed, self.step, self.violation = seed, step, violation
-        self.trace = world.trace
-
-    @property
-    def digest(self) -> str:
-        """Of the whole trace: equal for equal runs."""
-        return hashlib.sha256("\n".join(map(repr, self.trace)).encode()).hexdigest()
-
-    def report(self, last: int = 60, plant: str | None = None) -> str:
-        """What was found, the end of the trace, and the command that shows it again."""
-        lines = [f"seed {self.seed}, step {self.step}: {self.violation or 'no violation'}"]
-        lines += [f"  ({len(self.trace) - last} lines before)"] if len(self.trace) > last else []
-        lines += ["  " + " ".join(map(str, line)) for line in self.trace[-last:]]
-        lines += [f"replay: make simulate SEED={self.seed}" + (f" PLANT={plant}" if plant is not None else "")]
-        return "\n".join(lines)
 
 
 class Scenario:

@@ -17,11 +17,11 @@ from faults_support import THOROUGH
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from simulation.checks import replayed
 from simulation.journal import Disk, FaultyJournal
 from simulation.kubelet_record import KubeletRecord, owner
 from simulation.loop import SimulatedLoop
 from simulation.record import held_by
+from simulation.replaying import replayed
 from simulation.scenario import quietly
 from simulation.world import HEALTHY, NODE, WHOLE, SimulatedClock
 

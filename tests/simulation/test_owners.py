@@ -10,8 +10,9 @@ from random import Random
 
 import anyio
 from faults_support import THOROUGH
-from simulation.kubelet import Container, Kubelet, Pod
+from simulation.kubelet import Kubelet
 from simulation.loop import SimulatedLoop, simulate
+from simulation.pods import Container, Pod
 from simulation.scenario import quietly
 from simulation.world import HEALTHY, NODE, WHOLE, SimulatedClock
 

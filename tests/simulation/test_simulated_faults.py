@@ -10,7 +10,8 @@ from simulation.deeds import only
 from simulation.fault_deeds import DAY, LOST
 from simulation.loop import SimulatedLoop, simulate
 from simulation.node import Parts
-from simulation.scenario import Outcome, Scenario, quietly, run
+from simulation.outcome import Outcome
+from simulation.scenario import Scenario, quietly, run
 
 from topoalign.core.errors import DeviceUnusable, TopoalignError
 from topoalign.core.events import AllocationReleased

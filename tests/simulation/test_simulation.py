@@ -14,8 +14,8 @@ import pytest
 from faults_support import THOROUGH
 from simulation.campaign import campaign, one
 from simulation.deeds import DEEDS
+from simulation.outcome import Outcome
 from simulation.plants import PLANTS
-from simulation.scenario import Outcome
 
 SEEDS = range(100_000 if THOROUGH else 2_000)
 TESTS = Path(__file__).parents[1]

@@ -2,7 +2,7 @@
 What a simulated run stands on: the seed's chance, virtual time, the disk, the broker, the hardware, and the trace.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -14,6 +14,7 @@ from simulation.loop import Process, SimulatedLoop
 from topoalign.core.events import DeviceHealth, HealthState, LedgerEvent
 from topoalign.core.ids import GPU, NIC, DeviceID, NodeName
 from topoalign.core.requests import AdmissionRules
+from topoalign.core.state import NodeState
 from topoalign.core.topology.model import Cpu, Gpu, Nic, NumaNode, Topology
 from topoalign.core.topology.offers import Offer
 
@@ -97,6 +98,12 @@ class World:
         self.violations: list[Violation] = []
         self.facts: list[Callable[[LedgerEvent], None]] = []
         """Told every fact in the moment in which it is on disk."""
+        self.marks: list[Callable[[int, int], None]] = []
+        """Told the number of every fact that counts as published from now on."""
+        self.preferences: list[
+            Callable[[NodeState, Sequence[DeviceID], Sequence[DeviceID], Sequence[DeviceID]], None]
+        ] = []
+        """Told of what was available what was preferred, by which record, and what it had to include."""
 
     def note(self, what: str, *details: object) -> None:
         self.trace.append((round(self.loop.time(), 6), self.loop.rounds, what, *details))
@@ -110,6 +117,10 @@ class World:
         self.note("fact", event)
         for told in self.facts:
             told(event)
+
+    def was_published(self, epoch: int, seq: int) -> None:
+        for told in self.marks:
+            told(epoch, seq)
 
     def kill(self, process: Process) -> None:
         if not process.dead:

@@ -1,0 +1,26 @@
+"""What a run came to."""
+
+import hashlib
+
+from simulation.world import Violation, World
+
+
+class Outcome:
+    """What became of a run."""
+
+    def __init__(self, seed: int, world: World, step: int, violation: Violation | None) -> None:
+        self.seed, self.step, self.violation = seed, step, violation
+        self.trace = world.trace
+
+    @property
+    def digest(self) -> str:
+        """Of the whole trace: equal for equal runs."""
+        return hashlib.sha256("\n".join(map(repr, self.trace)).encode()).hexdigest()
+
+    def report(self, last: int = 60, plant: str | None = None) -> str:
+        """What was found, the end of the trace, and the command that shows it again."""
+        lines = [f"seed {self.seed}, step {self.step}: {self.violation or 'no violation'}"]
+        lines += [f"  ({len(self.trace) - last} lines before)"] if len(self.trace) > last else []
+        lines += ["  " + " ".join(map(str, line)) for line in self.trace[-last:]]
+        lines += [f"replay: make simulate SEED={self.seed}" + (f" PLANT={plant}" if plant is not None else "")]
+        return "\n".join(lines)
