@@ -20,12 +20,13 @@ from topoalign.allocator.kubelet.desk import Listing
 from topoalign.allocator.kubelet.front import KubeletFront
 from topoalign.allocator.kubelet.server import DevicePlugin
 from topoalign.allocator.kubelet.standin import KubeletStandIn
-from topoalign.allocator.kubelet.transport import Server
+from topoalign.allocator.kubelet.transport import Load, Server
 from topoalign.allocator.ledger import Ledger
 from topoalign.core.errors import DeviceInUse, InvalidField, TopoalignError, UnknownDevice
 from topoalign.core.events import Allocation, DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
 from topoalign.core.ids import (
     CPU,
+    GPU,
     MEMORY,
     AllocationID,
     ContainerName,
@@ -193,6 +194,23 @@ async def served(plugin: DevicePlugin) -> AsyncIterator[v1beta1.DevicePluginStub
         finally:
             channel.close()
             await server.stop(5)
+
+
+@asynccontextmanager
+async def serving(desk: MemoryDesk | None = None, load: Load | None = None) -> AsyncIterator[Server]:
+    """A plugin of eight GPUs on its socket, which nobody has registered."""
+    with short_directory() as directory:
+        server = Server(DevicePlugin(GPU, desk or MemoryDesk(two_nodes())), directory / "p.sock", "directory", load)
+        await server.listen()
+        try:
+            yield server
+        finally:
+            await server.stop(5)
+
+
+def frame(kind: int, content: bytes = b"", flags: int = 0, stream: int = 0) -> bytes:
+    """A frame of HTTP/2."""
+    return len(content).to_bytes(3) + bytes((kind, flags)) + stream.to_bytes(4) + content
 
 
 @dataclass

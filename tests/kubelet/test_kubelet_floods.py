@@ -18,7 +18,7 @@ from grpclib.client import Channel
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from hpack import Encoder
-from kubelet_support import MemoryDesk, node, short_directory, two_nodes
+from kubelet_support import MemoryDesk, frame, node, serving, short_directory, two_nodes
 
 from topoalign.allocator.kubelet import arriving, connection, sockets
 from topoalign.allocator.kubelet.api import v1beta1
@@ -42,10 +42,6 @@ GPU_0 = v1beta1.AllocateRequest(container_requests=[v1beta1.ContainerAllocateReq
 assert len(HELLO) == PREFACE + 9
 
 
-def frame(kind: int, content: bytes = b"", flags: int = 0, stream: int = 0) -> bytes:
-    return len(content).to_bytes(3) + bytes((kind, flags)) + stream.to_bytes(4) + content
-
-
 def call(method: str, stream: int, body: bytes | None = None) -> bytes:
     """A call that begins; whole, if it has a body."""
     headers = {
@@ -58,17 +54,6 @@ def call(method: str, stream: int, body: bytes | None = None) -> bytes:
     }
     begins = frame(Kind.HEADERS, Encoder().encode(headers.items()), END_HEADERS, stream)
     return begins if body is None else begins + frame(Kind.DATA, body, END_STREAM, stream)
-
-
-@asynccontextmanager
-async def serving(load: Load | None = None) -> AsyncIterator[Server]:
-    with short_directory() as directory:
-        server = Server(DevicePlugin(GPU, MemoryDesk(two_nodes())), directory / "p.sock", "directory", load)
-        await server.listen()
-        try:
-            yield server
-        finally:
-            await server.stop(5)
 
 
 @asynccontextmanager
@@ -144,7 +129,7 @@ async def test_the_bound_holds_for_all_sockets_together(monkeypatch: pytest.Monk
     monkeypatch.setattr(arriving, "MOST_BYTES", 2**18)
     part = struct.pack(">?I", False, 10**6) + bytes(16_000)
     load = Load()
-    async with serving(load) as first, serving(load) as second:
+    async with serving(load=load) as first, serving(load=load) as second:
         with ExitStack() as held:
             for server in (first, second):
                 one = connected(server, held)

@@ -19,7 +19,7 @@ from grpclib.const import Cardinality, Status
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 from h2.config import H2Configuration
 from h2.connection import H2Connection
-from kubelet_support import MemoryDesk, short_directory, two_nodes
+from kubelet_support import MemoryDesk, serving, short_directory, two_nodes
 
 from topoalign.allocator.kubelet import connection, sockets, transport
 from topoalign.allocator.kubelet.api import v1beta1
@@ -39,17 +39,6 @@ pytestmark = pytest.mark.anyio
 
 ALLOCATE = "/v1beta1.DevicePlugin/Allocate"
 ONE_GPU = v1beta1.AllocateRequest(container_requests=[v1beta1.ContainerAllocateRequest(devices_ids=["GPU-0"])])
-
-
-@asynccontextmanager
-async def serving(desk: MemoryDesk | None = None) -> AsyncIterator[Server]:
-    with short_directory() as directory:
-        server = Server(DevicePlugin(GPU, desk or MemoryDesk(two_nodes())), directory / "p.sock", "directory")
-        await server.listen()
-        try:
-            yield server
-        finally:
-            await server.stop(5)
 
 
 @asynccontextmanager

@@ -6,6 +6,7 @@ import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kubelet_support import frame
 
 from topoalign.allocator.kubelet.frames import (
     ACK,
@@ -27,10 +28,6 @@ from topoalign.allocator.kubelet.turns import Client, Turns
 
 pytestmark = pytest.mark.anyio
 BUSY = 40
-
-
-def frame(kind: int, content: bytes = b"", flags: int = 0, stream: int = 0) -> bytes:
-    return len(content).to_bytes(3) + bytes((kind, flags)) + stream.to_bytes(4) + content
 
 
 def begun() -> Frames:
