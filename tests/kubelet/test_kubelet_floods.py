@@ -238,15 +238,20 @@ async def test_a_word_of_a_peer_keeps_its_connection_and_pings_do_not() -> None:
         with ExitStack() as held:
             speaking, pinging = connected(server, held), connected(server, held)
             for one in (speaking, pinging):
-                await sent(one, HELLO + call("GetDevicePluginOptions", 1, EMPTY))
-            await until(lambda: len(server.connections) == 2)
+                await sent(one, HELLO)
+                await until(lambda one=one: answered(one))  # type: ignore[misc]
             for _ in range(MOST_CONNECTIONS - 2):
-                await sent(connected(server, held), HELLO)
+                connected(server, held).send(HELLO)
             await until(lambda: len(server.connections) == MOST_CONNECTIONS)
-            await sent(pinging, frame(Kind.PING, bytes(8)))
-            await sent(speaking, call("GetDevicePluginOptions", 3, EMPTY))
-            await anyio.wait_all_tasks_blocked()
-            await sent(connected(server, held), HELLO)
+            for one, word in (
+                (pinging, frame(Kind.PING, bytes(8))),
+                (speaking, call("GetDevicePluginOptions", 1, EMPTY)),
+            ):
+                await until(lambda: not any(len(each.frames) for each in server.connections))
+                assert still_open(one)  # which reads what came before
+                one.send(word)
+                await until(lambda one=one: answered(one))  # type: ignore[misc]
+            connected(server, held).send(HELLO)
             await until(lambda: not still_open(pinging))
 
             assert still_open(speaking)
