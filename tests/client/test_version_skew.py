@@ -204,6 +204,7 @@ def subjects() -> list[str]:
         wire.hints_subject(NODE),
         wire.announce_subject(NODE),
         wire.alive_subject(NODE),
+        wire.said_subject(NODE),
     ]
 
 

@@ -13,10 +13,11 @@ from topoalign.allocator.hearing import ASK_SECONDS, SILENT_SECONDS, Hearing
 from topoalign.allocator.journal import MemoryJournal
 from topoalign.allocator.ledger import Ledger
 from topoalign.core import wire
-from topoalign.core.events import HealthState, TopologyDiscovered
-from topoalign.core.ids import GPU, DeviceID, NodeName
+from topoalign.core.events import Allocation, HealthState, TopologyDiscovered
+from topoalign.core.ids import GPU, AllocationID, DeviceID, NodeName
 from topoalign.core.ports import Stream
 from topoalign.core.topology.model import Topology
+from topoalign.discovery.service import Discovery
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.tasks import background
 
@@ -31,10 +32,11 @@ class World:
     def __init__(self) -> None:
         self.bus, self.clock, self.hardware = Bus(), ManualClock(), Hardware()
         self.ledger = Ledger(NODE, MemoryJournal(), self.clock)
+        self.discovery: Discovery | None = None
 
     @asynccontextmanager
     async def discovering(self) -> AsyncIterator[None]:
-        discovery = discovery_with(self.hardware, self.bus, self.clock, node=NODE)
+        discovery = self.discovery = discovery_with(self.hardware, self.bus, self.clock, node=NODE)
         async with background() as tasks:
             await tasks.start(lambda *, task_status: discovery.run(task_status=task_status))
             await self.clock.advance(0)
@@ -329,3 +331,29 @@ async def test_a_reading_of_no_discovery_that_answers_is_not_believed_for_its_gr
         await world.clock.advance(2 * ASK_SECONDS)
 
         assert (2, 2, None) == (at_once, world.listed(), hearing.reason())
+
+
+@pytest.mark.parametrize("forged", [True, False])
+async def test_nothing_is_released_for_a_topology_whose_content_is_not_that_of_discovery(
+    world: World, forged: bool
+) -> None:
+    """F07: a forged one says that this is another machine, under the number that discovery uses next, and comes first."""
+    world.hardware.source = "described: one"
+    async with world.discovering(), world.hearing() as hearing:
+        world.ledger.grant([world.ledger.named(Allocation(id=AllocationID("a"), devices={GPU: (GPU_0,)}))])
+        told = world.ledger.state.topology
+        assert told is not None
+        world.hardware.now = inventory(0, 1, 2)
+        if forged:
+            lie = msgspec.structs.replace(told, revision=told.revision + 1, source="described: two")
+            headers = {**wire.encode(lie, 0.0).headers, "Nats-Msg-Id": "forged"}
+            world.bus._logs[Stream.NODES].append(msgspec.structs.replace(wire.encode(lie, 0.0), headers=headers))
+        else:
+            world.hardware.source = "described: two"
+        assert world.discovery is not None
+        await world.discovery.read()
+        await world.clock.advance(2 * ASK_SECONDS)
+
+        assert (1 if forged else 0) == len(world.ledger.state.allocations)
+        assert (1 if forged else 0) == hearing.forged
+        assert 3 == world.listed()

@@ -212,6 +212,7 @@ class Discovery:
             Endpoint(
                 name="announce", subject=wire.announce_subject(NODE), answer=answering(AnnounceRequest, self._anew)
             ),
+            self._announcer.endpoint(NODE),
             Endpoint(name="alive", subject=wire.alive_subject(NODE), answer=answering(AliveRequest, self._newest)),
         ]
         async with self._bus.serve("topoalign-discovery", endpoints), anyio.create_task_group() as tasks:

@@ -233,6 +233,21 @@ class AliveRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     node: NodeName
 
 
+class SaidRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Asks discovery for the newest that it has said, content and all; answered with a `Said` of `topology` and `health`."""
+
+    node: NodeName
+
+
+class Said(msgspec.Struct, frozen=True, kw_only=True):
+    """A reading as its writer has said it last."""
+
+    epoch: int
+    revision: int
+    digest: str
+    """`wire.body_digest` of the message: two readings with one number are told apart by it."""
+
+
 class Standing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
     The newest facts that an allocator stands by: whoever has heard something else has not heard it from the node's own

@@ -5,6 +5,7 @@ The format is the public contract of design/events.md: CloudEvents 1.0 in binary
 event in JSON. A node's name becomes one reversible subject token, because Kubernetes names contain dots.
 """
 
+import hashlib
 import re
 from datetime import UTC, datetime
 from typing import TypeVar
@@ -229,6 +230,16 @@ def announce_subject(node: NodeName) -> str:
 def alive_subject(node: NodeName) -> str:
     """Where discovery is asked what it has said last; it says nothing anew."""
     return f"{PREFIX}.discovery.{token(node)}.alive"
+
+
+def said_subject(node: NodeName) -> str:
+    """Where discovery is asked for the digests of what it has said last."""
+    return f"{PREFIX}.discovery.{token(node)}.said"
+
+
+def body_digest(body: bytes) -> str:
+    """Of a message as its writer said it, whatever version reads it."""
+    return hashlib.sha256(body).hexdigest()[:32]
 
 
 def devices_subject(node: NodeName, word: Word) -> str:

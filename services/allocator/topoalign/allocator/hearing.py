@@ -8,7 +8,8 @@ listed, since a kubelet forgets what it no longer hears of, and none is offered.
 
 Nor is a reading believed for its number alone, which whoever may publish can forge: what comes after the first reading
 counts once discovery confirms that it has said it. One with a revision that discovery has not reached is forged, and
-discovery is asked to say everything anew, which it does under a new epoch.
+discovery is asked to say everything anew, which it does under a new epoch. So is one that has the number of discovery's and
+another content. Nothing is released for a topology whose content discovery has not confirmed.
 
 On a node whose services share a process discovery answers at once, whether or not the bus is there. Where they do not, a
 bus that is away makes discovery silent, too; that says nothing of the hardware, and a node gives out its devices without
@@ -22,13 +23,13 @@ import msgspec
 import structlog
 
 from topoalign.allocator.ledger import Ledger
-from topoalign.allocator.other_machines import release_other_machines
-from topoalign.client import Client
+from topoalign.allocator.other_machines import of_other_machines, release_other_machines
+from topoalign.client import Client, Heard
 from topoalign.core import wire
-from topoalign.core.errors import BadRequest, Unavailable
-from topoalign.core.events import DeviceHealthChanged, Event, HealthState, Reading, TopologyDiscovered
+from topoalign.core.errors import BadRequest, NobodyAnswers, Unavailable
+from topoalign.core.events import DeviceHealthChanged, HealthState, Reading, TopologyDiscovered
 from topoalign.core.ports import Bus, Clock
-from topoalign.core.requests import AliveRequest, AnnounceRequest
+from topoalign.core.requests import AliveRequest, AnnounceRequest, Said, SaidRequest
 
 ASK_SECONDS = 10.0
 """Between two questions to a discovery that answers."""
@@ -54,7 +55,9 @@ class Hearing:
         self._topology: TopologyDiscovered | None = None
         self._health: DeviceHealthChanged | None = None
         """As discovery said it, whatever the ledger was told."""
-        self._waiting: TopologyDiscovered | None = None
+        self._body = b""
+        """The message of the topology, as it was said."""
+        self._waiting: Heard | None = None
         """What was heard while discovery was silent, and is believed if it is discovery's own."""
         self._newest: dict[str, tuple[int, int]] = {}
         """Epoch and revision of topology and health, as discovery answered last."""
@@ -101,15 +104,15 @@ class Hearing:
 
     async def _hear(self) -> None:
         async for heard in Client(self._bus, name="topoalign-allocator").nodes(node=self._ledger.node):
-            await self._take(heard.event)
+            await self._take(heard)
 
-    async def _take(self, event: Event) -> None:
+    async def _take(self, heard: Heard) -> None:
         """Believes a reading if it is news."""
-        match event:
-            case TopologyDiscovered() if await self._is_news("topology", self._topology, event):
-                self._topology = event
+        match heard.event:
+            case TopologyDiscovered() as event if await self._is_news("topology", self._topology, event, heard.body):
+                self._topology, self._body = event, heard.body
                 self._ledger.hear(event)
-            case DeviceHealthChanged() if await self._is_news("health", self._health, event):
+            case DeviceHealthChanged() as event if await self._is_news("health", self._health, event, heard.body):
                 self._health = event
             case _:
                 return
@@ -117,9 +120,9 @@ class Hearing:
         if self.reason() is not None:
             await self._ask()
         self._tell()
-        self._release_other_machines()
+        await self._release_other_machines()
 
-    async def _is_news(self, kind: str, had: Reading | None, reading: Reading) -> bool:
+    async def _is_news(self, kind: str, had: Reading | None, reading: Reading, body: bytes) -> bool:
         """
         Whether discovery says that this reading is its own. The first one is believed as it is, unless it is forged: the
         devices are to be listed although the discovery that read them may be gone.
@@ -129,13 +132,32 @@ class Hearing:
         if not await self._ask() or (newest := self._newest.get(kind)) is None:
             if had is None or not isinstance(reading, TopologyDiscovered):
                 return True
-            self._waiting = reading
+            self._waiting = Heard(event=reading, position=0, time=None, body=body)
             return False
-        if is_beyond(reading, newest):
+        if is_beyond(reading, newest) or await self._has_said(kind, reading, body) is False:
             await self._note_forged(kind, reading)
             await self._clock.sleep(FORGED_PAUSE)
             return False
         return had is None or reading.epoch == newest[0]
+
+    async def _has_said(self, kind: str, reading: Reading, body: bytes) -> bool | None:
+        """
+        Whether discovery has said just this under this number; None: that is not known. A version that cannot be asked this
+        is believed by its numbers.
+        """
+        node = self._ledger.node
+        question = msgspec.json.encode(SaidRequest(node=node))
+        try:
+            answer = await self._bus.ask(wire.said_subject(node), question, ASK_AGAIN_SECONDS)
+            said = wire.answered(answer, dict[str, Said]).get(kind)
+        except NobodyAnswers:
+            return True
+        except (Unavailable, BadRequest) as error:
+            log.debug("discovery does not answer", finding=error.finding)
+            return None
+        if said is None or (said.epoch, said.revision) != (reading.epoch, reading.revision):
+            return None
+        return said.digest == wire.body_digest(body)
 
     async def _note_forged(self, kind: str, reading: Reading) -> None:
         self.forged += 1
@@ -158,7 +180,7 @@ class Hearing:
         while True:
             answered = await self._ask()
             self._tell()
-            self._release_other_machines()
+            await self._release_other_machines()
             if answered and self._waiting is not None:
                 waiting, self._waiting = self._waiting, None
                 await self._take(waiting)
@@ -205,9 +227,12 @@ class Hearing:
         except Unavailable as error:
             log.debug("discovery does not announce", finding=error.finding)
 
-    def _release_other_machines(self) -> None:
+    async def _release_other_machines(self) -> None:
         """Only where discovery has said which machine this is: nothing is released because of a forged topology."""
-        if is_of(self._topology, self._newest.get("topology")):
+        topology = self._topology
+        if topology is None or not of_other_machines(self._ledger) or not is_of(topology, self._newest.get("topology")):
+            return
+        if await self._has_said("topology", topology, self._body) and self._topology is topology:
             release_other_machines(self._ledger)
 
     def _tell(self) -> None:

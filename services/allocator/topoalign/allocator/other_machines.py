@@ -9,8 +9,20 @@ import structlog
 
 from topoalign.allocator.ledger import Ledger
 from topoalign.core.errors import StateFault
+from topoalign.core.ids import AllocationID
 
 log = structlog.get_logger("topoalign.allocator")
+
+
+def of_other_machines(ledger: Ledger) -> dict[AllocationID, str]:
+    """Live allocations of a described machine that the node does not play any more -> that machine."""
+    if ledger.state.topology is None:
+        return {}
+    return {
+        name: allocation.machine
+        for name, allocation in ledger.state.allocations.items()
+        if allocation.machine not in ("", ledger.machine)
+    }
 
 
 def release_other_machines(ledger: Ledger) -> None:
@@ -18,14 +30,8 @@ def release_other_machines(ledger: Ledger) -> None:
     Releases what was given on a described machine that the node does not play any more, with a line in the log. An
     allocation of before this was recorded stays: on which machine it was given is not known.
     """
-    if ledger.state.topology is None:
-        return
-    others = {
-        name: allocation.machine
-        for name, allocation in ledger.state.allocations.items()
-        if allocation.machine not in ("", ledger.machine)
-    }
-    if not others:
+    others = of_other_machines(ledger)
+    if not others or ledger.state.topology is None:
         return
     try:
         ledger.release(tuple(others), "other-machine")

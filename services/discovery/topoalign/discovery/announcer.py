@@ -14,9 +14,12 @@ import anyio
 import structlog
 
 from topoalign.core import wire
-from topoalign.core.errors import Unavailable
+from topoalign.core.errors import InvalidField, Unavailable
 from topoalign.core.events import DeviceHealthChanged, TopologyDiscovered
-from topoalign.core.ports import Bus, Clock, Message, Stream
+from topoalign.core.ids import NodeName
+from topoalign.core.ports import Bus, Clock, Endpoint, Message, Stream
+from topoalign.core.requests import Said, SaidRequest
+from topoalign.runtime.answers import answering
 from topoalign.runtime.speaker import Speaker
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
@@ -45,6 +48,8 @@ class Announcer:
         """Whether somebody else had said something of this node at the last look."""
         self._overheard = False
         """Whether somebody else had, since that look, before this node spoke again."""
+        self._said: dict[str, Said] = {}
+        """`topology` and `health` -> the newest that was to be said."""
         self._owed = False
         """Whether everything is to be said anew at the next look, whatever the stream has."""
 
@@ -54,6 +59,16 @@ class Announcer:
             return None
         return "another process says what the hardware of this node is: does another machine have its name?"
 
+    def endpoint(self, node: NodeName) -> Endpoint:
+        """Answers SaidRequest. Two readings may have the same number, one of them forged: only their content tells."""
+
+        async def said(request: SaidRequest) -> dict[str, Said]:
+            if request.node != node:
+                raise InvalidField("node", f"this is the discovery service of {node}", "ask that node's own")
+            return self._said
+
+        return Endpoint(name="said", subject=wire.said_subject(node), answer=answering(SaidRequest, said))
+
     def owe(self) -> None:
         """Everything is said anew at the next look: what is said now may have numbers that others have used."""
         self._owed = True
@@ -61,6 +76,8 @@ class Announcer:
     def say(self, event: TopologyDiscovered | DeviceHealthChanged) -> None:
         message = wire.encode(event, self._clock.wall())
         self._waiting[message.subject] = message
+        kind = "topology" if isinstance(event, TopologyDiscovered) else "health"
+        self._said[kind] = Said(epoch=event.epoch, revision=event.revision, digest=wire.body_digest(message.body))
         self._news.set()
 
     async def run(self) -> None:

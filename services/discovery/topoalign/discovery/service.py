@@ -109,6 +109,7 @@ class Discovery:
                 subject=wire.announce_subject(self._node),
                 answer=answering(AnnounceRequest, self._asked_anew),
             ),
+            self._announcer.endpoint(self._node),
             Endpoint(name="alive", subject=wire.alive_subject(self._node), answer=answering(AliveRequest, self._asked)),
             *(
                 Endpoint(
