@@ -269,6 +269,20 @@ async def test_a_preference_counts_what_a_container_had_that_has_ended_as_free_b
     assert {",".join(expected): "ended"} == node.live(), "it is released by its own rules"
 
 
+async def test_a_displaced_container_keeps_its_device_from_preferences_also_when_who_displaced_it_has_ended(
+    node: Node,
+) -> None:
+    """The second pod was refused after Allocate: its record is over, and the first one's container runs on."""
+    await runs(node, "x1", "uid-1", GPUS[0])
+    await lost(node)
+    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    write(node, entry("uid-3", GPUS[7]))
+    directories(node, "uid-1")
+
+    assert (GPUS[5],) == await node.handouts.prefer(GPU, (GPUS[0], GPUS[5]), (), 1)
+    assert {GPUS[0], GPUS[5]} == set(await node.handouts.prefer(GPU, (GPUS[0], GPUS[5]), (), 2))
+
+
 async def test_preferences_that_are_asked_for_at_once_share_a_look_at_the_kubelet(node: Node) -> None:
     """PodResources answers a hundred questions a second and refuses more (kubelet v1.36.3): the record needs some."""
     await runs(node, "train", "uid-1", GPUS[0])

@@ -28,7 +28,7 @@ from topoalign.allocator.endings import titled
 from topoalign.allocator.kubelet.desk import Listing, PodResources
 from topoalign.allocator.ledger import Ledger
 from topoalign.allocator.liveness import Grant, places, shown_of
-from topoalign.allocator.making_way import displaced_by, remainders, touches
+from topoalign.allocator.making_way import devices_displaced_by, displaced_by, remainders, touches
 from topoalign.allocator.order import in_order
 from topoalign.allocator.preferences import Preferences
 from topoalign.allocator.reconciling import Look, Reconciliation
@@ -132,10 +132,11 @@ class Handouts:
         What containers hold that have ended, as the kubelet says now, counts as free although the record has it still. A
         kubelet that does not answer is waited for no longer than `PREFER_SECONDS`.
         """
-        state = without(self.state, await self.ended())
+        ended = await self.ended()
+        state, running = without(self.state, ended), devices_displaced_by(ended)
         among, required = available, must_include
         if {*must_include} <= {*available} and len(must_include) <= size <= len(available):
-            spare = [d for d in available if d in must_include or not state.overlapping([d])]
+            spare = [d for d in available if d in must_include or not (state.overlapping([d]) or touches(state, d, running))]
             among, required = (spare, must_include) if len(spare) >= size else (available, spare)
         beside = Beside(free=state.free(resource))
         chosen = prefer(state.hardware, resource, among, required, size, self._placement, beside=beside)

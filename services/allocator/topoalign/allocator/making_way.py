@@ -39,6 +39,13 @@ def displaced_by(
     return tuple(found)
 
 
+def devices_displaced_by(records: Collection[Allocation]) -> frozenset[DeviceID]:
+    """The devices of containers whom these records displaced: those run on when a record itself is over."""
+    return frozenset(
+        d for record in records for former in record.displaced for ids in former.devices.values() for d in ids
+    )
+
+
 def remainders(
     ledger: Ledger,
     replaced: Collection[Allocation],
