@@ -133,10 +133,11 @@ class Handouts:
         kubelet that does not answer is waited for no longer than `PREFER_SECONDS`.
         """
         ended = await self.ended()
-        state, running = without(self.state, ended), devices_displaced_by(ended)
+        state, kept = without(self.state, ended), devices_displaced_by(ended)
         among, required = available, must_include
         if {*must_include} <= {*available} and len(must_include) <= size <= len(available):
-            spare = [d for d in available if d in must_include or not (state.overlapping([d]) or touches(state, d, running))]
+            held = {d for d in available if state.overlapping([d]) or touches(state, d, kept)}
+            spare = [d for d in available if d in must_include or d not in held]
             among, required = (spare, must_include) if len(spare) >= size else (available, spare)
         beside = Beside(free=state.free(resource))
         chosen = prefer(state.hardware, resource, among, required, size, self._placement, beside=beside)
