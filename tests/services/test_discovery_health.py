@@ -196,6 +196,14 @@ async def test_a_device_is_named_as_people_name_it(world: World, name: str, devi
         assert {DeviceID(device): HEALTHY} == await word(world, "uncordon", device)
 
 
+@pytest.mark.parametrize("name", ["GPU0/1", "ml/0", "/0", "GPU1/MIG-2", "GPU9/MIG-2", "GPU0/GPU1"])
+async def test_a_part_is_named_with_its_own_card_or_not_at_all(world: World, name: str) -> None:
+    world.hardware.now = parted()
+    async with world.running():
+        with pytest.raises(BadRequest, match="no device"):
+            await word(world, "cordon", name, reason="fan")
+
+
 async def test_an_unknown_device_is_refused_with_the_list_and_nothing_of_the_request_is_done(world: World) -> None:
     async with world.running():
         with pytest.raises(BadRequest, match="7") as caught:

@@ -27,10 +27,19 @@ def meant(topology: Topology, names: Sequence[str], former: Iterable[DeviceID] =
 
 
 def found(topology: Topology, known: dict[str, DeviceID], name: str) -> DeviceID:
-    part = name.rpartition("/")[2]  # of `GPU3/MIG-…`
-    device = known.get(name) or known.get(name.lower()) or known.get(short(name.lower())) or known.get(part)
+    device = known.get(name) or known.get(name.lower()) or known.get(short(name.lower()))
+    device = device or part_of_card(topology, known, name)
     if device is None:
         raise NotFound("device", name, f"name one of: {listed(topology)}")
+    return device
+
+
+def part_of_card(topology: Topology, known: dict[str, DeviceID], name: str) -> DeviceID | None:
+    """The MIG instance that `GPU3/MIG-…` names; None where that card does not have it, or the name is no such pair."""
+    card, _, part = name.rpartition("/")
+    device = known.get(part)
+    if device is None or device not in topology.cards or topology.card_of(device) != known.get(card.lower()):
+        return None
     return device
 
 
