@@ -107,3 +107,11 @@ async def test_a_request_that_no_kubelet_sends_costs_no_more_than_the_largest_th
 
     assert Status.INVALID_ARGUMENT is refused.value.status
     assert counted.turns <= MOST_NAMES // PIECE + 1
+
+
+@pytest.mark.parametrize("kind", NAMING)
+async def test_fields_that_the_api_does_not_have_are_passed_over_in_turns(kind: type) -> None:
+    counted = Counted()
+    await pieces(varint(9 << 3) + b"\x01" + (varint(9 << 3) + b"\x01") * 9_999, kind, counted)
+
+    assert 10_000 // PIECE <= counted.turns <= 10_000 // PIECE + 1

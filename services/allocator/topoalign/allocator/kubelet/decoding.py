@@ -74,6 +74,8 @@ class Decoding:
                 containers.append(await self._pieces(part, field.content, field.end))
             else:
                 self._count(kind)
+                if self._names % PIECE == 0:  # fields that the API does not have take time as well
+                    await self._turn()
         return kind(container_requests=containers)  # type: ignore[call-arg]  # both of `PARTS` have it
 
     async def _pieces(self, kind: type[Message], start: int, end: int) -> Message:
