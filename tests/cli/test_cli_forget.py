@@ -6,7 +6,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from topoalign.cli import root
+from topoalign.cli import forget, root
 from topoalign.client.forgetting import has_spoken, subjects_of
 from topoalign.core import wire
 from topoalign.core.events import AllocationsSnapshot
@@ -49,6 +49,34 @@ async def test_a_node_that_is_gone_is_forgotten_and_one_that_lives_is_not(
     assert (5, 3) == (refused, unheard)
     assert "the allocator of node living answers" in errors
     assert [False, True] == spoken
+
+
+async def test_a_node_whose_allocator_is_stopped_is_not_taken_for_gone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silence(body: bytes) -> bytes:
+        await anyio.sleep_forever()
+        return body
+
+    monkeypatch.setattr(forget, "CONNECT_SECONDS", 0.1)
+    async with local_nats(tmp_path) as url, connect_bus(url) as bus:
+        snapshot = AllocationsSnapshot(node=LIVING, epoch=1, seq=1, allocations=(), digest="")
+        await bus.publish(wire.encode(snapshot, 1.0))
+        endpoint = Endpoint(name="explain", subject=wire.admission_subject(LIVING, "explain"), answer=silence)
+        async with bus.serve("topoalign-allocator", [endpoint]):
+            refused = await run("forget", LIVING, "--nats", url)
+        spoken = await has_spoken(bus, LIVING)
+
+    assert 69 == refused
+    assert spoken
+    assert "it is not known whether node living is gone" in capsys.readouterr().err
+
+
+def test_a_node_without_a_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    status = root.run(["forget", "", "--nats", "nats://127.0.0.1:1"])
+
+    assert 5 == status
+    assert "NODE: it is empty" in capsys.readouterr().err
 
 
 def test_everything_that_a_node_can_say_is_covered() -> None:

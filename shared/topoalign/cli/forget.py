@@ -10,7 +10,7 @@ from topoalign.cli import output
 from topoalign.cli.link import CONNECT_SECONDS, connected, located
 from topoalign.client.forgetting import forget_node, has_spoken
 from topoalign.core import wire
-from topoalign.core.errors import BadRequest, NotFound, Unavailable, clean
+from topoalign.core.errors import BadRequest, BusUnavailable, InvalidField, NobodyAnswers, NotFound, Unavailable, clean
 from topoalign.core.ids import NodeName
 from topoalign.core.requests import ExplainRequest
 
@@ -26,14 +26,33 @@ class NodeLives(BadRequest):
         )
 
 
+class NodeMayLive(Unavailable):
+    """The node's allocator is connected to NATS, or was a moment ago, and does not answer: it may be stopped or slow."""
+
+    code = "NodeMayLive"
+
+    def __init__(self, node: NodeName, why: str) -> None:
+        super().__init__(
+            f"it is not known whether node {clean(node)} is gone, so nothing was deleted: {why}",
+            "stop the node's agent if it still runs, and try again; NATS notices within minutes that a machine is gone",
+        )
+
+
 async def forget_gone(url: str, node: NodeName) -> None:
-    """The same for a node that does not live. Raises NodeLives, and NotFound for one that nobody ever heard of."""
+    """
+    Deletes what a node said, if nobody serves its allocator.
+
+    Raises NodeLives, NodeMayLive where the question is not answered in time, and NotFound for a node that nobody ever heard
+    of.
+    """
     async with connected(url) as bus:
         question = msgspec.json.encode(ExplainRequest(node=node, target=""))
         try:
             await bus.ask(wire.admission_subject(node, "explain"), question, CONNECT_SECONDS)
-        except Unavailable:
+        except NobodyAnswers:
             pass
+        except BusUnavailable as error:
+            raise NodeMayLive(node, error.finding) from error
         else:
             raise NodeLives(node)
         if not await has_spoken(bus, node):
@@ -49,12 +68,14 @@ def forget(node: str, nats: str | None, as_json: bool) -> None:
     """
     Delete what a node said that is gone for good; registries stop showing it at their next look.
 
-    Refused while the node's allocator answers. Needs the permission to purge streams.
+    Refused while the node's allocator is connected to NATS. Needs the permission to purge streams.
 
     \b
     Examples:
       topoalign forget gpu-7
     """
+    if not node:  # an unset variable of a script, and not the node of this machine
+        raise InvalidField("NODE", "it is empty", "give the name of the node that is gone")
     url, meant = located(nats, node, os.environ)
     anyio.run(forget_gone, url, meant)
     if as_json:
