@@ -36,6 +36,18 @@ def test_topo_prints_this_machine_where_no_node_runs(capsys: pytest.CaptureFixtu
     assert 0 == status
     assert capsys.readouterr().out == here.out
     assert "no node runs here" in here.err
+    assert "dgx-a100, the machine that TOPOALIGN_MACHINE describes" in here.err
+
+
+def test_what_the_hardware_says_is_not_told_of_a_described_machine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TOPOALIGN_MACHINE", "dgx-a100")  # of which the driver `sysfs` takes no notice
+    monkeypatch.setenv("TOPOALIGN_SYSFS_ROOT", str(host_tree(tmp_path / "real", gpus=0, nics=2)))
+    status = root.run(["topo"])
+
+    assert 0 == status
+    assert "what the machine's hardware says" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("eight_gpus")
@@ -83,7 +95,8 @@ def test_doctor_says_what_hardware_it_finds(capsys: pytest.CaptureFixture[str]) 
     root.run(["doctor", "--json"])
     found = hardware(capsys)
 
-    assert ("ok", "2 sockets, 8 NUMA nodes, CPUs 0-255, 8 GPUs, 10 NICs") == (found["verdict"], found["detail"])
+    detail = "2 sockets, 8 NUMA nodes, CPUs 0-255, 8 GPUs, 10 NICs (described by TOPOALIGN_MACHINE: dgx-a100)"
+    assert ("ok", detail) == (found["verdict"], found["detail"])
 
 
 def test_doctor_names_the_remedy_where_there_is_no_hardware(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ from topoalign.cli import output, running, this_machine
 from topoalign.cli.effects import Effect, Question, put, undone_unless
 from topoalign.client import Client
 from topoalign.core import wire
-from topoalign.core.errors import BadRequest, NotFound, TopoalignError, Unavailable, quoted
+from topoalign.core.errors import BadRequest, NotFound, TopoalignError, Unavailable, clean, quoted
 from topoalign.core.events import (
     Allocation,
     AllocationsSnapshot,
@@ -264,7 +264,12 @@ def discovered_or_read(node: str | None, nats: str | None, environment: Mapping[
         if node is not None:
             raise
     inventory = this_machine.read()
-    output.note("no node runs here: this is what the machine's hardware says, and who holds it is not known")
+    machine = this_machine.played()
+    if machine:
+        shown = f"{clean(machine, 200)}, the machine that TOPOALIGN_MACHINE describes, and not this machine's hardware"
+    else:
+        shown = "what the machine's hardware says, and who holds it is not known"
+    output.note(f"no node runs here: this is {shown}")
     here = NodeName(socket.gethostname().lower())
     return Standing(here, inventory.topology, (), inventory.health, announced=False)
 

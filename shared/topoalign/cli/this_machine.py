@@ -31,6 +31,12 @@ class NothingHere(TopoalignError):
         super().__init__(f"this machine has nothing to show: {finding}", PLAY)
 
 
+def played() -> str:
+    """The described machine that `read` reads in place of the hardware, as TOPOALIGN_MACHINE says; empty: the hardware."""
+    real = os.environ.get(PREFIX + "DRIVER") in ("nvml", "sysfs")
+    return "" if real else os.environ.get(PREFIX + "MACHINE", "")
+
+
 def read() -> Inventory:
     """
     The GPUs and NICs of this machine, as discovery would read them with this environment.

@@ -156,10 +156,14 @@ def hardware(subject: Subject) -> Finding:
         inventory = this_machine.read()
     except TopoalignError as error:
         return warning("hardware", error.finding, error.remedy)
+    machine = this_machine.played()
+    found = inventory.topology.describe()
+    if machine:
+        found += f" (described by TOPOALIGN_MACHINE: {clean(machine, 200)})"
     if inventory.findings:
-        detail = f"{inventory.topology.describe()}; {'; '.join(inventory.findings)}"
+        detail = f"{found}; {'; '.join(inventory.findings)}"
         return warning("hardware", detail, "what these words name is not offered, or not as it should be")
-    return ok("hardware", inventory.topology.describe())
+    return ok("hardware", found)
 
 
 def why_no_driver() -> str | None:
