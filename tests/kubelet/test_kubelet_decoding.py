@@ -115,3 +115,14 @@ async def test_fields_that_the_api_does_not_have_are_passed_over_in_turns(kind: 
     await pieces(varint(9 << 3) + b"\x01" + (varint(9 << 3) + b"\x01") * 9_999, kind, counted)
 
     assert 10_000 // PIECE <= counted.turns <= 10_000 // PIECE + 1
+
+
+@pytest.mark.parametrize("kind", NAMING)
+@pytest.mark.parametrize("before", [b"", varint(9 << 3), b"\n"])
+async def test_a_number_of_more_than_ten_bytes_is_refused_however_long_it_is(kind: type, before: bytes) -> None:
+    """Reading it to its end takes a time that grows with the square of its length: 1.9 s for 200 KB."""
+    for data in (before + b"\x80" * 10 + b"\x01", before + b"\xff" * (2**22 - 8)):
+        with pytest.raises(GRPCError) as refused:
+            await pieces(data, kind)
+
+        assert Status.INVALID_ARGUMENT is refused.value.status

@@ -41,12 +41,18 @@ def fields(message: bytes) -> Iterator[tuple[int, bytes]]:
         at += length
 
 
+LONGEST_VARINT = 10
+"""Bytes of a number of 64 bits (protobuf's encoding guide, "Base 128 Varints")."""
+
+
 def varint_at(message: bytes, at: int) -> tuple[int, int]:
-    """The number there, and where the next byte is. Raises ValueError where the message ends in it."""
+    """The number there, and where the next byte is. Raises ValueError where the message ends in it, or it is longer."""
     number = shift = 0
-    for end in range(at, len(message)):
+    for end in range(at, min(at + LONGEST_VARINT, len(message))):
         number |= (message[end] & 0x7F) << shift
         shift += 7
         if message[end] < 0x80:
             return number, end + 1
+    if len(message) - at >= LONGEST_VARINT:
+        raise ValueError(f"a number of more than {LONGEST_VARINT} bytes")
     raise ValueError("the message ends early")
