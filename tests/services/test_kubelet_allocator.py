@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import anyio
 import msgspec
@@ -11,6 +12,7 @@ import pytest
 from anyio.abc import TaskGroup
 from kubelet_support import NODE, RESTRICTED, MemoryDesk, offers, pod, short_directory, two_nodes
 
+from topoalign.allocator import handouts
 from topoalign.allocator.handouts import Handouts
 from topoalign.allocator.journal import MemoryJournal
 from topoalign.allocator.kubelet.front import KubeletFront
@@ -22,6 +24,7 @@ from topoalign.allocator.ledger import Ledger
 from topoalign.core.decisions import Admission, Decision, Refusal
 from topoalign.core.events import AllocationBound, AllocationGranted, AllocationReleased, Owner
 from topoalign.core.ids import GPU, NIC, ContainerName, DeviceID, Namespace, PodName
+from topoalign.core.placement import prefer
 from topoalign.core.requests import AdmissionRules, ContainerRequest, PodRequest, Policy
 from topoalign.runtime.clock import ManualClock
 
@@ -67,13 +70,13 @@ async def node(rules: AdmissionRules = RESTRICTED) -> AsyncIterator[Node]:
         ledger.hear(known.topology)
         ledger.hear(known.health)
         pod_resources = PodResourcesClient(resources / "kubelet.sock", plugins, clock)
-        handouts = Handouts(ledger, clock, pod_resources, settle_seconds=0)
+        desk = Handouts(ledger, clock, pod_resources, settle_seconds=0)
         kubelet = KubeletStandIn(plugins, resources, MACHINE, rules)
         async with anyio.create_task_group() as tasks:
             await tasks.start(kubelet.run)
-            await tasks.start(KubeletFront(handouts, plugins, clock).run)
+            await tasks.start(KubeletFront(desk, plugins, clock).run)
             await kubelet.until(offers(MACHINE))
-            yield Node(kubelet, ledger, handouts, clock, tasks, journal, pod_resources)
+            yield Node(kubelet, ledger, desk, clock, tasks, journal, pod_resources)
             tasks.cancel_scope.cancel()
 
 
@@ -267,13 +270,38 @@ async def test_what_a_container_got_whose_other_resource_was_refused_has_ended_f
         ]
 
 
+async def test_what_a_pods_first_container_got_is_not_free_for_its_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its directory is made when it is admitted: until then it looks like a pod that is gone."""
+    free: list[int] = []
+
+    def spied(*args: Any, **more: Any) -> Any:
+        free.append(len(more["beside"].free))
+        return prefer(*args, **more)
+
+    monkeypatch.setattr(handouts, "prefer", spied)
+    one = {GPU: 1}
+    pair = PodRequest(
+        name=PodName("pair"),
+        containers=tuple(
+            ContainerRequest(name=ContainerName(name), requests=one, limits=one) for name in ("a", "b", "c")
+        ),
+    )
+    async with node() as it:
+        fits(await it.kubelet.admit(pair))
+        await it.handouts.reconcile()
+        await it.kubelet.remove(DEFAULT, PodName("pair"))
+        fits(await it.kubelet.admit(pod("next", gpus=1)))
+
+        assert [8, 7, 6, 8] == free
+
+
 async def test_a_pod_that_went_while_no_allocator_ran_is_an_orphan_at_the_first_look() -> None:
     async with node() as it:
         fits(await it.kubelet.admit(pod("ends", gpus=2)))
         fits(await it.kubelet.admit(pod("stays", gpus=2)))
         await it.kubelet.remove(DEFAULT, PodName("ends"))
-        ledger, handouts = it.restarted()
-        await handouts.reconcile()
+        ledger, desk = it.restarted()
+        await desk.reconcile()
 
         released = [event for event, _ in ledger.pending if isinstance(event, AllocationReleased)]
         assert ["orphan"] == [event.reason for event in released]

@@ -128,11 +128,9 @@ class Handouts:
     async def prefer(
         self, resource: ResourceName, available: Sequence[DeviceID], must_include: Sequence[DeviceID], size: int
     ) -> tuple[DeviceID, ...]:
-        """
-        What containers hold that have ended, as the kubelet says now, counts as free although the record has it still. A
-        kubelet that does not answer is waited for no longer than `PREFER_SECONDS`.
-        """
-        ended = await self.ended()
+        """Counts what containers hold that have ended as free; the kubelet has `PREFER_SECONDS` to say which those are."""
+        at, ended = self._clock.monotonic(), await self.ended()
+        ended = self._reconciliation.liveness.dropped(ended, available, must_include, at)
         state, kept = without(self.state, ended), devices_displaced_by(ended)
         among, required = available, must_include
         if {*must_include} <= {*available} and len(must_include) <= size <= len(available):

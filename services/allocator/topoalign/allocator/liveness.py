@@ -103,6 +103,27 @@ class Liveness:
         late = at - self._granted[allocation.id].at >= UNWRITTEN_SECONDS
         return late or self._is_written_since(allocation, listing)
 
+    def dropped(
+        self,
+        ended: Iterable[Allocation],
+        available: Collection[DeviceID],
+        must_include: Collection[DeviceID],
+        at: float,
+    ) -> list[Allocation]:
+        """
+        Those of the `ended` that have ended for a kubelet which offers these devices in the midst of an admission. A pod has
+        no directory before it is admitted, so what its first containers got looks as if the pod were gone; but the kubelet
+        offers what it has dropped, and not what it has just given.
+        """
+        offered = {*available} - {*must_include}
+        return [
+            each
+            for each in ended
+            if each.id not in self._granted
+            or at - self._granted[each.id].at >= UNWRITTEN_SECONDS
+            or not offered.isdisjoint(each.device_ids)
+        ]
+
     def is_forgotten(self, allocation: Allocation, listing: Listing, boot: str) -> bool:
         """
         Whether the kubelet has lost what it gave to a container that is bound and was not seen to end.
