@@ -125,7 +125,7 @@ async def test_a_cancellation_that_is_meant_for_the_task_passes() -> None:
 
         future = loop.create_future()
         task = asyncio.create_task(wait(future))
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # one turn of the loop, so that the task waits; no time passes
         if inside_too:
             future.cancel()
         task.cancel()

@@ -200,7 +200,7 @@ class Soak:
 
     async def kill_nats(self) -> None:
         while True:
-            await anyio.sleep(NATS_SECONDS)
+            await anyio.sleep(NATS_SECONDS)  # the schedule of the faults: the processes and their clock are real
             with anyio.CancelScope(shield=True):
                 await self.nats.kill()
                 self.nats.start()
@@ -208,13 +208,13 @@ class Soak:
 
     async def kill_agent_and_kubelet(self) -> None:
         while True:
-            await anyio.sleep(AGENT_SECONDS / 2)
+            await anyio.sleep(AGENT_SECONDS / 2)  # as above
             with anyio.CancelScope(shield=True):
                 kill(self.pids["agent"])
                 await ended(self.pids["agent"])
                 self.start_agent()
             self.tally.kills["agent"] += 1
-            await anyio.sleep(AGENT_SECONDS / 2)
+            await anyio.sleep(AGENT_SECONDS / 2)  # as above
             with anyio.CancelScope(shield=True):
                 await self.kubelet.restart()
             self.tally.kills["kubelet"] += 1
@@ -244,7 +244,7 @@ class Soak:
                 f"{done}, {self.tally.refused} refused, {self.tally.heard} heard, {self.tally.kills}, {taken}",
                 flush=True,
             )
-            await anyio.sleep(60)
+            await anyio.sleep(60)  # as above: a line of progress a minute
 
     async def agree(self) -> None:
         """Until the kubelet, the journal, the registry and the subscriber say the same."""

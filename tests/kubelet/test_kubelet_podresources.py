@@ -1,6 +1,7 @@
 """Asking the kubelet who holds what."""
 
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -168,6 +169,21 @@ async def test_the_directories_of_pods_are_read_at_every_look_and_said_once_to_b
         "pods that are gone cannot be told by their directories",
         "the directories of pods can be read again",
     ] == [line["event"] for line in logs if "directories" in line["event"]]
+
+
+async def test_an_empty_directory_of_pods_tells_nothing_while_pods_are_listed() -> None:
+    """It is a file system of its own, which is not mounted here: else every pod would be taken for gone."""
+    async with node(two_nodes()) as it:
+        pods = it.kubelet.plugins_dir.parent / "pods"
+        pods.mkdir(exist_ok=True)
+        without_pods = await listed(it)
+        await it.kubelet.admit(pod("train", gpus=1))
+        shutil.rmtree(pods)
+        pods.mkdir()
+        with_pods = await listed(it)
+
+    assert without_pods.directories is not None
+    assert (1, None) == (with_pods.pods, with_pods.directories)
 
 
 HELD = frozenset({DeviceID("GPU-0")})

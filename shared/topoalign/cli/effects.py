@@ -34,6 +34,8 @@ class Effect(NamedTuple):
 
 
 class Question(NamedTuple):
+    """What is asked, and of whom."""
+
     subject: str
     request: object
     service: str
@@ -126,7 +128,7 @@ def undone_unless(found: Sequence[object], effect: Effect | None) -> Iterator[No
             raise Interrupted(effect, "interrupted") from error
         if not found:
             raise
-    except Exception:
+    except Exception:  # whatever it is: the answer is there, and stands
         if not found:
             raise
 

@@ -69,6 +69,7 @@ def asyncapi() -> str:
 
 
 def channel(event: type[Fact]) -> Schema:
+    """Where an event is published: its subject, with the node as a parameter."""
     name, (pattern, _) = event.__name__, wire.SUBJECTS[event]
     return {
         "address": f"{wire.PREFIX}.{pattern}",
@@ -83,6 +84,7 @@ def channel(event: type[Fact]) -> Schema:
 
 
 def operation(event: type[Fact]) -> Schema:
+    """That topoalign says this event."""
     name = event.__name__
     return {
         "action": "send",
@@ -93,6 +95,7 @@ def operation(event: type[Fact]) -> Schema:
 
 
 def message(event: type[Fact]) -> Schema:
+    """What the message of an event consists of."""
     name = event.__name__
     return {
         "name": f"{wire.PREFIX}.{name}",
@@ -104,6 +107,7 @@ def message(event: type[Fact]) -> Schema:
 
 
 def headers() -> Schema:
+    """The schema of the headers, equal for all events."""
     properties = {name: {"type": "string", "description": meaning} for name, meaning in HEADERS.items()}
     return {"title": "Headers", "type": "object", "properties": properties, "required": sorted(HEADERS)}
 
@@ -193,6 +197,7 @@ def tables() -> str:
 
 
 def section(kind: type[msgspec.Struct], heading: str = "###") -> str:
+    """The heading and the table of one type, in Markdown."""
     schema = schemas()[kind.__name__]
     required = set(schema.get("required", ()))
     rows = [
@@ -230,6 +235,7 @@ def name_of(reference: str) -> str:
 
 
 def cell(text: str) -> str:
+    """Text that stands in a cell of a table."""
     return text.replace("|", "\\|")
 
 

@@ -126,6 +126,7 @@ class Link:
 
 
 def spoken(word: Word, devices: Sequence[str]) -> Effect:
+    """What an operator's override of devices does, for errors after it was sent."""
     return Effect(f"the {word} of {quoted(devices)}", "`topoalign gpu list` shows it; saying it again is safe")
 
 
@@ -214,10 +215,12 @@ class Standing:
     """False: no node runs, and this is what the hardware of this machine says; who holds what is not known then."""
 
     def health_of(self, device: DeviceID) -> DeviceHealth:
+        """Of anything that is handed out, by the rule of `device_health`."""
         return self.state.health_of(device)
 
     @cached_property
     def state(self) -> NodeState:
+        """The same as a fold, so that the rules of the core apply."""
         found = TopologyDiscovered(
             node=self.node, epoch=0, revision=0, boot_id="", source="announced", topology=self.topology
         )

@@ -58,6 +58,7 @@ def page_at(url: str, path: str) -> Page | None:
 
 
 def port_of(text: str) -> int | None:
+    """A port from 1 to 65535; None for any other text."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 6 and 0 < int(text) < 65_536 else None
 
 

@@ -59,6 +59,7 @@ async def until_nobody_reads(link: Link, since: int | None, count: int | None) -
 
 
 async def end_with_reader(scope: anyio.CancelScope) -> None:
+    """Cancels once the other end of the pipe that stdout is has been closed. Returns where stdout is no pipe."""
     pipe = output.pipe()
     if pipe is not None:
         await anyio.wait_readable(pipe)

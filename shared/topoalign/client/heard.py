@@ -31,6 +31,7 @@ def made_up(snapshot: AllocationsSnapshot, position: int, time: float) -> Heard:
 
 
 def time_of(message: Message) -> float | None:
+    """When the event became true, in wall seconds; None where the header does not say."""
     try:
         return datetime.fromisoformat(message.headers.get("ce-time", "")).timestamp()
     except ValueError:

@@ -122,6 +122,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     @cached_property
     def function_addresses(self) -> frozenset[str]:
+        """PCI addresses of all virtual functions that are held."""
         return frozenset(address for addresses in self.virtual_functions.values() for address in addresses)
 
 

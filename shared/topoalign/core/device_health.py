@@ -46,6 +46,7 @@ class HandedOut:
         self._bases: dict[DeviceID, DeviceHealth] = {}
 
     def health_of(self, device: DeviceID) -> DeviceHealth:
+        """Of a card, a share, a MIG instance or a virtual function: the worst that is told of it and of its card."""
         base = base_of(device)
         if base in self._blocked:
             return BLOCKED

@@ -24,18 +24,19 @@ class RemoteFailure(TopoalignError):
 
 
 class RemoteBadRequest(RemoteFailure, BadRequest):
-    pass
+    """The other service found that the request cannot be meant."""
 
 
 class RemoteNoFit(RemoteFailure, NoFit):
-    pass
+    """The request is sound, and does not fit as the node is now."""
 
 
 class RemoteUnavailable(RemoteFailure, Unavailable):
-    pass
+    """The other service could not answer."""
 
 
 def remote(failed: Failure) -> RemoteFailure:
+    """The error that stands for a failure here. An unknown fault counts as the service's."""
     match failed.fault:
         case "request":
             return RemoteBadRequest(failed)

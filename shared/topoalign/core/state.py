@@ -139,6 +139,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def handed_out(self) -> HandedOut:
+        """The health of everything that is offered."""
         return HandedOut(self.hardware, self.told, self.blocked)
 
     @cached_property

@@ -131,6 +131,7 @@ class Released:
         self.nodes = dict(nodes)
 
     def give_back(self, block: Block) -> None:
+        """Gives a block back as the memory manager does: from the lowest node of its group on, as far as each has some."""
         rest = block.size
         for number in block.numa_affinity:
             node = self.nodes[number]

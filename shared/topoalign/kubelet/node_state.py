@@ -179,6 +179,7 @@ def held_memory(root: Path, topology: Topology, rules: AdmissionRules, pods: Lis
 
 
 def lost(resource: ResourceName, amount: int) -> str:
+    """The note on memory that the kubelet counts as given away and no container has."""
     return (
         f"the kubelet's memory manager counts {amount} bytes of {clean(resource)} as given away that no container has"
     )

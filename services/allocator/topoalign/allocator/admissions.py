@@ -101,6 +101,7 @@ class Admissions:
         """Questions that were answered in process because the hinting service did not."""
 
     def endpoints(self) -> Sequence[Endpoint]:
+        """The questions that are answered over the bus."""
         answers = {
             "allocate": answering(AllocateRequest, self.allocate),
             "release": answering(ReleaseRequest, self.release),
@@ -293,4 +294,5 @@ class Admissions:
 
 
 def doubted(doubt: str) -> str:
+    """What an answer says while the record is in doubt."""
     return f"the journal was damaged ({doubt}): something may be held that is not in the record"

@@ -27,6 +27,7 @@ class Deadlines:
         """Requests that came too late."""
 
     def reading(self) -> ClockReading:
+        """The clock's name, and its time in seconds."""
         return ClockReading(clock=self._name, now=self._clock.monotonic())
 
     def check(self, deadline: Deadline | None, request: str) -> None:

@@ -68,6 +68,7 @@ async def nothing_to_ask() -> None:
 
 
 async def nothing_ended() -> Sequence[Allocation]:
+    """For a node without a kubelet."""
     return ()
 
 

@@ -39,6 +39,7 @@ def without_ended(state: NodeState, ended: Collection[Allocation]) -> tuple[Node
 
 
 def name_of(allocation: Allocation) -> str:
+    """The container of an allocation for people; its id where that is not known."""
     owner = allocation.owner
     return f"{owner.namespace}/{owner.pod}/{owner.container}" if owner is not None else allocation.id
 

@@ -113,6 +113,7 @@ class Ledger:
 
     @property
     def clock(self) -> Clock:
+        """The clock that facts are dated by."""
         return self._clock
 
     @property

@@ -58,6 +58,7 @@ class Liveness:
         self._shown[allocation] = kubelet
 
     def forget_all_but(self, live: Collection[AllocationID]) -> None:
+        """Forgets what is remembered of allocations that are not live any more."""
         self._shown = {name: kubelet for name, kubelet in self._shown.items() if name in live}
         self._granted = {name: grant for name, grant in self._granted.items() if name in live}
 
@@ -205,6 +206,7 @@ def entries_of(held: Collection[Place], listing: Listing) -> list[Part]:
 
 
 def places(allocation: Allocation) -> list[Place]:
+    """Resource and device of everything that an allocation holds."""
     return [(resource, device) for resource, ids in allocation.devices.items() for device in ids]
 
 

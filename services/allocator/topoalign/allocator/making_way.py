@@ -78,6 +78,7 @@ def remainders(
 
 
 def by_resource(devices: Sequence[Place]) -> dict[ResourceName, tuple[DeviceID, ...]]:
+    """Resource -> its devices, in their order."""
     held: dict[ResourceName, tuple[DeviceID, ...]] = {}
     for resource, device in devices:
         held[resource] = (*held.get(resource, ()), device)

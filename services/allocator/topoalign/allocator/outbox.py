@@ -92,5 +92,6 @@ class Outbox:
         self._position = max(position, self._position)
 
     def announce(self) -> None:
+        """Says all live allocations anew, where the disk allows."""
         with suppress(StateFault):  # the ledger has said so; the next fact that is lost brings this here again
             self._ledger.announce()

@@ -25,6 +25,7 @@ class Standings:
         self._ledger, self._hearing, self._usage = ledger, hearing, usage
 
     def endpoints(self) -> Sequence[Endpoint]:
+        """The questions about what the record is, answered over the bus."""
         node = self._ledger.node
         answers = {"alive": answering(AliveRequest, self.alive), "announce": answering(AnnounceRequest, self.announce)}
         return [

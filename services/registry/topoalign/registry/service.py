@@ -111,11 +111,15 @@ class Registry:
                 self._cluster.answers(node, True)
 
     async def _forget_if_deleted(self, node: NodeName) -> None:
-        """A node that is away and of which the streams keep nothing was deleted by an operator (`topoalign forget`)."""
+        """Shows a node no more that is away and of which the streams keep nothing (`topoalign forget`, or streams lost)."""
         try:
             if await has_spoken(self._bus, node):
                 return
         except Unavailable:  # what the bus does not say now it says at the next look
             return
         self._cluster.forget(node)
-        log.info("node forgotten", node=node, reason="it is away, and everything it said was deleted")
+        log.warning(
+            "node forgotten",
+            node=node,
+            reason="it is away and the streams keep nothing of it: deleted, or lost with them",
+        )

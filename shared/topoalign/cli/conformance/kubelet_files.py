@@ -26,6 +26,8 @@ VOLUME = "kube-api-access"
 
 
 class Block(msgspec.Struct, frozen=True):
+    """Memory or hugepages of one size, in bytes."""
+
     resource: ResourceName
     size: int
     nodes: tuple[int, ...]
@@ -42,12 +44,15 @@ class Given(msgspec.Struct, frozen=True):
         parse_cpuset(self.cpus)
 
     def compared(self, by_chance: bool) -> object:
+        """What of it is compared; devices only where the kubelet did not choose them by chance."""
         blocks = {(block.resource, block.size, block.nodes) for block in self.memory}
         devices = {name: sorted(ids) for name, ids in self.devices.items() if ids and not by_chance}
         return parse_cpuset(self.cpus), blocks, devices
 
 
 class Expected(msgspec.Struct, frozen=True):
+    """What the kubelet decided."""
+
     admit: bool
     reason: str = ""
     containers: dict[ContainerName, Given] = {}
@@ -55,12 +60,15 @@ class Expected(msgspec.Struct, frozen=True):
 
     @property
     def answer(self) -> object:
+        """What a prediction has to equal."""
         if not self.admit:
             return self.reason
         return {name: given.compared(self.by_chance) for name, given in self.containers.items()}
 
 
 class FilesCase(msgspec.Struct, frozen=True):
+    """A kubelet's root directory and the pod that comes; the fields are those of the published README."""
+
     id: str
     machine: str
     config: dict[str, Any]
@@ -90,10 +98,12 @@ class FilesCase(msgspec.Struct, frozen=True):
 
 
 def files(path: Path) -> Iterator[CaseResult]:
+    """The suite `kubelet/files`."""
     return results(path, FilesCase, outcome)
 
 
 def outcome(case: FilesCase) -> Outcome:
+    """What the kubelet decided, and what is predicted."""
     return case.expect.answer, told(decided(case), case.expect.by_chance)
 
 
@@ -109,6 +119,7 @@ def decided(case: FilesCase) -> Decision:
 
 
 def told(decision: Decision, by_chance: bool) -> object:
+    """A prediction in the form of `Expected.answer`."""
     if isinstance(decision, Refusal):
         return decision.reason
     return {

@@ -28,6 +28,8 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """The API's answer about one message."""
+
     message: Stored = Stored()
     error: stores.Refusal | None = None
 

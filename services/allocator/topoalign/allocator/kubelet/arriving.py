@@ -63,10 +63,12 @@ class Arrival:
 
     @property
     def held(self) -> int:
+        """Bytes that this request takes in memory, its frames counted."""
         return self.size + self.frames * FRAME_BYTES
 
     @property
     def too_large(self) -> bool:
+        """Whether it has more bytes, or more frames for them, than its method may have."""
         return self.size > self.most + PREFIX or self.frames > MOST_FRAMES + self.most // 1024
 
 
@@ -82,6 +84,7 @@ class Arriving:
         return len(self._arrivals)
 
     def begin(self, stream: Stream, most: int) -> None:
+        """A request of at most so many bytes begins on this stream."""
         self._arrivals[stream] = Arrival(most)
 
     def add(self, stream: Stream, size: int) -> None:

@@ -80,6 +80,7 @@ class Frames:
         return len(self._waiting)
 
     def add(self, data: bytes | memoryview) -> None:
+        """Bytes have come; they need not end where a frame does."""
         self._waiting += data
 
     def take(self) -> bytes:

@@ -74,7 +74,7 @@ class PodResourcesClient:
             for resource, devices in used.devices.items()
         )
         written, given = await self._given_out()
-        directories = await self._pod_directories()
+        directories = await self._pod_directories(bool(listed.pod_resources))
         return Listing(
             kubelet=tuple(kubelet or ()),
             since=kubelet[-1] / 1e9 if kubelet else self._clock.wall(),
@@ -88,6 +88,7 @@ class PodResourcesClient:
         )
 
     def written(self) -> tuple[int, ...]:
+        """The version of the checkpoint file; empty: there is none. Differs after every write."""
         try:
             status = (self._checkpoint_dir / device_checkpoint.NAME).stat()
         except OSError:
@@ -105,8 +106,11 @@ class PodResourcesClient:
             self._checkpoint = version, read[0]
         return self._checkpoint
 
-    async def _pod_directories(self) -> PodDirectories | None:
-        """Says once why they tell nothing, and once when they do again."""
+    async def _pod_directories(self, any_listed: bool) -> PodDirectories | None:
+        """
+        Says once why they tell nothing, and once when they do again. Where the kubelet has `any_listed` pods, an empty
+        directory is not its own: `pods/` is another file system there, which is not mounted here.
+        """
         found, unknown = None, "they could not be read in time"
         try:
             read = await self._directories.read(lambda: pod_directories.read(self._checkpoint_dir.parent))
@@ -114,6 +118,8 @@ class PodResourcesClient:
                 found, unknown = read[0], f"there is no directory {self._checkpoint_dir.parent / pod_directories.NAME}"
         except StateFault as fault:
             unknown = str(fault)
+        if found is not None and any_listed and not found.torn_down:
+            found, unknown = None, f"{self._checkpoint_dir.parent / pod_directories.NAME} is empty beside pods that run"
         if found is not None and self._unknown is not None:
             log.info("the directories of pods can be read again")
         if found is None and self._unknown != unknown:

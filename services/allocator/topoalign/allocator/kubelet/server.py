@@ -50,6 +50,7 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
         return self.watches.kubelet
 
     def favours(self, connection: Connection) -> bool:
+        """Whether this connection is the kubelet's, as far as is known."""
         return self.watches.favour(connection)
 
     async def get_device_plugin_options(self, message: v1beta1.Empty) -> v1beta1.DevicePluginOptions:

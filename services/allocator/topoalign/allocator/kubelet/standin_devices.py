@@ -54,6 +54,7 @@ class DeviceManager:
         self.responses.setdefault(uid, {})[part] = response
 
     def write(self) -> None:
+        """Writes the checkpoint: what is held, and which devices are healthy."""
         entries = list(self._entries())
         data = CheckpointData(pod_device_entries=entries or None, registered_devices=dict(self._healthy()))
         device_checkpoint.store(self._directory, data)

@@ -63,9 +63,11 @@ class Pods:
         return next(uid for uid in chain((base,), numbered) if uid not in taken)
 
     def active(self) -> frozenset[str]:
+        """UIDs of the pods that run."""
         return frozenset(running.uid for running in self.running.values())
 
     def by_uid(self) -> dict[str, Running]:
+        """UID -> what runs."""
         return {running.uid: running for running in self.running.values()}
 
     def admitted(self, running: Running, volumes: bool) -> None:
