@@ -72,6 +72,7 @@ class KubeletRecord:
             checkpoint=self.checkpoint,
             parts=self.parts,
             written=(self.version,),
+            is_own=self.version > 0,
             directories=self.directories,
             usage=self.usage,
         )

@@ -47,6 +47,17 @@ async def test_the_checkpoint_tells_of_init_containers_that_podresources_does_no
         assert frozenset({(GPU, DeviceID("GPU-0"))}) == listing.checkpoint
 
 
+async def test_a_checkpoint_older_than_the_socket_is_of_the_kubelet_before() -> None:
+    async with node(two_nodes()) as it:
+        await it.kubelet.admit(pod("train", gpus=1))
+        after = await listed(it)
+        began = it.pod_resources.stat().st_mtime_ns
+        os.utime(it.kubelet.plugins_dir / device_checkpoint.NAME, ns=(began - 1, began - 1))
+        before = await listed(it)
+
+    assert (True, False) == (after.is_own, before.is_own)
+
+
 async def test_a_checkpoint_that_cannot_be_trusted_is_no_checkpoint() -> None:
     async with node(two_nodes()) as it:
         await it.kubelet.admit(pod("train", gpus=1))

@@ -233,6 +233,19 @@ async def test_a_container_whose_devices_the_kubelet_has_lost_keeps_its_record_w
     assert [(["default/x1 main"], ["GPU-0"])] == [(line["containers"], line["devices"]) for line in said]
 
 
+async def test_what_a_kubelet_wrote_down_and_dropped_later_has_ended_and_is_not_lost(node: Node) -> None:
+    await runs(node, "pod-a", "uid-a", GPUS[0])
+    node.restart()
+    node.kubelet.shown.clear()  # it ended while no agent ran; it is not deleted, and has no volume
+    await node.handouts.reconcile()
+    assert len(node.ledger.state.allocations) == 1, "the checkpoint keeps it"
+
+    write(node)
+    await later(node, 30)
+
+    assert not node.ledger.state.allocations
+
+
 async def test_a_preference_avoids_what_the_record_holds_whatever_the_kubelet_believes_free(node: Node) -> None:
     await runs(node, "x1", "uid-1", GPUS[0])
     await lost(node)

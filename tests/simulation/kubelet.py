@@ -84,6 +84,8 @@ class Kubelet:
     def _begin(self) -> None:
         self.since = self.clock.wall()
         self.entries = dict(self.file)
+        self.found = self.version
+        """The version of the file that it began with."""
         self.taken = {(resource, d) for (_, _, resource), devices in self.entries.items() for d in devices}
         self._begun: set[str] = set()
         """Pods whose admission this kubelet has begun."""
@@ -148,6 +150,7 @@ class Kubelet:
             pods=len(shown) + 1,  # there are always some that ask for no device
             holdings=tuple(holding for pod in shown for holding in self.holdings(pod)),
             written=(self.version,),
+            is_own=self.version > self.found,
             directories=self.directories.now() if self.mounted else None,
             checkpoint=self.checkpoint() if self.readable else None,
             parts=tuple(Part(key[2], devices, key[0], key[1]) for key, devices in self.file.items())

@@ -39,6 +39,8 @@ class Liveness:
     def __init__(self) -> None:
         self._shown: dict[AllocationID, tuple[int, ...]] = {}
         """The kubelet that showed this allocation last."""
+        self._kept: dict[AllocationID, tuple[int, ...]] = {}
+        """The kubelet that wrote last that the allocation's pod has something of it."""
         self._granted: dict[AllocationID, Grant] = {}
 
     def granted(self, new: Iterable[Allocation], asked: Collection[Allocation], grant: Grant) -> None:
@@ -57,9 +59,19 @@ class Liveness:
         """This kubelet shows it."""
         self._shown[allocation] = kubelet
 
+    def note_written(self, allocations: Iterable[Allocation], listing: Listing) -> None:
+        """Takes note of the allocations for whose pods this kubelet wrote entries: what it drops of them later is over."""
+        if not listing.is_own:
+            return
+        entries = {(part.pod_uid, part.resource, device) for part in listing.parts for device in part.devices}
+        for each in allocations:
+            if each.pod_uid and any((each.pod_uid, *place) in entries for place in places(each)):
+                self._kept[each.id] = listing.kubelet
+
     def forget_all_but(self, live: Collection[AllocationID]) -> None:
         """Forgets what is remembered of allocations that are not live any more."""
         self._shown = {name: kubelet for name, kubelet in self._shown.items() if name in live}
+        self._kept = {name: kubelet for name, kubelet in self._kept.items() if name in live}
         self._granted = {name: grant for name, grant in self._granted.items() if name in live}
 
     def uid_of(self, allocation: Allocation, holdings: Sequence[Holding | None], listing: Listing) -> str:
@@ -129,9 +141,9 @@ class Liveness:
         """
         Whether the kubelet has lost what it gave to a container that is bound and was not seen to end.
 
-        So it is if this kubelet has never shown it, its checkpoint has nothing of it, and its pod is there by its directory.
-        Nothing from before `boot`, the node's last one, runs. False where there are no UIDs or directories: then a pod that
-        was made anew under its name looks the same.
+        So it is if this kubelet has neither shown it nor written it down, its checkpoint has nothing of it, and its pod is
+        there by its directory. Nothing from before `boot`, the node's last one, runs. False where there are no UIDs or
+        directories: then a pod that was made anew under its name looks the same.
         """
         if allocation.owner is None or not allocation.pod_uid or listing.directories is None:
             return False
@@ -160,8 +172,9 @@ class Liveness:
         return runs(owner, allocation.pod_uid, listing)
 
     def _is_unknown(self, allocation: Allocation, listing: Listing, boot: str) -> bool:
-        """Whether the kubelet that answers neither has shown an allocation of this boot nor has it in its checkpoint."""
-        if self._shown.get(allocation.id) == listing.kubelet or is_before(allocation, boot):
+        """Whether the kubelet that answers has never told of an allocation of this boot, and its checkpoint does not."""
+        told = self._shown.get(allocation.id), self._kept.get(allocation.id)
+        if listing.kubelet in told or is_before(allocation, boot):
             return False
         held = places(allocation)
         if listing.checkpoint is None or listing.checkpoint.isdisjoint(held):

@@ -88,9 +88,10 @@ class Reconciliation:
         """
         self._settle(look)
         self._listed = frozenset((used.owner.namespace, used.owner.pod) for used in look.listing.usage)
+        listing = look.listing
+        self.liveness.note_written(self._ledger.state.allocations.values(), listing)
         if self._ledger.state.topology is None:
             return
-        listing = look.listing
         shown = {(holding.resource, device): holding for holding in listing.holdings for device in holding.devices}
         bound: list[Binding] = []
         gone: list[Allocation] = []

@@ -84,6 +84,8 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     """The same, apart by container and resource. Entries of pods that are gone stay until the next write."""
     written: tuple[int, ...] = ()
     """Which version of the checkpoint this is; differs after every write."""
+    is_own: bool = False
+    """Whether the kubelet that answers wrote this version, so that all of it is in its memory, too."""
     directories: PodDirectories | None = None
     """Which pods are gone. None: not known, because their directories cannot be read."""
     usage: tuple[ContainerUsage, ...] = ()

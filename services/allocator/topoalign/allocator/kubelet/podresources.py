@@ -83,6 +83,7 @@ class PodResourcesClient:
             checkpoint=None if given is None else frozenset((part.resource, d) for part in given for d in part.devices),
             parts=given or (),
             written=written,
+            is_own=kubelet is not None and written[1:2] > kubelet[-1:],
             directories=directories,
             usage=usage,
         )
