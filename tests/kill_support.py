@@ -126,7 +126,7 @@ class Life:
             async with injected(first, calls, f"signal=SIGKILL:when={nth}", self.folder / "strace"):
                 admitted = isinstance(await self.kubelet.admit(pod("first", gpus=3, nics=1)), Admission)
                 with anyio.fail_after(60):
-                    while alive(first) and not self.all_said():
+                    while alive(first) and not (admitted and self.all_said()):  # refused: it is about to end
                         await anyio.lowlevel.checkpoint()
                 survived = alive(first)
             kill(first)

@@ -17,6 +17,8 @@ needs_strace = pytest.mark.skipif(
 
 WAITS = "epoll_wait,epoll_pwait"
 """What an event loop does at least twice a second."""
+DETACH_SECONDS = 10.0
+"""So long may strace take to let go of a process; the kernel lets go of it when strace itself is killed."""
 
 
 @asynccontextmanager
@@ -45,6 +47,10 @@ async def injected(pid: int, calls: str, fault: str, log: Path) -> AsyncIterator
         if process.returncode is None:
             process.terminate()
         with anyio.CancelScope(shield=True):
+            with anyio.move_on_after(DETACH_SECONDS):
+                await process.wait()
+            if process.returncode is None:
+                process.kill()
             await process.wait()
         await process.aclose()
 
