@@ -86,8 +86,10 @@ def test_a_machine_without_devices_is_said_to_have_none_with_a_machine_to_name(
 def test_who_names_a_node_wants_that_node_and_not_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     status = root.run(["topo", "--node", "gpu-7"])
 
+    error = capsys.readouterr().err
     assert 69 == status
-    assert "no NATS to ask" in capsys.readouterr().err
+    assert "no NATS to ask" in error
+    assert "--machine" in error
 
 
 @pytest.mark.usefixtures("eight_gpus")

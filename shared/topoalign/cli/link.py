@@ -54,10 +54,10 @@ class NothingRuns(Unavailable):
 
     code = "NothingRuns"
 
-    def __init__(self) -> None:
+    def __init__(self, remedy: str = "start `topoalign up` in another terminal, or give --nats URL") -> None:
         super().__init__(
             "no NATS to ask: neither --nats nor TOPOALIGN_NATS_URL is set, and no `topoalign up` of this user runs",
-            "start `topoalign up` in another terminal, or give --nats URL",
+            remedy,
         )
 
 
@@ -265,7 +265,7 @@ def discovered_or_read(node: str | None, nats: str | None, environment: Mapping[
         return discovered(node, nats, environment)
     except NothingRuns:
         if node is not None:
-            raise
+            raise NothingRuns(this_machine.PLAY) from None
     inventory = this_machine.read()
     machine = this_machine.played()
     if machine:

@@ -37,8 +37,8 @@ class NatsServerFailed(Unavailable):
 
 def find_nats_server() -> Path:
     """The program that belongs to this Python, else the one on the PATH. Raises NatsServerFailed if there is none."""
-    beside = Path(sysconfig.get_path("scripts")) / "nats-server"
-    found = str(beside) if beside.is_file() else shutil.which("nats-server")
+    beside = str(Path(sysconfig.get_path("scripts")) / "nats-server")
+    found = shutil.which(beside) or shutil.which("nats-server")
     if found is None:
         raise NatsServerFailed(
             "nats-server is not installed",
