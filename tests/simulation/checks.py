@@ -260,9 +260,19 @@ class Checks:
         kept = self.kept()
         if not self.kubelet.mounted:  # an entry of a pod that is gone keeps whatever record has something of it
             kept |= {place for _, places in recorded - shown if not kept.isdisjoint(places) for place in places}
+        kept |= self.ended_unheard(state)
         if rest & visible or not rest <= kept:
             return f"recorded and not held: {spelled(recorded - shown)}"
         return None
+
+    def ended_unheard(self, state: NodeState) -> Held:
+        """
+        What is recorded of pods without volumes that have ended, are not deleted, and were in a checkpoint that was lost: for
+        all that the kubelet's files tell they run, and the record keeps what a container may use (docs/limits.md).
+        """
+        assert self.kubelet is not None
+        uids = self.kubelet.erased & self.kubelet.directories.now().untold - self.kubelet.wanted.keys()
+        return frozenset(place for a in state.allocations.values() if a.pod_uid in uids for place in held_by(a))
 
     def kept(self) -> Held:
         """What the checkpoint has given to pods that are not gone by their directories, where these can be read."""
