@@ -246,6 +246,34 @@ async def test_what_a_kubelet_wrote_down_and_dropped_later_has_ended_and_is_not_
     assert not node.ledger.state.allocations
 
 
+async def test_what_is_left_of_a_record_ends_with_the_pod_that_the_kubelet_had_shown_with_all_of_it(
+    node: Node,
+) -> None:
+    """Its checkpoint had the pod when a part of it was given on, and loses it with the next write."""
+    await runs(node, "pod-a", "uid-a", GPUS[0], GPUS[1])
+    node.kubelet.shown.clear()  # it ended, is not deleted, and has no volume
+    await node.handouts.allocate(GPU, [[GPUS[0], GPUS[2]]])
+    assert "pod-a" == node.live()["GPU-1"]
+
+    write(node, entry("uid-b", GPUS[0], GPUS[2]))
+    show(node, "pod-b", "uid-b", GPUS[0], GPUS[2])
+    await later(node, 30)
+
+    assert {"GPU-0,GPU-2": "pod-b"} == node.live()
+
+
+async def test_who_was_displaced_is_in_the_record_again_when_a_part_of_the_other_record_makes_way(node: Node) -> None:
+    await runs(node, "x1", "uid-1", GPUS[0])
+    await lost(node)
+    await node.handouts.allocate(GPU, [[GPUS[0], GPUS[2]]])
+    await node.handouts.allocate(GPU, [[GPUS[2]]])  # nothing came of the first: the kubelet gives on what it had
+    back = node.live()
+    again = (await node.handouts.allocate(GPU, [[GPUS[0]]]))[0]
+
+    assert "x1" == back["GPU-0"]
+    assert ["x1"] == [former.owner.pod for former in again.displaced]
+
+
 async def test_a_preference_avoids_what_the_record_holds_whatever_the_kubelet_believes_free(node: Node) -> None:
     await runs(node, "x1", "uid-1", GPUS[0])
     await lost(node)

@@ -24,15 +24,14 @@ from contextlib import suppress
 import anyio
 import structlog
 
-from topoalign.allocator.endings import titled
 from topoalign.allocator.kubelet.desk import Listing, PodResources
 from topoalign.allocator.ledger import Ledger
 from topoalign.allocator.liveness import Grant, places, shown_of
-from topoalign.allocator.making_way import devices_displaced_by, displaced_by, remainders, touches
+from topoalign.allocator.making_way import devices_displaced_by, displaced_by, remainders, tell_displaced, touches
 from topoalign.allocator.order import in_order
 from topoalign.allocator.preferences import Preferences
 from topoalign.allocator.reconciling import Look, Reconciliation
-from topoalign.allocator.taking_in import without
+from topoalign.allocator.taking_in import returned, without
 from topoalign.core.decisions import Beside
 from topoalign.core.errors import (
     DeviceInUse,
@@ -285,15 +284,11 @@ class Handouts:
             answers.append(granted[-1])
         deviations = self._preferences.deviations(resource, granted)
         displaced = {former.allocation for each in granted for former in each.displaced}
-        granted += remainders(self._ledger, gone.values(), containers, listing, granted)
+        for rest, former in remainders(self._ledger, gone.values(), containers, listing, granted):
+            self._reconciliation.liveness.inherit(rest.id, former)
+            granted.append(rest)
+        granted += returned(self._ledger, [*gone.values()], listing, granted)
         reasons = dict.fromkeys(displaced, "displaced")
         self._ledger.grant(granted, instead_of=list(gone), reasons=reasons, preferred=deviations)
-        for each in answers:
-            if each.displaced:
-                log.error(
-                    "the kubelet gives devices to a new container, and the one that has them was not seen to end",
-                    allocation=each.id,
-                    devices=sorted({d for former in each.displaced for ids in former.devices.values() for d in ids}),
-                    held_by=[f"{titled(former.owner)} ({former.allocation})" for former in each.displaced],
-                )
+        tell_displaced(answers)
         return tuple(answers)

@@ -55,6 +55,12 @@ class Liveness:
             elif each.owner is None:
                 self._granted[each.id] = grant._replace(written=NEVER)
 
+    def inherit(self, allocation: AllocationID, former: AllocationID) -> None:
+        """An allocation is what is left of a former one: what is remembered of that holds for it, too."""
+        for remembered in (self._shown, self._kept):
+            if former in remembered:
+                remembered[allocation] = remembered[former]
+
     def shown(self, allocation: AllocationID, kubelet: tuple[int, ...]) -> None:
         """This kubelet shows it."""
         self._shown[allocation] = kubelet
@@ -203,11 +209,14 @@ def runs(owner: Owner, pod_uid: str, listing: Listing) -> bool:
 
 
 def still_displaced(
-    displaced: Iterable[Displaced], listing: Listing, owner: Owner | None = None
+    displaced: Iterable[Displaced], listing: Listing | None, owner: Owner | None = None
 ) -> tuple[Displaced, ...]:
     """
-    Those whose pods are there. One of the same name as the new owner, and without a UID, is taken to be its former self.
+    Those whose pods are there, and all where the kubelet cannot be asked. One of the same name as the new owner, and without
+    a UID, is taken to be its former self.
     """
+    if listing is None:
+        return tuple(displaced)
     return tuple(
         each for each in displaced if runs(each.owner, each.pod_uid, listing) and (each.pod_uid or each.owner != owner)
     )

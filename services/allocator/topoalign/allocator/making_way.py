@@ -1,16 +1,20 @@
 """Records that make way for what the kubelet gives anew: what is left of them, and whose containers may run on."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
+import structlog
 
+from topoalign.allocator.endings import titled
 from topoalign.allocator.kubelet.desk import Listing
 from topoalign.allocator.ledger import Ledger
 from topoalign.allocator.liveness import Liveness, Place, is_before, places, shown_of, still_displaced
 from topoalign.allocator.taking_in import of_devices
 from topoalign.core.events import Allocation, Displaced
-from topoalign.core.ids import DeviceID, ResourceName
+from topoalign.core.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.state import NodeState
+
+log = structlog.get_logger("topoalign.allocator.making_way")
 
 
 def touches(state: NodeState, device: DeviceID, others: Collection[DeviceID]) -> bool:
@@ -27,16 +31,26 @@ def displaced_by(
     listing: Listing | None,
 ) -> tuple[Displaced, ...]:
     """Of the records that make way for a set of devices: whose containers, and those whom they displaced, may run on."""
-    if listing is None:
-        return ()
     found: list[Displaced] = []
     for record in records:
-        if record.owner is not None and liveness.is_displaced(record, listing, ledger.boot):
+        if listing is not None and record.owner is not None and liveness.is_displaced(record, listing, ledger.boot):
             both = by_resource([(r, d) for r, d in places(record) if touches(ledger.state, d, asked)])
             found.append(Displaced(allocation=record.id, owner=record.owner, pod_uid=record.pod_uid, devices=both))
         if not is_before(record, ledger.boot):
             found += still_displaced(of_devices(record.displaced, asked), listing)
     return tuple(found)
+
+
+def tell_displaced(granted: Iterable[Allocation]) -> None:
+    """Logs each allocation that has devices of a container which may run on."""
+    for each in granted:
+        if each.displaced:
+            log.error(
+                "the kubelet gives devices to a new container, and the one that has them was not seen to end",
+                allocation=each.id,
+                devices=sorted({d for former in each.displaced for ids in former.devices.values() for d in ids}),
+                held_by=[f"{titled(former.owner)} ({former.allocation})" for former in each.displaced],
+            )
 
 
 def devices_displaced_by(records: Collection[Allocation]) -> frozenset[DeviceID]:
@@ -52,17 +66,19 @@ def remainders(
     containers: Sequence[Sequence[DeviceID]],
     listing: Listing | None,
     granted: Sequence[Allocation],
-) -> list[Allocation]:
+) -> list[tuple[Allocation, AllocationID]]:
     """
-    What is left of replaced records. Of most that is what the kubelet still has given out: an app container takes over some
-    devices of an init container, and the others stay the init container's until the pod goes. Of those that were displaced
-    it is all, for their containers run on.
+    What is left of replaced records, each with the id of what it is left of.
+
+    Of most that is what the kubelet still has given out: an app container takes over some devices of an init container,
+    and the others stay the init container's until the pod goes. Of those that were displaced it is all, for their
+    containers run on.
     """
     asked = {device for devices in containers for device in devices}
     held = shown_of(listing) | ((listing.checkpoint or frozenset()) if listing is not None else frozenset())
     unread = listing is not None and listing.checkpoint is None  # then what is not shown may be held all the same
     displaced = {former.allocation for each in granted for former in each.displaced}
-    rests: list[Allocation] = []
+    rests: list[tuple[Allocation, AllocationID]] = []
     for record in replaced:
         whole = unread or record.id in displaced
         kept = [p for p in places(record) if (whole or p in held) and not touches(ledger.state, p[1], asked)]
@@ -73,7 +89,7 @@ def remainders(
                 devices=by_resource(kept),
                 displaced=of_devices(record.displaced, [device for _, device in kept]),
             )
-            rests.append(rest)
+            rests.append((rest, record.id))
     return rests
 
 

@@ -63,12 +63,16 @@ def unrecorded(
     return found
 
 
-def returned(ledger: Ledger, ended: Sequence[Allocation], listing: Listing) -> list[Allocation]:
+def returned(
+    ledger: Ledger, ended: Sequence[Allocation], listing: Listing | None, granted: Sequence[Allocation] = ()
+) -> list[Allocation]:
     """
     The allocations of containers that these displaced and that run on, as far as nobody else has their devices: to be
-    granted in the place of those that have ended.
+    granted in the place of those that have ended, behind what is `granted` there already.
     """
     state = without(ledger.state, ended)
+    for each in granted:
+        state = state.holding(each)
     found: list[Allocation] = []
     now = [each for each in ended if not is_before(each, ledger.boot)]
     for former in (former for each in now for former in still_displaced(each.displaced, listing)):
@@ -80,7 +84,7 @@ def returned(ledger: Ledger, ended: Sequence[Allocation], listing: Listing) -> l
         if devices:
             found.append(
                 Allocation(
-                    id=ledger.next_id(len(found)),
+                    id=ledger.next_id(len(granted) + len(found)),
                     owner=former.owner,
                     devices=devices,
                     boot=ledger.boot,
