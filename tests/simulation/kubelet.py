@@ -68,8 +68,6 @@ class Kubelet:
     """What the containers of these really use, whatever the kubelet knows of it."""
     lost: set[str] = field(default_factory=set)
     """Pods that run, and of whose devices the kubelet knows nothing since it lost its checkpoint."""
-    erased: set[str] = field(default_factory=set)
-    """Pods that had devices in a checkpoint that was lost, whether they ran or had ended by then."""
     hidden: set[str] = field(default_factory=set)
     """Pods that run, and that it has not heard of yet after its start."""
     starts: int = 1
@@ -135,7 +133,6 @@ class Kubelet:
 
     def lose_checkpoint(self) -> None:
         """As it stops: the file is gone, and with the next start all that is known of devices."""
-        self.erased |= {uid for uid, _, _ in (*self.entries, *self.file)}
         self.file = {}
         self.version += 1
         self.lost |= self.admitted
