@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
+import anyio
 import pytest
 from kubelet_support import NAMES, MemoryDesk, node, offers, pod, two_nodes
 
@@ -173,6 +175,41 @@ class SharingDesk(MemoryDesk):
     ) -> tuple[Allocation, ...]:
         self.release_all()
         return await super().allocate(resource, containers)
+
+
+async def test_a_pod_that_comes_while_the_kubelet_is_stopped_waits_for_its_start() -> None:
+    async with node(MACHINE) as it:
+        await it.kubelet.stop()
+        assert 0 == it.kubelet.allocatable(GPU)
+        decisions: list[Decision] = []
+
+        async def admit() -> None:
+            decisions.append(await it.kubelet.admit(pod("train")))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(admit)
+            await anyio.wait_all_tasks_blocked()
+            assert not decisions
+            await it.kubelet.start()
+
+    admitted(decisions[0])
+
+
+async def test_a_pod_whose_kubelet_stops_while_a_plugin_is_asked_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with node(MACHINE) as it:
+        decisions: list[Decision] = []
+        allocate = it.desk.allocate
+
+        async def stopping(*asked: Any) -> Any:
+            await it.kubelet.restart()
+            return await allocate(*asked)
+
+        monkeypatch.setattr(it.desk, "allocate", stopping)
+        decisions.append(await it.kubelet.admit(pod("train", gpus=1)))
+
+    refused(decisions[0])
 
 
 async def test_after_a_restart_pods_keep_their_devices_and_no_pod_is_let_in_without() -> None:

@@ -121,6 +121,7 @@ class KubeletStandIn:
         for server in self._servers:
             await server.listen()
         self._tasks.start_soon(self.reconcile_cpus, self._managers)
+        self.changed()
 
     async def stop(self) -> None:
         self._managers = None
@@ -168,25 +169,27 @@ class KubeletStandIn:
         self, pod: PodRequest, uid: str | None = None, *, volumes: bool = True, start: bool = True
     ) -> Decision:
         """
-        Admits the pod and starts its containers, or refuses it. Raises InvalidField.
+        Admits the pod and starts its containers, or refuses it. Waits while the kubelet is stopped. Raises InvalidField.
 
         `uid`: None for one made of its name. `volumes`: whether it has any. `start`: whether all its containers are
         started at once; else `start_containers` does it.
         """
         checked(pod)
         async with self._turn:
-            uid = uid or self._pods.new_uid(pod, self.managers.pods())
+            await self.until(lambda kubelet: kubelet._managers is not None)
+            managers = self.managers
+            uid = uid or self._pods.new_uid(pod, managers.pods())
             self._pods.remove((pod.namespace, pod.name))
             self._admitting = (uid,)
             try:
                 topology, active = self.shuffled(self.discovered()), self.active(uid)
                 state = msgspec.structs.replace(self.state(), topology=topology)
-                admitting = Admitting(state, pod, self._rules, uid, self.managers, active)
+                admitting = Admitting(state, pod, self._rules, uid, managers, active)
                 decision = await decide(admitting, topology, self.plugins)
             finally:
                 self._admitting = ()
             if isinstance(decision, Admission):
-                responses = self.managers.devices.responses.get(uid, {})
+                responses = managers.devices.responses.get(uid, {})
                 running = Running(uid=uid, pod=pod, allocations=decision.allocations, responses=dict(responses))
                 self._pods.admitted(running, volumes)
                 if start:
@@ -209,11 +212,13 @@ class KubeletStandIn:
         All containers of a pod have started: its plain init containers have ended, and their memory is free. Raises what a
         plugin's PreStartContainer fails with.
         """
-        running = self.running[namespace, name]
+        running, managers = self.running[namespace, name], self.managers
         self.changed()
         await pre_start(running, self.plugins)
+        if self._managers is not managers:
+            return  # stopped meanwhile: the next one reads from the files who has memory
         ended = [container.name for container in running.pod.init_containers if not container.sidecar]
-        self.managers.memory.release(running.uid, ended)
+        managers.memory.release(running.uid, ended)
 
     async def end(self, namespace: Namespace, name: PodName) -> None:
         """The pod has ended by itself, and is not deleted."""
@@ -253,7 +258,9 @@ class KubeletStandIn:
         return len(self.state().hardware.devices.get(resource, {}))
 
     def allocatable(self, resource: ResourceName) -> int:
-        """Healthy devices, busy or not."""
+        """Healthy devices, busy or not; none while the kubelet is stopped."""
+        if self._managers is None:
+            return 0
         self.plugins.forget_stopped()
         return len(self.state().healthy(resource))
 
