@@ -6,7 +6,7 @@ from contextlib import suppress
 import anyio
 
 from topoalign.client import connect
-from topoalign.core.events import AllocationGranted, AllocationReleased, AllocationsSnapshot
+from topoalign.core.model.events import AllocationGranted, AllocationReleased, AllocationsSnapshot
 from topoalign.runtime.logging import configure_logging
 
 

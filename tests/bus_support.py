@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 import anyio
 
 from topoalign.core import wire
-from topoalign.core.errors import BusUnavailable
-from topoalign.core.ids import NodeName
+from topoalign.core.model.errors import BusUnavailable
+from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Bus, Message, Received
 from topoalign.runtime import nats_server
 

@@ -13,9 +13,9 @@ from kubelet_support import MemoryDesk, served
 from topoalign.allocator.kubelet.api import v1beta1
 from topoalign.allocator.kubelet.containers import Containers
 from topoalign.allocator.kubelet.server import DevicePlugin
-from topoalign.core.ids import GPU, NIC, DeviceID, ResourceName
-from topoalign.core.topology.model import Gpu, MigDevice, Nic, NumaNode, Topology, VirtualFunction
-from topoalign.core.topology.offers import Offer
+from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
+from topoalign.core.model.topology.model import Gpu, MigDevice, Nic, NumaNode, Topology, VirtualFunction
+from topoalign.core.model.topology.offers import Offer
 from topoalign.serving.configuration import Configuration
 
 DRIVER = "550.54.15"

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 from merge_reference import all_but_14, uneven
 
-from topoalign.core.decisions import Admission, Decision, Refusal
-from topoalign.core.events import (
+from topoalign.core.model.decisions import Admission, Decision, Refusal
+from topoalign.core.model.events import (
     Allocation,
     AllocationGranted,
     DeviceHealth,
@@ -14,11 +14,11 @@ from topoalign.core.events import (
     HealthState,
     TopologyDiscovered,
 )
-from topoalign.core.ids import CPU, GPU, MEMORY, NIC, ContainerName, DeviceID, NodeName, PodName, ResourceName
-from topoalign.core.requests import ContainerRequest, PodRequest
-from topoalign.core.state import NodeState
-from topoalign.core.topology.links import Link, PcieClass
-from topoalign.core.topology.model import Cpu, Gpu, Nic, NumaNode, PluginDevice, Topology
+from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, ContainerName, DeviceID, NodeName, PodName, ResourceName
+from topoalign.core.model.requests import ContainerRequest, PodRequest
+from topoalign.core.model.topology.links import Link, PcieClass
+from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NumaNode, PluginDevice, Topology
+from topoalign.core.state.fold import NodeState
 
 NODE = NodeName("node-1")
 GIB = 1 << 30

@@ -8,12 +8,12 @@ import anyio
 from prometheus_client import CollectorRegistry
 
 from topoalign.core import wire
-from topoalign.core.errors import BusUnavailable, DriverFault
-from topoalign.core.events import DeviceHealth, DeviceHealthChanged, Event, HealthState, TopologyDiscovered
-from topoalign.core.ids import DeviceID, NodeName
+from topoalign.core.model.errors import BusUnavailable, DriverFault
+from topoalign.core.model.events import DeviceHealth, DeviceHealthChanged, Event, HealthState, TopologyDiscovered
+from topoalign.core.model.ids import DeviceID, NodeName
+from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.ports import Bus as BusPort
 from topoalign.core.ports import Clock, Driver, Inventory, Listener, Message, Stream
-from topoalign.core.topology.model import Gpu, Topology
 from topoalign.discovery.caretaker import Caretaker
 from topoalign.discovery.metrics import Metrics
 from topoalign.discovery.offering import Offering

@@ -4,18 +4,10 @@ from collections.abc import Sequence
 from itertools import combinations
 
 from topoalign.cli.draw.diagram import Diagram, diagram_of
-from topoalign.core.events import Allocation, DeviceHealth, HealthState, Owner
-from topoalign.core.ids import (
-    GPU,
-    NIC,
-    AllocationID,
-    ContainerName,
-    DeviceID,
-    Namespace,
-    PodName,
-)
-from topoalign.core.topology.links import Link
-from topoalign.core.topology.model import Cpu, Gpu, Nic, NumaNode, PciBridge, Topology
+from topoalign.core.model.events import Allocation, DeviceHealth, HealthState, Owner
+from topoalign.core.model.ids import GPU, NIC, AllocationID, ContainerName, DeviceID, Namespace, PodName
+from topoalign.core.model.topology.links import Link
+from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NumaNode, PciBridge, Topology
 from topoalign.machines import catalogue
 
 HOSTILE = "</text><script>alert(1)</script>\x1b[31m\u202e\x00\ud800\ufffe\"'&]]>" + "long" * 200

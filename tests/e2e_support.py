@@ -13,12 +13,12 @@ from anyio.abc import Process
 
 from topoalign.client import Client
 from topoalign.core import wire
-from topoalign.core.decisions import Decision
-from topoalign.core.errors import BusUnavailable
-from topoalign.core.events import DeviceHealthChanged, TopologyDiscovered
-from topoalign.core.ids import CPU, GPU, MEMORY, NIC, ContainerName, Namespace, NodeName, PodName, ResourceName
+from topoalign.core.model.decisions import Decision
+from topoalign.core.model.errors import BusUnavailable
+from topoalign.core.model.events import DeviceHealthChanged, TopologyDiscovered
+from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, ContainerName, Namespace, NodeName, PodName, ResourceName
+from topoalign.core.model.requests import AllocateRequest, ContainerRequest, PodRequest, ReleaseRequest
 from topoalign.core.ports import Bus
-from topoalign.core.requests import AllocateRequest, ContainerRequest, PodRequest, ReleaseRequest
 from topoalign.runtime.runner import run_services
 
 GIB = 1024**3

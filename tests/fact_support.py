@@ -1,6 +1,6 @@
 """Facts of a node's allocator for tests, made in the order in which it would say them."""
 
-from topoalign.core.events import (
+from topoalign.core.model.events import (
     Allocation,
     AllocationBound,
     AllocationGranted,
@@ -9,8 +9,8 @@ from topoalign.core.events import (
     LedgerEvent,
     Owner,
 )
-from topoalign.core.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName
-from topoalign.core.state import NodeState
+from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName
+from topoalign.core.state.fold import NodeState
 
 
 def owner(pod: str) -> Owner:

@@ -9,8 +9,8 @@ from topoalign.allocator.handouts import Handouts
 from topoalign.allocator.journal import MemoryJournal
 from topoalign.allocator.kubelet.desk import Holding, Listing, Part
 from topoalign.allocator.ledger import Ledger
-from topoalign.core.errors import Unavailable
-from topoalign.core.events import (
+from topoalign.core.model.errors import Unavailable
+from topoalign.core.model.events import (
     Allocation,
     ContainerUsage,
     DeviceHealth,
@@ -20,9 +20,9 @@ from topoalign.core.events import (
     Owner,
     TopologyDiscovered,
 )
-from topoalign.core.ids import GPU, ContainerName, DeviceID, Namespace, NodeName, PodName, ResourceName
+from topoalign.core.model.ids import GPU, ContainerName, DeviceID, Namespace, NodeName, PodName, ResourceName
+from topoalign.core.model.topology.model import Gpu, NumaNode, Topology
 from topoalign.core.ports import Journal
-from topoalign.core.topology.model import Gpu, NumaNode, Topology
 from topoalign.kubelet.pod_directories import PodDirectories
 from topoalign.runtime.clock import ManualClock
 

@@ -3,11 +3,11 @@
 import json
 from collections.abc import Mapping, Sequence
 
-from topoalign.core.joint.allocate import allocate
-from topoalign.core.joint.candidates import Asked, Caps
-from topoalign.core.joint.demand import Demand, read_demand
-from topoalign.core.joint.inventory import Device, Function, FunctionGroup, Inventory, Place, Table
-from topoalign.core.joint.names import (
+from topoalign.core.deviceshare.allocate import allocate
+from topoalign.core.deviceshare.candidates import Asked, Caps
+from topoalign.core.deviceshare.demand import Demand, read_demand
+from topoalign.core.deviceshare.inventory import Device, Function, FunctionGroup, Inventory, Place, Table
+from topoalign.core.deviceshare.names import (
     CORE,
     GPU_BYTES,
     HINT_ANNOTATION,
@@ -17,7 +17,7 @@ from topoalign.core.joint.names import (
     RDMA,
     DeviceType,
 )
-from topoalign.core.joint.refusals import DevicesDoNotFit
+from topoalign.core.deviceshare.refusals import DevicesDoNotFit
 
 GPU, NIC = DeviceType.GPU, DeviceType.RDMA
 GIB = 1 << 30

@@ -16,12 +16,12 @@ from topoalign.allocator import record
 from topoalign.allocator.kubelet.standin import KubeletStandIn
 from topoalign.client import Client
 from topoalign.core import wire
-from topoalign.core.decisions import Admission
-from topoalign.core.events import AllocationGranted, AllocationsSnapshot, LedgerFact
-from topoalign.core.ids import GPU, NIC, NodeName
+from topoalign.core.model.decisions import Admission
+from topoalign.core.model.events import AllocationGranted, AllocationsSnapshot, LedgerFact
+from topoalign.core.model.ids import GPU, NIC, NodeName
+from topoalign.core.model.requests import AdmissionRules, Policy
 from topoalign.core.ports import Bus, Stream
-from topoalign.core.requests import AdmissionRules, Policy
-from topoalign.core.state import NodeState, replay
+from topoalign.core.state.fold import NodeState, replay
 from topoalign.machines import load
 
 TOGETHER = 8

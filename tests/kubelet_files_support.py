@@ -5,9 +5,9 @@ from typing import Any
 
 from topoalign.allocator.kubelet.standin_files import cpu_file, machine_state, memory_file
 from topoalign.core.hints.providers import shared_cpus
-from topoalign.core.requests import AdmissionRules
-from topoalign.core.state import NodeState
-from topoalign.core.topology.cpuset import format_cpuset
+from topoalign.core.model.requests import AdmissionRules
+from topoalign.core.model.topology.cpuset import format_cpuset
+from topoalign.core.state.fold import NodeState
 from topoalign.kubelet import cpu_checkpoint, device_checkpoint, memory_checkpoint
 from topoalign.kubelet.device_checkpoint import CheckpointData, PodDevicesEntry
 

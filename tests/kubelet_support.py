@@ -22,9 +22,9 @@ from topoalign.allocator.kubelet.server import DevicePlugin
 from topoalign.allocator.kubelet.standin import KubeletStandIn
 from topoalign.allocator.kubelet.transport import Load, Server
 from topoalign.allocator.ledger import Ledger
-from topoalign.core.errors import DeviceInUse, InvalidField, TopoalignError, UnknownDevice
-from topoalign.core.events import Allocation, DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
-from topoalign.core.ids import (
+from topoalign.core.model.errors import DeviceInUse, InvalidField, TopoalignError, UnknownDevice
+from topoalign.core.model.events import Allocation, DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
+from topoalign.core.model.ids import (
     CPU,
     GPU,
     MEMORY,
@@ -35,10 +35,10 @@ from topoalign.core.ids import (
     PodName,
     ResourceName,
 )
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy
+from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NumaNode, Topology
 from topoalign.core.ports import Clock
-from topoalign.core.requests import AdmissionRules, ContainerRequest, PodRequest, Policy
-from topoalign.core.state import NodeState
-from topoalign.core.topology.model import Cpu, Gpu, Nic, NumaNode, Topology
+from topoalign.core.state.fold import NodeState
 from topoalign.runtime.clock import ManualClock, SystemClock
 
 NODE = NodeName("node-1")

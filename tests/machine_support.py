@@ -16,7 +16,7 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 
 from hypothesis import strategies as st
 
-from topoalign.core.topology.model import Topology
+from topoalign.core.model.topology.model import Topology
 
 Facts = dict[str, object]
 CLASSES = {"gpu": "0302 [10de:2330]", "nic": "0207 [15b3:1021]", "other": "0502 [8086:0d93]"}

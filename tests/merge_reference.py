@@ -4,9 +4,9 @@ import random
 from collections.abc import Sequence
 from itertools import product
 
-from topoalign.core.hints.model import HintRule, Need, TopologyHint
-from topoalign.core.policy.closeness import Distances
-from topoalign.core.topology.bitmask import Mask, mask_of, masks_by_size, nodes_of
+from topoalign.core.model.hints import HintRule, Need, TopologyHint
+from topoalign.core.model.topology.bitmask import Mask, mask_of, masks_by_size, nodes_of
+from topoalign.core.policy.merge.closeness import Distances
 
 Lists = Sequence[Sequence[TopologyHint]]
 

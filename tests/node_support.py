@@ -23,11 +23,11 @@ from starlette.applications import Starlette
 from topoalign.allocator import main as allocator
 from topoalign.allocator.kubelet.standin import KubeletStandIn
 from topoalign.core import wire
-from topoalign.core.decisions import Explained
-from topoalign.core.events import DeviceHealth
-from topoalign.core.ids import GPU, DeviceID, NodeName
-from topoalign.core.maintenance import DevicesRequest, Word
-from topoalign.core.requests import ExplainRequest
+from topoalign.core.model.decisions import Explained
+from topoalign.core.model.events import DeviceHealth
+from topoalign.core.model.ids import GPU, DeviceID, NodeName
+from topoalign.core.model.maintenance import DevicesRequest, Word
+from topoalign.core.model.requests import ExplainRequest
 from topoalign.discovery import main as discovery
 from topoalign.discovery.drivers.nvml.events import WAIT_SECONDS
 from topoalign.hinting import main as hinting

@@ -11,7 +11,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from topoalign.core.ids import DeviceID
+from topoalign.core.model.ids import DeviceID
 from topoalign.core.ports import Inventory
 from topoalign.discovery.drivers.nvml.driver import NvmlDriver
 from topoalign.runtime.clock import ManualClock

@@ -12,12 +12,12 @@ from topoalign.allocator.ledger import Ledger
 from topoalign.allocator.outbox import Outbox
 from topoalign.client import Client, Heard
 from topoalign.core import wire
-from topoalign.core.errors import BusUnavailable
-from topoalign.core.events import Allocation, LedgerFact
-from topoalign.core.ids import GPU, DeviceID, NodeName
+from topoalign.core.model.errors import BusUnavailable
+from topoalign.core.model.events import Allocation, LedgerFact
+from topoalign.core.model.ids import GPU, DeviceID, NodeName
+from topoalign.core.model.requests import SnapshotRequest
 from topoalign.core.ports import Bus, Clock, Endpoint, Message
-from topoalign.core.requests import SnapshotRequest
-from topoalign.core.state import NodeState
+from topoalign.core.state.fold import NodeState
 from topoalign.runtime.answers import answering
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.memory_bus import MemoryBus

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
-from topoalign.core.ids import DeviceID
-from topoalign.core.topology.model import Gpu, MigDevice, Nic, NumaNode, Topology, VirtualFunction
-from topoalign.core.topology.offers import Offer, handed_out
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.model import Gpu, MigDevice, Nic, NumaNode, Topology, VirtualFunction
+from topoalign.core.model.topology.offers import Offer, handed_out
 from topoalign.kubelet import documents
 from topoalign.serving.configuration import Configuration
 from topoalign.serving.file import loaded

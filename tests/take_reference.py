@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from math import ceil, floor, sqrt
 
-from topoalign.core.topology.cpus import CpuTopology, cpu_topology
-from topoalign.core.topology.model import Cpu
+from topoalign.core.model.topology.cpus import CpuTopology, cpu_topology
+from topoalign.core.model.topology.model import Cpu
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from topoalign.allocator.kubelet.front import KubeletFront
 from topoalign.allocator.kubelet.podresources import PodResourcesClient
 from topoalign.allocator.kubelet.standin import KubeletStandIn
 from topoalign.cli.predict import Described
-from topoalign.core.decisions import Admission, Beside, Decision
-from topoalign.core.events import Allocation, DeviceHealth, HealthState
-from topoalign.core.ids import CPU, GPU, MEMORY, NIC, AllocationID, ContainerName, DeviceID, PodName, ResourceName
-from topoalign.core.placement import prefer
-from topoalign.core.requests import AdmissionRules, ContainerRequest, PodRequest
-from topoalign.core.topology.model import Topology
+from topoalign.core.model.decisions import Admission, Beside, Decision
+from topoalign.core.model.events import Allocation, DeviceHealth, HealthState
+from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, AllocationID, ContainerName, DeviceID, PodName, ResourceName
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.placement.preference import prefer
 from topoalign.kubelet import configuration
 from topoalign.machines import load
 from topoalign.runtime.clock import ManualClock

@@ -8,8 +8,8 @@ import pytest
 
 from topoalign.cli.bench import device_plugin
 from topoalign.cli.bench.device_plugin import NoClient, agent, measure, nvml
-from topoalign.core.topology.model import Topology
-from topoalign.core.topology.validate import validate
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.validate import validate
 
 CASES = [
     "bare",

@@ -16,9 +16,9 @@ from anyio.from_thread import start_blocking_portal
 
 from topoalign.cli import link, root
 from topoalign.core import wire
-from topoalign.core.decisions import Admission, Alignment, Considered, Explained, Explanation, Refusal
-from topoalign.core.errors import KubeletOwnsDevices, NotFound
-from topoalign.core.events import (
+from topoalign.core.model.decisions import Admission, Alignment, Considered, Explained, Explanation, Refusal
+from topoalign.core.model.errors import KubeletOwnsDevices, NotFound
+from topoalign.core.model.events import (
     Allocation,
     AllocationBound,
     AllocationGranted,
@@ -28,12 +28,12 @@ from topoalign.core.events import (
     Owner,
     TopologyDiscovered,
 )
-from topoalign.core.hints.model import TopologyHint
-from topoalign.core.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName
-from topoalign.core.maintenance import TrustRequest
+from topoalign.core.model.hints import TopologyHint
+from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName
+from topoalign.core.model.maintenance import TrustRequest
+from topoalign.core.model.requests import AllocateRequest, ExplainRequest, ReleaseRequest
+from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.ports import Endpoint
-from topoalign.core.requests import AllocateRequest, ExplainRequest, ReleaseRequest
-from topoalign.core.topology.model import Gpu, Topology
 from topoalign.runtime.answers import answering
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats

@@ -9,7 +9,7 @@ import pytest
 
 from topoalign.cli import bench, conformance, root
 from topoalign.cli.conformance.suite import CaseResult
-from topoalign.core.errors import Undecodable
+from topoalign.core.model.errors import Undecodable
 
 
 def numbers(path: Path) -> Iterator[CaseResult]:

@@ -15,13 +15,13 @@ from anyio.from_thread import start_blocking_portal
 
 from topoalign.cli import link, root
 from topoalign.core import wire
-from topoalign.core.decisions import Admission, Explanation
-from topoalign.core.errors import BusUnavailable
-from topoalign.core.events import Allocation, DeviceHealth, HealthState, Owner, TopologyDiscovered
-from topoalign.core.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName
+from topoalign.core.model.decisions import Admission, Explanation
+from topoalign.core.model.errors import BusUnavailable
+from topoalign.core.model.events import Allocation, DeviceHealth, HealthState, Owner, TopologyDiscovered
+from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName
+from topoalign.core.model.requests import AllocateRequest, ClockReading, ReleaseRequest
+from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.ports import Bus, Endpoint, Stream
-from topoalign.core.requests import AllocateRequest, ClockReading, ReleaseRequest
-from topoalign.core.topology.model import Gpu, Topology
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats

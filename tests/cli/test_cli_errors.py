@@ -8,7 +8,7 @@ import click
 import pytest
 
 from topoalign.cli import errors, root
-from topoalign.core.errors import (
+from topoalign.core.model.errors import (
     BusUnavailable,
     DeviceInUse,
     InvalidField,
@@ -17,7 +17,7 @@ from topoalign.core.errors import (
     TopoalignError,
     Undecodable,
 )
-from topoalign.core.remote import Failure, RemoteBadRequest, RemoteNoFit, RemoteUnavailable
+from topoalign.core.model.remote_errors import Failure, RemoteBadRequest, RemoteNoFit, RemoteUnavailable
 
 
 def remote(fault: str, code: str) -> Failure:

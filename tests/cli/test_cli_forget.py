@@ -9,8 +9,8 @@ import pytest
 from topoalign.cli import forget, root
 from topoalign.client.forgetting import has_spoken, subjects_of
 from topoalign.core import wire
-from topoalign.core.events import AllocationsSnapshot
-from topoalign.core.ids import NodeName
+from topoalign.core.model.events import AllocationsSnapshot
+from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Endpoint
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats

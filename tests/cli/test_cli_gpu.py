@@ -16,10 +16,10 @@ from topoalign.cli import root
 from topoalign.cli.gpu import holders
 from topoalign.cli.link import Standing
 from topoalign.core import wire
-from topoalign.core.events import Allocation, AllocationGranted, AllocationsSnapshot, Owner
-from topoalign.core.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName
+from topoalign.core.model.events import Allocation, AllocationGranted, AllocationsSnapshot, Owner
+from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName
+from topoalign.core.model.topology.model import Gpu, MigDevice, Topology
 from topoalign.core.ports import HardwareEvent, Occurrence, Stream
-from topoalign.core.topology.model import Gpu, MigDevice, Topology
 from topoalign.discovery.caretaker import Caretaker
 from topoalign.discovery.drivers.described import DescribedDriver
 from topoalign.discovery.record import RecordFile

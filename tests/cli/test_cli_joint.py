@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from topoalign.cli import people, root
-from topoalign.core.events import Allocation
-from topoalign.core.ids import GPU, NIC, AllocationID, DeviceID
+from topoalign.core.model.events import Allocation
+from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID
 from topoalign.machines import catalogue
 
 TOGETHER = 'scheduling.koordinator.sh/device-joint-allocate={"deviceTypes":["gpu","rdma"],"requiredScope":"SamePCIe"}'

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.cli.quantities import MOST, Count, Size, binary
-from topoalign.core.requests import LARGEST_QUANTITY
+from topoalign.core.model.requests import LARGEST_QUANTITY
 from topoalign.kubelet.quantities import whole
 
 UNITS = {

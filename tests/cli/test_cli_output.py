@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from topoalign.cli import output, people
-from topoalign.core.decisions import Alignment, Considered, Explanation, Refusal
-from topoalign.core.events import Allocation, MemoryBlock, Owner
-from topoalign.core.hints.model import Hints, TopologyHint
-from topoalign.core.ids import (
+from topoalign.core.model.decisions import Alignment, Considered, Explanation, Refusal
+from topoalign.core.model.events import Allocation, MemoryBlock, Owner
+from topoalign.core.model.hints import Hints, TopologyHint
+from topoalign.core.model.ids import (
     GPU,
     MEMORY,
     NIC,
@@ -22,8 +22,8 @@ from topoalign.core.ids import (
     PodName,
     ResourceName,
 )
-from topoalign.core.topology.links import Link, PcieClass
-from topoalign.core.topology.model import Gpu, Topology
+from topoalign.core.model.topology.links import Link, PcieClass
+from topoalign.core.model.topology.model import Gpu, Topology
 
 HOSTILE = "\x1b[31mred\x1b]0;title\x07\x9b1m\u202eevil[bold red]<b>{{x}}\n" + "long" * 200
 

@@ -12,8 +12,8 @@ from kubelet_files_support import cpu_file, write_files
 
 from topoalign.cli import root
 from topoalign.cli.predict import Described
-from topoalign.core.admission import admit
-from topoalign.core.ids import GPU
+from topoalign.core.admission.admit import admit
+from topoalign.core.model.ids import GPU
 from topoalign.kubelet import configuration
 from topoalign.machines import load
 

@@ -11,7 +11,7 @@ import pytest
 from topoalign.cli import running
 from topoalign.cli.link import NothingRuns, located
 from topoalign.cli.running import Running
-from topoalign.core.ids import NodeName
+from topoalign.core.model.ids import NodeName
 
 
 def up(pid: int | None = None, nats: str = "nats://127.0.0.1:4222") -> Running:

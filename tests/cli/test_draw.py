@@ -19,10 +19,10 @@ from topoalign.cli.draw.png import SCALE, png
 from topoalign.cli.draw.scene import Box, Line, Scene, Text, fitted, text_width, wrapped
 from topoalign.cli.draw.svg import svg
 from topoalign.cli.draw.text import MARKS, text
-from topoalign.core.events import DeviceHealth, HealthState
-from topoalign.core.ids import DeviceID
-from topoalign.core.topology.links import Link
-from topoalign.core.topology.model import Gpu, MigDevice, Nic, PciBridge, Topology
+from topoalign.core.model.events import DeviceHealth, HealthState
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.links import Link
+from topoalign.core.model.topology.model import Gpu, MigDevice, Nic, PciBridge, Topology
 
 SVG = "{http://www.w3.org/2000/svg}"
 EDGE = 0.02

@@ -14,14 +14,14 @@ from topoalign.cli.draw.diagram import diagram_of
 from topoalign.cli.draw.layout import scene_of
 from topoalign.cli.draw.svg import svg
 from topoalign.core import wire
-from topoalign.core.events import (
+from topoalign.core.model.events import (
     AllocationsSnapshot,
     DeviceHealth,
     DeviceHealthChanged,
     HealthState,
     TopologyDiscovered,
 )
-from topoalign.core.ids import NodeName
+from topoalign.core.model.ids import NodeName
 from topoalign.machines import catalogue
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats

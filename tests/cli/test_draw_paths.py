@@ -13,9 +13,9 @@ from topoalign.cli.draw.layout import scene_of
 from topoalign.cli.draw.scene import Box, Text
 from topoalign.cli.draw.text import text
 from topoalign.cli.draw.tree import Bridge, Child, devices_in
-from topoalign.core.ids import DeviceID
-from topoalign.core.topology.links import Link, PcieClass
-from topoalign.core.topology.model import Gpu, Topology
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.links import Link, PcieClass
+from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.machines.nvidia_smi import print_matrix, read
 
 FARTHEST_FIRST = ["SYS", "NODE", "PHB", "PXB", "PIX"]

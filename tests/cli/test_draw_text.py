@@ -7,8 +7,8 @@ from draw_support import MACHINES, drawn, names
 
 from topoalign.cli.draw.diagram import diagram_of
 from topoalign.cli.draw.text import coloured, text
-from topoalign.core.ids import DeviceID
-from topoalign.core.topology.model import Gpu, PciBridge, Topology
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.model import Gpu, PciBridge, Topology
 from topoalign.machines import catalogue
 
 

@@ -31,8 +31,8 @@ from topoalign.cli.draw.diagram import diagram_of
 from topoalign.cli.draw.layout import scene_of
 from topoalign.cli.draw.png import png
 from topoalign.core import wire
-from topoalign.core.decisions import Admission, Alignment, Considered, Explained, Explanation, Refusal
-from topoalign.core.events import (
+from topoalign.core.model.decisions import Admission, Alignment, Considered, Explained, Explanation, Refusal
+from topoalign.core.model.events import (
     Allocation,
     AllocationBound,
     AllocationDeviated,
@@ -48,8 +48,8 @@ from topoalign.core.events import (
     Owner,
     TopologyDiscovered,
 )
-from topoalign.core.hints.model import TopologyHint
-from topoalign.core.ids import (
+from topoalign.core.model.hints import TopologyHint
+from topoalign.core.model.ids import (
     GPU,
     NIC,
     AllocationID,
@@ -60,9 +60,9 @@ from topoalign.core.ids import (
     PodName,
     ResourceName,
 )
+from topoalign.core.model.requests import AllocateRequest, ExplainRequest, ReleaseRequest
+from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NicPort, NumaNode, PciBridge, PluginDevice, Topology
 from topoalign.core.ports import Endpoint
-from topoalign.core.requests import AllocateRequest, ExplainRequest, ReleaseRequest
-from topoalign.core.topology.model import Cpu, Gpu, Nic, NicPort, NumaNode, PciBridge, PluginDevice, Topology
 from topoalign.registry.main import serve
 from topoalign.runtime.answers import answering
 from topoalign.runtime.clock import SystemClock

@@ -8,7 +8,7 @@ import pytest
 from kubelet_support import short_directory
 
 from topoalign.cli import root
-from topoalign.core.errors import InvalidField
+from topoalign.core.model.errors import InvalidField
 from topoalign.runtime.nats_bus.access import content
 
 COMMANDS = {

@@ -13,8 +13,8 @@ from structlog.testing import capture_logs
 
 from topoalign.client import Client, Heard, connect, subscriber
 from topoalign.core import wire
-from topoalign.core.errors import BusRefused, BusUnavailable
-from topoalign.core.events import (
+from topoalign.core.model.errors import BusRefused, BusUnavailable
+from topoalign.core.model.events import (
     AllocationBound,
     AllocationGranted,
     AllocationsSnapshot,
@@ -24,10 +24,10 @@ from topoalign.core.events import (
     HealthState,
     TopologyDiscovered,
 )
-from topoalign.core.ids import AllocationID, DeviceID, NodeName
+from topoalign.core.model.ids import AllocationID, DeviceID, NodeName
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus, Endpoint, Message, Stream
-from topoalign.core.state import replay
-from topoalign.core.topology.model import Topology
+from topoalign.core.state.fold import replay
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.nats_bus import NatsBus, connect_bus

@@ -3,7 +3,7 @@
 from fact_support import Writer
 
 from topoalign.client.fold import Counts, Fold
-from topoalign.core.ids import NodeName
+from topoalign.core.model.ids import NodeName
 
 NODE = NodeName("node-1")
 

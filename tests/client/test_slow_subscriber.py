@@ -18,7 +18,7 @@ from topoalign.allocator.ledger import Ledger
 from topoalign.client import Client
 from topoalign.client.subscriber import MOST_WAITING
 from topoalign.core import wire
-from topoalign.core.events import LedgerFact
+from topoalign.core.model.events import LedgerFact
 from topoalign.core.ports import Stream
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.nats_bus import connect_bus

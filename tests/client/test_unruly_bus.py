@@ -11,11 +11,11 @@ from faults_support import THOROUGH
 from outage_support import Listener
 
 from topoalign.core import wire
-from topoalign.core.events import AllocationsSnapshot, LedgerFact
-from topoalign.core.ids import NodeName
+from topoalign.core.model.events import AllocationsSnapshot, LedgerFact
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import SnapshotRequest
 from topoalign.core.ports import Bus, Endpoint, Message
-from topoalign.core.requests import SnapshotRequest
-from topoalign.core.state import NodeState, replay
+from topoalign.core.state.fold import NodeState, replay
 from topoalign.runtime.answers import answering
 from topoalign.runtime.memory_bus import MemoryBus
 

@@ -21,11 +21,11 @@ from topoalign.allocator.journal import MemoryJournal
 from topoalign.allocator.ledger import Ledger
 from topoalign.client import Client, subscriber
 from topoalign.core import wire
-from topoalign.core.decisions import Admission
-from topoalign.core.errors import TopoalignError
-from topoalign.core.events import AllocationGranted, Event
-from topoalign.core.ids import NodeName
-from topoalign.core.maintenance import Word
+from topoalign.core.model.decisions import Admission
+from topoalign.core.model.errors import TopoalignError
+from topoalign.core.model.events import AllocationGranted, Event
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.maintenance import Word
 from topoalign.core.ports import Bus, Endpoint, Message, Stream
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from topoalign.cli.conformance import suites
-from topoalign.core.errors import Undecodable
+from topoalign.core.model.errors import Undecodable
 
 TAKE = {
     "id": "t",

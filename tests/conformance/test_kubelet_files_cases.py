@@ -11,8 +11,8 @@ import msgspec
 from kubelet_files_support import write_files
 
 from topoalign.cli.conformance.kubelet_admission import AdmissionCase, Admit, Sequence
-from topoalign.core.decisions import Decision
-from topoalign.core.requests import PodRequest
+from topoalign.core.model.decisions import Decision
+from topoalign.core.model.requests import PodRequest
 from topoalign.kubelet.node_state import node_state
 
 

@@ -11,8 +11,8 @@ from kubelet_files_support import write_files
 from topoalign.cli.conformance import suites
 from topoalign.cli.conformance.suite import CaseResult
 from topoalign.cli.predict import Described
-from topoalign.core.admission import admit
-from topoalign.core.decisions import Admission
+from topoalign.core.admission.admit import admit
+from topoalign.core.model.decisions import Admission
 from topoalign.kubelet import configuration
 from topoalign.machines import load
 

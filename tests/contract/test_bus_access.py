@@ -11,7 +11,7 @@ import pytest
 from bus_support import GRANTED, KillableServer, killable, said
 from structlog.testing import capture_logs
 
-from topoalign.core.errors import BusRefused, BusUnavailable, IdTaken, InvalidField
+from topoalign.core.model.errors import BusRefused, BusUnavailable, IdTaken, InvalidField
 from topoalign.core.ports import Stream
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.nats_bus import Access, connect_bus, follower

@@ -19,7 +19,7 @@ import pytest
 from faults_support import THOROUGH
 from scripted_nats import ScriptedNats, listening
 
-from topoalign.core.errors import BusUnavailable
+from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.ports import Endpoint, Stream
 from topoalign.runtime.nats_bus import Access, NatsBus, bus, connect_bus, connection
 from topoalign.runtime.nats_bus.connection import Connection, open_connection

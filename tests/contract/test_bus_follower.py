@@ -8,7 +8,7 @@ import pytest
 from bus_support import bodies, heard, killable, said
 from nats.aio.msg import Msg
 
-from topoalign.core.errors import BusRefused, BusUnavailable
+from topoalign.core.model.errors import BusRefused, BusUnavailable
 from topoalign.core.ports import Message, Received, Stream
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_bus.connection import Connection

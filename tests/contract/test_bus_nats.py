@@ -15,7 +15,7 @@ from raw_nats import raw_nats
 from scripted_nats import ScriptedNats, listening
 from structlog.testing import capture_logs
 
-from topoalign.core.errors import BusRefused, BusUnavailable, IdTaken
+from topoalign.core.model.errors import BusRefused, BusUnavailable, IdTaken
 from topoalign.core.ports import Bus, Endpoint, Stream
 from topoalign.runtime import stores
 from topoalign.runtime.nats_bus import Access, NatsBus, bus, connect_bus, follower

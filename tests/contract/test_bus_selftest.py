@@ -13,8 +13,8 @@ from nats.aio.msg import Msg
 from structlog.testing import capture_logs
 
 from topoalign.core import wire
-from topoalign.core.errors import BusRefused
-from topoalign.core.ids import NodeName
+from topoalign.core.model.errors import BusRefused
+from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Stream
 from topoalign.runtime.nats_bus import connect_bus
 

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from nvml_support import host_tree, put, script, standing_in, switch_links, told_uuids, uuid
 
-from topoalign.core.ids import DeviceID
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.validate import validate
 from topoalign.core.ports import Driver, HardwareEvent, Inventory
-from topoalign.core.topology.validate import validate
 from topoalign.discovery.drivers.auto import AutoDriver
 from topoalign.discovery.drivers.described import DescribedDriver
 from topoalign.discovery.drivers.nvml.driver import NvmlDriver

@@ -12,9 +12,9 @@ import pytest
 from simulation import journal as simulated
 
 from topoalign.allocator.journal import FileJournal, open_journal
-from topoalign.core.errors import InvalidField, StateFault
-from topoalign.core.events import Allocation, AllocationsSnapshot
-from topoalign.core.ids import AllocationID, DeviceID, NodeName, ResourceName
+from topoalign.core.model.errors import InvalidField, StateFault
+from topoalign.core.model.events import Allocation, AllocationsSnapshot
+from topoalign.core.model.ids import AllocationID, DeviceID, NodeName, ResourceName
 from topoalign.core.ports import Entry, Journal
 
 NODE = NodeName("node-1")

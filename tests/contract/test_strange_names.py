@@ -9,8 +9,14 @@ from fact_support import Writer, owner
 
 from topoalign.client import Client
 from topoalign.core import wire
-from topoalign.core.events import AllocationBound, AllocationGranted, DeviceHealth, DeviceHealthChanged, HealthState
-from topoalign.core.ids import DeviceID, NodeName
+from topoalign.core.model.events import (
+    AllocationBound,
+    AllocationGranted,
+    DeviceHealth,
+    DeviceHealthChanged,
+    HealthState,
+)
+from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.ports import Bus, Endpoint, Stream
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.nats_bus import connect_bus

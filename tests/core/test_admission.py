@@ -21,15 +21,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from merge_reference import knapsack
 
-from topoalign.core.admission import admission, admit, answer_to
-from topoalign.core.decisions import Admission, PreferenceQuestion, Refusal
-from topoalign.core.errors import DriverFault, InvalidField, TooMuchWork
-from topoalign.core.hints.model import HintAnswer, HintQuestion
-from topoalign.core.ids import CPU, GPU, MEMORY, NIC, ContainerName, DeviceID, ResourceName
-from topoalign.core.requests import AdmissionRules, ContainerRequest, CpuOption, Mode, PodRequest, Policy, Scope
-from topoalign.core.state import NodeState
-from topoalign.core.topology.cpuset import parse_cpuset
-from topoalign.core.topology.model import PluginDevice, Topology
+from topoalign.core.admission.admit import admission, admit, answer_to
+from topoalign.core.model.decisions import Admission, PreferenceQuestion, Refusal
+from topoalign.core.model.errors import DriverFault, InvalidField, TooMuchWork
+from topoalign.core.model.hints import HintAnswer, HintQuestion
+from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, ContainerName, DeviceID, ResourceName
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, CpuOption, Mode, PodRequest, Policy, Scope
+from topoalign.core.model.topology.cpuset import parse_cpuset
+from topoalign.core.model.topology.model import PluginDevice, Topology
+from topoalign.core.state.fold import NodeState
 
 BEST = AdmissionRules()
 RESTRICTED = AdmissionRules(policy=Policy.RESTRICTED)

@@ -3,14 +3,14 @@
 import pytest
 from decision_support import admitted, container, granted, machine, node, pod, refused
 
-from topoalign.core.admission import admit
-from topoalign.core.errors import InvalidField
-from topoalign.core.events import AllocationGranted, AllocationReleased
+from topoalign.core.admission.admit import admit
 from topoalign.core.hints.providers import available_cpus, cpu_answer, shared_cpus
-from topoalign.core.ids import CPU, MEMORY, AllocationID
-from topoalign.core.requests import AdmissionRules, CpuOption, Mode, Policy
-from topoalign.core.state import NodeState
-from topoalign.core.topology.model import Cpu, NumaNode, Topology
+from topoalign.core.model.errors import InvalidField
+from topoalign.core.model.events import AllocationGranted, AllocationReleased
+from topoalign.core.model.ids import CPU, MEMORY, AllocationID
+from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode, Policy
+from topoalign.core.model.topology.model import Cpu, NumaNode, Topology
+from topoalign.core.state.fold import NodeState
 
 WHOLE_CORES = AdmissionRules(mode=Mode.KUBELET, cpu_options=frozenset({CpuOption.FULL_PCPUS_ONLY}))
 GUARANTEED = 1

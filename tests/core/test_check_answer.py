@@ -8,16 +8,16 @@ from decision_support import GIB, NODE, container, machine, node, pod
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoalign.core.admission import admission, answer_to
-from topoalign.core.errors import InvalidField
-from topoalign.core.events import Allocation, AllocationGranted, MemoryBlock, MemoryUse, Owner
-from topoalign.core.hints.checking import MOST_HINTS, check_answer
-from topoalign.core.hints.model import HintAnswer, HintQuestion, HintRule, Hints, Need, TopologyHint
+from topoalign.core.admission.admit import admission, answer_to
+from topoalign.core.hints.answers import MOST_HINTS, check_answer
 from topoalign.core.hints.providers import answer, question
-from topoalign.core.ids import CPU, GPU, MEMORY, AllocationID, ContainerName, DeviceID, ResourceName
-from topoalign.core.requests import AdmissionRules, Mode, Policy, Scope
-from topoalign.core.state import NodeState
-from topoalign.core.topology.model import PluginDevice
+from topoalign.core.model.errors import InvalidField
+from topoalign.core.model.events import Allocation, AllocationGranted, MemoryBlock, MemoryUse, Owner
+from topoalign.core.model.hints import HintAnswer, HintQuestion, HintRule, Hints, Need, TopologyHint
+from topoalign.core.model.ids import CPU, GPU, MEMORY, AllocationID, ContainerName, DeviceID, ResourceName
+from topoalign.core.model.requests import AdmissionRules, Mode, Policy, Scope
+from topoalign.core.model.topology.model import PluginDevice
+from topoalign.core.state.fold import NodeState
 
 MAIN = ContainerName("main")
 FPGA = ResourceName("example.com/fpga")

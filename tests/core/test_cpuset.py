@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topoalign.core.topology.cpuset import LARGEST_ID, format_cpuset, parse_cpuset
+from topoalign.core.model.topology.cpuset import LARGEST_ID, format_cpuset, parse_cpuset
 
 
 @given(st.frozensets(st.integers(0, LARGEST_ID), max_size=50) | st.frozensets(st.integers(0, 40)))

@@ -9,18 +9,18 @@ from decision_support import GIB, container, machine, node, pod
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoalign.core.errors import InvalidField
-from topoalign.core.events import MemoryUse
 from topoalign.core.hints.cpu import cpu_hints
 from topoalign.core.hints.devices import device_hints
 from topoalign.core.hints.enumeration import TooManyNumaNodes, subsets
 from topoalign.core.hints.memory import MemoryNode, memory_hints
-from topoalign.core.hints.model import HintRule, Hints, TopologyHint
 from topoalign.core.hints.providers import answer, hints_for, question
 from topoalign.core.hints.rules import listed
-from topoalign.core.ids import CPU, GPU, MEMORY, ContainerName, DeviceID, ResourceName
-from topoalign.core.requests import AdmissionRules, Mode, Policy
-from topoalign.core.topology.bitmask import mask_of
+from topoalign.core.model.errors import InvalidField
+from topoalign.core.model.events import MemoryUse
+from topoalign.core.model.hints import HintRule, Hints, TopologyHint
+from topoalign.core.model.ids import CPU, GPU, MEMORY, ContainerName, DeviceID, ResourceName
+from topoalign.core.model.requests import AdmissionRules, Mode, Policy
+from topoalign.core.model.topology.bitmask import mask_of
 
 PAGES = ResourceName("hugepages-2Mi")
 MODES = st.sampled_from(Mode)

@@ -9,22 +9,22 @@ from decision_support import GIB, admitted, container, granted, machine, node, p
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoalign.core.admission import admit
-from topoalign.core.decisions import Admission, Decision, Refusal
-from topoalign.core.errors import InvalidField, NoFit, TooMuchWork
-from topoalign.core.events import Allocation
-from topoalign.core.hints import jointly
-from topoalign.core.hints.jointly import asked_for, joint_hints
-from topoalign.core.hints.model import Hints
+from topoalign.core.admission.admit import admit
+from topoalign.core.deviceshare.candidates import Asked
+from topoalign.core.deviceshare.names import HINT_ANNOTATION, JOINT_ANNOTATION, PARTITION_ANNOTATION
+from topoalign.core.deviceshare.node_devices import ContainerDevices, joint_devices
+from topoalign.core.hints import joint_devices as jointly
+from topoalign.core.hints.joint_devices import asked_for, joint_hints
 from topoalign.core.hints.search import Work
-from topoalign.core.ids import GPU, MEMORY, NIC, AllocationID, DeviceID, ResourceName
-from topoalign.core.joint.candidates import Asked
-from topoalign.core.joint.names import HINT_ANNOTATION, JOINT_ANNOTATION, PARTITION_ANNOTATION
-from topoalign.core.joint.node_devices import ContainerDevices, joint_devices
-from topoalign.core.requests import AdmissionRules, ContainerRequest, Mode, Placement, PodRequest, Policy, Scope
-from topoalign.core.state import NodeState
-from topoalign.core.topology.bitmask import mask_of
-from topoalign.core.topology.model import Topology
+from topoalign.core.model.decisions import Admission, Decision, Refusal
+from topoalign.core.model.errors import InvalidField, NoFit, TooMuchWork
+from topoalign.core.model.events import Allocation
+from topoalign.core.model.hints import Hints
+from topoalign.core.model.ids import GPU, MEMORY, NIC, AllocationID, DeviceID, ResourceName
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, Placement, PodRequest, Policy, Scope
+from topoalign.core.model.topology.bitmask import mask_of
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.state.fold import NodeState
 from topoalign.machines import catalogue
 
 BEST = AdmissionRules()

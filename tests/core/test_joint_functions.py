@@ -8,15 +8,15 @@ from decision_support import NODE, admitted, container, node, pod, refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoalign.core.admission import admit
-from topoalign.core.decisions import Admission
-from topoalign.core.events import Allocation, AllocationGranted, AllocationReleased, Event
+from topoalign.core.admission.admit import admit
+from topoalign.core.deviceshare.names import HINT_ANNOTATION, JOINT_ANNOTATION
 from topoalign.core.hints.reuse import reusable_devices, reusable_functions
-from topoalign.core.ids import GPU, NIC, AllocationID, DeviceID, ResourceName
-from topoalign.core.joint.names import HINT_ANNOTATION, JOINT_ANNOTATION
-from topoalign.core.requests import AdmissionRules, ContainerRequest, PodRequest, Policy
-from topoalign.core.state import NodeState, replay
-from topoalign.core.topology.model import Topology, VirtualFunction
+from topoalign.core.model.decisions import Admission
+from topoalign.core.model.events import Allocation, AllocationGranted, AllocationReleased, Event
+from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID, ResourceName
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy
+from topoalign.core.model.topology.model import Topology, VirtualFunction
+from topoalign.core.state.fold import NodeState, replay
 from topoalign.machines import catalogue
 
 BEST = AdmissionRules()

@@ -6,14 +6,14 @@ from fractions import Fraction
 import pytest
 from joint_support import GPU, GPUS, NIC, SAME_PCIE, TOGETHER, UNITS, box, chosen, demand
 
-from topoalign.core.errors import InvalidField
-from topoalign.core.joint.allocate import allocate
-from topoalign.core.joint.candidates import Asked, Candidate
-from topoalign.core.joint.gpus import NOT_ENOUGH
-from topoalign.core.joint.inventory import Device, Inventory, Partition, Place
-from topoalign.core.joint.names import CORE, RATIO
-from topoalign.core.joint.picking import by_preferred_pcie
-from topoalign.core.joint.refusals import DevicesDoNotFit
+from topoalign.core.deviceshare.allocate import allocate
+from topoalign.core.deviceshare.candidates import Asked, Candidate
+from topoalign.core.deviceshare.gpus import NOT_ENOUGH
+from topoalign.core.deviceshare.inventory import Device, Inventory, Partition, Place
+from topoalign.core.deviceshare.names import CORE, RATIO
+from topoalign.core.deviceshare.picking import by_preferred_pcie
+from topoalign.core.deviceshare.refusals import DevicesDoNotFit
+from topoalign.core.model.errors import InvalidField
 
 ONE_TO_ONE = [(i // 4, f"pci-{i}") for i in range(8)]
 """Eight devices on as many root complexes, four of them near each NUMA node."""

@@ -7,24 +7,24 @@ import msgspec
 import pytest
 from decision_support import NODE, node
 
-from topoalign.core.errors import InvalidField
-from topoalign.core.events import Allocation, AllocationGranted
-from topoalign.core.ids import GPU, NIC, AllocationID, DeviceID, ResourceName
-from topoalign.core.joint.allocate import allocate
-from topoalign.core.joint.candidates import Asked
-from topoalign.core.joint.demand import read_demand
-from topoalign.core.joint.inventory import HOPPER_TABLE, Place
-from topoalign.core.joint.names import HINT_ANNOTATION, JOINT_ANNOTATION, PARTITION_ANNOTATION, DeviceType
-from topoalign.core.joint.node_devices import ContainerDevices, asked_of, container_demand, is_joint
-from topoalign.core.joint.node_devices import joint_devices as devices_of
-from topoalign.core.joint.node_inventory import NOTHING, LeftOver, inventory_of, places_of
-from topoalign.core.joint.numa_hints import NumaHint, numa_hints
-from topoalign.core.joint.refusals import DevicesDoNotFit
-from topoalign.core.state import NodeState
-from topoalign.core.topology.bitmask import mask_of
-from topoalign.core.topology.links import PcieClass
-from topoalign.core.topology.model import NicPort, Topology, VirtualFunction
-from topoalign.core.topology.queries import pcie_class
+from topoalign.core.deviceshare.allocate import allocate
+from topoalign.core.deviceshare.candidates import Asked
+from topoalign.core.deviceshare.demand import read_demand
+from topoalign.core.deviceshare.inventory import HOPPER_TABLE, Place
+from topoalign.core.deviceshare.names import HINT_ANNOTATION, JOINT_ANNOTATION, PARTITION_ANNOTATION, DeviceType
+from topoalign.core.deviceshare.node_devices import ContainerDevices, asked_of, container_demand, is_joint
+from topoalign.core.deviceshare.node_devices import joint_devices as devices_of
+from topoalign.core.deviceshare.node_inventory import NOTHING, LeftOver, inventory_of, places_of
+from topoalign.core.deviceshare.numa_hints import NumaHint, numa_hints
+from topoalign.core.deviceshare.refusals import DevicesDoNotFit
+from topoalign.core.model.errors import InvalidField
+from topoalign.core.model.events import Allocation, AllocationGranted
+from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID, ResourceName
+from topoalign.core.model.topology.bitmask import mask_of
+from topoalign.core.model.topology.links import PcieClass
+from topoalign.core.model.topology.model import NicPort, Topology, VirtualFunction
+from topoalign.core.model.topology.queries import pcie_class
+from topoalign.core.state.fold import NodeState
 from topoalign.machines import catalogue
 from topoalign.machines.nvidia_smi import print_matrix, read
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from joint_support import GPU, GPUS, NIC, SAME_PCIE, TOGETHER, UNITS, Spot, box, chosen
 
-from topoalign.core.joint.inventory import Inventory
+from topoalign.core.deviceshare.inventory import Inventory
 
 MOST = 8
 

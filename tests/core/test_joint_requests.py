@@ -9,15 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from joint_support import GPUS, SAME_PCIE, UNITS, box, chosen
 
-from topoalign.core.errors import InvalidField, TooMuchWork, TopoalignError
-from topoalign.core.joint import same_pcie
-from topoalign.core.joint.allocate import allocate
-from topoalign.core.joint.annotations import quantity
-from topoalign.core.joint.candidates import Asked
-from topoalign.core.joint.demand import read_demand
-from topoalign.core.joint.device_object import read_device
-from topoalign.core.joint.inventory import Device, Inventory, Place
-from topoalign.core.joint.names import (
+from topoalign.core.deviceshare import same_pcie
+from topoalign.core.deviceshare.allocate import allocate
+from topoalign.core.deviceshare.annotations import quantity
+from topoalign.core.deviceshare.candidates import Asked
+from topoalign.core.deviceshare.demand import read_demand
+from topoalign.core.deviceshare.device_object import read_device
+from topoalign.core.deviceshare.inventory import Device, Inventory, Place
+from topoalign.core.deviceshare.names import (
     ANNOTATIONS,
     CORE,
     FPGA,
@@ -30,8 +29,9 @@ from topoalign.core.joint.names import (
     SHARED,
     DeviceType,
 )
-from topoalign.core.joint.quantities import by_type, gpu_demand
-from topoalign.core.joint.refusals import NotMeant, violation
+from topoalign.core.deviceshare.quantities import by_type, gpu_demand
+from topoalign.core.deviceshare.refusals import NotMeant, violation
+from topoalign.core.model.errors import InvalidField, TooMuchWork, TopoalignError
 
 NODE = box([(0, "a"), (0, "a"), (1, "b")], [(0, "a"), (1, "b")], functions=2)
 

@@ -6,12 +6,12 @@ import msgspec
 import pytest
 from decision_support import GIB, admitted, container, machine, node, pod, refused
 
-from topoalign.core.admission import admit
-from topoalign.core.errors import InvalidField
+from topoalign.core.admission.admit import admit
 from topoalign.core.hints.preconditions import check_rules
-from topoalign.core.ids import MEMORY, ResourceName
-from topoalign.core.requests import AdmissionRules, Mode
-from topoalign.core.topology.model import Topology
+from topoalign.core.model.errors import InvalidField
+from topoalign.core.model.ids import MEMORY, ResourceName
+from topoalign.core.model.requests import AdmissionRules, Mode
+from topoalign.core.model.topology.model import Topology
 
 PAGES = ResourceName("hugepages-1Gi")
 

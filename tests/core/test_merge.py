@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from merge_reference import cross_product
 
-from topoalign.core.hints.model import HintRule, Need, ProviderHints, TopologyHint
 from topoalign.core.hints.search import Work
-from topoalign.core.ids import ResourceName
-from topoalign.core.policy.merge import ANY, NOWHERE, merge, offers_of
-from topoalign.core.policy.wide import merge_wide
-from topoalign.core.topology.bitmask import mask_of, masks_by_size
+from topoalign.core.model.hints import HintRule, Need, ProviderHints, TopologyHint
+from topoalign.core.model.ids import ResourceName
+from topoalign.core.model.topology.bitmask import mask_of, masks_by_size
+from topoalign.core.policy.merge.kubelet_merge import ANY, NOWHERE, merge, offers_of
+from topoalign.core.policy.merge.many_nodes import merge_wide
 
 SPARSE = (0, 3, 8, 70)
 A, B, C = (ResourceName(name) for name in "abc")

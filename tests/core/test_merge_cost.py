@@ -10,13 +10,13 @@ from decision_support import GIB, admitted, container, machine, node, pod, refus
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topoalign.core.admission import admit
-from topoalign.core.decisions import Decision
-from topoalign.core.hints.model import HintRule, Hints, Need, TopologyHint
+from topoalign.core.admission.admit import admit
 from topoalign.core.hints.rules import listed
-from topoalign.core.ids import CPU, GPU, ContainerName, ResourceName
-from topoalign.core.policy.cost import MANY, duration, length, longest, slow_merge, warning
-from topoalign.core.requests import AdmissionRules, Mode, Policy, Scope
+from topoalign.core.model.decisions import Decision
+from topoalign.core.model.hints import HintRule, Hints, Need, TopologyHint
+from topoalign.core.model.ids import CPU, GPU, ContainerName, ResourceName
+from topoalign.core.model.requests import AdmissionRules, Mode, Policy, Scope
+from topoalign.core.policy.merge.cost import MANY, duration, length, longest, slow_merge, warning
 
 PAGES = ResourceName("hugepages-2Mi")
 STRICT = [Policy.BEST_EFFORT, Policy.RESTRICTED]

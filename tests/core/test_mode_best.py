@@ -14,16 +14,16 @@ from decision_support import GIB, admitted, container, granted, machine, node, p
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoalign.core.admission import admit
-from topoalign.core.decisions import Admission, Refusal
-from topoalign.core.events import Allocation
-from topoalign.core.hints.model import TopologyHint
-from topoalign.core.ids import CPU, GPU, MEMORY, DeviceID, ResourceName
-from topoalign.core.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy, Scope
-from topoalign.core.state import NodeState
-from topoalign.core.topology.bitmask import mask_of
-from topoalign.core.topology.cpuset import parse_cpuset
-from topoalign.core.topology.model import NumaNode, PluginDevice, Topology
+from topoalign.core.admission.admit import admit
+from topoalign.core.model.decisions import Admission, Refusal
+from topoalign.core.model.events import Allocation
+from topoalign.core.model.hints import TopologyHint
+from topoalign.core.model.ids import CPU, GPU, MEMORY, DeviceID, ResourceName
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy, Scope
+from topoalign.core.model.topology.bitmask import mask_of
+from topoalign.core.model.topology.cpuset import parse_cpuset
+from topoalign.core.model.topology.model import NumaNode, PluginDevice, Topology
+from topoalign.core.state.fold import NodeState
 
 PAGES = ResourceName("hugepages-1Gi")
 WIDE, LOOSE = ResourceName("example.com/between"), ResourceName("example.com/anywhere")

@@ -4,12 +4,12 @@ import msgspec
 import pytest
 from decision_support import GIB, container, granted, machine, node, pod
 
-from topoalign.core.admission import admit
-from topoalign.core.decisions import Admission, Decision
-from topoalign.core.ids import GPU, ContainerName, ResourceName
-from topoalign.core.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
-from topoalign.core.state import NodeState
-from topoalign.core.topology.model import NumaNode, Topology
+from topoalign.core.admission.admit import admit
+from topoalign.core.model.decisions import Admission, Decision
+from topoalign.core.model.ids import GPU, ContainerName, ResourceName
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
+from topoalign.core.model.topology.model import NumaNode, Topology
+from topoalign.core.state.fold import NodeState
 
 
 def told(decision: Decision) -> str:

@@ -9,9 +9,9 @@ from decision_support import NODE, admitted, container, granted, machine, node, 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topoalign.core.admission import admit
-from topoalign.core.errors import InvalidField
-from topoalign.core.events import (
+from topoalign.core.admission.admit import admit
+from topoalign.core.model.errors import InvalidField
+from topoalign.core.model.events import (
     Allocation,
     AllocationsSnapshot,
     DeviceHealth,
@@ -19,14 +19,14 @@ from topoalign.core.events import (
     HealthState,
     TopologyDiscovered,
 )
-from topoalign.core.ids import GPU, NIC, AllocationID, DeviceID, ResourceName
-from topoalign.core.placement import prefer
-from topoalign.core.requests import AdmissionRules, Mode
-from topoalign.core.state import NodeState
-from topoalign.core.topology.model import MigDevice, Topology, VirtualFunction
-from topoalign.core.topology.names import named
-from topoalign.core.topology.offers import Offer, base_of
-from topoalign.core.topology.validate import validate
+from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID, ResourceName
+from topoalign.core.model.requests import AdmissionRules, Mode
+from topoalign.core.model.topology.model import MigDevice, Topology, VirtualFunction
+from topoalign.core.model.topology.names import named
+from topoalign.core.model.topology.offers import Offer, base_of
+from topoalign.core.model.topology.validate import validate
+from topoalign.core.placement.preference import prefer
+from topoalign.core.state.fold import NodeState
 
 Packing = Literal["distributed", "packed"]
 PACKINGS: tuple[Packing, ...] = ("distributed", "packed")

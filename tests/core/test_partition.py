@@ -9,21 +9,21 @@ from hypothesis import strategies as st
 from partition_reference import any_machine, at_random, hierarchical, required_of, walked
 
 from topoalign.cli.bench import benchmarks, partition
-from topoalign.core.considering import considered
-from topoalign.core.decisions import PreferenceQuestion
-from topoalign.core.errors import TooMuchWork
-from topoalign.core.ids import GPU, ContainerName, DeviceID
-from topoalign.core.placement import choose, prefer
-from topoalign.core.placement.best_effort import best_effort
+from topoalign.core.admission.alternatives import considered
+from topoalign.core.model.decisions import PreferenceQuestion
+from topoalign.core.model.errors import TooMuchWork
+from topoalign.core.model.ids import GPU, ContainerName, DeviceID
+from topoalign.core.model.topology.links import Link
+from topoalign.core.model.topology.model import Gpu, Topology
+from topoalign.core.placement.gpus.best_effort import best_effort
+from topoalign.core.placement.gpus.scores import Scores, total
 from topoalign.core.placement.partition import MOST_STEPS, best_sets, best_split, best_total
+from topoalign.core.placement.partition.lagrangian import best_by_prices
 from topoalign.core.placement.partition.masks import mask_of
-from topoalign.core.placement.partition.prices import best_by_prices
+from topoalign.core.placement.partition.search_budget import Work
 from topoalign.core.placement.partition.tables import best_by_table
 from topoalign.core.placement.partition.tree import best_by_tree, tree_of
-from topoalign.core.placement.partition.work import Work
-from topoalign.core.placement.scores import Scores, total
-from topoalign.core.topology.links import Link
-from topoalign.core.topology.model import Gpu, Topology
+from topoalign.core.placement.preference import choose, prefer
 
 SEEDS = st.integers(0, 2**32 - 1)
 

@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topoalign.core.hints.devices import Devices
-from topoalign.core.ids import DeviceID, ResourceName
+from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.placement.devices import Choice, choose_devices, sides
-from topoalign.core.placement.simple import simple
+from topoalign.core.placement.gpus.simple import simple
 
 A, B, C, D, X = (DeviceID(name) for name in "abcdx")
 DEVICES: Devices = {A: (0,), B: (0,), C: (1,), D: (1,), X: None}

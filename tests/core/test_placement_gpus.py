@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from partition_reference import by_walk
 
-from topoalign.core.ids import GPU, NIC, DeviceID, ResourceName
-from topoalign.core.placement import PLACEMENTS, choose, prefer
-from topoalign.core.placement.best_effort import best_effort
-from topoalign.core.placement.scores import Scores
-from topoalign.core.topology.model import NicPort, PluginDevice, Topology
+from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
+from topoalign.core.model.topology.model import NicPort, PluginDevice, Topology
+from topoalign.core.placement.gpus.best_effort import best_effort
+from topoalign.core.placement.gpus.scores import Scores
+from topoalign.core.placement.preference import PLACEMENTS, choose, prefer
 
 
 @st.composite

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoalign.core.errors import NoFit
 from topoalign.core.hints.memory import MemoryNode, memory_hints
-from topoalign.core.hints.model import TopologyHint
-from topoalign.core.ids import MEMORY
+from topoalign.core.model.errors import NoFit
+from topoalign.core.model.hints import TopologyHint
+from topoalign.core.model.ids import MEMORY
+from topoalign.core.model.requests import Mode
+from topoalign.core.model.topology.bitmask import mask_of
 from topoalign.core.placement.memory import choose_memory, from_lowest
-from topoalign.core.requests import Mode
-from topoalign.core.topology.bitmask import mask_of
 
 ANYWHERE = TopologyHint(None, True)
 

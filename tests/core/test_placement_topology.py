@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoalign.core.considering import considered
-from topoalign.core.decisions import Beside, PreferenceQuestion
-from topoalign.core.ids import GPU, NIC, ContainerName, DeviceID
-from topoalign.core.placement import choose, prefer
+from topoalign.core.admission.alternatives import considered
+from topoalign.core.model.decisions import Beside, PreferenceQuestion
+from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID
+from topoalign.core.model.requests import Placement
+from topoalign.core.model.topology.model import Fabric, Topology
 from topoalign.core.placement.fragmentation import fragmentation
-from topoalign.core.placement.topology import Nics, Outlook, by_topology
-from topoalign.core.requests import Placement
-from topoalign.core.topology.model import Fabric, Topology
+from topoalign.core.placement.gpus.topology import Nics, Outlook, by_topology
+from topoalign.core.placement.preference import choose, prefer
 from topoalign.machines import load
 
 PAIRS = load("8x-nvlink-pairs").topology

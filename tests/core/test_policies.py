@@ -2,9 +2,9 @@
 
 import pytest
 
-from topoalign.core.hints.model import TopologyHint
+from topoalign.core.model.hints import TopologyHint
+from topoalign.core.model.requests import Mode, Policy
 from topoalign.core.policy import POLICIES
-from topoalign.core.requests import Mode, Policy
 
 MACHINE = 0b11
 BOTH = [TopologyHint(0b01, True), TopologyHint(0b10, True), TopologyHint(0b11, False)]

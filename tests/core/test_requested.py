@@ -3,11 +3,11 @@
 import pytest
 from decision_support import GIB, container, pod
 
-from topoalign.core.checks import checked
-from topoalign.core.errors import InvalidField
+from topoalign.core.admission.validate import checked
 from topoalign.core.hints.requested import cpu_request, device_request, memory_request
-from topoalign.core.ids import CPU, GPU, MEMORY, ContainerName, PodName, ResourceName
-from topoalign.core.requests import MOST_CONTAINERS, ContainerRequest, Mode, PodRequest, Qos
+from topoalign.core.model.errors import InvalidField
+from topoalign.core.model.ids import CPU, GPU, MEMORY, ContainerName, PodName, ResourceName
+from topoalign.core.model.requests import MOST_CONTAINERS, ContainerRequest, Mode, PodRequest, Qos
 
 MAIN = ContainerName("main")
 

@@ -10,9 +10,9 @@ from fact_support import Writer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topoalign.core.admission import admit
-from topoalign.core.errors import Contradiction, SequenceGap
-from topoalign.core.events import (
+from topoalign.core.admission.admit import admit
+from topoalign.core.model.errors import Contradiction, SequenceGap
+from topoalign.core.model.events import (
     Allocation,
     AllocationBound,
     AllocationGranted,
@@ -26,10 +26,10 @@ from topoalign.core.events import (
     MemoryBlock,
     TopologyDiscovered,
 )
-from topoalign.core.ids import GPU, MEMORY, AllocationID, DeviceID, Namespace, NodeName, PodName
-from topoalign.core.requests import AdmissionRules, Mode
-from topoalign.core.state import NodeState, replay
-from topoalign.core.topology.cpuset import parse_cpuset
+from topoalign.core.model.ids import GPU, MEMORY, AllocationID, DeviceID, Namespace, NodeName, PodName
+from topoalign.core.model.requests import AdmissionRules, Mode
+from topoalign.core.model.topology.cpuset import parse_cpuset
+from topoalign.core.state.fold import NodeState, replay
 
 NODE = NodeName("node-1")
 HARDWARE = machine()
@@ -262,7 +262,7 @@ def test_the_cpus_of_an_allocation_are_read_once_for_all_containers_of_a_pod(mon
         read[text] += 1
         return parse_cpuset(text)
 
-    for module in ("allocations", "state", "hints.reuse"):
+    for module in ("model.allocations", "state.fold", "hints.reuse"):
         monkeypatch.setattr(f"topoalign.core.{module}.parse_cpuset", counting, raising=False)
     asking = pod(*(container(f"c{i}", cpus=2, gib=1) for i in range(10)))
 

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from take_reference import Rig, deviation, reference_distributed, reference_hints, reference_packed
 
-from topoalign.core.errors import TooMuchWork
+from topoalign.core.cpu_assignment.distributed import MOST_STEPS, best_split, choices, distributed, unevenness
+from topoalign.core.cpu_assignment.packed import packed
 from topoalign.core.hints.cpu import cpu_hints
-from topoalign.core.requests import Mode
-from topoalign.core.takes.distributed import MOST_STEPS, best_split, choices, distributed, unevenness
-from topoalign.core.takes.packed import packed
-from topoalign.core.topology.bitmask import nodes_of
-from topoalign.core.topology.cpus import CpuTopology, cpu_topology
-from topoalign.core.topology.model import Cpu
+from topoalign.core.model.errors import TooMuchWork
+from topoalign.core.model.requests import Mode
+from topoalign.core.model.topology.bitmask import nodes_of
+from topoalign.core.model.topology.cpus import CpuTopology, cpu_topology
+from topoalign.core.model.topology.model import Cpu
 
 
 def rig(sockets: int, nodes: int, caches: int, cores: int, threads: int, joined: bool, apart: bool) -> Rig:

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from topoalign.core.errors import InvalidField
-from topoalign.core.ids import DeviceID, ResourceName
-from topoalign.core.topology.links import Link, PcieClass
-from topoalign.core.topology.model import Cpu, Gpu, MigDevice, Nic, NumaNode, PciBridge, PluginDevice, Topology
-from topoalign.core.topology.validate import MOST_CPUS, MOST_GPUS, validate
+from topoalign.core.model.errors import InvalidField
+from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.links import Link, PcieClass
+from topoalign.core.model.topology.model import Cpu, Gpu, MigDevice, Nic, NumaNode, PciBridge, PluginDevice, Topology
+from topoalign.core.model.topology.validate import MOST_CPUS, MOST_GPUS, validate
 
 A, B, N = DeviceID("GPU-a"), DeviceID("GPU-b"), DeviceID("mlx5_0")
 

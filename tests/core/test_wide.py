@@ -11,21 +11,21 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from merge_reference import all_hints, cross_product, knapsack, narrowest_room
 
-from topoalign.core.admission import admit
-from topoalign.core.aligning import align
-from topoalign.core.errors import TooMuchWork
-from topoalign.core.hints.model import HintAnswer, HintRule, Need, TopologyHint
+from topoalign.core.admission.admit import admit
+from topoalign.core.admission.alignment import align
 from topoalign.core.hints.rules import Supply, listed, narrowest
 from topoalign.core.hints.search import MOST_STEPS, Choosing, Work
-from topoalign.core.ids import GPU
-from topoalign.core.policy.closeness import Distances
-from topoalign.core.policy.fitting import fit
-from topoalign.core.policy.folding import Offer
-from topoalign.core.policy.merge import ANY, NOWHERE, merge
+from topoalign.core.model.errors import TooMuchWork
+from topoalign.core.model.hints import HintAnswer, HintRule, Need, TopologyHint
+from topoalign.core.model.ids import GPU
+from topoalign.core.model.requests import AdmissionRules, Policy
+from topoalign.core.model.topology.bitmask import Mask, mask_of, nodes_of
+from topoalign.core.policy.merge.closeness import Distances
+from topoalign.core.policy.merge.hint_combinations import Offer
+from topoalign.core.policy.merge.kubelet_merge import ANY, NOWHERE, merge
+from topoalign.core.policy.merge.many_nodes import merge_wide
+from topoalign.core.policy.merge.narrowest_fit import fit
 from topoalign.core.policy.single_numa_node import single
-from topoalign.core.policy.wide import merge_wide
-from topoalign.core.requests import AdmissionRules, Policy
-from topoalign.core.topology.bitmask import Mask, mask_of, nodes_of
 
 WIDE = mask_of(range(64))
 LAST_NODE = HintRule(nodes=0b111, needs=(Need(1, {0b100: 1}),), least=1)

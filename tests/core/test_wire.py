@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core import wire
-from topoalign.core.errors import BusUnavailable, NotFound, TopoalignError, Undecodable
-from topoalign.core.events import (
+from topoalign.core.model.errors import BusUnavailable, NotFound, TopoalignError, Undecodable
+from topoalign.core.model.events import (
     Allocation,
     AllocationBound,
     AllocationDeviated,
@@ -29,11 +29,11 @@ from topoalign.core.events import (
     TopologyDiscovered,
     UsageObserved,
 )
-from topoalign.core.ids import AllocationID, NodeName
+from topoalign.core.model.ids import AllocationID, NodeName
+from topoalign.core.model.remote_errors import RemoteBadRequest, RemoteUnavailable
+from topoalign.core.model.requests import SnapshotRequest
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Message
-from topoalign.core.remote import RemoteBadRequest, RemoteUnavailable
-from topoalign.core.requests import SnapshotRequest
-from topoalign.core.topology.model import Topology
 
 text = st.text(max_size=20)
 numbers = st.integers(0, 2**53)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from nvml_support import DGX1_VOLTA, Node, direct_links, host_tree, put, script, standing_in
 
-from topoalign.core.topology.validate import validate
+from topoalign.core.model.topology.validate import validate
 from topoalign.discovery.capture import NO_DRIVER, main
 from topoalign.machines import catalogue, load
 

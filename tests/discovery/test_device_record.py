@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from topoalign.core.errors import StateFault
-from topoalign.core.ids import DeviceID
+from topoalign.core.model.errors import StateFault
+from topoalign.core.model.ids import DeviceID
 from topoalign.discovery.record import NAME, Record, RecordFile
 
 A, B = DeviceID("GPU-a"), DeviceID("GPU-b")

@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoalign.core.events import DeviceHealth, HealthState
-from topoalign.core.ids import DeviceID
+from topoalign.core.model.events import DeviceHealth, HealthState
+from topoalign.core.model.ids import DeviceID
 from topoalign.discovery.health import HEALTHY, RELAPSE_SECONDS, HealthJudge, unhealthy
 
 QUIET = 60.0

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from topoalign.core.errors import InvalidField
+from topoalign.core.model.errors import InvalidField
 from topoalign.discovery.xids import APPLICATION_XIDS, LASTING_XIDS, Gravity, XidRules, worded, xid_rules
 from topoalign.serving.configuration import Health
 

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from bus_support import disconnected, killable  # the folder above is on the path only now
 from outage_support import Listener, come_and_go, emptied, opened, telling
 
-from topoalign.core.errors import BusUnavailable
+from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.ports import Stream
 from topoalign.runtime.nats_bus import connect_bus, connection
 

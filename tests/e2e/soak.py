@@ -29,11 +29,11 @@ from kubelet_support import pod
 
 from topoalign.allocator.kubelet.standin import KubeletStandIn
 from topoalign.client import Client
-from topoalign.core.decisions import Admission
-from topoalign.core.events import AllocationsSnapshot, LedgerFact
-from topoalign.core.ids import GPU, NIC, Namespace, NodeName
-from topoalign.core.requests import AdmissionRules, Policy
-from topoalign.core.state import NodeState
+from topoalign.core.model.decisions import Admission
+from topoalign.core.model.events import AllocationsSnapshot, LedgerFact
+from topoalign.core.model.ids import GPU, NIC, Namespace, NodeName
+from topoalign.core.model.requests import AdmissionRules, Policy
+from topoalign.core.state.fold import NodeState
 from topoalign.machines import load
 from topoalign.runtime.logging import configure_logging
 from topoalign.runtime.nats_bus import connect_bus

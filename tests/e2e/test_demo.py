@@ -12,7 +12,7 @@ from kubelet_support import short_directory
 
 from topoalign.allocator.demo import matrix
 from topoalign.client.forgetting import has_spoken
-from topoalign.core.ids import NodeName
+from topoalign.core.model.ids import NodeName
 from topoalign.machines import load
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats

@@ -17,8 +17,8 @@ from kill_support import Agents, Life, agreeing, holders, kill, on_disk
 from kubelet_support import pod
 from strace_support import injected, needs_strace
 
-from topoalign.core.decisions import Admission, Refusal
-from topoalign.core.ids import Namespace, NodeName, PodName
+from topoalign.core.model.decisions import Admission, Refusal
+from topoalign.core.model.ids import Namespace, NodeName, PodName
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats
 

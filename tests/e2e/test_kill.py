@@ -7,7 +7,7 @@ import pytest
 from faults_support import sample
 from kill_support import TOGETHER, Agents, Life
 
-from topoalign.core.ids import NodeName
+from topoalign.core.model.ids import NodeName
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats
 

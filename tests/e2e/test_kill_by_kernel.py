@@ -8,7 +8,7 @@ from faults_support import sample
 from kill_support import Agents, Life
 from strace_support import needs_strace
 
-from topoalign.core.ids import NodeName
+from topoalign.core.model.ids import NodeName
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats
 

@@ -18,10 +18,10 @@ from topoalign.allocator.kubelet.standin_resources import PodResources
 from topoalign.allocator.kubelet.transport import Server
 from topoalign.allocator.ledger import Ledger
 from topoalign.allocator.settings import AllocatorSettings
-from topoalign.core.decisions import Admission
-from topoalign.core.ids import GPU, NodeName, PodName
-from topoalign.core.requests import AdmissionRules
-from topoalign.core.state import NodeState
+from topoalign.core.model.decisions import Admission
+from topoalign.core.model.ids import GPU, NodeName, PodName
+from topoalign.core.model.requests import AdmissionRules
+from topoalign.core.state.fold import NodeState
 from topoalign.machines import load
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus

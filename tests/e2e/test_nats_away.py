@@ -10,11 +10,11 @@ from e2e_support import environment, in_one_process, pod
 
 from topoalign.allocator.kubelet.standin import KubeletStandIn
 from topoalign.core import wire
-from topoalign.core.decisions import Admission
-from topoalign.core.events import AllocationBound, AllocationGranted, AllocationReleased, LedgerFact
-from topoalign.core.ids import GPU, Namespace, NodeName, PodName
+from topoalign.core.model.decisions import Admission
+from topoalign.core.model.events import AllocationBound, AllocationGranted, AllocationReleased, LedgerFact
+from topoalign.core.model.ids import GPU, Namespace, NodeName, PodName
+from topoalign.core.model.requests import AdmissionRules, Policy
 from topoalign.core.ports import Bus, Stream
-from topoalign.core.requests import AdmissionRules, Policy
 from topoalign.machines import load
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats

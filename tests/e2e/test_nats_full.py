@@ -14,11 +14,11 @@ from outage_support import consecutive
 
 from topoalign.allocator.kubelet.standin import KubeletStandIn
 from topoalign.core import wire
-from topoalign.core.decisions import Admission
-from topoalign.core.events import AllocationGranted, LedgerFact
-from topoalign.core.ids import GPU, Namespace, NodeName, PodName
+from topoalign.core.model.decisions import Admission
+from topoalign.core.model.events import AllocationGranted, LedgerFact
+from topoalign.core.model.ids import GPU, Namespace, NodeName, PodName
+from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.ports import Bus, Stream
-from topoalign.core.requests import AdmissionRules
 from topoalign.machines import load
 from topoalign.runtime.nats_bus import connect_bus
 

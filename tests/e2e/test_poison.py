@@ -17,8 +17,8 @@ from raw_nats import RawNats, raw_nats
 
 from topoalign.client import Client
 from topoalign.core import wire
-from topoalign.core.decisions import Admission
-from topoalign.core.events import (
+from topoalign.core.model.decisions import Admission
+from topoalign.core.model.events import (
     DeviceHealth,
     DeviceHealthChanged,
     Event,
@@ -27,11 +27,11 @@ from topoalign.core.events import (
     TopologyDiscovered,
     UsageObserved,
 )
-from topoalign.core.ids import GPU, DeviceID, NodeName
+from topoalign.core.model.ids import GPU, DeviceID, NodeName
+from topoalign.core.model.requests import AnnounceRequest
+from topoalign.core.model.topology.model import Gpu, Topology
+from topoalign.core.model.topology.offers import Offer
 from topoalign.core.ports import Bus, Message, Stream
-from topoalign.core.requests import AnnounceRequest
-from topoalign.core.topology.model import Gpu, Topology
-from topoalign.core.topology.offers import Offer
 from topoalign.runtime.nats_bus import connect_bus
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]

@@ -19,7 +19,7 @@ from e2e_support import SERVICES, as_process, environment
 from kubelet_support import RESTRICTED, short_directory
 
 from topoalign.allocator.kubelet.standin import KubeletStandIn
-from topoalign.core.ids import GPU, NodeName
+from topoalign.core.model.ids import GPU, NodeName
 from topoalign.machines import load
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]

@@ -11,8 +11,8 @@ from faults_support import THOROUGH
 from kill_support import Agents, Life, agreeing, assert_said_once, ended, holders, kill
 from kubelet_support import pod
 
-from topoalign.core.decisions import Admission, Decision
-from topoalign.core.ids import Namespace, NodeName, PodName
+from topoalign.core.model.decisions import Admission, Decision
+from topoalign.core.model.ids import Namespace, NodeName, PodName
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats
 

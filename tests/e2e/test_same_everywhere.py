@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from e2e_support import SERVICES, allocate, as_process, described, in_one_process, pod, release
 
-from topoalign.core.decisions import Admission
-from topoalign.core.ids import NodeName
+from topoalign.core.model.decisions import Admission
+from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Bus
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.nats_bus import connect_bus

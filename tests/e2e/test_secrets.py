@@ -16,7 +16,7 @@ from bus_support import killable
 from faults_support import THOROUGH, sample
 
 from topoalign.cli import root
-from topoalign.core.errors import InvalidField
+from topoalign.core.model.errors import InvalidField
 from topoalign.runtime.nats_bus.access import addresses, shown
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]

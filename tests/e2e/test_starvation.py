@@ -18,9 +18,9 @@ import pytest
 from e2e_support import allocate, answering, pod, release
 
 from topoalign.core import wire
-from topoalign.core.decisions import Admission
-from topoalign.core.errors import TopoalignError
-from topoalign.core.ids import NodeName
+from topoalign.core.model.decisions import Admission
+from topoalign.core.model.errors import TopoalignError
+from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Bus
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats

@@ -11,12 +11,12 @@ from e2e_support import allocate, as_process, described, pod
 from topoalign.cli import link, root
 from topoalign.client import Client
 from topoalign.core import wire
-from topoalign.core.decisions import Admission
-from topoalign.core.errors import BusUnavailable
-from topoalign.core.events import AllocationsSnapshot
-from topoalign.core.ids import NodeName
+from topoalign.core.model.decisions import Admission
+from topoalign.core.model.errors import BusUnavailable
+from topoalign.core.model.events import AllocationsSnapshot
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import AllocateRequest, ClockReading, ClockRequest, Deadline
 from topoalign.core.ports import Bus
-from topoalign.core.requests import AllocateRequest, ClockReading, ClockRequest, Deadline
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats
 

@@ -16,10 +16,10 @@ from e2e_support import as_process, environment, pod
 from topoalign.allocator.journal import open_journal
 from topoalign.allocator.kubelet.standin import KubeletStandIn
 from topoalign.allocator.ledger import Ledger
-from topoalign.core.decisions import Admission
-from topoalign.core.events import Allocation
-from topoalign.core.ids import GPU, AllocationID, NodeName
-from topoalign.core.requests import AdmissionRules
+from topoalign.core.model.decisions import Admission
+from topoalign.core.model.events import Allocation
+from topoalign.core.model.ids import GPU, AllocationID, NodeName
+from topoalign.core.model.requests import AdmissionRules
 from topoalign.machines import load
 from topoalign.runtime.clock import ManualClock
 

@@ -14,9 +14,9 @@ from node_support import FOREVER, HURRY, NODE, READ_SECONDS, WholeNode, turns, w
 from nvml_support import host_tree, script, standing_in, switch_links
 
 from topoalign.core import wire
-from topoalign.core.decisions import Admission
-from topoalign.core.events import Allocation, DeviceHealthChanged, HealthState
-from topoalign.core.ids import GPU, DeviceID
+from topoalign.core.model.decisions import Admission
+from topoalign.core.model.events import Allocation, DeviceHealthChanged, HealthState
+from topoalign.core.model.ids import GPU, DeviceID
 from topoalign.core.ports import Stream
 from topoalign.serving.configuration import Health
 

@@ -8,14 +8,14 @@ import pytest
 from decision_support import GIB, admitted, container, node, pod, refused
 from nvml_support import link, put, uuid
 
-from topoalign.core.admission import admit
-from topoalign.core.decisions import Admission, Decision, Explanation
-from topoalign.core.hints.model import HintRule, Hints
-from topoalign.core.ids import GPU
-from topoalign.core.requests import AdmissionRules, Mode, Policy
-from topoalign.core.topology.bitmask import nodes_of
-from topoalign.core.topology.cpuset import format_cpuset, parse_cpuset
-from topoalign.core.topology.model import Topology
+from topoalign.core.admission.admit import admit
+from topoalign.core.model.decisions import Admission, Decision, Explanation
+from topoalign.core.model.hints import HintRule, Hints
+from topoalign.core.model.ids import GPU
+from topoalign.core.model.requests import AdmissionRules, Mode, Policy
+from topoalign.core.model.topology.bitmask import nodes_of
+from topoalign.core.model.topology.cpuset import format_cpuset, parse_cpuset
+from topoalign.core.model.topology.model import Topology
 from topoalign.machines.sysfs import read_sysfs
 
 

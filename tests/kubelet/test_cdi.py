@@ -13,8 +13,8 @@ from grpclib.exceptions import GRPCError
 from kubelet_support import MemoryDesk
 
 from topoalign.allocator.kubelet.containers import LOOK_SECONDS
-from topoalign.core.ids import NIC, DeviceID
-from topoalign.core.topology.model import Gpu, Topology
+from topoalign.core.model.ids import NIC, DeviceID
+from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.runtime.clock import ManualClock
 from topoalign.serving.configuration import Configuration
 

@@ -12,7 +12,7 @@ from containers_support import DRIVER, LIBRARIES, Host, check_specification, mac
 
 from topoalign.allocator.kubelet import driver_files
 from topoalign.allocator.kubelet.containers import Containers
-from topoalign.core.ids import GPU
+from topoalign.core.model.ids import GPU
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from topoalign.allocator.journal import MemoryJournal
 from topoalign.allocator.kubelet.api import v1beta1
 from topoalign.allocator.kubelet.server import DevicePlugin
 from topoalign.allocator.ledger import Ledger
-from topoalign.core.events import AllocationGranted, DeviceHealth, HealthState
-from topoalign.core.ids import GPU, DeviceID
+from topoalign.core.model.events import AllocationGranted, DeviceHealth, HealthState
+from topoalign.core.model.ids import GPU, DeviceID
 
 pytestmark = pytest.mark.anyio
 

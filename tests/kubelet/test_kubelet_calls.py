@@ -17,10 +17,10 @@ from topoalign.allocator.kubelet.client import KubeletAway
 from topoalign.allocator.kubelet.listing import EncodedDevices
 from topoalign.allocator.kubelet.server import DevicePlugin
 from topoalign.allocator.kubelet.transport import Server
-from topoalign.core.errors import StateFault, UnknownDevice
-from topoalign.core.events import DeviceHealth, HealthState
-from topoalign.core.ids import GPU, NIC, DeviceID, ResourceName
-from topoalign.core.state import NodeState
+from topoalign.core.model.errors import StateFault, UnknownDevice
+from topoalign.core.model.events import DeviceHealth, HealthState
+from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
+from topoalign.core.state.fold import NodeState
 
 pytestmark = pytest.mark.anyio
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from topoalign.core.errors import StateFault
+from topoalign.core.model.errors import StateFault
 from topoalign.kubelet import device_checkpoint
 from topoalign.kubelet.device_checkpoint import CheckpointData, PodDevicesEntry
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topoalign.core.errors import BadRequest, InvalidField, NotFound, StateFault
-from topoalign.core.ids import MEMORY, ResourceName
-from topoalign.core.requests import AdmissionRules, CpuOption, Mode, Policy, Scope
+from topoalign.core.model.errors import BadRequest, InvalidField, NotFound, StateFault
+from topoalign.core.model.ids import MEMORY, ResourceName
+from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode, Policy, Scope
 from topoalign.kubelet import checkpoint, configuration, documents
 from topoalign.kubelet.documents import InvalidDocument
 

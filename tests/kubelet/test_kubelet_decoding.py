@@ -12,7 +12,7 @@ from topoalign.allocator.kubelet.api import v1beta1
 from topoalign.allocator.kubelet.arriving import MOST_NAMES
 from topoalign.allocator.kubelet.codec import CODEC
 from topoalign.allocator.kubelet.decoding import NAMING, PIECE, Decoding
-from topoalign.core.requests import MOST_CONTAINERS
+from topoalign.core.model.requests import MOST_CONTAINERS
 from topoalign.kubelet.protobuf import field, varint
 
 pytestmark = pytest.mark.anyio

@@ -30,8 +30,8 @@ from topoalign.allocator.kubelet.frames import CONTROLS_PER_RESET, END_HEADERS, 
 from topoalign.allocator.kubelet.server import DevicePlugin
 from topoalign.allocator.kubelet.transport import MOST_CONNECTIONS, Load, Server
 from topoalign.allocator.kubelet.watches import MOST_OTHERS
-from topoalign.core.events import DeviceHealth, HealthState
-from topoalign.core.ids import GPU, DeviceID
+from topoalign.core.model.events import DeviceHealth, HealthState
+from topoalign.core.model.ids import GPU, DeviceID
 from topoalign.kubelet.protobuf import field
 from topoalign.runtime.clock import ManualClock
 

@@ -21,11 +21,11 @@ from topoalign.allocator.kubelet.registration import REGISTER_SECONDS
 from topoalign.allocator.kubelet.standin import KubeletStandIn
 from topoalign.allocator.kubelet.standin_plugins import GRACE_SECONDS, Endpoint, Plugins
 from topoalign.allocator.kubelet.transport import Server
-from topoalign.core.errors import InvalidField
-from topoalign.core.events import DeviceHealth, HealthState
-from topoalign.core.ids import GPU, NIC, DeviceID
-from topoalign.core.requests import AdmissionRules
-from topoalign.core.topology.model import Topology
+from topoalign.core.model.errors import InvalidField
+from topoalign.core.model.events import DeviceHealth, HealthState
+from topoalign.core.model.ids import GPU, NIC, DeviceID
+from topoalign.core.model.requests import AdmissionRules
+from topoalign.core.model.topology.model import Topology
 from topoalign.runtime.clock import ManualClock
 
 pytestmark = pytest.mark.anyio

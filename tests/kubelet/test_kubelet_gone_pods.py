@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kubelet_files_support import VOLUME, cpu_file, machine_state, memory_file, write_files
 
-from topoalign.core.admission import admit
-from topoalign.core.errors import StateFault
-from topoalign.core.events import MemoryUse
-from topoalign.core.ids import GPU, MEMORY, NIC
-from topoalign.core.requests import AdmissionRules, Mode, Policy
-from topoalign.core.state import NodeState
+from topoalign.core.admission.admit import admit
+from topoalign.core.model.errors import StateFault
+from topoalign.core.model.events import MemoryUse
+from topoalign.core.model.ids import GPU, MEMORY, NIC
+from topoalign.core.model.requests import AdmissionRules, Mode, Policy
+from topoalign.core.state.fold import NodeState
 from topoalign.kubelet import checkpoint, cpu_checkpoint, device_checkpoint, memory_checkpoint
 from topoalign.kubelet.device_checkpoint import CheckpointData
 from topoalign.kubelet.listed_pods import ListedPods

@@ -16,8 +16,8 @@ from topoalign.allocator.kubelet.plugin import (
     Plugin,
 )
 from topoalign.allocator.kubelet.transport import Server, Servicer
-from topoalign.core.events import DeviceHealth, HealthState
-from topoalign.core.ids import GPU
+from topoalign.core.model.events import DeviceHealth, HealthState
+from topoalign.core.model.ids import GPU
 from topoalign.runtime.clock import ManualClock, SystemClock
 
 pytestmark = pytest.mark.anyio

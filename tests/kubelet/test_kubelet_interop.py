@@ -11,7 +11,7 @@ from topoalign.allocator.kubelet.api import v1beta1
 from topoalign.allocator.kubelet.arriving import LARGEST_REQUEST
 from topoalign.allocator.kubelet.server import DevicePlugin
 from topoalign.allocator.kubelet.transport import Server
-from topoalign.core.ids import GPU
+from topoalign.core.model.ids import GPU
 
 pytestmark = pytest.mark.anyio
 SERVICE = "/v1beta1.DevicePlugin/"

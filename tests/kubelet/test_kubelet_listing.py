@@ -11,13 +11,13 @@ from kubelet_support import NODE, two_nodes
 
 from topoalign.allocator.kubelet.api import v1beta1
 from topoalign.allocator.kubelet.listing import SLICE, Listing
-from topoalign.core.events import Allocation, DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
-from topoalign.core.ids import GPU, AllocationID, DeviceID, ResourceName
-from topoalign.core.state import NodeState
-from topoalign.core.topology.cpuset import LARGEST_ID
-from topoalign.core.topology.model import Gpu, MigDevice, Topology
-from topoalign.core.topology.offers import Offer
-from topoalign.core.topology.validate import MOST_HANDED_OUT
+from topoalign.core.model.events import Allocation, DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
+from topoalign.core.model.ids import GPU, AllocationID, DeviceID, ResourceName
+from topoalign.core.model.topology.cpuset import LARGEST_ID
+from topoalign.core.model.topology.model import Gpu, MigDevice, Topology
+from topoalign.core.model.topology.offers import Offer
+from topoalign.core.model.topology.validate import MOST_HANDED_OUT
+from topoalign.core.state.fold import NodeState
 
 pytestmark = pytest.mark.anyio
 

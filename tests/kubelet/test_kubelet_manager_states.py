@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kubelet_files_support import cpu_file, memory_file
 
-from topoalign.core.errors import StateFault
-from topoalign.core.events import MemoryUse
-from topoalign.core.ids import MEMORY
-from topoalign.core.requests import AdmissionRules, CpuOption, Mode
+from topoalign.core.model.errors import StateFault
+from topoalign.core.model.events import MemoryUse
+from topoalign.core.model.ids import MEMORY
+from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode
 from topoalign.kubelet import cpu_checkpoint, memory_checkpoint
 
 CPU_FILES = {

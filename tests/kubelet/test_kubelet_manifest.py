@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topoalign.core.errors import BadRequest, InvalidField
-from topoalign.core.ids import CPU, GPU, MEMORY, ResourceName
-from topoalign.core.requests import PodRequest, Qos
+from topoalign.core.model.errors import BadRequest, InvalidField
+from topoalign.core.model.ids import CPU, GPU, MEMORY, ResourceName
+from topoalign.core.model.requests import PodRequest, Qos
 from topoalign.kubelet import documents, manifest
 
 POD = """

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kubelet_files_support import write_files
 
-from topoalign.core.admission import admit
-from topoalign.core.decisions import Admission, Decision, Explanation, Refusal
-from topoalign.core.errors import InvalidField, StateFault
-from topoalign.core.ids import CPU, GPU, MEMORY, DeviceID, ResourceName
-from topoalign.core.requests import AdmissionRules, CpuOption, Mode, PodRequest, Policy
-from topoalign.core.state import NodeState
-from topoalign.core.topology.model import Topology
+from topoalign.core.admission.admit import admit
+from topoalign.core.model.decisions import Admission, Decision, Explanation, Refusal
+from topoalign.core.model.errors import InvalidField, StateFault
+from topoalign.core.model.ids import CPU, GPU, MEMORY, DeviceID, ResourceName
+from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode, PodRequest, Policy
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.state.fold import NodeState
 from topoalign.kubelet import device_checkpoint
 from topoalign.kubelet.device_checkpoint import CheckpointData, PodDevicesEntry
 from topoalign.kubelet.node_state import KubeletNode, check_resources, node_state

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoalign.core.errors import StateFault
+from topoalign.core.model.errors import StateFault
 from topoalign.kubelet import pod_directories
 from topoalign.kubelet.pod_directories import PodDirectories
 

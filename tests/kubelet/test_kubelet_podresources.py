@@ -17,9 +17,9 @@ from topoalign.allocator.kubelet.client import KubeletAway, ask
 from topoalign.allocator.kubelet.desk import Holding, Listing, Part
 from topoalign.allocator.kubelet.podresources import PodResourcesClient
 from topoalign.allocator.kubelet.transport import Server, Servicer
-from topoalign.core.events import Owner
-from topoalign.core.ids import GPU, NIC, ContainerName, DeviceID, Namespace, PodName
-from topoalign.core.requests import ContainerRequest, PodRequest
+from topoalign.core.model.events import Owner
+from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID, Namespace, PodName
+from topoalign.core.model.requests import ContainerRequest, PodRequest
 from topoalign.kubelet import device_checkpoint
 from topoalign.kubelet.pod_directories import PodDirectories
 from topoalign.runtime.clock import ManualClock, SystemClock

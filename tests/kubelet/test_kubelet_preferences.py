@@ -12,14 +12,14 @@ from kubelet_support import MemoryDesk, pod, recorded, two_nodes
 from topoalign.allocator.handouts import Handouts
 from topoalign.allocator.kubelet.api import v1beta1
 from topoalign.allocator.kubelet.server import DevicePlugin
-from topoalign.core.admission import admission, admit, answer_to
-from topoalign.core.deciding import Reply
-from topoalign.core.decisions import Admission, Decision, PreferenceQuestion
-from topoalign.core.events import Allocation
-from topoalign.core.ids import GPU, AllocationID, DeviceID
-from topoalign.core.requests import AdmissionRules, Mode, Placement, PodRequest, Policy
-from topoalign.core.topology.links import Link
-from topoalign.core.topology.model import Gpu, Topology
+from topoalign.core.admission.admit import admission, admit, answer_to
+from topoalign.core.admission.pipeline import Reply
+from topoalign.core.model.decisions import Admission, Decision, PreferenceQuestion
+from topoalign.core.model.events import Allocation
+from topoalign.core.model.ids import GPU, AllocationID, DeviceID
+from topoalign.core.model.requests import AdmissionRules, Mode, Placement, PodRequest, Policy
+from topoalign.core.model.topology.links import Link
+from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.machines import catalogue
 
 pytestmark = pytest.mark.anyio

@@ -11,9 +11,9 @@ from topoalign.allocator.kubelet.plugin import LOOK_SECONDS
 from topoalign.allocator.kubelet.registration import socket_path
 from topoalign.allocator.kubelet.sockets import LONGEST_PATH
 from topoalign.allocator.kubelet.standin import KubeletStandIn
-from topoalign.core.ids import GPU, NIC, DeviceID, ResourceName
-from topoalign.core.topology.model import Topology
-from topoalign.core.topology.offers import Offer
+from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.offers import Offer
 from topoalign.runtime.clock import ManualClock
 
 pytestmark = pytest.mark.anyio

@@ -31,9 +31,9 @@ from topoalign.allocator.kubelet.frames import LONGEST_HEADERS, MOST_CONTROLS, M
 from topoalign.allocator.kubelet.server import DevicePlugin
 from topoalign.allocator.kubelet.transport import MOST_CONNECTIONS, Server
 from topoalign.allocator.kubelet.watches import MOST_OTHERS
-from topoalign.core.errors import StateFault
-from topoalign.core.ids import GPU
-from topoalign.core.requests import MOST_CONTAINERS
+from topoalign.core.model.errors import StateFault
+from topoalign.core.model.ids import GPU
+from topoalign.core.model.requests import MOST_CONTAINERS
 
 pytestmark = pytest.mark.anyio
 

@@ -28,7 +28,7 @@ from kubelet_support import MemoryDesk
 
 from topoalign.allocator.kubelet.api import v1beta1
 from topoalign.allocator.kubelet.containers import Containers
-from topoalign.core.ids import GPU, NIC, DeviceID, ResourceName
+from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 
 pytestmark = pytest.mark.anyio
 

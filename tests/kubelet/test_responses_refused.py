@@ -9,8 +9,8 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from kubelet_support import MemoryDesk
 
-from topoalign.core.ids import GPU, NIC, DeviceID, ResourceName
-from topoalign.core.topology.model import Gpu, Topology
+from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
+from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.serving.configuration import Configuration
 
 pytestmark = pytest.mark.anyio

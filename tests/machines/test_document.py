@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoalign.core.errors import BadRequest, InvalidField, InvalidMachine
+from topoalign.core.model.errors import BadRequest, InvalidField, InvalidMachine
 from topoalign.machines import catalogue, document
 from topoalign.machines.document import Machine
 

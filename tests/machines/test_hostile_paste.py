@@ -10,8 +10,8 @@ import pytest
 from faults_support import THOROUGH, sample
 
 from topoalign.cli.bench.parse import KINDS
-from topoalign.core.errors import InvalidMachine
-from topoalign.core.topology.validate import validate
+from topoalign.core.model.errors import InvalidMachine
+from topoalign.core.model.topology.validate import validate
 from topoalign.machines.nvidia_smi import print_matrix, read
 
 DAMAGES: dict[str, Callable[[str, int], str]] = {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from topoalign.core.errors import InvalidMachine, NotFound
+from topoalign.core.model.errors import InvalidMachine, NotFound
 from topoalign.machines import MOST_BYTES, document, load
 from topoalign.machines.nvidia_smi import print_matrix
 

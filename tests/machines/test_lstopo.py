@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from topoalign.core.errors import InvalidMachine
-from topoalign.core.ids import ResourceName
-from topoalign.core.topology.links import PcieClass
-from topoalign.core.topology.model import Topology
-from topoalign.core.topology.validate import validate
+from topoalign.core.model.errors import InvalidMachine
+from topoalign.core.model.ids import ResourceName
+from topoalign.core.model.topology.links import PcieClass
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.validate import validate
 from topoalign.machines.lstopo import read_lstopo
 from topoalign.machines.lstopo_xml import DEEPEST, MOST_BYTES, MOST_ELEMENTS
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoalign.core.topology.model import Topology
+from topoalign.core.model.topology.model import Topology
 from topoalign.machines import load
 from topoalign.machines.lstopo import read_lstopo
 

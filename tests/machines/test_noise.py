@@ -5,7 +5,7 @@ import tracemalloc
 import pytest
 
 from topoalign.cli.bench.parse import KINDS
-from topoalign.core.errors import InvalidMachine
+from topoalign.core.model.errors import InvalidMachine
 from topoalign.machines.nvidia_smi import read
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from topoalign.core.errors import InvalidMachine
+from topoalign.core.model.errors import InvalidMachine
 from topoalign.machines import load
 from topoalign.machines.nvidia_smi import read, read_matrix
 

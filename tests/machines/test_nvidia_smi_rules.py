@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from topoalign.core.errors import InvalidMachine
+from topoalign.core.model.errors import InvalidMachine
 from topoalign.machines.nvidia_smi import print_matrix, read, read_matrix
 
 WHOLE = """\

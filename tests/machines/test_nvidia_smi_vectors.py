@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from topoalign.cli.conformance.nvidia_smi_topo import cases
-from topoalign.core.errors import InvalidMachine
+from topoalign.core.model.errors import InvalidMachine
 from topoalign.machines import load
 from topoalign.machines.nvidia_smi import print_matrix, read
 

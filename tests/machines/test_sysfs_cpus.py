@@ -8,8 +8,8 @@ import pytest
 from faults_support import THOROUGH
 from machine_support import packed, unpacked
 
-from topoalign.core.errors import InvalidMachine
-from topoalign.core.topology.model import Topology
+from topoalign.core.model.errors import InvalidMachine
+from topoalign.core.model.topology.model import Topology
 from topoalign.machines import load
 from topoalign.machines.sysfs_archive import read_archive
 

@@ -6,7 +6,7 @@ import anyio
 import pytest
 from handouts_support import ShiftingClock
 
-from topoalign.core.errors import DriverFault
+from topoalign.core.model.errors import DriverFault
 from topoalign.discovery.drivers.thread import DriverThread, Steps
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.tasks import background

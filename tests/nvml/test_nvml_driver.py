@@ -6,10 +6,10 @@ import msgspec
 import pytest
 from nvml_support import DGX1_VOLTA, GPUS, Node, address, direct_links, switch_links
 
-from topoalign.core.ids import DeviceID
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.links import PcieClass
+from topoalign.core.model.topology.model import Fabric, MigDevice
 from topoalign.core.ports import Inventory
-from topoalign.core.topology.links import PcieClass
-from topoalign.core.topology.model import Fabric, MigDevice
 from topoalign.discovery.drivers.nvml.driver import CONNECTIONS_SECONDS
 
 pytestmark = pytest.mark.anyio

@@ -20,7 +20,7 @@ from nvml_support import (
     standing_in,
 )
 
-from topoalign.core.ids import DeviceID
+from topoalign.core.model.ids import DeviceID
 from topoalign.core.ports import HardwareEvent, Occurrence
 from topoalign.discovery.drivers.nvml.driver import REOPEN_SECONDS
 from topoalign.discovery.drivers.nvml.events import LONGEST_PAUSE, WAIT_SECONDS

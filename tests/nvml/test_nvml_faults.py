@@ -21,8 +21,8 @@ from nvml_support import (
     uuid,
 )
 
-from topoalign.core.errors import DriverFault
-from topoalign.core.events import HealthState
+from topoalign.core.model.errors import DriverFault
+from topoalign.core.model.events import HealthState
 from topoalign.core.ports import Inventory
 from topoalign.discovery.drivers.nvml.driver import REOPEN_SECONDS, NvmlDriver
 from topoalign.runtime.tasks import background

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoalign.core.ids import DeviceID
+from topoalign.core.model.ids import DeviceID
 from topoalign.discovery.drivers.nvml.nvlinks import GPU_KIND, NPU_KIND, SWITCH_KIND, End, paired
 
 NAMES = [DeviceID(f"GPU-{i}") for i in range(5)]

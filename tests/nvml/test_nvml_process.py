@@ -14,7 +14,7 @@ READ = """
 import sys
 from pathlib import Path
 import anyio, msgspec
-from topoalign.core.errors import DriverFault
+from topoalign.core.model.errors import DriverFault
 from topoalign.discovery.drivers.nvml.driver import NvmlDriver
 from topoalign.runtime.clock import SystemClock
 

@@ -15,7 +15,7 @@ from runner_support import ENVIRONMENT, Recorder
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from topoalign.core.errors import BusRefused, InvalidField, NotFound, StateFault
+from topoalign.core.model.errors import BusRefused, InvalidField, NotFound, StateFault
 from topoalign.runtime import runner
 from topoalign.runtime.context import Context, Serve
 from topoalign.runtime.health import AddressInUse

@@ -10,8 +10,8 @@ from faults_support import THOROUGH
 from prometheus_client import CollectorRegistry, generate_latest
 from structlog.testing import capture_logs
 
-from topoalign.core.decisions import Admission
-from topoalign.core.ids import NodeName
+from topoalign.core.model.decisions import Admission
+from topoalign.core.model.ids import NodeName
 from topoalign.runtime import watchdog
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.watchdog import LATE_SECONDS, PERIOD_SECONDS, Watchdog

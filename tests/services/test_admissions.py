@@ -15,16 +15,15 @@ from topoalign.allocator.journal import MemoryJournal
 from topoalign.allocator.ledger import Ledger
 from topoalign.allocator.service import refuse_twin
 from topoalign.core import wire
-from topoalign.core.decisions import Admission, Explained, Refusal
-from topoalign.core.errors import NotFound, StateFault, Unavailable
-from topoalign.core.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
-from topoalign.core.hints.model import HintAnswer, HintQuestion, TopologyHint
 from topoalign.core.hints.providers import answer
-from topoalign.core.ids import CPU, GPU, NIC, ContainerName, NodeName, PodName
-from topoalign.core.maintenance import TrustRequest
-from topoalign.core.ports import Endpoint
-from topoalign.core.remote import RemoteBadRequest, RemoteNoFit, RemoteUnavailable
-from topoalign.core.requests import (
+from topoalign.core.model.decisions import Admission, Explained, Refusal
+from topoalign.core.model.errors import NotFound, StateFault, Unavailable
+from topoalign.core.model.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
+from topoalign.core.model.hints import HintAnswer, HintQuestion, TopologyHint
+from topoalign.core.model.ids import CPU, GPU, NIC, ContainerName, NodeName, PodName
+from topoalign.core.model.maintenance import TrustRequest
+from topoalign.core.model.remote_errors import RemoteBadRequest, RemoteNoFit, RemoteUnavailable
+from topoalign.core.model.requests import (
     AdmissionRules,
     AllocateRequest,
     ContainerRequest,
@@ -32,8 +31,9 @@ from topoalign.core.requests import (
     PodRequest,
     Policy,
 )
-from topoalign.core.topology.cpuset import parse_cpuset
-from topoalign.core.topology.model import Topology, VirtualFunction
+from topoalign.core.model.topology.cpuset import parse_cpuset
+from topoalign.core.model.topology.model import Topology, VirtualFunction
+from topoalign.core.ports import Endpoint
 from topoalign.machines import load
 from topoalign.runtime.answers import answering
 from topoalign.runtime.clock import ManualClock

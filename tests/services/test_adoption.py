@@ -17,9 +17,9 @@ from topoalign.allocator.kubelet.podresources import PodResourcesClient
 from topoalign.allocator.kubelet.registration import API_VERSION, KUBELET_SOCKET
 from topoalign.allocator.kubelet.standin import KubeletStandIn
 from topoalign.allocator.kubelet.transport import Server, Servicer
-from topoalign.core.decisions import Admission, Decision, Refusal
-from topoalign.core.events import AllocationGranted
-from topoalign.core.ids import GPU, DeviceID, Namespace, PodName
+from topoalign.core.model.decisions import Admission, Decision, Refusal
+from topoalign.core.model.events import AllocationGranted
+from topoalign.core.model.ids import GPU, DeviceID, Namespace, PodName
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.tasks import background
 

@@ -14,9 +14,9 @@ from kubelet_support import offers, pod, short_directory
 from topoalign.allocator import main as allocator
 from topoalign.allocator.kubelet.standin import KubeletStandIn
 from topoalign.allocator.succession import LINE
-from topoalign.core.errors import InvalidField, StateFault
-from topoalign.core.ids import GPU, ContainerName, Namespace, PodName
-from topoalign.core.requests import AdmissionRules
+from topoalign.core.model.errors import InvalidField, StateFault
+from topoalign.core.model.ids import GPU, ContainerName, Namespace, PodName
+from topoalign.core.model.requests import AdmissionRules
 from topoalign.discovery import main as discovery
 from topoalign.machines import load
 from topoalign.runtime.clock import SystemClock

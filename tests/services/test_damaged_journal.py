@@ -18,10 +18,10 @@ from topoalign.allocator import record
 from topoalign.allocator.journal import KEPT, FileJournal, open_journal
 from topoalign.allocator.kubelet.desk import Part
 from topoalign.allocator.ledger import Ledger
-from topoalign.core.errors import DeviceInUse, StateFault
-from topoalign.core.events import Allocation, AllocationsSnapshot
-from topoalign.core.ids import GPU, AllocationID, DeviceID, NodeName
-from topoalign.core.state import replay
+from topoalign.core.model.errors import DeviceInUse, StateFault
+from topoalign.core.model.events import Allocation, AllocationsSnapshot
+from topoalign.core.model.ids import GPU, AllocationID, DeviceID, NodeName
+from topoalign.core.state.fold import replay
 from topoalign.runtime.clock import ManualClock
 
 pytestmark = pytest.mark.anyio

@@ -15,11 +15,11 @@ from topoalign.allocator.admissions import Admissions
 from topoalign.allocator.journal import MemoryJournal
 from topoalign.allocator.ledger import Ledger
 from topoalign.core import wire
-from topoalign.core.decisions import Admission, Decision, Refusal
-from topoalign.core.errors import BusUnavailable, DeadlinePassed, PodAlreadyAllocated, TopoalignError
-from topoalign.core.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
-from topoalign.core.ids import NodeName
-from topoalign.core.requests import (
+from topoalign.core.model.decisions import Admission, Decision, Refusal
+from topoalign.core.model.errors import BusUnavailable, DeadlinePassed, PodAlreadyAllocated, TopoalignError
+from topoalign.core.model.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import (
     AdmissionRules,
     AllocateRequest,
     ClockReading,

@@ -9,10 +9,10 @@ from discovery_support import NODE, QUIET_SECONDS, World, discovery_with, invent
 from structlog.testing import capture_logs
 
 from topoalign.core import wire
-from topoalign.core.errors import BadRequest, DriverFault, Unavailable
-from topoalign.core.events import DeviceHealthChanged, TopologyDiscovered
-from topoalign.core.ids import DeviceID, NodeName
-from topoalign.core.requests import AliveRequest, AnnounceRequest
+from topoalign.core.model.errors import BadRequest, DriverFault, Unavailable
+from topoalign.core.model.events import DeviceHealthChanged, TopologyDiscovered
+from topoalign.core.model.ids import DeviceID, NodeName
+from topoalign.core.model.requests import AliveRequest, AnnounceRequest
 from topoalign.discovery.announcer import FIRST_PAUSE, LONGEST_PAUSE, LOOK_SECONDS
 from topoalign.discovery.caretaker import Caretaker
 from topoalign.discovery.record import RecordFile

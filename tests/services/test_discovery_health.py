@@ -7,12 +7,12 @@ import pytest
 from discovery_support import HOLD_DOWN_SECONDS, NODE, QUIET_SECONDS, READ_SECONDS, World, inventory
 
 from topoalign.core import wire
-from topoalign.core.errors import BadRequest, DriverFault, Unavailable
-from topoalign.core.events import DeviceHealth, DeviceHealthChanged, HealthState
-from topoalign.core.ids import DeviceID
-from topoalign.core.maintenance import DevicesRequest, Word
+from topoalign.core.model.errors import BadRequest, DriverFault, Unavailable
+from topoalign.core.model.events import DeviceHealth, DeviceHealthChanged, HealthState
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.maintenance import DevicesRequest, Word
+from topoalign.core.model.topology.model import Gpu, MigDevice, Nic, Topology
 from topoalign.core.ports import HardwareEvent, Inventory, Occurrence
-from topoalign.core.topology.model import Gpu, MigDevice, Nic, Topology
 from topoalign.discovery.record import NAME
 from topoalign.discovery.service import SOON_SECONDS
 from topoalign.discovery.xids import XidRules

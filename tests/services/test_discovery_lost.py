@@ -4,10 +4,10 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoalign.core.ids import DeviceID
-from topoalign.core.topology.links import Link, PcieClass
-from topoalign.core.topology.model import Gpu, Nic, NumaNode, PciBridge, Topology
-from topoalign.core.topology.validate import validate
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.links import Link, PcieClass
+from topoalign.core.model.topology.model import Gpu, Nic, NumaNode, PciBridge, Topology
+from topoalign.core.model.topology.validate import validate
 from topoalign.discovery.lost import with_lost
 
 

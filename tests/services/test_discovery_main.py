@@ -7,9 +7,9 @@ from discovery_support import READ_SECONDS, World
 from nvml_support import host_tree, put, script, standing_in, told_uuids, uuid
 
 from topoalign.core import wire
-from topoalign.core.errors import DriverFault, InvalidField, InvalidMachine, NotFound
-from topoalign.core.events import HealthState, TopologyDiscovered
-from topoalign.core.ids import DeviceID, NodeName
+from topoalign.core.model.errors import DriverFault, InvalidField, InvalidMachine, NotFound
+from topoalign.core.model.events import HealthState, TopologyDiscovered
+from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.ports import HardwareEvent, Occurrence, Stream
 from topoalign.discovery.drivers.described import DescribedDriver
 from topoalign.discovery.drivers.sysfs import SysfsDriver

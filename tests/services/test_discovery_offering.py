@@ -12,11 +12,11 @@ from serving_support import gpu, listed, machine
 from structlog.testing import capture_logs
 
 from topoalign.core import wire
-from topoalign.core.errors import InvalidField
-from topoalign.core.events import TopologyDiscovered
-from topoalign.core.ids import GPU, NIC
+from topoalign.core.model.errors import InvalidField
+from topoalign.core.model.events import TopologyDiscovered
+from topoalign.core.model.ids import GPU, NIC
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Received, Stream
-from topoalign.core.topology.model import Topology
 from topoalign.discovery.main import serve
 from topoalign.machines import Machine, document
 from topoalign.runtime.clock import ManualClock

@@ -5,9 +5,9 @@ import pytest
 from discovery_support import HEALTHY, NODE, QUIET_SECONDS, READ_SECONDS, World, inventory
 from structlog.testing import capture_logs
 
-from topoalign.core.errors import DriverFault
-from topoalign.core.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
-from topoalign.core.ids import DeviceID
+from topoalign.core.model.errors import DriverFault
+from topoalign.core.model.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
+from topoalign.core.model.ids import DeviceID
 from topoalign.core.ports import Stream
 from topoalign.discovery.service import FIRST_PAUSE
 

@@ -17,7 +17,7 @@ from topoalign.allocator.ledger import Ledger
 from topoalign.allocator.service import Allocator
 from topoalign.client import Client
 from topoalign.core import wire
-from topoalign.core.events import (
+from topoalign.core.model.events import (
     LARGEST_NUMBER,
     Allocation,
     AllocationGranted,
@@ -29,11 +29,11 @@ from topoalign.core.events import (
     TopologyDiscovered,
     UsageObserved,
 )
-from topoalign.core.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName
+from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName
+from topoalign.core.model.requests import AdmissionRules
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus, Message, Stream
-from topoalign.core.requests import AdmissionRules
-from topoalign.core.state import NodeState
-from topoalign.core.topology.model import Topology
+from topoalign.core.state.fold import NodeState
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.metrics import Metrics
 from topoalign.registry.service import PAUSE, Registry

@@ -4,9 +4,9 @@ import anyio
 import pytest
 from handouts_support import GPUS, Node, bound, looked_at_after
 
-from topoalign.core.errors import DeviceInUse, DeviceUnusable, InvalidField, Unavailable, UnknownDevice
-from topoalign.core.events import AllocationDeviated, AllocationReleased, DeviceHealth, HealthState
-from topoalign.core.ids import GPU, DeviceID, ResourceName
+from topoalign.core.model.errors import DeviceInUse, DeviceUnusable, InvalidField, Unavailable, UnknownDevice
+from topoalign.core.model.events import AllocationDeviated, AllocationReleased, DeviceHealth, HealthState
+from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 
 pytestmark = pytest.mark.anyio
 

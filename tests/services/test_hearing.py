@@ -13,10 +13,10 @@ from topoalign.allocator.hearing import ASK_SECONDS, SILENT_SECONDS, Hearing
 from topoalign.allocator.journal import MemoryJournal
 from topoalign.allocator.ledger import Ledger
 from topoalign.core import wire
-from topoalign.core.events import Allocation, HealthState, TopologyDiscovered
-from topoalign.core.ids import GPU, AllocationID, DeviceID, NodeName
+from topoalign.core.model.events import Allocation, HealthState, TopologyDiscovered
+from topoalign.core.model.ids import GPU, AllocationID, DeviceID, NodeName
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Stream
-from topoalign.core.topology.model import Topology
 from topoalign.discovery.service import Discovery
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.tasks import background

@@ -4,14 +4,14 @@ import msgspec
 import pytest
 
 from topoalign.core import wire
-from topoalign.core.errors import BadRequest, Unavailable
-from topoalign.core.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
 from topoalign.core.hints import providers
-from topoalign.core.hints.model import HintAnswer, HintQuestion
-from topoalign.core.ids import CPU, GPU, ContainerName, NodeName, PodName
-from topoalign.core.remote import RemoteFailure
-from topoalign.core.requests import AdmissionRules, ContainerRequest, PodRequest
-from topoalign.core.state import NodeState
+from topoalign.core.model.errors import BadRequest, Unavailable
+from topoalign.core.model.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
+from topoalign.core.model.hints import HintAnswer, HintQuestion
+from topoalign.core.model.ids import CPU, GPU, ContainerName, NodeName, PodName
+from topoalign.core.model.remote_errors import RemoteFailure
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest
+from topoalign.core.state.fold import NodeState
 from topoalign.hinting.main import serve
 from topoalign.machines import load
 from topoalign.runtime.clock import ManualClock

@@ -21,11 +21,11 @@ from topoalign.allocator.kubelet.podresources import PodResourcesClient
 from topoalign.allocator.kubelet.standin import KubeletStandIn
 from topoalign.allocator.kubelet_files import KubeletFiles
 from topoalign.allocator.ledger import Ledger
-from topoalign.core.decisions import Admission, Decision, Refusal
-from topoalign.core.events import AllocationBound, AllocationGranted, AllocationReleased, Owner
-from topoalign.core.ids import GPU, NIC, ContainerName, DeviceID, Namespace, PodName
-from topoalign.core.placement import prefer
-from topoalign.core.requests import AdmissionRules, ContainerRequest, PodRequest, Policy
+from topoalign.core.model.decisions import Admission, Decision, Refusal
+from topoalign.core.model.events import AllocationBound, AllocationGranted, AllocationReleased, Owner
+from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID, Namespace, PodName
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy
+from topoalign.core.placement.preference import prefer
 from topoalign.runtime.clock import ManualClock
 
 pytestmark = pytest.mark.anyio

@@ -15,11 +15,11 @@ from topoalign.allocator.journal import MemoryJournal
 from topoalign.allocator.kubelet_files import KubeletFiles
 from topoalign.allocator.ledger import Ledger
 from topoalign.allocator.settings import AllocatorSettings
-from topoalign.core.admission import admit
-from topoalign.core.decisions import Admission, Decision, Refusal
-from topoalign.core.events import Allocation
-from topoalign.core.ids import GPU, AllocationID, DeviceID, NodeName
-from topoalign.core.requests import AdmissionRules, AllocateRequest, Mode, Placement, PodRequest, Policy, Scope
+from topoalign.core.admission.admit import admit
+from topoalign.core.model.decisions import Admission, Decision, Refusal
+from topoalign.core.model.events import Allocation
+from topoalign.core.model.ids import GPU, AllocationID, DeviceID, NodeName
+from topoalign.core.model.requests import AdmissionRules, AllocateRequest, Mode, Placement, PodRequest, Policy, Scope
 from topoalign.kubelet import configuration
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus

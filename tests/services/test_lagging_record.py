@@ -19,11 +19,11 @@ from topoalign.allocator.admissions import Admissions
 from topoalign.allocator.journal import MemoryJournal
 from topoalign.allocator.kubelet_files import KubeletFiles
 from topoalign.allocator.ledger import Ledger
-from topoalign.core.decisions import Admission, Decision
-from topoalign.core.events import Allocation, Owner
-from topoalign.core.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName
-from topoalign.core.requests import AdmissionRules, AllocateRequest, Mode, PodRequest
-from topoalign.core.state import NodeState
+from topoalign.core.model.decisions import Admission, Decision
+from topoalign.core.model.events import Allocation, Owner
+from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName
+from topoalign.core.model.requests import AdmissionRules, AllocateRequest, Mode, PodRequest
+from topoalign.core.state.fold import NodeState
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
 

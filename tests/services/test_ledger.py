@@ -11,11 +11,11 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from topoalign.allocator.drafts import Binding
 from topoalign.allocator.journal import MemoryJournal
 from topoalign.allocator.ledger import Ledger
-from topoalign.core.errors import NotFound, StateFault
-from topoalign.core.events import Allocation, AllocationsSnapshot, Owner
-from topoalign.core.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName
+from topoalign.core.model.errors import NotFound, StateFault
+from topoalign.core.model.events import Allocation, AllocationsSnapshot, Owner
+from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName
 from topoalign.core.ports import Entry
-from topoalign.core.state import NodeState, replay
+from topoalign.core.state.fold import NodeState, replay
 from topoalign.runtime.clock import ManualClock
 
 NODE = NodeName("node-1")

@@ -29,9 +29,10 @@ from topoalign.allocator.kubelet.listing import Listing
 from topoalign.allocator.ledger import Ledger
 from topoalign.cli import gpu
 from topoalign.cli.link import Standing
-from topoalign.core.admission import admit
-from topoalign.core.decisions import Admission, Decision
-from topoalign.core.events import (
+from topoalign.core.admission.admit import admit
+from topoalign.core.hints.providers import answer, question
+from topoalign.core.model.decisions import Admission, Decision
+from topoalign.core.model.events import (
     Allocation,
     AllocationsSnapshot,
     DeviceHealth,
@@ -40,13 +41,21 @@ from topoalign.core.events import (
     Owner,
     TopologyDiscovered,
 )
-from topoalign.core.hints.providers import answer, question
-from topoalign.core.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName, ResourceName
-from topoalign.core.requests import AdmissionRules, AllocateRequest, Mode, PodRequest, Policy
-from topoalign.core.state import NodeState
-from topoalign.core.topology.model import Gpu, MigDevice, Nic, Topology, VirtualFunction
-from topoalign.core.topology.offers import Offer, base_of, handed_out
-from topoalign.core.topology.validate import validate
+from topoalign.core.model.ids import (
+    GPU,
+    AllocationID,
+    ContainerName,
+    DeviceID,
+    Namespace,
+    NodeName,
+    PodName,
+    ResourceName,
+)
+from topoalign.core.model.requests import AdmissionRules, AllocateRequest, Mode, PodRequest, Policy
+from topoalign.core.model.topology.model import Gpu, MigDevice, Nic, Topology, VirtualFunction
+from topoalign.core.model.topology.offers import Offer, base_of, handed_out
+from topoalign.core.model.topology.validate import validate
+from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.node_state import node_state
 from topoalign.registry import views
 from topoalign.registry.cluster import Member

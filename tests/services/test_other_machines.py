@@ -7,9 +7,9 @@ from structlog.testing import capture_logs
 from topoalign.allocator.journal import MemoryJournal
 from topoalign.allocator.ledger import Ledger
 from topoalign.allocator.other_machines import release_other_machines
-from topoalign.core.errors import StateFault
-from topoalign.core.events import Allocation, AllocationReleased, TopologyDiscovered
-from topoalign.core.ids import GPU, DeviceID, NodeName
+from topoalign.core.model.errors import StateFault
+from topoalign.core.model.events import Allocation, AllocationReleased, TopologyDiscovered
+from topoalign.core.model.ids import GPU, DeviceID, NodeName
 from topoalign.core.ports import Entry
 from topoalign.machines import catalogue
 from topoalign.runtime.clock import ManualClock

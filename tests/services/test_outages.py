@@ -13,7 +13,7 @@ from outage_support import NODE, Away, Listener, come_and_go, consecutive, empti
 
 from topoalign.allocator.ledger import Ledger
 from topoalign.core import wire
-from topoalign.core.errors import BusUnavailable
+from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.ports import Bus, Stream
 from topoalign.runtime import stores
 from topoalign.runtime.clock import ManualClock

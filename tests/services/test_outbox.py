@@ -6,8 +6,8 @@ import pytest
 from topoalign.allocator.journal import MemoryJournal
 from topoalign.allocator.ledger import Ledger
 from topoalign.allocator.outbox import LONGEST_PAUSE, LOOK_SECONDS, Outbox
-from topoalign.core.errors import BusRefused, BusUnavailable, Unavailable
-from topoalign.core.ids import NodeName
+from topoalign.core.model.errors import BusRefused, BusUnavailable, Unavailable
+from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Message, Stream
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus

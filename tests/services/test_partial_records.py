@@ -13,9 +13,9 @@ from simulation.world import HEALTHY, NODE, WHOLE, SimulatedClock
 from topoalign.allocator.handouts import Handouts
 from topoalign.allocator.journal import MemoryJournal
 from topoalign.allocator.ledger import Ledger
-from topoalign.core.errors import StateFault
-from topoalign.core.events import DeviceHealthChanged, Owner, TopologyDiscovered
-from topoalign.core.ids import GPU, DeviceID
+from topoalign.core.model.errors import StateFault
+from topoalign.core.model.events import DeviceHealthChanged, Owner, TopologyDiscovered
+from topoalign.core.model.ids import GPU, DeviceID
 
 ONE, OTHER = DeviceID("GPU-0"), DeviceID("GPU-1")
 

@@ -4,10 +4,10 @@ import msgspec
 import pytest
 from handouts_support import MACHINE, Node
 
-from topoalign.core.errors import DeviceUnusable
-from topoalign.core.ids import GPU, DeviceID, ResourceName
-from topoalign.core.topology.model import MigDevice, Topology
-from topoalign.core.topology.offers import Offer
+from topoalign.core.model.errors import DeviceUnusable
+from topoalign.core.model.ids import GPU, DeviceID, ResourceName
+from topoalign.core.model.topology.model import MigDevice, Topology
+from topoalign.core.model.topology.offers import Offer
 
 pytestmark = pytest.mark.anyio
 

@@ -11,9 +11,9 @@ from topoalign.allocator.endings import REMEMBERED, TOLD, Endings
 from topoalign.allocator.hearing import Hearing
 from topoalign.allocator.kubelet.desk import Holding, Part
 from topoalign.allocator.service import Allocator
-from topoalign.core.decisions import Explained
-from topoalign.core.errors import NotFound
-from topoalign.core.events import (
+from topoalign.core.model.decisions import Explained
+from topoalign.core.model.errors import NotFound
+from topoalign.core.model.events import (
     Allocation,
     AllocationBound,
     AllocationGranted,
@@ -21,9 +21,9 @@ from topoalign.core.events import (
     ContainerUsage,
     Displaced,
 )
-from topoalign.core.ids import GPU, AllocationID, DeviceID
-from topoalign.core.requests import AdmissionRules, ExplainRequest
-from topoalign.core.state import replay
+from topoalign.core.model.ids import GPU, AllocationID, DeviceID
+from topoalign.core.model.requests import AdmissionRules, ExplainRequest
+from topoalign.core.state.fold import replay
 from topoalign.kubelet.pod_directories import PodDirectories
 from topoalign.runtime.memory_bus import MemoryBus
 

@@ -12,9 +12,9 @@ import pytest
 
 from topoalign.allocator.journal import open_journal
 from topoalign.allocator.ledger import Ledger
-from topoalign.core.errors import StateFault
-from topoalign.core.events import Allocation, AllocationsSnapshot
-from topoalign.core.ids import GPU, DeviceID, NodeName
+from topoalign.core.model.errors import StateFault
+from topoalign.core.model.events import Allocation, AllocationsSnapshot
+from topoalign.core.model.ids import GPU, DeviceID, NodeName
 from topoalign.core.ports import Entry
 from topoalign.runtime.clock import ManualClock
 

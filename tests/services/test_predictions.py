@@ -20,9 +20,9 @@ from topoalign.allocator.kubelet.standin import KubeletStandIn
 from topoalign.allocator.kubelet_files import KubeletFiles
 from topoalign.allocator.ledger import Ledger
 from topoalign.allocator.liveness import UNWRITTEN_SECONDS
-from topoalign.core.decisions import Admission, Decision
-from topoalign.core.ids import CPU, GPU, MEMORY, NIC, ContainerName, PodName
-from topoalign.core.requests import AdmissionRules, AllocateRequest, ContainerRequest, Placement, PodRequest
+from topoalign.core.model.decisions import Admission, Decision
+from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, ContainerName, PodName
+from topoalign.core.model.requests import AdmissionRules, AllocateRequest, ContainerRequest, Placement, PodRequest
 from topoalign.kubelet import configuration
 from topoalign.machines import catalogue
 from topoalign.runtime.clock import ManualClock

@@ -10,8 +10,8 @@ import pytest
 from faults_support import sample
 from untidy_support import Answer, untidy_node
 
-from topoalign.core.decisions import Decision
-from topoalign.core.requests import PodRequest
+from topoalign.core.model.decisions import Decision
+from topoalign.core.model.requests import PodRequest
 from topoalign.kubelet.pod_directories import PodDirectories
 
 pytestmark = pytest.mark.anyio

@@ -12,8 +12,15 @@ from topoalign.allocator.handouts import FRESH_SECONDS, Handouts
 from topoalign.allocator.journal import MemoryJournal
 from topoalign.allocator.kubelet.desk import Part
 from topoalign.allocator.ledger import Ledger
-from topoalign.core.errors import DeviceInUse, DeviceUnusable, HardwareUnknown, InvalidField, StateFault, Unavailable
-from topoalign.core.events import (
+from topoalign.core.model.errors import (
+    DeviceInUse,
+    DeviceUnusable,
+    HardwareUnknown,
+    InvalidField,
+    StateFault,
+    Unavailable,
+)
+from topoalign.core.model.events import (
     AllocationBound,
     AllocationDeviated,
     AllocationReleased,
@@ -21,10 +28,10 @@ from topoalign.core.events import (
     DeviceHealth,
     HealthState,
 )
-from topoalign.core.ids import GPU, DeviceID, ResourceName
+from topoalign.core.model.ids import GPU, DeviceID, ResourceName
+from topoalign.core.model.topology.offers import Offer
 from topoalign.core.ports import Entry
-from topoalign.core.state import replay
-from topoalign.core.topology.offers import Offer
+from topoalign.core.state.fold import replay
 
 pytestmark = pytest.mark.anyio
 

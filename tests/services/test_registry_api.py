@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 
 from topoalign.client import Client, Heard
-from topoalign.core.events import (
+from topoalign.core.model.events import (
     Allocation,
     AllocationGranted,
     AllocationReleased,
@@ -21,8 +21,8 @@ from topoalign.core.events import (
     Owner,
     TopologyDiscovered,
 )
-from topoalign.core.ids import GPU, NIC, AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName
-from topoalign.core.topology.model import Cpu, Gpu, Nic, NumaNode, Topology
+from topoalign.core.model.ids import GPU, NIC, AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName
+from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NumaNode, Topology
 from topoalign.registry.api import Api
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.metrics import Metrics

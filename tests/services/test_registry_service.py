@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry
 from topoalign.client import Client, Heard
 from topoalign.client.forgetting import forget_node
 from topoalign.core import wire
-from topoalign.core.errors import NotFound
-from topoalign.core.events import (
+from topoalign.core.model.errors import NotFound
+from topoalign.core.model.events import (
     Allocation,
     AllocationGranted,
     AllocationReleased,
@@ -23,10 +23,10 @@ from topoalign.core.events import (
     TopologyDiscovered,
     UsageObserved,
 )
-from topoalign.core.ids import GPU, MEMORY, AllocationID, DeviceID, NodeName
+from topoalign.core.model.ids import GPU, MEMORY, AllocationID, DeviceID, NodeName
+from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.ports import Endpoint, Message, Stream
-from topoalign.core.state import NodeState
-from topoalign.core.topology.model import Gpu, Topology
+from topoalign.core.state.fold import NodeState
 from topoalign.registry.cluster import Cluster, Member
 from topoalign.registry.main import serve
 from topoalign.registry.metrics import Metrics

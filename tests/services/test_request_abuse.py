@@ -15,18 +15,18 @@ from e2e_support import allocate, answering, in_one_process, pod
 from topoalign.cli import root
 from topoalign.client import Client
 from topoalign.core import wire
-from topoalign.core.checks import checked
-from topoalign.core.decisions import Admission, Refusal
-from topoalign.core.errors import InvalidField
-from topoalign.core.events import TopologyDiscovered
-from topoalign.core.hints.checking import check_answer
-from topoalign.core.hints.model import HintAnswer, HintQuestion
+from topoalign.core.admission.validate import checked
+from topoalign.core.hints.answers import check_answer
 from topoalign.core.hints.providers import answer, question
-from topoalign.core.ids import GPU, ContainerName, DeviceID, NodeName
-from topoalign.core.maintenance import Word
+from topoalign.core.model.decisions import Admission, Refusal
+from topoalign.core.model.errors import InvalidField
+from topoalign.core.model.events import TopologyDiscovered
+from topoalign.core.model.hints import HintAnswer, HintQuestion
+from topoalign.core.model.ids import GPU, ContainerName, DeviceID, NodeName
+from topoalign.core.model.maintenance import Word
+from topoalign.core.model.requests import AdmissionRules, AllocateRequest
 from topoalign.core.ports import Bus, Endpoint, Stream
-from topoalign.core.requests import AdmissionRules, AllocateRequest
-from topoalign.core.state import NodeState
+from topoalign.core.state.fold import NodeState
 from topoalign.machines import load
 from topoalign.runtime.answers import answering as answers
 from topoalign.runtime.memory_bus import MemoryBus

@@ -13,8 +13,8 @@ from e2e_support import environment
 from faults_support import sample
 
 from topoalign.allocator.journal import open_journal
-from topoalign.core.errors import InvalidField
-from topoalign.core.ids import NodeName
+from topoalign.core.model.errors import InvalidField
+from topoalign.core.model.ids import NodeName
 
 pytestmark = pytest.mark.anyio
 NODE = NodeName("node-1")

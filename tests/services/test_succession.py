@@ -20,7 +20,7 @@ from topoalign.allocator.succession import (
     hardware_known,
     open_in_turn,
 )
-from topoalign.core.errors import HardwareUnknown
+from topoalign.core.model.errors import HardwareUnknown
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
 

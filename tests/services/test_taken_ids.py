@@ -19,8 +19,8 @@ from structlog.testing import capture_logs
 from topoalign.allocator.ledger import Ledger
 from topoalign.allocator.outbox import LOOK_SECONDS, Outbox
 from topoalign.core import wire
-from topoalign.core.events import Allocation, AllocationReleased, DeviceHealthChanged, LedgerEvent, LedgerFact
-from topoalign.core.ids import GPU, AllocationID, DeviceID
+from topoalign.core.model.events import Allocation, AllocationReleased, DeviceHealthChanged, LedgerEvent, LedgerFact
+from topoalign.core.model.ids import GPU, AllocationID, DeviceID
 from topoalign.core.ports import Bus, Message, Stream
 from topoalign.discovery.announcer import Announcer
 from topoalign.runtime.clock import ManualClock

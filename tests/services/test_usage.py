@@ -13,13 +13,13 @@ from topoalign.allocator.kubelet_files import KubeletFiles
 from topoalign.allocator.usage import AGAIN_SECONDS, LOOK_SECONDS, UsageTeller
 from topoalign.client import Client
 from topoalign.core import wire
-from topoalign.core.admission import admit
-from topoalign.core.decisions import Admission
-from topoalign.core.errors import BusUnavailable
-from topoalign.core.events import ContainerUsage, MemoryBlock, UsageObserved
-from topoalign.core.ids import GPU, MEMORY, DeviceID, ResourceName
+from topoalign.core.admission.admit import admit
+from topoalign.core.model.decisions import Admission
+from topoalign.core.model.errors import BusUnavailable
+from topoalign.core.model.events import ContainerUsage, MemoryBlock, UsageObserved
+from topoalign.core.model.ids import GPU, MEMORY, DeviceID, ResourceName
 from topoalign.core.ports import Message, Stream
-from topoalign.core.state import NodeState
+from topoalign.core.state.fold import NodeState
 from topoalign.kubelet import configuration
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from serving_support import configured
 
-from topoalign.core.errors import BadRequest, InvalidField, NotFound
+from topoalign.core.model.errors import BadRequest, InvalidField, NotFound
 from topoalign.kubelet import documents
 from topoalign.kubelet.documents import InvalidDocument
 from topoalign.serving import names, nvidia

@@ -9,7 +9,7 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
-from topoalign.core.errors import BadRequest, InvalidField, NotFound
+from topoalign.core.model.errors import BadRequest, InvalidField, NotFound
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.context import Context, Reload
 from topoalign.runtime.memory_bus import MemoryBus

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from serving_support import configured, gpu, listed, machine, made
 
-from topoalign.core.errors import InvalidField
+from topoalign.core.model.errors import InvalidField
 from topoalign.kubelet.documents import InvalidDocument
 from topoalign.serving.configuration import Configuration, Flags, PluginFlags
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving_support import A100, L4, gpu, machine, nic
 
-from topoalign.core.topology.model import Gpu, Topology
-from topoalign.core.topology.offers import handed_out
-from topoalign.core.topology.validate import validate
+from topoalign.core.model.topology.model import Gpu, Topology
+from topoalign.core.model.topology.offers import handed_out
+from topoalign.core.model.topology.validate import validate
 from topoalign.serving.file import loaded
 from topoalign.serving.offers import offers
 

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 from serving_support import A100, L4, gpu, listed, machine, made, nic, said
 
-from topoalign.core.topology.model import Gpu
-from topoalign.core.topology.offers import Offer
-from topoalign.core.topology.validate import validate
+from topoalign.core.model.topology.model import Gpu
+from topoalign.core.model.topology.offers import Offer
+from topoalign.core.model.topology.validate import validate
 from topoalign.machines import catalogue, load
 from topoalign.serving.configuration import Configuration
 from topoalign.serving.offers import offers

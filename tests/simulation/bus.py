@@ -16,7 +16,7 @@ from random import Random
 import anyio
 import msgspec
 
-from topoalign.core.errors import BusUnavailable
+from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.ports import Endpoint, Message, Received, Stream
 from topoalign.runtime.memory_bus import MemoryBus
 

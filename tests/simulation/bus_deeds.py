@@ -10,15 +10,10 @@ from simulation.world import NODE, Violation
 
 from topoalign.cli.effects import deadline_until
 from topoalign.core import wire
-from topoalign.core.decisions import Admission, Decision, Refusal
-from topoalign.core.errors import BadRequest, DeadlinePassed, NobodyAnswers, NoFit, TopoalignError, Unavailable
-from topoalign.core.ids import CPU, GPU, ContainerName, PodName
-from topoalign.core.requests import (
-    AllocateRequest,
-    ContainerRequest,
-    PodRequest,
-    ReleaseRequest,
-)
+from topoalign.core.model.decisions import Admission, Decision, Refusal
+from topoalign.core.model.errors import BadRequest, DeadlinePassed, NobodyAnswers, NoFit, TopoalignError, Unavailable
+from topoalign.core.model.ids import CPU, GPU, ContainerName, PodName
+from topoalign.core.model.requests import AllocateRequest, ContainerRequest, PodRequest, ReleaseRequest
 
 PATIENCE_SECONDS = 2.0
 HELD_UP_SECONDS = (0.0, 0.0, 0.0, 1.0, 5.0)

@@ -16,19 +16,13 @@ from simulation.replaying import digest_on, replayed
 from simulation.world import HEALTHY, NODE, Violation, World
 
 from topoalign.client import Heard
-from topoalign.core.admission import admit
-from topoalign.core.errors import TopoalignError
-from topoalign.core.events import (
-    AllocationReleased,
-    AllocationsSnapshot,
-    LedgerEvent,
-    LedgerFact,
-    Owner,
-)
-from topoalign.core.ids import AllocationID, DeviceID, ResourceName
-from topoalign.core.requests import PodRequest
-from topoalign.core.state import NodeState
-from topoalign.core.topology.offers import SHARE
+from topoalign.core.admission.admit import admit
+from topoalign.core.model.errors import TopoalignError
+from topoalign.core.model.events import AllocationReleased, AllocationsSnapshot, LedgerEvent, LedgerFact, Owner
+from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
+from topoalign.core.model.requests import PodRequest
+from topoalign.core.model.topology.offers import SHARE
+from topoalign.core.state.fold import NodeState
 
 UNHELD_SECONDS = 15.0
 """So long may a container run whose devices are in no record: until the kubelet's list was read again."""

@@ -8,7 +8,7 @@ import anyio
 from simulation.loop import Process
 from simulation.world import Violation, World
 
-from topoalign.core.errors import TopoalignError, Unavailable
+from topoalign.core.model.errors import TopoalignError, Unavailable
 
 
 class Call:

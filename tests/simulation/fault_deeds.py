@@ -9,9 +9,9 @@ from simulation.refusals import sound
 from simulation.world import HEALTHY, NODE, SHARED, WHOLE, machine
 
 from topoalign.core import wire
-from topoalign.core.errors import BadRequest, Unavailable
-from topoalign.core.events import DeviceHealth, HealthState
-from topoalign.core.requests import SnapshotRequest
+from topoalign.core.model.errors import BadRequest, Unavailable
+from topoalign.core.model.events import DeviceHealth, HealthState
+from topoalign.core.model.requests import SnapshotRequest
 
 if TYPE_CHECKING:
     from simulation.scenario import Scenario

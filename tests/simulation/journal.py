@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from topoalign.allocator.journal import MemoryJournal
-from topoalign.core.errors import StateFault
-from topoalign.core.events import AllocationsSnapshot, LedgerEvent
+from topoalign.core.model.errors import StateFault
+from topoalign.core.model.events import AllocationsSnapshot, LedgerEvent
 from topoalign.core.ports import Entry
 
 

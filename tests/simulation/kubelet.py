@@ -19,9 +19,9 @@ import anyio
 from simulation.pods import Container, Directories, Pod
 
 from topoalign.allocator.kubelet.desk import Holding, Listing, Part
-from topoalign.core.errors import TopoalignError, Unavailable
-from topoalign.core.events import ContainerUsage, Owner
-from topoalign.core.ids import AllocationID, ContainerName, DeviceID, Namespace, ResourceName
+from topoalign.core.model.errors import TopoalignError, Unavailable
+from topoalign.core.model.events import ContainerUsage, Owner
+from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, ResourceName
 from topoalign.core.ports import Clock
 
 DEFAULT = Namespace("default")

@@ -7,8 +7,8 @@ from simulation.pods import Container, Pod
 from simulation.refusals import sound
 from simulation.world import Violation
 
-from topoalign.core.errors import DeviceInUse, TopoalignError
-from topoalign.core.ids import GPU, NIC, ContainerName, DeviceID, PodName, ResourceName
+from topoalign.core.model.errors import DeviceInUse, TopoalignError
+from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID, PodName, ResourceName
 
 if TYPE_CHECKING:
     from simulation.scenario import Scenario

@@ -3,9 +3,9 @@
 import anyio
 
 from topoalign.allocator.kubelet.desk import Holding, Listing, Part
-from topoalign.core.errors import Unavailable
-from topoalign.core.events import Owner
-from topoalign.core.ids import GPU, ContainerName, DeviceID, Namespace, PodName
+from topoalign.core.model.errors import Unavailable
+from topoalign.core.model.events import Owner
+from topoalign.core.model.ids import GPU, ContainerName, DeviceID, Namespace, PodName
 
 
 class KubeletRecord:

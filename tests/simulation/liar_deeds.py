@@ -10,8 +10,8 @@ import msgspec
 from simulation.world import NODE
 
 from topoalign.core import wire
-from topoalign.core.errors import IdTaken
-from topoalign.core.events import (
+from topoalign.core.model.errors import IdTaken
+from topoalign.core.model.events import (
     LARGEST_NUMBER,
     Allocation,
     AllocationGranted,
@@ -21,8 +21,8 @@ from topoalign.core.events import (
     Event,
     TopologyDiscovered,
 )
-from topoalign.core.ids import GPU, AllocationID, DeviceID, NodeName
-from topoalign.core.topology.model import Topology
+from topoalign.core.model.ids import GPU, AllocationID, DeviceID, NodeName
+from topoalign.core.model.topology.model import Topology
 
 if TYPE_CHECKING:
     from simulation.scenario import Scenario

@@ -25,11 +25,11 @@ from topoalign.allocator.ledger import Ledger
 from topoalign.allocator.service import Allocator
 from topoalign.client import Client, Heard
 from topoalign.core import wire
-from topoalign.core.errors import StateFault, Unavailable
-from topoalign.core.events import AllocationsSnapshot, DeviceHealthChanged, LedgerFact, TopologyDiscovered
-from topoalign.core.ids import AllocationID, DeviceID, ResourceName
+from topoalign.core.model.errors import StateFault, Unavailable
+from topoalign.core.model.events import AllocationsSnapshot, DeviceHealthChanged, LedgerFact, TopologyDiscovered
+from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
+from topoalign.core.model.requests import AliveRequest, AnnounceRequest
 from topoalign.core.ports import Bus, Endpoint, Message
-from topoalign.core.requests import AliveRequest, AnnounceRequest
 from topoalign.discovery.announcer import Announcer
 from topoalign.discovery.epochs import Epochs
 from topoalign.registry.cluster import Cluster

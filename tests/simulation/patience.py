@@ -4,7 +4,7 @@ from math import inf
 
 from simulation.world import Violation, World
 
-from topoalign.core.events import AllocationGranted, LedgerEvent
+from topoalign.core.model.events import AllocationGranted, LedgerEvent
 
 ROUNDING = 1e-6
 """Seconds: a deadline is a difference of floats."""

@@ -22,14 +22,14 @@ from topoalign.allocator.handouts import Handouts
 from topoalign.allocator.kubelet.desk import Listing
 from topoalign.allocator.ledger import Ledger
 from topoalign.allocator.liveness import Liveness, places
-from topoalign.core.decisions import Decision
-from topoalign.core.errors import IdTaken, StateFault, TopoalignError
-from topoalign.core.events import Allocation, AllocationReleased, AllocationsSnapshot
-from topoalign.core.ids import AllocationID, DeviceID, ResourceName
-from topoalign.core.placement import prefer
+from topoalign.core.model.decisions import Decision
+from topoalign.core.model.errors import IdTaken, StateFault, TopoalignError
+from topoalign.core.model.events import Allocation, AllocationReleased, AllocationsSnapshot
+from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
+from topoalign.core.model.requests import AdmissionRules, PodRequest
+from topoalign.core.placement.preference import prefer
 from topoalign.core.ports import Message
-from topoalign.core.requests import AdmissionRules, PodRequest
-from topoalign.core.state import NodeState
+from topoalign.core.state.fold import NodeState
 from topoalign.runtime import stores
 
 

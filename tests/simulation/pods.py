@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from topoalign.core.ids import ContainerName, PodName, ResourceName
+from topoalign.core.model.ids import ContainerName, PodName, ResourceName
 from topoalign.core.ports import Clock
 from topoalign.kubelet.pod_directories import PodDirectories
 

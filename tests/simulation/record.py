@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from simulation.world import KNOWN, Violation, World
 
-from topoalign.core.events import (
+from topoalign.core.model.events import (
     Allocation,
     AllocationBound,
     AllocationGranted,
@@ -17,9 +17,9 @@ from topoalign.core.events import (
     LedgerEvent,
     Owner,
 )
-from topoalign.core.ids import AllocationID, DeviceID, ResourceName
+from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
+from topoalign.core.model.topology.offers import SHARE
 from topoalign.core.ports import Entry
-from topoalign.core.topology.offers import SHARE
 
 Held = frozenset[tuple[ResourceName, DeviceID]]
 

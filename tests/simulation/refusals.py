@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from simulation.world import Violation
 
-from topoalign.core.errors import TopoalignError
+from topoalign.core.model.errors import TopoalignError
 
 if TYPE_CHECKING:
     from simulation.scenario import Scenario

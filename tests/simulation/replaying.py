@@ -3,9 +3,9 @@
 from simulation.journal import Disk
 from simulation.world import NODE
 
-from topoalign.core.errors import TopoalignError
-from topoalign.core.events import AllocationsSnapshot
-from topoalign.core.state import NodeState, replay
+from topoalign.core.model.errors import TopoalignError
+from topoalign.core.model.events import AllocationsSnapshot
+from topoalign.core.state.fold import NodeState, replay
 
 
 def replayed(disk: Disk) -> NodeState:

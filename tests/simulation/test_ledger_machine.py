@@ -27,9 +27,9 @@ from simulation.world import HEALTHY, NODE, WHOLE, SimulatedClock
 
 from topoalign.allocator.handouts import Handouts
 from topoalign.allocator.ledger import Ledger
-from topoalign.core.errors import BadRequest, DeviceInUse, DeviceUnusable, StateFault, TopoalignError, Unavailable
-from topoalign.core.events import DeviceHealth, DeviceHealthChanged, HealthState, LedgerEvent, TopologyDiscovered
-from topoalign.core.ids import GPU, DeviceID
+from topoalign.core.model.errors import BadRequest, DeviceInUse, DeviceUnusable, StateFault, TopoalignError, Unavailable
+from topoalign.core.model.events import DeviceHealth, DeviceHealthChanged, HealthState, LedgerEvent, TopologyDiscovered
+from topoalign.core.model.ids import GPU, DeviceID
 
 GPUS = tuple(WHOLE.devices[GPU])
 SETS = st.lists(st.sampled_from(GPUS), min_size=1, max_size=3, unique=True)

@@ -20,8 +20,8 @@ from topoalign.allocator.handouts import Handouts
 from topoalign.allocator.journal import MemoryJournal
 from topoalign.allocator.kubelet.desk import Listing
 from topoalign.allocator.ledger import Ledger
-from topoalign.core.events import AllocationBound, DeviceHealthChanged, TopologyDiscovered
-from topoalign.core.ids import GPU, AllocationID, ContainerName, DeviceID, PodName, ResourceName
+from topoalign.core.model.events import AllocationBound, DeviceHealthChanged, TopologyDiscovered
+from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, PodName, ResourceName
 from topoalign.core.ports import Entry
 
 SEEDS = range(10_000 if THOROUGH else 400)

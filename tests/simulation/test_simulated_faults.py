@@ -13,9 +13,9 @@ from simulation.node import Parts
 from simulation.outcome import Outcome
 from simulation.scenario import Scenario, quietly, run
 
-from topoalign.core.errors import DeviceUnusable, TopoalignError
-from topoalign.core.events import AllocationReleased
-from topoalign.core.ids import GPU, DeviceID
+from topoalign.core.model.errors import DeviceUnusable, TopoalignError
+from topoalign.core.model.events import AllocationReleased
+from topoalign.core.model.ids import GPU, DeviceID
 
 T = TypeVar("T")
 SEEDS = range(3_000 if THOROUGH else 40)

@@ -4,7 +4,7 @@ from faults_support import THOROUGH
 from simulation.deeds import only
 from simulation.scenario import run
 
-from topoalign.core.events import LedgerFact, Reading
+from topoalign.core.model.events import LedgerFact, Reading
 
 SEEDS = range(3_000 if THOROUGH else 60)
 LIES = ("somebody forges a snapshot", "somebody forges facts", "somebody forges the hardware")

@@ -13,9 +13,9 @@ from simulation.world import NODE
 
 from topoalign.client import Client
 from topoalign.core import wire
-from topoalign.core.events import LedgerFact
+from topoalign.core.model.events import LedgerFact
 from topoalign.core.ports import Endpoint, Stream
-from topoalign.core.state import NodeState
+from topoalign.core.state.fold import NodeState
 
 
 def test_a_subscriber_in_bad_weather_ends_where_one_in_good_weather_does() -> None:

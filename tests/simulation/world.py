@@ -11,12 +11,12 @@ from simulation.bus import Broker
 from simulation.journal import Disk
 from simulation.loop import Process, SimulatedLoop
 
-from topoalign.core.events import DeviceHealth, HealthState, LedgerEvent
-from topoalign.core.ids import GPU, NIC, DeviceID, NodeName
-from topoalign.core.requests import AdmissionRules
-from topoalign.core.state import NodeState
-from topoalign.core.topology.model import Cpu, Gpu, Nic, NumaNode, Topology
-from topoalign.core.topology.offers import Offer
+from topoalign.core.model.events import DeviceHealth, HealthState, LedgerEvent
+from topoalign.core.model.ids import GPU, NIC, DeviceID, NodeName
+from topoalign.core.model.requests import AdmissionRules
+from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NumaNode, Topology
+from topoalign.core.model.topology.offers import Offer
+from topoalign.core.state.fold import NodeState
 
 NODE = NodeName("node-1")
 HEALTHY = DeviceHealth(state=HealthState.HEALTHY)

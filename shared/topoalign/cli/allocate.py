@@ -11,11 +11,11 @@ from topoalign.cli.effects import Effect, printing
 from topoalign.cli.errors import REFUSED
 from topoalign.cli.link import Link, on_node
 from topoalign.cli.quantities import Count, Size
-from topoalign.core.decisions import Decision, Refusal
-from topoalign.core.errors import clean
-from topoalign.core.ids import CPU, GPU, MEMORY, NIC, AllocationID, ContainerName, Namespace, NodeName, PodName
-from topoalign.core.maintenance import TrustRequest
-from topoalign.core.requests import (
+from topoalign.core.model.decisions import Decision, Refusal
+from topoalign.core.model.errors import clean
+from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, AllocationID, ContainerName, Namespace, NodeName, PodName
+from topoalign.core.model.maintenance import TrustRequest
+from topoalign.core.model.requests import (
     AllocateRequest,
     ContainerRequest,
     Mode,
@@ -26,7 +26,7 @@ from topoalign.core.requests import (
     ReleaseRequest,
     Scope,
 )
-from topoalign.core.topology.model import Topology
+from topoalign.core.model.topology.model import Topology
 
 Changes = dict[str, str | int | bool]
 """Rules that differ from the node's own, by the field names of `AdmissionRules`."""

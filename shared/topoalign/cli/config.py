@@ -18,9 +18,9 @@ from topoalign.cli import link, output
 from topoalign.cli.errors import FINDINGS
 from topoalign.cli.serve import ALLOCATING, on_a_node, options, variables
 from topoalign.cli.settings import all_settings, shown, unread
-from topoalign.core.errors import NotFound, Unavailable, clean
-from topoalign.core.topology.model import Topology
-from topoalign.core.topology.offers import Offer
+from topoalign.core.model.errors import NotFound, Unavailable, clean
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.offers import Offer
 from topoalign.runtime.settings import PREFIX
 from topoalign.serving.file import DEFAULT, FROM_FILE, Loaded, leaves, load
 from topoalign.serving.offers import Offering, offers

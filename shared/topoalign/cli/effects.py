@@ -18,10 +18,10 @@ import msgspec
 
 from topoalign.cli import output
 from topoalign.core import wire
-from topoalign.core.errors import BusRefused, BusUnavailable, NobodyAnswers, Unavailable, Undecodable
-from topoalign.core.ids import NodeName
+from topoalign.core.model.errors import BusRefused, BusUnavailable, NobodyAnswers, Unavailable, Undecodable
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import AllocateRequest, ClockReading, ClockRequest, Deadline, ReleaseRequest
 from topoalign.core.ports import Bus
-from topoalign.core.requests import AllocateRequest, ClockReading, ClockRequest, Deadline, ReleaseRequest
 
 
 class Effect(NamedTuple):

@@ -1,9 +1,9 @@
 """
 What the command line says when something goes wrong, and with which exit code it ends.
 
-One mapping from the three bases of `topoalign.core.errors` (whose fault is it?) to exit codes. An error is shown as what
-failed, then what to do; with `--json` the same goes to stdout as an object, so that whoever reads the one reads the other.
-A defect of this program is none of these: it ends in a traceback and exit code 1.
+One mapping from the three bases of `topoalign.core.model.errors` (whose fault is it?) to exit codes. An error is shown
+as what failed, then what to do; with `--json` the same goes to stdout as an object, so that whoever reads the one reads
+the other. A defect of this program is none of these: it ends in a traceback and exit code 1.
 """
 
 import errno
@@ -16,7 +16,7 @@ from difflib import get_close_matches
 import click
 
 from topoalign.cli import output
-from topoalign.core.errors import BadRequest, NoFit, TopoalignError, Unavailable, clean
+from topoalign.core.model.errors import BadRequest, NoFit, TopoalignError, Unavailable, clean
 
 OK, FAILURE, USAGE, NOT_FOUND, REFUSED, INVALID, FINDINGS, UNAVAILABLE, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 69, 130
 
@@ -53,7 +53,7 @@ def exit_code(error: TopoalignError) -> int:
 
 def code_of(error: TopoalignError) -> str:
     """The stable word for the error: where another process failed, its word."""
-    from topoalign.core.remote import RemoteFailure  # only now: most commands end without an error
+    from topoalign.core.model.remote_errors import RemoteFailure  # only now: most commands end without an error
 
     return error.failure.code if isinstance(error, RemoteFailure) else error.code
 

@@ -1,8 +1,9 @@
 """
 The public contract of the events as documents, generated from the code: docs/asyncapi.json and the tables of docs/events.md.
 
-The types are msgspec's own JSON Schemas of the classes in `topoalign.core.events`; what a field means is the docstring below
-it in the source. `make event-documents` writes both; a test generates them again and expects no difference.
+The types are msgspec's own JSON Schemas of the classes in `topoalign.core.model.events`; what a field means is the
+docstring below it in the source. `make event-documents` writes both; a test generates them again and expects no
+difference.
 """
 
 import ast
@@ -18,7 +19,7 @@ from typing import Any
 import msgspec
 
 from topoalign.core import wire
-from topoalign.core.events import Fact
+from topoalign.core.model.events import Fact
 
 Schema = dict[str, Any]
 """A JSON Schema, or a part of one."""

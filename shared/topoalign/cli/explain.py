@@ -9,9 +9,9 @@ import click
 from topoalign.cli import output, people
 from topoalign.cli.allocate import Changes, changes, decide, pod_request, request_options, show
 from topoalign.cli.link import Link, on_node
-from topoalign.core.decisions import Explained
-from topoalign.core.errors import clean
-from topoalign.core.requests import ExplainRequest, PodRequest
+from topoalign.core.model.decisions import Explained
+from topoalign.core.model.errors import clean
+from topoalign.core.model.requests import ExplainRequest, PodRequest
 
 FILE = click.Path(path_type=Path)
 

@@ -10,9 +10,17 @@ from topoalign.cli import output
 from topoalign.cli.link import CONNECT_SECONDS, connected, located
 from topoalign.client.forgetting import forget_node, has_spoken
 from topoalign.core import wire
-from topoalign.core.errors import BadRequest, BusUnavailable, InvalidField, NobodyAnswers, NotFound, Unavailable, clean
-from topoalign.core.ids import NodeName
-from topoalign.core.requests import ExplainRequest
+from topoalign.core.model.errors import (
+    BadRequest,
+    BusUnavailable,
+    InvalidField,
+    NobodyAnswers,
+    NotFound,
+    Unavailable,
+    clean,
+)
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import ExplainRequest
 
 
 class NodeLives(BadRequest):

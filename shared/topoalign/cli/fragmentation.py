@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 import click
 
 from topoalign.cli import output
-from topoalign.core.errors import clean
-from topoalign.core.ids import GPU, DeviceID
+from topoalign.core.model.errors import clean
+from topoalign.core.model.ids import GPU, DeviceID
+from topoalign.core.model.topology.names import named
 from topoalign.core.placement.fragmentation import fragmentation as measured
-from topoalign.core.topology.names import named
 
 if TYPE_CHECKING:
     from topoalign.cli import link

@@ -6,7 +6,7 @@ import click
 
 from topoalign.cli import output
 from topoalign.cli.probe import LIVE, READY, check, page_at, page_of
-from topoalign.core.errors import InvalidField, Unavailable
+from topoalign.core.model.errors import InvalidField, Unavailable
 
 
 class NotReady(Unavailable):

@@ -22,8 +22,8 @@ from topoalign.cli import output, running, this_machine
 from topoalign.cli.effects import Effect, Question, put, undone_unless
 from topoalign.client import Client
 from topoalign.core import wire
-from topoalign.core.errors import BadRequest, NotFound, TopoalignError, Unavailable, clean, quoted
-from topoalign.core.events import (
+from topoalign.core.model.errors import BadRequest, NotFound, TopoalignError, Unavailable, clean, quoted
+from topoalign.core.model.events import (
     Allocation,
     AllocationsSnapshot,
     DeviceHealth,
@@ -31,11 +31,11 @@ from topoalign.core.events import (
     Reading,
     TopologyDiscovered,
 )
-from topoalign.core.ids import DeviceID, NodeName
-from topoalign.core.maintenance import DevicesRequest, Word
+from topoalign.core.model.ids import DeviceID, NodeName
+from topoalign.core.model.maintenance import DevicesRequest, Word
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus, Stream
-from topoalign.core.state import NodeState, newer
-from topoalign.core.topology.model import Topology
+from topoalign.core.state.fold import NodeState, newer
 from topoalign.runtime.logging import configure_logging
 from topoalign.runtime.nats_bus import Access, connect_bus
 from topoalign.runtime.settings import RuntimeSettings, from_environment

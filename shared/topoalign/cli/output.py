@@ -15,7 +15,7 @@ from typing import TypeVar
 import click
 import msgspec
 
-from topoalign.core.errors import clean
+from topoalign.core.model.errors import clean
 
 T = TypeVar("T")
 

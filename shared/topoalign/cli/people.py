@@ -4,16 +4,16 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from topoalign.cli import output
 from topoalign.cli.quantities import binary
-from topoalign.core.decisions import Alignment, Considered, Decision, Explanation, Refusal
-from topoalign.core.errors import clean
-from topoalign.core.events import Allocation, MemoryBlock, Owner
-from topoalign.core.hints.model import HintRule, Hints, TopologyHint
-from topoalign.core.ids import MEMORY, DeviceID, ResourceName
-from topoalign.core.topology.bitmask import nodes_of
-from topoalign.core.topology.cpuset import format_cpuset
-from topoalign.core.topology.model import Topology
-from topoalign.core.topology.names import NamedDevice, named
-from topoalign.core.topology.queries import set_score
+from topoalign.core.model.decisions import Alignment, Considered, Decision, Explanation, Refusal
+from topoalign.core.model.errors import clean
+from topoalign.core.model.events import Allocation, MemoryBlock, Owner
+from topoalign.core.model.hints import HintRule, Hints, TopologyHint
+from topoalign.core.model.ids import MEMORY, DeviceID, ResourceName
+from topoalign.core.model.topology.bitmask import nodes_of
+from topoalign.core.model.topology.cpuset import format_cpuset
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.names import NamedDevice, named
+from topoalign.core.model.topology.queries import set_score
 
 MOST_HINTS = 8
 """Of one resource, shown to people; all of them are in the JSON."""

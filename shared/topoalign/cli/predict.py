@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from topoalign.core.admission import admit
-from topoalign.core.decisions import Decision, noted
-from topoalign.core.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
-from topoalign.core.ids import NodeName
-from topoalign.core.requests import AdmissionRules, Mode, PodRequest, overridden
-from topoalign.core.state import NodeState
-from topoalign.core.topology.model import Topology
+from topoalign.core.admission.admit import admit
+from topoalign.core.model.decisions import Decision, noted
+from topoalign.core.model.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, overridden
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.state.fold import NodeState
 from topoalign.kubelet import configuration
 from topoalign.kubelet.node_state import KubeletNode, check_resources, node_state
 from topoalign.kubelet.settling import settling

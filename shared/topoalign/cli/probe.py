@@ -2,8 +2,9 @@
 `topoalign health` as health checks call it: `health`, `health --live`, `health URL`.
 
 The `topoalign` script calls `quick` before it imports the command line, because a check that runs every few seconds must not
-cost more than what it checks. So this module imports no library, and `topoalign.core.errors` only where something fails.
-What it does not answer itself (help, mistakes, --json) is left to `topoalign.cli.health`, which gives the same answers.
+cost more than what it checks. So this module imports no library, and `topoalign.core.model.errors` only where something
+fails. What it does not answer itself (help, mistakes, --json) is left to `topoalign.cli.health`, which gives the same
+answers.
 """
 
 import os
@@ -71,7 +72,7 @@ def check(page: Page) -> tuple[bool, list[str]]:
         ready, text = False, str(error)
     if ready and text.isascii() and text.strip().isprintable():  # the usual `ok`
         return True, [text.strip()]
-    from topoalign.core.errors import clean  # only now: a good answer needs no more than the lines above
+    from topoalign.core.model.errors import clean  # only now: a good answer needs no more than the lines above
 
     lines = [clean(line, 400) for line in text.splitlines() if line.strip()]
     return ready, lines if ready else [f"http://{host}:{port}{path}: {line}" for line in lines]

@@ -4,7 +4,7 @@ import re
 
 import click
 
-from topoalign.core.errors import clean
+from topoalign.core.model.errors import clean
 from topoalign.kubelet.quantities import whole
 
 MOST = 1_000_000

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from topoalign.cli import output
-from topoalign.core.ids import NodeName
+from topoalign.core.model.ids import NodeName
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True):

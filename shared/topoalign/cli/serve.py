@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from topoalign.core.errors import clean
-from topoalign.core.requests import Placement, Policy, Scope
+from topoalign.core.model.errors import clean
+from topoalign.core.model.requests import Placement, Policy, Scope
 from topoalign.runtime.runner import run
 from topoalign.runtime.settings import PREFIX
 

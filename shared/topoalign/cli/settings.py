@@ -12,7 +12,7 @@ from importlib import import_module, metadata
 
 import msgspec
 
-from topoalign.core.errors import clean
+from topoalign.core.model.errors import clean
 from topoalign.runtime.runner import ENTRY_POINTS, order
 from topoalign.runtime.settings import PREFIX, RuntimeSettings, from_environment
 

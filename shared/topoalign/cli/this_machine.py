@@ -11,7 +11,7 @@ from importlib import metadata
 
 import anyio
 
-from topoalign.core.errors import DriverFault, NotFound, TopoalignError
+from topoalign.core.model.errors import DriverFault, NotFound, TopoalignError
 from topoalign.core.ports import Inventory
 from topoalign.runtime.settings import PREFIX
 

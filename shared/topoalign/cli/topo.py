@@ -8,9 +8,9 @@ import click
 
 from topoalign.cli import output
 from topoalign.cli.draw.command import draw
-from topoalign.core.errors import clean
-from topoalign.core.ids import DeviceID
-from topoalign.core.topology.model import Topology
+from topoalign.core.model.errors import clean
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.model import Topology
 
 
 class Topo(click.Group):

@@ -21,7 +21,7 @@ import click
 from topoalign.cli import output, running
 from topoalign.cli.doctor import why_no_driver
 from topoalign.cli.serve import ALLOCATING, NODE, settings
-from topoalign.core.errors import clean
+from topoalign.core.model.errors import clean
 from topoalign.runtime.logging import configure_logging
 from topoalign.runtime.nats_server import NatsServerFailed, local_nats
 from topoalign.runtime.runner import Running, run_services

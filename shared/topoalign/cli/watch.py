@@ -11,8 +11,8 @@ from topoalign.cli import output, people
 from topoalign.cli.link import Link, connected, newest_topology, on_node
 from topoalign.cli.quantities import Count
 from topoalign.client import Client, Heard
-from topoalign.core.errors import clean
-from topoalign.core.events import (
+from topoalign.core.model.errors import clean
+from topoalign.core.model.events import (
     Allocation,
     AllocationBound,
     AllocationDeviated,
@@ -22,10 +22,10 @@ from topoalign.core.events import (
     AllocationsSnapshot,
     Event,
 )
-from topoalign.core.ids import GPU, AllocationID, NodeName
+from topoalign.core.model.ids import GPU, AllocationID, NodeName
+from topoalign.core.model.requests import LARGEST_QUANTITY
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus, Stream
-from topoalign.core.requests import LARGEST_QUANTITY
-from topoalign.core.topology.model import Topology
 
 
 @click.command()

@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 import structlog
 
-from topoalign.core.errors import Contradiction, SequenceGap
-from topoalign.core.events import AllocationsSnapshot, Event, LedgerFact
-from topoalign.core.ids import NodeName
-from topoalign.core.state import NodeState
+from topoalign.core.model.errors import Contradiction, SequenceGap
+from topoalign.core.model.events import AllocationsSnapshot, Event, LedgerFact
+from topoalign.core.model.ids import NodeName
+from topoalign.core.state.fold import NodeState
 
 REMEDY = "see who may publish on the node's subjects: only its own services should"
 

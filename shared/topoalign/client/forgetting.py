@@ -1,8 +1,8 @@
 """Deleting what a node said that is gone for good, and seeing that somebody has."""
 
 from topoalign.core import wire
-from topoalign.core.events import LedgerFact
-from topoalign.core.ids import NodeName
+from topoalign.core.model.events import LedgerFact
+from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Bus, Stream
 
 

@@ -4,7 +4,7 @@ from datetime import datetime
 
 import msgspec
 
-from topoalign.core.events import AllocationsSnapshot, Event
+from topoalign.core.model.events import AllocationsSnapshot, Event
 from topoalign.core.ports import Message
 
 

@@ -25,7 +25,7 @@ from topoalign.client.fold import Counts, Fold
 from topoalign.client.heard import Heard, made_up, time_of
 from topoalign.client.verifying import Verifier, kind_of
 from topoalign.core import wire
-from topoalign.core.errors import (
+from topoalign.core.model.errors import (
     BadRequest,
     BusRefused,
     BusUnavailable,
@@ -35,11 +35,11 @@ from topoalign.core.errors import (
     Unavailable,
     Undecodable,
 )
-from topoalign.core.events import Reading
-from topoalign.core.ids import NodeName
+from topoalign.core.model.events import Reading
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import SnapshotRequest
 from topoalign.core.ports import Bus, Clock, Received, Stream
-from topoalign.core.requests import SnapshotRequest
-from topoalign.core.state import newer
+from topoalign.core.state.fold import newer
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.nats_bus import Access, connect_bus
 

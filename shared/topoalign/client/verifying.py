@@ -28,11 +28,11 @@ import structlog
 from topoalign.client.fold import REMEDY, Counts, Fold, View
 from topoalign.client.heard import Heard
 from topoalign.core import wire
-from topoalign.core.errors import BadRequest, NoFit, Unavailable
-from topoalign.core.events import DeviceHealthChanged, Reading, TopologyDiscovered
-from topoalign.core.ids import NodeName
+from topoalign.core.model.errors import BadRequest, NoFit, Unavailable
+from topoalign.core.model.events import DeviceHealthChanged, Reading, TopologyDiscovered
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import AliveRequest, AnnounceRequest, ExplainRequest, Standing
 from topoalign.core.ports import Bus, Clock
-from topoalign.core.requests import AliveRequest, AnnounceRequest, ExplainRequest, Standing
 
 WRITER_SECONDS = 1.0
 """For the writer of a reading to answer."""

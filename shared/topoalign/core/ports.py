@@ -12,9 +12,9 @@ from typing import Protocol
 
 import msgspec
 
-from topoalign.core.events import DeviceHealth, LedgerEvent
-from topoalign.core.ids import DeviceID
-from topoalign.core.topology.model import Topology
+from topoalign.core.model.events import DeviceHealth, LedgerEvent
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.model import Topology
 
 
 class Clock(Protocol):

@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from topoalign.core.errors import BadRequest, NoFit, TopoalignError, Undecodable, clean
-from topoalign.core.events import (
+from topoalign.core.model.errors import BadRequest, NoFit, TopoalignError, Undecodable, clean
+from topoalign.core.model.events import (
     AllocationBound,
     AllocationDeviated,
     AllocationGranted,
@@ -28,11 +28,11 @@ from topoalign.core.events import (
     TopologyDiscovered,
     UsageObserved,
 )
-from topoalign.core.ids import NodeName
-from topoalign.core.maintenance import Word
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.maintenance import Word
+from topoalign.core.model.remote_errors import Failure, RemoteFailure, remote
+from topoalign.core.model.topology.validate import check_bounds
 from topoalign.core.ports import Message
-from topoalign.core.remote import Failure, RemoteFailure, remote
-from topoalign.core.topology.validate import check_bounds
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
-from topoalign.core.errors import StateFault, clean
+from topoalign.core.model.errors import StateFault, clean
 from topoalign.kubelet import files, spew
 
 MOST_BYTES = 16 << 20

@@ -16,11 +16,11 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from topoalign.core.errors import InvalidField, clean, quoted
 from topoalign.core.hints.preconditions import check_rules
-from topoalign.core.ids import CPU, MEMORY, ResourceName, is_hugepages
-from topoalign.core.requests import AdmissionRules, CpuOption, Mode, Placement, Policy, Scope
-from topoalign.core.topology.cpuset import parse_cpuset
+from topoalign.core.model.errors import InvalidField, clean, quoted
+from topoalign.core.model.ids import CPU, MEMORY, ResourceName, is_hugepages
+from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode, Placement, Policy, Scope
+from topoalign.core.model.topology.cpuset import parse_cpuset
 from topoalign.kubelet import documents, quantities
 
 KIND = "KubeletConfiguration"

@@ -11,11 +11,11 @@ Source: kubelet v1.36.3, cm/cpumanager/state and the static policy's check of it
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from topoalign.core.errors import clean, quoted
-from topoalign.core.requests import AdmissionRules, CpuOption
-from topoalign.core.takes.reserved import reserved_cpus
-from topoalign.core.topology.cpuset import format_cpuset, parse_cpuset
-from topoalign.core.topology.model import Topology
+from topoalign.core.cpu_assignment.reserved import reserved_cpus
+from topoalign.core.model.errors import clean, quoted
+from topoalign.core.model.requests import AdmissionRules, CpuOption
+from topoalign.core.model.topology.cpuset import format_cpuset, parse_cpuset
+from topoalign.core.model.topology.model import Topology
 from topoalign.kubelet import checkpoint, spew
 from topoalign.kubelet.checkpoint import Envelope, damaged
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from topoalign.core.errors import StateFault, clean
+from topoalign.core.model.errors import StateFault, clean
 from topoalign.kubelet import checkpoint, spew
 
 NAME = "kubelet_internal_checkpoint"

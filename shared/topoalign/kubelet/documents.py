@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from topoalign.core.errors import BadRequest, InvalidField, NotFound, clean, quoted
+from topoalign.core.model.errors import BadRequest, InvalidField, NotFound, clean, quoted
 from topoalign.kubelet import files
 
 MOST_BYTES = 256 << 10

@@ -8,7 +8,7 @@ their UID of 32 hexadecimal digits.
 
 from pathlib import Path
 
-from topoalign.core.errors import StateFault, quoted
+from topoalign.core.model.errors import StateFault, quoted
 from topoalign.kubelet import pod_directories
 from topoalign.kubelet.pod_directories import PodDirectories
 

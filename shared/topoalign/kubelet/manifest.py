@@ -11,10 +11,10 @@ from typing import Literal
 
 import msgspec
 
-from topoalign.core.checks import checked
-from topoalign.core.errors import InvalidField, clean, quoted
-from topoalign.core.ids import CPU, MEMORY, ContainerName, Namespace, PodName, ResourceName, is_hugepages
-from topoalign.core.requests import ContainerRequest, PodRequest
+from topoalign.core.admission.validate import checked
+from topoalign.core.model.errors import InvalidField, clean, quoted
+from topoalign.core.model.ids import CPU, MEMORY, ContainerName, Namespace, PodName, ResourceName, is_hugepages
+from topoalign.core.model.requests import ContainerRequest, PodRequest
 from topoalign.kubelet import documents, quantities
 
 KIND, API_VERSION = "Pod", "v1"

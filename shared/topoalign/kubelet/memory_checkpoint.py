@@ -15,13 +15,13 @@ from typing import Annotated
 
 import msgspec
 
-from topoalign.core.errors import clean, quoted
-from topoalign.core.events import MemoryUse
 from topoalign.core.hints.memory import memory_node
-from topoalign.core.ids import ResourceName
-from topoalign.core.requests import AdmissionRules
-from topoalign.core.topology.cpuset import format_cpuset
-from topoalign.core.topology.model import Topology
+from topoalign.core.model.errors import clean, quoted
+from topoalign.core.model.events import MemoryUse
+from topoalign.core.model.ids import ResourceName
+from topoalign.core.model.requests import AdmissionRules
+from topoalign.core.model.topology.cpuset import format_cpuset
+from topoalign.core.model.topology.model import Topology
 from topoalign.kubelet import checkpoint, spew
 from topoalign.kubelet.checkpoint import Envelope, damaged
 

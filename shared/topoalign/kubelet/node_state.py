@@ -15,8 +15,9 @@ from pathlib import Path
 
 import msgspec
 
-from topoalign.core.errors import InvalidField, NotFound, StateFault, clean, quoted
-from topoalign.core.events import (
+from topoalign.core.hints.requested import device_limits
+from topoalign.core.model.errors import InvalidField, NotFound, StateFault, clean, quoted
+from topoalign.core.model.events import (
     Allocation,
     DeviceHealth,
     DeviceHealthChanged,
@@ -26,12 +27,11 @@ from topoalign.core.events import (
     Owner,
     TopologyDiscovered,
 )
-from topoalign.core.hints.requested import device_limits
-from topoalign.core.ids import AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
-from topoalign.core.requests import AdmissionRules, PodRequest
-from topoalign.core.state import NodeState
-from topoalign.core.topology.cpuset import format_cpuset
-from topoalign.core.topology.model import Topology
+from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
+from topoalign.core.model.requests import AdmissionRules, PodRequest
+from topoalign.core.model.topology.cpuset import format_cpuset
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.state.fold import NodeState
 from topoalign.kubelet import checkpoint, cpu_checkpoint, device_checkpoint, memory_checkpoint
 from topoalign.kubelet.cpu_checkpoint import CpuManagerState
 from topoalign.kubelet.device_checkpoint import CheckpointData

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from topoalign.core.errors import StateFault, clean
+from topoalign.core.model.errors import StateFault, clean
 
 NAME = "pods"
 MOST_PODS = 4_096

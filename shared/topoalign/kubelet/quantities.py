@@ -9,7 +9,7 @@ import re
 from fractions import Fraction
 from math import ceil
 
-from topoalign.core.requests import LARGEST_QUANTITY
+from topoalign.core.model.requests import LARGEST_QUANTITY
 
 _QUANTITY = re.compile(
     r"([0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})(?:(Ki|Mi|Gi|Ti|Pi|Ei|n|u|m|k|M|G|T|P|E)|[eE]([+-]?[0-9]{1,2}))?"

@@ -9,8 +9,8 @@ are imported when they are needed, because a command that prints a matrix must n
 import sys
 from pathlib import Path
 
-from topoalign.core.errors import InvalidMachine, NotFound, quoted
-from topoalign.core.topology.model import Topology
+from topoalign.core.model.errors import InvalidMachine, NotFound, quoted
+from topoalign.core.model.topology.model import Topology
 from topoalign.machines.document import Machine
 
 __all__ = ["MOST_BYTES", "Machine", "load", "read"]

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from topoalign.core.ids import DeviceID
-from topoalign.core.topology.model import Fabric, Gpu, Nic, Topology, VirtualFunction
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.model import Fabric, Gpu, Nic, Topology, VirtualFunction
 
 
 def anonymous(topology: Topology) -> Topology:

@@ -12,9 +12,9 @@ from typing import TypeVar
 
 import msgspec
 
-from topoalign.core.errors import InvalidField, InvalidMachine, clean, quoted
-from topoalign.core.topology.model import Topology
-from topoalign.core.topology.validate import validate
+from topoalign.core.model.errors import InvalidField, InvalidMachine, clean, quoted
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.validate import validate
 
 KIND = "topoalign.machine"
 VERSION = 1

@@ -15,10 +15,10 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import IO
 
-from topoalign.core.errors import InvalidField, InvalidMachine, clean
-from topoalign.core.ids import DeviceID
-from topoalign.core.topology.model import Gpu, Nic, NicPort, Topology
-from topoalign.core.topology.validate import MOST_GPUS, MOST_NICS, validate
+from topoalign.core.model.errors import InvalidField, InvalidMachine, clean
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.model import Gpu, Nic, NicPort, Topology
+from topoalign.core.model.topology.validate import MOST_GPUS, MOST_NICS, validate
 from topoalign.machines import pcie
 from topoalign.machines.lstopo_cpus import GPU_MEMORY, Cores, read_distances
 from topoalign.machines.lstopo_osdev import Kind, kinds_of, major_version, os_devices

@@ -4,10 +4,10 @@ import re
 from collections.abc import Callable, Sequence
 from itertools import product
 
-from topoalign.core.errors import InvalidMachine, clean
-from topoalign.core.topology.cpuset import LARGEST_ID
-from topoalign.core.topology.model import Cpu, NumaNode
-from topoalign.core.topology.validate import MOST_CPUS, MOST_NODES
+from topoalign.core.model.errors import InvalidMachine, clean
+from topoalign.core.model.topology.cpuset import LARGEST_ID
+from topoalign.core.model.topology.model import Cpu, NumaNode
+from topoalign.core.model.topology.validate import MOST_CPUS, MOST_NODES
 from topoalign.machines.lstopo_xml import EXPORT_AGAIN, Element
 from topoalign.machines.pages import fitting
 from topoalign.machines.sockets import numbered

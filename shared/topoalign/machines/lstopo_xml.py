@@ -16,7 +16,7 @@ from xml.sax.xmlreader import AttributesImpl, Locator
 from defusedxml.common import DefusedXmlException
 from defusedxml.expatreader import DefusedExpatParser
 
-from topoalign.core.errors import InvalidMachine, clean, quoted
+from topoalign.core.model.errors import InvalidMachine, clean, quoted
 
 MOST_BYTES = 32 << 20
 """Ten times what lstopo writes for a machine of 64 NUMA nodes and a thousand CPUs."""

@@ -18,11 +18,11 @@ A matrix tells less than a machine has. What it leaves open is read so:
 
 from collections.abc import Mapping, Sequence
 
-from topoalign.core.errors import InvalidField, InvalidMachine
-from topoalign.core.ids import DeviceID
-from topoalign.core.topology.links import Link, PcieClass
-from topoalign.core.topology.model import Cpu, Gpu, Nic, NumaNode, Topology
-from topoalign.core.topology.validate import validate
+from topoalign.core.model.errors import InvalidField, InvalidMachine
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.links import Link, PcieClass
+from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NumaNode, Topology
+from topoalign.core.model.topology.validate import validate
 from topoalign.machines.nvidia_smi_cells import ids_of, link
 from topoalign.machines.nvidia_smi_lines import COPY_AGAIN
 from topoalign.machines.nvidia_smi_matrix import Matrix, read_matrix

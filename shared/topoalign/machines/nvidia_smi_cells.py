@@ -8,11 +8,11 @@ cannot be seen, but one that begins with `-` or ends in `-` or `,` can, and is a
 
 import re
 
-from topoalign.core.errors import clean
-from topoalign.core.ids import DeviceID
-from topoalign.core.topology.cpuset import parse_cpuset
-from topoalign.core.topology.links import Link, PcieClass
-from topoalign.core.topology.validate import MOST_CPUS, MOST_NODES
+from topoalign.core.model.errors import clean
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.cpuset import parse_cpuset
+from topoalign.core.model.topology.links import Link, PcieClass
+from topoalign.core.model.topology.validate import MOST_CPUS, MOST_NODES
 
 SELF, UNKNOWN = "X", "N/A"
 CPU_AFFINITY, NUMA_AFFINITY, GPU_NUMA_ID = "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from topoalign.core.errors import InvalidMachine, quoted
-from topoalign.core.topology.validate import MOST_GPUS, MOST_NICS
+from topoalign.core.model.errors import InvalidMachine, quoted
+from topoalign.core.model.topology.validate import MOST_GPUS, MOST_NICS
 from topoalign.machines.nvidia_smi_cells import CPU_AFFINITY, GPU_NUMA_ID, NUMA_AFFINITY, is_cell
 from topoalign.machines.nvidia_smi_instead import no_matrix
 from topoalign.machines.nvidia_smi_lines import Line, Word, lines_from, place, wrong

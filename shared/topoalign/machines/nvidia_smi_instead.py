@@ -2,7 +2,7 @@
 
 import re
 
-from topoalign.core.errors import InvalidMachine
+from topoalign.core.model.errors import InvalidMachine
 from topoalign.machines.nvidia_smi_lines import COPY_AGAIN, place
 
 _INSTEAD = (

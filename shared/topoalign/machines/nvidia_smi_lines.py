@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from topoalign.core.errors import InvalidMachine
+from topoalign.core.model.errors import InvalidMachine
 
 LONGEST_LINE = 65_536
 """Characters. The longest line of a matrix at the limits of `validate` has about 3,000."""

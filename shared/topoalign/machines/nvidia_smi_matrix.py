@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
-from topoalign.core.errors import InvalidMachine, quoted
+from topoalign.core.model.errors import InvalidMachine, quoted
 from topoalign.machines.nvidia_smi_cells import CPU_AFFINITY, GPU_NUMA_ID, NUMA_AFFINITY, SELF, is_nvlink
 from topoalign.machines.nvidia_smi_header import Header, find_header, is_gpu
 from topoalign.machines.nvidia_smi_lines import COPY_AGAIN, Word, lines_from, place, prepared, wrong

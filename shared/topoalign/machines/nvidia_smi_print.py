@@ -9,10 +9,10 @@ right and changes nothing else, so that whatever reads the first columns still r
 
 from collections.abc import Mapping, Sequence
 
-from topoalign.core.errors import clean
-from topoalign.core.ids import DeviceID
-from topoalign.core.topology.cpuset import format_cpuset
-from topoalign.core.topology.model import Gpu, Nic, Topology
+from topoalign.core.model.errors import clean
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.cpuset import format_cpuset
+from topoalign.core.model.topology.model import Gpu, Nic, Topology
 from topoalign.machines.nvidia_smi_cells import CPU_AFFINITY, GPU_NUMA_ID, NUMA_AFFINITY, UNKNOWN
 
 LEGEND = """

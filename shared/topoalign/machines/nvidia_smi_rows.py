@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from topoalign.core.errors import quoted
+from topoalign.core.model.errors import quoted
 from topoalign.machines.nvidia_smi_cells import SELF, affinity_fault, cell_fault, is_affinity, is_cell
 from topoalign.machines.nvidia_smi_header import TITLE_WORDS, Header, is_glued, is_gpu, is_header_line, is_label
 from topoalign.machines.nvidia_smi_lines import Line, Word, lines_from, wrong

@@ -18,9 +18,9 @@ from itertools import combinations
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from topoalign.core.ids import DeviceID
-from topoalign.core.topology.links import Link, PcieClass
-from topoalign.core.topology.model import PciBridge
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.links import Link, PcieClass
+from topoalign.core.model.topology.model import PciBridge
 
 Chain = tuple[str, ...]
 """Addresses from the host bridge (`pci0000:00`) down to the bridge right above a device. Empty: not known."""

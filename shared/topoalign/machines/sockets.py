@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Mapping
 
-from topoalign.core.topology.cpuset import LARGEST_ID
+from topoalign.core.model.topology.cpuset import LARGEST_ID
 
 
 def numbered(packages: Mapping[int, tuple[int | None, Hashable]]) -> dict[int, int]:

@@ -11,10 +11,10 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from topoalign.core.errors import InvalidField, InvalidMachine, clean
-from topoalign.core.ids import DeviceID
-from topoalign.core.topology.model import Gpu, Nic, Topology
-from topoalign.core.topology.validate import LARGEST_MEMORY, MOST_GPUS, validate
+from topoalign.core.model.errors import InvalidField, InvalidMachine, clean
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.model import Gpu, Nic, Topology
+from topoalign.core.model.topology.validate import LARGEST_MEMORY, MOST_GPUS, validate
 from topoalign.machines import pcie, sysfs_nics
 from topoalign.machines.sysfs_cpus import cpus_of_nodes, online_cpus, read_cpus, read_nodes
 from topoalign.machines.sysfs_files import Tree, number, opened

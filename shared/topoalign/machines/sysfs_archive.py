@@ -15,8 +15,8 @@ import zlib
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from topoalign.core.errors import InvalidMachine, clean
-from topoalign.core.topology.model import Topology
+from topoalign.core.model.errors import InvalidMachine, clean
+from topoalign.core.model.topology.model import Topology
 from topoalign.machines.sysfs import read_sysfs
 from topoalign.machines.sysfs_cpus import CPUS
 from topoalign.machines.sysfs_files import LONGEST_FILE, Tree, missing

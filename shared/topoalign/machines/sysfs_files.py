@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-from topoalign.core.topology.cpuset import LARGEST_ID, parse_cpuset
+from topoalign.core.model.topology.cpuset import LARGEST_ID, parse_cpuset
 
 LONGEST_FILE = 1 << 20
 """Bytes. The longest that is read is a node's meminfo, a few thousand."""

@@ -8,10 +8,10 @@ a virtual machine. Software RDMA devices, which have no PCI device, are left out
 import re
 from collections.abc import Mapping
 
-from topoalign.core.errors import clean
-from topoalign.core.ids import DeviceID
-from topoalign.core.topology.model import Nic, NicPort, VirtualFunction
-from topoalign.core.topology.validate import MOST_NICS
+from topoalign.core.model.errors import clean
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.model import Nic, NicPort, VirtualFunction
+from topoalign.core.model.topology.validate import MOST_NICS
 from topoalign.machines import pcie
 from topoalign.machines.sysfs_files import Tree, number
 from topoalign.machines.sysfs_pci import DEVICES, numa_nodes, path_of

@@ -6,7 +6,7 @@ from typing import TypeVar
 import structlog
 
 from topoalign.core import wire
-from topoalign.core.errors import TopoalignError, Unavailable
+from topoalign.core.model.errors import TopoalignError, Unavailable
 from topoalign.core.ports import Answer, Endpoint
 from topoalign.runtime.strict_json import refuse_oddities
 

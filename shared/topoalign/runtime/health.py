@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from topoalign.core.errors import Unavailable, clean
+from topoalign.core.model.errors import Unavailable, clean
 from topoalign.runtime.connections import Connection, backlog
 from topoalign.runtime.context import Check, Context
 

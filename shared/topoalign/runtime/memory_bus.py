@@ -15,7 +15,7 @@ import anyio
 import msgspec
 
 from topoalign.core import wire
-from topoalign.core.errors import BusUnavailable, IdTaken, NobodyAnswers, clean
+from topoalign.core.model.errors import BusUnavailable, IdTaken, NobodyAnswers, clean
 from topoalign.core.ports import Endpoint, Message, Received, Stream
 from topoalign.runtime import stores
 from topoalign.runtime.answers import reply_to

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import anyio
 
-from topoalign.core.errors import Unavailable, clean
+from topoalign.core.model.errors import Unavailable, clean
 from topoalign.runtime.tasks import background
 
 START_SECONDS = 10.0

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 from topoalign.core import wire
-from topoalign.core.ids import NodeName
+from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Bus, Endpoint, Message, Received, Stream
 from topoalign.runtime.memory_bus import MemoryBus
 

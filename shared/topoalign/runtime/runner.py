@@ -22,8 +22,8 @@ import structlog
 from anyio.abc import TaskGroup
 
 from topoalign.core import wire
-from topoalign.core.errors import NotFound, Unavailable, clean
-from topoalign.core.ids import NodeName
+from topoalign.core.model.errors import NotFound, Unavailable, clean
+from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Bus
 from topoalign.runtime import systemd
 from topoalign.runtime.clock import SystemClock

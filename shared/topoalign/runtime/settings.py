@@ -12,7 +12,7 @@ from typing import Annotated, Literal, TypeVar, get_args, get_origin, get_type_h
 
 import msgspec
 
-from topoalign.core.errors import InvalidField, clean
+from topoalign.core.model.errors import InvalidField, clean
 
 PREFIX = "TOPOALIGN_"
 S = TypeVar("S", bound=msgspec.Struct)

@@ -11,7 +11,7 @@ from secrets import token_hex
 import structlog
 
 from topoalign.core import wire
-from topoalign.core.errors import IdTaken
+from topoalign.core.model.errors import IdTaken
 from topoalign.core.ports import Bus, Clock, Message
 
 TELL_SECONDS = 60.0

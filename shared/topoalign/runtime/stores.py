@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from topoalign.core.errors import BusRefused, BusUnavailable, clean
+from topoalign.core.model.errors import BusRefused, BusUnavailable, clean
 from topoalign.core.ports import Message, Stream
 from topoalign.core.wire import LARGEST_BODY
 

@@ -8,7 +8,7 @@ A key that stands twice has one meaning to whoever checks the first and another 
 import json
 from collections.abc import Iterator
 
-from topoalign.core.errors import Undecodable, clean
+from topoalign.core.model.errors import Undecodable, clean
 from topoalign.core.wire import LARGEST_BODY
 
 TWICE = "stands twice"

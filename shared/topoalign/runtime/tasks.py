@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 import anyio
 from anyio.abc import TaskGroup
 
-from topoalign.core.errors import TopoalignError, Unavailable
+from topoalign.core.model.errors import TopoalignError, Unavailable
 
 
 class StoppedUnasked(Unavailable):

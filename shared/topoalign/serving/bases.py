@@ -12,9 +12,9 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
-from topoalign.core.errors import InvalidField, clean, quoted
-from topoalign.core.ids import GPU, NIC, DeviceID, ResourceName
-from topoalign.core.topology.model import Gpu, MigDevice, Nic, Topology
+from topoalign.core.model.errors import InvalidField, clean, quoted
+from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
+from topoalign.core.model.topology.model import Gpu, MigDevice, Nic, Topology
 from topoalign.serving import names
 from topoalign.serving.checks import MIG_PREFIX
 from topoalign.serving.configuration import Configuration, GpuChoice, MigChoice, NicChoice

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from topoalign.core.errors import InvalidField, quoted
-from topoalign.core.ids import GPU, NIC
+from topoalign.core.model.errors import InvalidField, quoted
+from topoalign.core.model.ids import GPU, NIC
 from topoalign.serving import names
 from topoalign.serving.configuration import (
     Configuration,

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 import msgspec
 
-from topoalign.core.errors import InvalidField, clean, quoted
+from topoalign.core.model.errors import InvalidField, clean, quoted
 from topoalign.kubelet import documents
 from topoalign.serving import nvidia
 from topoalign.serving.checks import checked

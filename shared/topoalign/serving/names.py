@@ -8,8 +8,8 @@ and a name of at most 63 letters, digits, `-`, `_` and `.`, the first and the la
 
 import re
 
-from topoalign.core.errors import InvalidField, quoted
-from topoalign.core.ids import ResourceName
+from topoalign.core.model.errors import InvalidField, quoted
+from topoalign.core.model.ids import ResourceName
 
 GPU_DOMAIN, NIC_DOMAIN = "nvidia.com", "topoalign.io"
 SHARED = ".shared"

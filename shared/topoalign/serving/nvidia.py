@@ -11,7 +11,7 @@ Source: k8s-device-plugin v0.20.0, its file of version v1 and the flags of its c
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from topoalign.core.errors import InvalidField, clean, quoted
+from topoalign.core.model.errors import InvalidField, clean, quoted
 from topoalign.kubelet.configuration import FALSE, TRUE
 
 KUBELET_SOCKET = "/var/lib/kubelet/device-plugins/kubelet.sock"

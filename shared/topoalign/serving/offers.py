@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from topoalign.core.errors import quoted
-from topoalign.core.ids import DeviceID, ResourceName
-from topoalign.core.topology.model import Topology
-from topoalign.core.topology.offers import Offer
-from topoalign.core.topology.validate import MOST_HANDED_OUT
+from topoalign.core.model.errors import quoted
+from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.offers import Offer
+from topoalign.core.model.topology.validate import MOST_HANDED_OUT
 from topoalign.serving.bases import Base, gpu_bases, nic_bases
 from topoalign.serving.configuration import Configuration, Packing, SharedResource
 from topoalign.serving.findings import Finding

@@ -13,7 +13,7 @@ import anyio
 import structlog
 from anyio import to_thread
 
-from topoalign.core.errors import BadRequest, InvalidField, clean
+from topoalign.core.model.errors import BadRequest, InvalidField, clean
 from topoalign.core.ports import Clock
 from topoalign.kubelet import documents
 from topoalign.serving import nvidia

@@ -1,6 +1,6 @@
 """Why nothing is known of an allocation or pod, in a sentence of its own for each reason."""
 
-from topoalign.core.errors import NotFound, clean
+from topoalign.core.model.errors import NotFound, clean
 
 REMEDY = "name an allocation's id, or a pod as NAMESPACE/NAME"
 

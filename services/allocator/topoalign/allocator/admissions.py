@@ -23,11 +23,13 @@ from topoalign.allocator.held import held_by, holds
 from topoalign.allocator.kubelet_files import Known, KubeletFiles
 from topoalign.allocator.ledger import Ledger
 from topoalign.core import wire
-from topoalign.core.admission import admission, admit, answer_to
-from topoalign.core.checks import checked
-from topoalign.core.deciding import Reply
-from topoalign.core.decisions import Admission, Decision, Explained, Explanation, noted
-from topoalign.core.errors import (
+from topoalign.core.admission.admit import admission, admit, answer_to
+from topoalign.core.admission.pipeline import Reply
+from topoalign.core.admission.validate import checked
+from topoalign.core.hints.answers import check_answer
+from topoalign.core.hints.preconditions import check_resources_known
+from topoalign.core.model.decisions import Admission, Decision, Explained, Explanation, noted
+from topoalign.core.model.errors import (
     BadRequest,
     HardwareUnknown,
     InvalidField,
@@ -39,14 +41,11 @@ from topoalign.core.errors import (
     Unavailable,
     clean,
 )
-from topoalign.core.events import Allocation
-from topoalign.core.hints.checking import check_answer
-from topoalign.core.hints.model import HintAnswer, HintQuestion
-from topoalign.core.hints.preconditions import check_resources_known
-from topoalign.core.ids import AllocationID, NodeName
-from topoalign.core.maintenance import TrustRequest
-from topoalign.core.ports import Bus, Endpoint
-from topoalign.core.requests import (
+from topoalign.core.model.events import Allocation
+from topoalign.core.model.hints import HintAnswer, HintQuestion
+from topoalign.core.model.ids import AllocationID, NodeName
+from topoalign.core.model.maintenance import TrustRequest
+from topoalign.core.model.requests import (
     AdmissionRules,
     AllocateRequest,
     ClockReading,
@@ -58,7 +57,8 @@ from topoalign.core.requests import (
     SnapshotRequest,
     overridden,
 )
-from topoalign.core.state import NodeState
+from topoalign.core.ports import Bus, Endpoint
+from topoalign.core.state.fold import NodeState
 from topoalign.runtime.answers import answering
 
 REMEMBERED = 1_000

@@ -1,6 +1,6 @@
 """Which rules a request for an allocation may choose; the others are the node's own."""
 
-from topoalign.core.errors import InvalidField, clean
+from topoalign.core.model.errors import InvalidField, clean
 
 CHOICES = frozenset({"policy", "scope", "mode", "placement", "compat", "prefer_closest_numa_nodes"})
 

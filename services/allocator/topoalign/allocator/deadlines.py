@@ -11,9 +11,9 @@ The clock is a new one with each start, so a request that was made to the proces
 a deadline is never late: earlier versions ask that way. docs/decisions/0009-deadlines.md has the reasons.
 """
 
-from topoalign.core.errors import DeadlinePassed
+from topoalign.core.model.errors import DeadlinePassed
+from topoalign.core.model.requests import ClockReading, Deadline
 from topoalign.core.ports import Clock
-from topoalign.core.requests import ClockReading, Deadline
 
 
 class Deadlines:

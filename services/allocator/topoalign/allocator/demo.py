@@ -46,13 +46,13 @@ from topoalign.cli import output, people
 from topoalign.cli.link import connected
 from topoalign.cli.watch import Teller
 from topoalign.client import Client, Heard
-from topoalign.core.decisions import Admission, Decision, Refusal
-from topoalign.core.errors import InvalidField, Unavailable, clean
-from topoalign.core.events import AllocationBound, AllocationReleased, TopologyDiscovered
-from topoalign.core.ids import GPU, NIC, AllocationID, NodeName
+from topoalign.core.model.decisions import Admission, Decision, Refusal
+from topoalign.core.model.errors import InvalidField, Unavailable, clean
+from topoalign.core.model.events import AllocationBound, AllocationReleased, TopologyDiscovered
+from topoalign.core.model.ids import GPU, NIC, AllocationID, NodeName
+from topoalign.core.model.requests import PodRequest
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus
-from topoalign.core.requests import PodRequest
-from topoalign.core.topology.model import Topology
 from topoalign.machines.nvidia_smi_print import print_matrix
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.settings import PREFIX

@@ -15,11 +15,11 @@ import click
 from anyio.abc import TaskStatus
 
 from topoalign.client.forgetting import forget_node, has_spoken
-from topoalign.core.errors import Unavailable
-from topoalign.core.ids import NodeName
+from topoalign.core.model.errors import Unavailable
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import AdmissionRules, Policy
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus
-from topoalign.core.requests import AdmissionRules, Policy
-from topoalign.core.topology.model import Topology
 from topoalign.runtime.nats_server import local_nats
 from topoalign.runtime.runner import run_services
 from topoalign.runtime.settings import PREFIX

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from topoalign.core.allocations import Allocation
-from topoalign.core.events import AllocationDeviated, Displaced, LedgerEvent, Owner
-from topoalign.core.ids import AllocationID, DeviceID, NodeName
+from topoalign.core.model.allocations import Allocation
+from topoalign.core.model.events import AllocationDeviated, Displaced, LedgerEvent, Owner
+from topoalign.core.model.ids import AllocationID, DeviceID, NodeName
 
 
 class Draft(Protocol):

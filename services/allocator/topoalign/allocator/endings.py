@@ -4,9 +4,9 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from topoalign.core.errors import clean
-from topoalign.core.events import Allocation, AllocationGranted, AllocationReleased, LedgerEvent, Owner
-from topoalign.core.ids import AllocationID
+from topoalign.core.model.errors import clean
+from topoalign.core.model.events import Allocation, AllocationGranted, AllocationReleased, LedgerEvent, Owner
+from topoalign.core.model.ids import AllocationID
 
 REMEMBERED = 1_000
 """Allocations."""

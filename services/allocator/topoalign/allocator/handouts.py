@@ -32,8 +32,8 @@ from topoalign.allocator.order import in_order
 from topoalign.allocator.preferences import Preferences
 from topoalign.allocator.reconciling import Look, Reconciliation
 from topoalign.allocator.taking_in import returned, without
-from topoalign.core.decisions import Beside
-from topoalign.core.errors import (
+from topoalign.core.model.decisions import Beside
+from topoalign.core.model.errors import (
     DeviceInUse,
     DeviceUnusable,
     HardwareUnknown,
@@ -43,11 +43,11 @@ from topoalign.core.errors import (
     UnknownDevice,
     quoted,
 )
-from topoalign.core.events import Allocation
-from topoalign.core.ids import AllocationID, DeviceID, ResourceName
-from topoalign.core.placement import prefer
+from topoalign.core.model.events import Allocation
+from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
+from topoalign.core.placement.preference import prefer
 from topoalign.core.ports import Clock
-from topoalign.core.state import NodeState
+from topoalign.core.state.fold import NodeState
 
 MOST_DEVICES = 20_000
 """Of one Allocate call: more than any node lists."""

@@ -26,10 +26,10 @@ from topoalign.allocator.ledger import Ledger
 from topoalign.allocator.other_machines import of_other_machines, release_other_machines
 from topoalign.client import Client, Heard
 from topoalign.core import wire
-from topoalign.core.errors import BadRequest, NobodyAnswers, Unavailable
-from topoalign.core.events import DeviceHealthChanged, HealthState, Reading, TopologyDiscovered
+from topoalign.core.model.errors import BadRequest, NobodyAnswers, Unavailable
+from topoalign.core.model.events import DeviceHealthChanged, HealthState, Reading, TopologyDiscovered
+from topoalign.core.model.requests import AliveRequest, AnnounceRequest, Said, SaidRequest
 from topoalign.core.ports import Bus, Clock
-from topoalign.core.requests import AliveRequest, AnnounceRequest, Said, SaidRequest
 
 ASK_SECONDS = 10.0
 """Between two questions to a discovery that answers."""

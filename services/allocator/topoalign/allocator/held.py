@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 
 from topoalign.allocator.ledger import Ledger
-from topoalign.core.events import Allocation
-from topoalign.core.hints.jointly import check_annotations, decided_jointly, is_held
+from topoalign.core.deviceshare.node_devices import RESOURCES
+from topoalign.core.hints.joint_devices import check_annotations, decided_jointly, is_held
 from topoalign.core.hints.requested import device_limits
-from topoalign.core.ids import CPU
-from topoalign.core.joint.node_devices import RESOURCES
-from topoalign.core.requests import AdmissionRules, PodRequest
-from topoalign.core.state import NodeState
-from topoalign.core.topology.cpuset import parse_cpuset
+from topoalign.core.model.events import Allocation
+from topoalign.core.model.ids import CPU
+from topoalign.core.model.requests import AdmissionRules, PodRequest
+from topoalign.core.model.topology.cpuset import parse_cpuset
+from topoalign.core.state.fold import NodeState
 
 
 def held_by(ledger: Ledger, pod: PodRequest) -> list[Allocation]:

@@ -18,8 +18,8 @@ import structlog
 from topoalign.allocator import record
 from topoalign.allocator.record import VERSION, Header, encoded
 from topoalign.allocator.state_dir import UNUSABLE, faults, locked, sync_directory, usable
-from topoalign.core.errors import StateFault
-from topoalign.core.ids import NodeName
+from topoalign.core.model.errors import StateFault
+from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Entry
 
 KEPT = 5

@@ -16,11 +16,11 @@ from collections.abc import Collection, Mapping
 
 import msgspec
 
-from topoalign.core.errors import quoted
-from topoalign.core.events import Allocation
-from topoalign.core.ids import DeviceID, ResourceName
-from topoalign.core.requests import PodRequest
-from topoalign.core.state import NodeState
+from topoalign.core.model.errors import quoted
+from topoalign.core.model.events import Allocation
+from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.requests import PodRequest
+from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.listed_pods import ListedPods
 from topoalign.kubelet.node_state import Container, Held
 

@@ -17,13 +17,13 @@ import structlog
 
 from topoalign.allocator.kubelet_devices import as_others, unaccounted, unrecorded, without_dropped, without_ended
 from topoalign.allocator.usage import spread
-from topoalign.core.errors import TopoalignError, clean
-from topoalign.core.events import Allocation, ContainerUsage, Owner
-from topoalign.core.ids import DeviceID, ResourceName
+from topoalign.core.model.errors import TopoalignError, clean
+from topoalign.core.model.events import Allocation, ContainerUsage, Owner
+from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest
+from topoalign.core.model.topology.cpuset import parse_cpuset
 from topoalign.core.ports import Clock
-from topoalign.core.requests import AdmissionRules, Mode, PodRequest
-from topoalign.core.state import NodeState
-from topoalign.core.topology.cpuset import parse_cpuset
+from topoalign.core.state.fold import NodeState
 from topoalign.kubelet import configuration
 from topoalign.kubelet.listed_pods import ListedPods
 from topoalign.kubelet.node_state import Container, Held, check_resources, held_cpus, held_devices, held_memory

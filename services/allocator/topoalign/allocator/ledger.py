@@ -25,9 +25,9 @@ import structlog
 from topoalign.allocator.drafts import Binding, Draft, deviation
 from topoalign.allocator.endings import Endings
 from topoalign.allocator.record import unpublished
-from topoalign.core.decisions import Refusal
-from topoalign.core.errors import NotFound, StateFault
-from topoalign.core.events import (
+from topoalign.core.model.decisions import Refusal
+from topoalign.core.model.errors import NotFound, StateFault
+from topoalign.core.model.events import (
     Allocation,
     AllocationBound,
     AllocationGranted,
@@ -40,10 +40,10 @@ from topoalign.core.events import (
     TopologyDiscovered,
     UsageObserved,
 )
-from topoalign.core.ids import AllocationID, DeviceID, NodeName
+from topoalign.core.model.ids import AllocationID, DeviceID, NodeName
+from topoalign.core.model.requests import PodRequest
 from topoalign.core.ports import Clock, Entry, Journal
-from topoalign.core.requests import PodRequest
-from topoalign.core.state import NodeState, replay
+from topoalign.core.state.fold import NodeState, replay
 
 SAID_SECONDS = 1.0
 """For so long a snapshot after which nothing happened answers further requests for one."""

@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from topoalign.allocator.kubelet.desk import Holding, Listing, Part
-from topoalign.core.events import Allocation, Displaced, Owner
-from topoalign.core.ids import AllocationID, DeviceID, ResourceName
+from topoalign.core.model.events import Allocation, Displaced, Owner
+from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 
 Place = tuple[ResourceName, DeviceID]
 NEVER: tuple[int, ...] = ()

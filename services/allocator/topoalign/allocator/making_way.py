@@ -10,9 +10,9 @@ from topoalign.allocator.kubelet.desk import Listing
 from topoalign.allocator.ledger import Ledger
 from topoalign.allocator.liveness import Liveness, Place, is_before, places, shown_of, still_displaced
 from topoalign.allocator.taking_in import of_devices
-from topoalign.core.events import Allocation, Displaced
-from topoalign.core.ids import AllocationID, DeviceID, ResourceName
-from topoalign.core.state import NodeState
+from topoalign.core.model.events import Allocation, Displaced
+from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
+from topoalign.core.state.fold import NodeState
 
 log = structlog.get_logger("topoalign.allocator.making_way")
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Mapping
 
-from topoalign.core.ids import DeviceID, ResourceName
-from topoalign.core.topology.model import Topology
+from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.model import Topology
 
 Places = Mapping[ResourceName, Mapping[DeviceID, int]]
 

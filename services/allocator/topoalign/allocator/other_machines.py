@@ -8,8 +8,8 @@ for held on the new one, and nobody would ever release it. Uuids of real GPUs do
 import structlog
 
 from topoalign.allocator.ledger import Ledger
-from topoalign.core.errors import StateFault
-from topoalign.core.ids import AllocationID
+from topoalign.core.model.errors import StateFault
+from topoalign.core.model.ids import AllocationID
 
 log = structlog.get_logger("topoalign.allocator")
 

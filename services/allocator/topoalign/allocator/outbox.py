@@ -14,7 +14,7 @@ import structlog
 
 from topoalign.allocator.ledger import Ledger
 from topoalign.core import wire
-from topoalign.core.errors import BusRefused, StateFault, Unavailable
+from topoalign.core.model.errors import BusRefused, StateFault, Unavailable
 from topoalign.core.ports import Bus, Clock, Stream
 from topoalign.runtime.speaker import Speaker
 

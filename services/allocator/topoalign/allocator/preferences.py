@@ -8,8 +8,8 @@ its resource, if it was given a moment ago and for such a set.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from topoalign.core.events import Allocation
-from topoalign.core.ids import AllocationID, DeviceID, ResourceName
+from topoalign.core.model.events import Allocation
+from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.ports import Clock
 
 FOLLOWED_SECONDS = 10.0

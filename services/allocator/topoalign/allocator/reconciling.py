@@ -33,8 +33,8 @@ from topoalign.allocator.ledger import Ledger
 from topoalign.allocator.liveness import Liveness, Place, entries_of, is_before, places, still_displaced
 from topoalign.allocator.taking_in import returned, unrecorded
 from topoalign.allocator.usage import beyond, is_ours
-from topoalign.core.events import Allocation, Owner
-from topoalign.core.ids import AllocationID, Namespace, PodName
+from topoalign.core.model.events import Allocation, Owner
+from topoalign.core.model.ids import AllocationID, Namespace, PodName
 from topoalign.core.ports import Clock
 
 log = structlog.get_logger("topoalign.allocator.reconciling")

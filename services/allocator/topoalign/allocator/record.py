@@ -20,9 +20,9 @@ from zlib import crc32
 
 import msgspec
 
-from topoalign.core.errors import Undecodable, clean, quoted
-from topoalign.core.events import AllocationsSnapshot, LedgerEvent
-from topoalign.core.ids import NodeName
+from topoalign.core.model.errors import Undecodable, clean, quoted
+from topoalign.core.model.events import AllocationsSnapshot, LedgerEvent
+from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Entry
 
 VERSION = 1

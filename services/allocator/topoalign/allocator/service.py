@@ -24,10 +24,10 @@ from topoalign.allocator.outbox import Outbox
 from topoalign.allocator.standing import Standings
 from topoalign.allocator.usage import UsageTeller
 from topoalign.core import wire
-from topoalign.core.errors import StateFault, Unavailable, clean
-from topoalign.core.ids import NodeName
+from topoalign.core.model.errors import StateFault, Unavailable, clean
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import ExplainRequest
 from topoalign.core.ports import Bus, Clock
-from topoalign.core.requests import ExplainRequest
 
 SERVICE = "topoalign-allocator"
 TWIN_SECONDS = 0.5

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from topoalign.core.hints.preconditions import check_rules
-from topoalign.core.ids import NodeName
-from topoalign.core.requests import AdmissionRules, Mode, Placement, Policy, Scope
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import AdmissionRules, Mode, Placement, Policy, Scope
 
 Wait = Annotated[float, msgspec.Meta(ge=0, le=3600)]
 """Seconds; the upper bound also refuses `nan` and `inf`."""

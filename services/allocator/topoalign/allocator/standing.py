@@ -11,10 +11,10 @@ from topoalign.allocator.hearing import Hearing
 from topoalign.allocator.ledger import Ledger
 from topoalign.allocator.usage import UsageTeller
 from topoalign.core import wire
-from topoalign.core.errors import InvalidField, clean
-from topoalign.core.ids import NodeName
+from topoalign.core.model.errors import InvalidField, clean
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import AliveRequest, AnnounceRequest, Standing
 from topoalign.core.ports import Endpoint
-from topoalign.core.requests import AliveRequest, AnnounceRequest, Standing
 from topoalign.runtime.answers import answering
 
 

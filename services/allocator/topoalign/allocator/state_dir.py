@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from topoalign.core.errors import InvalidField, StateFault, clean
+from topoalign.core.model.errors import InvalidField, StateFault, clean
 
 SETTING = "TOPOALIGN_STATE_DIR"
 

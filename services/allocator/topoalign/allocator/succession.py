@@ -25,9 +25,9 @@ import structlog
 from topoalign.allocator.journal import FileJournal, open_journal
 from topoalign.allocator.state_dir import StateInUse, is_in_use
 from topoalign.client import Client
-from topoalign.core.errors import HardwareUnknown
-from topoalign.core.events import TopologyDiscovered
-from topoalign.core.ids import NodeName
+from topoalign.core.model.errors import HardwareUnknown
+from topoalign.core.model.events import TopologyDiscovered
+from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Bus, Clock
 
 LINE = "successor"

@@ -9,9 +9,9 @@ from topoalign.allocator.ledger import Ledger
 from topoalign.allocator.liveness import is_before, places, shown_of, still_displaced
 from topoalign.allocator.order import in_order
 from topoalign.allocator.usage import is_ours
-from topoalign.core.events import Allocation, Displaced, Owner
-from topoalign.core.ids import DeviceID, ResourceName
-from topoalign.core.state import NodeState
+from topoalign.core.model.events import Allocation, Displaced, Owner
+from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.state.fold import NodeState
 
 
 def unrecorded(

@@ -16,13 +16,13 @@ import structlog
 
 from topoalign.allocator.ledger import Ledger
 from topoalign.core import wire
-from topoalign.core.errors import Unavailable
-from topoalign.core.events import ContainerUsage, MemoryBlock, MemoryUse, Owner, UsageObserved
 from topoalign.core.hints.memory import memory_node
-from topoalign.core.ids import DeviceID, ResourceName
+from topoalign.core.model.errors import Unavailable
+from topoalign.core.model.events import ContainerUsage, MemoryBlock, MemoryUse, Owner, UsageObserved
+from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.cpuset import format_cpuset, parse_cpuset
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus, Clock, Stream
-from topoalign.core.topology.cpuset import format_cpuset, parse_cpuset
-from topoalign.core.topology.model import Topology
 from topoalign.runtime.speaker import Speaker
 
 AGAIN_SECONDS = 2.0

@@ -14,11 +14,11 @@ import anyio
 import structlog
 
 from topoalign.core import wire
-from topoalign.core.errors import InvalidField, Unavailable
-from topoalign.core.events import DeviceHealthChanged, TopologyDiscovered
-from topoalign.core.ids import NodeName
+from topoalign.core.model.errors import InvalidField, Unavailable
+from topoalign.core.model.events import DeviceHealthChanged, TopologyDiscovered
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import Said, SaidRequest
 from topoalign.core.ports import Bus, Clock, Endpoint, Message, Stream
-from topoalign.core.requests import Said, SaidRequest
 from topoalign.runtime.answers import answering
 from topoalign.runtime.speaker import Speaker
 

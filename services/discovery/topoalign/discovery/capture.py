@@ -11,7 +11,7 @@ from pathlib import Path
 
 import anyio
 
-from topoalign.core.errors import DriverFault
+from topoalign.core.model.errors import DriverFault
 from topoalign.core.ports import Driver
 from topoalign.discovery.drivers.nvml.driver import NvmlDriver
 from topoalign.machines.anonymous import anonymous, shape_name

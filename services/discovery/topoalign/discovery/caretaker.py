@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 import structlog
 
-from topoalign.core.errors import StateFault, clean
-from topoalign.core.events import DeviceHealth
-from topoalign.core.ids import DeviceID
-from topoalign.core.maintenance import Word
+from topoalign.core.model.errors import StateFault, clean
+from topoalign.core.model.events import DeviceHealth
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.maintenance import Word
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock, HardwareEvent, Inventory, Occurrence
-from topoalign.core.topology.model import Topology
 from topoalign.discovery.health import HealthJudge
 from topoalign.discovery.record import Record, RecordFile
 from topoalign.discovery.xids import Gravity, XidRules, worded

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from topoalign.core.events import DeviceHealth, HealthState
-from topoalign.core.ids import DeviceID
+from topoalign.core.model.events import DeviceHealth, HealthState
+from topoalign.core.model.ids import DeviceID
 
 RELAPSE_SECONDS = 3600.0
 """Whoever falls ill again within this time after a recovery has to be quiet for twice as long; and the longest such time."""

@@ -12,11 +12,11 @@ from typing import TypeVar
 
 import msgspec
 
-from topoalign.core.events import DeviceHealth, HealthState
-from topoalign.core.ids import DeviceID
+from topoalign.core.model.events import DeviceHealth, HealthState
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.links import Link
+from topoalign.core.model.topology.model import Gpu, Nic, PciBridge, Topology
 from topoalign.core.ports import Inventory
-from topoalign.core.topology.links import Link
-from topoalign.core.topology.model import Gpu, Nic, PciBridge, Topology
 
 D = TypeVar("D", Gpu, Nic)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import anyio
 from anyio.abc import TaskStatus
 
-from topoalign.core.errors import InvalidField
+from topoalign.core.model.errors import InvalidField
 from topoalign.core.ports import Clock, Driver, Inventory
 from topoalign.discovery.caretaker import Caretaker
 from topoalign.discovery.drivers.auto import AutoDriver

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from topoalign.core.events import DeviceHealth, HealthState
-from topoalign.core.ids import DeviceID
+from topoalign.core.model.events import DeviceHealth, HealthState
+from topoalign.core.model.ids import DeviceID
 from topoalign.core.ports import HardwareEvent
 
 CORDONED = "cordoned"

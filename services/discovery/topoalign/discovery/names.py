@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
-from topoalign.core.errors import InvalidField, NotFound, clean
-from topoalign.core.ids import DeviceID
-from topoalign.core.topology.model import Topology
+from topoalign.core.model.errors import InvalidField, NotFound, clean
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.model import Topology
 
 MOST = 256
 """Devices in one request: more than any node has cards."""

@@ -12,8 +12,8 @@ import structlog
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, Gauge
 
-from topoalign.core.ids import DeviceID
-from topoalign.core.topology.model import Topology
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.model import Topology
 from topoalign.serving.configuration import Configuration
 from topoalign.serving.findings import Finding
 from topoalign.serving.offers import offers

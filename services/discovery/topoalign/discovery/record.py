@@ -17,8 +17,8 @@ from typing import Literal
 
 import msgspec
 
-from topoalign.core.errors import StateFault, clean
-from topoalign.core.ids import DeviceID
+from topoalign.core.model.errors import StateFault, clean
+from topoalign.core.model.ids import DeviceID
 
 NAME = "devices.json"
 REMEDY = "make the state directory (TOPOALIGN_STATE_DIR) writable for this service, and see that its disk has room"

@@ -15,14 +15,14 @@ import structlog
 from anyio.abc import TaskStatus
 
 from topoalign.core import wire
-from topoalign.core.device_health import HandedOut
-from topoalign.core.errors import DriverFault, HardwareUnknown, InvalidField
-from topoalign.core.events import DeviceHealth, DeviceHealthChanged, TopologyDiscovered
-from topoalign.core.ids import DeviceID, NodeName
-from topoalign.core.maintenance import DevicesRequest, Word
+from topoalign.core.model.errors import DriverFault, HardwareUnknown, InvalidField
+from topoalign.core.model.events import DeviceHealth, DeviceHealthChanged, TopologyDiscovered
+from topoalign.core.model.ids import DeviceID, NodeName
+from topoalign.core.model.maintenance import DevicesRequest, Word
+from topoalign.core.model.requests import AliveRequest, AnnounceRequest
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus, Clock, Driver, Endpoint, HardwareEvent, Inventory
-from topoalign.core.requests import AliveRequest, AnnounceRequest
-from topoalign.core.topology.model import Topology
+from topoalign.core.state.device_health import HandedOut
 from topoalign.discovery.announcer import Announcer
 from topoalign.discovery.caretaker import Caretaker
 from topoalign.discovery.epochs import Epochs

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from topoalign.core.ids import NodeName
+from topoalign.core.model.ids import NodeName
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 

@@ -14,7 +14,7 @@ from enum import Enum
 
 import msgspec
 
-from topoalign.core.errors import InvalidField, clean, quoted
+from topoalign.core.model.errors import InvalidField, clean, quoted
 from topoalign.serving import nvidia
 
 APPLICATION_XIDS = (13, 31, 43, 45, 68, 109)

@@ -10,13 +10,13 @@ from anyio.abc import TaskStatus
 
 from topoalign.client import Client
 from topoalign.core import wire
-from topoalign.core.checks import checked
-from topoalign.core.errors import InvalidField, Unavailable
-from topoalign.core.events import TopologyDiscovered
-from topoalign.core.hints.model import HintAnswer, HintQuestion
+from topoalign.core.admission.validate import checked
 from topoalign.core.hints.preconditions import check_rules
 from topoalign.core.hints.providers import answer
-from topoalign.core.ids import NodeName
+from topoalign.core.model.errors import InvalidField, Unavailable
+from topoalign.core.model.events import TopologyDiscovered
+from topoalign.core.model.hints import HintAnswer, HintQuestion
+from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Bus, Clock, Endpoint
 from topoalign.runtime.answers import answering
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from topoalign.core.ids import NodeName
+from topoalign.core.model.ids import NodeName
 
 
 class HintingSettings(msgspec.Struct, frozen=True, kw_only=True):

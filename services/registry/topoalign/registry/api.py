@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 
-from topoalign.core.errors import (
+from topoalign.core.model.errors import (
     BadRequest,
     InvalidField,
     NoFit,
@@ -24,8 +24,8 @@ from topoalign.core.errors import (
     clean,
     quoted,
 )
-from topoalign.core.events import Allocation
-from topoalign.core.ids import NodeName
+from topoalign.core.model.events import Allocation
+from topoalign.core.model.ids import NodeName
 from topoalign.registry import views
 from topoalign.registry.cluster import Cluster, Member
 from topoalign.registry.paging import Key, Page, key_of, limit_of, page

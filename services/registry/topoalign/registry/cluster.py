@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from topoalign.client import Heard
-from topoalign.core.errors import NotFound
-from topoalign.core.events import AllocationGranted
-from topoalign.core.ids import AllocationID, NodeName
-from topoalign.core.state import NodeState
+from topoalign.core.model.errors import NotFound
+from topoalign.core.model.events import AllocationGranted
+from topoalign.core.model.ids import AllocationID, NodeName
+from topoalign.core.state.fold import NodeState
 
 
 @dataclass

@@ -14,10 +14,10 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from topoalign.client import Client
-from topoalign.core.errors import clean
-from topoalign.core.events import HealthState
-from topoalign.core.ids import DeviceID
-from topoalign.core.state import NodeState
+from topoalign.core.model.errors import clean
+from topoalign.core.model.events import HealthState
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.state.fold import NodeState
 from topoalign.registry.cluster import Cluster
 
 STATES = ("free", "allocated", "unhealthy", "unknown", "cordoned")

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from topoalign.core.errors import InvalidField, quoted
+from topoalign.core.model.errors import InvalidField, quoted
 
 T = TypeVar("T")
 Key = tuple[str, ...]

@@ -16,9 +16,9 @@ from anyio.abc import TaskStatus
 
 from topoalign.client import Client, Heard
 from topoalign.client.forgetting import has_spoken
-from topoalign.core.errors import Unavailable
-from topoalign.core.events import LedgerFact
-from topoalign.core.ids import NodeName
+from topoalign.core.model.errors import Unavailable
+from topoalign.core.model.events import LedgerFact
+from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Bus, Clock, Stream
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.metrics import Metrics

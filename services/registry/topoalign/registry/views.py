@@ -10,11 +10,11 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from topoalign.core.events import Allocation, DeviceHealth, MemoryBlock, Owner
-from topoalign.core.ids import AllocationID, DeviceID, NodeName, ResourceName
-from topoalign.core.state import NodeState
-from topoalign.core.topology.model import Topology
-from topoalign.core.topology.names import NamedDevice, named
+from topoalign.core.model.events import Allocation, DeviceHealth, MemoryBlock, Owner
+from topoalign.core.model.ids import AllocationID, DeviceID, NodeName, ResourceName
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.names import NamedDevice, named
+from topoalign.core.state.fold import NodeState
 from topoalign.registry.cluster import Member
 
 

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 from topoalign.cli.measuring import measured
-from topoalign.core.admission import admit
-from topoalign.core.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
-from topoalign.core.ids import CPU, GPU, MEMORY, NIC, ContainerName, NodeName, PodName
-from topoalign.core.requests import AdmissionRules, ContainerRequest, PodRequest
-from topoalign.core.state import NodeState
-from topoalign.core.topology.model import Topology
+from topoalign.core.admission.admit import admit
+from topoalign.core.model.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
+from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, ContainerName, NodeName, PodName
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.state.fold import NodeState
 from topoalign.machines import load
 
 NODE = NodeName("bench")

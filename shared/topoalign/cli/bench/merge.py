@@ -14,15 +14,15 @@ import msgspec
 
 from topoalign.cli.bench.admit import empty_node
 from topoalign.cli.measuring import measured
-from topoalign.core.admission import admit
-from topoalign.core.decisions import Decision
-from topoalign.core.hints.model import HintRule, Need, TopologyHint
+from topoalign.core.admission.admit import admit
 from topoalign.core.hints.rules import Supply
-from topoalign.core.ids import CPU, GPU, MEMORY, NIC, ContainerName, DeviceID, PodName, ResourceName
+from topoalign.core.model.decisions import Decision
+from topoalign.core.model.hints import HintRule, Need, TopologyHint
+from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, ContainerName, DeviceID, PodName, ResourceName
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
+from topoalign.core.model.topology.bitmask import mask_of, masks_by_size
+from topoalign.core.model.topology.model import PluginDevice
 from topoalign.core.policy import POLICIES
-from topoalign.core.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
-from topoalign.core.topology.bitmask import mask_of, masks_by_size
-from topoalign.core.topology.model import PluginDevice
 from topoalign.machines import load
 
 RESTRICTED = POLICIES[Policy.RESTRICTED]

@@ -44,7 +44,7 @@ def measure(kind: str) -> None:
     import resource
     from time import perf_counter
 
-    from topoalign.core.errors import InvalidMachine
+    from topoalign.core.model.errors import InvalidMachine
     from topoalign.machines.nvidia_smi import read
 
     text = KINDS[kind]()

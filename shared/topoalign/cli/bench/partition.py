@@ -11,12 +11,12 @@ from functools import partial
 from itertools import combinations, cycle
 
 from topoalign.cli.measuring import measured
-from topoalign.core.ids import GPU
-from topoalign.core.placement import prefer
+from topoalign.core.model.ids import GPU
+from topoalign.core.model.requests import Placement
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.placement.gpus.scores import Scores, gpu_scores
 from topoalign.core.placement.partition import best_split
-from topoalign.core.placement.scores import Scores, gpu_scores
-from topoalign.core.requests import Placement
-from topoalign.core.topology.model import Topology
+from topoalign.core.placement.preference import prefer
 from topoalign.machines import load
 
 SIZES = range(1, 9)

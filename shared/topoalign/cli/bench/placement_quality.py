@@ -21,17 +21,17 @@ from statistics import mean, stdev
 from typing import NamedTuple
 
 from topoalign.cli.bench.admit import empty_node
-from topoalign.core.admission import admission, answer_to
-from topoalign.core.deciding import Reply
-from topoalign.core.decisions import Admission, Decision, PreferenceQuestion
-from topoalign.core.events import AllocationGranted, AllocationReleased
-from topoalign.core.ids import GPU, NIC, AllocationID, ContainerName, DeviceID, PodName
-from topoalign.core.placement import outlook, prefer
+from topoalign.core.admission.admit import admission, answer_to
+from topoalign.core.admission.pipeline import Reply
+from topoalign.core.model.decisions import Admission, Decision, PreferenceQuestion
+from topoalign.core.model.events import AllocationGranted, AllocationReleased
+from topoalign.core.model.ids import GPU, NIC, AllocationID, ContainerName, DeviceID, PodName
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, Placement, PodRequest, Policy
+from topoalign.core.model.topology.links import PcieClass
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.queries import pcie_class
 from topoalign.core.placement.fragmentation import fragmentation
-from topoalign.core.requests import AdmissionRules, ContainerRequest, Mode, Placement, PodRequest, Policy
-from topoalign.core.topology.links import PcieClass
-from topoalign.core.topology.model import Topology
-from topoalign.core.topology.queries import pcie_class
+from topoalign.core.placement.preference import outlook, prefer
 from topoalign.machines import load
 
 MACHINES = ("dgx1-volta", "dgx2", "hgx-h100", "two-socket-8xpcie", "8x-nvlink-pairs")

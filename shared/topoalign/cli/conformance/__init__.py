@@ -14,7 +14,7 @@ import click
 from topoalign.cli import output
 from topoalign.cli.conformance.suite import CaseResult, Suite
 from topoalign.cli.errors import FAILURE, unknown
-from topoalign.core.errors import clean
+from topoalign.core.model.errors import clean
 
 
 @click.command()

@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from topoalign.cli.conformance.suite import CaseResult, Outcome, attempted
-from topoalign.core.errors import clean
+from topoalign.core.model.errors import clean
 
 C = TypeVar("C", bound=msgspec.Struct)
 

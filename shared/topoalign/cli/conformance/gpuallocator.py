@@ -8,9 +8,9 @@ import msgspec
 
 from topoalign.cli.conformance.case_files import results
 from topoalign.cli.conformance.suite import CaseResult, Outcome, Suite
-from topoalign.core.errors import Undecodable, quoted
-from topoalign.core.placement import PLACEMENTS, choose
-from topoalign.core.topology.links import NVLINK_SCORE, PCIE_SCORE, PcieClass
+from topoalign.core.model.errors import Undecodable, quoted
+from topoalign.core.model.topology.links import NVLINK_SCORE, PCIE_SCORE, PcieClass
+from topoalign.core.placement.preference import PLACEMENTS, choose
 
 POLICY = {
     "bestEffort": "best-effort",

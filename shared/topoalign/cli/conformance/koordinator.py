@@ -12,13 +12,13 @@ from topoalign.cli.conformance.koordinator_answers import Answer, outcome, refus
 from topoalign.cli.conformance.koordinator_cases import Inventories, NodeCase, Part, Pod, parts, without_nulls
 from topoalign.cli.conformance.koordinator_rules import small_rules
 from topoalign.cli.conformance.suite import CaseResult, Outcome, Suite
-from topoalign.core.errors import TopoalignError
-from topoalign.core.joint.allocate import allocate
-from topoalign.core.joint.candidates import Asked, wanted
-from topoalign.core.joint.demand import Demand
-from topoalign.core.joint.names import DeviceType
-from topoalign.core.joint.numa_hints import numa_hints
-from topoalign.core.joint.scores import Scorer, node_score
+from topoalign.core.deviceshare.allocate import allocate
+from topoalign.core.deviceshare.candidates import Asked, wanted
+from topoalign.core.deviceshare.demand import Demand
+from topoalign.core.deviceshare.names import DeviceType
+from topoalign.core.deviceshare.numa_hints import numa_hints
+from topoalign.core.deviceshare.scores import Scorer, node_score
+from topoalign.core.model.errors import TopoalignError
 
 
 class AnsweredCase(Protocol):

@@ -11,8 +11,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from topoalign.cli.conformance.suite import Outcome
-from topoalign.core.errors import TopoalignError, Undecodable
-from topoalign.core.joint.refusals import DevicesDoNotFit, NotMeant
+from topoalign.core.deviceshare.refusals import DevicesDoNotFit, NotMeant
+from topoalign.core.model.errors import TopoalignError, Undecodable
 
 
 class Error(msgspec.Struct, frozen=True):

@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from topoalign.core.errors import InvalidField, Undecodable, clean, quoted
-from topoalign.core.joint.candidates import Asked, Given
-from topoalign.core.joint.demand import Demand, read_demand
-from topoalign.core.joint.device_object import read_device
-from topoalign.core.joint.inventory import Inventory
-from topoalign.core.joint.names import DeviceType
-from topoalign.core.joint.scores import Scorer
+from topoalign.core.deviceshare.candidates import Asked, Given
+from topoalign.core.deviceshare.demand import Demand, read_demand
+from topoalign.core.deviceshare.device_object import read_device
+from topoalign.core.deviceshare.inventory import Inventory
+from topoalign.core.deviceshare.names import DeviceType
+from topoalign.core.deviceshare.scores import Scorer
+from topoalign.core.model.errors import InvalidField, Undecodable, clean, quoted
 
 INVENTORIES = "devices.json"
 

@@ -11,13 +11,13 @@ from topoalign.cli.conformance.case_files import results
 from topoalign.cli.conformance.koordinator_answers import Answer, outcome, refused
 from topoalign.cli.conformance.koordinator_cases import Inventories, Pod, without_nulls
 from topoalign.cli.conformance.suite import CaseResult, Outcome
-from topoalign.core.errors import TopoalignError, Undecodable, quoted
-from topoalign.core.joint.candidates import Asked, Candidate, wanted
-from topoalign.core.joint.inventory import Device, Place
-from topoalign.core.joint.names import HINT_ANNOTATION, DeviceType
-from topoalign.core.joint.picking import by_minor, by_preferred_pcie
-from topoalign.core.joint.quantities import check, gpu_demand, normalised
-from topoalign.core.joint.refusals import NotMeant
+from topoalign.core.deviceshare.candidates import Asked, Candidate, wanted
+from topoalign.core.deviceshare.inventory import Device, Place
+from topoalign.core.deviceshare.names import HINT_ANNOTATION, DeviceType
+from topoalign.core.deviceshare.picking import by_minor, by_preferred_pcie
+from topoalign.core.deviceshare.quantities import check, gpu_demand, normalised
+from topoalign.core.deviceshare.refusals import NotMeant
+from topoalign.core.model.errors import TopoalignError, Undecodable, quoted
 
 
 class Ranked(msgspec.Struct, frozen=True, rename={"pcie": "pcieID"}):

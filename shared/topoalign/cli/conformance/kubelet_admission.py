@@ -20,11 +20,14 @@ from topoalign.cli.conformance.kubelet_merge import Hint, written
 from topoalign.cli.conformance.kubelet_node import NODE, Config, Machine, Plugin
 from topoalign.cli.conformance.kubelet_pods import Pod, as_the_kubelet_reads
 from topoalign.cli.conformance.suite import CaseResult, Outcome
-from topoalign.core.admission import admission, answer_to
-from topoalign.core.deciding import Reply
-from topoalign.core.decisions import Admission, Decision, PreferenceQuestion, Refusal
-from topoalign.core.errors import Undecodable, quoted
-from topoalign.core.events import (
+from topoalign.core.admission.admit import admission, answer_to
+from topoalign.core.admission.pipeline import Reply
+from topoalign.core.cpu_assignment.reserved import reserved_cpus
+from topoalign.core.hints.memory import memory_nodes
+from topoalign.core.hints.providers import shared_cpus
+from topoalign.core.model.decisions import Admission, Decision, PreferenceQuestion, Refusal
+from topoalign.core.model.errors import Undecodable, quoted
+from topoalign.core.model.events import (
     Allocation,
     AllocationGranted,
     AllocationReleased,
@@ -34,14 +37,11 @@ from topoalign.core.events import (
     MemoryUse,
     TopologyDiscovered,
 )
-from topoalign.core.hints.memory import memory_nodes
-from topoalign.core.hints.providers import shared_cpus
-from topoalign.core.ids import ContainerName, DeviceID, PodName, ResourceName
-from topoalign.core.requests import AdmissionRules, PodRequest
-from topoalign.core.state import NodeState
-from topoalign.core.takes.reserved import reserved_cpus
-from topoalign.core.topology.bitmask import nodes_of
-from topoalign.core.topology.cpuset import format_cpuset
+from topoalign.core.model.ids import ContainerName, DeviceID, PodName, ResourceName
+from topoalign.core.model.requests import AdmissionRules, PodRequest
+from topoalign.core.model.topology.bitmask import nodes_of
+from topoalign.core.model.topology.cpuset import format_cpuset
+from topoalign.core.state.fold import NodeState
 
 KINDS = {"Topology locality": "NotAligned", **CPU_KINDS, **DEVICE_KINDS, **MEMORY_KINDS}
 """What upstream's text contains -> the code of our error of that kind."""

@@ -16,16 +16,16 @@ from topoalign.cli.conformance.case_files import results
 from topoalign.cli.conformance.kubelet_devices import mask_or_none
 from topoalign.cli.conformance.kubelet_merge import Hint, all_written
 from topoalign.cli.conformance.suite import CaseResult, Outcome
-from topoalign.core.deciding import reason_of
-from topoalign.core.errors import NoFit, Undecodable, clean, quoted
+from topoalign.core.admission.pipeline import reason_of
+from topoalign.core.cpu_assignment.distributed import distributed
+from topoalign.core.cpu_assignment.packed import packed
 from topoalign.core.hints.cpu import cpu_hints
+from topoalign.core.model.errors import NoFit, Undecodable, clean, quoted
+from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode
+from topoalign.core.model.topology.cpus import CpuTopology, cpu_topology
+from topoalign.core.model.topology.cpuset import format_cpuset, parse_cpuset
+from topoalign.core.model.topology.model import Cpu
 from topoalign.core.placement.cpus import allocate_cpus
-from topoalign.core.requests import AdmissionRules, CpuOption, Mode
-from topoalign.core.takes.distributed import distributed
-from topoalign.core.takes.packed import packed
-from topoalign.core.topology.cpus import CpuTopology, cpu_topology
-from topoalign.core.topology.cpuset import format_cpuset, parse_cpuset
-from topoalign.core.topology.model import Cpu
 
 TOPOLOGIES = "cpu_topologies.json"
 

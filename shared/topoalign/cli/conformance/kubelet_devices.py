@@ -9,12 +9,12 @@ import msgspec
 from topoalign.cli.conformance.case_files import results
 from topoalign.cli.conformance.kubelet_merge import Hint, all_written
 from topoalign.cli.conformance.suite import CaseResult, Outcome
-from topoalign.core.errors import DriverFault, NoFit, TopoalignError
 from topoalign.core.hints.devices import Devices, device_hints, possible
-from topoalign.core.ids import DeviceID, ResourceName
+from topoalign.core.model.errors import DriverFault, NoFit, TopoalignError
+from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.requests import Mode
+from topoalign.core.model.topology.bitmask import Mask, mask_of
 from topoalign.core.placement.devices import choose_devices, sides
-from topoalign.core.requests import Mode
-from topoalign.core.topology.bitmask import Mask, mask_of
 
 Listed = dict[DeviceID, tuple[int, ...] | None]
 

@@ -16,9 +16,9 @@ import msgspec
 from topoalign.cli.conformance.case_files import results
 from topoalign.cli.conformance.suite import CaseResult, Outcome
 from topoalign.cli.predict import Described
-from topoalign.core.decisions import Decision, Refusal
-from topoalign.core.ids import ContainerName, DeviceID, ResourceName
-from topoalign.core.topology.cpuset import parse_cpuset
+from topoalign.core.model.decisions import Decision, Refusal
+from topoalign.core.model.ids import ContainerName, DeviceID, ResourceName
+from topoalign.core.model.topology.cpuset import parse_cpuset
 from topoalign.kubelet import manifest, pod_directories
 
 PLUGIN = "kubernetes.io~projected"

@@ -10,17 +10,17 @@ from topoalign.cli.conformance.case_files import results
 from topoalign.cli.conformance.kubelet_merge import Hint, all_written
 from topoalign.cli.conformance.kubelet_pods import Pod
 from topoalign.cli.conformance.suite import CaseResult, Outcome
-from topoalign.core.errors import NoFit, Undecodable, clean
-from topoalign.core.events import Allocation, MemoryBlock, MemoryUse, Owner, TopologyDiscovered
 from topoalign.core.hints.memory import memory_nodes
 from topoalign.core.hints.providers import memory_answer
 from topoalign.core.hints.reuse import allocations_of, reusable_memory
-from topoalign.core.ids import MEMORY, AllocationID, ContainerName, NodeName, ResourceName
+from topoalign.core.model.errors import NoFit, Undecodable, clean
+from topoalign.core.model.events import Allocation, MemoryBlock, MemoryUse, Owner, TopologyDiscovered
+from topoalign.core.model.ids import MEMORY, AllocationID, ContainerName, NodeName, ResourceName
+from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest
+from topoalign.core.model.topology.bitmask import nodes_of
+from topoalign.core.model.topology.model import NumaNode, Topology
 from topoalign.core.placement.memory import holding, memory_for
-from topoalign.core.requests import AdmissionRules, Mode, PodRequest
-from topoalign.core.state import NodeState
-from topoalign.core.topology.bitmask import nodes_of
-from topoalign.core.topology.model import NumaNode, Topology
+from topoalign.core.state.fold import NodeState
 
 KINDS = {
     "failed to get the default NUMA affinity": "NotEnoughMemory",

@@ -7,13 +7,13 @@ import msgspec
 
 from topoalign.cli.conformance.case_files import results
 from topoalign.cli.conformance.suite import CaseResult, Outcome
-from topoalign.core.hints.model import HintRule, Hints, TopologyHint
 from topoalign.core.hints.rules import listed
-from topoalign.core.ids import ResourceName
+from topoalign.core.model.hints import HintRule, Hints, TopologyHint
+from topoalign.core.model.ids import ResourceName
+from topoalign.core.model.requests import Policy
+from topoalign.core.model.topology.bitmask import mask_of, nodes_of
 from topoalign.core.policy import POLICIES
-from topoalign.core.policy.merge import offers_of
-from topoalign.core.requests import Policy
-from topoalign.core.topology.bitmask import mask_of, nodes_of
+from topoalign.core.policy.merge.kubelet_merge import offers_of
 
 
 class Hint(msgspec.Struct, frozen=True):

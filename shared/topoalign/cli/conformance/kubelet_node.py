@@ -4,11 +4,11 @@ from typing import Literal
 
 import msgspec
 
-from topoalign.core.decisions import PreferenceQuestion
-from topoalign.core.ids import DeviceID, NodeName, ResourceName
-from topoalign.core.requests import AdmissionRules, CpuOption, Mode, Policy, Scope
-from topoalign.core.topology.cpuset import parse_cpuset
-from topoalign.core.topology.model import Cpu, NumaNode, PluginDevice, Topology
+from topoalign.core.model.decisions import PreferenceQuestion
+from topoalign.core.model.ids import DeviceID, NodeName, ResourceName
+from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode, Policy, Scope
+from topoalign.core.model.topology.cpuset import parse_cpuset
+from topoalign.core.model.topology.model import Cpu, NumaNode, PluginDevice, Topology
 
 NODE = NodeName("case")
 

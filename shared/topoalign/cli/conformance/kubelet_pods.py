@@ -8,8 +8,8 @@ import msgspec
 from topoalign.cli.conformance.case_files import results
 from topoalign.cli.conformance.suite import CaseResult, Outcome
 from topoalign.core.hints.requested import cpu_request, device_request, memory_request, pod_wide
-from topoalign.core.ids import CPU, MEMORY, PodName, ResourceName, is_hugepages
-from topoalign.core.requests import ContainerRequest, Mode, PodRequest, Qos
+from topoalign.core.model.ids import CPU, MEMORY, PodName, ResourceName, is_hugepages
+from topoalign.core.model.requests import ContainerRequest, Mode, PodRequest, Qos
 
 
 class Pod(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from topoalign.cli.conformance.suite import CaseResult, Outcome, Suite, attempted
-from topoalign.core.errors import InvalidMachine
+from topoalign.core.model.errors import InvalidMachine
 from topoalign.machines.nvidia_smi import Matrix, print_matrix, read, read_matrix, topology_of
 
 EXPECTED = "expected.json"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from topoalign.core.errors import TopoalignError
+from topoalign.core.model.errors import TopoalignError
 
 T = TypeVar("T")
 

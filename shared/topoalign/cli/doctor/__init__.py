@@ -21,8 +21,8 @@ from topoalign.cli.doctor.findings import Finding, Subject, Verdict, failure, ok
 from topoalign.cli.doctor.kubelets import allocator, kubelet, kubelet_configuration, kubelet_rules, state_directory
 from topoalign.cli.doctor.merging import kubelet_merge
 from topoalign.cli.errors import FINDINGS, REMEDIES
-from topoalign.core.errors import BusUnavailable, TopoalignError, clean
-from topoalign.core.topology.cpuset import parse_cpuset
+from topoalign.core.model.errors import BusUnavailable, TopoalignError, clean
+from topoalign.core.model.topology.cpuset import parse_cpuset
 
 KUBELET_NUMA_LIMIT = 8
 """NUMA nodes above which the kubelet refuses to start with a topology policy, unless told otherwise (v1.36.3)."""

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from topoalign.cli.doctor.findings import Finding, Subject, failure, ok, warning
-from topoalign.core.errors import NotFound, TopoalignError, clean
-from topoalign.core.requests import AdmissionRules, Policy
-from topoalign.core.topology.cpuset import parse_cpuset
+from topoalign.core.model.errors import NotFound, TopoalignError, clean
+from topoalign.core.model.requests import AdmissionRules, Policy
+from topoalign.core.model.topology.cpuset import parse_cpuset
 
 LONGEST_DIRECTORY = 79
 """Bytes of its path: a socket's has 107 at most, and our shortest name has 27."""

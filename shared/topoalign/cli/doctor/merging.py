@@ -7,12 +7,12 @@ and the resources in its checkpoint.
 
 from topoalign.cli.doctor.findings import Finding, Subject, ok, warning
 from topoalign.cli.doctor.kubelets import kubelet_rules, numa_node_count
-from topoalign.core.errors import StateFault
-from topoalign.core.ids import CPU, MEMORY, ResourceName
+from topoalign.core.model.errors import StateFault
+from topoalign.core.model.ids import CPU, MEMORY, ResourceName
+from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.policy import POLICIES
-from topoalign.core.policy.cost import longest
-from topoalign.core.policy.cost import warning as slow
-from topoalign.core.requests import AdmissionRules
+from topoalign.core.policy.merge.cost import longest
+from topoalign.core.policy.merge.cost import warning as slow
 
 REMEDY = (
     "ask for fewer resources in one container, use policy single-numa-node, which merges hints of single NUMA nodes alone, "

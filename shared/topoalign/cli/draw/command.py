@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from topoalign.cli import output
-from topoalign.core.device_health import UNKNOWN
-from topoalign.core.errors import clean
+from topoalign.core.model.errors import clean
+from topoalign.core.state.device_health import UNKNOWN
 
 if TYPE_CHECKING:
     from topoalign.cli.draw.diagram import Diagram

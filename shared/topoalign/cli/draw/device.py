@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 
 from topoalign.cli import people
 from topoalign.cli.quantities import binary
-from topoalign.core.errors import clean
-from topoalign.core.events import Allocation, DeviceHealth, HealthState
-from topoalign.core.ids import DeviceID
-from topoalign.core.topology.cpuset import format_cpuset
-from topoalign.core.topology.model import Gpu, Nic, Topology
+from topoalign.core.model.errors import clean
+from topoalign.core.model.events import Allocation, DeviceHealth, HealthState
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.cpuset import format_cpuset
+from topoalign.core.model.topology.model import Gpu, Nic, Topology
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from topoalign.cli.draw.device import Device, device_of, holders_of
 from topoalign.cli.draw.nvlinks import NvLinks, nvlinks_of
 from topoalign.cli.draw.tree import MEANINGS, PATHS, Child, devices_in, paths_in, pcie_tree
 from topoalign.cli.quantities import binary
-from topoalign.core.errors import clean
-from topoalign.core.events import Allocation, DeviceHealth
-from topoalign.core.ids import DeviceID
-from topoalign.core.topology.cpuset import format_cpuset
-from topoalign.core.topology.model import Gpu, Nic, Topology
+from topoalign.core.model.errors import clean
+from topoalign.core.model.events import Allocation, DeviceHealth
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.cpuset import format_cpuset
+from topoalign.core.model.topology.model import Gpu, Nic, Topology
 
 UNKNOWN = (-1,)
 """In place of the sockets of a NUMA node."""

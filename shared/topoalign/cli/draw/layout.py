@@ -28,7 +28,7 @@ from topoalign.cli.draw.sizes import (
     chosen_sizes,
 )
 from topoalign.cli.draw.tree import MEANINGS, Bridge, Child
-from topoalign.core.ids import DeviceID
+from topoalign.core.model.ids import DeviceID
 
 LEAST_WIDTH, WIDEST_HEAD = 480.0, 1100.0
 TITLE, PLAIN, SMALL = 18.0, 12.0, 10.5

@@ -6,7 +6,7 @@ from math import cos, pi, sin
 from topoalign.cli.draw import palette
 from topoalign.cli.draw.nvlinks import Bar, NvLinks, Pair
 from topoalign.cli.draw.scene import Box, Item, Line, Text, fitted, text_width
-from topoalign.core.ids import DeviceID
+from topoalign.core.model.ids import DeviceID
 
 BAR_HEIGHT, BAR_GAP = 26.0, 16.0
 MOST_ARCS = 48

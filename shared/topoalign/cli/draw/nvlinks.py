@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
-from topoalign.core.ids import DeviceID
-from topoalign.core.topology.model import Topology
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.model import Topology
 
 Pair = tuple[DeviceID, DeviceID, int]
 """Two GPUs, the one with the lower index first, and the number of NVLinks between them."""

@@ -21,7 +21,7 @@ import click
 from topoalign.cli.draw.device import Device, key
 from topoalign.cli.draw.diagram import Diagram, Group, Place
 from topoalign.cli.draw.tree import Bridge, Child
-from topoalign.core.topology.cpuset import format_cpuset
+from topoalign.core.model.topology.cpuset import format_cpuset
 
 T = TypeVar("T")
 

@@ -11,11 +11,11 @@ nodes of a socket are then as good as one (align-by-socket). Mode `best` takes t
 from collections import Counter
 from collections.abc import Sequence, Set
 
-from topoalign.core.hints.model import HintRule, Hints, Need, TopologyHint
 from topoalign.core.hints.rules import Supply, hints_from, listed
-from topoalign.core.requests import Mode
-from topoalign.core.topology.bitmask import Mask, mask_of
-from topoalign.core.topology.cpus import CpuTopology
+from topoalign.core.model.hints import HintRule, Hints, Need, TopologyHint
+from topoalign.core.model.requests import Mode
+from topoalign.core.model.topology.bitmask import Mask, mask_of
+from topoalign.core.model.topology.cpus import CpuTopology
 
 
 def cpu_hints(

@@ -5,10 +5,10 @@ The kubelet does not start with options that contradict one another. A decision 
 ever makes, so it is refused here, too.
 """
 
-from topoalign.core.errors import InvalidField, NoFit, clean
-from topoalign.core.requests import AdmissionRules, CpuOption, Policy
-from topoalign.core.topology.cpuset import format_cpuset, parse_cpuset
-from topoalign.core.topology.model import Topology
+from topoalign.core.model.errors import InvalidField, NoFit, clean
+from topoalign.core.model.requests import AdmissionRules, CpuOption, Policy
+from topoalign.core.model.topology.cpuset import format_cpuset, parse_cpuset
+from topoalign.core.model.topology.model import Topology
 
 CONFLICTS = (
     (CpuOption.FULL_PCPUS_ONLY, CpuOption.DISTRIBUTE_ACROSS_CORES),

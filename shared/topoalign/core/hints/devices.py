@@ -9,11 +9,11 @@ machine lacks.
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
-from topoalign.core.hints.model import Hints, Need
 from topoalign.core.hints.rules import Supply, hints_from
-from topoalign.core.ids import DeviceID
-from topoalign.core.requests import Mode
-from topoalign.core.topology.bitmask import Mask, mask_of
+from topoalign.core.model.hints import Hints, Need
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.requests import Mode
+from topoalign.core.model.topology.bitmask import Mask, mask_of
 
 Devices = Mapping[DeviceID, tuple[int, ...] | None]
 """All devices of a resource -> the NUMA nodes each is listed with; None without topology, () with one that is empty."""

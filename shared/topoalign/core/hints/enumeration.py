@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
 
-from topoalign.core.errors import NoFit
-from topoalign.core.topology.bitmask import Mask
+from topoalign.core.model.errors import NoFit
+from topoalign.core.model.topology.bitmask import Mask
 
 MOST_NODES = 12
 """4,096 subsets: a few milliseconds. The kubelet stops at 8 nodes unless told otherwise."""

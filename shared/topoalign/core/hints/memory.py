@@ -9,16 +9,16 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from topoalign.core.events import MemoryBlock, MemoryUse
-from topoalign.core.hints.model import HintRule, Need, ProviderHints, TopologyHint
 from topoalign.core.hints.reuse import ReusableMemory
 from topoalign.core.hints.rules import Supply, hints_from
 from topoalign.core.hints.search import meets
-from topoalign.core.ids import MEMORY, ResourceName
-from topoalign.core.requests import AdmissionRules, Mode
-from topoalign.core.state import NodeState
-from topoalign.core.topology.bitmask import Mask, mask_of, nodes_of
-from topoalign.core.topology.model import NumaNode, Topology
+from topoalign.core.model.events import MemoryBlock, MemoryUse
+from topoalign.core.model.hints import HintRule, Need, ProviderHints, TopologyHint
+from topoalign.core.model.ids import MEMORY, ResourceName
+from topoalign.core.model.requests import AdmissionRules, Mode
+from topoalign.core.model.topology.bitmask import Mask, mask_of, nodes_of
+from topoalign.core.model.topology.model import NumaNode, Topology
+from topoalign.core.state.fold import NodeState
 
 
 class MemoryNode(msgspec.Struct, frozen=True):

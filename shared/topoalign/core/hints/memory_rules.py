@@ -5,12 +5,12 @@ The kubelet does not start where memory is kept of a NUMA node that is not there
 hugepages of a size that one of its NUMA nodes does not list. No decision comes of either, so none is predicted here.
 """
 
-from topoalign.core.errors import InvalidField, NoFit, clean
 from topoalign.core.hints.requested import manages_memory, memory_request
-from topoalign.core.ids import MEMORY, ResourceName, is_hugepages
-from topoalign.core.requests import AdmissionRules, Mode, PodRequest
-from topoalign.core.topology.cpuset import format_cpuset
-from topoalign.core.topology.model import Topology
+from topoalign.core.model.errors import InvalidField, NoFit, clean
+from topoalign.core.model.ids import MEMORY, ResourceName, is_hugepages
+from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest
+from topoalign.core.model.topology.cpuset import format_cpuset
+from topoalign.core.model.topology.model import Topology
 
 
 class MemoryManagerWouldNotStart(NoFit):

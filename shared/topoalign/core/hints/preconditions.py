@@ -7,18 +7,18 @@ itself would not run with these rules, the pod is refused and the reason says wh
 
 from collections.abc import Collection
 
-from topoalign.core.errors import InvalidField, NoFit, clean, quoted
+from topoalign.core.deviceshare.node_devices import RESOURCES
 from topoalign.core.hints.cpu_rules import check_cpu_manager_starts, check_cpu_rules
 from topoalign.core.hints.enumeration import TooManyNumaNodes
-from topoalign.core.hints.jointly import check_shares, decided_jointly
+from topoalign.core.hints.joint_devices import check_shares, decided_jointly
 from topoalign.core.hints.memory_rules import check_hugepages_known, check_memory_manager_starts, check_memory_rules
 from topoalign.core.hints.requested import asked, device_limits, manages_memory
 from topoalign.core.hints.reuse import allocations_of
-from topoalign.core.ids import MEMORY, ResourceName, is_hugepages
-from topoalign.core.joint.node_devices import RESOURCES
-from topoalign.core.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
-from topoalign.core.state import NodeState
-from topoalign.core.topology.model import Topology
+from topoalign.core.model.errors import InvalidField, NoFit, clean, quoted
+from topoalign.core.model.ids import MEMORY, ResourceName, is_hugepages
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.state.fold import NodeState
 
 LARGEST_NODE_ID = 63
 """The kubelet's masks have 64 bits."""

@@ -16,24 +16,24 @@ makes itself, they differ in these points; docs/modes.md has an example of each:
 7. Sockets have no say (align-by-socket), because the merge judges by width alone.
 """
 
-from topoalign.core.errors import InvalidField, clean
-from topoalign.core.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
+from topoalign.core.cpu_assignment.reserved import reserved_cpus
+from topoalign.core.deviceshare.node_devices import RESOURCES
 from topoalign.core.hints.cpu import cpu_hints
 from topoalign.core.hints.devices import device_hints
-from topoalign.core.hints.jointly import check_annotations, decided_jointly, joint_hints
+from topoalign.core.hints.joint_devices import check_annotations, decided_jointly, joint_hints
 from topoalign.core.hints.memory import held_hints, memory_hints, memory_nodes, places
-from topoalign.core.hints.model import HintAnswer, HintQuestion, Hints, ProviderHints
 from topoalign.core.hints.preconditions import check_rules
 from topoalign.core.hints.requested import cpu_request, device_request, manages_memory, memory_request
 from topoalign.core.hints.reuse import allocations_of, reusable_cpus, reusable_devices, reusable_memory
-from topoalign.core.ids import CPU, ContainerName, ResourceName
-from topoalign.core.joint.node_devices import RESOURCES
-from topoalign.core.requests import AdmissionRules, CpuOption, Mode, PodRequest
-from topoalign.core.state import NodeState
-from topoalign.core.takes.reserved import reserved_cpus
-from topoalign.core.topology.cpuset import parse_cpuset
-from topoalign.core.topology.model import Topology
-from topoalign.core.topology.offers import base_of
+from topoalign.core.model.errors import InvalidField, clean
+from topoalign.core.model.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
+from topoalign.core.model.hints import HintAnswer, HintQuestion, Hints, ProviderHints
+from topoalign.core.model.ids import CPU, ContainerName, ResourceName
+from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode, PodRequest
+from topoalign.core.model.topology.cpuset import parse_cpuset
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.offers import base_of
+from topoalign.core.state.fold import NodeState
 
 HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
 UNUSABLE = DeviceHealth(state=HealthState.UNHEALTHY, reason="not offered by the asker")

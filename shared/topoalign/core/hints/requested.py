@@ -8,8 +8,8 @@ init containers run one after another, but beside the sidecars started before th
 
 from collections.abc import Callable, Mapping
 
-from topoalign.core.ids import CPU, MEMORY, ContainerName, ResourceName, is_hugepages, is_native
-from topoalign.core.requests import ContainerRequest, Mode, PodRequest, Qos
+from topoalign.core.model.ids import CPU, MEMORY, ContainerName, ResourceName, is_hugepages, is_native
+from topoalign.core.model.requests import ContainerRequest, Mode, PodRequest, Qos
 
 Quantities = Mapping[ResourceName, int]
 

@@ -9,11 +9,11 @@ in which they were decided, so that a question about hints carries it without a 
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-from topoalign.core.events import Allocation, Owner
-from topoalign.core.ids import AllocationID, ContainerName, DeviceID, ResourceName
-from topoalign.core.requests import ContainerRequest, PodRequest
-from topoalign.core.state import NodeState
-from topoalign.core.topology.bitmask import Mask, mask_of
+from topoalign.core.model.events import Allocation, Owner
+from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, ResourceName
+from topoalign.core.model.requests import ContainerRequest, PodRequest
+from topoalign.core.model.topology.bitmask import Mask, mask_of
+from topoalign.core.state.fold import NodeState
 
 T = TypeVar("T")
 

@@ -11,10 +11,10 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from topoalign.core.hints.enumeration import doubled, subsets
-from topoalign.core.hints.model import HintRule, Need, TopologyHint
 from topoalign.core.hints.search import Choosing, Work, meets
-from topoalign.core.requests import Mode
-from topoalign.core.topology.bitmask import Mask, narrowness, nodes_of, several, union
+from topoalign.core.model.hints import HintRule, Need, TopologyHint
+from topoalign.core.model.requests import Mode
+from topoalign.core.model.topology.bitmask import Mask, narrowness, nodes_of, several, union
 
 MOST_LISTED = 8
 """NUMA nodes of a machine whose hints are listed: 255 at most. The kubelet stops there, too, unless told otherwise."""

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from topoalign.core.errors import TooMuchWork
-from topoalign.core.hints.model import Need
-from topoalign.core.topology.bitmask import Mask, nodes_of, union
+from topoalign.core.model.errors import TooMuchWork
+from topoalign.core.model.hints import Need
+from topoalign.core.model.topology.bitmask import Mask, nodes_of, union
 
 MOST_STEPS = 100_000
 """About half a second. Alignments of real machines take hundreds."""

@@ -2,7 +2,7 @@
 Which CPUs a container gets to itself, once its NUMA affinity is known (kubelet v1.36.3, CPU manager, policy static).
 
 The rule: as many as possible from the NUMA nodes of the affinity, or from all sockets that these touch where CPUs are
-aligned by socket; what is still needed from anywhere. Which of several is for `topoalign.core.takes`.
+aligned by socket; what is still needed from anywhere. Which of several is for `topoalign.core.cpu_assignment`.
 
 Where containers get whole cores only, two requests are refused before that: one that would split a core, and one for more
 CPUs than there are on cores of which no CPU is kept for the system.
@@ -10,12 +10,12 @@ CPUs than there are on cores of which no CPU is kept for the system.
 
 from collections.abc import Set
 
-from topoalign.core.errors import NoFit
-from topoalign.core.requests import AdmissionRules, CpuOption, Mode
-from topoalign.core.takes import take
-from topoalign.core.takes.packed import NotEnoughCpus
-from topoalign.core.topology.bitmask import Mask
-from topoalign.core.topology.cpus import CpuTopology
+from topoalign.core.cpu_assignment import take
+from topoalign.core.cpu_assignment.packed import NotEnoughCpus
+from topoalign.core.model.errors import NoFit
+from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode
+from topoalign.core.model.topology.bitmask import Mask
+from topoalign.core.model.topology.cpus import CpuTopology
 
 
 class NotWholeCores(NoFit):

@@ -11,11 +11,11 @@ The function asks by yielding the choice, so that the same code serves a plugin 
 from collections.abc import Collection, Generator, Sequence
 from typing import NamedTuple
 
-from topoalign.core.errors import NoFit
 from topoalign.core.hints.devices import Devices, real_nodes
-from topoalign.core.ids import DeviceID, ResourceName
-from topoalign.core.topology.bitmask import Mask
-from topoalign.core.topology.model import Topology
+from topoalign.core.model.errors import NoFit
+from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.bitmask import Mask
+from topoalign.core.model.topology.model import Topology
 
 
 class Choice(NamedTuple):

@@ -3,11 +3,11 @@
 from collections.abc import Collection
 from typing import NamedTuple
 
-from topoalign.core.ids import DeviceID
-from topoalign.core.placement import outlook
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.placement.gpus.topology import SIZES
 from topoalign.core.placement.partition import best_sets
-from topoalign.core.placement.topology import SIZES
-from topoalign.core.topology.model import Topology
+from topoalign.core.placement.preference import outlook
 
 
 class SetsLeft(NamedTuple):

@@ -14,18 +14,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from topoalign.core.errors import NoFit, TooMuchWork
-from topoalign.core.events import Allocation, MemoryBlock
 from topoalign.core.hints.memory import MemoryNodes, enough_for, groups_agree, memory_hints, memory_nodes, places
-from topoalign.core.hints.model import HintRule, TopologyHint
 from topoalign.core.hints.requested import manages_memory, memory_request
 from topoalign.core.hints.reuse import ReusableMemory, allocations_of, reusable_memory
 from topoalign.core.hints.rules import narrowest
-from topoalign.core.ids import ContainerName, ResourceName
-from topoalign.core.requests import AdmissionRules, Mode, PodRequest
-from topoalign.core.state import NodeState
-from topoalign.core.topology.bitmask import Mask, mask_of, nodes_of
-from topoalign.core.topology.cpuset import format_cpuset
+from topoalign.core.model.errors import NoFit, TooMuchWork
+from topoalign.core.model.events import Allocation, MemoryBlock
+from topoalign.core.model.hints import HintRule, TopologyHint
+from topoalign.core.model.ids import ContainerName, ResourceName
+from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest
+from topoalign.core.model.topology.bitmask import Mask, mask_of, nodes_of
+from topoalign.core.model.topology.cpuset import format_cpuset
+from topoalign.core.state.fold import NodeState
 
 RELEASE = "ask for less memory, or wait until a container with memory of these NUMA nodes has ended"
 

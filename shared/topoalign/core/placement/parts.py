@@ -10,9 +10,9 @@ chance.
 from collections import Counter
 from collections.abc import Sequence
 
-from topoalign.core.ids import DeviceID, ResourceName
-from topoalign.core.topology.model import Topology
-from topoalign.core.topology.queries import pair_score
+from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.queries import pair_score
 
 
 def prefer_parts(

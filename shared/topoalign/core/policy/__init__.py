@@ -3,16 +3,16 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from topoalign.core.hints.model import TopologyHint
 from topoalign.core.hints.search import Work
+from topoalign.core.model.hints import TopologyHint
+from topoalign.core.model.requests import Mode, Policy
+from topoalign.core.model.topology.bitmask import Mask
 from topoalign.core.policy.best_effort import BestEffortPolicy
-from topoalign.core.policy.closeness import Distances
-from topoalign.core.policy.folding import Offer
+from topoalign.core.policy.merge.closeness import Distances
+from topoalign.core.policy.merge.hint_combinations import Offer
 from topoalign.core.policy.none import NonePolicy
 from topoalign.core.policy.restricted import RestrictedPolicy
 from topoalign.core.policy.single_numa_node import SingleNumaNodePolicy
-from topoalign.core.requests import Mode, Policy
-from topoalign.core.topology.bitmask import Mask
 
 
 class TopologyPolicy(Protocol):

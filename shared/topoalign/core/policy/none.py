@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from topoalign.core.hints.model import TopologyHint
 from topoalign.core.hints.search import Work
-from topoalign.core.policy.closeness import Distances
-from topoalign.core.policy.folding import Offer
-from topoalign.core.policy.merge import NOWHERE
-from topoalign.core.requests import Mode
-from topoalign.core.topology.bitmask import Mask
+from topoalign.core.model.hints import TopologyHint
+from topoalign.core.model.requests import Mode
+from topoalign.core.model.topology.bitmask import Mask
+from topoalign.core.policy.merge.closeness import Distances
+from topoalign.core.policy.merge.hint_combinations import Offer
+from topoalign.core.policy.merge.kubelet_merge import NOWHERE
 
 
 class NonePolicy:

@@ -1,6 +1,6 @@
 """restricted: align as best-effort does, and admit only what is aligned as well as it can be."""
 
-from topoalign.core.hints.model import TopologyHint
+from topoalign.core.model.hints import TopologyHint
 from topoalign.core.policy.best_effort import BestEffortPolicy
 
 

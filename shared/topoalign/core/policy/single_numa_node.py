@@ -9,14 +9,14 @@ In mode `best` the narrowest nodes on which everything fits must be one node.
 
 from collections.abc import Sequence
 
-from topoalign.core.hints.model import HintRule, TopologyHint
 from topoalign.core.hints.search import Work, meets
-from topoalign.core.policy.closeness import Distances
-from topoalign.core.policy.fitting import fit
-from topoalign.core.policy.folding import Offer
-from topoalign.core.policy.merge import NOWHERE, merge
-from topoalign.core.requests import Mode
-from topoalign.core.topology.bitmask import Mask, nodes_of
+from topoalign.core.model.hints import HintRule, TopologyHint
+from topoalign.core.model.requests import Mode
+from topoalign.core.model.topology.bitmask import Mask, nodes_of
+from topoalign.core.policy.merge.closeness import Distances
+from topoalign.core.policy.merge.hint_combinations import Offer
+from topoalign.core.policy.merge.kubelet_merge import NOWHERE, merge
+from topoalign.core.policy.merge.narrowest_fit import fit
 
 
 class SingleNumaNodePolicy:

@@ -9,7 +9,7 @@ Beside them stand machines that were captured on real hardware (`make test-gpu`)
 
 from pathlib import Path
 
-from topoalign.core.topology.model import Topology
+from topoalign.core.model.topology.model import Topology
 from topoalign.machines.catalogue import nvidia, servers
 
 _MACHINES = {

@@ -13,9 +13,9 @@ from itertools import combinations, count
 
 import msgspec
 
-from topoalign.core.ids import DeviceID, ResourceName
-from topoalign.core.topology.links import Link
-from topoalign.core.topology.model import Cpu, Gpu, Nic, NicPort, NumaNode, Topology
+from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.links import Link
+from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NicPort, NumaNode, Topology
 from topoalign.machines import pcie
 
 GIB, MIB = 1 << 30, 1 << 20

@@ -2,9 +2,9 @@
 
 import msgspec
 
-from topoalign.core.ids import ResourceName
-from topoalign.core.topology.links import PcieClass
-from topoalign.core.topology.model import Fabric, NumaNode, Topology
+from topoalign.core.model.ids import ResourceName
+from topoalign.core.model.topology.links import PcieClass
+from topoalign.core.model.topology.model import Fabric, NumaNode, Topology
 from topoalign.machines.catalogue.build import (
     GBIT,
     GIB,

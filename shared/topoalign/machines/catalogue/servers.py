@@ -1,7 +1,7 @@
 """Servers of many makers: PCIe boxes, bridged pairs, one socket, none with NVSwitch."""
 
-from topoalign.core.ids import ResourceName
-from topoalign.core.topology.model import Topology
+from topoalign.core.model.ids import ResourceName
+from topoalign.core.model.topology.model import Topology
 from topoalign.machines.catalogue.build import GBIT, GIB, GPU, MIB, NIC, Board, Model, Root, build, switch
 
 

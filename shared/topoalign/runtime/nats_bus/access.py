@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 import nkeys
 
-from topoalign.core.errors import InvalidField, clean
+from topoalign.core.model.errors import InvalidField, clean
 from topoalign.kubelet.files import opened
 from topoalign.runtime.settings import RuntimeSettings
 

@@ -19,7 +19,7 @@ from nats.micro import add_service
 from nats.micro.request import Handler, Request
 
 from topoalign.core import wire
-from topoalign.core.errors import BusRefused, BusUnavailable, IdTaken, InvalidField, NobodyAnswers, clean
+from topoalign.core.model.errors import BusRefused, BusUnavailable, IdTaken, InvalidField, NobodyAnswers, clean
 from topoalign.core.ports import Endpoint, Message, Received, Stream
 from topoalign.runtime import stores
 from topoalign.runtime.answers import reply_to

@@ -22,7 +22,7 @@ import structlog
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from topoalign.core.errors import BusRefused, BusUnavailable, NobodyAnswers, clean
+from topoalign.core.model.errors import BusRefused, BusUnavailable, NobodyAnswers, clean
 from topoalign.runtime.nats_bus.access import Access, shown
 from topoalign.runtime.nats_bus.library import TolerantClient, abandon, contained, parked, socket_of
 

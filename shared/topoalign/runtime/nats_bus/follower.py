@@ -22,7 +22,7 @@ import structlog
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from topoalign.core.errors import BusRefused, BusUnavailable, clean
+from topoalign.core.model.errors import BusRefused, BusUnavailable, clean
 from topoalign.core.ports import Message, Received, Stream
 from topoalign.runtime.nats_bus.connection import Connection
 from topoalign.runtime.nats_bus.library import contained

@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from topoalign.core import wire
-from topoalign.core.errors import BusRefused
+from topoalign.core.model.errors import BusRefused
 from topoalign.core.ports import Message, Stream
 from topoalign.runtime import stores
 from topoalign.runtime.nats_bus.connection import Connection

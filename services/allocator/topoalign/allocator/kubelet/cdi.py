@@ -25,7 +25,7 @@ import msgspec
 from topoalign.allocator.kubelet import device_nodes
 from topoalign.allocator.kubelet.driver_files import DriverFiles, find
 from topoalign.allocator.kubelet.host import ContainerUnready, Root, dev_root, driver_root
-from topoalign.core.topology.model import Gpu, MigDevice, Topology
+from topoalign.core.model.topology.model import Gpu, MigDevice, Topology
 from topoalign.serving.configuration import Configuration
 
 VENDOR = "k8s.device-plugin.nvidia.com"

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from topoalign.allocator.kubelet.cdi import VENDOR, Specification
-from topoalign.core.errors import StateFault, clean
+from topoalign.core.model.errors import StateFault, clean
 
 READABLE = 0o644
 """Runtimes may run as another user than we do."""

@@ -11,7 +11,7 @@ from grpclib.events import RecvMessage, listen
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from topoalign.allocator.kubelet.codec import QuickCodec, decoded
-from topoalign.core.errors import Unavailable, clean
+from topoalign.core.model.errors import Unavailable, clean
 from topoalign.core.ports import Clock
 
 T = TypeVar("T")

@@ -23,7 +23,7 @@ from h2.settings import SettingCodes, Settings
 from topoalign.allocator.kubelet import sockets
 from topoalign.allocator.kubelet.frames import LONGEST_HEADERS, Frames
 from topoalign.allocator.kubelet.turns import Client
-from topoalign.core.errors import clean
+from topoalign.core.model.errors import clean
 
 if TYPE_CHECKING:
     from topoalign.allocator.kubelet.transport import Server

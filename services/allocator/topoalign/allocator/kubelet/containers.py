@@ -18,10 +18,10 @@ from topoalign.allocator.kubelet.cdi_files import SpecificationFiles
 from topoalign.allocator.kubelet.desk import Desk
 from topoalign.allocator.kubelet.host import dev_root
 from topoalign.allocator.kubelet.responses import CDI, Teller
-from topoalign.core.errors import Unavailable
-from topoalign.core.ids import ResourceName
+from topoalign.core.model.errors import Unavailable
+from topoalign.core.model.ids import ResourceName
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock
-from topoalign.core.topology.model import Topology
 from topoalign.runtime.tasks import either
 from topoalign.serving.configuration import Configuration
 

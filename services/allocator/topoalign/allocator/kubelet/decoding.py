@@ -17,7 +17,7 @@ from betterproto2 import Message
 from topoalign.allocator.kubelet.api import v1beta1
 from topoalign.allocator.kubelet.arriving import MOST_NAMES
 from topoalign.allocator.kubelet.codec import CODEC, broken
-from topoalign.core.requests import MOST_CONTAINERS
+from topoalign.core.model.requests import MOST_CONTAINERS
 from topoalign.kubelet.protobuf import varint_at
 
 PIECE = 100

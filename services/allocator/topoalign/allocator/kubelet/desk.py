@@ -5,9 +5,9 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from topoalign.core.events import Allocation, ContainerUsage, Owner
-from topoalign.core.ids import DeviceID, ResourceName
-from topoalign.core.state import NodeState
+from topoalign.core.model.events import Allocation, ContainerUsage, Owner
+from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.pod_directories import PodDirectories
 
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from topoalign.allocator.kubelet.host import ContainerUnready, Root
-from topoalign.core.ids import DeviceID
-from topoalign.core.topology.model import Gpu, MigDevice, Topology
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.model import Gpu, MigDevice, Topology
 from topoalign.serving.configuration import Imex
 
 SHARED = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")

@@ -23,9 +23,9 @@ from topoalign.allocator.kubelet.guard import Guard
 from topoalign.allocator.kubelet.plugin import FIELD, JITTER, Jitter, Plugin
 from topoalign.allocator.kubelet.registration import digest_name
 from topoalign.allocator.kubelet.transport import Load
-from topoalign.core.ids import ResourceName
+from topoalign.core.model.ids import ResourceName
 from topoalign.core.ports import Clock
-from topoalign.core.state import NodeState
+from topoalign.core.state.fold import NodeState
 
 
 class KubeletFront:

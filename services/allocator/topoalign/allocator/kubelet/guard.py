@@ -20,7 +20,7 @@ from topoalign.allocator.kubelet import sockets
 from topoalign.allocator.kubelet.api import v1
 from topoalign.allocator.kubelet.client import KubeletAway, ask
 from topoalign.allocator.kubelet.plugin import Plugin
-from topoalign.core.ids import DeviceID, ResourceName
+from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.ports import Clock
 
 log = structlog.get_logger()

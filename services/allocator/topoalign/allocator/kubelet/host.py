@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from topoalign.core.errors import Unavailable
+from topoalign.core.model.errors import Unavailable
 from topoalign.serving.configuration import Flags
 
 

@@ -23,8 +23,8 @@ from topoalign.allocator.kubelet.desk import Desk
 from topoalign.allocator.kubelet.registration import KUBELET_SOCKET, register, socket_path
 from topoalign.allocator.kubelet.server import DevicePlugin
 from topoalign.allocator.kubelet.transport import Load, Server
-from topoalign.core.errors import StateFault
-from topoalign.core.ids import DeviceID, ResourceName
+from topoalign.core.model.errors import StateFault
+from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.ports import Clock
 
 log = structlog.get_logger()

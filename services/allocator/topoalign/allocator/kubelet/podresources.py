@@ -18,11 +18,11 @@ from topoalign.allocator.kubelet import sockets
 from topoalign.allocator.kubelet.api import v1
 from topoalign.allocator.kubelet.client import KubeletAway, ask
 from topoalign.allocator.kubelet.desk import Holding, Listing, Part
-from topoalign.core.errors import StateFault, clean
-from topoalign.core.events import ContainerUsage, MemoryBlock, Owner
-from topoalign.core.ids import ContainerName, DeviceID, Namespace, PodName, ResourceName
+from topoalign.core.model.errors import StateFault, clean
+from topoalign.core.model.events import ContainerUsage, MemoryBlock, Owner
+from topoalign.core.model.ids import ContainerName, DeviceID, Namespace, PodName, ResourceName
+from topoalign.core.model.topology.cpuset import format_cpuset, parse_cpuset
 from topoalign.core.ports import Clock
-from topoalign.core.topology.cpuset import format_cpuset, parse_cpuset
 from topoalign.kubelet import checkpoint, device_checkpoint, pod_directories
 from topoalign.kubelet.pod_directories import PodDirectories
 from topoalign.runtime.clock import SystemClock

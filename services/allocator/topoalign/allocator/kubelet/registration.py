@@ -14,7 +14,7 @@ from pathlib import Path
 from topoalign.allocator.kubelet.api import v1beta1
 from topoalign.allocator.kubelet.client import ask
 from topoalign.allocator.kubelet.sockets import LONGEST_PATH
-from topoalign.core.ids import ResourceName
+from topoalign.core.model.ids import ResourceName
 from topoalign.core.ports import Clock
 
 KUBELET_SOCKET = "kubelet.sock"

@@ -21,10 +21,10 @@ from typing import NamedTuple
 from topoalign.allocator.kubelet import cdi, device_nodes
 from topoalign.allocator.kubelet.api import v1beta1
 from topoalign.allocator.kubelet.host import ContainerUnready, Root
-from topoalign.core.errors import quoted
-from topoalign.core.ids import DeviceID, ResourceName
-from topoalign.core.topology.model import Gpu, MigDevice, Nic, Topology, VirtualFunction
-from topoalign.core.topology.offers import base_of
+from topoalign.core.model.errors import quoted
+from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.model import Gpu, MigDevice, Nic, Topology, VirtualFunction
+from topoalign.core.model.topology.offers import base_of
 from topoalign.serving.configuration import Configuration
 
 GPUS_VARIABLE = "NVIDIA_VISIBLE_DEVICES"

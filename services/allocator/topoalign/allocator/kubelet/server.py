@@ -25,9 +25,9 @@ from topoalign.allocator.kubelet.listing import Listing
 from topoalign.allocator.kubelet.registration import OPTIONS
 from topoalign.allocator.kubelet.transport import Servicer, caller
 from topoalign.allocator.kubelet.watches import Watch, Watches
-from topoalign.core.errors import InvalidField, NoFit, Unavailable, UnknownDevice
-from topoalign.core.ids import DeviceID, ResourceName
-from topoalign.core.requests import MOST_CONTAINERS
+from topoalign.core.model.errors import InvalidField, NoFit, Unavailable, UnknownDevice
+from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.requests import MOST_CONTAINERS
 from topoalign.runtime.tasks import either
 
 log = structlog.get_logger()

@@ -17,7 +17,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from topoalign.core.errors import InvalidField, StateFault, clean
+from topoalign.core.model.errors import InvalidField, StateFault, clean
 
 LONGEST_PATH = 107
 """Bytes of a socket's path that Linux takes."""

@@ -9,8 +9,8 @@ Its root directory is the one above the plugin directory, and has the files that
 leaves them: `cpu_manager_state`, `memory_manager_state`, the device checkpoint, and a directory of each pod. What a pod had
 that is gone stays in them until its manager drops it (`standin_cpus`, `standin_memory`, `standin_devices`).
 
-The decisions are `topoalign.core.admission` in mode `kubelet`, which is held to the results of the real managers; here its
-questions are answered, the one about preferred devices by the plugin itself.
+The decisions are `topoalign.core.admission.admit` in mode `kubelet`, which is held to the results of the real managers;
+here its questions are answered, the one about preferred devices by the plugin itself.
 
 Source: kubelet v1.36.3, cm/devicemanager and cm/topologymanager.
 """
@@ -35,15 +35,15 @@ from topoalign.allocator.kubelet.standin_plugins import Plugins
 from topoalign.allocator.kubelet.standin_pods import PodKey, Pods, Running
 from topoalign.allocator.kubelet.standin_resources import PodResources
 from topoalign.allocator.kubelet.transport import Server
-from topoalign.core.checks import checked
-from topoalign.core.deciding import Deciding
-from topoalign.core.decisions import Admission, Decision, Refusal
-from topoalign.core.events import TopologyDiscovered
-from topoalign.core.ids import Namespace, NodeName, PodName, ResourceName
+from topoalign.core.admission.pipeline import Deciding
+from topoalign.core.admission.validate import checked
+from topoalign.core.model.decisions import Admission, Decision, Refusal
+from topoalign.core.model.events import TopologyDiscovered
+from topoalign.core.model.ids import Namespace, NodeName, PodName, ResourceName
+from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock
-from topoalign.core.requests import AdmissionRules, Mode, PodRequest
-from topoalign.core.state import NodeState
-from topoalign.core.topology.model import Topology
+from topoalign.core.state.fold import NodeState
 from topoalign.runtime.clock import SystemClock
 
 DRAIN_SECONDS = 1.0

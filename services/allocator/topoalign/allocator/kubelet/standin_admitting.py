@@ -15,18 +15,18 @@ from topoalign.allocator.kubelet.api import v1beta1
 from topoalign.allocator.kubelet.standin_cpus import CpuManager
 from topoalign.allocator.kubelet.standin_devices import DeviceManager
 from topoalign.allocator.kubelet.standin_memory import MemoryManager
-from topoalign.core.aligning import Aligned
-from topoalign.core.deciding import Deciding, Steps
-from topoalign.core.decisions import PreferenceQuestion
-from topoalign.core.hints.model import TopologyHint
+from topoalign.core.admission.alignment import Aligned
+from topoalign.core.admission.pipeline import Deciding, Steps
+from topoalign.core.deviceshare.node_devices import ContainerDevices
 from topoalign.core.hints.requested import device_limits
 from topoalign.core.hints.reuse import allocations_of
-from topoalign.core.ids import ContainerName, DeviceID, ResourceName
-from topoalign.core.joint.node_devices import ContainerDevices
+from topoalign.core.model.decisions import PreferenceQuestion
+from topoalign.core.model.hints import TopologyHint
+from topoalign.core.model.ids import ContainerName, DeviceID, ResourceName
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.policy import POLICIES
-from topoalign.core.requests import AdmissionRules, ContainerRequest, PodRequest
-from topoalign.core.state import NodeState
-from topoalign.core.topology.model import Topology
+from topoalign.core.state.fold import NodeState
 
 
 @dataclass(frozen=True)

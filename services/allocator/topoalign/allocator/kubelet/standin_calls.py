@@ -13,14 +13,14 @@ from topoalign.allocator.kubelet.client import FAILURES, KubeletAway, apart, des
 from topoalign.allocator.kubelet.standin_admitting import Admitting, HandOut
 from topoalign.allocator.kubelet.standin_plugins import Plugins
 from topoalign.allocator.kubelet.standin_pods import Running
-from topoalign.core.admission import decided
-from topoalign.core.deciding import Deciding
-from topoalign.core.decisions import Decision, Explanation, PreferenceQuestion, Refusal
-from topoalign.core.errors import NoFit
-from topoalign.core.events import TopologyDiscovered
-from topoalign.core.hints.model import HintQuestion
+from topoalign.core.admission.admit import decided
+from topoalign.core.admission.pipeline import Deciding
 from topoalign.core.hints.providers import answer
-from topoalign.core.ids import DeviceID
+from topoalign.core.model.decisions import Decision, Explanation, PreferenceQuestion, Refusal
+from topoalign.core.model.errors import NoFit
+from topoalign.core.model.events import TopologyDiscovered
+from topoalign.core.model.hints import HintQuestion
+from topoalign.core.model.ids import DeviceID
 
 PRE_START_SECONDS = 30.0
 

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from topoalign.allocator.kubelet.standin_files import cpu_file, nothing, replace
-from topoalign.core.errors import NoFit
-from topoalign.core.requests import AdmissionRules, CpuOption
-from topoalign.core.takes.reserved import reserved_cpus
-from topoalign.core.topology.cpuset import format_cpuset
-from topoalign.core.topology.model import Topology
+from topoalign.core.cpu_assignment.reserved import reserved_cpus
+from topoalign.core.model.errors import NoFit
+from topoalign.core.model.requests import AdmissionRules, CpuOption
+from topoalign.core.model.topology.cpuset import format_cpuset
+from topoalign.core.model.topology.model import Topology
 from topoalign.kubelet import cpu_checkpoint
 
 RECONCILE_SECONDS = 10.0

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from topoalign.allocator.kubelet.api import v1beta1
-from topoalign.core.ids import ContainerName, DeviceID, ResourceName
-from topoalign.core.topology.model import Topology
+from topoalign.core.model.ids import ContainerName, DeviceID, ResourceName
+from topoalign.core.model.topology.model import Topology
 from topoalign.kubelet import device_checkpoint
 from topoalign.kubelet.device_checkpoint import NO_NODE, CheckpointData, PodDevicesEntry
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from topoalign.core.events import MemoryUse
 from topoalign.core.hints.memory import memory_node
-from topoalign.core.ids import MEMORY
-from topoalign.core.requests import AdmissionRules
-from topoalign.core.topology.model import Topology
+from topoalign.core.model.events import MemoryUse
+from topoalign.core.model.ids import MEMORY
+from topoalign.core.model.requests import AdmissionRules
+from topoalign.core.model.topology.model import Topology
 from topoalign.kubelet import cpu_checkpoint, memory_checkpoint, spew
 from topoalign.kubelet.cpu_checkpoint import CpuManagerState
 from topoalign.kubelet.memory_checkpoint import MemoryManagerState

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from topoalign.allocator.kubelet.standin_files import machine_state, memory_file, nothing, replace
-from topoalign.core.events import Allocation, MemoryBlock, MemoryUse
-from topoalign.core.ids import AllocationID
-from topoalign.core.memory_use import given_back
-from topoalign.core.requests import AdmissionRules
-from topoalign.core.topology.model import Topology
+from topoalign.core.model.events import Allocation, MemoryBlock, MemoryUse
+from topoalign.core.model.ids import AllocationID
+from topoalign.core.model.requests import AdmissionRules
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.state.memory import given_back
 from topoalign.kubelet import memory_checkpoint
 
 Blocks = Mapping[str, Mapping[str, tuple[MemoryBlock, ...]]]

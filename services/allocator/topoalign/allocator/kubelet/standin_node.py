@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 
 from topoalign.allocator.kubelet.standin_admitting import Managers
 from topoalign.allocator.kubelet.standin_pods import Running
-from topoalign.core.events import Allocation, DeviceHealth, DeviceHealthChanged, Owner, TopologyDiscovered
-from topoalign.core.ids import AllocationID, ContainerName, DeviceID, Namespace, PodName
-from topoalign.core.state import NodeState
-from topoalign.core.topology.cpuset import format_cpuset
+from topoalign.core.model.events import Allocation, DeviceHealth, DeviceHealthChanged, Owner, TopologyDiscovered
+from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, PodName
+from topoalign.core.model.topology.cpuset import format_cpuset
+from topoalign.core.state.fold import NodeState
 
 
 def node_state(

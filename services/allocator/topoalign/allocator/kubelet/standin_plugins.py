@@ -28,11 +28,11 @@ from topoalign.allocator.kubelet.codec import Codec
 from topoalign.allocator.kubelet.listing import HEALTHY, UNHEALTHY
 from topoalign.allocator.kubelet.registration import API_VERSION
 from topoalign.allocator.kubelet.transport import Servicer
-from topoalign.core.errors import quoted
-from topoalign.core.events import DeviceHealth, HealthState
-from topoalign.core.ids import DeviceID, ResourceName, is_native
+from topoalign.core.model.errors import quoted
+from topoalign.core.model.events import DeviceHealth, HealthState
+from topoalign.core.model.ids import DeviceID, ResourceName, is_native
+from topoalign.core.model.topology.model import PluginDevice
 from topoalign.core.ports import Clock
-from topoalign.core.topology.model import PluginDevice
 
 log = structlog.get_logger()
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from topoalign.allocator.kubelet.api import v1beta1
 from topoalign.allocator.kubelet.standin_devices import DeviceManager, Part
 from topoalign.allocator.kubelet.standin_root import PodDirectories
-from topoalign.core.events import Allocation, Owner
-from topoalign.core.ids import AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
-from topoalign.core.requests import ContainerRequest, PodRequest
+from topoalign.core.model.events import Allocation, Owner
+from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
+from topoalign.core.model.requests import ContainerRequest, PodRequest
 
 PodKey = tuple[Namespace, PodName]
 

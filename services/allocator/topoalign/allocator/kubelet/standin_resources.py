@@ -15,14 +15,14 @@ from grpclib.exceptions import GRPCError
 from topoalign.allocator.kubelet.api import v1
 from topoalign.allocator.kubelet.standin_pods import Running
 from topoalign.allocator.kubelet.transport import Servicer
-from topoalign.core.errors import quoted
-from topoalign.core.events import Allocation, MemoryBlock
+from topoalign.core.cpu_assignment.reserved import reserved_cpus
 from topoalign.core.hints.reuse import allocations_of
-from topoalign.core.ids import DeviceID, ResourceName
-from topoalign.core.requests import AdmissionRules, ContainerRequest
-from topoalign.core.state import NodeState
-from topoalign.core.takes.reserved import reserved_cpus
-from topoalign.core.topology.cpuset import parse_cpuset
+from topoalign.core.model.errors import quoted
+from topoalign.core.model.events import Allocation, MemoryBlock
+from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest
+from topoalign.core.model.topology.cpuset import parse_cpuset
+from topoalign.core.state.fold import NodeState
 
 
 def nothing() -> None:

@@ -34,7 +34,7 @@ from topoalign.allocator.kubelet.complaints import Complaints
 from topoalign.allocator.kubelet.connection import CHUNK, PING_SECONDS, Connection, Link
 from topoalign.allocator.kubelet.decoding import NAMING, Decoding
 from topoalign.allocator.kubelet.turns import Turns
-from topoalign.core.errors import BadRequest, NoFit, TopoalignError, clean
+from topoalign.core.model.errors import BadRequest, NoFit, TopoalignError, clean
 
 MOST_CONNECTIONS = 32
 """At a time. The kubelet needs one."""

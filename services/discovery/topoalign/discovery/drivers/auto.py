@@ -5,7 +5,7 @@ A node agent often starts before the driver is loaded (a driver container, a lat
 the driver has answered it is the only source: a failure is then a fault to report, and no reason to know less.
 """
 
-from topoalign.core.errors import DriverFault
+from topoalign.core.model.errors import DriverFault
 from topoalign.core.ports import Driver, Inventory, Listener
 
 

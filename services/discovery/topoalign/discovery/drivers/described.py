@@ -8,9 +8,9 @@ from pathlib import Path
 
 from anyio import to_thread
 
-from topoalign.core.errors import DriverFault, TopoalignError
+from topoalign.core.model.errors import DriverFault, TopoalignError
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Inventory, Listener
-from topoalign.core.topology.model import Topology
 from topoalign.discovery.drivers.health import HEALTHY
 from topoalign.machines import load
 

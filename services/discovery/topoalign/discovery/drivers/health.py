@@ -1,7 +1,7 @@
 """How a device is, as far as one reading can tell."""
 
-from topoalign.core.events import DeviceHealth, HealthState
-from topoalign.core.topology.model import Nic
+from topoalign.core.model.events import DeviceHealth, HealthState
+from topoalign.core.model.topology.model import Nic
 
 HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from topoalign.core.errors import DriverFault, InvalidMachine
+from topoalign.core.model.errors import DriverFault, InvalidMachine
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock, Inventory, Listener
-from topoalign.core.topology.model import Topology
 from topoalign.discovery.drivers.health import nic_health, unknown
 from topoalign.discovery.drivers.thread import DriverThread, Steps
 from topoalign.machines.sysfs import is_named_by_address, read_sysfs

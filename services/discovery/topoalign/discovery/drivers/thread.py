@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import NoReturn, TypeVar
 
-from topoalign.core.errors import DriverFault
+from topoalign.core.model.errors import DriverFault
 from topoalign.core.ports import Clock
 from topoalign.runtime.tasks import background
 

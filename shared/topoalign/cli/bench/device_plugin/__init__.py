@@ -20,7 +20,7 @@ kubelet of `kubelet.py` in this process.
 
 from collections.abc import Iterator
 
-from topoalign.core.errors import Unavailable
+from topoalign.core.model.errors import Unavailable
 
 
 class NoClient(Unavailable):

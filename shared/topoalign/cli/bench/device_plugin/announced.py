@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 import anyio
 
 from topoalign.core import wire
-from topoalign.core.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
-from topoalign.core.ids import NodeName
+from topoalign.core.model.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import AliveRequest
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus, Endpoint
-from topoalign.core.requests import AliveRequest
-from topoalign.core.topology.model import Topology
 from topoalign.runtime.answers import answering
 
 HEALTHY = DeviceHealth(state=HealthState.HEALTHY)

@@ -18,8 +18,8 @@ from typing import NamedTuple, TypeVar
 
 import grpc
 
-from topoalign.core.errors import Unavailable
-from topoalign.core.ids import GPU, DeviceID
+from topoalign.core.model.errors import Unavailable
+from topoalign.core.model.ids import GPU, DeviceID
 from topoalign.kubelet.protobuf import field, fields, number_field
 
 T = TypeVar("T")

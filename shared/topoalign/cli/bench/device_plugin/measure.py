@@ -22,10 +22,10 @@ from topoalign.cli.bench.device_plugin.kubelet import (
 )
 from topoalign.cli.link import connected
 from topoalign.cli.measuring import measured, summary
-from topoalign.core.errors import Unavailable
-from topoalign.core.ids import GPU, DeviceID, NodeName
-from topoalign.core.topology.model import Topology
-from topoalign.core.topology.offers import Offer
+from topoalign.core.model.errors import Unavailable
+from topoalign.core.model.ids import GPU, DeviceID, NodeName
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.offers import Offer
 from topoalign.machines import load
 from topoalign.runtime.nats_server import local_nats
 

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from topoalign.core.errors import Unavailable, clean
+from topoalign.core.model.errors import Unavailable, clean
 
 SOURCE = Path(__file__).parents[5] / "tests" / "nvml" / "nvml_standin.c"
 SONAME = "libnvidia-ml.so.1"

@@ -22,14 +22,14 @@ from collections.abc import Collection, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
-from topoalign.core.errors import TooMuchWork
+from topoalign.core.model.errors import TooMuchWork
+from topoalign.core.placement.gpus.scores import Scores, total
 from topoalign.core.placement.partition.greedy import best_grown, greedy_split
+from topoalign.core.placement.partition.lagrangian import MOST_PRICED, best_by_prices
 from topoalign.core.placement.partition.masks import mask_of, masks_of_size, members_of, set_scores
-from topoalign.core.placement.partition.prices import MOST_PRICED, best_by_prices
+from topoalign.core.placement.partition.search_budget import Work
 from topoalign.core.placement.partition.tables import MOST_LISTED, best_by_table
 from topoalign.core.placement.partition.tree import MOST_IN_TREE, best_by_tree, best_sets_of_tree, tree_of
-from topoalign.core.placement.partition.work import Work
-from topoalign.core.placement.scores import Scores, total
 
 MOST_STEPS = 50_000
 """Of an exact search: 30 to 60 ms. A DGX-2 takes 2,000 at most, the 72 GPUs of an NVL72 10,000."""

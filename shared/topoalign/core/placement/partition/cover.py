@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from topoalign.core.placement.partition.work import Work
+from topoalign.core.placement.partition.search_budget import Work
 
 
 class Cover:

@@ -8,8 +8,8 @@ of the rest. Then devices of different sets change places while that adds to the
 from collections.abc import Collection, Sequence
 from itertools import combinations
 
+from topoalign.core.placement.gpus.scores import Scores, total
 from topoalign.core.placement.partition.masks import mask_of
-from topoalign.core.placement.scores import Scores, total
 
 MOST_LOOKS = 40_000
 """At pairs that might change places: 20 ms. Sixty-four devices have 2,016, and a dozen rounds bring nearly all there is."""

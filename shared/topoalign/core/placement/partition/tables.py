@@ -12,8 +12,8 @@ from itertools import combinations
 from operator import add, itemgetter
 from typing import NamedTuple
 
+from topoalign.core.placement.gpus.scores import Scores
 from topoalign.core.placement.partition.masks import by_preference, mask_of, masks_of_size, set_scores
-from topoalign.core.placement.scores import Scores
 
 MOST_LISTED = 9
 """Devices. Ten would have 2,800 partitions: a millisecond for each request."""

@@ -20,9 +20,9 @@ from collections.abc import Iterable, Sequence, Set
 from math import comb
 from typing import NamedTuple
 
-from topoalign.core.placement.partition.forms import DEVICE, EMPTY, NEEDED, Forms
-from topoalign.core.placement.partition.work import Work
-from topoalign.core.placement.scores import Scores
+from topoalign.core.placement.gpus.scores import Scores
+from topoalign.core.placement.partition.search_budget import Work
+from topoalign.core.placement.partition.tree_shapes import DEVICE, EMPTY, NEEDED, Forms
 
 MOST_IN_TREE = 128
 """Devices: the search goes as deep as there are sets."""

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import msgspec
 
-from topoalign.core.errors import DriverFault, InvalidField, quoted
-from topoalign.core.events import DeviceHealth
-from topoalign.core.ids import DeviceID
+from topoalign.core.model.errors import DriverFault, InvalidField, quoted
+from topoalign.core.model.events import DeviceHealth
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.links import Link, PcieClass
+from topoalign.core.model.topology.model import Gpu, Topology
+from topoalign.core.model.topology.validate import validate
 from topoalign.core.ports import Clock, Inventory, Listener
-from topoalign.core.topology.links import Link, PcieClass
-from topoalign.core.topology.model import Gpu, Topology
-from topoalign.core.topology.validate import validate
 from topoalign.discovery.drivers.health import nic_health, unhealthy
 from topoalign.discovery.drivers.nvml.codes import GPU_IS_LOST, NO_PERMISSION, OF_THE_LIBRARY, RESET_REQUIRED, UNKNOWN
 from topoalign.discovery.drivers.nvml.events import NvmlEvents

@@ -24,8 +24,8 @@ from typing import Final
 import anyio
 import structlog
 
-from topoalign.core.errors import DriverFault
-from topoalign.core.ids import DeviceID
+from topoalign.core.model.errors import DriverFault
+from topoalign.core.model.ids import DeviceID
 from topoalign.core.ports import Clock, HardwareEvent, Listener, Occurrence
 from topoalign.discovery.drivers.nvml.codes import (
     FUNCTION_NOT_FOUND,

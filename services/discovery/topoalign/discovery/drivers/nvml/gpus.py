@@ -9,11 +9,11 @@ import re
 from collections.abc import Collection
 from typing import NamedTuple
 
-from topoalign.core.errors import quoted
-from topoalign.core.events import DeviceHealth
-from topoalign.core.ids import DeviceID
-from topoalign.core.topology.model import Gpu, MigDevice, Topology
-from topoalign.core.topology.validate import LARGEST_MEMORY
+from topoalign.core.model.errors import quoted
+from topoalign.core.model.events import DeviceHealth
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.model import Gpu, MigDevice, Topology
+from topoalign.core.model.topology.validate import LARGEST_MEMORY
 from topoalign.discovery.drivers.health import HEALTHY, unhealthy
 from topoalign.discovery.drivers.nvml.codes import NOT_FOUND, NOT_TOLD
 from topoalign.discovery.drivers.nvml.library import (

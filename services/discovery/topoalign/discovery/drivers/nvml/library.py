@@ -13,9 +13,9 @@ from types import ModuleType
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from topoalign.core.errors import DriverFault, clean
-from topoalign.core.topology.links import NVML_LEVEL, PcieClass
-from topoalign.core.topology.model import Fabric
+from topoalign.core.model.errors import DriverFault, clean
+from topoalign.core.model.topology.links import NVML_LEVEL, PcieClass
+from topoalign.core.model.topology.model import Fabric
 from topoalign.discovery.drivers.nvml.codes import GPU_IS_LOST, NO_TEXT, NOT_FOUND, NOT_TOLD, TIMEOUT, UNINITIALIZED
 from topoalign.discovery.drivers.thread import Steps
 

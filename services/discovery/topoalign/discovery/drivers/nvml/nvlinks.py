@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple
 
-from topoalign.core.ids import DeviceID
+from topoalign.core.model.ids import DeviceID
 from topoalign.discovery.drivers.nvml.library import MOST_NVLINKS, NVLINK_COUNT, Handle, Library
 
 GPU_KIND, NPU_KIND, SWITCH_KIND = 0, 1, 2

@@ -1,0 +1,81 @@
+"""
+The one decision: does this pod fit on this node, and what does each of its containers get?
+
+`admission` does no I/O. It yields what it wants to know, hints and preferences among devices, and is sent the answers: the
+allocator asks the hinting service, a kubelet asks its device plugins, and `admit` asks the functions of this package.
+Nothing of it depends on time or chance, so equal questions get equal decisions. How it is decided is in `deciding`.
+"""
+
+from topoalign.core.admission.pipeline import Deciding, Question, Reply, Steps
+from topoalign.core.admission.validate import checked
+from topoalign.core.hints.joint_devices import check_annotations
+from topoalign.core.hints.preconditions import check_decidable, check_rules
+from topoalign.core.hints.providers import answer
+from topoalign.core.model.decisions import Decision, PreferenceQuestion
+from topoalign.core.model.errors import NoFit
+from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest
+from topoalign.core.placement.preference import prefer
+from topoalign.core.state.fold import NodeState
+
+
+def admit(state: NodeState, pod: PodRequest, rules: AdmissionRules) -> Decision:
+    """
+    Decides with the hints and preferences of this process.
+
+    Raises InvalidField for a request or rules that cannot be meant; everything else is an Admission or a Refusal.
+    """
+    steps = admission(state, pod, rules)
+    try:
+        asked = next(steps)
+        while True:
+            try:
+                reply = answer_to(asked, state, rules)
+            except NoFit as misfit:
+                asked = steps.throw(misfit)
+            else:
+                asked = steps.send(reply)
+    except StopIteration as decided:
+        decision: Decision = decided.value
+        return decision
+
+
+def answer_to(asked: Question, state: NodeState, rules: AdmissionRules) -> Reply:
+    """What this process knows; in mode `kubelet` a device plugin is told no more than a kubelet tells it."""
+    if isinstance(asked, PreferenceQuestion):
+        asked = asked.alone() if rules.mode is Mode.KUBELET else asked
+        return prefer(
+            state.hardware,
+            asked.resource,
+            asked.available,
+            asked.must_include,
+            asked.size,
+            rules.placement,
+            asked.near,
+            asked.beside,
+        )
+    assert state.topology is not None, "nothing is asked before the topology is known"
+    return answer(asked, state.topology)
+
+
+def admission(state: NodeState, pod: PodRequest, rules: AdmissionRules) -> Steps[Decision]:
+    """
+    The decision, step by step; the driver sends the answer to each question.
+
+    A driver whose device plugin fails throws a TopoalignError at the PreferenceQuestion, and one that gets no hints throws
+    the NoFit at the HintQuestion; the pod is refused. Raises InvalidField, as `admit` does.
+    """
+    return (yield from decided(Deciding(state, pod, rules)))
+
+
+def decided(deciding: Deciding) -> Steps[Decision]:
+    """`admission` by this decision, for who follows how far it is. Raises as `admission` does."""
+    state, pod, rules = deciding.state, deciding.pod, deciding.rules
+    checked(pod)
+    check_rules(rules)
+    check_annotations(pod, rules)
+    try:
+        check_decidable(state, pod, rules)
+        yield from deciding.decide()
+    except NoFit as misfit:
+        return deciding.refusal(misfit)
+    return deciding.admission()

@@ -1,0 +1,112 @@
+"""
+From the providers' hints to what a container is aligned to, and the refusal where the policy does not admit that.
+"""
+
+from typing import NamedTuple
+
+from topoalign.core.hints.rules import EVERYWHERE, narrowest
+from topoalign.core.hints.search import Work
+from topoalign.core.model.decisions import Alignment
+from topoalign.core.model.errors import NoFit, clean
+from topoalign.core.model.hints import HintAnswer, TopologyHint
+from topoalign.core.model.ids import ContainerName
+from topoalign.core.model.requests import AdmissionRules, Mode
+from topoalign.core.model.topology.bitmask import Mask, mask_of, nodes_of
+from topoalign.core.model.topology.cpuset import format_cpuset
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.policy import POLICIES
+from topoalign.core.policy.merge.closeness import Distances
+from topoalign.core.policy.merge.kubelet_merge import NOWHERE, offers_of
+
+
+class NotAligned(NoFit):
+    """The policy refuses the best alignment that the providers' hints allow."""
+
+    code = "NotAligned"
+
+    def __init__(self, rules: AdmissionRules, container: ContainerName | None, alignment: Alignment) -> None:
+        whose = "the pod" if container is None else f"container {container!r}"
+        unmet = sorted({name for hints in alignment.hints.values() for name, each in hints.items() if each == ()})
+        mask = alignment.merged.affinity
+        if unmet:
+            why = f"{' and '.join(clean(name) for name in unmet)} cannot be met on any NUMA nodes"
+        elif mask is None:
+            why = "no NUMA nodes suit all that it asks for"
+        else:
+            nodes = f"NUMA node{'' if mask.bit_count() == 1 else 's'} {format_cpuset(nodes_of(mask))}"
+            why = f"the best alignment is {nodes}, and it is not preferred by all"
+        super().__init__(
+            f"policy {rules.policy.value} refuses {whose}: {why}",
+            "ask for less, wait until something is released, or use policy best-effort, which admits without alignment",
+        )
+
+
+NOT_CLOSEST = "as narrow as can be; whether nothing is closer was not found within the limit on work"
+
+
+class Aligned(NamedTuple):
+    """What a container is aligned to."""
+
+    hint: TopologyHint
+    memory: TopologyHint
+    """The same, or in mode `best` the narrowest part of it that has the memory."""
+    together: Mask | None = None
+    """NUMA nodes of devices that are decided jointly. None: any."""
+
+
+def unaligned(container: ContainerName | None, note: str = "") -> tuple[Alignment, Aligned]:
+    """Where nobody is asked for hints."""
+    return Alignment(container=container, hints={}, merged=NOWHERE, admitted=True, note=note), Aligned(NOWHERE, NOWHERE)
+
+
+def align(
+    topology: Topology, rules: AdmissionRules, container: ContainerName | None, answer: HintAnswer, work: Work
+) -> tuple[Alignment, Aligned]:
+    """
+    The alignment of a container, or with None of the pod as a whole. Whether it is admitted stands in the Alignment.
+
+    `work` is what is left of the limit for the whole decision. Raises TooMuchWork.
+    """
+    policy = POLICIES[rules.policy]
+    merged = policy.merge(
+        offers_of(answer.providers.values()),
+        mask_of(topology.node_ids or (0,)),
+        distances_for(topology, rules),
+        rules.mode,
+        work,
+    )
+    memory = merged if rules.mode is Mode.KUBELET else memory_within(merged, answer)
+    alignment = Alignment(
+        container=container,
+        hints=answer.providers,
+        merged=merged,
+        admitted=policy.admits(merged),
+        note=NOT_CLOSEST if work.ended else "",
+    )
+    return alignment, Aligned(merged, memory)
+
+
+def goes_on(rules: AdmissionRules) -> bool:
+    """
+    Whether a container that could not be aligned within the limit on work is admitted all the same: where topoalign decides
+    itself and aligns as well as it can. A prediction would be a guess, and a strict policy promises more.
+    """
+    return rules.mode is Mode.BEST and POLICIES[rules.policy].admits(NOWHERE)
+
+
+def distances_for(topology: Topology, rules: AdmissionRules) -> Distances | None:
+    """The distances where they count: where the option says so, and in mode `best` where they are known."""
+    if topology.distances is None or not (rules.prefer_closest_numa_nodes or rules.mode is Mode.BEST):
+        return None
+    nodes = topology.node_ids
+    return {node: dict(zip(nodes, row, strict=True)) for node, row in zip(nodes, topology.distances, strict=True)}
+
+
+def memory_within(merged: TopologyHint, answer: HintAnswer) -> TopologyHint:
+    """
+    The narrowest NUMA nodes for the memory among those that all is aligned to, so that memory which fits on one node does
+    not keep others from the next. Any node, if memory is not asked for or does not fit there.
+    """
+    hints = next(iter(answer.providers["memory"].values()), None)
+    within = EVERYWHERE if merged.affinity is None else merged.affinity
+    return (narrowest(hints, within=within) if hints else None) or NOWHERE

@@ -1,0 +1,148 @@
+"""
+Which other sets of devices could have been chosen, and why they were not: what `explain` shows of a choice.
+
+Only GPUs and NICs are told about; of the devices of foreign plugins no links are known. Of a small choice all sets are
+compared, of a large one those that differ from the chosen set in a single device; the best few are kept.
+"""
+
+from collections.abc import Iterable, Sequence
+from heapq import nsmallest
+from itertools import combinations
+from math import comb
+
+from topoalign.core.model.decisions import Beside, Considered, PreferenceQuestion
+from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.requests import Placement
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.offers import Kind
+from topoalign.core.model.topology.queries import pair_score
+from topoalign.core.placement.gpus.scores import Scores, link_scores, total
+from topoalign.core.placement.gpus.topology import is_exact, most_weighed, worth
+from topoalign.core.placement.partition import best_split
+from topoalign.core.placement.preference import looked_at, outlook
+
+MOST_COMPARED = 256
+"""Sets. A choice of 4 among 8 has 70."""
+MOST_KEPT = 5
+TOLD = 0.0005
+"""The least difference in worth that is shown."""
+
+
+def considered(
+    topology: Topology,
+    resource: ResourceName,
+    free: Sequence[DeviceID],
+    asked: PreferenceQuestion | None,
+    chosen: Sequence[DeviceID],
+    near: Sequence[DeviceID],
+    placement: str,
+) -> tuple[Considered, ...]:
+    """
+    The chosen set, and then the best of its alternatives in descending order of their scores.
+
+    `free` are all devices the container could have got, in the hardware's order, `asked` is what the device policy was asked
+    (None where there was nothing to choose), `near` the container's GPUs where NICs are chosen.
+    """
+    kind = topology.kind_of(resource)
+    if kind not in ("gpu", "nic") or not chosen:
+        return ()
+    taken = tuple(i for i, device in enumerate(free) if device in chosen)
+    table = link_scores(topology, free) if kind == "gpu" else ()
+    links = [sum(pair_score(topology, device, other) for other in near) for device in free]
+
+    def score(members: Iterable[int]) -> int:
+        return total(table, members) if kind == "gpu" else sum(links[member] for member in members)
+
+    offered = () if asked is None else asked.available
+    won = reason_for(kind, bool(offered), near, placement)
+    if kind == "gpu" and asked is not None:
+        won += limits_of(table, free, asked, placement)
+
+    def difference(devices: Sequence[DeviceID]) -> str:
+        if kind != "gpu" or placement != Placement.TOPOLOGY or asked is None:
+            return ""
+        return weighed_against(topology, chosen, devices, asked.beside)
+
+    best = nsmallest(MOST_KEPT, ((-score(members), members) for members in alternatives(len(free), taken)))
+    mine = score(taken)
+    sets = [(mine, taken)] + [(-negative, members) for negative, members in best]
+    return tuple(
+        Considered(
+            resource=resource,
+            devices=(devices := tuple(free[member] for member in members)),
+            score=value,
+            chosen=members == taken,
+            why=won
+            if members == taken
+            else reason_against(value - mine, {*devices} <= ({*offered} or {*chosen}), difference(devices)),
+        )
+        for value, members in sets
+    )
+
+
+def alternatives(devices: int, taken: tuple[int, ...]) -> Iterable[tuple[int, ...]]:
+    """Other sets of the same size, as positions, ascending."""
+    if comb(devices, len(taken)) <= MOST_COMPARED:
+        return (members for members in combinations(range(devices), len(taken)) if members != taken)
+    rest = [position for position in range(devices) if position not in taken]
+    return (tuple(sorted({*taken, new} - {old})) for old in taken for new in rest)
+
+
+def reason_for(kind: Kind, asked: bool, near: Sequence[DeviceID], placement: str) -> str:
+    if not asked:
+        return "all that can be had on the NUMA nodes it is aligned to, or from its init containers"
+    if kind == "gpu":
+        return f"preferred by device policy {placement}"
+    return "nearest to the container's GPUs" if near else "lowest index"
+
+
+def limits_of(table: Scores, free: Sequence[DeviceID], asked: PreferenceQuestion, placement: str) -> str:
+    """
+    What was not compared, if anything.
+
+    The search for the best partition is run again: whoever chose, a device plugin or this process, said only what it chose.
+    """
+    position = {device: i for i, device in enumerate(free)}
+    known = {*asked.must_include} <= {*asked.available} <= {*position}
+    if not known or not max(1, len(asked.must_include)) <= asked.size <= len(asked.available):
+        return ""
+    if placement == Placement.TOPOLOGY:
+        free_gpus = len({*asked.beside.free, *asked.available})
+        ways = comb(len(asked.available) - len(asked.must_include), asked.size - len(asked.must_include))
+        said = "" if is_exact(free_gpus) else ", what is left judged by matching pairs, fours and eights"
+        weighed = most_weighed(free_gpus)
+        return said if ways <= weighed else f"{said}, of the {weighed} that look best: all {ways} are too many to weigh"
+    if placement != Placement.BEST_EFFORT:
+        return ""
+    available, required = ([position[device] for device in each] for each in (asked.available, asked.must_include))
+    exact = best_split(table, available, required, asked.size).exact
+    return "" if exact else ", greedy: the exact search ended at its limit on work"
+
+
+def reason_against(more: int, offered: bool, weighed: str = "") -> str:
+    if not offered:
+        return "not all on the NUMA nodes it is aligned to"
+    if weighed:
+        return weighed
+    if more > 0:
+        return f"scores {more} more by itself, but what it leaves is worse by more than that, or it has no link"
+    return "scores the same by itself; what it leaves, or its indexes, decided" if more == 0 else f"scores {-more} less"
+
+
+def weighed_against(topology: Topology, chosen: Sequence[DeviceID], other: Sequence[DeviceID], beside: Beside) -> str:
+    """What policy `topology` holds against a set, part by part."""
+    free, nics = looked_at(topology, beside)
+    position = {gpu: i for i, gpu in enumerate(topology.gpu_by_id)}
+    mine, theirs = (
+        worth(
+            outlook(topology),
+            tuple(sorted(position[gpu] for gpu in gpus)),
+            free | {position[gpu] for gpu in gpus},
+            nics,
+        )
+        for gpus in (chosen, other)
+    )
+    parts = {"by its links": theirs.own - mine.own, "by what it leaves": theirs.left - mine.left}
+    parts["by its NICs"] = theirs.nics - mine.nics
+    told = [f"{change:+.3f} {part}" for part, change in parts.items() if abs(change) >= TOLD]
+    return f"worth {', '.join(told)}" if told else "worth the same; its indexes decided"

@@ -1,0 +1,124 @@
+"""
+The devices of a container that are decided together, and the sets that could have been given instead: for `admission`.
+
+Where the smallest scope with enough GPUs leaves a choice, the node's device policy makes it; with `compat` Koordinator does.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import msgspec
+
+from topoalign.core.admission.alternatives import considered
+from topoalign.core.deviceshare.candidates import Candidate, Chooser
+from topoalign.core.deviceshare.node_devices import ContainerDevices, joint_devices
+from topoalign.core.deviceshare.node_inventory import places_of
+from topoalign.core.hints.joint_devices import asked_for, left_to
+from topoalign.core.model.decisions import Beside, Considered
+from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Scope
+from topoalign.core.model.topology.bitmask import Mask, nodes_of
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.placement.preference import prefer
+from topoalign.core.policy import POLICIES
+from topoalign.core.policy.merge.kubelet_merge import NOWHERE
+from topoalign.core.state.fold import NodeState
+
+CHOSEN = {
+    GPU: "in the smallest part of the machine that has GPUs, and what goes with them, as the annotations ask",
+    NIC: "nearest to the container's GPUs, of those that are as the annotations ask",
+}
+COMPAT = "as Koordinator chooses"
+
+
+def jointly(
+    state: NodeState, pod: PodRequest, container: ContainerRequest, rules: AdmissionRules, affinity: Mask | None
+) -> tuple[ContainerDevices, tuple[Considered, ...]]:
+    """
+    What a container gets on these NUMA nodes (None: on any), and the sets that were considered.
+
+    A policy that admits without alignment has devices of other nodes, too, where those do not do. Raises DevicesDoNotFit
+    and TooMuchWork.
+    """
+    asked = asked_for(state, pod, container, rules, chooser(state, rules))
+    got = joint_devices(asked, affinity, spill=POLICIES[rules.policy].admits(NOWHERE))
+    return got, tuple(sets_of(state, pod, rules, affinity, got))
+
+
+def chooser(state: NodeState, rules: AdmissionRules) -> Chooser | None:
+    """
+    The device policy; None where GPUs are taken by index. So they are in scope `pod`: its hints stand on what one container
+    leaves to the next, and were found that way.
+    """
+    return partial(by_policy, state, rules.placement) if not rules.compat and rules.scope is Scope.CONTAINER else None
+
+
+def by_policy(state: NodeState, placement: str, gpus: Sequence[Candidate], count: int) -> list[Candidate]:
+    by_id = {DeviceID(gpu.device.id): gpu for gpu in gpus}
+    left = [device for device, gpu in by_id.items() if gpu.device.left]
+    beside = Beside(free=state.free(GPU))
+    chosen = prefer(state.hardware, GPU, tuple(by_id), left[:count], count, placement, beside=beside)
+    return [by_id[device] for device in chosen]
+
+
+def sets_of(
+    state: NodeState, pod: PodRequest, rules: AdmissionRules, affinity: Mask | None, got: ContainerDevices
+) -> Iterator[Considered]:
+    """As `considered` has them, with reasons of joint allocation."""
+    left = left_to(state, pod).devices
+    for resource, chosen in got.devices.items():
+        free = frozenset((*state.free(resource), *left, *chosen))
+        could_have = [device for device in state.hardware.devices[resource] if device in free]
+        near = got.devices.get(GPU, ()) if resource == NIC else ()
+        for each in considered(state.hardware, resource, could_have, None, chosen, near, ""):
+            if each.chosen:
+                why = COMPAT if rules.compat else CHOSEN[resource]
+            else:
+                why = reason_against(state.hardware, resource, each.devices, chosen, near, affinity)
+            yield msgspec.structs.replace(each, why=why)
+
+
+def reason_against(
+    topology: Topology,
+    resource: ResourceName,
+    devices: Sequence[DeviceID],
+    chosen: Sequence[DeviceID],
+    near: Sequence[DeviceID],
+    affinity: Mask | None,
+) -> str:
+    """Why a set was not given, as far as places say."""
+    nodes = None if affinity is None else {*nodes_of(affinity)}
+    where = topology.devices[resource]
+    if nodes is not None and any(nodes.isdisjoint(where[device] or nodes) for device in devices):
+        return "not all on the NUMA nodes it is aligned to"
+    if near:
+        mine, other = beside(topology, chosen, near), beside(topology, devices, near)
+        return (
+            f"beside {other} of the GPUs, not {mine}" if other < mine else "as near; indexes or what was asked decided"
+        )
+    for what, mine, other in zip(SPREAD, spread(topology, chosen), spread(topology, devices), strict=True):
+        if other != mine:
+            return (
+                f"on {other} {what}, not {mine}" if other > mine else "nearer together, but not as the annotations ask"
+            )
+    return "as near; NICs beside it, indexes or the device policy decided"
+
+
+SPREAD = ("NUMA nodes", "root complexes", "switches")
+
+
+def spread(topology: Topology, devices: Sequence[DeviceID]) -> tuple[int, int, int]:
+    """On how many parts of the machine devices are, of those that are known."""
+    places = [place for device in devices if (place := places_of(topology).get(device)) is not None]
+    return (
+        len({each.node for each in places}),
+        len({each.pcie for each in places}),
+        len({each.switch for each in places}),
+    )
+
+
+def beside(topology: Topology, nics: Sequence[DeviceID], gpus: Sequence[DeviceID]) -> int:
+    """How many of the GPUs have one of the NICs below the same switch, or in the same root complex where there is none."""
+    places = places_of(topology)
+    spots = {places[nic].switch or places[nic].pcie for nic in nics if nic in places} - {""}
+    return sum((places[gpu].switch or places[gpu].pcie) in spots for gpu in gpus if gpu in places)

@@ -1,0 +1,253 @@
+"""
+How a pod is decided, container by container.
+
+Init containers and then app containers are decided in the order of the pod's spec. In scope `container` each is aligned by
+itself: the providers' hints are merged by the policy, and the pod is refused at the first container that the policy does
+not admit. In scope `pod` one merge serves them all. Once aligned, a container is given devices, then CPUs, then memory;
+what it got is applied to the state by the same fold that facts go through, so that the next container sees it.
+"""
+
+from collections.abc import Generator, Iterator
+from typing import TypeVar
+
+import msgspec
+
+from topoalign.core.admission.alignment import Aligned, NotAligned, align, goes_on, unaligned
+from topoalign.core.admission.alternatives import considered
+from topoalign.core.admission.joint import jointly
+from topoalign.core.cpu_assignment.reserved import reserved_cpus
+from topoalign.core.deviceshare.node_devices import ContainerDevices, is_joint
+from topoalign.core.hints.joint_devices import check_anywhere, joint_containers, joint_part, nodes_within
+from topoalign.core.hints.providers import question, shared_cpus
+from topoalign.core.hints.requested import device_limits, exclusive_cpus
+from topoalign.core.hints.reuse import allocations_of, held_by, reusable_cpus, reusable_devices
+from topoalign.core.hints.search import Work
+from topoalign.core.model.decisions import (
+    Admission,
+    Alignment,
+    Beside,
+    Considered,
+    Explanation,
+    PreferenceFailed,
+    PreferenceQuestion,
+    Refusal,
+)
+from topoalign.core.model.errors import NoFit, TooMuchWork, TopoalignError, clean
+from topoalign.core.model.hints import HintAnswer, HintQuestion, TopologyHint
+from topoalign.core.model.ids import NIC, ContainerName, DeviceID, ResourceName
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Scope
+from topoalign.core.model.topology.bitmask import nodes_of
+from topoalign.core.model.topology.cpuset import format_cpuset
+from topoalign.core.placement.cpus import NotWholeCores, allocate_cpus
+from topoalign.core.placement.devices import check_amount, choose_devices
+from topoalign.core.placement.memory import holding, memory_for
+from topoalign.core.policy import POLICIES
+from topoalign.core.policy.merge.cost import slow_merge
+from topoalign.core.state.fold import NodeState
+
+T = TypeVar("T")
+
+Question = HintQuestion | PreferenceQuestion
+Reply = HintAnswer | tuple[DeviceID, ...] | None
+"""To a HintQuestion a HintAnswer; to a PreferenceQuestion the preferred devices, or None where none are preferred."""
+
+Steps = Generator[Question, Reply, T]
+
+UNREAD = "the pod's annotations about devices play no part: a kubelet does not read them (mode best does)"
+
+
+class Deciding:
+    """A decision under way: how far it is, what was given so far, and how that came about."""
+
+    def __init__(self, state: NodeState, pod: PodRequest, rules: AdmissionRules) -> None:
+        self.state = state
+        self.pod = pod
+        self.rules = rules
+        self.container: ContainerName | None = None
+        self.provider: str | None = None
+        self.work = Work()
+        self.gave_up = ""
+        """Why nothing is aligned any more: the limit on work is one for all containers."""
+        self.alignments: list[Alignment] = []
+        self.considered: list[Considered] = []
+        self.by_chance: list[str] = []
+        """What the kubelet picks at random, for people."""
+
+    def decide(self) -> Steps[None]:
+        whole = (yield from self.align(None)) if self.rules.scope is Scope.POD else None
+        for container in (*self.pod.init_containers, *self.pod.containers):
+            self.container = container.name
+            aligned = whole if whole is not None else (yield from self.align(container.name))
+            yield from self.allocate(container, aligned)
+
+    def align(self, container: ContainerName | None) -> Steps[Aligned]:
+        """What a container, or the pod, is aligned to. Raises NotAligned and TooMuchWork."""
+        if not POLICIES[self.rules.policy].asks or self.gave_up:
+            alignment, aligned = unaligned(container, self.gave_up)
+        else:
+            try:
+                reply = yield question(self.state, self.pod, container, self.rules)
+                assert isinstance(reply, HintAnswer), "a HintQuestion is answered with a HintAnswer"
+                alignment, aligned = align(self.state.hardware, self.rules, container, reply, self.work)
+            except TooMuchWork as ended:
+                if not goes_on(self.rules):
+                    raise
+                self.gave_up = f"not aligned: {ended.finding}"
+                alignment, aligned = unaligned(container, self.gave_up)
+        self.alignments.append(alignment)
+        if not alignment.admitted:
+            self.provider = "device"
+            check_anywhere(self.state, self.pod, container, self.rules)
+            self.provider = None
+            raise NotAligned(self.rules, container, alignment)
+        if aligned.hint.affinity is None:
+            return aligned
+        together = nodes_within(self.state, self.pod, container, self.rules, aligned.hint.affinity)
+        return aligned._replace(together=together)
+
+    def allocate(self, container: ContainerRequest, aligned: Aligned) -> Steps[None]:
+        """Gives the container what it asks for, and applies it to the state."""
+        hint = aligned.hint
+        earlier = allocations_of(self.state, self.pod)
+        self.provider = "device"
+        got = yield from self.devices(container, aligned)
+        self.provider = "cpu"
+        cpus = self.cpus(container, hint)
+        self.provider = "memory"
+        memory = memory_for(self.state, self.pod, container.name, aligned.memory, self.rules)
+        self.provider = None
+        allocation = msgspec.structs.replace(
+            held_by(self.pod, container, got.devices, got.functions),
+            cpus=format_cpuset(cpus),
+            memory=memory,
+            affinity=None if hint.affinity is None else nodes_of(hint.affinity),
+            lowest_first=bool(memory) and self.rules.mode is Mode.KUBELET,
+        )
+        self.state = holding(self.state, allocation, earlier)
+
+    def devices(self, container: ContainerRequest, aligned: Aligned) -> Steps[ContainerDevices]:
+        """
+        What is decided jointly; in mode `best` then GPUs, so that others can be chosen near them; the rest by name. A
+        kubelet asks its plugins about one resource at a time, and tells them of no other that the container has.
+        """
+        joint, wanted, hint = ContainerDevices(), device_limits(container), aligned.hint
+        if container in joint_containers(self.pod, self.rules):
+            joint, sets = jointly(self.state, self.pod, container, self.rules, aligned.together)
+            self.considered += sets
+            wanted = {name: amount for name, amount in wanted.items() if name not in joint_part(container)}
+        given = dict(joint.devices)
+        hardware, best = self.state.hardware, self.rules.mode is Mode.BEST
+        for resource in sorted(wanted, key=lambda name: (best and hardware.kind_of(name) != "gpu", name)):
+            if resource in hardware.devices and (wanted[resource] or not best):
+                gpus = [gpu for name, some in given.items() if hardware.kind_of(name) == "gpu" for gpu in some]
+                chosen = yield from self.devices_of(resource, wanted[resource], container, hint, tuple(gpus))
+                given.update({resource: chosen} if chosen else {})
+        return ContainerDevices(given, joint.functions)
+
+    def devices_of(
+        self,
+        resource: ResourceName,
+        amount: int,
+        container: ContainerRequest,
+        hint: TopologyHint,
+        near: tuple[DeviceID, ...],
+    ) -> Steps[tuple[DeviceID, ...]]:
+        check_amount(self.state.hardware, resource, amount)
+        devices, free = self.state.hardware.devices[resource], frozenset(self.state.free(resource))
+        reusable = reusable_devices(allocations_of(self.state, self.pod), resource)
+        if self.rules.mode is Mode.KUBELET and 0 < amount < len(reusable):
+            self.by_chance.append(
+                f"container {clean(container.name)} takes over {amount} of the {len(reusable)} {clean(resource)} of init "
+                "containers, and the kubelet picks them at random: these, and what later containers get, are by chance"
+            )
+        healthy = frozenset(self.state.healthy(resource))
+        choosing = choose_devices(
+            resource, devices, healthy, self.state.holders.keys(), reusable, amount, hint.affinity
+        )
+        asking: PreferenceQuestion | None = None
+        try:
+            choice = next(choosing)
+            asking = PreferenceQuestion(
+                resource=resource,
+                available=choice.available,
+                must_include=choice.must_include,
+                size=choice.size,
+                container=container.name,
+                near=near,
+                beside=self.beside(resource, container),
+            )
+            choosing.send((yield from self.preferred(asking)))
+        except StopIteration as done:
+            chosen: tuple[DeviceID, ...] = done.value
+        could_have = [device for device in devices if device in free or device in reusable]
+        if self.rules.mode is Mode.KUBELET:
+            asking, near = asking and asking.alone(), ()
+        self.considered += considered(
+            self.state.hardware, resource, could_have, asking, chosen, near, self.rules.placement
+        )
+        return chosen
+
+    def beside(self, resource: ResourceName, container: ContainerRequest) -> Beside:
+        nics = device_limits(container).get(NIC, 0) if self.state.hardware.kind_of(resource) == "gpu" else 0
+        return Beside(free=self.state.free(resource), nics=self.state.free(NIC) if nics else (), nics_wanted=nics)
+
+    def preferred(self, asking: PreferenceQuestion) -> Steps[tuple[DeviceID, ...] | None]:
+        try:
+            reply = yield asking
+        except TopoalignError as error:
+            raise PreferenceFailed(asking.resource, error) from error
+        assert not isinstance(reply, HintAnswer), "a PreferenceQuestion is answered with devices or None"
+        return reply
+
+    def cpus(self, container: ContainerRequest, hint: TopologyHint) -> frozenset[int]:
+        """CPUs of its own, or none where it runs in the shared pool."""
+        count = exclusive_cpus(self.pod, container, self.rules.mode) if self.rules.cpu_manager == "static" else 0
+        if not count:
+            return frozenset()
+        return allocate_cpus(
+            self.state.hardware.cpu_topology,
+            shared_cpus(self.state, self.rules),
+            reserved_cpus(self.state.hardware, self.rules),
+            reusable_cpus(allocations_of(self.state, self.pod)),
+            count,
+            hint.affinity,
+            self.rules,
+        )
+
+    def admission(self) -> Admission:
+        return Admission(allocations=allocations_of(self.state, self.pod), explanation=self.explanation())
+
+    def refusal(self, misfit: NoFit) -> Refusal:
+        return Refusal(
+            reason=reason_of(misfit),
+            code=misfit.code,
+            finding=misfit.finding,
+            remedy=misfit.remedy,
+            container=self.container,
+            provider=self.provider,
+            explanation=self.explanation(),
+            undone=allocations_of(self.state, self.pod) if self.alignments and self.rules.mode is Mode.KUBELET else (),
+        )
+
+    def explanation(self) -> Explanation:
+        return Explanation(
+            alignments=tuple(self.alignments), considered=tuple(self.considered), notes=tuple(self.notes())
+        )
+
+    def notes(self) -> Iterator[str]:
+        """What a prediction cannot say for certain, or people would not expect of the kubelet."""
+        if self.rules.mode is not Mode.KUBELET:
+            return
+        if is_joint(self.pod.annotations):
+            yield UNREAD
+        yield from self.by_chance
+        for alignment in self.alignments:
+            if slow := slow_merge(alignment.hints, self.rules.policy, alignment.container):
+                yield slow
+
+
+def reason_of(misfit: NoFit) -> str:
+    """The kubelet's word for it, as it stands in the status of a pod."""
+    if isinstance(misfit, NotAligned):
+        return "TopologyAffinityError"
+    return "SMTAlignmentError" if isinstance(misfit, NotWholeCores) else "UnexpectedAdmissionError"

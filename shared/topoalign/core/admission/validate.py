@@ -1,0 +1,118 @@
+"""
+Whether a request can be meant: every field of a pod is looked at before anything is decided.
+
+The rules are those of the API server where it has some, because a pod of `topoalign allocate` has not been seen by one.
+"""
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from topoalign.core.model.errors import InvalidField, clean
+from topoalign.core.model.ids import CPU, MEMORY, ResourceName, is_hugepages
+from topoalign.core.model.requests import LARGEST_QUANTITY, MOST_CONTAINERS, ContainerRequest, PodRequest
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+"""Wider than Kubernetes' own names, for pods that no API server has seen; without what could be mistaken for a path."""
+
+ANNOTATION = re.compile(r"([A-Za-z0-9][A-Za-z0-9.-]{0,252}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+
+MOST_RESOURCES = 64
+MOST_ANNOTATIONS = 1_000
+MOST_ANNOTATED = 256 * 1024
+"""Characters of all annotations together, as many as the API server takes bytes."""
+
+
+def checked(pod: PodRequest) -> PodRequest:
+    """
+    The same request, if it can be meant, with requests filled in from limits as the API server does.
+
+    Raises InvalidField that names the field by its path.
+    """
+    if not pod.containers:
+        raise InvalidField("pod.containers", "empty", "a pod has at least one container")
+    groups = (("pod.initContainers", pod.init_containers), ("pod.containers", pod.containers))
+    check_name("pod.namespace", pod.namespace)
+    check_name("pod.name", pod.name)
+    check_annotations(pod.annotations)
+    if len(pod.init_containers) + len(pod.containers) > MOST_CONTAINERS:
+        raise InvalidField(
+            "pod.containers", f"more than {MOST_CONTAINERS} containers, init containers included", "split the pod"
+        )
+    seen: set[str] = set()
+    for path, containers in groups:
+        for position, container in enumerate(containers):
+            where = f"{path}[{position}]"
+            check_name(f"{where}.name", container.name)
+            if container.name in seen:
+                raise InvalidField(
+                    f"{where}.name", f"{container.name!r} stands twice", "give each container its own name"
+                )
+            seen.add(container.name)
+            if container.sidecar and path == "pod.containers":
+                raise InvalidField(f"{where}.sidecar", "set on an app container", "move it to initContainers")
+            check_quantities(f"{where}.requests", container.requests)
+            check_quantities(f"{where}.limits", container.limits)
+            check_limits(where, container)
+    return msgspec.structs.replace(
+        pod,
+        init_containers=tuple(map(with_requests, pod.init_containers)),
+        containers=tuple(map(with_requests, pod.containers)),
+    )
+
+
+def with_requests(container: ContainerRequest) -> ContainerRequest:
+    return msgspec.structs.replace(container, requests={**container.limits, **container.requests})
+
+
+def check_name(path: str, name: str) -> None:
+    if not NAME.fullmatch(name):
+        raise InvalidField(
+            path,
+            f"{clean(name, 60)!r} is not a name",
+            "use 1 to 253 letters, digits, `-`, `_` and `.`, a letter or digit first",
+        )
+
+
+def check_annotations(annotations: Mapping[str, str]) -> None:
+    """Sizes and keys; what they say is looked at where it counts."""
+    size = sum(len(key) + len(value) for key, value in annotations.items())
+    if len(annotations) > MOST_ANNOTATIONS or size > MOST_ANNOTATED:
+        most = f"at most {MOST_ANNOTATIONS} with {MOST_ANNOTATED} characters"
+        raise InvalidField("pod.annotations", f"{len(annotations)} with {size} characters", f"give {most}")
+    for key in annotations:
+        if not ANNOTATION.fullmatch(key):
+            where = f"pod.annotations[{clean(key, 80)}]"
+            raise InvalidField(where, "not a key of annotations", "use keys such as example.com/purpose")
+
+
+def check_quantities(path: str, quantities: Mapping[ResourceName, int]) -> None:
+    if len(quantities) > MOST_RESOURCES:
+        raise InvalidField(path, f"{len(quantities)} resources", f"ask for at most {MOST_RESOURCES}")
+    for resource, amount in quantities.items():
+        where = f"{path}[{clean(resource, 80)}]"
+        if not resource or len(resource) > 317 or resource != clean(resource, 317):
+            raise InvalidField(where, "not a resource name", "use names such as cpu, memory or nvidia.com/gpu")
+        if not 0 <= amount <= LARGEST_QUANTITY:
+            raise InvalidField(
+                where,
+                f"{clean(str(amount), 30)} is outside 0 to 2^63-1",
+                "ask for a whole number that a machine can have",
+            )
+
+
+def check_limits(path: str, container: ContainerRequest) -> None:
+    """Kubernetes' own rules: a request stays below its limit, and devices and hugepages have both or only a limit."""
+    for resource, amount in container.requests.items():
+        limit = container.limits.get(resource)
+        if limit is not None and amount > limit:
+            raise InvalidField(
+                f"{path}.requests[{resource}]",
+                f"{amount} is above the limit {limit}",
+                "raise the limit or lower the request",
+            )
+        if resource not in (CPU, MEMORY) and limit != amount:
+            kind = "hugepages" if is_hugepages(resource) else "a device"
+            finding = "has no limit" if limit is None else f"differs from its limit {limit}"
+            raise InvalidField(f"{path}.requests[{resource}]", finding, f"{kind} needs equal ones")

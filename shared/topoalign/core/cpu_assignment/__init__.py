@@ -1,0 +1,29 @@
+"""
+Which CPUs of a set are taken, as the kubelet's CPU manager takes them (kubelet v1.36.3, policy static).
+
+The options of the policy choose the way: packed, spread over the cores, within one last-level cache where that fits, or
+distributed evenly over NUMA nodes. The CPUs that are kept for the system are taken in the very same way (`reserved`).
+"""
+
+from collections.abc import Set
+
+from topoalign.core.cpu_assignment.distributed import distributed
+from topoalign.core.cpu_assignment.packed import packed
+from topoalign.core.model.requests import CpuOption, Mode
+from topoalign.core.model.topology.cpus import CpuTopology
+
+
+def take(cpus: CpuTopology, available: Set[int], count: int, options: Set[CpuOption], mode: Mode) -> frozenset[int]:
+    """`count` of the available CPUs. Raises NotEnoughCpus, and TooMuchWork where they cannot be distributed in time."""
+    by_averages = mode is Mode.KUBELET
+    if CpuOption.DISTRIBUTE_ACROSS_NUMA in options:
+        group = cpus.cpus_per_core if CpuOption.FULL_PCPUS_ONLY in options else 1
+        return distributed(cpus, available, count, group, by_averages=by_averages)
+    return packed(
+        cpus,
+        available,
+        count,
+        spread=CpuOption.DISTRIBUTE_ACROSS_CORES in options,
+        prefer_uncore=CpuOption.PREFER_UNCORE in options,
+        by_averages=by_averages,
+    )

@@ -1,0 +1,179 @@
+"""
+Takes CPUs evenly from several NUMA nodes (kubelet v1.36.3, CPU manager, distribute-cpus-across-numa).
+
+The rule: as few NUMA nodes as can give the same number of CPUs each, in whole groups (a core, or a single CPU). Groups that
+are left over go round-robin over some of these nodes. Of all choices the one that leaves the machine most even is taken, of
+equals the first. If no choice can give that much, the take is packed.
+
+Two defects of the kubelet are not followed. A choice of four or more nodes may be overwritten there by one that is looked at
+later (kubernetes issue 141237), and where only fragments of groups are left the hand-out never ends (pull request 140730).
+
+NUMA nodes side by side in the order that have equally many free CPUs are interchangeable, and the kubelet keeps the first
+of equals; so only those choices are looked at which take them from the first on. An idle machine then has a handful of
+choices whatever its size. Where most nodes differ, work is limited, and the answer says so.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence, Set
+from itertools import chain, groupby
+from math import isqrt
+from typing import NamedTuple
+
+from topoalign.core.cpu_assignment.packed import NotEnoughCpus, Taking, packed
+from topoalign.core.model.errors import TooMuchWork
+from topoalign.core.model.topology.cpus import CpuTopology
+
+MOST_STEPS = 2_000_000
+"""About half a second for one take, whatever the size of the machine. Eight NUMA nodes never need more than 60,000."""
+STEPS_OF_A_LOOK = 20
+"""What a look at a choice costs besides a step per NUMA node of the machine."""
+
+
+class Split(NamedTuple):
+    """Which NUMA nodes give CPUs, by their positions in the order of nodes."""
+
+    nodes: tuple[int, ...]
+    """Each gives the same number of groups."""
+    extra: tuple[int, ...]
+    """Those of them that give what is left over, one group at a time, in this order."""
+
+
+def distributed(
+    cpus: CpuTopology, available: Set[int], count: int, group: int, *, by_averages: bool = True
+) -> frozenset[int]:
+    """
+    `count` of the available CPUs, in groups of `group`; `by_averages` as in `packed`.
+
+    Raises NotEnoughCpus, and TooMuchWork after MOST_STEPS.
+    """
+    if count > len(available):
+        raise NotEnoughCpus(count, len(available))
+    if count <= 0 or count % group:
+        return packed(cpus, available, count, by_averages=by_averages)
+    inside = {node: cpus.in_node[node] & available for node in Taking(cpus, available, count).nodes()}
+    split = best_split(cpus, [len(free) for free in inside.values()], count, group)
+    if split is None:
+        return packed(cpus, available, count, by_averages=by_averages)
+    parts = list(inside.values())
+    taken: set[int] = set()
+    each = count // len(split.nodes) // group * group
+    for node in split.nodes:
+        taken |= packed(cpus, parts[node], each, by_averages=by_averages)
+    left, giving = count - each * len(split.nodes), deque(split.extra)
+    while left > 0 and giving:
+        node = giving.popleft()
+        here = parts[node] - taken
+        if len(here) >= group:
+            taken |= packed(cpus, here, group, by_averages=by_averages)
+            left -= group
+            giving.append(node)
+    # On uneven machines a part may have lent CPUs to another (`packed`, by averages); what is short is packed.
+    return packed(cpus, available - taken, left, by_averages=by_averages) | taken
+
+
+def best_split(cpus: CpuTopology, free: Sequence[int], count: int, group: int) -> Split | None:
+    """The split over the fewest nodes, most even in what it leaves. `free` is the number of free CPUs per node in order."""
+    groups = count // group
+    groups_per_node = rounded_up(rounded_up(len(cpus.node_of), group), len(cpus.in_node))
+    steps, look = 0, len(free) + STEPS_OF_A_LOOK
+    for width in range(rounded_up(groups, groups_per_node), min(groups, len(free)) + 1):
+        best: Split | None = None
+        lowest: int | None = None
+        steps += look
+        for split, left in splits(free, width, count, group):
+            steps += look
+            if steps > MOST_STEPS:
+                raise TooMuchWork(
+                    f"too many ways to distribute {count} CPUs over {len(free)} NUMA nodes",
+                    "ask for CPUs that fit on fewer NUMA nodes, or do without distribute-cpus-across-numa",
+                )
+            score = unevenness(left) if left is not None else None
+            if score is not None and (lowest is None or score < lowest):
+                best, lowest = split, score
+            if lowest == 0:
+                break
+        if best is not None:
+            return best
+    return None
+
+
+def rounded_up(amount: int, by: int) -> int:
+    return -(-amount // by)
+
+
+def splits(free: Sequence[int], width: int, count: int, group: int) -> Iterator[tuple[Split, list[int] | None]]:
+    """All splits over `width` nodes in the kubelet's order, with the free CPUs that each leaves; None: it cannot be."""
+    each = count // width // group * group
+    rest = count - each * width
+    able = [node for node, amount in enumerate(free) if amount >= each]
+    most = sorted((free[node] // group for node in able), reverse=True)[:width]
+    if sum(most) * group < count:
+        return
+    for nodes in choices(free, able, width):
+        left = list(free)
+        for node in nodes:
+            left[node] -= each
+        if sum(free[node] // group for node in nodes) * group < count:
+            yield Split(nodes, ()), None
+        elif not rest:
+            yield Split(nodes, ()), left
+        else:
+            giving = [node for node in nodes if left[node] >= group]
+            for size in range(len(giving), 0, -1):
+                for extra in choices(left, giving, size):
+                    yield Split(nodes, extra), handed_round(left, extra, rest, group)
+
+
+def choices(free: Sequence[int], nodes: Sequence[int], size: int) -> Iterator[tuple[int, ...]]:
+    """
+    The subsets of `nodes` of this size in lexicographic order, without those that an equal earlier one makes needless.
+
+    Of neighbours with equally many free CPUs a subset holds the first ones.
+    """
+    if size > len(nodes):
+        return
+    runs = [[*run] for _, run in groupby(nodes, key=free.__getitem__)]
+    taken = first_filled(runs, size)
+    while True:
+        yield tuple(chain.from_iterable(run[:amount] for run, amount in zip(runs, taken, strict=True)))
+        behind = room = 0
+        for last in reversed(range(len(runs))):
+            if taken[last] and behind < room:
+                break
+            behind, room = behind + taken[last], room + len(runs[last])
+        else:
+            return
+        taken[last:] = [taken[last] - 1, *first_filled(runs[last + 1 :], behind + 1)]
+
+
+def first_filled(runs: Sequence[Sequence[int]], size: int) -> list[int]:
+    """How many of each run where `size` are taken as early as can be."""
+    amounts = []
+    for run in runs:
+        amounts.append(min(size, len(run)))
+        size -= amounts[-1]
+    return amounts
+
+
+def handed_round(left: Sequence[int], extra: Sequence[int], rest: int, group: int) -> list[int] | None:
+    """What is left when `rest` more CPUs are given, a group per node in turn; None if these nodes have too few."""
+    if sum(left[node] // group for node in extra) * group < rest:
+        return None
+    after = list(left)
+    while rest > 0:
+        extra = [node for node in extra if after[node] >= group]
+        for node in extra[: rest // group]:
+            after[node] -= group
+        rest -= group * min(len(extra), rest // group)
+    return after
+
+
+def unevenness(amounts: Sequence[int]) -> int:
+    """
+    The standard deviation in thousandths, rounded; the mean is rounded to thousandths, too.
+
+    In whole numbers: the kubelet adds floating-point numbers in random order and hides it by the same rounding.
+    """
+    mean = (2000 * sum(amounts) + len(amounts)) // (2 * len(amounts))
+    squares = sum((1000 * amount - mean) ** 2 for amount in amounts)
+    return (isqrt(4 * squares // len(amounts)) + 1) // 2

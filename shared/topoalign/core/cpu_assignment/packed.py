@@ -1,0 +1,156 @@
+"""
+Takes CPUs so that little is broken: packed, or spread over the cores (kubelet v1.36.3, CPU manager, static).
+
+The rule: whole NUMA nodes and sockets as long as they fit in what is still needed; on wish, whole last-level caches and then
+the rest from a single one; then whole cores, then single CPUs. Of equals the one with the fewest free CPUs comes first, so
+that what is broken already is used up, then the lowest id. Spread does without the step of whole cores and takes single CPUs
+by ascending id.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Set
+
+from topoalign.core.model.errors import NoFit
+from topoalign.core.model.topology.cpus import CpuTopology
+
+
+class NotEnoughCpus(NoFit):
+    """Fewer CPUs can be given exclusively than are asked for."""
+
+    code = "NotEnoughCpus"
+
+    def __init__(self, requested: int, available: int) -> None:
+        super().__init__(
+            f"not enough CPUs: {requested} requested, {available} can be given exclusively",
+            "ask for fewer CPUs, or wait until a container with CPUs of its own has ended",
+        )
+
+
+def packed(
+    cpus: CpuTopology,
+    available: Set[int],
+    count: int,
+    *,
+    spread: bool = False,
+    prefer_uncore: bool = False,
+    by_averages: bool = True,
+) -> frozenset[int]:
+    """
+    `count` of the available CPUs. Raises NotEnoughCpus.
+
+    With `by_averages` a core or socket is held to be free when it has as many free CPUs as the average one has in all. That
+    is the kubelet's test: where sockets or cores differ, it gives away a whole one of which CPUs are in use. Without, a
+    core or socket is free when all its CPUs are; the two differ on uneven machines only.
+    """
+    if count > len(available):
+        raise NotEnoughCpus(count, len(available))
+    taking = Taking(cpus, available, count, by_averages)
+    steps = [taking.whole_outer_units, taking.whole_inner_units]
+    if prefer_uncore:
+        steps += [taking.whole_caches_and_part_of_one]
+    steps += [taking.single_cpus_by_id] if spread else [taking.whole_cores, taking.single_cpus]
+    for step in steps:
+        if taking.needed <= 0:
+            break
+        step()
+    return frozenset(taking.taken)
+
+
+class Taking:
+    """One take under way. Each step orders the units once at its start, and not again after each unit it takes."""
+
+    def __init__(self, cpus: CpuTopology, available: Set[int], count: int, by_averages: bool = True) -> None:
+        self.cpus = cpus
+        self.free = set(available)
+        self.taken: set[int] = set()
+        self.needed = count
+        self.by_averages = by_averages
+
+    def whole_outer_units(self) -> None:
+        self.whole_nodes() if self.cpus.numa_first else self.whole_sockets()
+
+    def whole_inner_units(self) -> None:
+        self.whole_sockets() if self.cpus.numa_first else self.whole_nodes()
+
+    def whole_nodes(self) -> None:
+        inside = self.cpus.in_node
+        self.take_units(inside[node] for node in self.nodes() if inside[node] <= self.free)
+
+    def whole_sockets(self) -> None:
+        inside = [self.cpus.in_socket[socket] for socket in self.sockets()]
+        self.take_units([socket for socket in inside if self.is_free(socket, self.cpus.cpus_per_socket)])
+
+    def whole_cores(self) -> None:
+        inside = [self.cpus.in_core[core] for core in self.cores()]
+        self.take_units([core for core in inside if self.is_free(core, self.cpus.cpus_per_core)])
+
+    def is_free(self, unit: frozenset[int], average: int) -> bool:
+        return len(unit & self.free) == average if self.by_averages else unit <= self.free
+
+    def whole_caches_and_part_of_one(self) -> None:
+        caches, inside = self.caches(), self.cpus.in_uncore
+        if self.needed >= self.cpus.cpus_per_uncore:
+            self.take_units(inside[cache] for cache in caches if inside[cache] <= self.free)
+        for cache in caches:
+            if self.needed > 0:
+                self.part_of(inside[cache])
+
+    def part_of(self, cache: frozenset[int]) -> None:
+        """All that is still needed from one cache, the cores of lowest id first; nothing if that does not come out even."""
+        threads = self.cpus.cpus_per_core
+        cores = sorted({self.cpus.core_of[cpu] for cpu in cache & self.free})[: -(-self.needed // threads)]
+        chosen = sorted(cpu for core in cores for cpu in self.cpus.in_core[core] & self.free)
+        if self.needed % 2 and threads > 1 and len(chosen) > self.needed:
+            chosen.pop()
+        if len(chosen) == self.needed:
+            self.take(chosen)
+
+    def single_cpus(self) -> None:
+        ordered = [cpu for core in self.cores() for cpu in sorted(self.cpus.in_core[core] & self.free)]
+        self.take(ordered[: self.needed])
+
+    def single_cpus_by_id(self) -> None:
+        ordered = [cpu for socket in self.sockets() for cpu in sorted(self.cpus.in_socket[socket] & self.free)]
+        self.take(ordered[: self.needed])
+
+    def take_units(self, units: Iterable[frozenset[int]]) -> None:
+        for unit in units:
+            if len(unit) <= self.needed:
+                self.take(unit)
+
+    def take(self, cpus: Iterable[int]) -> None:
+        chosen = frozenset(cpus)
+        self.taken |= chosen
+        self.free -= chosen
+        self.needed -= len(chosen)
+
+    def nodes(self) -> list[int]:
+        """NUMA nodes with free CPUs, in the order in which they are used."""
+        if self.cpus.numa_first:
+            return self.ordered(self.cpus.node_of)
+        return self.ordered(self.cpus.node_of, within=self.cpus.socket_of, outer=self.sockets())
+
+    def sockets(self) -> list[int]:
+        if not self.cpus.numa_first:
+            return self.ordered(self.cpus.socket_of)
+        return self.ordered(self.cpus.socket_of, within=self.cpus.node_of, outer=self.nodes())
+
+    def caches(self) -> list[int]:
+        """Last-level caches with free CPUs: node by node, whichever of node and socket is the larger."""
+        return self.ordered(self.cpus.uncore_of, within=self.cpus.node_of, outer=self.nodes())
+
+    def cores(self) -> list[int]:
+        """Cores with free CPUs: unit by unit of the level above them."""
+        if self.cpus.numa_first:
+            return self.ordered(self.cpus.core_of, within=self.cpus.socket_of, outer=self.sockets())
+        return self.ordered(self.cpus.core_of, within=self.cpus.node_of, outer=self.nodes())
+
+    def ordered(
+        self, unit_of: Mapping[int, int], within: Mapping[int, int] | None = None, outer: Iterable[int] = ()
+    ) -> list[int]:
+        """The units with free CPUs, those of the first outer unit first, then by free CPUs, then by id."""
+        free = Counter(unit_of[cpu] for cpu in self.free)
+        rank = {unit: position for position, unit in enumerate(outer)}
+        places = {(rank[within[cpu]] if within is not None else 0, unit_of[cpu]) for cpu in self.free}
+        ordered = sorted(places, key=lambda place: (place[0], free[place[1]], place[1]))
+        return list(dict.fromkeys(unit for _, unit in ordered))

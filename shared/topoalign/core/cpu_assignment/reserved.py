@@ -1,0 +1,29 @@
+"""
+The CPUs kept for the system: those that are named, or so many as the CPU manager takes by its own choice.
+
+The kubelet takes them from all CPUs of the machine in the way in which containers are given theirs, options included
+(kubelet v1.36.3, CPU manager, policy static).
+"""
+
+from functools import lru_cache
+
+from topoalign.core.cpu_assignment import take
+from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode
+from topoalign.core.model.topology.cpus import CpuTopology
+from topoalign.core.model.topology.cpuset import parse_cpuset
+from topoalign.core.model.topology.model import Topology
+
+
+def reserved_cpus(topology: Topology, rules: AdmissionRules) -> frozenset[int]:
+    """Raises ValueError for a list that is none, NotEnoughCpus and TooMuchWork as `take` does."""
+    if rules.reserved_cpus.strip():
+        return parse_cpuset(rules.reserved_cpus)
+    if not rules.reserved_cpu_count:
+        return frozenset()
+    return chosen(topology.cpu_topology, rules.reserved_cpu_count, rules.cpu_options, rules.mode)
+
+
+@lru_cache(maxsize=64)
+def chosen(cpus: CpuTopology, count: int, options: frozenset[CpuOption], mode: Mode) -> frozenset[int]:
+    """Asked for several times in every decision, and always the same on one machine."""
+    return take(cpus, cpus.node_of.keys(), count, options, mode)

@@ -1,0 +1,124 @@
+"""
+Joint allocation: all devices that a pod asks of a node, of all types.
+
+The first type of the joint list is decided by itself, and the others near what it got. By default near means on the same
+switch, else the same root complex, else the same NUMA node, else anywhere (`nearest`), and `SamePCIe` looks for primary
+devices beside which there are enough of the others (`same_pcie`). With `compat` it is what Koordinator a7a1b76b does: same
+root complex, else anywhere; and `SamePCIe` is checked once everything is decided, without a second try.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from topoalign.core.deviceshare.candidates import Asked, Candidate, Given, Wanted, candidates, wanted
+from topoalign.core.deviceshare.gpus import completed, is_shared, pick_gpus
+from topoalign.core.deviceshare.names import DeviceType
+from topoalign.core.deviceshare.nearest import around, nearest, nearest_gpus
+from topoalign.core.deviceshare.picking import by_preferred_pcie, pick
+from topoalign.core.deviceshare.refusals import DevicesDoNotFit, insufficient, violation
+from topoalign.core.deviceshare.same_pcie import able_ones, same_pcie
+
+Allocation = Mapping[DeviceType, Sequence[Given]]
+"""Type -> what is given of it, by minor."""
+
+
+def allocate(asked: Asked) -> Allocation:
+    """Raises DevicesDoNotFit, and TooMuchWork where a search for `SamePCIe` does not end within its limit."""
+    kinds = types_to_give(asked)
+    wants = {kind: wanted(asked, kind) for kind in kinds}
+    offers = {kind: candidates(asked, kind, wants[kind].each) for kind in kinds}
+    joint = asked.demand.joint if len(kinds) > 1 else ()
+    if not asked.compat:
+        check_counts(asked, kinds, wants, offers)
+    given = jointly(asked, joint, wants, offers)
+    for kind in kinds:
+        if kind not in given:
+            given[kind] = independently(asked, kind, wants[kind], offers[kind])
+    if DeviceType.GPU in given:
+        given[DeviceType.GPU] = [completed(each) for each in given[DeviceType.GPU]]
+    return {kind: sorted(each, key=lambda one: one.device.minor) for kind, each in given.items()}
+
+
+def types_to_give(asked: Asked) -> list[DeviceType]:
+    """
+    The types that are looked at: all that something is asked of. Of a well-planned node Koordinator's filter looks at the
+    primary type alone, if whole GPUs are asked for; what it reserves are all of them.
+    """
+    kinds = [kind for kind in DeviceType if kind in asked.demand.requests]
+    joint = asked.demand.joint
+    if not (joint and asked.first_look and asked.inventory.well_planned and asked.demand.gpu) or is_shared(asked):
+        return kinds
+    return [kind for kind in kinds if kind == joint[0]]
+
+
+Wants = Mapping[DeviceType, Wanted]
+Offers = Mapping[DeviceType, Sequence[Candidate]]
+
+
+def check_counts(asked: Asked, kinds: Sequence[DeviceType], wants: Wants, offers: Offers) -> None:
+    """
+    Raises DevicesDoNotFit where there are too few devices of a type, before GPUs are chosen for nothing.
+
+    Not for GPUs: they are counted as soon as they are looked at, and refused for better reasons where only partitions or
+    scopes of them will do.
+    """
+    short = [kind for kind in kinds if len(able_ones(asked, kind, wants[kind], offers[kind])) < wants[kind].count]
+    if short and DeviceType.GPU not in short:
+        raise insufficient(short[0])
+
+
+def jointly(asked: Asked, joint: Sequence[DeviceType], wants: Wants, offers: Offers) -> dict[DeviceType, list[Given]]:
+    """The types of the joint list. Raises DevicesDoNotFit and TooMuchWork."""
+    if not joint:
+        return {}
+    if not asked.compat and asked.demand.same_pcie and len(joint) > 1:
+        return same_pcie(asked, joint, wants, offers)
+    primary, *secondary = joint
+    given = {primary: independently(asked, primary, wants[primary], offers[primary])}
+    if not given[primary]:
+        raise DevicesDoNotFit("node(s) Insufficient primary device")
+    beside = as_upstream if asked.compat else near
+    for kind in secondary:
+        given[kind] = beside(asked, kind, wants[kind], offers[kind], given[primary])
+    if asked.compat and asked.demand.same_pcie:
+        places = [pcies(given[kind]) for kind in joint]
+        if any(place != places[0] for place in places):
+            raise violation()
+    return given
+
+
+def independently(asked: Asked, kind: DeviceType, want: Wanted, offer: Sequence[Candidate]) -> list[Given]:
+    """Devices of one type, wherever they are. Raises DevicesDoNotFit."""
+    return as_upstream(asked, kind, want, offer, ())
+
+
+def as_upstream(
+    asked: Asked, kind: DeviceType, want: Wanted, offer: Sequence[Candidate], primary: Sequence[Given]
+) -> list[Given]:
+    """Koordinator's way: devices on the primary ones' root complexes first, as many as there are of these. GPUs anywhere."""
+    preferred = pcies(primary)
+    if asked.demand.same_pcie and len(preferred) > want.count:
+        want = msgspec.structs.replace(want, count=len(preferred))
+    if kind is DeviceType.GPU:
+        return pick_gpus(asked, want, offer)
+    most = max(want.count, len(preferred))
+    picked = pick(by_preferred_pcie(offer, preferred), want, most, asked.demand.hint(kind), compat=asked.compat)
+    if len(picked) < want.count:
+        raise insufficient(kind)
+    return picked
+
+
+def near(
+    asked: Asked, kind: DeviceType, want: Wanted, offer: Sequence[Candidate], primary: Sequence[Given]
+) -> list[Given]:
+    """Our way: from the nearest tier that has enough."""
+    places = around(each.device for each in primary)
+    if kind is DeviceType.GPU:
+        return nearest_gpus(asked, want, offer, places)
+    return nearest(asked, kind, want, offer, places)
+
+
+def pcies(given: Sequence[Given]) -> frozenset[str]:
+    """The root complexes that devices are on."""
+    return frozenset(each.device.place.pcie for each in given if each.device.place is not None)

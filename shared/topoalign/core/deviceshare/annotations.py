@@ -1,0 +1,213 @@
+"""
+What a pod's annotations say about its devices: hints per device type, joint allocation, and a GPU partition.
+
+An annotation is JSON that a person wrote, so all of it is looked at. Koordinator ignores what it does not know: a misspelt
+field or strategy has no effect, and the pod gets something else than was meant. The default refuses it and says where it
+stands; with `compat` it is ignored, names of fields may be in any case, and later rules read the strings as they are.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from fractions import Fraction
+from typing import Any, TypeVar, get_args, get_origin
+
+import msgspec
+
+from topoalign.core.deviceshare.labels import LabelSelector, fault
+from topoalign.core.deviceshare.names import (
+    HINT_ANNOTATION,
+    JOINT_ANNOTATION,
+    PARTITION_ANNOTATION,
+    DeviceType,
+    Exclusive,
+    JointScope,
+    PartitionPolicy,
+    Strategy,
+    TopologyScope,
+)
+from topoalign.core.deviceshare.refusals import NotMeant
+from topoalign.core.model.errors import InvalidField, clean, quoted
+
+LONGEST = 256 * 1024
+"""Characters; the API server takes no more in all annotations of an object together."""
+
+T = TypeVar("T")
+
+_QUANTITY = re.compile(
+    r"[+]?([0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:([numkMGTPE]|[KMGTPE]i)|[eE]([+-]?[0-9]{1,2}))?"
+)
+_POWERS = {"n": -3, "u": -2, "m": -1, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
+_BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
+
+
+class Hint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """How devices of one type are to be chosen."""
+
+    selector: LabelSelector | None = None
+    vf_selector: LabelSelector | None = None
+    """Virtual functions are wanted, of groups that match. Without conditions: any."""
+    allocate_strategy: str = ""
+    required_topology_scope: str = ""
+    exclusive_policy: str = ""
+
+
+class Joint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """Which device types are decided together; the first that is asked for is the primary one."""
+
+    device_types: tuple[str, ...] = ()
+    required_scope: str = ""
+
+
+class PartitionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """The GPUs are to be a partition of the node's table."""
+
+    allocate_policy: str = ""
+    ring_bus_bandwidth: str | int | float | None = None
+    """A quantity, at least."""
+
+
+class Annotations(msgspec.Struct, frozen=True):
+    """What was said. None: not said."""
+
+    hints: Mapping[DeviceType, Hint]
+    joint: Joint | None
+    partition: PartitionSpec | None
+
+
+NO_HINT = Hint()
+
+
+def read_annotations(annotations: Mapping[str, str], *, compat: bool) -> Annotations:
+    """Raises NotMeant for what is not JSON of the right shape, and by default InvalidField for unknown values."""
+    hints = _read(annotations, HINT_ANNOTATION, "DeviceAllocateHint", dict[str, Hint], compat) or {}
+    for name, hint in hints.items():
+        _check_selectors(name, hint, compat)
+    joint = _read(annotations, JOINT_ANNOTATION, "DeviceJointAllocate", Joint, compat)
+    partition = _read(annotations, PARTITION_ANNOTATION, "GPUPartitionSpec", PartitionSpec, compat)
+    if partition is not None:
+        _check_bandwidth(partition)
+    if not compat:
+        _check_known(hints, joint, partition)
+    known = {DeviceType(name): hint for name, hint in hints.items() if name in set(DeviceType)}
+    return Annotations(known, joint, partition)
+
+
+def quantity(text: str | int | float) -> Fraction | None:
+    """A quantity as Kubernetes writes them (`200Gi`, `1.5`, `1e3`); None if it is none."""
+    found = _QUANTITY.fullmatch(str(text))
+    if found is None:
+        return None
+    number, suffix, exponent = found.groups()
+    if suffix in _BINARY:
+        return Fraction(number) * (1 << 10 * _BINARY[suffix])
+    power = int(exponent) if exponent else 3 * _POWERS.get(suffix, 0)
+    scale: int = 10 ** abs(power)
+    return Fraction(number) * scale if power >= 0 else Fraction(number) / scale
+
+
+def _read(annotations: Mapping[str, str], key: str, name: str, kind: type[T], compat: bool) -> T | None:
+    text = annotations.get(key)
+    if text is None:
+        return None
+    try:
+        if len(text) > LONGEST:
+            raise ValueError(f"longer than {LONGEST} characters")
+        raw = msgspec.json.decode(text)
+        if key == HINT_ANNOTATION and isinstance(raw, dict) and None in raw.values():
+            raise ValueError("a hint is null; Koordinator's scheduler dies of that")
+        return msgspec.convert({} if raw is None else _as_go_reads(raw, kind, compat), kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        reason = f"invalid {name} annotation, err: {clean(str(error), 200)}"
+        raise NotMeant(path(key), reason, "write the JSON that Koordinator's API documents") from error
+
+
+def _as_go_reads(raw: Any, kind: Any, compat: bool) -> Any:
+    """
+    The same JSON without its nulls, which stand for absence in Go; with `compat` fields are found in any case, and unknown
+    ones are left out. What is not of this kind stays as it is, for `convert` to refuse.
+    """
+    inner = get_args(kind) or (Any,)
+    if isinstance(raw, list):
+        return [_as_go_reads(each, inner[0], compat) for each in raw]
+    if not isinstance(raw, dict):
+        return raw
+    present = {key: value for key, value in raw.items() if value is not None}
+    struct = next((each for each in (kind, *inner) if is_struct(each)), None)
+    if struct is None or get_origin(kind) is dict:
+        return {key: _as_go_reads(value, inner[-1], compat) for key, value in present.items()}
+    fields = {_spelt(each.encode_name, compat): each for each in msgspec.structs.fields(struct)}
+    named = {}
+    for key, value in present.items():
+        field = fields.get(_spelt(key, compat))
+        if field is not None:
+            named[field.encode_name] = _as_go_reads(value, field.type, compat)
+        elif not compat:
+            named[key] = value
+    return named
+
+
+def _spelt(name: str, compat: bool) -> str:
+    return name.casefold() if compat else name
+
+
+def is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def _check_selectors(device: str, hint: Hint, compat: bool) -> None:
+    for field, selector in (("Selector", hint.selector), ("VFSelector", hint.vf_selector)):
+        wrong = fault(selector, compat=compat) if selector is not None else None
+        if wrong is not None:
+            where = f"{path(HINT_ANNOTATION)}.{clean(device)}.{field[0].lower()}{field[1:]}"
+            reason = f"invalid {field} of DeviceHint, deviceType: {clean(device)}, err: {wrong}"
+            raise NotMeant(where, reason, "write it as Kubernetes' label selectors are written")
+
+
+def _check_bandwidth(partition: PartitionSpec) -> None:
+    asked = partition.ring_bus_bandwidth
+    if asked is not None and quantity(asked) is None:
+        reason = f"invalid GPUPartitionSpec annotation, err: {quoted([str(asked)])} is not a quantity"
+        raise NotMeant(f"{path(PARTITION_ANNOTATION)}.ringBusBandwidth", reason, "give a quantity such as 200Gi")
+
+
+def _check_known(hints: Mapping[str, Hint], joint: Joint | None, partition: PartitionSpec | None) -> None:
+    """Every value that would be ignored otherwise."""
+    _known(path(HINT_ANNOTATION), hints, DeviceType)
+    for device, hint in hints.items():
+        where = f"{path(HINT_ANNOTATION)}.{device}"
+        _known(f"{where}.allocateStrategy", [hint.allocate_strategy], Strategy)
+        _known(f"{where}.requiredTopologyScope", [hint.required_topology_scope], TopologyScope)
+        _known(f"{where}.exclusivePolicy", [hint.exclusive_policy], Exclusive)
+        if device == DeviceType.GPU:
+            _no_effect(f"{where}.allocateStrategy", hint.allocate_strategy, "ask for the number of GPUs instead")
+            _no_effect(f"{where}.vfSelector", hint.vf_selector, "leave it out: GPUs are not given as virtual functions")
+        else:
+            _no_effect(
+                f"{where}.requiredTopologyScope", hint.required_topology_scope, "leave it out, or set it for gpu"
+            )
+    if joint is not None:
+        where = f"{path(JOINT_ANNOTATION)}.deviceTypes"
+        _known(where, joint.device_types, DeviceType)
+        if len({*joint.device_types}) < len(joint.device_types):
+            raise InvalidField(where, f"{quoted(joint.device_types)}: a type stands twice", "name each type once")
+        _known(f"{path(JOINT_ANNOTATION)}.requiredScope", [joint.required_scope], JointScope)
+    if partition is not None:
+        _known(f"{path(PARTITION_ANNOTATION)}.allocatePolicy", [partition.allocate_policy], PartitionPolicy)
+
+
+def _known(where: str, values: Iterable[str], kind: type[StrEnum]) -> None:
+    known = [each.value for each in kind]
+    unknown = [value for value in values if value not in known]
+    if unknown:
+        offered = ", ".join(filter(None, known))
+        raise InvalidField(where, f"{quoted(unknown)} is not known", f"use {offered}; Koordinator would ignore it")
+
+
+def _no_effect(where: str, value: object, remedy: str) -> None:
+    if value:
+        raise InvalidField(where, "has no effect on this type of device", remedy)
+
+
+def path(key: str) -> str:
+    return f"pod.annotations[{key}]"

@@ -1,0 +1,201 @@
+"""
+Which devices may be considered at all, and how many are wanted of each type (koordinator a7a1b76b, sections on hints).
+
+A device may be considered if it is near the NUMA nodes asked for (or of no known node) and its labels match the selector.
+With `exclusivePolicy` the default looks at what others have, too: `DeviceLevel` takes untouched devices only, `PCIeLevel`
+only devices beside which no other of their type is in use. Koordinator works the latter out and throws it away.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import msgspec
+
+from topoalign.core.deviceshare.annotations import Hint
+from topoalign.core.deviceshare.demand import Demand
+from topoalign.core.deviceshare.inventory import ANYWHERE, Device, Function, Inventory
+from topoalign.core.deviceshare.labels import matches
+from topoalign.core.deviceshare.names import RESOURCES, WHOLE, DeviceType, Exclusive, Strategy
+from topoalign.core.deviceshare.quantities import Quantities
+from topoalign.core.deviceshare.refusals import missing
+from topoalign.core.deviceshare.scores import Scorer, device_score
+
+Caps = Mapping[DeviceType, Mapping[int, Quantities]]
+"""Type -> minor -> the most that may be taken of it; of a type that stands here, other minors may not be taken."""
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """What is wanted of one type."""
+
+    count: int
+    each: Quantities
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A device that may be considered."""
+
+    device: Device
+    free: Quantities
+    score: int = 0
+
+    @property
+    def minor(self) -> int:
+        return self.device.minor
+
+    @property
+    def pcie(self) -> str:
+        return self.device.place.pcie if self.device.place is not None else ""
+
+
+class Given(msgspec.Struct, frozen=True, kw_only=True):
+    """A device with what a pod gets of it."""
+
+    device: Device
+    resources: Quantities
+    functions: tuple[Function, ...] = ()
+
+
+Chooser = Callable[[Sequence[Candidate], int], Sequence[Candidate]]
+"""
+(GPUs by minor, those that were left first; how many of them) -> those to take, as many left ones as there can be among them;
+or none where it has no preference.
+"""
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """A demand put to a node."""
+
+    demand: Demand
+    inventory: Inventory
+    nodes: frozenset[int] | None = None
+    """NUMA nodes to stay on. None: anywhere."""
+    scorer: Scorer | None = None
+    chooser: Chooser | None = None
+    """Says which whole GPUs to take of a scope that has more than enough. None: the first ones."""
+    caps: Caps = {}
+    step: Callable[[], None] | None = None
+    """Told of each step of a search, so that many of them can have one limit: it may raise TooMuchWork."""
+    first_look: bool = False
+    """Whether the node would do, rather than what it gives: secondary devices of a well-planned node are left out."""
+
+    @property
+    def compat(self) -> bool:
+        return self.demand.compat
+
+
+def considered(asked: Asked, kind: DeviceType) -> tuple[Device, ...]:
+    """The devices of a type that are in the NUMA nodes and match the selector, healthy or not."""
+    selector = asked.demand.hint(kind).selector
+    return tuple(
+        device
+        for device in asked.inventory.by_type[kind]
+        if within(device, asked.nodes, compat=asked.compat) and matches(selector, device.labels)
+    )
+
+
+def within(device: Device, nodes: Collection[int] | None, *, compat: bool) -> bool:
+    """A device of which no NUMA node is known will do; Koordinator leaves out those that have no place at all."""
+    if nodes is None:
+        return True
+    if device.place is None:
+        return not compat
+    return device.place.node == ANYWHERE or device.place.node in nodes
+
+
+def candidates(asked: Asked, kind: DeviceType, each: Quantities) -> tuple[Candidate, ...]:
+    """By minor, with what is free of them and what a scorer makes of a request of `each`."""
+    caps, devices = asked.caps.get(kind), considered(asked, kind)
+    if not asked.compat:
+        devices = not_disturbed(devices, asked.inventory.by_type[kind], asked.demand.hint(kind))
+    return tuple(
+        Candidate(device, free, device_score(asked.scorer, device.total, free, each) if asked.scorer else 0)
+        for device in devices
+        if caps is None or device.minor in caps
+        for free in [device.free if caps is None else capped(device.free, caps[device.minor])]
+    )
+
+
+def capped(free: Quantities, cap: Quantities) -> dict[str, int]:
+    return {name: min(amount, cap.get(name, 0)) for name, amount in free.items()}
+
+
+def not_disturbed(devices: Sequence[Device], all_of_type: Sequence[Device], hint: Hint) -> tuple[Device, ...]:
+    if hint.exclusive_policy == Exclusive.DEVICE:
+        return tuple(device for device in devices if not device.busy)
+    if hint.exclusive_policy == Exclusive.PCIE:
+        taken = {neighbourhood(device) for device in all_of_type if device.busy}
+        return tuple(device for device in devices if neighbourhood(device) not in taken)
+    return tuple(devices)
+
+
+def neighbourhood(device: Device) -> tuple[str, str | int]:
+    """What is shared with others on PCIe: the switches, else the root complex, else nothing."""
+    place = device.place
+    if place is not None and (place.switch or place.pcie):
+        return ("switch", place.switch) if place.switch else ("pcie", place.pcie)
+    return ("device", device.minor)
+
+
+def fits(candidate: Candidate, each: Quantities, *, compat: bool) -> bool:
+    """Whether a device has what is asked. Koordinator does not ask for a resource that the device does not have at all."""
+    free = candidate.free
+    if not any(free.values()):
+        return False
+    return all(amount <= free.get(name, amount if compat else 0) for name, amount in each.items())
+
+
+def free_function(candidate: Candidate, hint: Hint) -> Function | None:
+    """The unused virtual function with the lowest address; one that an init container left before any other."""
+    selector, device = hint.vf_selector, candidate.device
+    unused = (
+        function
+        for group in device.groups
+        if matches(selector, group.labels)
+        for function in group.functions
+        if function.bus not in device.used_functions
+    )
+    return min(unused, key=lambda each: (each.bus not in device.left_functions, each.bus), default=None)
+
+
+def wanted(asked: Asked, kind: DeviceType) -> Wanted:
+    """How many devices of a type are wanted, and what of each. Raises DevicesDoNotFit where the node has none."""
+    devices = asked.inventory.by_type[kind]
+    if not devices:
+        raise missing(kind)
+    if kind is DeviceType.GPU:
+        gpu = asked.demand.gpu
+        assert gpu is not None, "only types that are asked for are looked at"
+        return Wanted(gpu.count, gpu.each)
+    found = wanted_units(asked, kind)
+    if not found.count:
+        raise missing(kind)
+    if asked.demand.hint(kind).vf_selector is not None and not any(device.groups for device in devices):
+        raise missing(kind, "VirtualFunctions")
+    return found
+
+
+def wanted_units(asked: Asked, kind: DeviceType) -> Wanted:
+    """
+    The same for a type of which one quantity is asked in units: what it counts depends on the hint.
+
+    With `RequestsAsCount` Koordinator takes 100 units for a hundred devices; the default takes them for one, as without.
+    """
+    (name,) = RESOURCES[kind]
+    hint, amount = asked.demand.hint(kind), asked.demand.requests[kind][name]
+    alone = hint.exclusive_policy == Exclusive.DEVICE
+    counted = hint.allocate_strategy == Strategy.REQUESTS_AS_COUNT
+    if (amount > WHOLE and amount % WHOLE == 0) or (amount == WHOLE and counted and not asked.compat):
+        return Wanted(amount // WHOLE, {name: WHOLE})
+    if counted:
+        return Wanted(amount, {name: WHOLE if alone else 1})
+    each = {name: WHOLE if alone and not asked.compat else amount}
+    if hint.allocate_strategy == Strategy.APPLY_FOR_ALL:
+        return Wanted(len(all_of(asked, kind)), each)
+    return Wanted(1, each)
+
+
+def all_of(asked: Asked, kind: DeviceType) -> list[Device]:
+    """What `ApplyForAll` means by all: the healthy ones in the NUMA nodes; with Koordinator every one of the node."""
+    if not asked.compat:
+        return [device for device in considered(asked, kind) if device.healthy]
+    selector = asked.demand.hint(kind).selector
+    return [device for device in asked.inventory.by_type[kind] if matches(selector, device.labels)]

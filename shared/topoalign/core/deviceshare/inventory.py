@@ -1,0 +1,127 @@
+"""
+The devices of a node as joint allocation sees them: where they sit, what they have, and what of it is used.
+
+It is made of a node's state (`node_inventory`) or of a Device object of Koordinator (`device_object`).
+"""
+
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from functools import cached_property
+
+import msgspec
+
+from topoalign.core.deviceshare.names import DeviceType
+
+ANYWHERE = -1
+"""The NUMA node of a device of which it is not known."""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a device sits. Ids are compared, never read; an empty one is not known."""
+
+    node: int = ANYWHERE
+    pcie: str = ""
+    """Root complex: what Koordinator takes for a device's PCIe."""
+    switch: str = ""
+    """The switches below one root port: devices there reach one another without the host bridge (PIX, PXB)."""
+
+
+class Function(msgspec.Struct, frozen=True):
+    """A virtual function."""
+
+    bus: str
+    """PCI address."""
+    minor: int = -1
+
+
+class FunctionGroup(msgspec.Struct, frozen=True):
+    labels: dict[str, str]
+    functions: tuple[Function, ...]
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """One device with what is used of it."""
+
+    kind: DeviceType
+    minor: int
+    """Its identity among the devices of its type."""
+    id: str = ""
+    healthy: bool = True
+    labels: dict[str, str] = {}
+    place: Place | None = None
+    resources: dict[str, int] = {}
+    groups: tuple[FunctionGroup, ...] = ()
+    used: dict[str, int] = {}
+    used_functions: frozenset[str] = frozenset()
+    """PCI addresses."""
+    left: bool = False
+    """An init container of the same pod had it, so it is taken before others that are as good."""
+    left_functions: frozenset[str] = frozenset()
+    """PCI addresses of functions that an init container had."""
+
+    @property
+    def total(self) -> dict[str, int]:
+        return self.resources if self.healthy else {}
+
+    @cached_property
+    def free(self) -> dict[str, int]:
+        return {name: max(0, amount - self.used.get(name, 0)) for name, amount in self.total.items()}
+
+    @property
+    def busy(self) -> bool:
+        return any(self.used.values()) or bool(self.used_functions)
+
+
+class Partition(msgspec.Struct, frozen=True):
+    """GPUs that a fabric manager can set apart."""
+
+    minors: tuple[int, ...]
+    score: int = 1
+    bandwidth: Fraction | None = None
+
+
+Table = Mapping[int, tuple[Partition, ...]]
+"""Number of GPUs -> partitions of that size, in the order in which they are listed."""
+
+HOPPERS = ("H100", "H800", "H20")
+HOPPER_TABLE: Table = {
+    size: tuple(Partition(tuple(range(first, first + size))) for first in range(0, 8, size)) for size in (1, 2, 4, 8)
+}
+"""Koordinator's own for nodes with eight of these, where the Device has none."""
+
+
+class Inventory(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """All devices of a node."""
+
+    devices: tuple[Device, ...] = ()
+    table: Table | None = None
+    honored: bool = False
+    """Whole GPUs are given as partitions of the table or not at all."""
+    well_planned: bool = False
+    """The node's secondary devices are enough for every choice of primary ones, so a first look may leave them out."""
+
+    @cached_property
+    def by_type(self) -> Mapping[DeviceType, tuple[Device, ...]]:
+        """By minor."""
+        ordered = sorted(self.devices, key=lambda device: device.minor)
+        return {kind: tuple(device for device in ordered if device.kind is kind) for kind in DeviceType}
+
+    def booked(
+        self,
+        kind: DeviceType,
+        minor: int,
+        resources: Mapping[str, int],
+        functions: Iterable[str] = (),
+    ) -> "Inventory":
+        """The same with this much more of a device in use. What is said of devices that are not there is ignored."""
+        devices = tuple(
+            msgspec.structs.replace(
+                device,
+                used={name: device.used.get(name, 0) + resources.get(name, 0) for name in {**device.used, **resources}},
+                used_functions=device.used_functions | {*functions},
+            )
+            if (device.kind, device.minor) == (kind, minor)
+            else device
+            for device in self.devices
+        )
+        return msgspec.structs.replace(self, devices=devices)

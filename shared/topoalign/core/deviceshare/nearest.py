@@ -1,0 +1,98 @@
+"""
+The devices nearest to others, by tiers: the same switches, else root complexes, else NUMA nodes, else anywhere.
+
+The rule: of the nearest tier that has enough devices, one of each switch (root complex, NUMA node) in turn. Then one more
+for each switch and each root complex of the primary devices that went without, if it has one, and never one that is farther
+away than that.
+
+Koordinator gives more than was asked for, too, but counts root complexes: for `rdma: 1`, four GPUs on four switches below
+two root complexes get two NICs there, and up to four here.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from topoalign.core.deviceshare.candidates import Asked, Candidate, Given, Wanted
+from topoalign.core.deviceshare.gpus import pick_gpus
+from topoalign.core.deviceshare.inventory import ANYWHERE, Device, Place
+from topoalign.core.deviceshare.names import DeviceType
+from topoalign.core.deviceshare.picking import in_turn, pick, rank
+from topoalign.core.deviceshare.refusals import DevicesDoNotFit, insufficient
+
+NOWHERE = Place()
+
+ANY_TIER = 3
+"""The last tier: anywhere on the machine."""
+
+GROUPS: Sequence[Callable[[Candidate], str | int]] = (
+    lambda each: place_of(each.device).switch,
+    lambda each: place_of(each.device).pcie,
+    lambda each: place_of(each.device).node,
+    lambda each: 0,
+)
+"""Tier -> what devices of it take turns by."""
+
+
+class Around(msgspec.Struct, frozen=True):
+    """Where the primary devices are."""
+
+    switches: frozenset[str]
+    pcies: frozenset[str]
+    nodes: frozenset[int]
+
+    def tier(self, device: Device) -> int:
+        """How near a device is: 0 on one of the switches, 1 in one of the root complexes, 2 NUMA nodes, 3 elsewhere."""
+        place = place_of(device)
+        if place.switch in self.switches:
+            return 0
+        if place.pcie in self.pcies:
+            return 1
+        return 2 if place.node in self.nodes else ANY_TIER
+
+
+def around(devices: Iterable[Device]) -> Around:
+    places = [place_of(device) for device in devices]
+    return Around(
+        frozenset(place.switch for place in places) - {""},
+        frozenset(place.pcie for place in places) - {""},
+        frozenset(place.node for place in places) - {ANYWHERE},
+    )
+
+
+def place_of(device: Device) -> Place:
+    return device.place if device.place is not None else NOWHERE
+
+
+def nearest(asked: Asked, kind: DeviceType, want: Wanted, offer: Sequence[Candidate], primary: Around) -> list[Given]:
+    """Raises DevicesDoNotFit."""
+    ranked = sorted(offer, key=rank)
+    order: list[Candidate] = []
+    for tier, group in enumerate(GROUPS):
+        order += in_turn([each for each in ranked if primary.tier(each.device) == tier], group)
+    able = pick(order, want, len(order), asked.demand.hint(kind), compat=asked.compat)
+    if len(able) < want.count:
+        raise insufficient(kind)
+    picked, spare = able[: want.count], able[want.count :]
+    for scopes, scope_of in ((primary.switches, switch_of), (primary.pcies, pcie_of)):
+        for scope in sorted(scopes - {scope_of(each) for each in picked}):
+            picked += [each for each in spare if scope_of(each) == scope][:1]
+    return picked
+
+
+def switch_of(given: Given) -> str:
+    return place_of(given.device).switch
+
+
+def pcie_of(given: Given) -> str:
+    return place_of(given.device).pcie
+
+
+def nearest_gpus(asked: Asked, want: Wanted, offer: Sequence[Candidate], primary: Around) -> list[Given]:
+    """GPUs near other devices, exactly as many as are asked for, of the nearest tier that has them."""
+    for tier in range(ANY_TIER):
+        try:
+            return pick_gpus(asked, want, [each for each in offer if primary.tier(each.device) <= tier])
+        except DevicesDoNotFit:
+            continue
+    return pick_gpus(asked, want, offer)

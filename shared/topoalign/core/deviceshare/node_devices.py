@@ -1,0 +1,167 @@
+"""
+Joint allocation on a node that topoalign knows: from a container's requests and its pod's annotations to device ids.
+
+`nvidia.com/gpu` and `topoalign.io/nic` are whole devices; Koordinator's own resources can be asked for as well. A share of a
+GPU is refused, because an allocation holds whole GPUs. A share of a NIC is one unit by a virtual function, with which others
+may have the NIC's other functions; whatever else is asked of a NIC, it is given as a whole.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from topoalign.core.deviceshare.allocate import Allocation, allocate
+from topoalign.core.deviceshare.candidates import Asked, Chooser, Given, Wanted, wanted
+from topoalign.core.deviceshare.demand import Demand, read_demand
+from topoalign.core.deviceshare.names import (
+    ALLOCATED_ANNOTATION,
+    ANNOTATIONS,
+    DEVICE_PREFIX,
+    FPGA,
+    GPU_RESOURCES,
+    RDMA,
+    WHOLE,
+    DeviceType,
+    Strategy,
+)
+from topoalign.core.deviceshare.node_inventory import FUNCTION, NOTHING, LeftOver, ids_of, inventory_of
+from topoalign.core.deviceshare.quantities import FIELD
+from topoalign.core.deviceshare.refusals import DevicesDoNotFit, SharesRefused
+from topoalign.core.model.errors import InvalidField, clean, quoted
+from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
+from topoalign.core.model.topology.bitmask import Mask, nodes_of
+from topoalign.core.state.fold import NodeState
+
+RESOURCE = {DeviceType.GPU: GPU, DeviceType.RDMA: NIC}
+"""Under which resource devices of a type are held. There are no others on a node of ours."""
+
+RESOURCES = frozenset(map(ResourceName, (*GPU_RESOURCES, RDMA, FPGA))) | {GPU, NIC}
+"""What a pod with annotations asks for its devices by."""
+
+OWN_DOMAIN = "topoalign.io/"
+
+
+class ContainerDevices(msgspec.Struct, frozen=True):
+    """What a container gets."""
+
+    devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
+    """In the hardware's order; resources of which it gets nothing are absent."""
+    functions: dict[DeviceID, tuple[str, ...]] = {}
+    """NIC -> PCI addresses of the virtual functions of it that are meant; absent where the NIC itself is."""
+
+
+def is_joint(annotations: Mapping[str, str]) -> bool:
+    """Whether a pod's devices are decided here."""
+    return any(key in annotations for key in ANNOTATIONS)
+
+
+def check_keys(annotations: Iterable[str]) -> None:
+    """Raises InvalidField for one about devices that nobody knows: it would have no effect, and was meant to have one."""
+    for key in annotations:
+        if key.startswith((DEVICE_PREFIX, OWN_DOMAIN)) and key not in (*ANNOTATIONS, ALLOCATED_ANNOTATION):
+            raise InvalidField(
+                f"pod.annotations[{clean(key, 80)}]",
+                "is not known",
+                f"use one of {quoted(ANNOTATIONS)}, or leave it out",
+            )
+
+
+def container_demand(
+    annotations: Mapping[str, str], requests: Mapping[ResourceName, int], *, compat: bool = False
+) -> Demand:
+    """
+    What a container asks for. Raises InvalidField for annotations and requests that cannot be meant.
+
+    A whole NIC by a virtual function, as `topoalign.io/nic: 2` with a `vfSelector`, is two functions of two NICs.
+    """
+    demand = read_demand(annotations, in_units(requests), compat=compat)
+    nics, hint = requests.get(NIC, 0), demand.hint(DeviceType.RDMA)
+    if not 0 < nics < WHOLE or hint.vf_selector is None:
+        return demand
+    if nics > 1 or hint.allocate_strategy != Strategy.APPLY_FOR_ALL:
+        hint = msgspec.structs.replace(hint, allocate_strategy=Strategy.REQUESTS_AS_COUNT)
+    return msgspec.structs.replace(
+        demand,
+        hints={**demand.hints, DeviceType.RDMA: hint},
+        requests={**demand.requests, DeviceType.RDMA: {RDMA: nics * FUNCTION}},
+    )
+
+
+def check_whole(demand: Demand) -> None:
+    """Raises SharesRefused where a part of a GPU is asked for."""
+    if demand.gpu is not None and demand.gpu.shared:
+        raise SharesRefused
+
+
+def asked_of(state: NodeState, demand: Demand, left: LeftOver = NOTHING, chooser: Chooser | None = None) -> Asked:
+    """A demand put to a node, on all of its NUMA nodes."""
+    by_function = demand.hint(DeviceType.RDMA).vf_selector is not None
+    return Asked(demand=demand, inventory=inventory_of(state, left, by_function=by_function), chooser=chooser)
+
+
+def joint_devices(asked: Asked, affinity: Mask | None, *, spill: bool = False) -> ContainerDevices:
+    """
+    All GPUs and NICs of a container, on the NUMA nodes of `affinity` (None: anywhere).
+
+    With `spill` devices of other nodes will do where those of the affinity do not, as for the kubelet's device manager.
+    Raises DevicesDoNotFit, and TooMuchWork.
+    """
+    nodes = None if affinity is None else frozenset(nodes_of(affinity))
+    try:
+        return named(allocate(msgspec.structs.replace(asked, nodes=nodes)))
+    except DevicesDoNotFit:
+        if affinity is None or not spill:
+            raise
+        return named(allocate(msgspec.structs.replace(asked, nodes=None)))
+
+
+def named(given: Allocation) -> ContainerDevices:
+    return ContainerDevices(
+        devices={RESOURCE[kind]: ids_of(part.device for part in parts) for kind, parts in given.items()},
+        functions={
+            DeviceID(part.device.id): tuple(function.bus for function in part.functions)
+            for parts in given.values()
+            for part in parts
+            if part.functions and is_function(part)
+        },
+    )
+
+
+def is_function(given: Given | Wanted) -> bool:
+    """Whether of the NIC only a function is meant."""
+    units = given.resources if isinstance(given, Given) else given.each
+    return units.get(RDMA) == FUNCTION
+
+
+def holds(state: NodeState, demand: Demand, held: ContainerDevices) -> bool:
+    """
+    Whether a container that holds this holds what it asks for: exactly as many GPUs, and NICs as many or more, because it
+    may have been given one for each place where it has GPUs.
+    """
+    asked = asked_of(state, demand)
+    try:
+        return all(holds_of(asked, kind, held) for kind in RESOURCE)
+    except DevicesDoNotFit:
+        return False  # the node has none of them any more
+
+
+def holds_of(asked: Asked, kind: DeviceType, held: ContainerDevices) -> bool:
+    devices = held.devices.get(RESOURCE[kind], ())
+    if kind not in asked.demand.requests:
+        return not devices
+    want, hint = wanted(asked, kind), asked.demand.hint(kind)
+    if kind is DeviceType.GPU:
+        return len(devices) == want.count
+    least = 1 if hint.allocate_strategy == Strategy.APPLY_FOR_ALL else want.count
+    functions = {*devices} if hint.vf_selector is not None and is_function(want) else set()
+    return len(devices) >= least and functions == {*held.functions}
+
+
+def in_units(requests: Mapping[ResourceName, int]) -> dict[str, int]:
+    """The requests with whole NICs as units. Raises InvalidField where NICs are asked for in both ways."""
+    units = {str(name): amount for name, amount in requests.items() if name != NIC}
+    if requests.get(NIC):
+        if units.get(RDMA):
+            raise InvalidField(f"{FIELD}[{RDMA}]", f"asked for beside {NIC}", "ask for NICs under one of the two names")
+        units[RDMA] = requests[NIC] * WHOLE
+    return units

@@ -1,0 +1,183 @@
+"""
+The same inventory from what topoalign knows of a node: its topology, the health of its devices, and what is allocated.
+
+A device that an allocation holds is used as a whole, unless the allocation holds but virtual functions of it: such a NIC has
+its other functions to give, and is nobody's as a whole.
+Labels for selectors are `model` of GPUs and `name`, `linkLayer` and `state` of NICs, as far as they are known.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from topoalign.core.deviceshare.inventory import (
+    ANYWHERE,
+    HOPPER_TABLE,
+    HOPPERS,
+    Device,
+    Function,
+    FunctionGroup,
+    Inventory,
+    Place,
+    Table,
+)
+from topoalign.core.deviceshare.names import CORE, GPU_BYTES, RATIO, RDMA, WHOLE, DeviceType
+from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
+from topoalign.core.model.topology.links import PcieClass
+from topoalign.core.model.topology.model import Gpu, Nic, Topology
+from topoalign.core.state.fold import NodeState
+
+BELOW_A_ROOT_PORT = frozenset({PcieClass.PSB, PcieClass.PIX, PcieClass.PXB})
+BELOW_A_ROOT_COMPLEX = BELOW_A_ROOT_PORT | {PcieClass.PHB}
+
+FUNCTION = 1
+"""Units of a NIC that stand for one of its virtual functions; more than that is the NIC as a whole."""
+
+_NOT_IN_LABELS = re.compile(r"[^A-Za-z0-9_.-]+")
+_HOPPER = re.compile(rf"\b({'|'.join(HOPPERS)})\b")
+
+
+class LeftOver(NamedTuple):
+    """What init containers of a pod left to its other containers: unused though allocations hold it."""
+
+    devices: Collection[DeviceID] = ()
+    functions: Collection[str] = ()
+    """PCI addresses."""
+
+
+NOTHING = LeftOver()
+
+
+def inventory_of(state: NodeState, left: LeftOver = NOTHING, *, by_function: bool = False) -> Inventory:
+    """
+    A node's GPUs and NICs.
+
+    To whom wants functions (`by_function`), a NIC of which others have some has one unit to give, which is a function; to
+    everybody else it has nothing.
+    """
+    topology = state.hardware
+    places = places_of(topology)
+    held = state.held_whole.difference(left.devices)
+    functions_held = state.functions_in_use.difference(left.functions)
+
+    def device(found: Gpu | Nic, kind: DeviceType, labels: dict[str, str], resources: dict[str, int]) -> Device:
+        functions = found.virtual_functions if isinstance(found, Nic) else ()
+        group = FunctionGroup(labels, tuple(Function(each.pci, i) for i, each in enumerate(functions)))
+        addresses = frozenset(each.pci for each in functions)
+        in_use, left_here = addresses & functions_held, addresses.intersection(left.functions)
+        used = resources if found.id in held or in_use else {}
+        if by_function and in_use and found.id not in held:
+            used = {RDMA: WHOLE - FUNCTION}
+        return Device(
+            kind=kind,
+            minor=found.index,
+            id=found.id,
+            healthy=state.health_of(found.id).usable,
+            labels=labels,
+            place=places.get(found.id),
+            resources=resources,
+            groups=(group,) if functions else (),
+            used=used,
+            used_functions=in_use,
+            left=found.id in left.devices or bool(left_here),
+            left_functions=left_here,
+        )
+
+    offered = topology.devices.get(GPU, {}), topology.devices.get(NIC, {})
+    gpus = [
+        device(gpu, DeviceType.GPU, gpu_labels(gpu), gpu_resources(gpu))
+        for gpu in topology.gpus
+        if gpu.id in offered[0]
+    ]
+    nics = [
+        device(nic, DeviceType.RDMA, nic_labels(nic), {RDMA: WHOLE}) for nic in topology.nics if nic.id in offered[1]
+    ]
+    return Inventory(devices=(*gpus, *nics), table=table_of(topology))
+
+
+def gpu_resources(gpu: Gpu) -> dict[str, int]:
+    return {CORE: WHOLE, RATIO: WHOLE} | ({} if gpu.memory is None else {GPU_BYTES: gpu.memory})
+
+
+def gpu_labels(gpu: Gpu) -> dict[str, str]:
+    return {"model": label(gpu.name)} if gpu.name else {}
+
+
+def nic_labels(nic: Nic) -> dict[str, str]:
+    """The state is ACTIVE if one port is."""
+    labels = {"name": label(nic.id)}
+    layers = [port.link_layer for port in nic.ports if port.link_layer]
+    states = [port.state for port in nic.ports if port.state]
+    if layers:
+        labels["linkLayer"] = label(layers[0])
+    if states:
+        labels["state"] = "ACTIVE" if "ACTIVE" in states else label(states[0])
+    return labels
+
+
+def label(text: str) -> str:
+    """As a label's value can be: `NVIDIA-H100-80GB-HBM3`."""
+    return _NOT_IN_LABELS.sub("-", text)[:63].strip("-_.")
+
+
+def table_of(topology: Topology) -> Table | None:
+    """Koordinator's own table, for eight of the GPUs it is for behind NVSwitches."""
+    hopper = all(gpu.nvswitch_links and _HOPPER.search(gpu.name) for gpu in topology.gpus)
+    return HOPPER_TABLE if hopper and [gpu.index for gpu in topology.gpus] == [*range(8)] else None
+
+
+def places_of(topology: Topology) -> Mapping[DeviceID, Place]:
+    """
+    Where each GPU and NIC sits, by the bridges above it; by its links to others where the bridges are not known.
+
+    A device of which nothing is known is absent. Found once and kept with the topology, which is frozen.
+    """
+    kept: dict[str, Mapping[DeviceID, Place]] = topology.__dict__
+    if "places" not in kept:
+        kept["places"] = found_places(topology)
+    return kept["places"]
+
+
+def found_places(topology: Topology) -> Mapping[DeviceID, Place]:
+    parents = {bridge.address: bridge.parent for bridge in topology.bridges}
+    switches = connected(topology, BELOW_A_ROOT_PORT)
+    complexes = connected(topology, BELOW_A_ROOT_COMPLEX)
+    places: dict[DeviceID, Place] = {}
+    devices: tuple[Gpu | Nic, ...] = (*topology.gpus, *topology.nics)
+    for device in devices:
+        chain = above(device.bridge, parents)
+        pcie = chain[0] if chain else complexes.get(device.id, "")
+        switch = (chain[1] if len(chain) > 1 else "") if chain else switches.get(device.id, "")
+        node = node_of(topology, GPU if isinstance(device, Gpu) else NIC, device.id)
+        if pcie or node != ANYWHERE:
+            places[device.id] = Place(node, pcie, switch)
+    return places
+
+
+def above(bridge: str | None, parents: Mapping[str, str | None]) -> list[str]:
+    """The bridges above a device, the host bridge first."""
+    chain: list[str] = []
+    while bridge is not None and bridge not in chain:
+        chain.append(bridge)
+        bridge = parents.get(bridge)
+    return chain[::-1]
+
+
+def connected(topology: Topology, classes: Collection[PcieClass]) -> Mapping[DeviceID, str]:
+    """Device -> a name of the group it is in by links of these classes; devices without a known link are absent."""
+    known = [link for link in topology.links if link.pcie is not None]
+    groups: dict[DeviceID, set[DeviceID]] = {each: {each} for link in known for each in (link.a, link.b)}
+    for link in known:
+        if link.pcie in classes and groups[link.a] is not groups[link.b]:
+            joined = groups[link.a] | groups[link.b]
+            groups.update(dict.fromkeys(joined, joined))
+    return {device: f"with {min(group)}" for device, group in groups.items()}
+
+
+def node_of(topology: Topology, resource: ResourceName, device: DeviceID) -> int:
+    nodes = topology.devices[resource][device]
+    return nodes[0] if nodes else ANYWHERE
+
+
+def ids_of(devices: Iterable[Device]) -> tuple[DeviceID, ...]:
+    return tuple(DeviceID(device.id) for device in devices)

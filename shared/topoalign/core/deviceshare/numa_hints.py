@@ -1,0 +1,85 @@
+"""
+On which NUMA nodes a pod's devices could be: hints for all its device types at once, by trying every set of nodes.
+
+Rules of koordinator a7a1b76b (deviceshare, topology hints). A hint is preferred if no narrower one is possible. Its score
+says whether the GPUs are those that would be chosen on the whole machine.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from topoalign.core.deviceshare.allocate import Allocation, allocate, types_to_give
+from topoalign.core.deviceshare.candidates import Asked, wanted
+from topoalign.core.deviceshare.inventory import ANYWHERE
+from topoalign.core.deviceshare.names import DeviceType
+from topoalign.core.deviceshare.refusals import DevicesDoNotFit, Status
+from topoalign.core.model.errors import NoFit, TooMuchWork
+from topoalign.core.model.topology.bitmask import masks_by_size, nodes_of
+
+SAME_GPUS = 500
+MOST_NODES = 10
+"""Sets are tried one by one: 1,023 of them."""
+
+
+class NumaHint(msgspec.Struct, frozen=True):
+    nodes: tuple[int, ...]
+    preferred: bool
+    score: int
+
+
+def numa_hints(asked: Asked) -> Mapping[DeviceType, Sequence[NumaHint]]:
+    """
+    Type -> hints, the narrowest first; equal for all types. Nothing where no device is on a known NUMA node.
+
+    Raises DevicesDoNotFit where the whole machine cannot give the devices, and TooMuchWork.
+    """
+    nodes = sorted({device.place.node for device in asked.inventory.devices if device.place is not None} - {ANYWHERE})
+    if not nodes:
+        return {}
+    if len(nodes) > MOST_NODES:
+        raise TooMuchWork(
+            f"hints over {len(nodes)} NUMA nodes", f"ask on machines with devices on at most {MOST_NODES} NUMA nodes"
+        )
+    everywhere = msgspec.structs.replace(asked, nodes=frozenset(nodes))
+    if not has_enough(everywhere):
+        raise DevicesDoNotFit("Insufficient NUMA Scoped Devices", Status.UNRESOLVABLE)
+    whole = gpu_minors(allocate(everywhere))
+    found: list[tuple[tuple[int, ...], int]] = []
+    for mask in masks_by_size(nodes):
+        inside = msgspec.structs.replace(asked, nodes=frozenset(nodes_of(mask)))
+        minors = possible_gpus(inside)
+        if minors is not None:
+            found.append((nodes_of(mask), SAME_GPUS if minors == whole else 0))
+    least = min((len(mask) for mask, _ in found), default=0)
+    hints = [NumaHint(mask, len(mask) == least, score) for mask, score in found]
+    return dict.fromkeys(types_to_give(asked), hints)
+
+
+def has_enough(asked: Asked) -> bool:
+    """
+    Whether the NUMA nodes have as many devices of each type as are wanted, whoever holds them and whatever a selector says.
+    A type without any device there passes, and is refused for that reason. Raises DevicesDoNotFit as `wanted` does.
+    """
+    wants = {kind: wanted(asked, kind).count for kind in types_to_give(asked)}
+    totals = Counter(
+        device.kind
+        for device in asked.inventory.devices
+        if device.place is not None and device.place.node in (asked.nodes or ())
+    )
+    return not any(0 < totals[kind] < count for kind, count in wants.items())
+
+
+def possible_gpus(asked: Asked) -> tuple[int, ...] | None:
+    """The GPUs that would be chosen on these NUMA nodes; None if the pod's devices cannot be had there."""
+    try:
+        return gpu_minors(allocate(asked)) if has_enough(asked) else None
+    except TooMuchWork:
+        raise
+    except NoFit:
+        return None
+
+
+def gpu_minors(given: Allocation) -> tuple[int, ...]:
+    return tuple(each.device.minor for each in given.get(DeviceType.GPU, ()))

@@ -1,0 +1,69 @@
+"""
+Why devices are not given, in Koordinator's words beside our own: a status and reasons, as they stand in a pod's events.
+"""
+
+from enum import StrEnum
+
+from topoalign.core.deviceshare.names import DeviceType
+from topoalign.core.model.errors import InvalidField, NoFit, clean
+
+
+class Status(StrEnum):
+    """Codes of the scheduler framework."""
+
+    UNSCHEDULABLE = "Unschedulable"
+    """Other pods that leave may help."""
+    UNRESOLVABLE = "UnschedulableAndUnresolvable"
+    """Nothing that happens to other pods will help."""
+
+
+class NotMeant(InvalidField):
+    """What a pod asks for cannot be meant, whatever the node: an annotation or a combination of resources."""
+
+    status = Status.UNRESOLVABLE
+
+    def __init__(self, field: str, reason: str, remedy: str) -> None:
+        self.reasons = (reason,)
+        super().__init__(field, clean(reason, 400), remedy)
+
+
+class DevicesDoNotFit(NoFit):
+    """The node has no devices left that are as the pod asks."""
+
+    code = "DevicesDoNotFit"
+
+    def __init__(self, reason: str, status: Status = Status.UNSCHEDULABLE, more: str = "") -> None:
+        self.status, self.reasons = status, (reason,)
+        super().__init__(
+            f"{reason}{more}",
+            "ask for less or ease the pod's device annotations; where others hold the devices, wait until some are released"
+            if status is Status.UNSCHEDULABLE
+            else "ask for what this node has (`topoalign topo --wide`), or another node",
+        )
+
+
+class SharesRefused(NoFit):
+    """A part of a GPU is asked for."""
+
+    code = "SharesRefused"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a share of a GPU is asked for, and this node gives whole GPUs",
+            "ask for nvidia.com/gpu, or for koordinator.sh/gpu in multiples of 100",
+        )
+
+
+def insufficient(kind: DeviceType) -> DevicesDoNotFit:
+    return DevicesDoNotFit(f"Insufficient {kind} devices")
+
+
+def missing(kind: DeviceType, what: str = "devices") -> DevicesDoNotFit:
+    return DevicesDoNotFit(f"Insufficient {kind} {what}", Status.UNRESOLVABLE)
+
+
+def violation() -> DevicesDoNotFit:
+    return DevicesDoNotFit(
+        "node(s) Device Joint-Allocate rules violation",
+        more=": SamePCIe asks for devices side by side that are not free",
+    )

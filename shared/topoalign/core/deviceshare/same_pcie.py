@@ -1,0 +1,262 @@
+"""
+`SamePCIe`: sets of devices of which every one has one of each other type beside it.
+
+Whether a set will do depends only on the PCIe scopes it is on: each must have all the types, and all together enough of
+each. So scopes are searched instead of devices. The rule: in the smallest part of the machine that will do (a switch, a
+root complex, a NUMA node, all), on the same switches, or else on the same root complexes, which is all that Koordinator
+asks for; there the fewest scopes, those with the least to spare first.
+
+Koordinator chooses the primary devices without a look at the others and refuses the node if that went wrong.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, chain
+
+import msgspec
+
+from topoalign.core.deviceshare.annotations import NO_HINT, Hint
+from topoalign.core.deviceshare.candidates import Asked, Candidate, Given, Wanted
+from topoalign.core.deviceshare.gpus import NOT_ENOUGH, NOT_IN_SCOPE, is_honored, partitions
+from topoalign.core.deviceshare.inventory import Place
+from topoalign.core.deviceshare.names import DeviceType, Level
+from topoalign.core.deviceshare.nearest import place_of
+from topoalign.core.deviceshare.picking import given, in_turn, pick, rank
+from topoalign.core.deviceshare.refusals import DevicesDoNotFit, insufficient, violation
+from topoalign.core.model.errors import TooMuchWork
+
+MOST_STEPS = 25_000
+"""Of a search, about 80 ms. Machines as they are sold need a few dozen."""
+
+Needs = tuple[int, ...]
+"""Type by type, how many devices are still needed."""
+
+ScopeOf = Callable[[Place], str]
+Wants = Mapping[DeviceType, Wanted]
+Offers = Mapping[DeviceType, Sequence[Candidate]]
+
+
+def switch(place: Place) -> str:
+    return place.switch
+
+
+def root_complex(place: Place) -> str:
+    return place.pcie
+
+
+LOOKS: Sequence[tuple[Level, Callable[[Place], tuple[str | int, ...]], ScopeOf]] = (
+    (Level.PCIE, lambda place: (place.node, place.pcie, place.switch), switch),
+    (Level.PCIE, lambda place: (place.node, place.pcie), switch),
+    (Level.PCIE, lambda place: (place.node, place.pcie), root_complex),
+    (Level.NUMA_NODE, lambda place: (place.node,), switch),
+    (Level.NUMA_NODE, lambda place: (place.node,), root_complex),
+    (Level.NODE, lambda place: (), switch),
+    (Level.NODE, lambda place: (), root_complex),
+)
+"""Level of a part of the machine, what devices of one such part have in common, and what counts as the same PCIe."""
+
+
+class Scope(msgspec.Struct, frozen=True):
+    """A PCIe scope that has devices of all the types."""
+
+    id: str
+    place: Place
+    """Of its first primary device."""
+    busy: bool
+    """Whether a primary device of it is in use."""
+    devices: Mapping[DeviceType, Sequence[Candidate]]
+    """Those that have enough."""
+
+
+Scopes = Mapping[ScopeOf, Sequence[Scope]]
+
+
+class Work:
+    """Counts the steps of a search, and tells them to who asked."""
+
+    def __init__(self, tell: Callable[[], None] | None) -> None:
+        self.left = MOST_STEPS
+        self.tell = tell
+
+    def spend(self) -> None:
+        """Raises TooMuchWork."""
+        if self.tell is not None:
+            self.tell()
+        self.left -= 1
+        if self.left < 0:
+            raise TooMuchWork(
+                f"no set of devices for SamePCIe was found in {MOST_STEPS} steps, nor that there is none",
+                "ask for fewer devices, or leave out requiredScope: the nearest ones are given then",
+            )
+
+
+def same_pcie(asked: Asked, joint: Sequence[DeviceType], wants: Wants, offers: Offers) -> dict[DeviceType, list[Given]]:
+    """All types of the joint list, the first being the primary one. Raises DevicesDoNotFit and TooMuchWork."""
+    able = {kind: able_ones(asked, kind, wants[kind], offers[kind]) for kind in joint}
+    for kind in joint:
+        if len(able[kind]) < wants[kind].count:
+            raise DevicesDoNotFit(NOT_ENOUGH) if kind is DeviceType.GPU else insufficient(kind)
+    scopes: Scopes = {scope_of: scopes_of(asked, joint, able, scope_of) for scope_of in (switch, root_complex)}
+    found = by_partition(asked, joint, wants, offers, scopes)
+    if found is None and not (DeviceType.GPU in joint and is_honored(asked)):
+        found = by_search(asked, joint, wants, scopes)
+    if found is None:
+        raise violation()
+    return taken(asked, joint, wants, found)
+
+
+def able_ones(asked: Asked, kind: DeviceType, want: Wanted, offer: Sequence[Candidate]) -> list[Candidate]:
+    hint = hint_of(asked, kind)
+    return [each for each in sorted(offer, key=rank) if given(each, want, hint, compat=asked.compat) is not None]
+
+
+def hint_of(asked: Asked, kind: DeviceType) -> Hint:
+    return NO_HINT if kind is DeviceType.GPU else asked.demand.hint(kind)
+
+
+def scopes_of(asked: Asked, joint: Sequence[DeviceType], able: Offers, scope_of: ScopeOf) -> list[Scope]:
+    """The scopes with devices of all types, the ones with the least to spare first."""
+    primary = joint[0]
+    busy = {scope_of(place_of(device)) for device in asked.inventory.by_type[primary] if device.busy}
+    devices: dict[str, dict[DeviceType, list[Candidate]]] = {}
+    for kind in joint:
+        for each in able[kind]:
+            devices.setdefault(scope_of(place_of(each.device)), {}).setdefault(kind, []).append(each)
+    scopes = [
+        Scope(id, place_of(by_type[primary][0].device), id in busy, by_type)
+        for id, by_type in devices.items()
+        if id and len(by_type) == len(joint)
+    ]
+    return sorted(scopes, key=lambda scope: sparing(scope, primary))
+
+
+def sparing(scope: Scope, primary: DeviceType) -> tuple[bool, bool, int, int]:
+    return (
+        not has_left(scope),  # one with what an init container left,
+        not scope.busy,  # then one that is in use already,
+        len(scope.devices[primary]),  # then the one with the fewest primary devices left,
+        scope.devices[primary][0].minor,  # then the lowest minor, so that no tie is left to chance
+    )
+
+
+def has_left(scope: Scope) -> bool:
+    return any(each.device.left for devices in scope.devices.values() for each in devices)
+
+
+def by_partition(
+    asked: Asked, joint: Sequence[DeviceType], wants: Wants, offers: Offers, scopes: Scopes
+) -> Sequence[Scope] | None:
+    """Scopes of the first GPU partition that will do; None if there is none. Raises DevicesDoNotFit as `partitions` does."""
+    if DeviceType.GPU not in joint:
+        return None
+    for partition in partitions(asked, wants[DeviceType.GPU], offers[DeviceType.GPU]):
+        for scope_of, all_scopes in scopes.items():
+            by_id = {scope.id: scope for scope in all_scopes}
+            on = {scope_of(place_of(each.device)) for each in partition}
+            if on <= by_id.keys() and enough(chosen := [by_id[id] for id in sorted(on)], joint, wants):
+                return [restricted(scope, partition) for scope in chosen]
+    return None
+
+
+def restricted(scope: Scope, gpus: Sequence[Candidate]) -> Scope:
+    minors = {each.minor for each in gpus}
+    inside = [each for each in scope.devices[DeviceType.GPU] if each.minor in minors]
+    return msgspec.structs.replace(scope, devices={**scope.devices, DeviceType.GPU: inside})
+
+
+def by_search(asked: Asked, joint: Sequence[DeviceType], wants: Wants, scopes: Scopes) -> Sequence[Scope] | None:
+    """The first scopes that will do. Raises DevicesDoNotFit and TooMuchWork."""
+    required, work = asked.demand.required_level if DeviceType.GPU in joint else Level.NONE, Work(asked.step)
+    if required is Level.DEVICE:
+        if wants[DeviceType.GPU].count > 1:
+            raise DevicesDoNotFit(NOT_IN_SCOPE)
+        required = Level.NONE  # a single GPU is on a single device wherever it is
+    for level, part_of, scope_of in LOOKS:
+        if level >= required:
+            for part in parts(scopes[scope_of], part_of):
+                found = Covering(part, joint, wants, work).find()
+                if found is not None:
+                    return found
+    return None
+
+
+def parts(scopes: Sequence[Scope], part_of: Callable[[Place], tuple[str | int, ...]]) -> list[list[Scope]]:
+    """The scopes of each part of the machine: first of the parts with what was left, then of those that are in use."""
+    by_part: dict[tuple[str | int, ...], list[Scope]] = {}
+    for scope in scopes:
+        by_part.setdefault(part_of(scope.place), []).append(scope)
+    return sorted(by_part.values(), key=lambda part: (not any(map(has_left, part)), not any(s.busy for s in part)))
+
+
+class Covering:
+    """Looks for the first set of scopes, in their order, that has enough of each type; the fewest scopes first."""
+
+    def __init__(self, scopes: Sequence[Scope], joint: Sequence[DeviceType], wants: Wants, work: Work) -> None:
+        self.scopes, self.work = scopes, work
+        self.needs = tuple(wants[kind].count for kind in joint)
+        self.most = most_scopes(joint, wants, len(scopes))
+        self.counts = [tuple(len(scope.devices[kind]) for kind in joint) for scope in scopes]
+        self.largest = [
+            [
+                list(accumulate(sorted(column, reverse=True), initial=0))
+                for column in zip(*self.counts[start:], strict=True)
+            ]
+            for start in range(len(scopes))
+        ]
+        """From which scope on, type, number of scopes -> the most of the type that so many have."""
+        self.failed: set[tuple[int, int, Needs]] = set()
+
+    def find(self) -> list[Scope] | None:
+        """Raises TooMuchWork."""
+        for size in range(1, self.most + 1):
+            found = self.choose(0, size, self.needs)
+            if found is not None:
+                return [self.scopes[i] for i in found]
+        return None
+
+    def choose(self, start: int, size: int, needs: Needs) -> tuple[int, ...] | None:
+        """`size` scopes from `start` on that together have what is still needed."""
+        if not size:
+            return () if not any(needs) else None
+        if (start, size, needs) in self.failed:
+            return None
+        self.work.spend()
+        for first in range(start, len(self.scopes) - size + 1):
+            if any(need > most[size] for need, most in zip(needs, self.largest[first], strict=True)):
+                break
+            left = tuple(max(0, need - had) for need, had in zip(needs, self.counts[first], strict=True))
+            rest = self.choose(first + 1, size - 1, left)
+            if rest is not None:
+                return (first, *rest)
+        self.failed.add((start, size, needs))
+        return None
+
+
+def most_scopes(joint: Sequence[DeviceType], wants: Wants, scopes: int) -> int:
+    return min(scopes, *(wants[kind].count for kind in joint if is_exact(kind, joint)))
+
+
+def is_exact(kind: DeviceType, joint: Sequence[DeviceType]) -> bool:
+    """Of the primary type and of GPUs a pod gets what it asks for, of the others at least one for each scope."""
+    return kind in (joint[0], DeviceType.GPU)
+
+
+def enough(scopes: Sequence[Scope], joint: Sequence[DeviceType], wants: Wants) -> bool:
+    return len(scopes) <= most_scopes(joint, wants, len(scopes)) and all(
+        sum(len(scope.devices[kind]) for scope in scopes) >= wants[kind].count for kind in joint
+    )
+
+
+def taken(
+    asked: Asked, joint: Sequence[DeviceType], wants: Wants, scopes: Sequence[Scope]
+) -> dict[DeviceType, list[Given]]:
+    """What a pod gets of scopes that have enough."""
+    return {kind: taken_of(asked, kind, wants[kind], scopes, exact=is_exact(kind, joint)) for kind in joint}
+
+
+def taken_of(asked: Asked, kind: DeviceType, want: Wanted, scopes: Sequence[Scope], *, exact: bool) -> list[Given]:
+    """One of each scope in turn."""
+    scope_of = {each.minor: scope.id for scope in scopes for each in scope.devices[kind]}
+    ranked = sorted(chain.from_iterable(scope.devices[kind] for scope in scopes), key=rank)
+    order = in_turn(ranked, lambda each: scope_of[each.minor])
+    most = want.count if exact else max(want.count, len(scopes))
+    return pick(order, want, most, hint_of(asked, kind), compat=asked.compat)

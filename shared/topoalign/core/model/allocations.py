@@ -1,0 +1,137 @@
+"""
+What facts about allocations are made of: who holds what.
+
+Fields are never renamed or re-used, only added, as in `events`.
+"""
+
+from functools import cached_property
+from typing import Literal
+
+import msgspec
+
+from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
+from topoalign.core.model.topology.cpuset import parse_cpuset
+
+
+class Owner(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    The container that an allocation is for, by its names. A pod that is deleted and made anew has the same: where it is
+    known, `pod_uid` beside the owner tells the two apart.
+    """
+
+    namespace: Namespace
+    """Namespace of the pod."""
+    pod: PodName
+    """Name of the pod."""
+    container: ContainerName
+    """Name of the container within the pod."""
+
+
+class MemoryBlock(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory or hugepages of one size, from a group of NUMA nodes."""
+
+    resource: ResourceName
+    """`memory`, or hugepages of one size such as `hugepages-2Mi`."""
+    nodes: tuple[int, ...]
+    """The group, ascending."""
+    size: int
+    """Bytes. Smaller than asked, down to 0, for an init container whose memory later containers of its pod reuse."""
+    taken: tuple[int, ...]
+    """How `size` is spread over `nodes`; what was reused stands here, and no longer in the init container's block."""
+
+    def __post_init__(self) -> None:
+        if len(self.nodes) != len(self.taken):
+            raise ValueError(f"memory of {len(self.nodes)} NUMA nodes with {len(self.taken)} amounts")
+
+
+class Displaced(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A former allocation whose container was not seen to end when the kubelet gave its devices to another container."""
+
+    allocation: AllocationID
+    """The id that it had; it is released as `displaced`."""
+    owner: Owner
+    """Its container."""
+    pod_uid: str = ""
+    """UID of its pod; empty: not known."""
+    devices: dict[ResourceName, tuple[DeviceID, ...]]
+    """Those that both containers have, by resource."""
+
+
+class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
+    """What one container holds. Over the kubelet's protocol it is one resource of a container, CPUs and memory unseen."""
+
+    id: AllocationID
+    """Names the allocation for as long as it lives; `AllocationBound` and `AllocationReleased` repeat it."""
+    owner: Owner | None = None
+    """None until it is known: the kubelet's Allocate does not say for whom."""
+    role: Literal["init", "sidecar", "app"] = "app"
+    """Which kind of container it is: an init container, a sidecar (an init container that is restarted), or any other."""
+    devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
+    """In the order in which the container sees them."""
+    virtual_functions: dict[DeviceID, tuple[str, ...]] = {}
+    """
+    NIC -> PCI addresses of its SR-IOV virtual functions that are held: of a NIC that stands here only these, and others may
+    hold the rest.
+    """
+    cpus: str = ""
+    """Exclusive CPUs as a list `0-3,8`; empty for a container in the shared pool."""
+    memory: tuple[MemoryBlock, ...] = ()
+    """Memory and hugepages that are its own. Empty where the kubelet gives out memory by itself."""
+    affinity: tuple[int, ...] | None = None
+    """NUMA node ids it was aligned to, ascending. None: the policy had no preference, or the kubelet did not say."""
+    lowest_first: bool = False
+    """
+    Its memory goes back to the lowest node of a group first, as far as that has any in use, and not to where it was taken
+    from: so the kubelet does it, and so it was decided in mode `kubelet`.
+    """
+    boot: str = ""
+    """The boot of the node in which it was given, or last confirmed (`TopologyDiscovered.boot_id`); empty: not known."""
+    cards: dict[DeviceID, DeviceID] = {}
+    """
+    MIG instance or virtual function among the devices -> the GPU or NIC that it was a part of when it was given. The
+    container keeps the card's device node, so this must be known when the part is gone.
+    """
+    machine: str = ""
+    """The described machine it was given on (`TopologyDiscovered.machine`); empty: real hardware, or not known."""
+    pod_uid: str = ""
+    """UID of the owner's pod, as the kubelet's checkpoint has it; empty: not known, as on a node without a kubelet."""
+    displaced: tuple[Displaced, ...] = ()
+    """Whose devices these are as well, as far as is known: those containers were not seen to end."""
+
+    def __post_init__(self) -> None:
+        parse_cpuset(self.cpus)  # so that whoever folds a record from outside need not expect worse
+        if self.virtual_functions and (
+            not self.virtual_functions.keys() <= self.device_ids or not all(self.virtual_functions.values())
+        ):
+            raise ValueError("virtual functions of a NIC that is not among the devices, or none of one that is")
+
+    @cached_property
+    def cpu_ids(self) -> frozenset[int]:
+        """The exclusive CPUs, read once: every decision looks at those of all allocations."""
+        return parse_cpuset(self.cpus)
+
+    @cached_property
+    def device_ids(self) -> frozenset[DeviceID]:
+        """All devices, those of which it has only functions among them."""
+        return frozenset(device for devices in self.devices.values() for device in devices)
+
+    @cached_property
+    def whole_ids(self) -> frozenset[DeviceID]:
+        """The devices that nobody else can have a part of."""
+        return self.device_ids - self.virtual_functions.keys()
+
+    @cached_property
+    def function_addresses(self) -> frozenset[str]:
+        """PCI addresses of all virtual functions that are held."""
+        return frozenset(address for addresses in self.virtual_functions.values() for address in addresses)
+
+
+class MemoryUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the memory manager knows of one NUMA node beyond its size (spec/kubelet.md section 5)."""
+
+    reserved: dict[ResourceName, int] = {}
+    """Bytes held by containers."""
+    cells: tuple[int, ...] = ()
+    """The group the node was last allocated with; empty stands for itself alone."""
+    assignments: int = 0
+    """Blocks that touch the node, counted once per resource."""

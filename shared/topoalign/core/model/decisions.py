@@ -1,0 +1,140 @@
+"""
+What `admit` answers, and what it may ask on the way.
+
+An answer says everything that is needed to act on it and to explain it: the hints each provider gave, what the merge made
+of them, the sets of devices that were considered, and the reason where it is a refusal.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from topoalign.core.model.errors import NoFit, TopoalignError
+from topoalign.core.model.events import Allocation, DeviceHealth
+from topoalign.core.model.hints import Hints, TopologyHint
+from topoalign.core.model.ids import ContainerName, DeviceID, ResourceName
+
+
+class Considered(msgspec.Struct, frozen=True, kw_only=True):
+    """A set of devices that could have been chosen."""
+
+    resource: ResourceName
+    devices: tuple[DeviceID, ...]
+    score: int
+    """The sum of the scores of its links (`topoalign.core.model.topology.queries.pair_score`)."""
+    chosen: bool
+    why: str
+    """Why it won or lost, for people."""
+
+
+class Alignment(msgspec.Struct, frozen=True, kw_only=True):
+    """How one merge came about: for a container, or for a whole pod in scope `pod`."""
+
+    container: ContainerName | None
+    hints: dict[str, dict[ResourceName, Hints]]
+    """Provider -> resource -> hints, as they were given."""
+    merged: TopologyHint
+    admitted: bool
+    note: str = ""
+    """What is not exact about it, for people: a search that ended at its limit on work."""
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """How a decision came about."""
+
+    alignments: tuple[Alignment, ...] = ()
+    considered: tuple[Considered, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What was not known when it was decided, for people: a prediction is only as good as what it stands on."""
+
+
+class Admission(msgspec.Struct, frozen=True, kw_only=True, tag="Admission"):
+    """The pod fits: this is what each of its containers gets, in the order in which they were decided."""
+
+    allocations: tuple[Allocation, ...]
+    """Their ids are made of the pod's name and the container's; the allocator gives them lasting ones."""
+    explanation: Explanation
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="Refusal"):
+    """The pod does not fit, or cannot be decided."""
+
+    reason: str
+    """The kubelet's word for it: TopologyAffinityError, SMTAlignmentError or UnexpectedAdmissionError."""
+    code: str
+    """Ours, narrower than `reason`: CamelCase, stable."""
+    finding: str
+    remedy: str
+    container: ContainerName | None
+    """Where it failed. None: the pod as a whole."""
+    provider: str | None
+    """Who failed to allocate: device, cpu or memory. None: the policy refused."""
+    explanation: Explanation
+    undone: tuple[Allocation, ...] = ()
+    """
+    In mode `kubelet` what earlier containers of the pod had been given when it was refused. The kubelet takes it back, and
+    what it knows of groups of NUMA nodes that share memory does not return to what it was: granting and releasing these
+    folds to what it then knows. Mode `best` gives nothing before all is decided.
+    """
+
+
+Decision = Admission | Refusal
+
+
+def noted(decision: Decision, notes: Iterable[str]) -> Decision:
+    """The same decision with these notes, too, in its explanation."""
+    explanation = decision.explanation
+    explanation = msgspec.structs.replace(explanation, notes=(*explanation.notes, *notes))
+    return msgspec.structs.replace(decision, explanation=explanation)
+
+
+class Explained(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to `explain`: what is held now, and the decision as it was made while the allocator still remembers it."""
+
+    allocations: tuple[Allocation, ...]
+    decision: Decision | None
+    """None: it was made by the kubelet, or before the allocator last started."""
+    ailing: dict[DeviceID, DeviceHealth] = {}
+    """How those held devices are that would not be handed out now: unhealthy, of unknown health, or cordoned."""
+    notes: tuple[str, ...] = ()
+    """Why nothing is held, and how former allocations of this name ended, newest first, as far as that is remembered."""
+
+
+class Beside(msgspec.Struct, frozen=True, kw_only=True):
+    """What is free besides what may be chosen, for a device policy that thinks of the next container."""
+
+    free: tuple[DeviceID, ...] = ()
+    """All devices of the resource that may be handed out now, on whatever NUMA nodes."""
+    nics: tuple[DeviceID, ...] = ()
+    """NICs that may be handed out now."""
+    nics_wanted: int = 0
+    """How many of them the container asks for."""
+
+
+ALONE = Beside()
+
+
+class PreferenceQuestion(msgspec.Struct, frozen=True, kw_only=True):
+    """Which devices are preferred? The kubelet asks this as GetPreferredAllocation."""
+
+    resource: ResourceName
+    available: tuple[DeviceID, ...]
+    must_include: tuple[DeviceID, ...]
+    size: int
+    container: ContainerName
+    near: tuple[DeviceID, ...] = ()
+    """Devices of other resources already decided for the container: NICs are chosen near its GPUs."""
+    beside: Beside = ALONE
+
+    def alone(self) -> "PreferenceQuestion":
+        """As a kubelet asks it: about one resource, and whatever else the container has is not told."""
+        return msgspec.structs.replace(self, near=(), beside=Beside(free=self.beside.free))
+
+
+class PreferenceFailed(NoFit):
+    """The device plugin was asked for its preference and failed."""
+
+    code = "PreferenceFailed"
+
+    def __init__(self, resource: ResourceName, error: TopoalignError) -> None:
+        super().__init__(f"the device plugin of {resource} gave no preference: {error.finding}", error.remedy)

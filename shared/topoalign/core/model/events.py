@@ -1,0 +1,220 @@
+"""
+The facts that topoalign announces.
+
+A fact is frozen, in the past tense and said by one writer only: discovery says what the hardware is, the allocator of a
+node says what it gave away. Whoever hears it may rely on it. Facts arrive at least once and, per writer and node, in
+order; `(node, epoch, seq)` tells a repetition from news. Fields are never renamed or re-used, only added.
+"""
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+
+from topoalign.core.model.allocations import Allocation as Allocation
+from topoalign.core.model.allocations import Displaced as Displaced
+from topoalign.core.model.allocations import MemoryBlock as MemoryBlock
+from topoalign.core.model.allocations import MemoryUse as MemoryUse
+from topoalign.core.model.allocations import Owner as Owner
+from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName, ResourceName
+from topoalign.core.model.topology.cpuset import parse_cpuset
+from topoalign.core.model.topology.model import Topology
+
+DESCRIBED = "described: "
+"""What `TopologyDiscovered.source` of a described machine begins with."""
+
+LARGEST_NUMBER = 2**53
+"""Of an epoch, a revision and a seq: up to here a reader whose numbers are doubles tells each from the next."""
+
+Number = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_NUMBER)]
+
+
+class HealthState(StrEnum):
+    UNKNOWN = "unknown"
+    """Never judged, or its driver does not answer: offered to the kubelet as Unhealthy, but still listed."""
+    HEALTHY = "healthy"
+    UNHEALTHY = "unhealthy"
+
+
+class DeviceHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How one device is."""
+
+    state: HealthState
+    """`unknown`, `healthy` or `unhealthy`."""
+    reason: str = ""
+    """Why it is not healthy, for people: `GPU is lost`, `the driver has not answered for 5 s`."""
+    cordoned: bool = False
+    """Kept back by an operator: not offered, whatever its state."""
+
+    @property
+    def usable(self) -> bool:
+        return self.state is HealthState.HEALTHY and not self.cordoned
+
+
+class Fact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
+    """What all facts have in common."""
+
+    node: NodeName
+    """Name of the Kubernetes node."""
+    epoch: Number
+    """Changes when the writer's record starts afresh, as with every start of it; never repeats. The whole follows."""
+
+
+class Reading(Fact, frozen=True, kw_only=True):
+    """A fact of which only the newest matters: it is whole in itself."""
+
+    revision: Number
+    """Counts up within the epoch. The same number again is a repetition."""
+
+
+class LedgerFact(Fact, frozen=True, kw_only=True):
+    """A fact from the journal of a node's allocator."""
+
+    seq: Number
+    """Position in the journal, from 1, without gaps."""
+
+
+class TopologyDiscovered(Reading, frozen=True, kw_only=True, tag="TopologyDiscovered"):
+    """The hardware of a node, whole. Said on start, on every change, and when asked."""
+
+    boot_id: str
+    """The kernel's boot id: tells a reboot from a restart of a service."""
+    source: str
+    """What it was read by: `nvml`, `sysfs`, or `described: <name>`."""
+    topology: Topology
+    """All of the node's hardware that is online, and what of it is offered."""
+
+    @property
+    def machine(self) -> str:
+        """Which described machine this is; empty: real hardware. Device ids of described machines repeat on others."""
+        return self.source if self.source.startswith(DESCRIBED) else ""
+
+
+class DeviceHealthChanged(Reading, frozen=True, kw_only=True, tag="DeviceHealthChanged"):
+    """
+    How every GPU and NIC of a node is, and every MIG instance that is ill or cordoned by itself. Said on start and on every
+    change, always all of them.
+    """
+
+    devices: dict[DeviceID, DeviceHealth]
+    """Device id -> its health. GPUs and NICs always, MIG instances only where they differ from their GPU."""
+
+
+class ContainerUsage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the kubelet gave to one container that is in no allocation, or beyond what its allocations say."""
+
+    owner: Owner
+    """The container."""
+    cpus: str = ""
+    """Exclusive CPUs as a list `0-3,8`; empty for a container in the shared pool."""
+    memory: tuple[MemoryBlock, ...] = ()
+    """Memory and hugepages that are its own."""
+    devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
+    """Resource -> device ids, in no order that matters."""
+
+    def __post_init__(self) -> None:
+        parse_cpuset(self.cpus)  # as for `Allocation`
+
+
+class UsageObserved(Reading, frozen=True, kw_only=True, tag="UsageObserved"):
+    """What the kubelet gave away without asking us, all of it: CPUs, memory, and devices of other plugins."""
+
+    containers: tuple[ContainerUsage, ...]
+    """Every container that the kubelet gave something to without asking us."""
+
+
+class AllocationGranted(LedgerFact, frozen=True, kw_only=True, tag="AllocationGranted"):
+    """A container has been given its devices. It is in the journal already: the node may stop in the next instant."""
+
+    allocation: Allocation
+    """What was given. Its owner may not be known yet."""
+
+
+class AllocationBound(LedgerFact, frozen=True, kw_only=True, tag="AllocationBound"):
+    """It has become known which container holds an allocation, or, after a reboot, that it holds it again."""
+
+    allocation: AllocationID
+    """Its id."""
+    owner: Owner
+    """The container that holds it."""
+    boot: str = ""
+    """The boot in which that was seen; empty: not known."""
+    pod_uid: str = ""
+    """As `Allocation.pod_uid`. Where it becomes known later than the names, the fact is said again with it."""
+    displaced: tuple[Displaced, ...] = ()
+    """As `Allocation.displaced`, of which this takes the place: said again without those that have ended."""
+
+
+class AllocationReleased(LedgerFact, frozen=True, kw_only=True, tag="AllocationReleased"):
+    """A container no longer holds its allocation."""
+
+    allocation: AllocationID
+    """Its id."""
+    reason: str
+    """
+    `released` on request, `gone` when its container ended, `orphan` when it ended while nobody looked, `superseded` when the
+    kubelet gave its devices anew, `displaced` when it did so although the container was not seen to end, `other-machine`
+    when the node plays another described machine than the one it was given on.
+    """
+
+
+class AllocationRefused(LedgerFact, frozen=True, kw_only=True, tag="AllocationRefused"):
+    """A pod asked for devices and was refused; nothing changed."""
+
+    namespace: Namespace
+    """Namespace of the pod."""
+    pod: PodName
+    """Name of the pod."""
+    container: ContainerName | None
+    """Where it failed. None: the pod as a whole."""
+    reason: str
+    """The kubelet's word: TopologyAffinityError, SMTAlignmentError, UnexpectedAdmissionError."""
+    code: str
+    """Stable word for the reason: `NotAligned`, `NotEnoughDevices`."""
+    finding: str
+    """What was found, for people."""
+    remedy: str
+    """What to do about it, for people."""
+
+
+class AllocationDeviated(LedgerFact, frozen=True, kw_only=True, tag="AllocationDeviated"):
+    """The kubelet gave other devices than were preferred. The allocation is as the kubelet chose."""
+
+    allocation: AllocationID
+    """Its id."""
+    preferred: tuple[DeviceID, ...]
+    """Device ids that were preferred."""
+    allocated: tuple[DeviceID, ...]
+    """Device ids that the kubelet chose."""
+
+
+class AllocationsSnapshot(LedgerFact, frozen=True, kw_only=True, tag="AllocationsSnapshot"):
+    """All live allocations of a node. Said on start, when asked, and when the journal is compacted."""
+
+    allocations: tuple[Allocation, ...]
+    """Every live allocation."""
+    memory: dict[int, MemoryUse] = {}
+    """NUMA node id -> what is in use of it. Empty where the kubelet gives out memory by itself."""
+    digest: str
+    """`NodeState.digest` of what a listener that heard every fact before this one has."""
+
+
+Event = (
+    TopologyDiscovered
+    | DeviceHealthChanged
+    | UsageObserved
+    | AllocationGranted
+    | AllocationBound
+    | AllocationReleased
+    | AllocationRefused
+    | AllocationDeviated
+    | AllocationsSnapshot
+)
+LedgerEvent = (
+    AllocationGranted
+    | AllocationBound
+    | AllocationReleased
+    | AllocationRefused
+    | AllocationDeviated
+    | AllocationsSnapshot
+)

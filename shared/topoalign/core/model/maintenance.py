@@ -1,0 +1,33 @@
+"""What an operator tells a node: its discovery about devices, its allocator about the record."""
+
+from typing import Literal
+
+import msgspec
+
+from topoalign.core.model.ids import NodeName
+
+Word = Literal["cordon", "uncordon", "heal"]
+"""Not to be offered; to be offered again; to be trusted again, whatever it has done before."""
+
+
+class DevicesRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """
+    Names the devices that a word is about; answered with the health of each as it is from now on.
+
+    A word about several devices holds for all of them or for none. Saying it again changes nothing.
+    """
+
+    node: NodeName
+    devices: tuple[str, ...]
+    """Each by its id, its PCI address, `GPU3` or `NIC2`, or its index among the GPUs; a MIG instance by its uuid."""
+    reason: str = ""
+    """Of a cordon, for whoever looks at the device later."""
+
+
+class TrustRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """
+    Tells an allocator whose journal was damaged that what it has of it is all that is held; answered with the doubt that
+    this ends, or with nothing where there was none.
+    """
+
+    node: NodeName

@@ -1,0 +1,46 @@
+"""What another service failed with: how it looks in an answer, and as this side's error."""
+
+import msgspec
+
+from topoalign.core.model.errors import BadRequest, NoFit, TopoalignError, Unavailable
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True, tag="Failure"):
+    """The answer to a question that could not be answered."""
+
+    fault: str
+    """Whose: `request`, `fit` or `service`."""
+    code: str
+    finding: str
+    remedy: str
+
+
+class RemoteFailure(TopoalignError):
+    """A failure that another service answered with, as this side's error; `code` is the other side's."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.finding, failure.remedy)
+        self.failure = failure
+
+
+class RemoteBadRequest(RemoteFailure, BadRequest):
+    """The other service found that the request cannot be meant."""
+
+
+class RemoteNoFit(RemoteFailure, NoFit):
+    """The request is sound, and does not fit as the node is now."""
+
+
+class RemoteUnavailable(RemoteFailure, Unavailable):
+    """The other service could not answer."""
+
+
+def remote(failed: Failure) -> RemoteFailure:
+    """The error that stands for a failure here. An unknown fault counts as the service's."""
+    match failed.fault:
+        case "request":
+            return RemoteBadRequest(failed)
+        case "fit":
+            return RemoteNoFit(failed)
+        case _:
+            return RemoteUnavailable(failed)

@@ -1,0 +1,266 @@
+"""
+What is asked of a node, and under which rules it decides.
+
+Quantities are whole numbers in one unit each: `cpu` in millicores, `memory` and `hugepages-*` in bytes, every other
+resource as a count of devices. Requests come from outside: `checks` looks at every field before anything is decided.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from functools import cached_property
+from typing import Literal
+
+import msgspec
+
+from topoalign.core.model.errors import InvalidField, clean
+from topoalign.core.model.ids import CPU, MEMORY, ContainerName, Namespace, NodeName, PodName, ResourceName
+
+LARGEST_QUANTITY = 2**63 - 1
+"""Kubernetes quantities are 64-bit; anything above is a mistake or an attack."""
+
+MOST_CONTAINERS = 100
+"""Init containers included: far above the pods that are run, and a decision looks at each beside all before it."""
+
+
+class Mode(StrEnum):
+    """How a decision is meant."""
+
+    KUBELET = "kubelet"
+    """Exactly as the kubelet decides, including what is odd there: for predictions."""
+    BEST = "best"
+    """Ours, for admissions that topoalign decides itself: judged by what is free now, and never by CPU-less nodes."""
+
+
+class Qos(StrEnum):
+    GUARANTEED = "Guaranteed"
+    BURSTABLE = "Burstable"
+    BEST_EFFORT = "BestEffort"
+
+
+class ContainerRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What one container asks for."""
+
+    name: ContainerName
+    requests: dict[ResourceName, int] = {}
+    limits: dict[ResourceName, int] = {}
+    sidecar: bool = False
+    """An init container with restart policy Always: it runs on beside the app containers."""
+
+
+class PodRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, dict=True):
+    """What one pod asks for."""
+
+    namespace: Namespace = Namespace("default")
+    name: PodName
+    annotations: dict[str, str] = {}
+    """Looked at are those by which its devices are decided together (docs/joint-allocation.md)."""
+    init_containers: tuple[ContainerRequest, ...] = ()
+    containers: tuple[ContainerRequest, ...]
+
+    @cached_property
+    def qos(self) -> Qos:
+        """The QoS class as Kubernetes derives it from the CPU and memory of all containers."""
+        containers = (*self.init_containers, *self.containers)
+        asked = [c for c in containers if any(c.requests.get(r) or c.limits.get(r) for r in (CPU, MEMORY))]
+        if not asked:
+            return Qos.BEST_EFFORT
+        whole = all(
+            c.limits.get(r, 0) > 0 and c.requests.get(r, c.limits.get(r)) == c.limits.get(r)
+            for c in containers
+            for r in (CPU, MEMORY)
+        )
+        return Qos.GUARANTEED if whole else Qos.BURSTABLE
+
+
+class Policy(StrEnum):
+    """Topology policies by the kubelet's names."""
+
+    NONE = "none"
+    BEST_EFFORT = "best-effort"
+    RESTRICTED = "restricted"
+    SINGLE_NUMA_NODE = "single-numa-node"
+
+
+class Scope(StrEnum):
+    """What is aligned as one: each container, or the whole pod."""
+
+    CONTAINER = "container"
+    POD = "pod"
+
+
+class Placement(StrEnum):
+    """Device policies: ours, and those of go-gpuallocator by their names."""
+
+    TOPOLOGY = "topology"
+    """The best connected GPUs that leave the best ones for the next container."""
+    BEST_EFFORT = "best-effort"
+    SIMPLE = "simple"
+    STATIC_DGX1_PASCAL = "static-dgx1-pascal"
+    STATIC_DGX1_VOLTA = "static-dgx1-volta"
+    STATIC_DGX2 = "static-dgx2"
+
+
+class CpuOption(StrEnum):
+    """Options of the CPU manager's static policy, by the kubelet's names."""
+
+    FULL_PCPUS_ONLY = "full-pcpus-only"
+    """Whole cores only: a request that is not a multiple of the threads per core is refused."""
+    DISTRIBUTE_ACROSS_NUMA = "distribute-cpus-across-numa"
+    """Evenly over the NUMA nodes where one is not enough, instead of filling one after the other."""
+    ALIGN_BY_SOCKET = "align-by-socket"
+    """A hint that stays on as few sockets as possible is preferred, too."""
+    DISTRIBUTE_ACROSS_CORES = "distribute-cpus-across-cores"
+    """Single CPUs over all cores, instead of whole cores."""
+    STRICT_RESERVATION = "strict-cpu-reservation"
+    """The shared pool does without the reserved CPUs."""
+    PREFER_UNCORE = "prefer-align-cpus-by-uncorecache"
+    """CPUs of one last-level cache where they fit."""
+
+
+class AdmissionRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How a node decides. Field names follow the kubelet's configuration where it has the same setting."""
+
+    policy: Policy = Policy.BEST_EFFORT
+    """Topology policy. The default admits every pod that fits: a first run refuses nobody."""
+    scope: Scope = Scope.CONTAINER
+    mode: Mode = Mode.BEST
+    placement: Placement = Placement.TOPOLOGY
+    """Device policy: which GPUs, once the NUMA affinity is known."""
+    compat: Literal["", "koordinator"] = ""
+    """Whose answers pods with Koordinator's annotations get: ours, or Koordinator's with all that is odd there."""
+    prefer_closest_numa_nodes: bool = False
+    max_allowable_numa_nodes: int = 8
+    """In mode `kubelet`, more NUMA nodes than this are refused, as the kubelet refuses to start. Mode `best` ignores it."""
+    cpu_manager: Literal["static", "none"] = "static"
+    reserved_cpus: str = ""
+    """CPUs kept for the system, as a list `0-3,8`."""
+    reserved_cpu_count: int = 0
+    """How many CPUs the CPU manager keeps for the system by its own choice, where `reserved_cpus` names none."""
+    cpu_options: frozenset[CpuOption] = frozenset()
+    memory_manager: Literal["Static", "None"] = "Static"
+    reserved_memory: dict[int, dict[ResourceName, int]] = {}
+    """NUMA node id -> resource -> bytes kept for the system."""
+
+
+def overridden(rules: AdmissionRules, changes: Mapping[str, str | int | bool]) -> AdmissionRules:
+    """The rules with these changes, by field name. Raises InvalidField that names the rule."""
+    try:
+        return msgspec.convert({**msgspec.to_builtins(rules), **changes}, AdmissionRules, strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidField("rules", clean(str(error), 200), "see `topoalign allocate --help` for the rules") from error
+
+
+class ClockRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Asks the allocator of a node what its clock shows, to give the next request a deadline."""
+
+    node: NodeName
+
+
+class ClockReading(msgspec.Struct, frozen=True, kw_only=True):
+    """What the clock of an allocator's process showed when it answered."""
+
+    clock: str
+    """Names it; a process that starts anew has another one."""
+    now: float
+    """Seconds since some moment."""
+
+
+class Deadline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """
+    The time after which a request is refused: DeadlinePassed. Who waits 10 s for an answer names `now + 10`.
+    """
+
+    clock: str
+    """`ClockReading.clock`."""
+    at: float
+    """Seconds on that clock."""
+
+
+class AllocateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """
+    Asks the allocator of a node to admit a pod (`allocate`) or to say whether it would (`what-if`).
+
+    Asking again for a pod that already holds what it asks for gets the same answer, so it is safe to repeat: also after a
+    restart of the allocator, whose journal has what was granted. It is the same request if it has the pod's name and asks,
+    for each container, for as many of each device, CPU and byte.
+    """
+
+    node: NodeName
+    pod: PodRequest
+    rules: dict[str, str | int | bool] = {}
+    """Rules that differ from the node's own, by the field names of `AdmissionRules`."""
+    deadline: Deadline | None = None
+    """None: it is never late, as from earlier versions. `what-if` has no effect and looks at none."""
+
+
+class ReleaseRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Gives back allocations: one by its id, or all of a pod named `namespace/name`."""
+
+    node: NodeName
+    target: str
+    deadline: Deadline | None = None
+    """As of AllocateRequest: what comes late could give back what the pod was given since."""
+
+
+class ExplainRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Asks how a decision came about: of an allocation by its id, or the latest about a pod named `namespace/name`."""
+
+    node: NodeName
+    target: str
+
+
+class SnapshotRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Asks the allocator to announce all its live allocations anew; answered with the snapshot's (epoch, seq)."""
+
+    node: NodeName
+
+
+class AnnounceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """
+    Asks discovery to announce topology and health anew, or the allocator its usage; answered with the (epoch, revision) of
+    each. They come under a new epoch, for what the asker heard may have a greater revision than what is said.
+    """
+
+    node: NodeName
+
+
+class AliveRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """
+    Asks discovery or the allocator whether it lives. Discovery answers with the (epoch, revision) of the newest topology
+    and health, the allocator with its `Standing`.
+    """
+
+    node: NodeName
+
+
+class SaidRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Asks discovery for the newest that it has said, content and all; answered with a `Said` of `topology` and `health`."""
+
+    node: NodeName
+
+
+class Said(msgspec.Struct, frozen=True, kw_only=True):
+    """A reading as its writer has said it last."""
+
+    epoch: int
+    revision: int
+    digest: str
+    """`wire.body_digest` of the message: two readings with one number are told apart by it."""
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """
+    The newest facts that an allocator stands by: whoever has heard something else has not heard it from the node's own
+    services. Each field may be absent, as in the answer of another version.
+    """
+
+    epoch: int = 0
+    """Of its journal; 0: not told."""
+    seq: int = 0
+    digest: str = ""
+    """`NodeState.digest` after the fact of this epoch and seq."""
+    readings: dict[str, tuple[int, int]] = {}
+    """
+    `topology`, `health`, `usage` -> (epoch, revision) of the newest. Of topology and health as discovery confirmed last to
+    this allocator, which may be some seconds ago.
+    """

@@ -1,0 +1,93 @@
+"""
+The CPUs of a node as the take algorithms see them: grouped by core, cache, socket and NUMA node, and counted.
+
+Only nodes that have CPUs occur here, as in the kubelet: a NUMA node without CPUs is no place for a CPU.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from topoalign.core.model.topology.model import Cpu
+
+
+@dataclass(frozen=True, eq=False)
+class CpuTopology:
+    """
+    Who is whose sibling. The five counts are what averages are taken from, as in the kubelet v1.36.3.
+
+    One is made per machine and compared by identity, so that what is computed from it can be remembered.
+    """
+
+    node_of: Mapping[int, int]
+    socket_of: Mapping[int, int]
+    core_of: Mapping[int, int]
+    uncore_of: Mapping[int, int]
+    """CPU -> its last-level cache."""
+    in_node: Mapping[int, frozenset[int]]
+    in_socket: Mapping[int, frozenset[int]]
+    in_core: Mapping[int, frozenset[int]]
+    in_uncore: Mapping[int, frozenset[int]]
+    cpus: int
+    cores: int
+    sockets: int
+    nodes: int
+    uncores: int
+
+    @cached_property
+    def sockets_of_node(self) -> Mapping[int, frozenset[int]]:
+        """NUMA node -> the sockets that its CPUs are on."""
+        return {node: frozenset(self.socket_of[cpu] for cpu in inside) for node, inside in self.in_node.items()}
+
+    @property
+    def cpus_per_core(self) -> int:
+        """Rounded down: an offline sibling makes it smaller than the hardware has."""
+        return self.cpus // self.cores if self.cores else 0
+
+    @property
+    def cpus_per_socket(self) -> int:
+        return self.cpus // self.sockets if self.sockets else 0
+
+    @property
+    def cpus_per_uncore(self) -> int:
+        return self.cpus // self.uncores if self.uncores else 0
+
+    @property
+    def numa_first(self) -> bool:
+        """Whether a NUMA node holds whole sockets rather than the other way round."""
+        return self.sockets >= self.nodes
+
+
+def cpu_topology(cpus: Iterable["Cpu"]) -> CpuTopology:
+    """Groups these CPUs."""
+    known = {cpu.id: cpu for cpu in cpus}
+    node_of = {cpu.id: cpu.node for cpu in known.values()}
+    socket_of = {cpu.id: cpu.socket for cpu in known.values()}
+    core_of = {cpu.id: cpu.core for cpu in known.values()}
+    uncore_of = {cpu.id: cpu.uncore for cpu in known.values()}
+    in_node, in_socket, in_core, in_uncore = map(groups, (node_of, socket_of, core_of, uncore_of))
+    return CpuTopology(
+        node_of=node_of,
+        socket_of=socket_of,
+        core_of=core_of,
+        uncore_of=uncore_of,
+        in_node=in_node,
+        in_socket=in_socket,
+        in_core=in_core,
+        in_uncore=in_uncore,
+        cpus=len(known),
+        cores=len(in_core),
+        sockets=len(in_socket),
+        nodes=len(in_node),
+        uncores=len(in_uncore),
+    )
+
+
+def groups(group_of: Mapping[int, int]) -> dict[int, frozenset[int]]:
+    """Group -> its CPUs, by ascending group."""
+    members: dict[int, set[int]] = {}
+    for cpu, group in group_of.items():
+        members.setdefault(group, set()).add(cpu)
+    return {group: frozenset(members[group]) for group in sorted(members)}

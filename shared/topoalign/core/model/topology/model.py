@@ -1,0 +1,297 @@
+"""
+What a node consists of, as found by discovery or described by a person.
+
+Everything is frozen, and everything is on the wire as it stands here: `TopologyDiscovered` carries a `Topology`. NUMA ids
+are the kernel's: they may be sparse and beyond 63, and a NUMA node may have no CPUs (GPU memory, CXL). A device whose NUMA
+node is unknown says so with an empty `numa_affinity`; that is not node 0.
+"""
+
+from collections.abc import Mapping
+from functools import cached_property
+
+import msgspec
+
+from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
+from topoalign.core.model.topology.cpus import CpuTopology, cpu_topology, groups
+from topoalign.core.model.topology.cpuset import format_cpuset
+from topoalign.core.model.topology.links import Link
+from topoalign.core.model.topology.offers import Kind, Offer, base_of, handed_out
+
+
+class Cpu(msgspec.Struct, frozen=True, kw_only=True):
+    """One logical CPU that is online."""
+
+    id: int
+    """The kernel's number of it."""
+    core: int
+    """The lowest CPU id of its physical core; siblings share it."""
+    socket: int
+    """The kernel's id of its physical package."""
+    node: int
+    """NUMA node id."""
+    uncore: int
+    """Id of its last-level cache; the socket's id where the kernel tells no cache (as the kubelet does)."""
+
+
+class NumaNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One NUMA node. It has memory, CPUs, both or neither."""
+
+    id: int
+    """The kernel's number of it."""
+    memory: int | None = None
+    """Bytes in all, hugepages included. None: not known, as in a pasted matrix."""
+    hugepages: dict[ResourceName, int] = {}
+    """Bytes per size, under the name of the resource: {"hugepages-2Mi": 1073741824}."""
+
+
+class PciBridge(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One PCIe bridge or switch port on the way from a host bridge to a device."""
+
+    address: str
+    """`0000:07:00.0`, or `pci0000:00` for a host bridge, as sysfs writes them."""
+    parent: str | None = None
+    """Address of the bridge above it. None: this is a host bridge."""
+
+
+class Fabric(msgspec.Struct, frozen=True, kw_only=True):
+    """The NVLink domain beyond the node that a GPU belongs to (NVL72): GPUs with equal fabric reach one another."""
+
+    cluster: str
+    """uuid of the NVLink cluster."""
+    clique: int
+    """Number of the clique within the cluster."""
+
+
+class MigDevice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One MIG instance of a GPU."""
+
+    uuid: DeviceID
+    """Its own uuid, `MIG-…`."""
+    profile: str
+    """As NVIDIA names it: `1g.10gb`."""
+    gpu_instance: int
+    """NVML's id of its GPU instance."""
+    compute_instance: int
+    """NVML's id of its compute instance."""
+    memory: int
+    """Bytes."""
+    index: int | None = None
+    """NVML's index of it on its GPU, the 1 of `0:1`; may change when another instance goes. None: not known."""
+
+
+class Gpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One GPU."""
+
+    id: DeviceID
+    """Its uuid, `GPU-…`. A described machine without uuids uses `GPU-<index>`."""
+    index: int
+    """NVML's index: the order of `nvidia-smi`. May change when another GPU is lost."""
+    name: str = ""
+    """As NVIDIA names the product: `NVIDIA H100 80GB HBM3`. Empty: unknown."""
+    minor: int | None = None
+    """/dev/nvidia<minor>. Not always the index."""
+    pci: str | None = None
+    """PCI address in sysfs form, `0000:07:00.0`."""
+    bridge: str | None = None
+    """Address of the `PciBridge` right above it. None: unknown."""
+    memory: int | None = None
+    """Bytes."""
+    cpu_affinity: tuple[int, ...] = ()
+    """The nearest CPUs as the driver reports them, which may be cut short."""
+    numa_affinity: tuple[int, ...] = ()
+    """The nearest NUMA nodes as the driver reports them. Empty: unknown."""
+    memory_node: int | None = None
+    """NUMA node of the GPU's own memory, where the kernel shows it as one (Grace)."""
+    nvswitch_links: int = 0
+    """NVLinks that end at an NVSwitch."""
+    fabric: Fabric | None = None
+    """None: it has no NVLink beyond the node, or has not joined a domain."""
+    mig: tuple[MigDevice, ...] | None = None
+    """Its MIG instances; None where MIG is off."""
+
+
+class NicPort(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One port of a NIC."""
+
+    number: int
+    """From 1."""
+    link_layer: str = ""
+    """`InfiniBand` or `Ethernet`."""
+    state: str = ""
+    """`ACTIVE`, `DOWN`, … as the kernel words it."""
+    rate: int | None = None
+    """Bits per second."""
+
+
+class VirtualFunction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An SR-IOV virtual function of a NIC."""
+
+    pci: str
+    """PCI address in sysfs form; it is also the id under which the function is handed out."""
+    name: str = ""
+    """RDMA device name, where it has one."""
+    verbs: str | None = None
+    """Name under /dev/infiniband, `uverbs7`. None: it has none, or this is a described machine."""
+
+
+class Nic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One RDMA-capable NIC."""
+
+    id: DeviceID
+    """Its RDMA device name, `mlx5_0`: stable for as long as the node is up, and what people call it."""
+    index: int
+    """Position in `nvidia-smi topo -m`: NIC<index>."""
+    pci: str | None = None
+    """PCI address in sysfs form. None: unknown."""
+    bridge: str | None = None
+    """Address of the `PciBridge` right above it. None: unknown."""
+    numa_affinity: tuple[int, ...] = ()
+    """Empty: unknown."""
+    netdevs: tuple[str, ...] = ()
+    """Names of its network interfaces, `ens1f0np0`."""
+    verbs: str | None = None
+    """Name under /dev/infiniband, `uverbs0`. None: a described machine, nothing to hand to a container."""
+    ports: tuple[NicPort, ...] = ()
+    """Its ports, by number."""
+    virtual_functions: tuple[VirtualFunction, ...] = ()
+    """Its SR-IOV virtual functions, by PCI address."""
+
+
+class PluginDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """A device that somebody else's device plugin lists; it takes part in the kubelet's hints and so in predictions."""
+
+    id: DeviceID
+    """As that plugin lists it."""
+    resource: ResourceName
+    """The resource that it is listed under."""
+    nodes: tuple[int, ...] | None
+    """As listed to the kubelet: None without topology, () with a topology that names no node."""
+
+
+class Topology(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
+    """A whole node. Lists are ordered: CPUs and NUMA nodes by id, GPUs and NICs by index, links by their devices."""
+
+    cpus: tuple[Cpu, ...] = ()
+    """Every logical CPU that is online."""
+    nodes: tuple[NumaNode, ...] = ()
+    """Every NUMA node."""
+    distances: tuple[tuple[int, ...], ...] | None = None
+    """ACPI SLIT, row and column i belonging to `nodes[i]`; 10 is local. None: not known."""
+    bridges: tuple[PciBridge, ...] = ()
+    """Every PCIe bridge between a host bridge and a GPU or NIC."""
+    gpus: tuple[Gpu, ...] = ()
+    """Every GPU."""
+    nics: tuple[Nic, ...] = ()
+    """Every RDMA-capable NIC."""
+    links: tuple[Link, ...] = ()
+    """What connects two devices, for each pair of which something is known."""
+    others: tuple[PluginDevice, ...] = ()
+    """Devices of other device plugins."""
+    offers: tuple[Offer, ...] | None = None
+    """What the kubelet is offered. None: whole GPUs and whole NICs, each under its usual name."""
+    sockets_known: bool = True
+    """False: nothing told the sockets, as in a pasted matrix, and the CPUs of one NUMA node count as one socket."""
+    nodes_known: bool = True
+    """False: nothing told the NUMA nodes, and CPUs that GPUs name as theirs in one list count as one node."""
+
+    @cached_property
+    def devices(self) -> Mapping[ResourceName, Mapping[DeviceID, tuple[int, ...] | None]]:
+        """Resource -> what is handed out of it -> the NUMA nodes it is listed with to the kubelet, None without topology."""
+        devices: dict[ResourceName, dict[DeviceID, tuple[int, ...] | None]] = {}
+        for offer in self.offered:
+            listed = devices.setdefault(offer.resource, {})
+            for base in offer.devices:
+                card = self.gpu_by_id.get(self.card_of(base)) or self.nic_by_id.get(self.card_of(base))
+                nodes = self.listed_nodes(card.numa_affinity) if card is not None else None
+                listed.update(dict.fromkeys(handed_out(base, offer.replicas), nodes))
+        for other in self.others:
+            devices.setdefault(other.resource, {})[other.id] = other.nodes
+        return devices
+
+    @cached_property
+    def offered(self) -> tuple[Offer, ...]:
+        """`offers`, or what stands for them. Only resources of which there is a device."""
+        if self.offers is not None:
+            return tuple(offer for offer in self.offers if offer.devices)
+        usual = {GPU: tuple(self.gpu_by_id), NIC: tuple(self.nic_by_id)}
+        return tuple(Offer(resource=resource, devices=devices) for resource, devices in usual.items() if devices)
+
+    @cached_property
+    def offers_of(self) -> Mapping[ResourceName, tuple[Offer, ...]]:
+        """The offers of each resource of ours."""
+        offers: dict[ResourceName, tuple[Offer, ...]] = {}
+        for offer in self.offered:
+            offers[offer.resource] = (*offers.get(offer.resource, ()), offer)
+        return offers
+
+    @cached_property
+    def offer_by_base(self) -> Mapping[DeviceID, Offer]:
+        """What is handed out, without the number of a share -> the offer it belongs to."""
+        return {base: offer for offer in self.offered for base in offer.devices}
+
+    def kind_of(self, resource: ResourceName) -> Kind:
+        """What a resource consists of, which decides how its devices are chosen."""
+        offers = self.offers_of.get(resource, ())
+        bases = [base for offer in offers for base in offer.devices]
+        whole = bool(offers) and all(offer.replicas == 1 for offer in offers)
+        if whole and all(base in self.gpu_by_id for base in bases):
+            return "gpu"
+        if whole and all(base in self.nic_by_id for base in bases):
+            return "nic"
+        return "part" if offers else "other"
+
+    def card_of(self, device: DeviceID) -> DeviceID:
+        """The GPU or NIC that something handed out is a part of; the device itself where it is none that is known."""
+        base = base_of(device)
+        return self.cards.get(base, base)
+
+    @cached_property
+    def cards(self) -> Mapping[DeviceID, DeviceID]:
+        """MIG instances and virtual functions -> the GPU or NIC that they are parts of."""
+        parts = {instance.uuid: gpu.id for gpu in self.gpus for instance in gpu.mig or ()}
+        return parts | {DeviceID(each.pci): nic.id for nic in self.nics for each in nic.virtual_functions}
+
+    def listed_nodes(self, affinity: tuple[int, ...]) -> tuple[int, ...] | None:
+        """
+        The one node a device is listed with: the first of its affinity that has CPUs, else the first.
+
+        GB200 reports fifteen nodes for a GPU. Listed with all of them, two GPUs would give the kubelet 2^30 subsets to
+        look at; the CPUs and the memory a pod can get there are all on one (spec/kubelet.md section 3).
+        """
+        if not affinity:
+            return None
+        return (next((node for node in affinity if self.cpus_by_node.get(node)), affinity[0]),)
+
+    @cached_property
+    def cpus_by_node(self) -> Mapping[int, frozenset[int]]:
+        """NUMA node id -> its CPUs. A node without CPUs is absent."""
+        return groups({cpu.id: cpu.node for cpu in self.cpus})
+
+    @cached_property
+    def cpu_topology(self) -> CpuTopology:
+        return cpu_topology(self.cpus)
+
+    @cached_property
+    def node_ids(self) -> tuple[int, ...]:
+        return tuple(node.id for node in self.nodes)
+
+    @cached_property
+    def gpu_by_id(self) -> Mapping[DeviceID, Gpu]:
+        return {gpu.id: gpu for gpu in self.gpus}
+
+    @cached_property
+    def nic_by_id(self) -> Mapping[DeviceID, Nic]:
+        return {nic.id: nic for nic in self.nics}
+
+    @cached_property
+    def link_by_pair(self) -> Mapping[tuple[DeviceID, DeviceID], Link]:
+        """Both orders of each pair."""
+        return {pair: link for link in self.links for pair in ((link.a, link.b), (link.b, link.a))}
+
+    def describe(self) -> str:
+        """One line for people: `2 sockets, 8 NUMA nodes, CPUs 0-255, 8 GPUs, 10 NICs`, without what is not known."""
+        sockets = self.cpu_topology.sockets
+        counts = {"socket": sockets, "NUMA node": len(self.nodes), "GPU": len(self.gpus), "NIC": len(self.nics)}
+        known = {"socket": self.sockets_known, "NUMA node": self.nodes_known}
+        said = [f"{n} {noun}{'' if n == 1 else 's'}" for noun, n in counts.items() if known.get(noun, True)]
+        return ", ".join([*said[:-2], f"CPUs {format_cpuset(cpu.id for cpu in self.cpus) or 'unknown'}", *said[-2:]])

@@ -1,0 +1,48 @@
+"""
+A device as people know it: its index, its id and its PCI address together.
+
+An index alone is ambiguous (it changes when another GPU is lost), a uuid alone says nothing to a person in front of the
+machine, so whatever is shown or answered over HTTP carries all three. A part of a card (a share, a MIG instance, a virtual
+function) is called after the card.
+"""
+
+import msgspec
+
+from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.model import Nic, Topology
+from topoalign.core.model.topology.offers import SHARE
+
+
+class NamedDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """One device and what it is called where."""
+
+    resource: ResourceName
+    id: DeviceID
+    """A GPU's uuid, a NIC's RDMA device name, or the id of a part as it was handed out."""
+    index: int | None
+    """As `nvidia-smi` counts GPUs and numbers NICs; of a part that of its card. None: not in the topology (any more)."""
+    pci: str | None
+    """Of a part that of its card."""
+    numa_affinity: tuple[int, ...]
+    """Empty: unknown."""
+    short: str
+    """For one line among many: `GPU3`, `NIC0`, `GPU3::1` for a share, `GPU3/MIG-…`, or the id where there is no index."""
+
+
+def named(topology: Topology, resource: ResourceName, device: DeviceID) -> NamedDevice:
+    """What a device of this node is called. Never fails: a device that the topology lacks has only its id."""
+    card = topology.card_of(device)
+    found = topology.gpu_by_id.get(card) or topology.nic_by_id.get(card)
+    if found is None:
+        nodes = next((other.nodes for other in topology.others if other.id == device), None)
+        return NamedDevice(resource=resource, id=device, index=None, pci=None, numa_affinity=nodes or (), short=device)
+    short = f"{'NIC' if isinstance(found, Nic) else 'GPU'}{found.index}"
+    part = device.removeprefix(card)
+    return NamedDevice(
+        resource=resource,
+        id=device,
+        index=found.index,
+        pci=found.pci,
+        numa_affinity=found.numa_affinity,
+        short=short + (part if not part or part.startswith(SHARE) else f"/{part}"),
+    )

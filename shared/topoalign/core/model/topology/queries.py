@@ -1,0 +1,51 @@
+"""Questions about a node's hardware that more than one part of the core asks."""
+
+from collections.abc import Iterable
+from itertools import combinations
+
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.links import NVLINK_SCORE, PCIE_SCORE, PcieClass
+from topoalign.core.model.topology.model import Topology
+
+
+def pcie_class(topology: Topology, a: DeviceID, b: DeviceID) -> PcieClass:
+    """
+    The PCIe path between two devices. Where it is not known it is judged by their NUMA nodes, never nearer than NODE.
+    """
+    link = topology.link_by_pair.get((a, b))
+    if link is not None and link.pcie is not None:
+        return link.pcie
+    return PcieClass.NODE if share_node(topology, a, b) else PcieClass.SYS
+
+
+def share_node(topology: Topology, a: DeviceID, b: DeviceID) -> bool:
+    """Whether both devices are known to be near a common NUMA node."""
+    return bool(set(affinity(topology, a)) & set(affinity(topology, b)))
+
+
+def affinity(topology: Topology, device: DeviceID) -> tuple[int, ...]:
+    """The NUMA nodes near a GPU or NIC; empty if unknown or if the device is neither."""
+    found = topology.gpu_by_id.get(device) or topology.nic_by_id.get(device)
+    return found.numa_affinity if found is not None else ()
+
+
+def pair_score(topology: Topology, a: DeviceID, b: DeviceID) -> int:
+    """
+    What the connection of two devices is worth: that of the PCIe path plus that of each NVLink (spec/nvidia.md (a)).
+
+    NVLinks between two cliques of a fabric carry nothing: the fabric manager keeps the cliques apart.
+    """
+    link = topology.link_by_pair.get((a, b))
+    nvlinks = link.nvlinks if link is not None and not kept_apart(topology, a, b) else 0
+    return PCIE_SCORE[pcie_class(topology, a, b)] + NVLINK_SCORE * nvlinks
+
+
+def kept_apart(topology: Topology, a: DeviceID, b: DeviceID) -> bool:
+    """Whether both are known to be in NVLink domains, and not in the same."""
+    fabrics = [gpu.fabric for gpu in (topology.gpu_by_id.get(a), topology.gpu_by_id.get(b)) if gpu is not None]
+    return len(fabrics) == 2 and None not in fabrics and fabrics[0] != fabrics[1]
+
+
+def set_score(topology: Topology, devices: Iterable[DeviceID]) -> int:
+    """The sum over all pairs of a set."""
+    return sum(pair_score(topology, a, b) for a, b in combinations(devices, 2))

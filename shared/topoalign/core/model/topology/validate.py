@@ -1,0 +1,288 @@
+"""
+Whether a topology hangs together: what every reader of machines promises, and what every user of a `Topology` relies on.
+
+Checked are names and references (a CPU's node exists, a link's devices exist, no bridge is its own ancestor), uniqueness,
+order, and sizes: a description that claims a million CPUs is a mistake or an attack, not a machine.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
+
+from topoalign.core.model.errors import InvalidField, quoted
+from topoalign.core.model.ids import GPU, NIC, DeviceID, is_hugepages
+from topoalign.core.model.topology.cpuset import LARGEST_ID
+from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NumaNode, Topology
+
+MOST_CPUS = 8_192
+"""The most that Linux can be built for (x86 MAXSMP, NR_CPUS 8192)."""
+MOST_NODES = 1_024
+"""The most that Linux can be built for (NODES_SHIFT 10)."""
+MOST_GPUS = 128
+"""Eight times the largest single machine that is sold (16); composed ones reach 32."""
+MOST_NICS = 256
+MOST_BRIDGES = 4_096
+MOST_OTHERS = 65_536
+MOST_HANDED_OUT = 50_000
+"""
+Each takes 70 bytes at most in what is listed to the kubelet, whose gRPC takes no message above 4 MiB; some room is left for
+what containers hold though it is offered no more.
+"""
+LARGEST_MEMORY = 1 << 60
+"""Bytes."""
+MOST_NVLINKS = 999
+
+
+def validate(topology: Topology) -> None:
+    """Raises InvalidField, which names the first wrong value by its path, such as `cpus[3].node`."""
+    _nodes(topology)
+    _cpus(topology.cpus, topology.cpus_by_node.keys() - set(topology.node_ids))
+    _distances(topology)
+    _bridges(topology)
+    _gpus(topology.gpus, set(topology.node_ids))
+    _nics(topology.nics, set(topology.node_ids))
+    _devices(topology)
+    _links(topology)
+    _others(topology)
+    _offers(topology)
+
+
+def check_bounds(topology: Topology) -> None:
+    """
+    Sizes alone, which whoever hears of a topology must know before working with it. Raises InvalidField.
+
+    Odd hardware is no reason to refuse what a node says of itself; a mask or a list of gigabytes would be.
+    """
+    for path, ids in (
+        ("nodes", topology.node_ids),
+        ("cpus", tuple(cpu.node for cpu in topology.cpus)),
+        *(("gpus", gpu.numa_affinity) for gpu in topology.gpus),
+        *(("nics", nic.numa_affinity) for nic in topology.nics),
+        *(("others", other.nodes or ()) for other in topology.others),
+    ):
+        for node in ids:
+            if not -1 <= node <= LARGEST_ID:
+                _wrong(path, f"there can be no NUMA node {node}", f"ids end at {LARGEST_ID}")
+    _count(
+        "offers", sum(max(1, offer.replicas) * len(offer.devices) for offer in topology.offers or ()), MOST_HANDED_OUT
+    )
+
+
+def _nodes(topology: Topology) -> None:
+    _count("nodes", len(topology.nodes), MOST_NODES)
+    _ascending("nodes", "id", topology.node_ids)
+    for i, node in enumerate(topology.nodes):
+        _memory(f"nodes[{i}]", node)
+
+
+def _memory(path: str, node: NumaNode) -> None:
+    _bytes(f"{path}.memory", node.memory)
+    for resource, amount in node.hugepages.items():
+        if not is_hugepages(resource):
+            _wrong(f"{path}.hugepages", f"{quoted([resource])} is no hugepages resource", "name it as `hugepages-2Mi`")
+        _bytes(f"{path}.hugepages.{resource}", amount)
+    if node.memory is not None and sum(node.hugepages.values()) > node.memory:
+        _wrong(
+            f"{path}.memory", "is less than its hugepages, which it includes", "give all memory of the node, in bytes"
+        )
+
+
+def _cpus(cpus: Sequence[Cpu], unknown_nodes: Iterable[int]) -> None:
+    _count("cpus", len(cpus), MOST_CPUS)
+    _ascending("cpus", "id", [cpu.id for cpu in cpus])
+    missing = set(unknown_nodes)
+    for i, cpu in enumerate(cpus):
+        if not 0 <= cpu.core <= cpu.id:
+            _wrong(
+                f"cpus[{i}].core", f"{cpu.core} is not the lowest CPU of its core", "give the lowest id of its siblings"
+            )
+        _number(f"cpus[{i}].socket", cpu.socket)
+        _number(f"cpus[{i}].uncore", cpu.uncore)
+        if cpu.node in missing:
+            _wrong(f"cpus[{i}].node", f"there is no NUMA node {cpu.node}", "name a node of `nodes`, or add it there")
+
+
+def _distances(topology: Topology) -> None:
+    if topology.distances is None:
+        return
+    size = len(topology.nodes)
+    if len(topology.distances) != size:
+        _wrong("distances", f"{len(topology.distances)} rows for {size} NUMA nodes", "give a row for each node")
+    for i, row in enumerate(topology.distances):
+        if len(row) != size:
+            _wrong(f"distances[{i}]", f"{len(row)} values for {size} NUMA nodes", "give a value for each node")
+        for j, value in enumerate(row):
+            if not 1 <= value <= LARGEST_ID:
+                _wrong(f"distances[{i}][{j}]", f"{value} is no distance", "10 is local, a remote node is farther")
+
+
+def _bridges(topology: Topology) -> None:
+    _count("bridges", len(topology.bridges), MOST_BRIDGES)
+    _once("bridges", (bridge.address for bridge in topology.bridges))
+    parents = {bridge.address: bridge.parent for bridge in topology.bridges}
+    rooted: set[str] = set()
+    for i, bridge in enumerate(topology.bridges):
+        _name(f"bridges[{i}].address", bridge.address)
+        way: set[str] = set()
+        at: str | None = bridge.address
+        while at is not None and at not in rooted:
+            if at not in parents:
+                _wrong(
+                    f"bridges[{i}].parent", f"there is no bridge {quoted([at])}", "name a bridge of `bridges`, or none"
+                )
+            if at in way:
+                _wrong(
+                    f"bridges[{i}].parent", "the bridge is above itself", "give each bridge the one nearer to the CPU"
+                )
+            way.add(at)
+            at = parents[at]
+        rooted |= way
+
+
+def _gpus(gpus: Sequence[Gpu], nodes: set[int]) -> None:
+    _count("gpus", len(gpus), MOST_GPUS)
+    _ascending("gpus", "index", [gpu.index for gpu in gpus])
+    for i, gpu in enumerate(gpus):
+        path = f"gpus[{i}]"
+        _name(f"{path}.id", gpu.id)
+        _bytes(f"{path}.memory", gpu.memory)
+        _affinity(f"{path}.numa_affinity", gpu.numa_affinity, nodes)
+        if len(gpu.cpu_affinity) > LARGEST_ID:
+            _wrong(f"{path}.cpu_affinity", "is too long", "name each CPU once")
+        for cpu in gpu.cpu_affinity:
+            _number(f"{path}.cpu_affinity", cpu)
+        if gpu.memory_node is not None and gpu.memory_node not in nodes:
+            _wrong(f"{path}.memory_node", f"there is no NUMA node {gpu.memory_node}", "name a node of `nodes`")
+        if not 0 <= gpu.nvswitch_links <= MOST_NVLINKS:
+            _wrong(
+                f"{path}.nvswitch_links", f"{gpu.nvswitch_links} is no number of NVLinks", f"give 0 to {MOST_NVLINKS}"
+            )
+        _once(f"{path}.mig", (instance.uuid for instance in gpu.mig or ()))
+
+
+def _nics(nics: Sequence[Nic], nodes: set[int]) -> None:
+    _count("nics", len(nics), MOST_NICS)
+    _ascending("nics", "index", [nic.index for nic in nics])
+    for i, nic in enumerate(nics):
+        _name(f"nics[{i}].id", nic.id)
+        _affinity(f"nics[{i}].numa_affinity", nic.numa_affinity, nodes)
+
+
+def _devices(topology: Topology) -> None:
+    _once("gpus and nics", [*topology.gpu_by_id, *topology.nic_by_id])
+    if len(topology.gpu_by_id) < len(topology.gpus):
+        _once("gpus", (gpu.id for gpu in topology.gpus))
+    if len(topology.nic_by_id) < len(topology.nics):
+        _once("nics", (nic.id for nic in topology.nics))
+    parts = [instance.uuid for gpu in topology.gpus for instance in gpu.mig or ()]
+    parts += [DeviceID(function.pci) for nic in topology.nics for function in nic.virtual_functions]
+    _once("devices and their parts", [*topology.gpu_by_id, *topology.nic_by_id, *parts])
+    bridges = {bridge.address for bridge in topology.bridges}
+    above = [(f"gpus[{i}].bridge", gpu.bridge) for i, gpu in enumerate(topology.gpus)]
+    above += [(f"nics[{i}].bridge", nic.bridge) for i, nic in enumerate(topology.nics)]
+    for path, bridge in above:
+        if bridge is not None and bridge not in bridges:
+            _wrong(path, f"there is no bridge {quoted([bridge])}", "name one of `bridges`")
+
+
+def _links(topology: Topology) -> None:
+    seen: set[frozenset[str]] = set()
+    for i, link in enumerate(topology.links):
+        path = f"links[{i}]"
+        for end, device in (("a", link.a), ("b", link.b)):
+            if device not in topology.gpu_by_id and device not in topology.nic_by_id:
+                _wrong(f"{path}.{end}", f"there is no device {quoted([device])}", "name a device of `gpus` or `nics`")
+        if link.a == link.b:
+            _wrong(f"{path}.b", "links a device to itself", "leave it out")
+        pair = frozenset((link.a, link.b))
+        if pair in seen:
+            _wrong(path, f"{quoted([link.a, link.b])} are linked twice", "give each pair one link")
+        seen.add(pair)
+        if not 0 <= link.nvlinks <= MOST_NVLINKS:
+            _wrong(f"{path}.nvlinks", f"{link.nvlinks} is no number of NVLinks", f"give 0 to {MOST_NVLINKS}")
+        if link.nvlinks and not (link.a in topology.gpu_by_id and link.b in topology.gpu_by_id):
+            _wrong(f"{path}.nvlinks", "only GPUs have NVLinks", "give the PCIe class alone")
+
+
+def _others(topology: Topology) -> None:
+    _count("others", len(topology.others), MOST_OTHERS)
+    _once("others", ((other.resource, other.id) for other in topology.others))
+    listed = {**dict.fromkeys(topology.gpu_by_id, GPU), **dict.fromkeys(topology.nic_by_id, NIC)}
+    for i, other in enumerate(topology.others):
+        resource = listed.setdefault(other.id, other.resource)
+        if resource != other.resource:
+            _wrong(
+                f"others[{i}].id",
+                f"{quoted([other.id])} is listed under {quoted([resource])} and under {quoted([other.resource])}",
+                "give each device an id of its own: who holds it and how it is are known by its id alone",
+            )
+
+
+def _offers(topology: Topology) -> None:
+    """Each device is offered once, and not beside its parts; one message to the kubelet can name them all."""
+    known = {*topology.gpu_by_id, *topology.nic_by_id, *topology.cards}
+    wholes = {
+        topology.cards[base] for offer in topology.offers or () for base in offer.devices if base in topology.cards
+    }
+    offered: set[str] = set()
+    count = 0
+    for i, offer in enumerate(topology.offers or ()):
+        for base in offer.devices:
+            if base not in known:
+                _wrong(
+                    f"offers[{i}].devices",
+                    f"there is no {quoted([base])}",
+                    "name GPUs, MIG instances, NICs or functions",
+                )
+            if base in offered or base in wholes:
+                _wrong(f"offers[{i}].devices", f"{quoted([base])} is offered twice", "offer it once, whole or in parts")
+            offered.add(base)
+        if offer.replicas < 1 or (offer.most is not None and offer.most < 1):
+            _wrong(f"offers[{i}]", "replicas or most below 1", "give 1 or more")
+        count += offer.replicas * len(offer.devices)
+        _count(f"offers[{i}].replicas", count, MOST_HANDED_OUT)
+
+
+def _affinity(path: str, affinity: Sequence[int], nodes: set[int]) -> None:
+    for node in affinity:
+        if node not in nodes:
+            _wrong(path, f"there is no NUMA node {node}", "name nodes of `nodes`; leave it empty if unknown")
+    _once(path, affinity)
+
+
+def _count(path: str, found: int, most: int) -> None:
+    if found > most:
+        _wrong(path, f"{found} of them", f"a machine has at most {most}")
+
+
+def _ascending(path: str, key: str, values: Sequence[int]) -> None:
+    for i, value in enumerate(values):
+        _number(f"{path}[{i}].{key}", value)
+        if i and value <= values[i - 1]:
+            _wrong(f"{path}[{i}].{key}", f"{value} after {values[i - 1]}", "list each once, in ascending order")
+
+
+def _once(path: str, keys: Iterable[object]) -> None:
+    seen = set()
+    for key in keys:
+        if key in seen:
+            _wrong(path, f"{quoted([str(key)])} is there twice", "name each once")
+        seen.add(key)
+
+
+def _number(path: str, value: int) -> None:
+    if not 0 <= value <= LARGEST_ID:
+        _wrong(path, f"{value} is out of range", f"give 0 to {LARGEST_ID}")
+
+
+def _bytes(path: str, value: int | None) -> None:
+    if value is not None and not 0 <= value <= LARGEST_MEMORY:
+        _wrong(path, f"{value} is no amount of memory", "give bytes; leave it out if unknown")
+
+
+def _name(path: str, name: str) -> None:
+    if not 1 <= len(name) <= 128 or not name.isprintable() or " " in name:
+        _wrong(path, f"{quoted([name])} is no name", "use 1 to 128 printable characters without blanks")
+
+
+def _wrong(field: str, finding: str, remedy: str) -> NoReturn:
+    raise InvalidField(field, finding, remedy)

@@ -1,0 +1,32 @@
+"""What the links between some devices are worth, as a table of numbers that the choosing functions work on."""
+
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.queries import pair_score
+
+Scores = Sequence[Sequence[int]]
+"""Row and column i belong to the i-th device; symmetric, 0 on the diagonal."""
+
+
+def link_scores(topology: Topology, devices: Sequence[DeviceID]) -> Scores:
+    """The pair scores of these devices."""
+    table = [[0] * len(devices) for _ in devices]
+    for (i, a), (j, b) in combinations(enumerate(devices), 2):
+        table[i][j] = table[j][i] = pair_score(topology, a, b)
+    return table
+
+
+def gpu_scores(topology: Topology) -> Scores:
+    """The pair scores of all GPUs, in the hardware's order. Worked out once and kept with the topology, which is frozen."""
+    kept: dict[str, Scores] = topology.__dict__
+    if "gpu_scores" not in kept:
+        kept["gpu_scores"] = link_scores(topology, tuple(topology.gpu_by_id))
+    return kept["gpu_scores"]
+
+
+def total(scores: Scores, members: Iterable[int]) -> int:
+    """The sum over all pairs of a set."""
+    return sum(scores[a][b] for a, b in combinations(members, 2))

@@ -1,0 +1,24 @@
+"""The limit on work: a search counts its steps, and ends with TooMuchWork instead of never."""
+
+from typing import NoReturn
+
+from topoalign.core.model.errors import TooMuchWork
+
+
+class Work:
+    """Counts the steps of one search. No clock: the same question always gets the same answer."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def step(self, steps: int = 1) -> None:
+        """Raises TooMuchWork."""
+        self.steps -= steps
+        if self.steps < 0:
+            self.give_up()
+
+    def give_up(self) -> NoReturn:
+        raise TooMuchWork(
+            "the best way to split the devices was not found within the limit on work",
+            "take the greedy answer, or split fewer devices",
+        )

@@ -1,0 +1,49 @@
+"""
+Lists and rules taken together: every way in which each of them gives one hint, as far as the hints are listed.
+
+What a rule offers is not listed, so a combination says which rules take part as such, and what the listed hints of the
+others come to. Equal ones are one, so the number of combinations is that of masks at most, and not a product.
+"""
+
+from collections.abc import Callable, Sequence
+
+from topoalign.core.hints.search import Choosing, Work
+from topoalign.core.model.hints import HintRule, TopologyHint
+from topoalign.core.model.topology.bitmask import Mask
+
+Offer = Sequence[TopologyHint] | HintRule
+"""The hints of one resource, as a list or as a rule."""
+
+Combination = tuple[frozenset[int], Mask]
+"""Positions of the rules that take part, and what the listed hints of all others come to."""
+
+
+def combinations(
+    offers: Sequence[Offer], start: Mask, join: Callable[[Mask, Mask], Mask], work: Work
+) -> set[Combination]:
+    """All of them, where `join` puts two masks together. Hints for any node leave a mask as it is. Raises TooMuchWork."""
+    found: set[Combination] = {(frozenset(), start)}
+    for position, offer in enumerate(offers):
+        following: set[Combination] = set()
+        for rules, mask in found:
+            for each in listed_masks(offer):
+                work.step()
+                following.add((rules, mask if each is None else join(mask, each)))
+            if isinstance(offer, HintRule):
+                following.add((rules | {position}, mask))
+        found = following
+    return found
+
+
+def listed_masks(offer: Offer) -> set[Mask | None]:
+    """What the hints name that are listed; None stands for any node."""
+    return {*offer.besides} if isinstance(offer, HintRule) else {hint.affinity for hint in offer}
+
+
+def narrowest_width(offer: Offer, work: Work | None = None) -> int:
+    """NUMA nodes of the narrowest hint that names any; 0 if none does. Raises TooMuchWork."""
+    widths = [mask.bit_count() for mask in listed_masks(offer) if mask is not None]
+    if isinstance(offer, HintRule):
+        family = Choosing(offer.nodes, offer.needs, work or Work()).least_size()
+        widths += [] if family is None else [family]
+    return min(widths, default=0)

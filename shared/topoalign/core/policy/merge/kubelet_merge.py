@@ -1,0 +1,112 @@
+"""
+The merge of the providers' hints into the one that everything of a container is aligned to.
+
+The rule (kubelet v1.36.3, topologymanager): take one hint of every list and AND their masks; that is a candidate, and it is
+preferred only if all its hints are and their masks are equal. The best candidate is the narrowest preferred one. If there
+is none, it is the widest that does not exceed B, the width of the greediest resource's narrowest hint; if there is none
+either, the narrowest of all.
+
+The kubelet walks through all combinations, of which 8 NUMA nodes and 5 resources have 10^12. The same result costs little:
+
+- A candidate is preferred only where every list has that very mask as a preferred hint, or a preferred hint for any node:
+  intersecting sets finds these.
+- Otherwise only the set of AND masks counts. For a mask m, the combinations whose AND contains m number the product over
+  the lists of "hints that contain m"; taking from that the combinations whose AND is larger leaves those whose AND is m.
+  Both steps are sums over supersets.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import reduce
+from operator import add, and_, mul, sub
+
+from topoalign.core.hints.enumeration import MOST_NODES, subsets
+from topoalign.core.hints.rules import EVERYWHERE
+from topoalign.core.hints.search import Work
+from topoalign.core.model.hints import HintRule, Hints, ProviderHints, TopologyHint
+from topoalign.core.model.topology.bitmask import Mask, nodes_of, union
+from topoalign.core.policy.merge.closeness import Distances, narrowest
+from topoalign.core.policy.merge.hint_combinations import Offer, narrowest_width
+from topoalign.core.policy.merge.many_nodes import merge_wide
+
+ANY = TopologyHint(None, True)
+NOWHERE = TopologyHint(None, False)
+
+
+def offers_of(providers: Iterable[ProviderHints]) -> list[tuple[TopologyHint, ...] | HintRule]:
+    """What each answer counts as: no opinion fits any node and is preferred, an empty list fits any and is not."""
+    return [each for provider in providers for each in (map(counted, provider.values()) if provider else ((ANY,),))]
+
+
+def counted(hints: Hints) -> tuple[TopologyHint, ...] | HintRule:
+    return (ANY,) if hints is None else hints or (NOWHERE,)
+
+
+def merge(
+    offers: Sequence[Offer], machine: Mask, distances: Distances | None = None, work: Work | None = None
+) -> TopologyHint:
+    """
+    The best hint that the offers have in common; the whole machine, not preferred, if they have none.
+
+    `distances` are given where the closest NUMA nodes are to be preferred among equally many. Raises TooMuchWork.
+    """
+    lists = [offer for offer in offers if not isinstance(offer, HintRule)]
+    named = [{EVERYWHERE if hint.affinity is None else hint.affinity for hint in hints} for hints in lists]
+    if len(lists) < len(offers) or reach(named, machine).bit_count() > MOST_NODES:
+        return merge_wide(offers, machine, distances, work or Work())
+    preferred = agreed(lists, machine)
+    if preferred:
+        return TopologyHint(narrowest(preferred, distances), True)
+    candidates = common(named, machine)
+    if not candidates:
+        return TopologyHint(machine, False)
+    greediest = max(map(narrowest_width, lists))
+    within = [mask for mask in candidates if mask.bit_count() <= greediest]
+    widest = max((mask.bit_count() for mask in within), default=0)
+    chosen = [mask for mask in within if mask.bit_count() == widest] or candidates
+    return TopologyHint(narrowest(chosen, distances), False)
+
+
+def reach(named: Iterable[Collection[Mask]], machine: Mask) -> Mask:
+    """The nodes that can be in an AND of one mask of each list."""
+    return reduce(and_, map(union, named), machine)
+
+
+def agreed(lists: Sequence[Sequence[TopologyHint]], machine: Mask) -> set[Mask]:
+    """The masks of preferred candidates: each list prefers the mask itself, or any node."""
+    offered = [{hint.affinity for hint in hints if hint.preferred} for hints in lists]
+    masks = {mask for each in offered for mask in each if mask is not None}
+    common = {mask & machine for mask in masks if all(mask in each or None in each for each in offered)}
+    if all(None in each for each in offered):
+        common.add(machine)
+    return common - {0}
+
+
+def common(named: Sequence[Collection[Mask]], machine: Mask) -> list[Mask]:
+    """Every non-empty mask that is the AND of one mask of each list and the machine."""
+    if not all(named):
+        return []
+    narrowing = [masks for masks in named if any(mask != EVERYWHERE for mask in masks)]
+    if not narrowing:
+        return [machine]
+    everywhere = reach(narrowing, machine)
+    space = subsets(nodes_of(everywhere))
+    combinations = [1] * len(space.masks)
+    for masks in narrowing:
+        offered = {mask & everywhere for mask in masks}
+        containing = over_supersets(list(map(offered.__contains__, space.masks)), add)
+        combinations = list(map(mul, combinations, containing))
+    exactly = over_supersets(combinations, sub)
+    return [mask for mask, number in zip(space.masks, exactly, strict=True) if mask and number]
+
+
+def over_supersets(values: list[int], combine: Callable[[int, int], int]) -> list[int]:
+    """
+    With `add`: for each subset the sum over all its supersets. With `sub`: back again.
+
+    One pass per node combines each subset without the node with the one that has it. A pass leaves the lowest node as the
+    highest, so after all passes the subsets stand as they stood.
+    """
+    for _ in range(len(values).bit_length() - 1):
+        having = values[1::2]
+        values = [*map(combine, values[::2], having), *having]
+    return values

@@ -1,0 +1,119 @@
+"""
+How topoalign itself merges hints (mode `best`): the narrowest NUMA nodes on which everything fits.
+
+A container is aligned to some nodes if each of its resources has a hint that lies within them; whether that hint is those
+very nodes does not matter. The fewest nodes win, then the closest to one another, then the lowest. They are preferred if
+they are no more than the greediest resource needs by itself, for then nothing could be narrower.
+
+The kubelet's merge wants all resources to prefer the very same nodes instead. A pod with one GPU and CPUs of two nodes, say,
+has no such nodes at all, and `restricted` refuses it there on an empty machine.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from operator import or_
+
+from topoalign.core.hints.enumeration import MOST_NODES, Subsets, subsets
+from topoalign.core.hints.search import Choosing, Work
+from topoalign.core.model.errors import TooMuchWork
+from topoalign.core.model.hints import HintRule, TopologyHint
+from topoalign.core.model.topology.bitmask import Mask, nodes_of, union
+from topoalign.core.policy.merge.closeness import Distances, closest, narrowest
+from topoalign.core.policy.merge.hint_combinations import Offer, combinations, narrowest_width
+
+
+def fit(
+    offers: Sequence[Offer], machine: Mask, distances: Distances | None = None, work: Work | None = None
+) -> TopologyHint:
+    """
+    The narrowest hint that has room for one hint of each offer; the whole machine, not preferred, if there is none, and
+    any node if no offer names one.
+
+    Which of equally narrow ones is closest is looked for within the limit on work (`Work.ended` says that it was met);
+    raises TooMuchWork if even the narrowest is not found within it.
+    """
+    work = work or Work()
+    widths = [narrowest_width(offer, work) for offer in offers]
+    naming = [offer for offer, width in zip(offers, widths, strict=True) if width]
+    if not naming:
+        return TopologyHint(None, all(map(can_be_met, offers)))
+    mask = narrowest_fit(naming, machine, distances, work)
+    if mask is None:
+        return TopologyHint(machine, False)
+    return TopologyHint(mask, mask.bit_count() == max(widths) and all(map(can_be_met, offers)))
+
+
+def can_be_met(offer: Offer) -> bool:
+    return isinstance(offer, HintRule) or any(hint.affinity is not None or hint.preferred for hint in offer)
+
+
+def narrowest_fit(offers: Sequence[Offer], machine: Mask, distances: Distances | None, work: Work) -> Mask | None:
+    """The best mask that holds a hint of each of these offers, which all name nodes."""
+    named = union(mask for offer in offers for mask in masks_of(offer))
+    if all(not isinstance(offer, HintRule) for offer in offers) and (named & machine).bit_count() <= MOST_NODES:
+        masks = listed_fits(offers, subsets(nodes_of(named & machine)))
+    else:
+        masks = searched_fits(offers, machine, distances, work)
+    return narrowest(masks, distances) if masks else None
+
+
+def masks_of(offer: Offer) -> set[Mask]:
+    """What the listed hints name; 0, which lies within any mask, where one of them is for any node."""
+    if isinstance(offer, HintRule):
+        return {*offer.besides}
+    masks = {hint.affinity or 0 for hint in offer}
+    return {0} if 0 in masks else masks
+
+
+def listed_fits(offers: Sequence[Offer], space: Subsets) -> list[Mask]:
+    """
+    The narrowest masks that hold a hint of each list.
+
+    A set of masks is one number: bit n stands for subset n, so that adding a node to all masks of a set is a shift.
+    """
+    without, sized = lattice(len(space.nodes))
+    fitting = -1
+    for offer in offers:
+        held = union(1 << space.numbers[mask] for mask in masks_of(offer) if mask in space.numbers)
+        for node, lacking in enumerate(without):
+            held |= (held & lacking) << (1 << node)
+        fitting &= held
+    found = next((fitting & each for each in sized if fitting & each), 0)
+    return [space.masks[number] for number in nodes_of(found)]
+
+
+@lru_cache(maxsize=MOST_NODES + 1)
+def lattice(nodes: int) -> tuple[list[int], list[int]]:
+    """As sets of subsets: for each node those that lack it, and for each size from 1 those that have it."""
+    numbers = range(1 << nodes)
+    without = [union(1 << number for number in numbers if not number >> node & 1) for node in range(nodes)]
+    sized = [union(1 << number for number in numbers if number.bit_count() == size) for size in range(1, nodes + 1)]
+    return without, sized
+
+
+def searched_fits(offers: Sequence[Offer], machine: Mask, distances: Distances | None, work: Work) -> list[Mask]:
+    """The best of the narrowest masks for each way to take the listed hints together."""
+    leaner = [offer if isinstance(offer, HintRule) else minimal(masks_of(offer)) for offer in offers]
+    searches = []
+    for members, mask in combinations(leaner, 0, or_, work):
+        rules = [offer for i, offer in enumerate(offers) if i in members and isinstance(offer, HintRule)]
+        nodes, needs = union(rule.nodes for rule in rules), [need for rule in rules for need in rule.needs]
+        searches += [] if mask & ~machine else [Choosing(nodes, needs, work, fixed=mask)]
+    sizes = [(size, search) for search in searches if (size := search.least_size()) is not None]
+    least = min((size for size, _ in sizes), default=0)
+    narrow = [search for size, search in sizes if size == least]
+    lowest = [next(search.masks(least)) for search in narrow]
+    try:
+        found = [closest(search.masks, search.nodes, least, distances, search.fixed) for search in narrow]
+    except TooMuchWork:
+        return lowest
+    return [mask for mask in found if mask is not None]
+
+
+def minimal(masks: set[Mask]) -> list[TopologyHint]:
+    """Those that hold no other of them: a mask that fits one of the others fits one of these."""
+    kept: list[Mask] = []
+    for mask in sorted(masks, key=int.bit_count):
+        if not any(not less & ~mask for less in kept):
+            kept.append(mask)
+    return [TopologyHint(mask, True) for mask in kept]

@@ -1,0 +1,71 @@
+"""
+The health of anything that is handed out: whole cards, shares in time, MIG instances and virtual functions.
+
+`HandedOut.health_of` is the only place that derives it. Facts are told of cards, of an instance that is ill alone, and by a
+kubelet's files of single shares. The rule: a device is as bad as the worst that is told of itself, of the base without the
+number of a share, and of the card that it is a part of; a card is as bad as the worst of its instances too, unless these are
+handed out by themselves. A device of which nothing is told is unknown, and not usable.
+
+    told {GPU-0: healthy, MIG-1 (of GPU-0): unhealthy}; offered MIG-0 and MIG-1: MIG-0::2 healthy, MIG-1::0 unhealthy, GPU-0
+    healthy; offered GPU-0 as a whole: unhealthy
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
+
+from topoalign.core.model.events import DeviceHealth, HealthState
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.offers import base_of
+
+UNKNOWN = DeviceHealth(state=HealthState.UNKNOWN, reason="not judged yet")
+
+BLOCKED = DeviceHealth(
+    state=HealthState.UNHEALTHY, reason="held by an allocation from before it was divided as it is offered now"
+)
+
+
+BADNESS = (HealthState.HEALTHY, HealthState.UNKNOWN, HealthState.UNHEALTHY)
+
+
+class HandedOut:
+    """Of one node at one moment. Thousands of shares are looked up by their few cards."""
+
+    def __init__(
+        self, topology: Topology, told: Mapping[DeviceID, DeviceHealth], blocked: Collection[DeviceID] = ()
+    ) -> None:
+        """`blocked`: bases that wait for an allocation of a former offer, as `NodeState.blocked`."""
+        self._topology, self._told, self._blocked = topology, told, blocked
+        self._instances: dict[DeviceID, list[DeviceHealth]] = {}
+        for device, health in told.items():
+            card = topology.cards.get(device)
+            alone = device in topology.offer_by_base and device not in blocked
+            if card is not None and not alone:  # blocked: somebody may hold the whole card still
+                self._instances.setdefault(card, []).append(health)
+        self._bases: dict[DeviceID, DeviceHealth] = {}
+
+    def health_of(self, device: DeviceID) -> DeviceHealth:
+        """Of a card, a share, a MIG instance or a virtual function: the worst that is told of it and of its card."""
+        base = base_of(device)
+        if base in self._blocked:
+            return BLOCKED
+        if device != base and device in self._told:
+            return self._worst_told(device, base)
+        if base not in self._bases:
+            self._bases[base] = self._worst_told(base)
+        return self._bases[base]
+
+    def _worst_told(self, *names: DeviceID) -> DeviceHealth:
+        """`names`: a device and what it is a share of."""
+        base = names[-1]
+        ways = dict.fromkeys((*names, self._topology.card_of(base)))
+        told = [self._told[name] for name in ways if name in self._told]
+        return worst([*told, *self._instances.get(base, ())]) if told else UNKNOWN
+
+
+def worst(healths: Sequence[DeviceHealth]) -> DeviceHealth:
+    """Of a part and of its card: the worse state with its reason; cordoned if either is."""
+    found = max(reversed(healths), key=lambda health: (BADNESS.index(health.state), bool(health.reason)))
+    cordoned = any(health.cordoned for health in healths)
+    return found if found.cordoned == cordoned else msgspec.structs.replace(found, cordoned=cordoned)

@@ -1,0 +1,51 @@
+"""
+What is reserved of each NUMA node's memory: the account that the kubelet's memory manager keeps (v1.36.3, policy Static).
+
+A block of memory may lie on several NUMA nodes. They are one group for as long as a block does, and the account says how
+many blocks there are. Both ways return a new account and leave the one that was given as it was.
+"""
+
+from collections.abc import Mapping
+
+from topoalign.core.model.events import Allocation, MemoryUse
+from topoalign.core.model.ids import ResourceName
+
+
+def taken(memory: Mapping[int, MemoryUse], allocation: Allocation) -> dict[int, MemoryUse]:
+    """The account with the allocation's blocks."""
+    after = dict(memory)
+    for block in allocation.memory:
+        for node, size in zip(block.nodes, block.taken, strict=True):
+            use = after.get(node, MemoryUse())
+            after[node] = MemoryUse(
+                reserved=changed(use.reserved, block.resource, size),
+                cells=block.nodes,
+                assignments=use.assignments + 1,
+            )
+    return after
+
+
+def given_back(memory: Mapping[int, MemoryUse], allocation: Allocation) -> dict[int, MemoryUse]:
+    """The account without the allocation's blocks; a node that no block touches any more is absent."""
+    after = dict(memory)
+    for block in allocation.memory:
+        rest = sum(block.taken)
+        for node, size in zip(block.nodes, block.taken, strict=True):
+            use = after.get(node, MemoryUse())
+            back = min(rest, use.reserved.get(block.resource, 0)) if allocation.lowest_first else size
+            rest -= back
+            assignments = max(0, use.assignments - 1)
+            after[node] = MemoryUse(
+                reserved=changed(use.reserved, block.resource, -back),
+                cells=use.cells if assignments else (),
+                assignments=assignments,
+            )
+            if after[node] == MemoryUse():
+                del after[node]
+    return after
+
+
+def changed(reserved: Mapping[ResourceName, int], resource: ResourceName, by: int) -> dict[ResourceName, int]:
+    """The same with so many bytes more or less; what is at zero is not listed, so that equal states look alike."""
+    amounts = {**reserved, resource: max(0, reserved.get(resource, 0) + by)}
+    return {name: amount for name, amount in amounts.items() if amount}
