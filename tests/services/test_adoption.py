@@ -13,8 +13,8 @@ from topoalign.allocator.handouts import Handouts
 from topoalign.allocator.kubelet.api import v1beta1
 from topoalign.allocator.kubelet.client import ask
 from topoalign.allocator.kubelet.front import KubeletFront
+from topoalign.allocator.kubelet.plugin_api import API_VERSION, KUBELET_SOCKET
 from topoalign.allocator.kubelet.podresources import PodResourcesClient
-from topoalign.allocator.kubelet.registration import API_VERSION, KUBELET_SOCKET
 from topoalign.allocator.kubelet.standin import KubeletStandIn
 from topoalign.allocator.kubelet.transport import Server, Servicer
 from topoalign.core.model.decisions import Admission, Decision, Refusal

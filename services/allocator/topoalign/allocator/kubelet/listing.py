@@ -16,15 +16,13 @@ from typing import NamedTuple
 from anyio.lowlevel import checkpoint
 
 from topoalign.allocator.kubelet.api import v1beta1
+from topoalign.allocator.kubelet.plugin_api import HEALTHY, UNHEALTHY
 from topoalign.core.model.events import TopologyDiscovered
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import SHARE, base_of, handed_out, is_share
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.protobuf import field, number_field
-
-HEALTHY = "Healthy"
-UNHEALTHY = "Unhealthy"
 
 SLICE = 500
 """Devices or shares after which others get their turn: a millisecond or two of work."""

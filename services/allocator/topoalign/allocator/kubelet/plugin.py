@@ -20,7 +20,8 @@ from topoalign.allocator.kubelet import sockets
 from topoalign.allocator.kubelet.client import KubeletAway
 from topoalign.allocator.kubelet.containers import Containers
 from topoalign.allocator.kubelet.desk import Desk
-from topoalign.allocator.kubelet.registration import KUBELET_SOCKET, register, socket_path
+from topoalign.allocator.kubelet.plugin_api import KUBELET_SOCKET
+from topoalign.allocator.kubelet.registration import register, socket_path
 from topoalign.allocator.kubelet.server import DevicePlugin
 from topoalign.allocator.kubelet.transport import Load, Server
 from topoalign.core.model.errors import StateFault

@@ -13,12 +13,10 @@ from pathlib import Path
 
 from topoalign.allocator.kubelet.api import v1beta1
 from topoalign.allocator.kubelet.client import ask
+from topoalign.allocator.kubelet.plugin_api import API_VERSION, KUBELET_SOCKET
 from topoalign.allocator.kubelet.sockets import LONGEST_PATH
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.ports import Clock
-
-KUBELET_SOCKET = "kubelet.sock"
-API_VERSION = "v1beta1"
 
 OPTIONS = v1beta1.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
 """PreStartContainer is wanted because it is the first moment at which PodResources names the owner."""

@@ -25,7 +25,7 @@ import msgspec
 from anyio.abc import TaskGroup, TaskStatus
 
 from topoalign.allocator.kubelet.client import FAILURES, described
-from topoalign.allocator.kubelet.registration import KUBELET_SOCKET
+from topoalign.allocator.kubelet.plugin_api import KUBELET_SOCKET
 from topoalign.allocator.kubelet.standin_admitting import Admitting, Managers, started
 from topoalign.allocator.kubelet.standin_calls import decide, pre_start, unexpected
 from topoalign.allocator.kubelet.standin_cpus import RECONCILE_SECONDS

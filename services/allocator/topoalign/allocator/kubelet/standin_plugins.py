@@ -25,8 +25,7 @@ from grpclib.exceptions import GRPCError
 from topoalign.allocator.kubelet.api import v1beta1
 from topoalign.allocator.kubelet.client import FAILURES, described
 from topoalign.allocator.kubelet.codec import Codec
-from topoalign.allocator.kubelet.listing import HEALTHY, UNHEALTHY
-from topoalign.allocator.kubelet.registration import API_VERSION
+from topoalign.allocator.kubelet.plugin_api import API_VERSION, HEALTHY, UNHEALTHY
 from topoalign.allocator.kubelet.transport import Servicer
 from topoalign.core.model.errors import quoted
 from topoalign.core.model.events import DeviceHealth, HealthState
