@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-API ?= services/allocator/topoalign/allocator/kubelet/api
+API ?= shared/topoalign/kubelet/grpc/api
 
 .PHONY: demo test test-faults test-gpu simulate soak check lint types imports bench proto event-documents lock up down clean
 
@@ -56,7 +56,7 @@ proto: $(READY)  ## generates the kubelet's protocols anew from proto/
 	  proto/deviceplugin.proto proto/podresources.proto
 
 event-documents: $(READY)  ## generates docs/asyncapi.json and the tables of docs/events.md from the code
-	$(BIN)/python -m topoalign.cli.event_documents docs
+	$(BIN)/python -m topoalign.tools.event_documents docs
 
 lock: $(READY)  ## pins the dependencies anew, by hash and without index lines
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv

@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 from kubelet_support import MemoryDesk, served
 
-from topoalign.allocator.kubelet.api import v1beta1
-from topoalign.allocator.kubelet.containers import Containers
-from topoalign.allocator.kubelet.server import DevicePlugin
+from topoalign.allocator.device_plugin.containers import Containers
+from topoalign.allocator.device_plugin.server import DevicePlugin
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.topology.model import Gpu, MigDevice, Nic, NumaNode, Topology, VirtualFunction
 from topoalign.core.model.topology.offers import Offer
-from topoalign.serving.configuration import Configuration
+from topoalign.kubelet.grpc.api import v1beta1
+from topoalign.plugin_config.configuration import Configuration
 
 DRIVER = "550.54.15"
 LIBRARIES = "usr/lib/x86_64-linux-gnu"

@@ -14,16 +14,16 @@ from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.ports import Bus as BusPort
 from topoalign.core.ports import Clock, Driver, Inventory, Listener, Message, Stream
-from topoalign.discovery.caretaker import Caretaker
+from topoalign.discovery.device_health import Caretaker
 from topoalign.discovery.metrics import Metrics
 from topoalign.discovery.offering import Offering
 from topoalign.discovery.record import RecordFile
 from topoalign.discovery.service import Discovery
 from topoalign.discovery.xids import XidRules
+from topoalign.plugin_config.watching import ConfigurationFile
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
-from topoalign.serving.watching import ConfigurationFile
 
 NODE = NodeName("rack1.node-1")
 READ_SECONDS = 10.0

@@ -5,10 +5,10 @@ from typing import Any
 
 import anyio
 
-from topoalign.allocator.handouts import Handouts
-from topoalign.allocator.journal import MemoryJournal
-from topoalign.allocator.kubelet.desk import Holding, Listing, Part
-from topoalign.allocator.ledger import Ledger
+from topoalign.allocator.device_allocations import Handouts
+from topoalign.allocator.ledger.journal import MemoryJournal
+from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.ports import Holding, Listing, Part
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.events import (
     Allocation,
@@ -23,7 +23,7 @@ from topoalign.core.model.events import (
 from topoalign.core.model.ids import GPU, ContainerName, DeviceID, Namespace, NodeName, PodName, ResourceName
 from topoalign.core.model.topology.model import Gpu, NumaNode, Topology
 from topoalign.core.ports import Journal
-from topoalign.kubelet.pod_directories import PodDirectories
+from topoalign.kubelet.files.pod_directories import PodDirectories
 from topoalign.runtime.clock import ManualClock
 
 NODE = NodeName("node-1")

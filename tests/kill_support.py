@@ -12,8 +12,7 @@ import anyio
 from e2e_support import environment, pod
 from strace_support import injected
 
-from topoalign.allocator import record
-from topoalign.allocator.kubelet.standin import KubeletStandIn
+from topoalign.allocator.ledger import record
 from topoalign.client import Client
 from topoalign.core import wire
 from topoalign.core.model.decisions import Admission
@@ -23,6 +22,7 @@ from topoalign.core.model.requests import AdmissionRules, Policy
 from topoalign.core.ports import Bus, Stream
 from topoalign.core.state.fold import NodeState, replay
 from topoalign.machines import load
+from topoalign.testing.fake_kubelet.kubelet import KubeletStandIn
 
 TOGETHER = 8
 """Agents at a time: each mostly waits."""

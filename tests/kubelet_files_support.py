@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from topoalign.allocator.kubelet.standin_files import cpu_file, machine_state, memory_file
 from topoalign.core.hints.providers import shared_cpus
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.state.fold import NodeState
-from topoalign.kubelet import cpu_checkpoint, device_checkpoint, memory_checkpoint
-from topoalign.kubelet.device_checkpoint import CheckpointData, PodDevicesEntry
+from topoalign.kubelet.files import cpu_checkpoint, device_checkpoint, memory_checkpoint
+from topoalign.kubelet.files.device_checkpoint import CheckpointData, PodDevicesEntry
+from topoalign.testing.fake_kubelet.files import cpu_file, machine_state, memory_file
 
 __all__ = ["VOLUME", "cpu_file", "machine_state", "memory_file", "write_files"]
 

@@ -12,16 +12,12 @@ import msgspec
 from anyio.abc import TaskGroup
 from grpclib.client import Channel
 
-from topoalign.allocator.handouts import Handouts
-from topoalign.allocator.journal import MemoryJournal
-from topoalign.allocator.kubelet.api import v1beta1
-from topoalign.allocator.kubelet.client import KubeletAway
-from topoalign.allocator.kubelet.desk import Listing
-from topoalign.allocator.kubelet.front import KubeletFront
-from topoalign.allocator.kubelet.server import DevicePlugin
-from topoalign.allocator.kubelet.standin import KubeletStandIn
-from topoalign.allocator.kubelet.transport import Load, Server
-from topoalign.allocator.ledger import Ledger
+from topoalign.allocator.device_allocations import Handouts
+from topoalign.allocator.device_plugin.front import KubeletFront
+from topoalign.allocator.device_plugin.server import DevicePlugin
+from topoalign.allocator.ledger.journal import MemoryJournal
+from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.ports import Listing
 from topoalign.core.model.errors import DeviceInUse, InvalidField, TopoalignError, UnknownDevice
 from topoalign.core.model.events import Allocation, DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
 from topoalign.core.model.ids import (
@@ -39,7 +35,11 @@ from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodR
 from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NumaNode, Topology
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
+from topoalign.kubelet.grpc.api import v1beta1
+from topoalign.kubelet.grpc.client import KubeletAway
+from topoalign.kubelet.grpc.transport import Load, Server
 from topoalign.runtime.clock import ManualClock, SystemClock
+from topoalign.testing.fake_kubelet.kubelet import KubeletStandIn
 
 NODE = NodeName("node-1")
 GIB = 2**30

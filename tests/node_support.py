@@ -21,7 +21,6 @@ from nvml_support import StandIn, script
 from starlette.applications import Starlette
 
 from topoalign.allocator import main as allocator
-from topoalign.allocator.kubelet.standin import KubeletStandIn
 from topoalign.core import wire
 from topoalign.core.model.decisions import Explained
 from topoalign.core.model.events import DeviceHealth
@@ -36,6 +35,7 @@ from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.context import Context
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
+from topoalign.testing.fake_kubelet.kubelet import KubeletStandIn
 
 NODE = NodeName("node-1")
 READ_SECONDS = 10.0

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import anyio
 
-from topoalign.allocator.journal import open_journal
-from topoalign.allocator.ledger import Ledger
-from topoalign.allocator.outbox import Outbox
+from topoalign.allocator.ledger.journal import open_journal
+from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.ledger.outbox import Outbox
 from topoalign.client import Client, Heard
 from topoalign.core import wire
 from topoalign.core.model.errors import BusUnavailable

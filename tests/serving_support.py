@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.model import Gpu, MigDevice, Nic, NumaNode, Topology, VirtualFunction
 from topoalign.core.model.topology.offers import Offer, handed_out
-from topoalign.kubelet import documents
-from topoalign.serving.configuration import Configuration
-from topoalign.serving.file import loaded
-from topoalign.serving.offers import Offering, offers
+from topoalign.kubelet.files import documents
+from topoalign.plugin_config.configuration import Configuration
+from topoalign.plugin_config.file import loaded
+from topoalign.plugin_config.offers import Offering, offers
 
 A100, L4 = "NVIDIA A100-SXM4-80GB", "NVIDIA L4"
 

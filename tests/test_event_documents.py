@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from topoalign.cli import event_documents
 from topoalign.core import wire
+from topoalign.tools import event_documents
 
 DOCS = Path(__file__).parents[1] / "docs"
 REMEDY = "run `make event-documents`"

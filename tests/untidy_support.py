@@ -10,9 +10,8 @@ import anyio
 import msgspec
 from kubelet_support import MemoryDesk, offers, short_directory
 
-from topoalign.allocator.kubelet.front import KubeletFront
-from topoalign.allocator.kubelet.podresources import PodResourcesClient
-from topoalign.allocator.kubelet.standin import KubeletStandIn
+from topoalign.allocator.device_plugin.front import KubeletFront
+from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.cli.predict import Described
 from topoalign.core.model.decisions import Admission, Beside, Decision
 from topoalign.core.model.events import Allocation, DeviceHealth, HealthState
@@ -20,9 +19,10 @@ from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, AllocationID, Contai
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.placement.preference import prefer
-from topoalign.kubelet import configuration
+from topoalign.kubelet.files import configuration
 from topoalign.machines import load
 from topoalign.runtime.clock import ManualClock
+from topoalign.testing.fake_kubelet.kubelet import KubeletStandIn
 
 MACHINES = (
     "8x-nvlink-pairs",

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from topoalign.cli.bench import device_plugin
-from topoalign.cli.bench.device_plugin import NoClient, agent, measure, nvml
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.validate import validate
+from topoalign.tools.bench import device_plugin
+from topoalign.tools.bench.device_plugin import NoClient, agent, measure, nvml
 
 CASES = [
     "bare",
@@ -50,7 +50,7 @@ def validated(topology: Topology) -> Topology:
 
 
 def test_without_its_client_the_benchmark_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("topoalign.cli.bench.device_plugin.")]:
+    for name in [name for name in sys.modules if name.startswith("topoalign.tools.bench.device_plugin.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "grpc", None)
 

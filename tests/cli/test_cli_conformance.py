@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from topoalign.cli import bench, conformance, root
-from topoalign.cli.conformance.suite import CaseResult
+from topoalign.cli import root
 from topoalign.core.model.errors import Undecodable
+from topoalign.tools import bench, conformance
+from topoalign.tools.conformance.suite import CaseResult
 
 
 def numbers(path: Path) -> Iterator[CaseResult]:
@@ -86,7 +87,7 @@ def test_without_arguments_the_suites_are_named(capsys: pytest.CaptureFixture[st
 def test_every_benchmark_has_cases() -> None:
     assert bench.benchmarks()
     for module in bench.benchmarks().values():
-        assert callable(import_module(f"topoalign.cli.bench.{module}").cases)
+        assert callable(import_module(f"topoalign.tools.bench.{module}").cases)
 
 
 def test_bench_prints_an_object_per_benchmark_or_a_table(

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from topoalign.cli import link, root
-from topoalign.kubelet import device_checkpoint
+from topoalign.kubelet.files import device_checkpoint
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ from topoalign.core.model.events import Allocation, AllocationGranted, Allocatio
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName
 from topoalign.core.model.topology.model import Gpu, MigDevice, Topology
 from topoalign.core.ports import HardwareEvent, Occurrence, Stream
-from topoalign.discovery.caretaker import Caretaker
+from topoalign.discovery.device_health import Caretaker
 from topoalign.discovery.drivers.described import DescribedDriver
 from topoalign.discovery.record import RecordFile
 from topoalign.discovery.xids import XidRules

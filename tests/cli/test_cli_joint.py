@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from topoalign.cli import people, root
+from topoalign.cli import formatting, root
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID
 from topoalign.machines import catalogue
@@ -65,7 +65,7 @@ def test_virtual_functions_are_shown_with_their_addresses(capsys: pytest.Capture
         id=AllocationID("a"), devices={NIC: (nic, DeviceID("mlx5_1"))}, virtual_functions={nic: ("0000:0c:00.3",)}
     )
 
-    people.show_allocation(held, catalogue.machine("hgx-h100"))
+    formatting.show_allocation(held, catalogue.machine("hgx-h100"))
 
     lines = capsys.readouterr().out.splitlines()
     assert any("mlx5_0" in line and "VF 0000:0c:00.3" in line for line in lines)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from topoalign.cli import output, people
+from topoalign.cli import formatting, output
 from topoalign.core.model.decisions import Alignment, Considered, Explanation, Refusal
 from topoalign.core.model.events import Allocation, MemoryBlock, Owner
 from topoalign.core.model.hints import Hints, TopologyHint
@@ -79,7 +79,7 @@ def unprintable(text: str) -> set[str]:
 def test_people_see_devices_with_index_uuid_pci_and_numa_node_and_no_control_characters(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    people.show_allocation(allocation(), topology())
+    formatting.show_allocation(allocation(), topology())
 
     out = capsys.readouterr().out
     assert {"\n"} == unprintable(out)
@@ -91,8 +91,8 @@ def test_people_see_devices_with_index_uuid_pci_and_numa_node_and_no_control_cha
 
 
 def test_a_refusal_and_its_explanation_say_everything_and_obey_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    people.show_decision(refusal(), topology())
-    people.show_explanation(explanation(), topology())
+    formatting.show_decision(refusal(), topology())
+    formatting.show_explanation(explanation(), topology())
 
     out = capsys.readouterr().out
     assert {"\n"} == unprintable(out)

@@ -14,7 +14,7 @@ from topoalign.cli import root
 from topoalign.cli.predict import Described
 from topoalign.core.admission.admit import admit
 from topoalign.core.model.ids import GPU
-from topoalign.kubelet import configuration
+from topoalign.kubelet.files import configuration
 from topoalign.machines import load
 
 CONFIG = """

@@ -38,7 +38,7 @@ def test_printing_a_machine_or_the_help_imports_nothing_that_talks_or_runs(argum
 def test_every_command_of_the_table_exists_under_its_name_and_has_an_example() -> None:
     for name, entry in root.COMMANDS.items():
         module, attribute = entry.target.split(":")
-        command = getattr(import_module(f"topoalign.cli.{module}"), attribute)
+        command = getattr(import_module(f"topoalign.{module}"), attribute)
 
         assert isinstance(command, click.Command), name
         assert name == command.name

@@ -13,8 +13,8 @@ from nats.aio.msg import Msg
 from outage_support import NODE, come_and_go, emptied, telling
 from structlog.testing import capture_logs
 
-from topoalign.allocator.journal import MemoryJournal
-from topoalign.allocator.ledger import Ledger
+from topoalign.allocator.ledger.journal import MemoryJournal
+from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.client import Client
 from topoalign.client.subscriber import MOST_WAITING
 from topoalign.core import wire

@@ -16,9 +16,9 @@ from e2e_support import allocate, answering, in_one_process, pod
 from fact_support import Writer
 from structlog.testing import capture_logs
 
-from topoalign.allocator.hearing import ASK_AGAIN_SECONDS, Hearing
-from topoalign.allocator.journal import MemoryJournal
-from topoalign.allocator.ledger import Ledger
+from topoalign.allocator.hardware_watch import ASK_AGAIN_SECONDS, Hearing
+from topoalign.allocator.ledger.journal import MemoryJournal
+from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.client import Client, subscriber
 from topoalign.core import wire
 from topoalign.core.model.decisions import Admission

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from topoalign.cli.conformance import suites
+from topoalign.tools.conformance import suites
 
 FILES = {
     "gpuallocator": "gpuallocator/cases.jsonl",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from topoalign.cli.conformance import suites
+from topoalign.tools.conformance import suites
 
 NVLINK = ["SingleNVLINKLink"]
 CASE: dict[str, object] = {

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from topoalign.cli.conformance import suites
 from topoalign.core.model.errors import Undecodable
+from topoalign.tools.conformance import suites
 
 NODE = {"devices": [{"type": "gpu", "minor": 0, "health": True, "resources": {"koordinator.sh/gpu-memory-ratio": 100}}]}
 GIVEN = {"gpu": [{"minor": 0, "resources": {"koordinator.sh/gpu-memory-ratio": 50}}]}

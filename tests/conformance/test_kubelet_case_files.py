@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from topoalign.cli.conformance import suites
 from topoalign.core.model.errors import Undecodable
+from topoalign.tools.conformance import suites
 
 TAKE = {
     "id": "t",

@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 from kubelet_files_support import write_files
 
-from topoalign.cli.conformance.kubelet_admission import AdmissionCase, Admit, Sequence
 from topoalign.core.model.decisions import Decision
 from topoalign.core.model.requests import PodRequest
-from topoalign.kubelet.node_state import node_state
+from topoalign.kubelet.files.node_state import node_state
+from topoalign.tools.conformance.kubelet_admission import AdmissionCase, Admit, Sequence
 
 
 class ThroughFiles(Sequence):

@@ -8,13 +8,13 @@ import pytest
 from decision_support import container, pod
 from kubelet_files_support import write_files
 
-from topoalign.cli.conformance import suites
-from topoalign.cli.conformance.suite import CaseResult
 from topoalign.cli.predict import Described
 from topoalign.core.admission.admit import admit
 from topoalign.core.model.decisions import Admission
-from topoalign.kubelet import configuration
+from topoalign.kubelet.files import configuration
 from topoalign.machines import load
+from topoalign.tools.conformance import suites
+from topoalign.tools.conformance.suite import CaseResult
 
 MACHINE = "dgx-a100"
 CONFIG = {

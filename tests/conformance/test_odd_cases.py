@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from topoalign.cli import root
-from topoalign.cli.conformance import suites
-from topoalign.cli.conformance.suite import CaseResult
+from topoalign.tools.conformance import suites
+from topoalign.tools.conformance.suite import CaseResult
 
 Case = dict[str, Any]
 

@@ -11,7 +11,7 @@ from random import Random
 import pytest
 from simulation import journal as simulated
 
-from topoalign.allocator.journal import FileJournal, open_journal
+from topoalign.allocator.ledger.journal import FileJournal, open_journal
 from topoalign.core.model.errors import InvalidField, StateFault
 from topoalign.core.model.events import Allocation, AllocationsSnapshot
 from topoalign.core.model.ids import AllocationID, DeviceID, NodeName, ResourceName

@@ -7,12 +7,12 @@ import msgspec
 import pytest
 from joint_support import GPU, NIC, SAME_PCIE, box, demand
 
-from topoalign.cli.conformance.koordinator import allocations
 from topoalign.core.deviceshare.allocate import allocate
 from topoalign.core.deviceshare.candidates import Asked
 from topoalign.core.deviceshare.names import DeviceType
 from topoalign.core.deviceshare.numa_hints import numa_hints
 from topoalign.core.deviceshare.refusals import DevicesDoNotFit, Status
+from topoalign.tools.conformance.koordinator import allocations
 
 SPARSE = msgspec.structs.replace(box([(0, "a"), (0, "b")], [(0, "b")]), well_planned=True)
 """The only NIC is beside the second GPU, and the first GPU is taken first."""

@@ -156,7 +156,7 @@ def test_a_refusal_that_follows_from_such_a_choice_says_so_as_well() -> None:
 
 def test_the_published_cases_in_which_the_kubelet_picks_by_chance_are_those_with_the_note(vectors: Path) -> None:
     """A case is not compared by chance where the devices differ in the end; a note may be given for less."""
-    from topoalign.cli.conformance.kubelet_files import FilesCase, decided
+    from topoalign.tools.conformance.kubelet_files import FilesCase, decided
 
     cases = [
         msgspec.json.decode(line, type=FilesCase)

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from partition_reference import any_machine, at_random, hierarchical, required_of, walked
 
-from topoalign.cli.bench import benchmarks, partition
 from topoalign.core.admission.alternatives import considered
 from topoalign.core.model.decisions import PreferenceQuestion
 from topoalign.core.model.errors import TooMuchWork
@@ -24,6 +23,7 @@ from topoalign.core.placement.partition.search_budget import Work
 from topoalign.core.placement.partition.tables import best_by_table
 from topoalign.core.placement.partition.tree import best_by_tree, tree_of
 from topoalign.core.placement.preference import choose, prefer
+from topoalign.tools.bench import benchmarks, partition
 
 SEEDS = st.integers(0, 2**32 - 1)
 

@@ -6,7 +6,7 @@ import pytest
 
 from topoalign.core.model.errors import InvalidField
 from topoalign.discovery.xids import APPLICATION_XIDS, LASTING_XIDS, Gravity, XidRules, worded, xid_rules
-from topoalign.serving.configuration import Health
+from topoalign.plugin_config.configuration import Health
 
 DOC = Path(__file__).parents[2] / "docs" / "health.md"
 

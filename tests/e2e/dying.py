@@ -19,7 +19,7 @@ from typing import Any
 
 import anyio
 
-from topoalign.allocator.ledger import Ledger
+from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.runtime.logging import configure_logging
 from topoalign.runtime.runner import find, run_services
 

@@ -27,7 +27,6 @@ from e2e_support import environment
 from kill_support import ended, holders, kill, on_disk
 from kubelet_support import pod
 
-from topoalign.allocator.kubelet.standin import KubeletStandIn
 from topoalign.client import Client
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.events import AllocationsSnapshot, LedgerFact
@@ -38,6 +37,7 @@ from topoalign.machines import load
 from topoalign.runtime.logging import configure_logging
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import find_nats_server
+from topoalign.testing.fake_kubelet.kubelet import KubeletStandIn
 
 NODE = NodeName("soak.example.com")
 DEFAULT = Namespace("default")

@@ -10,21 +10,21 @@ import httpx
 import pytest
 from e2e_support import as_process, environment, in_one_process, pod
 
-from topoalign.allocator.journal import open_journal
-from topoalign.allocator.kubelet.api import v1, v1beta1
-from topoalign.allocator.kubelet.client import FAILURES
-from topoalign.allocator.kubelet.standin import KubeletStandIn
-from topoalign.allocator.kubelet.standin_resources import PodResources
-from topoalign.allocator.kubelet.transport import Server
-from topoalign.allocator.ledger import Ledger
+from topoalign.allocator.ledger.journal import open_journal
+from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.settings import AllocatorSettings
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import GPU, NodeName, PodName
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.state.fold import NodeState
+from topoalign.kubelet.grpc.api import v1, v1beta1
+from topoalign.kubelet.grpc.client import FAILURES
+from topoalign.kubelet.grpc.transport import Server
 from topoalign.machines import load
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.testing.fake_kubelet.kubelet import KubeletStandIn
+from topoalign.testing.fake_kubelet.pod_resources import PodResources
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 

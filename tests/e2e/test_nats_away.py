@@ -8,7 +8,6 @@ import anyio
 import pytest
 from e2e_support import environment, in_one_process, pod
 
-from topoalign.allocator.kubelet.standin import KubeletStandIn
 from topoalign.core import wire
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.events import AllocationBound, AllocationGranted, AllocationReleased, LedgerFact
@@ -18,6 +17,7 @@ from topoalign.core.ports import Bus, Stream
 from topoalign.machines import load
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats
+from topoalign.testing.fake_kubelet.kubelet import KubeletStandIn
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 

@@ -12,7 +12,6 @@ from e2e_support import environment, in_one_process, pod
 from faults_support import THOROUGH
 from outage_support import consecutive
 
-from topoalign.allocator.kubelet.standin import KubeletStandIn
 from topoalign.core import wire
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.events import AllocationGranted, LedgerFact
@@ -21,6 +20,7 @@ from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.ports import Bus, Stream
 from topoalign.machines import load
 from topoalign.runtime.nats_bus import connect_bus
+from topoalign.testing.fake_kubelet.kubelet import KubeletStandIn
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 

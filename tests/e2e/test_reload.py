@@ -18,9 +18,9 @@ from anyio.abc import Process
 from e2e_support import SERVICES, as_process, environment
 from kubelet_support import RESTRICTED, short_directory
 
-from topoalign.allocator.kubelet.standin import KubeletStandIn
 from topoalign.core.model.ids import GPU, NodeName
 from topoalign.machines import load
+from topoalign.testing.fake_kubelet.kubelet import KubeletStandIn
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 

@@ -13,15 +13,15 @@ import pytest
 from anyio.abc import Process
 from e2e_support import as_process, environment, pod
 
-from topoalign.allocator.journal import open_journal
-from topoalign.allocator.kubelet.standin import KubeletStandIn
-from topoalign.allocator.ledger import Ledger
+from topoalign.allocator.ledger.journal import open_journal
+from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import GPU, AllocationID, NodeName
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.machines import load
 from topoalign.runtime.clock import ManualClock
+from topoalign.testing.fake_kubelet.kubelet import KubeletStandIn
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 

@@ -18,7 +18,7 @@ from topoalign.core.model.decisions import Admission
 from topoalign.core.model.events import Allocation, DeviceHealthChanged, HealthState
 from topoalign.core.model.ids import GPU, DeviceID
 from topoalign.core.ports import Stream
-from topoalign.serving.configuration import Health
+from topoalign.plugin_config.configuration import Health
 
 pytestmark = pytest.mark.anyio
 

@@ -12,11 +12,11 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from kubelet_support import MemoryDesk
 
-from topoalign.allocator.kubelet.containers import LOOK_SECONDS
+from topoalign.allocator.device_plugin.containers import LOOK_SECONDS
 from topoalign.core.model.ids import NIC, DeviceID
 from topoalign.core.model.topology.model import Gpu, Topology
+from topoalign.plugin_config.configuration import Configuration
 from topoalign.runtime.clock import ManualClock
-from topoalign.serving.configuration import Configuration
 
 pytestmark = pytest.mark.anyio
 

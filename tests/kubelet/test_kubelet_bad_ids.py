@@ -9,12 +9,12 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from kubelet_support import MemoryDesk, recorded, served, two_nodes
 
-from topoalign.allocator.journal import MemoryJournal
-from topoalign.allocator.kubelet.api import v1beta1
-from topoalign.allocator.kubelet.server import DevicePlugin
-from topoalign.allocator.ledger import Ledger
+from topoalign.allocator.device_plugin.server import DevicePlugin
+from topoalign.allocator.ledger.journal import MemoryJournal
+from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.core.model.events import AllocationGranted, DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, DeviceID
+from topoalign.kubelet.grpc.api import v1beta1
 
 pytestmark = pytest.mark.anyio
 

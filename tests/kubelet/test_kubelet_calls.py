@@ -11,16 +11,16 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from kubelet_support import MemoryDesk, served, short_directory, two_nodes
 
-from topoalign.allocator.kubelet import watches
-from topoalign.allocator.kubelet.api import v1beta1
-from topoalign.allocator.kubelet.client import KubeletAway
-from topoalign.allocator.kubelet.listing import EncodedDevices
-from topoalign.allocator.kubelet.server import DevicePlugin
-from topoalign.allocator.kubelet.transport import Server
+from topoalign.allocator.device_plugin import watches
+from topoalign.allocator.device_plugin.listing import EncodedDevices
+from topoalign.allocator.device_plugin.server import DevicePlugin
 from topoalign.core.model.errors import StateFault, UnknownDevice
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.state.fold import NodeState
+from topoalign.kubelet.grpc.api import v1beta1
+from topoalign.kubelet.grpc.client import KubeletAway
+from topoalign.kubelet.grpc.transport import Server
 
 pytestmark = pytest.mark.anyio
 

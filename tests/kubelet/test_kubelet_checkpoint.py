@@ -3,8 +3,8 @@
 import pytest
 
 from topoalign.core.model.errors import StateFault
-from topoalign.kubelet import device_checkpoint
-from topoalign.kubelet.device_checkpoint import CheckpointData, PodDevicesEntry
+from topoalign.kubelet.files import device_checkpoint
+from topoalign.kubelet.files.device_checkpoint import CheckpointData, PodDevicesEntry
 
 EMPTY = b'{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":3467439661}'
 ONE_GPU = (

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from topoalign.core.model.errors import BadRequest, InvalidField, NotFound, StateFault
 from topoalign.core.model.ids import MEMORY, ResourceName
 from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode, Policy, Scope
-from topoalign.kubelet import checkpoint, configuration, documents
-from topoalign.kubelet.documents import InvalidDocument
+from topoalign.kubelet.files import checkpoint, configuration, documents
+from topoalign.kubelet.files.documents import InvalidDocument
 
 HEAD = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
 

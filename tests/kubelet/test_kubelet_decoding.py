@@ -8,12 +8,12 @@ from grpclib.exceptions import GRPCError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoalign.allocator.kubelet.api import v1beta1
-from topoalign.allocator.kubelet.arriving import MOST_NAMES
-from topoalign.allocator.kubelet.codec import CODEC
-from topoalign.allocator.kubelet.decoding import NAMING, PIECE, Decoding
 from topoalign.core.model.requests import MOST_CONTAINERS
-from topoalign.kubelet.protobuf import field, varint
+from topoalign.kubelet.grpc.api import v1beta1
+from topoalign.kubelet.grpc.arriving import MOST_NAMES
+from topoalign.kubelet.grpc.codec import CODEC
+from topoalign.kubelet.grpc.decoding import NAMING, PIECE, Decoding
+from topoalign.kubelet.grpc.protobuf import field, varint
 
 pytestmark = pytest.mark.anyio
 NAMES = st.lists(st.text(min_size=1, max_size=60), max_size=5).flatmap(

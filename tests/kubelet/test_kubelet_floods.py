@@ -20,19 +20,19 @@ from grpclib.exceptions import GRPCError
 from hpack import Encoder
 from kubelet_support import MemoryDesk, frame, node, serving, short_directory, two_nodes
 
-from topoalign.allocator.kubelet import arriving, connection, sockets
-from topoalign.allocator.kubelet.api import v1beta1
-from topoalign.allocator.kubelet.arriving import LOOKS, SMALL_REQUEST
-from topoalign.allocator.kubelet.codec import Codec
-from topoalign.allocator.kubelet.complaints import Complaints
-from topoalign.allocator.kubelet.connection import MOST_CALLS, TABLE_BYTES
-from topoalign.allocator.kubelet.frames import CONTROLS_PER_RESET, END_HEADERS, END_STREAM, MOST_CONTROLS, PREFACE, Kind
-from topoalign.allocator.kubelet.server import DevicePlugin
-from topoalign.allocator.kubelet.transport import MOST_CONNECTIONS, Load, Server
-from topoalign.allocator.kubelet.watches import MOST_OTHERS
+from topoalign.allocator.device_plugin.server import DevicePlugin
+from topoalign.allocator.device_plugin.watches import MOST_OTHERS
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, DeviceID
-from topoalign.kubelet.protobuf import field
+from topoalign.kubelet.grpc import arriving, connection, sockets
+from topoalign.kubelet.grpc.api import v1beta1
+from topoalign.kubelet.grpc.arriving import LOOKS, SMALL_REQUEST
+from topoalign.kubelet.grpc.codec import Codec
+from topoalign.kubelet.grpc.complaints import Complaints
+from topoalign.kubelet.grpc.connection import MOST_CALLS, TABLE_BYTES
+from topoalign.kubelet.grpc.frames import CONTROLS_PER_RESET, END_HEADERS, END_STREAM, MOST_CONTROLS, PREFACE, Kind
+from topoalign.kubelet.grpc.protobuf import field
+from topoalign.kubelet.grpc.transport import MOST_CONNECTIONS, Load, Server
 from topoalign.runtime.clock import ManualClock
 
 pytestmark = pytest.mark.anyio

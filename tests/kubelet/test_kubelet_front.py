@@ -13,20 +13,20 @@ import structlog
 from grpclib.client import Channel
 from kubelet_support import MemoryDesk, node, offers, short_directory, two_nodes
 
-from topoalign.allocator.kubelet import sockets
-from topoalign.allocator.kubelet.api import v1beta1
-from topoalign.allocator.kubelet.front import KubeletFront
-from topoalign.allocator.kubelet.plugin import FIRST_RETRY_SECONDS, LISTEN_SECONDS, LOOK_SECONDS
-from topoalign.allocator.kubelet.registration import REGISTER_SECONDS
-from topoalign.allocator.kubelet.standin import KubeletStandIn
-from topoalign.allocator.kubelet.standin_plugins import GRACE_SECONDS, Endpoint, Plugins
-from topoalign.allocator.kubelet.transport import Server
+from topoalign.allocator.device_plugin.front import KubeletFront
+from topoalign.allocator.device_plugin.plugin import FIRST_RETRY_SECONDS, LISTEN_SECONDS, LOOK_SECONDS
+from topoalign.allocator.device_plugin.registration import REGISTER_SECONDS
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, NIC, DeviceID
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.model import Topology
+from topoalign.kubelet.grpc import sockets
+from topoalign.kubelet.grpc.api import v1beta1
+from topoalign.kubelet.grpc.transport import Server
 from topoalign.runtime.clock import ManualClock
+from topoalign.testing.fake_kubelet.kubelet import KubeletStandIn
+from topoalign.testing.fake_kubelet.plugins import GRACE_SECONDS, Endpoint, Plugins
 
 pytestmark = pytest.mark.anyio
 MACHINE = two_nodes()

@@ -6,8 +6,8 @@ from grpclib.exceptions import GRPCError
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from topoalign.allocator.kubelet.api import v1beta1
-from topoalign.allocator.kubelet.codec import Codec
+from topoalign.kubelet.grpc.api import v1beta1
+from topoalign.kubelet.grpc.codec import Codec
 
 REQUESTS = [
     v1beta1.AllocateRequest(

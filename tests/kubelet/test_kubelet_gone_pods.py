@@ -18,10 +18,10 @@ from topoalign.core.model.events import MemoryUse
 from topoalign.core.model.ids import GPU, MEMORY, NIC
 from topoalign.core.model.requests import AdmissionRules, Mode, Policy
 from topoalign.core.state.fold import NodeState
-from topoalign.kubelet import checkpoint, cpu_checkpoint, device_checkpoint, memory_checkpoint
-from topoalign.kubelet.device_checkpoint import CheckpointData
-from topoalign.kubelet.listed_pods import ListedPods
-from topoalign.kubelet.node_state import KubeletNode, node_state
+from topoalign.kubelet.files import checkpoint, cpu_checkpoint, device_checkpoint, memory_checkpoint
+from topoalign.kubelet.files.device_checkpoint import CheckpointData
+from topoalign.kubelet.files.listed_pods import ListedPods
+from topoalign.kubelet.files.node_state import KubeletNode, node_state
 
 RULES = AdmissionRules(
     mode=Mode.KUBELET, policy=Policy.SINGLE_NUMA_NODE, reserved_cpus="0", reserved_memory={0: {MEMORY: GIB}}
@@ -116,7 +116,7 @@ def test_directories_that_cannot_be_read_change_nothing_and_are_named(
 
     write_files(tmp_path, holding(FULL), RULES)
     removed(tmp_path)
-    monkeypatch.setattr("topoalign.kubelet.pod_directories.read", refused)
+    monkeypatch.setattr("topoalign.kubelet.files.pod_directories.read", refused)
 
     found = read(tmp_path)
 

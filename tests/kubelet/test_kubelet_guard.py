@@ -7,17 +7,12 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from kubelet_support import Node, node, short_directory, two_nodes
 
-from topoalign.allocator.kubelet.api import v1
-from topoalign.allocator.kubelet.guard import Guard
-from topoalign.allocator.kubelet.plugin import (
-    FIRST_DOUBT_SECONDS,
-    FIRST_RETRY_SECONDS,
-    LOOK_SECONDS,
-    Plugin,
-)
-from topoalign.allocator.kubelet.transport import Server, Servicer
+from topoalign.allocator.device_plugin.guard import Guard
+from topoalign.allocator.device_plugin.plugin import FIRST_DOUBT_SECONDS, FIRST_RETRY_SECONDS, LOOK_SECONDS, Plugin
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU
+from topoalign.kubelet.grpc.api import v1
+from topoalign.kubelet.grpc.transport import Server, Servicer
 from topoalign.runtime.clock import ManualClock, SystemClock
 
 pytestmark = pytest.mark.anyio

@@ -7,11 +7,11 @@ import grpc
 import pytest
 from kubelet_support import MemoryDesk, short_directory, two_nodes
 
-from topoalign.allocator.kubelet.api import v1beta1
-from topoalign.allocator.kubelet.arriving import LARGEST_REQUEST
-from topoalign.allocator.kubelet.server import DevicePlugin
-from topoalign.allocator.kubelet.transport import Server
+from topoalign.allocator.device_plugin.server import DevicePlugin
 from topoalign.core.model.ids import GPU
+from topoalign.kubelet.grpc.api import v1beta1
+from topoalign.kubelet.grpc.arriving import LARGEST_REQUEST
+from topoalign.kubelet.grpc.transport import Server
 
 pytestmark = pytest.mark.anyio
 SERVICE = "/v1beta1.DevicePlugin/"

@@ -7,10 +7,10 @@ import anyio
 import pytest
 from kubelet_support import short_directory
 
-from topoalign.allocator.kubelet import codec
-from topoalign.allocator.kubelet.api import v1
-from topoalign.allocator.kubelet.client import KubeletAway, ask
-from topoalign.allocator.kubelet.transport import Server, Servicer
+from topoalign.kubelet.grpc import codec
+from topoalign.kubelet.grpc.api import v1
+from topoalign.kubelet.grpc.client import KubeletAway, ask
+from topoalign.kubelet.grpc.transport import Server, Servicer
 from topoalign.runtime.clock import SystemClock
 
 pytestmark = pytest.mark.anyio

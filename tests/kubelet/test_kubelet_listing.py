@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kubelet_support import NODE, two_nodes
 
-from topoalign.allocator.kubelet.api import v1beta1
-from topoalign.allocator.kubelet.listing import SLICE, Listing
+from topoalign.allocator.device_plugin.listing import SLICE, Listing
 from topoalign.core.model.events import Allocation, DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID, ResourceName
 from topoalign.core.model.topology.cpuset import LARGEST_ID
@@ -18,6 +17,7 @@ from topoalign.core.model.topology.model import Gpu, MigDevice, Topology
 from topoalign.core.model.topology.offers import Offer
 from topoalign.core.model.topology.validate import MOST_HANDED_OUT
 from topoalign.core.state.fold import NodeState
+from topoalign.kubelet.grpc.api import v1beta1
 
 pytestmark = pytest.mark.anyio
 

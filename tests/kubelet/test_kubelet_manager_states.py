@@ -13,7 +13,7 @@ from topoalign.core.model.errors import StateFault
 from topoalign.core.model.events import MemoryUse
 from topoalign.core.model.ids import MEMORY
 from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode
-from topoalign.kubelet import cpu_checkpoint, memory_checkpoint
+from topoalign.kubelet.files import cpu_checkpoint, memory_checkpoint
 
 CPU_FILES = {
     "v1.34, two containers": '{"policyName":"static","defaultCpuSet":"0-1,6-11","entries":{'

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from topoalign.core.model.errors import BadRequest, InvalidField
 from topoalign.core.model.ids import CPU, GPU, MEMORY, ResourceName
 from topoalign.core.model.requests import PodRequest, Qos
-from topoalign.kubelet import documents, manifest
+from topoalign.kubelet.files import documents, manifest
 
 POD = """
 apiVersion: v1

@@ -17,9 +17,9 @@ from topoalign.core.model.ids import CPU, GPU, MEMORY, DeviceID, ResourceName
 from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode, PodRequest, Policy
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
-from topoalign.kubelet import device_checkpoint
-from topoalign.kubelet.device_checkpoint import CheckpointData, PodDevicesEntry
-from topoalign.kubelet.node_state import KubeletNode, check_resources, node_state
+from topoalign.kubelet.files import device_checkpoint
+from topoalign.kubelet.files.device_checkpoint import CheckpointData, PodDevicesEntry
+from topoalign.kubelet.files.node_state import KubeletNode, check_resources, node_state
 
 RULES = AdmissionRules(
     mode=Mode.KUBELET, policy=Policy.RESTRICTED, reserved_cpus="0", reserved_memory={0: {MEMORY: GIB}}

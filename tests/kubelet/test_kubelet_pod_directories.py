@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topoalign.core.model.errors import StateFault
-from topoalign.kubelet import pod_directories
-from topoalign.kubelet.pod_directories import PodDirectories
+from topoalign.kubelet.files import pod_directories
+from topoalign.kubelet.files.pod_directories import PodDirectories
 
 PROJECTED = "kubernetes.io~projected"
 

@@ -11,17 +11,17 @@ import pytest
 from kubelet_support import MemoryDesk, Node, node, pod, short_directory, two_nodes
 from structlog.testing import capture_logs
 
-from topoalign.allocator.kubelet import podresources
-from topoalign.allocator.kubelet.api import v1
-from topoalign.allocator.kubelet.client import KubeletAway, ask
-from topoalign.allocator.kubelet.desk import Holding, Listing, Part
-from topoalign.allocator.kubelet.podresources import PodResourcesClient
-from topoalign.allocator.kubelet.transport import Server, Servicer
+from topoalign.allocator.ports import Holding, Listing, Part
+from topoalign.allocator.reconciliation import pod_resources
+from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.core.model.events import Owner
 from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID, Namespace, PodName
 from topoalign.core.model.requests import ContainerRequest, PodRequest
-from topoalign.kubelet import device_checkpoint
-from topoalign.kubelet.pod_directories import PodDirectories
+from topoalign.kubelet.files import device_checkpoint
+from topoalign.kubelet.files.pod_directories import PodDirectories
+from topoalign.kubelet.grpc.api import v1
+from topoalign.kubelet.grpc.client import KubeletAway, ask
+from topoalign.kubelet.grpc.transport import Server, Servicer
 from topoalign.runtime.clock import ManualClock, SystemClock
 
 pytestmark = pytest.mark.anyio
@@ -122,16 +122,16 @@ async def test_a_checkpoint_that_has_changed_and_not_in_size_is_read_anew() -> N
 
 async def test_a_disk_that_hangs_keeps_nobody_waiting_and_no_second_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """The checkpoint counts as one that cannot be read, until it can be."""
-    monkeypatch.setattr(podresources, "READ_SECONDS", 0.05)
+    monkeypatch.setattr(pod_resources, "READ_SECONDS", 0.05)
     go_on, begun = threading.Event(), []
-    plain = podresources.given_out
+    plain = pod_resources.given_out
 
-    def hanging(file: Path) -> podresources.Given | None:
+    def hanging(file: Path) -> pod_resources.Given | None:
         begun.append(file)
         go_on.wait()
         return plain(file)
 
-    monkeypatch.setattr(podresources, "given_out", hanging)
+    monkeypatch.setattr(pod_resources, "given_out", hanging)
     async with node(two_nodes()) as it:
         await it.kubelet.admit(pod("train", gpus=1))
         client = PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir)
@@ -221,7 +221,7 @@ def test_a_container_has_the_uid_of_the_one_pod_that_the_checkpoint_lists_with_i
     parts = [Part(GPU, devices, pod_uid, container) for pod_uid, container, devices in given]
     holding = Holding(owner=owner, resource=GPU, devices=HELD)
 
-    assert [uid] == [each.pod_uid for each in podresources.identified([holding], parts, directories)]
+    assert [uid] == [each.pod_uid for each in pod_resources.identified([holding], parts, directories)]
 
 
 async def test_without_a_socket_the_kubelet_is_away() -> None:

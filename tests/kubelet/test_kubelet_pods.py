@@ -8,14 +8,14 @@ import anyio
 import pytest
 from kubelet_support import NAMES, MemoryDesk, node, offers, pod, two_nodes
 
-from topoalign.allocator.kubelet.standin import KubeletStandIn
-from topoalign.allocator.kubelet.standin_plugins import is_extended
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.errors import InvalidField, StateFault
 from topoalign.core.model.events import Allocation, DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy, Scope
 from topoalign.runtime.clock import ManualClock
+from topoalign.testing.fake_kubelet.kubelet import KubeletStandIn
+from topoalign.testing.fake_kubelet.plugins import is_extended
 
 pytestmark = pytest.mark.anyio
 MACHINE = two_nodes()

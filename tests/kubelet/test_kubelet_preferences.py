@@ -9,9 +9,8 @@ import pytest
 from faults_support import sample
 from kubelet_support import MemoryDesk, pod, recorded, two_nodes
 
-from topoalign.allocator.handouts import Handouts
-from topoalign.allocator.kubelet.api import v1beta1
-from topoalign.allocator.kubelet.server import DevicePlugin
+from topoalign.allocator.device_allocations import Handouts
+from topoalign.allocator.device_plugin.server import DevicePlugin
 from topoalign.core.admission.admit import admission, admit, answer_to
 from topoalign.core.admission.pipeline import Reply
 from topoalign.core.model.decisions import Admission, Decision, PreferenceQuestion
@@ -20,6 +19,7 @@ from topoalign.core.model.ids import GPU, AllocationID, DeviceID
 from topoalign.core.model.requests import AdmissionRules, Mode, Placement, PodRequest, Policy
 from topoalign.core.model.topology.links import Link
 from topoalign.core.model.topology.model import Gpu, Topology
+from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.machines import catalogue
 
 pytestmark = pytest.mark.anyio

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import topoalign.allocator.kubelet.api
+import topoalign.kubelet.grpc.api
 
 ROOT = Path(__file__).parents[2]
-API = Path(topoalign.allocator.kubelet.api.__file__).parent
+API = Path(topoalign.kubelet.grpc.api.__file__).parent
 
 
 def test_generating_anew_makes_no_difference(tmp_path: Path) -> None:

@@ -7,14 +7,14 @@ import msgspec
 import pytest
 from kubelet_support import MemoryDesk, Node, node, offers, two_nodes
 
-from topoalign.allocator.kubelet.plugin import LOOK_SECONDS
-from topoalign.allocator.kubelet.registration import socket_path
-from topoalign.allocator.kubelet.sockets import LONGEST_PATH
-from topoalign.allocator.kubelet.standin import KubeletStandIn
+from topoalign.allocator.device_plugin.plugin import LOOK_SECONDS
+from topoalign.allocator.device_plugin.registration import socket_path
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import Offer
+from topoalign.kubelet.grpc.sockets import LONGEST_PATH
 from topoalign.runtime.clock import ManualClock
+from topoalign.testing.fake_kubelet.kubelet import KubeletStandIn
 
 pytestmark = pytest.mark.anyio
 

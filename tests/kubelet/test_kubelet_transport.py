@@ -21,19 +21,19 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from kubelet_support import MemoryDesk, serving, short_directory, two_nodes
 
-from topoalign.allocator.kubelet import connection, sockets, transport
-from topoalign.allocator.kubelet.api import v1beta1
-from topoalign.allocator.kubelet.arriving import LARGEST_REQUEST, MOST_BYTES, SMALL_REQUEST
-from topoalign.allocator.kubelet.codec import DECODED_AT_ONCE, Codec
-from topoalign.allocator.kubelet.connection import SILENT_LOOKS
-from topoalign.allocator.kubelet.decoding import Decoding
-from topoalign.allocator.kubelet.frames import LONGEST_HEADERS, MOST_CONTROLS, MOST_SETTINGS
-from topoalign.allocator.kubelet.server import DevicePlugin
-from topoalign.allocator.kubelet.transport import MOST_CONNECTIONS, Server
-from topoalign.allocator.kubelet.watches import MOST_OTHERS
+from topoalign.allocator.device_plugin.server import DevicePlugin
+from topoalign.allocator.device_plugin.watches import MOST_OTHERS
 from topoalign.core.model.errors import StateFault
 from topoalign.core.model.ids import GPU
 from topoalign.core.model.requests import MOST_CONTAINERS
+from topoalign.kubelet.grpc import connection, sockets, transport
+from topoalign.kubelet.grpc.api import v1beta1
+from topoalign.kubelet.grpc.arriving import LARGEST_REQUEST, MOST_BYTES, SMALL_REQUEST
+from topoalign.kubelet.grpc.codec import DECODED_AT_ONCE, Codec
+from topoalign.kubelet.grpc.connection import SILENT_LOOKS
+from topoalign.kubelet.grpc.decoding import Decoding
+from topoalign.kubelet.grpc.frames import LONGEST_HEADERS, MOST_CONTROLS, MOST_SETTINGS
+from topoalign.kubelet.grpc.transport import MOST_CONNECTIONS, Server
 
 pytestmark = pytest.mark.anyio
 
@@ -377,7 +377,7 @@ async def test_a_socket_that_has_become_anothers_is_not_removed_when_we_stop() -
 KEPT = """
 import os, sys
 from pathlib import Path
-from topoalign.allocator.kubelet import sockets
+from topoalign.kubelet.grpc import sockets
 if os.geteuid() == 0:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
 path = Path(sys.argv[1])

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kubelet_support import frame
 
-from topoalign.allocator.kubelet.frames import (
+from topoalign.kubelet.grpc.frames import (
     ACK,
     CONTROLS_PER_REQUEST,
     END_HEADERS,
@@ -24,7 +24,7 @@ from topoalign.allocator.kubelet.frames import (
     Frames,
     Kind,
 )
-from topoalign.allocator.kubelet.turns import Client, Turns
+from topoalign.kubelet.grpc.turns import Client, Turns
 
 pytestmark = pytest.mark.anyio
 BUSY = 40

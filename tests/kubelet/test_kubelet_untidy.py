@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from kubelet_support import GIB, MemoryDesk, Node, node, offers, pod, two_nodes
 
-from topoalign.allocator.kubelet.podresources import PodResourcesClient
-from topoalign.allocator.kubelet.standin import KubeletStandIn
+from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.errors import StateFault
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import CPU, GPU, MEMORY, ContainerName, DeviceID, Namespace, PodName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, CpuOption, PodRequest, Policy
-from topoalign.kubelet import cpu_checkpoint, memory_checkpoint
+from topoalign.kubelet.files import cpu_checkpoint, memory_checkpoint
 from topoalign.runtime.clock import ManualClock
+from topoalign.testing.fake_kubelet.kubelet import KubeletStandIn
 
 pytestmark = pytest.mark.anyio
 MACHINE = two_nodes()

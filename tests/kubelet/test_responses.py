@@ -26,9 +26,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kubelet_support import MemoryDesk
 
-from topoalign.allocator.kubelet.api import v1beta1
-from topoalign.allocator.kubelet.containers import Containers
+from topoalign.allocator.device_plugin.containers import Containers
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
+from topoalign.kubelet.grpc.api import v1beta1
 
 pytestmark = pytest.mark.anyio
 

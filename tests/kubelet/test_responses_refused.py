@@ -11,7 +11,7 @@ from kubelet_support import MemoryDesk
 
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.topology.model import Gpu, Topology
-from topoalign.serving.configuration import Configuration
+from topoalign.plugin_config.configuration import Configuration
 
 pytestmark = pytest.mark.anyio
 

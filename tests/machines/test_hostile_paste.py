@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from faults_support import THOROUGH, sample
 
-from topoalign.cli.bench.parse import KINDS
 from topoalign.core.model.errors import InvalidMachine
 from topoalign.core.model.topology.validate import validate
 from topoalign.machines.nvidia_smi import print_matrix, read
+from topoalign.tools.bench.parse import KINDS
 
 DAMAGES: dict[str, Callable[[str, int], str]] = {
     "a character is missing": lambda text, at: text[:at] + text[at + 1 :],

@@ -4,9 +4,9 @@ import tracemalloc
 
 import pytest
 
-from topoalign.cli.bench.parse import KINDS
 from topoalign.core.model.errors import InvalidMachine
 from topoalign.machines.nvidia_smi import read
+from topoalign.tools.bench.parse import KINDS
 
 
 @pytest.mark.parametrize("kind", KINDS)

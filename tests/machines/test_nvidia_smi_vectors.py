@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from topoalign.cli.conformance.nvidia_smi_topo import cases
 from topoalign.core.model.errors import InvalidMachine
 from topoalign.machines import load
 from topoalign.machines.nvidia_smi import print_matrix, read
+from topoalign.tools.conformance.nvidia_smi_topo import cases
 
 STYLE = "rtx4090-8gpu-2nic-all-sys-tabs.txt"
 

@@ -10,9 +10,9 @@ import pytest
 from decision_support import knapsack_machine
 from e2e_support import allocate, pod, release
 
-from topoalign.allocator.admissions import Admissions
-from topoalign.allocator.journal import MemoryJournal
-from topoalign.allocator.ledger import Ledger
+from topoalign.allocator.ledger.journal import MemoryJournal
+from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.service import refuse_twin
 from topoalign.core import wire
 from topoalign.core.hints.providers import answer

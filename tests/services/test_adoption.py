@@ -9,19 +9,19 @@ import pytest
 from handouts_support import Node as Allocator
 from kubelet_support import NODE, RESTRICTED, pod, short_directory, two_nodes
 
-from topoalign.allocator.handouts import Handouts
-from topoalign.allocator.kubelet.api import v1beta1
-from topoalign.allocator.kubelet.client import ask
-from topoalign.allocator.kubelet.front import KubeletFront
-from topoalign.allocator.kubelet.plugin_api import API_VERSION, KUBELET_SOCKET
-from topoalign.allocator.kubelet.podresources import PodResourcesClient
-from topoalign.allocator.kubelet.standin import KubeletStandIn
-from topoalign.allocator.kubelet.transport import Server, Servicer
+from topoalign.allocator.device_allocations import Handouts
+from topoalign.allocator.device_plugin.front import KubeletFront
+from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.events import AllocationGranted
 from topoalign.core.model.ids import GPU, DeviceID, Namespace, PodName
+from topoalign.kubelet.grpc.api import v1beta1
+from topoalign.kubelet.grpc.client import ask
+from topoalign.kubelet.grpc.plugin_api import API_VERSION, KUBELET_SOCKET
+from topoalign.kubelet.grpc.transport import Server, Servicer
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.tasks import background
+from topoalign.testing.fake_kubelet.kubelet import KubeletStandIn
 
 pytestmark = pytest.mark.anyio
 

@@ -12,8 +12,7 @@ import pytest
 from kubelet_support import offers, pod, short_directory
 
 from topoalign.allocator import main as allocator
-from topoalign.allocator.kubelet.standin import KubeletStandIn
-from topoalign.allocator.succession import LINE
+from topoalign.allocator.takeover import LINE
 from topoalign.core.model.errors import InvalidField, StateFault
 from topoalign.core.model.ids import GPU, ContainerName, Namespace, PodName
 from topoalign.core.model.requests import AdmissionRules
@@ -22,6 +21,7 @@ from topoalign.machines import load
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.context import Context
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.testing.fake_kubelet.kubelet import KubeletStandIn
 
 pytestmark = pytest.mark.anyio
 

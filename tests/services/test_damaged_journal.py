@@ -14,10 +14,10 @@ from faults_support import sample
 from handouts_support import GPUS, NODE, Node
 from structlog.testing import capture_logs
 
-from topoalign.allocator import record
-from topoalign.allocator.journal import KEPT, FileJournal, open_journal
-from topoalign.allocator.kubelet.desk import Part
-from topoalign.allocator.ledger import Ledger
+from topoalign.allocator.ledger import record
+from topoalign.allocator.ledger.journal import KEPT, FileJournal, open_journal
+from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.ports import Part
 from topoalign.core.model.errors import DeviceInUse, StateFault
 from topoalign.core.model.events import Allocation, AllocationsSnapshot
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID, NodeName
@@ -226,7 +226,7 @@ async def test_a_journal_that_the_disk_cannot_read_is_set_aside_too(
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr("topoalign.allocator.journal.open", unreadable, raising=False)
+        patch.setattr("topoalign.allocator.ledger.journal.open", unreadable, raising=False)
         with restarted(tmp_path) as (node, journal):
             assert "the disk cannot read it" == node.ledger.doubt
             assert 1 == len(journal.set_aside)

@@ -11,9 +11,9 @@ from e2e_support import allocate, pod, release
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoalign.allocator.admissions import Admissions
-from topoalign.allocator.journal import MemoryJournal
-from topoalign.allocator.ledger import Ledger
+from topoalign.allocator.ledger.journal import MemoryJournal
+from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.requests.admissions import Admissions
 from topoalign.core import wire
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.errors import BusUnavailable, DeadlinePassed, PodAlreadyAllocated, TopoalignError

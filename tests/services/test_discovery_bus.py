@@ -14,7 +14,7 @@ from topoalign.core.model.events import DeviceHealthChanged, TopologyDiscovered
 from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.model.requests import AliveRequest, AnnounceRequest
 from topoalign.discovery.announcer import FIRST_PAUSE, LONGEST_PAUSE, LOOK_SECONDS
-from topoalign.discovery.caretaker import Caretaker
+from topoalign.discovery.device_health import Caretaker
 from topoalign.discovery.record import RecordFile
 from topoalign.discovery.xids import XidRules
 

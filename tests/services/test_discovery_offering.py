@@ -19,12 +19,12 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Received, Stream
 from topoalign.discovery.main import serve
 from topoalign.machines import Machine, document
+from topoalign.plugin_config.offers import Offering
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.context import Context
 from topoalign.runtime.health import application
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
-from topoalign.serving.offers import Offering
 
 pytestmark = pytest.mark.anyio
 

@@ -10,10 +10,10 @@ from discovery_support import Hardware, discovery_with, inventory
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from topoalign.allocator.admissions import Admissions
-from topoalign.allocator.hearing import ASK_SECONDS, Hearing
-from topoalign.allocator.journal import MemoryJournal
-from topoalign.allocator.ledger import Ledger
+from topoalign.allocator.hardware_watch import ASK_SECONDS, Hearing
+from topoalign.allocator.ledger.journal import MemoryJournal
+from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.service import Allocator
 from topoalign.client import Client
 from topoalign.core import wire

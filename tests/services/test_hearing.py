@@ -9,9 +9,9 @@ from discovery_support import READ_SECONDS, Bus, Hardware, discovery_with, inven
 from handouts_support import ShiftingClock
 from structlog.testing import capture_logs
 
-from topoalign.allocator.hearing import ASK_SECONDS, SILENT_SECONDS, Hearing
-from topoalign.allocator.journal import MemoryJournal
-from topoalign.allocator.ledger import Ledger
+from topoalign.allocator.hardware_watch import ASK_SECONDS, SILENT_SECONDS, Hearing
+from topoalign.allocator.ledger.journal import MemoryJournal
+from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.core import wire
 from topoalign.core.model.events import Allocation, HealthState, TopologyDiscovered
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID, NodeName

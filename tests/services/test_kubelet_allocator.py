@@ -12,21 +12,21 @@ import pytest
 from anyio.abc import TaskGroup
 from kubelet_support import NODE, RESTRICTED, MemoryDesk, offers, pod, short_directory, two_nodes
 
-from topoalign.allocator import handouts
-from topoalign.allocator.handouts import Handouts
-from topoalign.allocator.journal import MemoryJournal
-from topoalign.allocator.kubelet.front import KubeletFront
-from topoalign.allocator.kubelet.plugin import LOOK_SECONDS
-from topoalign.allocator.kubelet.podresources import PodResourcesClient
-from topoalign.allocator.kubelet.standin import KubeletStandIn
-from topoalign.allocator.kubelet_files import KubeletFiles
-from topoalign.allocator.ledger import Ledger
+from topoalign.allocator import device_allocations
+from topoalign.allocator.device_allocations import Handouts
+from topoalign.allocator.device_plugin.front import KubeletFront
+from topoalign.allocator.device_plugin.plugin import LOOK_SECONDS
+from topoalign.allocator.ledger.journal import MemoryJournal
+from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
+from topoalign.allocator.requests.kubelet_files import KubeletFiles
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.events import AllocationBound, AllocationGranted, AllocationReleased, Owner
 from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID, Namespace, PodName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy
 from topoalign.core.placement.preference import prefer
 from topoalign.runtime.clock import ManualClock
+from topoalign.testing.fake_kubelet.kubelet import KubeletStandIn
 
 pytestmark = pytest.mark.anyio
 MACHINE = two_nodes()
@@ -278,7 +278,7 @@ async def test_what_a_pods_first_container_got_is_not_free_for_its_second_one(mo
         free.append(len(more["beside"].free))
         return prefer(*args, **more)
 
-    monkeypatch.setattr(handouts, "prefer", spied)
+    monkeypatch.setattr(device_allocations, "prefer", spied)
     one = {GPU: 1}
     pair = PodRequest(
         name=PodName("pair"),

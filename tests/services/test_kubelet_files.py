@@ -10,17 +10,17 @@ import pytest
 from decision_support import container, machine, node, pod
 from kubelet_files_support import write_files
 
-from topoalign.allocator.admissions import Admissions
-from topoalign.allocator.journal import MemoryJournal
-from topoalign.allocator.kubelet_files import KubeletFiles
-from topoalign.allocator.ledger import Ledger
+from topoalign.allocator.ledger.journal import MemoryJournal
+from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.requests.admissions import Admissions
+from topoalign.allocator.requests.kubelet_files import KubeletFiles
 from topoalign.allocator.settings import AllocatorSettings
 from topoalign.core.admission.admit import admit
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID, NodeName
 from topoalign.core.model.requests import AdmissionRules, AllocateRequest, Mode, Placement, PodRequest, Policy, Scope
-from topoalign.kubelet import configuration
+from topoalign.kubelet.files import configuration
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
 

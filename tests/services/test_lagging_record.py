@@ -15,10 +15,10 @@ from decision_support import container, machine, node, pod
 from kubelet_files_support import VOLUME, write_files
 from kubelet_support import short_directory
 
-from topoalign.allocator.admissions import Admissions
-from topoalign.allocator.journal import MemoryJournal
-from topoalign.allocator.kubelet_files import KubeletFiles
-from topoalign.allocator.ledger import Ledger
+from topoalign.allocator.ledger.journal import MemoryJournal
+from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.requests.admissions import Admissions
+from topoalign.allocator.requests.kubelet_files import KubeletFiles
 from topoalign.core.model.decisions import Admission, Decision
 from topoalign.core.model.events import Allocation, Owner
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName

@@ -22,11 +22,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kubelet_files_support import write_files
 
-from topoalign.allocator.admissions import Admissions
-from topoalign.allocator.journal import MemoryJournal
-from topoalign.allocator.kubelet.api import v1beta1
-from topoalign.allocator.kubelet.listing import Listing
-from topoalign.allocator.ledger import Ledger
+from topoalign.allocator.device_plugin.listing import Listing
+from topoalign.allocator.ledger.journal import MemoryJournal
+from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.requests.admissions import Admissions
 from topoalign.cli import gpu
 from topoalign.cli.link import Standing
 from topoalign.core.admission.admit import admit
@@ -56,7 +55,8 @@ from topoalign.core.model.topology.model import Gpu, MigDevice, Nic, Topology, V
 from topoalign.core.model.topology.offers import Offer, base_of, handed_out
 from topoalign.core.model.topology.validate import validate
 from topoalign.core.state.fold import NodeState
-from topoalign.kubelet.node_state import node_state
+from topoalign.kubelet.files.node_state import node_state
+from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.registry import views
 from topoalign.registry.cluster import Member
 from topoalign.runtime.clock import ManualClock

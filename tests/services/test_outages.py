@@ -11,7 +11,7 @@ from bus_support import KillableServer, killable, stopped, stored
 from faults_support import THOROUGH
 from outage_support import NODE, Away, Listener, come_and_go, consecutive, emptied, opened, telling
 
-from topoalign.allocator.ledger import Ledger
+from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.core import wire
 from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.ports import Bus, Stream

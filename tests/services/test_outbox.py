@@ -3,9 +3,9 @@
 import anyio
 import pytest
 
-from topoalign.allocator.journal import MemoryJournal
-from topoalign.allocator.ledger import Ledger
-from topoalign.allocator.outbox import LONGEST_PAUSE, LOOK_SECONDS, Outbox
+from topoalign.allocator.ledger.journal import MemoryJournal
+from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.ledger.outbox import LONGEST_PAUSE, LOOK_SECONDS, Outbox
 from topoalign.core.model.errors import BusRefused, BusUnavailable, Unavailable
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Message, Stream

@@ -10,9 +10,9 @@ from simulation.loop import SimulatedLoop, simulate
 from simulation.scenario import quietly
 from simulation.world import HEALTHY, NODE, WHOLE, SimulatedClock
 
-from topoalign.allocator.handouts import Handouts
-from topoalign.allocator.journal import MemoryJournal
-from topoalign.allocator.ledger import Ledger
+from topoalign.allocator.device_allocations import Handouts
+from topoalign.allocator.ledger.journal import MemoryJournal
+from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.core.model.errors import StateFault
 from topoalign.core.model.events import DeviceHealthChanged, Owner, TopologyDiscovered
 from topoalign.core.model.ids import GPU, DeviceID

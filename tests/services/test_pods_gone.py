@@ -6,10 +6,10 @@ from handouts_support import GPUS, NODE, Node, bound, owner
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from topoalign.allocator.admissions import Admissions
-from topoalign.allocator.endings import REMEMBERED, TOLD, Endings
-from topoalign.allocator.hearing import Hearing
-from topoalign.allocator.kubelet.desk import Holding, Part
+from topoalign.allocator.hardware_watch import Hearing
+from topoalign.allocator.ledger.endings import REMEMBERED, TOLD, Endings
+from topoalign.allocator.ports import Holding, Part
+from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.service import Allocator
 from topoalign.core.model.decisions import Explained
 from topoalign.core.model.errors import NotFound
@@ -24,7 +24,7 @@ from topoalign.core.model.events import (
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID
 from topoalign.core.model.requests import AdmissionRules, ExplainRequest
 from topoalign.core.state.fold import replay
-from topoalign.kubelet.pod_directories import PodDirectories
+from topoalign.kubelet.files.pod_directories import PodDirectories
 from topoalign.runtime.memory_bus import MemoryBus
 
 pytestmark = pytest.mark.anyio

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from topoalign.allocator.journal import open_journal
-from topoalign.allocator.ledger import Ledger
+from topoalign.allocator.ledger.journal import open_journal
+from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.core.model.errors import StateFault
 from topoalign.core.model.events import Allocation, AllocationsSnapshot
 from topoalign.core.model.ids import GPU, DeviceID, NodeName

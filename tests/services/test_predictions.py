@@ -9,24 +9,24 @@ import pytest
 from faults_support import sample
 from kubelet_support import NODE, MemoryDesk, offers, short_directory, two_nodes
 
-from topoalign.allocator import handouts
-from topoalign.allocator.admissions import Admissions
-from topoalign.allocator.handouts import Handouts
-from topoalign.allocator.journal import MemoryJournal
-from topoalign.allocator.kubelet import podresources
-from topoalign.allocator.kubelet.front import KubeletFront
-from topoalign.allocator.kubelet.podresources import PodResourcesClient
-from topoalign.allocator.kubelet.standin import KubeletStandIn
-from topoalign.allocator.kubelet_files import KubeletFiles
-from topoalign.allocator.ledger import Ledger
-from topoalign.allocator.liveness import UNWRITTEN_SECONDS
+from topoalign.allocator import device_allocations
+from topoalign.allocator.device_allocations import Handouts
+from topoalign.allocator.device_plugin.front import KubeletFront
+from topoalign.allocator.ledger.journal import MemoryJournal
+from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.reconciliation import pod_resources as podresources
+from topoalign.allocator.reconciliation.liveness import UNWRITTEN_SECONDS
+from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
+from topoalign.allocator.requests.admissions import Admissions
+from topoalign.allocator.requests.kubelet_files import KubeletFiles
 from topoalign.core.model.decisions import Admission, Decision
 from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, ContainerName, PodName
 from topoalign.core.model.requests import AdmissionRules, AllocateRequest, ContainerRequest, Placement, PodRequest
-from topoalign.kubelet import configuration
+from topoalign.kubelet.files import configuration
 from topoalign.machines import catalogue
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.testing.fake_kubelet.kubelet import KubeletStandIn
 
 pytestmark = pytest.mark.anyio
 
@@ -142,7 +142,7 @@ async def predicted_and_done(seed: int, directory: Path) -> list[tuple[object, o
 async def test_what_is_predicted_of_a_pod_is_what_the_kubelet_then_does(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handouts, "PREFER_SECONDS", PATIENT_SECONDS)
+    monkeypatch.setattr(device_allocations, "PREFER_SECONDS", PATIENT_SECONDS)
     monkeypatch.setattr(podresources, "READ_SECONDS", PATIENT_SECONDS)
     with short_directory() as directory:
         pairs = await predicted_and_done(seed, directory)

@@ -12,7 +12,7 @@ from untidy_support import Answer, untidy_node
 
 from topoalign.core.model.decisions import Decision
 from topoalign.core.model.requests import PodRequest
-from topoalign.kubelet.pod_directories import PodDirectories
+from topoalign.kubelet.files.pod_directories import PodDirectories
 
 pytestmark = pytest.mark.anyio
 

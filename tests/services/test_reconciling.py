@@ -8,10 +8,10 @@ import pytest
 from handouts_support import GPUS, MACHINE, Node, ShiftingClock, bound, looked_at_after, owner
 from structlog.testing import capture_logs
 
-from topoalign.allocator.handouts import FRESH_SECONDS, Handouts
-from topoalign.allocator.journal import MemoryJournal
-from topoalign.allocator.kubelet.desk import Part
-from topoalign.allocator.ledger import Ledger
+from topoalign.allocator.device_allocations import FRESH_SECONDS, Handouts
+from topoalign.allocator.ledger.journal import MemoryJournal
+from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.ports import Part
 from topoalign.core.model.errors import (
     DeviceInUse,
     DeviceUnusable,

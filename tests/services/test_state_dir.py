@@ -12,7 +12,7 @@ import pytest
 from e2e_support import environment
 from faults_support import sample
 
-from topoalign.allocator.journal import open_journal
+from topoalign.allocator.ledger.journal import open_journal
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import NodeName
 

@@ -7,9 +7,9 @@ import anyio
 import pytest
 from kubelet_support import NODE
 
-from topoalign.allocator.journal import open_journal
-from topoalign.allocator.state_dir import StateInUse
-from topoalign.allocator.succession import (
+from topoalign.allocator.ledger.journal import open_journal
+from topoalign.allocator.ledger.state_dir import StateInUse
+from topoalign.allocator.takeover import (
     HEARD_SECONDS,
     LOOK_SECONDS,
     STEP_SECONDS,

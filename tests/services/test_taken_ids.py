@@ -16,8 +16,8 @@ from bus_support import killable, said
 from outage_support import NODE, Listener, come_and_go, emptied, opened
 from structlog.testing import capture_logs
 
-from topoalign.allocator.ledger import Ledger
-from topoalign.allocator.outbox import LOOK_SECONDS, Outbox
+from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.ledger.outbox import LOOK_SECONDS, Outbox
 from topoalign.core import wire
 from topoalign.core.model.events import Allocation, AllocationReleased, DeviceHealthChanged, LedgerEvent, LedgerFact
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID

@@ -7,10 +7,9 @@ import pytest
 from decision_support import container, machine, node, pod
 from handouts_support import GPUS, NODE, Node, owner
 
-from topoalign.allocator.kubelet.api import v1
-from topoalign.allocator.kubelet.podresources import usage_of
-from topoalign.allocator.kubelet_files import KubeletFiles
-from topoalign.allocator.usage import AGAIN_SECONDS, LOOK_SECONDS, UsageTeller
+from topoalign.allocator.reconciliation.pod_resources import usage_of
+from topoalign.allocator.reconciliation.usage import AGAIN_SECONDS, LOOK_SECONDS, UsageTeller
+from topoalign.allocator.requests.kubelet_files import KubeletFiles
 from topoalign.client import Client
 from topoalign.core import wire
 from topoalign.core.admission.admit import admit
@@ -20,7 +19,8 @@ from topoalign.core.model.events import ContainerUsage, MemoryBlock, UsageObserv
 from topoalign.core.model.ids import GPU, MEMORY, DeviceID, ResourceName
 from topoalign.core.ports import Message, Stream
 from topoalign.core.state.fold import NodeState
-from topoalign.kubelet import configuration
+from topoalign.kubelet.files import configuration
+from topoalign.kubelet.grpc.api import v1
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
 

@@ -7,11 +7,11 @@ import msgspec
 import pytest
 
 from topoalign.cli import root
-from topoalign.kubelet import documents
-from topoalign.serving import nvidia
-from topoalign.serving.configuration import Configuration, SharedResource
-from topoalign.serving.file import leaves, load, loaded
-from topoalign.serving.watching import VARIABLE
+from topoalign.kubelet.files import documents
+from topoalign.plugin_config import nvidia
+from topoalign.plugin_config.configuration import Configuration, SharedResource
+from topoalign.plugin_config.file import leaves, load, loaded
+from topoalign.plugin_config.watching import VARIABLE
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = (REPOSITORY / "docs" / "configuration.md").read_text()

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from serving_support import configured
 
 from topoalign.core.model.errors import BadRequest, InvalidField, NotFound
-from topoalign.kubelet import documents
-from topoalign.kubelet.documents import InvalidDocument
-from topoalign.serving import names, nvidia
-from topoalign.serving.configuration import (
+from topoalign.kubelet.files import documents
+from topoalign.kubelet.files.documents import InvalidDocument
+from topoalign.plugin_config import names, nvidia
+from topoalign.plugin_config.configuration import (
     Configuration,
     Flags,
     GpuChoice,
@@ -28,7 +28,7 @@ from topoalign.serving.configuration import (
     Sharing,
     TimeSlicing,
 )
-from topoalign.serving.file import load, loaded
+from topoalign.plugin_config.file import load, loaded
 
 NVIDIA_FILE = """
 version: v1

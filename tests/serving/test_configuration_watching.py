@@ -10,11 +10,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from topoalign.core.model.errors import BadRequest, InvalidField, NotFound
+from topoalign.plugin_config.watching import LOOK_SECONDS, ConfigurationFile
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.context import Context, Reload
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
-from topoalign.serving.watching import LOOK_SECONDS, ConfigurationFile
 
 pytestmark = pytest.mark.anyio
 

@@ -5,8 +5,8 @@ import pytest
 from serving_support import configured, gpu, listed, machine, made
 
 from topoalign.core.model.errors import InvalidField
-from topoalign.kubelet.documents import InvalidDocument
-from topoalign.serving.configuration import Configuration, Flags, PluginFlags
+from topoalign.kubelet.files.documents import InvalidDocument
+from topoalign.plugin_config.configuration import Configuration, Flags, PluginFlags
 
 PRINTED = """
 {"version": "v1",

@@ -8,8 +8,8 @@ from topoalign.core.model.topology.model import Gpu
 from topoalign.core.model.topology.offers import Offer
 from topoalign.core.model.topology.validate import validate
 from topoalign.machines import catalogue, load
-from topoalign.serving.configuration import Configuration
-from topoalign.serving.offers import offers
+from topoalign.plugin_config.configuration import Configuration
+from topoalign.plugin_config.offers import offers
 
 MIXED, SINGLE = "flags: {migStrategy: mixed}\n", "flags: {migStrategy: single}\n"
 SHARE = "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2"

@@ -18,7 +18,7 @@ from typing import Protocol
 import anyio
 from simulation.pods import Container, Directories, Pod
 
-from topoalign.allocator.kubelet.desk import Holding, Listing, Part
+from topoalign.allocator.ports import Holding, Listing, Part
 from topoalign.core.model.errors import TopoalignError, Unavailable
 from topoalign.core.model.events import ContainerUsage, Owner
 from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, ResourceName

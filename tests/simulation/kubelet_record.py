@@ -2,7 +2,7 @@
 
 import anyio
 
-from topoalign.allocator.kubelet.desk import Holding, Listing, Part
+from topoalign.allocator.ports import Holding, Listing, Part
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.events import Owner
 from topoalign.core.model.ids import GPU, ContainerName, DeviceID, Namespace, PodName

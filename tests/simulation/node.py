@@ -17,11 +17,11 @@ from simulation.kubelet import Kubelet
 from simulation.loop import Process
 from simulation.world import NODE, Violation, World
 
-from topoalign.allocator.admissions import Admissions
-from topoalign.allocator.handouts import Handouts
-from topoalign.allocator.hearing import Hearing
-from topoalign.allocator.kubelet.desk import Listing
-from topoalign.allocator.ledger import Ledger
+from topoalign.allocator.device_allocations import Handouts
+from topoalign.allocator.hardware_watch import Hearing
+from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.ports import Listing
+from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.service import Allocator
 from topoalign.client import Client, Heard
 from topoalign.core import wire

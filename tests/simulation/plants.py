@@ -16,12 +16,12 @@ import msgspec
 from simulation.bus import FaultyBus
 from simulation.node import Parts
 
-from topoalign.allocator.admissions import Admissions
-from topoalign.allocator.drafts import Draft
-from topoalign.allocator.handouts import Handouts
-from topoalign.allocator.kubelet.desk import Listing
-from topoalign.allocator.ledger import Ledger
-from topoalign.allocator.liveness import Liveness, places
+from topoalign.allocator.device_allocations import Handouts
+from topoalign.allocator.ledger.drafts import Draft
+from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.ports import Listing
+from topoalign.allocator.reconciliation.liveness import Liveness, places
+from topoalign.allocator.requests.admissions import Admissions
 from topoalign.core.model.decisions import Decision
 from topoalign.core.model.errors import IdTaken, StateFault, TopoalignError
 from topoalign.core.model.events import Allocation, AllocationReleased, AllocationsSnapshot

@@ -6,7 +6,7 @@ import msgspec
 
 from topoalign.core.model.ids import ContainerName, PodName, ResourceName
 from topoalign.core.ports import Clock
-from topoalign.kubelet.pod_directories import PodDirectories
+from topoalign.kubelet.files.pod_directories import PodDirectories
 
 TIDY_SECONDS = 2.5
 """For so long the directory of a deleted pod stays."""

@@ -25,7 +25,7 @@ from simulation.outcome import Outcome
 from simulation.refusals import sound
 from simulation.world import Violation, World
 
-from topoalign.allocator import admissions
+from topoalign.allocator.requests import admissions
 
 STEPS = (6, 12)
 PASSING = (0.0, 0.0, 0.0, 0.003, 0.1, 0.7, 3.0, 8.0, 30.0)

@@ -25,8 +25,8 @@ from simulation.replaying import replayed
 from simulation.scenario import quietly
 from simulation.world import HEALTHY, NODE, WHOLE, SimulatedClock
 
-from topoalign.allocator.handouts import Handouts
-from topoalign.allocator.ledger import Ledger
+from topoalign.allocator.device_allocations import Handouts
+from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.core.model.errors import BadRequest, DeviceInUse, DeviceUnusable, StateFault, TopoalignError, Unavailable
 from topoalign.core.model.events import DeviceHealth, DeviceHealthChanged, HealthState, LedgerEvent, TopologyDiscovered
 from topoalign.core.model.ids import GPU, DeviceID

@@ -16,10 +16,10 @@ from simulation.pods import Container, Pod
 from simulation.scenario import quietly
 from simulation.world import HEALTHY, NODE, WHOLE, SimulatedClock
 
-from topoalign.allocator.handouts import Handouts
-from topoalign.allocator.journal import MemoryJournal
-from topoalign.allocator.kubelet.desk import Listing
-from topoalign.allocator.ledger import Ledger
+from topoalign.allocator.device_allocations import Handouts
+from topoalign.allocator.ledger.journal import MemoryJournal
+from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.ports import Listing
 from topoalign.core.model.events import AllocationBound, DeviceHealthChanged, TopologyDiscovered
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, PodName, ResourceName
 from topoalign.core.ports import Entry

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from topoalign.cli import output, people
+from topoalign.cli import formatting, output
 from topoalign.cli.effects import Effect, printing
 from topoalign.cli.errors import REFUSED
 from topoalign.cli.link import Link, on_node
@@ -114,7 +114,7 @@ def show(node: NodeName, decision: Decision, topology: Topology, as_json: bool) 
     if as_json:
         output.document({"node": node, "decision": decision})
     else:
-        people.show_decision(decision, topology)
+        formatting.show_decision(decision, topology)
         for note in decision.explanation.notes:
             output.note(f"note: {clean(note, 1000)}")
     return REFUSED if isinstance(decision, Refusal) else None

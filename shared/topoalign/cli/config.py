@@ -21,10 +21,10 @@ from topoalign.cli.settings import all_settings, shown, unread
 from topoalign.core.model.errors import NotFound, Unavailable, clean
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import Offer
+from topoalign.plugin_config.file import DEFAULT, FROM_FILE, Loaded, leaves, load
+from topoalign.plugin_config.offers import Offering, offers
+from topoalign.plugin_config.watching import first_read
 from topoalign.runtime.settings import PREFIX
-from topoalign.serving.file import DEFAULT, FROM_FILE, Loaded, leaves, load
-from topoalign.serving.offers import Offering, offers
-from topoalign.serving.watching import first_read
 
 
 @click.group()

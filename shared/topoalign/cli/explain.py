@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from topoalign.cli import output, people
+from topoalign.cli import formatting, output
 from topoalign.cli.allocate import Changes, changes, decide, pod_request, request_options, show
 from topoalign.cli.link import Link, on_node
 from topoalign.core.model.decisions import Explained
@@ -69,7 +69,7 @@ def pod_in(
         raise click.UsageError(
             "--pod-file says it all: leave out --gpus, --cpus, --memory, --nics, --annotation and --pod"
         )
-    from topoalign.kubelet import manifest  # brings in YAML
+    from topoalign.kubelet.files import manifest  # brings in YAML
 
     return manifest.load(file), changes(rules)
 
@@ -92,7 +92,7 @@ def explain(link: Link, target: str) -> None:
         return
     for allocation in explained.allocations:
         known = explained.decision is not None or bool(allocation.cpus or allocation.memory or allocation.affinity)
-        people.show_allocation(allocation, topology, decided=known)
+        formatting.show_allocation(allocation, topology, decided=known)
     for device, health in explained.ailing.items():
         cordoned = " and cordoned" if health.cordoned else ""
         output.say(
@@ -107,5 +107,5 @@ def explain(link: Link, target: str) -> None:
         return
     if not explained.allocations:
         output.say("nothing is held now; the latest decision was:")
-        people.show_decision(explained.decision, topology)
-    people.show_explanation(explained.decision.explanation, topology)
+        formatting.show_decision(explained.decision, topology)
+    formatting.show_explanation(explained.decision.explanation, topology)

@@ -17,9 +17,9 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, overridden
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
-from topoalign.kubelet import configuration
-from topoalign.kubelet.node_state import KubeletNode, check_resources, node_state
-from topoalign.kubelet.settling import settling
+from topoalign.kubelet.files import configuration
+from topoalign.kubelet.files.node_state import KubeletNode, check_resources, node_state
+from topoalign.kubelet.files.settling import settling
 from topoalign.machines import Machine, load
 
 

@@ -5,7 +5,7 @@ import re
 import click
 
 from topoalign.core.model.errors import clean
-from topoalign.kubelet.quantities import whole
+from topoalign.kubelet.files.quantities import whole
 
 MOST = 1_000_000
 """Above what any machine has of anything that is counted."""

@@ -22,43 +22,43 @@ class Entry(NamedTuple):
     """Where a command is, and what it does in one line."""
 
     target: str
-    """`module:name` below `topoalign.cli`."""
+    """`module:name` below `topoalign`."""
     help: str
 
 
 SECTIONS: dict[str, dict[str, Entry]] = {
     "Run": {
-        "up": Entry("up:up", "All services in one process, with NATS and the HTTP API."),
-        "node": Entry("serve:node", "discovery, hinting and allocator: the agent of a GPU node."),
-        "discovery": Entry("serve:discovery", "Only the service that reads the hardware."),
-        "hinting": Entry("serve:hinting", "Only the service that answers hint questions."),
-        "allocator": Entry("serve:allocator", "Only the service that gives devices to containers."),
-        "registry": Entry("serve:registry", "Only the service that folds the cluster and answers over HTTP."),
+        "up": Entry("cli.up:up", "All services in one process, with NATS and the HTTP API."),
+        "node": Entry("cli.serve:node", "discovery, hinting and allocator: the agent of a GPU node."),
+        "discovery": Entry("cli.serve:discovery", "Only the service that reads the hardware."),
+        "hinting": Entry("cli.serve:hinting", "Only the service that answers hint questions."),
+        "allocator": Entry("cli.serve:allocator", "Only the service that gives devices to containers."),
+        "registry": Entry("cli.serve:registry", "Only the service that folds the cluster and answers over HTTP."),
     },
     "Look": {
-        "topo": Entry("topo:topo", "How the GPUs and NICs of a machine are connected."),
-        "fragmentation": Entry("fragmentation:fragmentation", "What the GPUs that are free are still good for."),
-        "watch": Entry("watch:watch", "Allocations as they happen."),
-        "explain": Entry("explain:explain", "How a decision came about."),
-        "what-if": Entry("explain:what_if", "What `allocate` would answer, without effect."),
+        "topo": Entry("cli.topo:topo", "How the GPUs and NICs of a machine are connected."),
+        "fragmentation": Entry("cli.fragmentation:fragmentation", "What the GPUs that are free are still good for."),
+        "watch": Entry("cli.watch:watch", "Allocations as they happen."),
+        "explain": Entry("cli.explain:explain", "How a decision came about."),
+        "what-if": Entry("cli.explain:what_if", "What `allocate` would answer, without effect."),
     },
     "Change": {
-        "allocate": Entry("allocate:allocate", "Ask a node for GPUs, CPUs, memory and NICs."),
-        "release": Entry("allocate:release", "Give an allocation back."),
-        "gpu": Entry("gpu:gpu", "How the devices of a node are, and an operator's word on them."),
-        "forget": Entry("forget:forget", "Delete what a node said that is gone for good."),
-        "trust": Entry("allocate:trust", "Confirm a node's record after its journal was damaged."),
+        "allocate": Entry("cli.allocate:allocate", "Ask a node for GPUs, CPUs, memory and NICs."),
+        "release": Entry("cli.allocate:release", "Give an allocation back."),
+        "gpu": Entry("cli.gpu:gpu", "How the devices of a node are, and an operator's word on them."),
+        "forget": Entry("cli.forget:forget", "Delete what a node said that is gone for good."),
+        "trust": Entry("cli.allocate:trust", "Confirm a node's record after its journal was damaged."),
     },
     "Check": {
-        "health": Entry("health:health", "Whether a process is ready: the health check of containers."),
-        "doctor": Entry("doctor:doctor", "What is wrong on this machine, and what to do about it."),
-        "config": Entry("config:config", "Every setting, with where it is from; checks a file."),
+        "health": Entry("cli.health:health", "Whether a process is ready: the health check of containers."),
+        "doctor": Entry("cli.doctor:doctor", "What is wrong on this machine, and what to do about it."),
+        "config": Entry("cli.config:config", "Every setting, with where it is from; checks a file."),
         "conformance": Entry(
-            "conformance:conformance", "Run published case files through the services' own functions."
+            "tools.conformance:conformance", "Run published case files through the services' own functions."
         ),
-        "bench": Entry("bench:bench", "Measure what a pod would wait for."),
-        "completion": Entry("completion:completion", "The completion script of your shell."),
-        "version": Entry("version:version", "The versions of this program and of what it stands on."),
+        "bench": Entry("tools.bench:bench", "Measure what a pod would wait for."),
+        "completion": Entry("cli.completion:completion", "The completion script of your shell."),
+        "version": Entry("cli.version:version", "The versions of this program and of what it stands on."),
     },
 }
 BROUGHT_ALONG = {"demo": "The main job in a few seconds: a kubelet admits pods on this or a described machine."}
@@ -88,7 +88,7 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in COMMANDS:
             module, name = COMMANDS[cmd_name].target.split(":")
-            found = getattr(import_module(f"topoalign.cli.{module}"), name)
+            found = getattr(import_module(f"topoalign.{module}"), name)
         else:
             plugin = brought_along().get(cmd_name)
             found = plugin.load() if plugin is not None else None

@@ -22,12 +22,12 @@ from topoalign.cli import output, running
 from topoalign.cli.doctor import why_no_driver
 from topoalign.cli.serve import ALLOCATING, NODE, settings
 from topoalign.core.model.errors import clean
+from topoalign.plugin_config import nvidia
 from topoalign.runtime.logging import configure_logging
 from topoalign.runtime.nats_server import NatsServerFailed, local_nats
 from topoalign.runtime.runner import Running, run_services
 from topoalign.runtime.settings import PREFIX, RuntimeSettings, from_environment
 from topoalign.runtime.tasks import background
-from topoalign.serving import nvidia
 
 ALL = (*NODE, "registry")
 MACHINE = "dgx-a100"

@@ -7,7 +7,7 @@ import anyio
 import click
 import msgspec
 
-from topoalign.cli import output, people
+from topoalign.cli import formatting, output
 from topoalign.cli.link import Link, connected, newest_topology, on_node
 from topoalign.cli.quantities import Count
 from topoalign.client import Client, Heard
@@ -132,7 +132,8 @@ class Teller:
                 return [f"refused   {pod}: {clean(event.reason)}, {clean(event.finding, 300)}"]
             case AllocationDeviated():
                 got, wanted = (
-                    clean(people.shorts(GPU, devices, topology), 300) for devices in (event.allocated, event.preferred)
+                    clean(formatting.shorts(GPU, devices, topology), 300)
+                    for devices in (event.allocated, event.preferred)
                 )
                 return [f"deviated  {clean(event.allocation, 120)}: the kubelet gave {got} instead of {wanted}"]
             case _:
@@ -144,13 +145,15 @@ class Teller:
 
 
 def worded(allocation: Allocation, topology: Topology) -> str:
-    return f"{people.owner(allocation.owner)}: {people.brief(allocation, topology)} [{clean(allocation.id, 120)}]"
+    return (
+        f"{formatting.owner(allocation.owner)}: {formatting.brief(allocation, topology)} [{clean(allocation.id, 120)}]"
+    )
 
 
 def displaced(allocation: Allocation) -> list[str]:
     """Whose devices these are as well."""
     return [
-        f"  shared with {people.owner(former.owner)} [{clean(former.allocation, 120)}], which was not seen to end"
+        f"  shared with {formatting.owner(former.owner)} [{clean(former.allocation, 120)}], which was not seen to end"
         for former in allocation.displaced
     ]
 

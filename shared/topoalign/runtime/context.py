@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from starlette.routing import BaseRoute
 
 from topoalign.core.ports import Bus, Clock
-from topoalign.serving.watching import ConfigurationFile
+from topoalign.plugin_config.watching import ConfigurationFile
 
 Check = Callable[[], str | None]
 """Says why the process is not ready, or None when it is."""

@@ -6,18 +6,18 @@ from pathlib import Path
 import anyio
 from anyio.abc import TaskStatus
 
-from topoalign.allocator.absence import lists_nothing
-from topoalign.allocator.admissions import Admissions
-from topoalign.allocator.handouts import Handouts, nothing_ended
-from topoalign.allocator.hearing import Hearing
-from topoalign.allocator.kubelet.containers import Containers
-from topoalign.allocator.kubelet.front import KubeletFront
-from topoalign.allocator.kubelet.podresources import PodResourcesClient
-from topoalign.allocator.kubelet_files import KubeletFiles
-from topoalign.allocator.ledger import Ledger
+from topoalign.allocator.device_allocations import Handouts, nothing_ended
+from topoalign.allocator.device_plugin.containers import Containers
+from topoalign.allocator.device_plugin.front import KubeletFront
+from topoalign.allocator.hardware_watch import Hearing
+from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
+from topoalign.allocator.requests.absence import lists_nothing
+from topoalign.allocator.requests.admissions import Admissions
+from topoalign.allocator.requests.kubelet_files import KubeletFiles
 from topoalign.allocator.service import Allocator, refuse_twin
 from topoalign.allocator.settings import AllocatorSettings
-from topoalign.allocator.succession import Vacancy, asked, hardware_known, open_in_turn
+from topoalign.allocator.takeover import Vacancy, asked, hardware_known, open_in_turn
 from topoalign.runtime.context import Context
 from topoalign.runtime.settings import from_environment
 

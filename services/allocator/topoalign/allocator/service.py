@@ -15,14 +15,14 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from topoalign.allocator.admissions import Admissions
-from topoalign.allocator.endings import titled
-from topoalign.allocator.handouts import Handouts
-from topoalign.allocator.hearing import Hearing
-from topoalign.allocator.ledger import Ledger
-from topoalign.allocator.outbox import Outbox
-from topoalign.allocator.standing import Standings
-from topoalign.allocator.usage import UsageTeller
+from topoalign.allocator.device_allocations import Handouts
+from topoalign.allocator.hardware_watch import Hearing
+from topoalign.allocator.ledger.endings import titled
+from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.ledger.outbox import Outbox
+from topoalign.allocator.reconciliation.usage import UsageTeller
+from topoalign.allocator.requests.admissions import Admissions
+from topoalign.allocator.requests.standing import Standings
 from topoalign.core import wire
 from topoalign.core.model.errors import StateFault, Unavailable, clean
 from topoalign.core.model.ids import NodeName

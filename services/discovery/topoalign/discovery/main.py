@@ -8,7 +8,7 @@ from anyio.abc import TaskStatus
 
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.ports import Clock, Driver, Inventory
-from topoalign.discovery.caretaker import Caretaker
+from topoalign.discovery.device_health import Caretaker
 from topoalign.discovery.drivers.auto import AutoDriver
 from topoalign.discovery.drivers.described import DescribedDriver
 from topoalign.discovery.drivers.nvml.driver import NvmlDriver
@@ -19,11 +19,11 @@ from topoalign.discovery.record import RecordFile
 from topoalign.discovery.service import Discovery
 from topoalign.discovery.settings import DiscoverySettings
 from topoalign.discovery.xids import xid_rules
+from topoalign.plugin_config.watching import ConfigurationFile
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.context import Context
 from topoalign.runtime.settings import from_environment
 from topoalign.runtime.tasks import background
-from topoalign.serving.watching import ConfigurationFile
 
 
 async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:

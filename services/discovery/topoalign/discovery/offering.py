@@ -14,10 +14,10 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.model import Topology
-from topoalign.serving.configuration import Configuration
-from topoalign.serving.findings import Finding
-from topoalign.serving.offers import offers
-from topoalign.serving.watching import ConfigurationFile
+from topoalign.plugin_config.configuration import Configuration
+from topoalign.plugin_config.findings import Finding
+from topoalign.plugin_config.offers import offers
+from topoalign.plugin_config.watching import ConfigurationFile
 
 log = structlog.get_logger("topoalign.discovery")
 

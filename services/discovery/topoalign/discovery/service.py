@@ -24,7 +24,7 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus, Clock, Driver, Endpoint, HardwareEvent, Inventory
 from topoalign.core.state.device_health import HandedOut
 from topoalign.discovery.announcer import Announcer
-from topoalign.discovery.caretaker import Caretaker
+from topoalign.discovery.device_health import Caretaker
 from topoalign.discovery.epochs import Epochs
 from topoalign.discovery.lost import health_of, with_lost
 from topoalign.discovery.metrics import Metrics

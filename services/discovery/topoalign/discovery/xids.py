@@ -15,7 +15,7 @@ from enum import Enum
 import msgspec
 
 from topoalign.core.model.errors import InvalidField, clean, quoted
-from topoalign.serving import nvidia
+from topoalign.plugin_config import nvidia
 
 APPLICATION_XIDS = (13, 31, 43, 45, 68, 109)
 """Errors of a program, after which the GPU is as good as before: what NVIDIA's device plugin ignores."""

@@ -70,7 +70,7 @@ def kubelet_rules(subject: Subject) -> AdmissionRules | None:
     path = configuration_file(subject)
     if path is None:
         return None
-    from topoalign.kubelet import configuration  # as below
+    from topoalign.kubelet.files import configuration  # as below
 
     try:
         return configuration.load(path)
@@ -83,7 +83,7 @@ def kubelet_configuration(subject: Subject) -> Finding | None:
     path = configuration_file(subject)
     if path is None:
         return None
-    from topoalign.kubelet import configuration  # brings in YAML; the other checks work without
+    from topoalign.kubelet.files import configuration  # brings in YAML; the other checks work without
 
     name = "kubelet config"
     try:

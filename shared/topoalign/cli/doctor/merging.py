@@ -53,7 +53,7 @@ def registered(subject: Subject) -> dict[str, int]:
     """The kubelet's device resources, and how many devices each has. None of them where its checkpoint does not tell."""
     if subject.kubelet_dir is None:
         return {}
-    from topoalign.kubelet import device_checkpoint  # the other checks work without
+    from topoalign.kubelet.files import device_checkpoint  # the other checks work without
 
     try:
         data = device_checkpoint.load(subject.kubelet_dir)

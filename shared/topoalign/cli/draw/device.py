@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from topoalign.cli import people
+from topoalign.cli import formatting
 from topoalign.cli.quantities import binary
 from topoalign.core.model.errors import clean
 from topoalign.core.model.events import Allocation, DeviceHealth, HealthState
@@ -63,7 +63,7 @@ def holders_of(topology: Topology, allocations: Iterable[Allocation]) -> tuple[d
     """
     held: dict[DeviceID, dict[str, None]] = {}
     for allocation in allocations:
-        name = people.owner(allocation.owner)
+        name = formatting.owner(allocation.owner)
         if allocation.owner is None:
             name = f"{name} ({clean(allocation.id, 80)})"
         for device in sorted(allocation.device_ids):

@@ -14,7 +14,7 @@ import msgspec
 import nkeys
 
 from topoalign.core.model.errors import InvalidField, clean
-from topoalign.kubelet.files import opened
+from topoalign.kubelet.files.reading import opened
 from topoalign.runtime.settings import RuntimeSettings
 
 

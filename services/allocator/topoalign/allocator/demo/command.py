@@ -1,0 +1,286 @@
+"""
+`topoalign demo`: the main job, before your eyes, in a few seconds.
+
+The four services and NATS run in this process, on the machine's own GPUs where there is an NVIDIA driver and on a described
+machine elsewhere. A kubelet stand-in under policy `restricted` admits two pods, refuses one that cannot be aligned, and
+lets one go again. The pods come in over the kubelet's own protocol; what happened is told by a subscriber that hears it
+over NATS, as any other program could.
+
+With `--nats` the hub runs elsewhere, and with `--kubelet-dir` the node's services do too: then this only plays the kubelet.
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+import anyio
+import click
+import msgspec
+from anyio.abc import TaskStatus
+
+from topoalign.allocator.demo.pods import (
+    REFUSED_BECAUSE,
+    WANTED,
+    aligned,
+    first_pods,
+    misaligned,
+    second_pods,
+    third_pods,
+    worded,
+)
+from topoalign.allocator.demo.stage import MACHINE, described_machine, hub, leaving_no_trace, rules, services, settings
+from topoalign.cli import formatting, output
+from topoalign.cli.link import connected
+from topoalign.cli.watch import Teller
+from topoalign.client import Client, Heard
+from topoalign.core.model.decisions import Admission, Decision, Refusal
+from topoalign.core.model.errors import InvalidField, Unavailable, clean
+from topoalign.core.model.events import AllocationBound, AllocationReleased, TopologyDiscovered
+from topoalign.core.model.ids import GPU, NIC, AllocationID, NodeName
+from topoalign.core.model.requests import PodRequest
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.ports import Bus
+from topoalign.machines.nvidia_smi_print import print_matrix
+from topoalign.runtime.clock import SystemClock
+from topoalign.runtime.settings import PREFIX
+from topoalign.runtime.tasks import background
+from topoalign.testing.fake_kubelet.kubelet import KubeletStandIn
+
+NODE_SERVICES = ("discovery", "hinting", "allocator")
+LOG_LEVEL = os.environ.get(PREFIX + "LOG_LEVEL", "error")
+PATIENCE_SECONDS = 30.0
+"""For each thing that is waited for; all of them take well under one."""
+SETTLED = (
+    "services that run elsewhere take a pod for gone only some minutes after a start of the kubelet: for the demo, start "
+    "them with TOPOALIGN_SETTLE_SECONDS=0"
+)
+"""What to do where the end of a pod is not heard."""
+
+
+class NothingToShow(Unavailable):
+    """The machine is too small for the demo."""
+
+    code = "NothingToShow"
+
+    def __init__(self) -> None:
+        super().__init__("none of the demo's pods suits this machine", f"play another one: --machine {MACHINE}")
+
+
+class DemoStuck(Unavailable):
+    """Something that the demo waits for did not come."""
+
+    code = "DemoStuck"
+
+    def __init__(self, what: str, remedy: str = "run it again with TOPOALIGN_LOG_LEVEL=info") -> None:
+        super().__init__(f"{what} within {PATIENCE_SECONDS:g} s", remedy)
+
+
+@click.command()
+@click.option("--machine", metavar="NAME|FILE", help=f"Play this machine.  [default: the GPUs here, else {MACHINE}]")
+@click.option("--node", default="demo", show_default=True, metavar="NAME", help="What the node is called.")
+@click.option("--nats", metavar="URL", help="Use this NATS.  [default: one of our own, and a registry]")
+@click.option(
+    "--kubelet-dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Play the kubelet in this directory for services elsewhere; needs --nats, and there TOPOALIGN_SETTLE_SECONDS=0.",
+)
+def command(machine: str | None, node: str, nats: str | None, kubelet_dir: Path | None) -> None:
+    """
+    The main job in a few seconds: a machine, a kubelet, three pods, and what a subscriber hears of them.
+
+    \b
+    Examples:
+      topoalign demo
+      topoalign demo --machine hgx-h100
+    """
+    if kubelet_dir is not None and nats is None:
+        raise InvalidField("--kubelet-dir", "given without --nats", "say where the services' NATS is")
+    with tempfile.TemporaryDirectory(prefix="topoalign-") as scratch:
+        anyio.run(demo, machine, NodeName(node), nats, kubelet_dir, Path(scratch))
+
+
+async def demo(machine: str | None, node: NodeName, nats: str | None, kubelet_dir: Path | None, scratch: Path) -> None:
+    """Raises TopoalignError for whatever does not go as it should."""
+    clock = SystemClock()
+    began = clock.monotonic()
+    plugins = kubelet_dir or scratch / "device-plugins"
+    resources = plugins.parent / "pod-resources"
+    for directory in (plugins, resources):
+        directory.mkdir(parents=True, exist_ok=True)
+    if kubelet_dir is None:
+        machine = machine or described_machine()
+    async with (
+        hub(nats, scratch) as url,
+        connected(url, LOG_LEVEL) as bus,
+        leaving_no_trace(bus, node, nats is not None and kubelet_dir is None),
+        background() as tasks,
+    ):
+        if kubelet_dir is None:
+            names = NODE_SERVICES if nats is not None else (*NODE_SERVICES, "registry")
+            await tasks.start(services, names, settings(machine, node, url, plugins, scratch))
+        topology = await discovered(bus, node)
+        introduce(topology, machine)
+        kubelet = KubeletStandIn(plugins, resources, topology, rules(topology))
+        await tasks.start(kubelet.run)
+        for left_over in tuple(kubelet.running):  # in the checkpoint of an earlier demo that was cut short
+            await kubelet.remove(*left_over)
+        ear = Ear(bus, node)
+        await tasks.start(ear.listen)
+        async with patience("the devices were not registered with the kubelet"):
+            await kubelet.until(lambda seen: offered(seen, topology))
+        offer = ", ".join(f"{kubelet.allocatable(name)} {name}" for name in (GPU, NIC) if kubelet.allocatable(name))
+        output.say(output.heading(f"A kubelet under policy restricted has {offer} from us"))
+        await play(kubelet, ear, topology)
+        output.say(f"Done in {clock.monotonic() - began:.1f} s. Next: `topoalign up`, then `topoalign watch`.")
+
+
+async def play(kubelet: KubeletStandIn, ear: "Ear", topology: Topology) -> None:
+    """The three pods, and the release of the first."""
+    first = await admitted(kubelet, ear, first_pods(topology), topology)
+    second = await admitted(kubelet, ear, second_pods(topology), topology)
+    free = len(kubelet.state().free(GPU))
+    third = await choose(kubelet, third_pods(topology, free), misaligned)
+    output.say(f"\n{output.heading(f'pod {third.name}')} asks for {worded(third)}: {REFUSED_BECAUSE[third.name]}")
+    show(await kubelet.admit(third), topology)
+    output.say(f"\n{output.heading(f'pod {first.name}')} goes")
+    await kubelet.remove(first.namespace, first.name)
+    await ear.tell_until(lambda heard: released(heard, first), SETTLED)
+    await kubelet.remove(second.namespace, second.name)
+    output.say()
+
+
+def released(heard: Sequence[Heard], pod: PodRequest) -> bool:
+    gone = {one.event.allocation for one in heard if isinstance(one.event, AllocationReleased)}
+    return bindings(heard, pod) <= gone
+
+
+async def admitted(
+    kubelet: KubeletStandIn, ear: "Ear", candidates: Iterable[PodRequest], topology: Topology
+) -> PodRequest:
+    """Admits the first of these pods that fits here, and waits until its owner is known to the subscriber."""
+    pod = await choose(kubelet, candidates, aligned)
+    cut = "" if worded(pod) == WANTED[pod.name] else f", cut down from {WANTED[pod.name]} to what is here"
+    output.say(f"\n{output.heading(f'pod {pod.name}')} asks for {worded(pod)}{cut}")
+    decision = await kubelet.admit(pod)
+    show(decision, topology)
+    parts = sum(len(a.devices) for a in decision.allocations) if isinstance(decision, Admission) else 0
+    await ear.tell_until(lambda heard: len(bindings(heard, pod)) >= parts)
+    return pod
+
+
+def bindings(heard: Iterable[Heard], pod: PodRequest) -> set[AllocationID]:
+    """The allocations of which the subscriber knows that they are this pod's."""
+    events = (one.event for one in heard)
+    return {event.allocation for event in events if isinstance(event, AllocationBound) and event.owner.pod == pod.name}
+
+
+async def choose(
+    kubelet: KubeletStandIn, candidates: Iterable[PodRequest], fits: Callable[[Decision], bool]
+) -> PodRequest:
+    """The first pod of which the kubelet's decision would be so. Raises NothingToShow if there is none."""
+    for pod in candidates:
+        if fits(await kubelet.decide(pod)):
+            return pod
+    raise NothingToShow
+
+
+def show(decision: Decision, topology: Topology) -> None:
+    match decision:
+        case Admission():
+            for allocation in decision.allocations:
+                numa = formatting.numa(allocation.affinity)
+                output.say(f"  {good('admitted')}  {formatting.brief(allocation, topology)}, NUMA {numa}")
+        case Refusal():
+            output.say(f"  {bad('refused')}   {decision.reason}: {clean(decision.finding, 400)}")
+            output.say(f"            {clean(decision.remedy, 400)}")
+
+
+class Ear:
+    """A subscriber that keeps what it hears until it is told."""
+
+    def __init__(self, bus: Bus, node: NodeName) -> None:
+        self._client = Client(bus, name="demo")
+        self._teller = Teller(bus)
+        self._node = node
+        self._heard: list[Heard] = []
+        self._told = 0
+        self._more = anyio.Event()
+
+    async def listen(self, *, task_status: TaskStatus[None]) -> None:
+        """Started when the allocator has announced what is held already, which is not told: from there nothing is missed."""
+        async with aclosing(self._client.allocations(node=self._node)) as events:
+            await anext(events)
+            task_status.started()
+            async for heard in events:
+                self._heard.append(heard)
+                self._more.set()
+                self._more = anyio.Event()
+
+    async def tell_until(self, enough: Callable[[list[Heard]], bool], *remedy: str) -> None:
+        """Tells what has been heard and goes on until it is enough."""
+        async with patience("the events of this step were not heard", *remedy):
+            while True:
+                while self._told < len(self._heard):
+                    await self._teller.tell(self._heard[self._told])
+                    self._told += 1
+                if enough(self._heard[: self._told]):
+                    return
+                await self._more.wait()
+
+
+async def discovered(bus: Bus, node: NodeName) -> Topology:
+    """What discovery has announced of the node. Raises InvalidField for a node without GPUs."""
+    async with patience(f"node {node} was not discovered"), aclosing(Client(bus, name="demo").nodes(node)) as events:
+        async for heard in events:
+            if isinstance(heard.event, TopologyDiscovered):
+                if not heard.event.topology.gpus:
+                    raise InvalidField("--machine", "has no GPUs", f"play one that has some: --machine {MACHINE}")
+                return heard.event.topology
+    raise DemoStuck(f"node {node} was not discovered")
+
+
+def introduce(topology: Topology, machine: str | None) -> None:
+    source = "the GPUs of this machine" if machine is None else f"{clean(machine, 200)}, a described machine"
+    output.say(output.heading(f"{source}: {topology.describe()}"))
+    output.say()
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    output.say(matrix(topology, columns))
+    output.say()
+
+
+def matrix(topology: Topology, columns: int | None) -> str:
+    """How everything is connected; without the NICs where that would break every line of a terminal so wide."""
+    whole = print_matrix(topology).split("\nLegend:")[0].rstrip()
+    widest = max(len(line.expandtabs()) for line in whole.splitlines())
+    if columns is None or widest <= columns or not topology.nics:
+        return whole
+    gpus = print_matrix(msgspec.structs.replace(topology, nics=())).split("\nLegend:")[0].rstrip()
+    return f"{gpus}\n\n{len(topology.nics)} NICs are left out, for which the terminal would have to be {widest} wide."
+
+
+def offered(kubelet: KubeletStandIn, topology: Topology) -> bool:
+    """Whether the kubelet has every device, healthy or not, and a GPU to give."""
+    listed = all(kubelet.capacity(resource) == len(ids) for resource, ids in topology.devices.items())
+    return listed and kubelet.allocatable(GPU) > 0
+
+
+@asynccontextmanager
+async def patience(otherwise: str, *remedy: str) -> AsyncIterator[None]:
+    try:
+        with anyio.fail_after(PATIENCE_SECONDS):
+            yield
+    except TimeoutError as error:
+        raise DemoStuck(otherwise, *remedy) from error
+
+
+def good(text: str) -> str:
+    return click.style(text, fg="green")
+
+
+def bad(text: str) -> str:
+    return click.style(text, fg="red")

@@ -1,0 +1,300 @@
+"""
+The kubelet's way in: it has chosen, and this keeps the record.
+
+Allocate does not say for whom. An allocation is therefore known by its set of devices, and its owner is read afterwards
+from the kubelet's own list, PodResources. That list also tells what has ended: nobody calls a device plugin when a
+container goes (`reconciling`).
+
+Allocate over devices that a live record holds is judged by that list too. If nobody shows them any more, the record has
+outlived its container and makes way; if exactly this set is shown as held, the kubelet repeats itself and gets the same
+answer; anything else is refused, because two containers would get one device. So it is with a part of what a record holds
+as a whole, and with the whole of a part.
+
+A kubelet that has lost its checkpoint shows containers without their devices and gives those to others. Preferences avoid
+what the record holds, whatever the kubelet believes to be free. Where it insists, it is given what it asks for, because the
+next kubelet to read its checkpoint stands by it; the new allocation names whom it displaced, until one of the two is gone.
+
+While the record is in doubt, after a journal that was damaged, every Allocate waits for the kubelet's own record first.
+"""
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+
+import anyio
+import structlog
+
+from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.ports import Listing, PodResources
+from topoalign.allocator.preferences import Preferences
+from topoalign.allocator.reconciliation.adoption import returned, without
+from topoalign.allocator.reconciliation.device_order import in_order
+from topoalign.allocator.reconciliation.displacement import (
+    devices_displaced_by,
+    displaced_by,
+    remainders,
+    tell_displaced,
+    touches,
+)
+from topoalign.allocator.reconciliation.liveness import Grant, places, shown_of
+from topoalign.allocator.reconciliation.reconciliation import Look, Reconciliation
+from topoalign.core.model.decisions import Beside
+from topoalign.core.model.errors import (
+    DeviceInUse,
+    DeviceUnusable,
+    HardwareUnknown,
+    InvalidField,
+    StateFault,
+    Unavailable,
+    UnknownDevice,
+    quoted,
+)
+from topoalign.core.model.events import Allocation
+from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
+from topoalign.core.placement.preference import prefer
+from topoalign.core.ports import Clock
+from topoalign.core.state.fold import NodeState
+
+MOST_DEVICES = 20_000
+"""Of one Allocate call: more than any node lists."""
+
+FRESH_SECONDS = 5.0
+"""How old an answer of the kubelet may be when it is judged by: older, and this process was stopped in between."""
+LOOKS = 3
+"""So often it is asked again for a fresh one."""
+PREFER_SECONDS = 1.0
+"""How long a preference waits for the kubelet's list; without it, all that the record has counts as held."""
+
+log = structlog.get_logger("topoalign.allocator.device_allocations")
+
+
+async def nothing_to_ask() -> None:
+    pass
+
+
+async def nothing_ended() -> Sequence[Allocation]:
+    """For a node without a kubelet."""
+    return ()
+
+
+class Handouts:
+    """The allocator as the kubelet front sees it (`Desk`)."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        clock: Clock,
+        pod_resources: PodResources,
+        *,
+        placement: str = "best-effort",
+        gone_seconds: float = 5.0,
+        unbound_seconds: float = 30.0,
+        settle_seconds: float = 120.0,
+        sure: Callable[[], Awaitable[None]] = nothing_to_ask,
+    ) -> None:
+        """
+        `sure` is called before anything is given out: it sees that what is known of the devices can be relied on, or is
+        told to be unknown. The seconds are those of `Reconciliation`.
+        """
+        self._ledger, self._clock, self._pod_resources = ledger, clock, pod_resources
+        self._placement = placement
+        self._sure = sure
+        self._reconciliation = Reconciliation(
+            ledger,
+            clock,
+            gone_seconds=gone_seconds,
+            unbound_seconds=unbound_seconds,
+            settle_seconds=settle_seconds,
+        )
+        self._turn = anyio.Lock(fast_acquire=True)
+        self._looking = anyio.Lock()
+        self._begun = self._ended = 0
+        """Looks: how many began, and which was the last to come to an end."""
+        self._failure: Unavailable | None = None  # what became of that one
+        self._sharing, self._shares = anyio.Lock(), 0
+        self._shared: Look | None = None
+        """The look of `ended` that began last; None while it is under way, and if it failed."""
+        self._preferences = Preferences(clock)
+
+    @property
+    def state(self) -> NodeState:
+        return self._ledger.state
+
+    @property
+    def version(self) -> int:
+        return self._ledger.version
+
+    def lists(self, target: str) -> bool | None:
+        """Whether the kubelet lists a pod of this name, as of the last look (`Reconciliation.lists`)."""
+        return self._reconciliation.lists(target)
+
+    async def beyond(self, version: int) -> None:
+        await self._ledger.beyond(version)
+
+    async def prefer(
+        self, resource: ResourceName, available: Sequence[DeviceID], must_include: Sequence[DeviceID], size: int
+    ) -> tuple[DeviceID, ...]:
+        """Counts what containers hold that have ended as free; the kubelet has `PREFER_SECONDS` to say which those are."""
+        at, ended = self._clock.monotonic(), await self.ended()
+        ended = self._reconciliation.liveness.dropped(ended, available, must_include, at)
+        state, kept = without(self.state, ended), devices_displaced_by(ended)
+        among, required = available, must_include
+        if {*must_include} <= {*available} and len(must_include) <= size <= len(available):
+            held = {d for d in available if state.overlapping([d]) or touches(state, d, kept)}
+            spare = [d for d in available if d in must_include or d not in held]
+            among, required = (spare, must_include) if len(spare) >= size else (available, spare)
+        beside = Beside(free=state.free(resource))
+        chosen = prefer(state.hardware, resource, among, required, size, self._placement, beside=beside)
+        self._preferences.give(resource, available, chosen)
+        return chosen
+
+    async def ended(self) -> list[Allocation]:
+        """Live allocations that have ended for sure (`Liveness.has_ended`); none while the kubelet is away. Shares looks."""
+        asked = self._shares
+        with anyio.move_on_after(PREFER_SECONDS), suppress(Unavailable):
+            async with self._sharing:
+                if self.state.allocations and self._shares == asked:
+                    self._shares, self._shared = asked + 1, None
+                    self._shared = await self._look()
+                if (look := self._shared) is not None:
+                    live = [each for each in self.state.allocations.values() if each.id in look.live]
+                    has_ended = self._reconciliation.liveness.has_ended
+                    return [each for each in live if has_ended(each, look.listing, look.at)]
+        return []
+
+    async def allocate(
+        self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]
+    ) -> tuple[Allocation, ...]:
+        await self._sure()
+        self._check(resource, containers)
+        checked = self._ledger.version
+        async with self._turn:
+            grant = Grant(self._pod_resources.written(), self._clock.monotonic())
+            listing = None
+            asked = [device for devices in containers for device in devices]
+            if self._ledger.doubt is not None:
+                look = await self._look()
+                self._settle_doubt(look)
+                listing = look.listing
+            elif self.state.overlapping(asked):
+                listing = (await self._look()).listing
+            if self._ledger.version != checked:  # the hardware may have changed while this waited
+                self._check(resource, containers)
+            live = frozenset(self.state.allocations)
+            answers = self._grant(resource, containers, listing)
+            new = [each for name, each in self.state.allocations.items() if name not in live]
+            self._reconciliation.liveness.granted(new, answers, grant)
+            return answers
+
+    async def reconcile(self) -> None:
+        """
+        Raises Unavailable. A look serves all who asked before it began: a hundred containers may start at once, and the
+        kubelet gives each of them 30 s.
+        """
+        begun = self._begun
+        async with self._looking:
+            if self._ended <= begun:
+                self._begun += 1
+                self._failure = None
+                try:
+                    self._reconciliation.compare(await self._look())
+                except Unavailable as failure:
+                    self._failure = failure
+                self._ended = self._begun
+            if self._failure is not None:
+                raise Unavailable(self._failure.finding, self._failure.remedy)
+
+    async def _look(self) -> Look:
+        """
+        What the kubelet says now. An answer that lay about while this process was stopped is asked for again: the kubelet
+        went on meanwhile.
+        """
+        for _ in range(LOOKS):
+            live, at = frozenset(self.state.allocations), self._clock.monotonic()
+            listing = await self._pod_resources.listing()
+            if self._clock.monotonic() - at <= FRESH_SECONDS:
+                return Look(listing, live, at)
+        raise Unavailable(
+            "PodResources answers too late for its answer to be true any more", "see what keeps this node so busy"
+        )
+
+    def _settle_doubt(self, look: Look) -> None:
+        """Takes in what the kubelet knows before anything is given out. Raises StateFault if that may not be all."""
+        self._reconciliation.compare(look)
+        if self._ledger.doubt is not None:
+            raise StateFault(
+                f"the record is in doubt ({self._ledger.doubt}), and the kubelet cannot tell yet what is held",
+                "this passes once its checkpoint can be read, or it has listed its pods for a while; see /readyz",
+            )
+
+    def _check(self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]) -> None:
+        asked = [device for devices in containers for device in devices]
+        if not containers or not all(containers):
+            raise InvalidField("devices_ids", "empty", "the kubelet asks for at least one device")
+        if len(asked) > MOST_DEVICES:
+            raise InvalidField("devices_ids", f"{len(asked)} devices", f"no node has more than {MOST_DEVICES}")
+        if repeated := [device for device, times in Counter(asked).items() if times > 1]:
+            raise InvalidField("devices_ids", f"named more than once: {quoted(repeated)}", "name each device once")
+        if self.state.topology is None or self.state.health is None:
+            raise HardwareUnknown(self._ledger.node, "discovery has not been heard")
+        known = self.state.hardware.devices.get(resource, {})
+        if unknown := [device for device in asked if device not in known]:
+            raise UnknownDevice(unknown)
+        for device in asked:
+            health = self.state.health_of(device)
+            if not health.usable:
+                raise DeviceUnusable(device, "cordoned" if health.cordoned else health.state, health.reason)
+
+    def _check_amount(self, resource: ResourceName, amount: int) -> None:
+        """Raises InvalidField for more than the offer allows one container."""
+        offers = self.state.hardware.offers_of.get(resource, ())
+        most = min((offer.most for offer in offers if offer.most is not None), default=None)
+        if most is not None and amount > most:
+            raise InvalidField(
+                "devices_ids",
+                f"{amount} of {resource}, of which a container may have {most}",
+                f"let the pod ask for {most}: more shares are no more of a GPU (failRequestsGreaterThanOne)",
+            )
+
+    def _grant(
+        self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]], listing: Listing | None
+    ) -> tuple[Allocation, ...]:
+        """Judges and records in one go: from here on nothing else can get in between."""
+        shown = shown_of(listing)
+        answers: list[Allocation] = []
+        granted: list[Allocation] = []
+        gone: dict[AllocationID, Allocation] = {}
+        for devices in containers:
+            asked = frozenset(devices)
+            records = [self.state.allocations[name] for name in self.state.overlapping(asked)]
+            if len(records) == 1 and records[0].device_ids == asked and shown.issuperset(places(records[0])):
+                assert listing is not None
+                self._reconciliation.seen(records[0].id, listing)
+                answers.append(records[0])
+                continue
+            for record in records:
+                if in_use := [d for r, d in places(record) if (r, d) in shown and touches(self.state, d, asked)]:
+                    raise DeviceInUse(sorted(in_use), record.id)
+                gone[record.id] = record
+            self._check_amount(resource, len(asked))
+            granted.append(
+                Allocation(
+                    id=self._ledger.next_id(len(granted)),
+                    devices={resource: in_order(self.state.hardware, resource, asked)},
+                    boot=self._ledger.boot,
+                    machine=self._ledger.machine,
+                    cards=self.state.cards_of(devices),
+                    displaced=displaced_by(self._reconciliation.liveness, self._ledger, records, asked, listing),
+                )
+            )
+            answers.append(granted[-1])
+        deviations = self._preferences.deviations(resource, granted)
+        displaced = {former.allocation for each in granted for former in each.displaced}
+        for rest, former in remainders(self._ledger, gone.values(), containers, listing, granted):
+            self._reconciliation.liveness.inherit(rest.id, former)
+            granted.append(rest)
+        granted += returned(self._ledger, [*gone.values()], listing, granted)
+        reasons = dict.fromkeys(displaced, "displaced")
+        self._ledger.grant(granted, instead_of=list(gone), reasons=reasons, preferred=deviations)
+        tell_displaced(answers)
+        return tuple(answers)

@@ -1,0 +1,147 @@
+"""
+Keeps the node ready to tell containers of their devices, as configuration and hardware come and go.
+
+Most ways of telling need nothing. Under the CDI strategies a container only gets names, and the specification that they
+refer to must be in place before: so an Allocate is refused for as long as it cannot be. It is looked after every few
+seconds, too, so that what is missing is known before a pod finds out.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+from topoalign.allocator.device_plugin import cdi, device_nodes
+from topoalign.allocator.device_plugin.cdi_files import SpecificationFiles
+from topoalign.allocator.device_plugin.host import dev_root
+from topoalign.allocator.device_plugin.responses import CDI, Teller
+from topoalign.allocator.ports import Desk
+from topoalign.core.model.errors import Unavailable
+from topoalign.core.model.ids import ResourceName
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.ports import Clock
+from topoalign.plugin_config.configuration import Configuration
+from topoalign.runtime.tasks import either
+
+log = structlog.get_logger()
+
+LOOK_SECONDS = 5.0
+CDI_DIRECTORY = Path("/var/run/cdi")
+PROC = Path("/proc")
+
+
+class Specified(NamedTuple):
+    """What the CDI specifications in place were made of, and what they are about."""
+
+    configuration: Configuration
+    topology: Topology
+    kinds: frozenset[str]
+    channels: tuple[int, ...]
+
+
+class Containers:
+    """What containers of this node are told, as the configuration has it now."""
+
+    def __init__(
+        self,
+        configuration: Callable[[], Configuration] = Configuration,
+        cdi_dir: Path = CDI_DIRECTORY,
+        proc: Path = PROC,
+    ) -> None:
+        """`configuration` gives the newest one; `cdi_dir` is where the runtime reads CDI specifications."""
+        self._configuration, self._proc = configuration, proc
+        self._files = SpecificationFiles(cdi_dir)
+        self._specified: Specified | None = None
+        """None: nothing is in place, or it is time to look whether it is right."""
+        self._minors: Mapping[device_nodes.Instance, int] | None = None
+        """Four thousand lines of /proc. None: not read since the last look."""
+        self._reason: str | None = None
+
+    def now(self, topology: Topology, resource: ResourceName) -> Teller:
+        """
+        What tells the containers of one call, all by the same configuration.
+
+        Raises ContainerUnready or StateFault if containers could not use what they are told: nothing is to be allocated.
+        """
+        return self._teller(topology) if has_gpus(topology, resource) else Teller()
+
+    async def run(self, desk: Desk, clock: Clock) -> None:
+        """Looks when the hardware has changed, and again and again, until cancelled; says it once when it finds another."""
+        while True:
+            topology = desk.state.hardware
+            reason = self.look(topology)
+            if reason != self._reason:
+                self._reason = reason
+                if reason is None:
+                    log.info("containers can be told of their devices")
+                else:
+                    log.warning("containers cannot be told of their devices", reason=reason)
+            await either(partial(clock.sleep, LOOK_SECONDS), partial(beyond, desk, topology))
+
+    def look(self, topology: Topology) -> str | None:
+        """Makes anew what is not as it should be; why that cannot be done, if it cannot."""
+        self._specified = self._minors = None
+        try:
+            if any(has_gpus(topology, resource) for resource in topology.offers_of):
+                self._teller(topology)
+        except Unavailable as error:
+            return f"{error.finding}; {error.remedy}"
+        return None
+
+    def reason(self) -> str | None:
+        """Readiness: why no container can be given a GPU now."""
+        return self._reason
+
+    def _teller(self, topology: Topology) -> Teller:
+        configuration = self._configuration()
+        plugin = configuration.flags.plugin
+        by_cdi = not CDI.isdisjoint(plugin.device_list_strategy)
+        if self._minors is None and any(gpu.mig for gpu in topology.gpus):
+            self._minors = device_nodes.mig_minors(self._proc)
+        looks = plugin.pass_device_specs or by_cdi or configuration.imex.channel_ids
+        dev = dev_root(configuration.flags) if looks else Teller().dev
+        teller = Teller(
+            configuration=configuration,
+            dev=dev,
+            shared=device_nodes.present(dev, device_nodes.SHARED) if plugin.pass_device_specs else (),
+            channels=device_nodes.channels(dev, configuration.imex),
+            minors=self._minors or {},
+        )
+        if not by_cdi:
+            return teller
+        specified = self._specify(configuration, topology, teller.channels)
+        extras = tuple(kind for kind in cdi.extras(configuration) if kind in specified)
+        return teller._replace(extras=extras)
+
+    def _specify(self, configuration: Configuration, topology: Topology, channels: tuple[int, ...]) -> Collection[str]:
+        """Has the specifications in place, and gives their classes."""
+        specified = self._specified
+        if (
+            specified is None
+            or specified.configuration != configuration
+            or specified.topology is not topology
+            or specified.channels != channels
+            or not self._files.in_place()
+        ):
+            specifications = cdi.specifications(configuration, topology, channels, self._minors or {})
+            if self._files.put(specifications):
+                log.info("CDI specifications written", directory=str(self._files.directory), kinds=list(specifications))
+            specified = self._specified = Specified(configuration, topology, frozenset(specifications), channels)
+        return specified.kinds
+
+
+async def beyond(desk: Desk, topology: Topology) -> None:
+    """Waits until the hardware is not as it was."""
+    while desk.state.hardware is topology:
+        await desk.beyond(desk.version)
+
+
+def has_gpus(topology: Topology, resource: ResourceName) -> bool:
+    """Whether what is offered as this resource is GPUs or parts of them: NICs need none of their preparations."""
+    return any(
+        topology.card_of(base) in topology.gpu_by_id
+        for offer in topology.offers_of.get(resource, ())
+        for base in offer.devices
+    )

@@ -1,0 +1,108 @@
+"""
+The node's place in the kubelet: one device plugin per resource, for as long as the node has anything of it.
+
+Which resources there are is the configuration's say, and may change while this runs. One that is offered anew gets its
+plugin at once. One that is offered no more keeps it for as long as a container holds something of it: the kubelet calls
+PreStartContainer whenever such a container restarts, and refuses the restart where nobody serves the resource. What is
+held is then all that is listed, as unhealthy, so that nothing more of it is handed out; when the last container has gone,
+an empty list is said and the plugin ends.
+
+Source: kubelet v1.36.3, devicemanager `callPreStartContainerIfNeeded`, `GetCapacity`.
+"""
+
+from functools import partial
+from pathlib import Path
+
+import anyio
+from anyio.abc import TaskStatus
+
+from topoalign.allocator.device_plugin.containers import Containers
+from topoalign.allocator.device_plugin.guard import Guard
+from topoalign.allocator.device_plugin.plugin import FIELD, JITTER, Jitter, Plugin
+from topoalign.allocator.device_plugin.registration import digest_name
+from topoalign.allocator.ports import Desk
+from topoalign.core.model.ids import ResourceName
+from topoalign.core.ports import Clock
+from topoalign.core.state.fold import NodeState
+from topoalign.kubelet.grpc import sockets
+from topoalign.kubelet.grpc.transport import Load
+
+
+class KubeletFront:
+    """All plugins of the node."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        kubelet_dir: Path,
+        clock: Clock,
+        *,
+        containers: Containers | None = None,
+        pod_resources: Path | None = None,
+        drain_seconds: float = 5.0,
+        jitter: Jitter = JITTER,
+    ) -> None:
+        """
+        `kubelet_dir`: the kubelet's device plugin directory. `containers` knows what containers are told; None: by the
+        defaults of the configuration. `pod_resources`: the kubelet's PodResources socket, where it is asked whether it has
+        our devices; None: it is not asked. `drain_seconds`: how long calls that have begun may go on when this is stopped.
+        `jitter` spreads the retries of many nodes.
+        """
+        self._desk, self._directory = desk, kubelet_dir
+        self.plugins: dict[ResourceName, Plugin] = {}
+        """Those that run."""
+        self.plugin_for = partial(
+            Plugin,
+            desk=desk,
+            containers=containers or Containers(),
+            directory=kubelet_dir,
+            clock=clock,
+            drain_seconds=drain_seconds,
+            jitter=jitter,
+            load=Load(),
+        )
+        self._guard = Guard(pod_resources, clock, self.plugins.values) if pod_resources is not None else None
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """
+        Serves every resource that the node has devices of, from when it has them, until cancelled.
+
+        Started at once: the topology and the kubelet may come later, in any order, and `reason` says what is missing.
+        Raises InvalidField if the directory's path is too long for a socket.
+        """
+        sockets.check_length(self._directory / digest_name(""), FIELD)
+        async with anyio.create_task_group() as tasks:
+            if self._guard is not None:
+                tasks.start_soon(self._guard.run)
+            task_status.started()
+            while True:
+                version = self._desk.version
+                wanted = resources(self._desk.state)
+                for resource, plugin in self.plugins.items():
+                    plugin.wanted = resource in wanted
+                for resource in wanted - self.plugins.keys():
+                    plugin = self.plugins[resource] = self.plugin_for(resource)
+                    tasks.start_soon(self._serve, plugin)
+                await self._desk.beyond(version)
+
+    async def _serve(self, plugin: Plugin) -> None:
+        while plugin.wanted:  # it may be wanted again while it stops
+            await plugin.run()
+        del self.plugins[plugin.resource]
+
+    def reason(self) -> str | None:
+        """Why the kubelet cannot hand out this node's devices now; None if it can."""
+        if not self.plugins:
+            return "the node has no devices to offer yet"
+        return next((plugin.reason for plugin in self.plugins.values() if plugin.reason is not None), None)
+
+
+def resources(state: NodeState) -> set[ResourceName]:
+    """
+    What there is to serve: what is offered, and what containers hold though it is offered no more. Nothing before the
+    hardware is known: what is held then looks as if it were all there is.
+    """
+    if state.topology is None:
+        return set()
+    held = {resource for allocation in state.allocations.values() for resource in allocation.devices}
+    return held | state.hardware.offers_of.keys()

@@ -1,0 +1,79 @@
+"""
+Asks the kubelet whether it has what it was told.
+
+A plugin that runs, has its stream open and has all its devices in nobody's books is the failure that is noticed last: pods
+wait, and every part says that it is well. The kubelet's own list of what can be allocated tells. A kubelet that does not
+serve that list is not asked again; one that does not answer now says nothing about us.
+
+Source: PodResources v1 `GetAllocatableResources` of kubelet v1.36.3: the healthy devices of all plugins, held or not.
+"""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import structlog
+from grpclib.client import Channel
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+
+from topoalign.allocator.device_plugin.plugin import Plugin
+from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.ports import Clock
+from topoalign.kubelet.grpc import sockets
+from topoalign.kubelet.grpc.api import v1
+from topoalign.kubelet.grpc.client import KubeletAway, ask
+
+log = structlog.get_logger()
+
+GUARD_SECONDS = 10.0
+"""Between two questions: the kubelet answers at most 100 a second for all who ask."""
+
+ANSWER_SECONDS = 2.0
+
+Shown = dict[ResourceName, set[DeviceID]]
+
+
+class Guard:
+    """Compares, again and again."""
+
+    def __init__(self, socket: Path, clock: Clock, plugins: Callable[[], Iterable[Plugin]]) -> None:
+        """`socket`: of the kubelet's PodResources. `plugins`: those that are served now."""
+        self._socket, self._clock, self._plugins = socket, clock, plugins
+        self._unserved: sockets.Identity | None = None
+        """The kubelet that has said that it does not serve the list."""
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self._clock.sleep(GUARD_SECONDS)
+            await self.look()
+
+    async def look(self) -> None:
+        kubelet = sockets.identity(self._socket)
+        if kubelet is None or kubelet == self._unserved:
+            return
+        try:
+            shown = await ask(self._socket, allocatable, self._clock, ANSWER_SECONDS)
+        except KubeletAway as away:
+            log.debug("the kubelet does not say what can be allocated", reason=away.finding)
+            return
+        if shown is None:
+            self._unserved = kubelet
+            log.info("the kubelet does not serve what can be allocated: nobody looks whether it has our devices")
+            return
+        for plugin in self._plugins():
+            plugin.compare(shown.get(plugin.resource, set()))
+
+
+async def allocatable(channel: Channel) -> Shown | None:
+    """What the kubelet shows, by resource; None if it does not serve that list."""
+    try:
+        answer = await v1.PodResourcesListerStub(channel).get_allocatable_resources(v1.AllocatableResourcesRequest())
+    except GRPCError as error:
+        if error.status is Status.UNIMPLEMENTED:
+            return None
+        raise
+    shown: Shown = {}
+    for part in answer.devices:
+        shown.setdefault(ResourceName(part.resource_name), set()).update(map(DeviceID, part.device_ids))
+    return shown

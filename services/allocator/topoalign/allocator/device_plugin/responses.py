@@ -1,0 +1,192 @@
+"""
+What a container is told of its devices: the answer to Allocate.
+
+The ways of telling are those of NVIDIA's device plugin, and several may be configured at once. Whichever it is, exactly
+the devices that were allocated are named, each once and by its base: of a share, the GPU that is shared. NICs and their
+virtual functions have one way, the device nodes themselves.
+
+The same devices get the same answer, byte for byte, as long as configuration and hardware are the same: the kubelet may
+repeat a call.
+
+Sources: k8s-device-plugin v0.20.0, internal/plugin/server.go; sriov-network-device-plugin v3.7, which names the variable of
+PCI addresses; kubelet v1.36.3, devicemanager, for what is merged over the resources of a container.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+from topoalign.allocator.device_plugin import cdi, device_nodes
+from topoalign.allocator.device_plugin.host import ContainerUnready, Root
+from topoalign.core.model.errors import quoted
+from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.model import Gpu, MigDevice, Nic, Topology, VirtualFunction
+from topoalign.core.model.topology.offers import base_of
+from topoalign.kubelet.grpc.api import v1beta1
+from topoalign.plugin_config.configuration import Configuration
+
+GPUS_VARIABLE = "NVIDIA_VISIBLE_DEVICES"
+CHANNELS_VARIABLE = "NVIDIA_IMEX_CHANNELS"
+NICS_VARIABLE = "TOPOALIGN_NICS"
+LIST_DIRECTORY = "/var/run/nvidia-container-devices"
+"""Where NVIDIA's runtime looks for a list of devices that a container cannot write itself."""
+EMPTY_FILE = "/dev/null"
+
+RDMA_CM = "/dev/infiniband/rdma_cm"
+CDI = frozenset({"cdi-annotations", "cdi-cri"})
+
+
+class Part(NamedTuple):
+    """A GPU or one of its MIG instances, as a container is told of it."""
+
+    base: DeviceID
+    name: str
+    """Its uuid or its index, as configured."""
+    gpu: Gpu
+    instance: MigDevice | None
+
+
+class Function(NamedTuple):
+    """A NIC or a virtual function, as a container is told of it."""
+
+    name: str
+    """Of its RDMA device; empty where it has none."""
+    pci: str | None
+    verbs: str | None
+
+
+class Teller(NamedTuple):
+    """Tells containers of their devices by one configuration, as the host was at one moment."""
+
+    configuration: Configuration = Configuration()
+    dev: Root = Root("/", Path("/"))
+    shared: tuple[str, ...] = ()
+    """The device nodes beside those of a GPU."""
+    channels: tuple[int, ...] = ()
+    """IMEX channels."""
+    extras: tuple[str, ...] = ()
+    """CDI classes of which every container gets the one device."""
+    minors: Mapping[device_nodes.Instance, int] = MappingProxyType({})
+    """Of the capabilities of MIG instances."""
+
+    def check(self, topology: Topology, resource: ResourceName, containers: Iterable[Iterable[DeviceID]]) -> None:
+        """Raises what `response` would, before anything is recorded; ids that are not offered are another's to refuse."""
+        for devices in containers:
+            self.response(topology, resource, [id for id in devices if base_of(id) in topology.offer_by_base])
+
+    def response(
+        self, topology: Topology, resource: ResourceName, devices: Iterable[DeviceID]
+    ) -> v1beta1.ContainerAllocateResponse:
+        """
+        For a container that holds these devices, in this order.
+
+        Raises ContainerUnready for a device that the node has no more, or that cannot be told in the configured way.
+        """
+        parts: list[Part] = []
+        functions: list[Function] = []
+        for base in dict.fromkeys(map(base_of, devices)):
+            check_name(base)
+            if (found := device_nodes.part_of(topology, base)) is not None:
+                parts.append(Part(base, self.name_of(base, *found), *found))
+            elif (function := function_of(topology, base)) is not None:
+                functions.append(function)
+            else:
+                raise ContainerUnready(f"{base} is not on this node any more", "let the pod be made anew")
+        told = v1beta1.ContainerAllocateResponse()
+        if parts:
+            self.tell_parts(told, parts)
+        if functions:
+            tell_functions(told, resource, functions)
+        told.envs = dict(sorted(told.envs.items()))
+        return told
+
+    def name_of(self, base: DeviceID, gpu: Gpu, instance: MigDevice | None) -> str:
+        if self.configuration.flags.plugin.device_id_strategy == "uuid":
+            return base
+        index = cdi.index_of(gpu, instance)
+        if index is None:
+            raise ContainerUnready(f"the index of MIG instance {base} is not known", "use deviceIDStrategy uuid")
+        return index
+
+    def tell_parts(self, told: v1beta1.ContainerAllocateResponse, parts: Sequence[Part]) -> None:
+        """Of several strategies each adds its own; of a list in a variable and one in mounts, the mounts are believed."""
+        flags, ways = self.configuration.flags, frozenset(self.configuration.flags.plugin.device_list_strategy)
+        names = [part.name for part in parts]
+        if ways & CDI:
+            self.tell_by_cdi(told, parts, ways)
+        if ways <= CDI:
+            return
+        if "envvar" in ways:
+            told.envs[GPUS_VARIABLE] = ",".join(names)
+            if self.channels:
+                told.envs[CHANNELS_VARIABLE] = ",".join(map(str, self.channels))
+        if "volume-mounts" in ways:
+            told.envs[GPUS_VARIABLE] = LIST_DIRECTORY
+            listed = (*names, *(f"imex/{channel}" for channel in self.channels))
+            told.mounts = [
+                v1beta1.Mount(container_path=f"{LIST_DIRECTORY}/{name}", host_path=EMPTY_FILE) for name in listed
+            ]
+        if flags.plugin.pass_device_specs:
+            paths = [path for part in parts for path in device_nodes.of_part(part.gpu, part.instance, self.minors)]
+            paths += [*self.shared, *map(device_nodes.of_channel, self.channels)]
+            told.devices += [node(path, self.dev.on_host(path)) for path in dict.fromkeys(paths)]
+        for name in cdi.extras(self.configuration):
+            told.envs[f"NVIDIA_{name.upper()}"] = "enabled"
+
+    def tell_by_cdi(
+        self, told: v1beta1.ContainerAllocateResponse, parts: Sequence[Part], ways: Collection[str]
+    ) -> None:
+        for part in parts:
+            device_nodes.of_part(part.gpu, part.instance, self.minors)  # else it is not in the specification
+        devices = [
+            *(cdi.qualified(cdi.GPUS, part.name) for part in parts),
+            *(cdi.qualified(cdi.CHANNELS, str(channel)) for channel in self.channels),
+            *(cdi.qualified(kind, cdi.ALL) for kind in self.extras),
+        ]
+        if "cdi-annotations" in ways:
+            told.annotations = cdi.annotation(self.configuration.flags.plugin.cdi_annotation_prefix, devices)
+        if "cdi-cri" in ways:
+            told.cdi_devices = [v1beta1.CdiDevice(name=name) for name in devices]
+
+
+def tell_functions(
+    told: v1beta1.ContainerAllocateResponse, resource: ResourceName, functions: Sequence[Function]
+) -> None:
+    """The verbs devices, and the connection manager that they share; none for NICs of a described machine."""
+    if names := [function.name for function in functions if function.name]:
+        told.envs[NICS_VARIABLE] = ",".join(names)
+    if addresses := [function.pci for function in functions if function.pci is not None]:
+        told.envs[address_variable(resource)] = ",".join(addresses)
+    paths = [f"/dev/infiniband/{function.verbs}" for function in functions if function.verbs is not None]
+    told.devices += [node(path, path) for path in (*paths, *([RDMA_CM] if paths else []))]
+
+
+def function_of(topology: Topology, base: DeviceID) -> Function | None:
+    """The NIC or the virtual function that was handed out; None for what is neither."""
+    nic: Nic | None = topology.nic_by_id.get(topology.card_of(base))
+    if nic is None:
+        return None
+    if nic.id == base:
+        return Function(nic.id, nic.pci, nic.verbs)
+    virtual: VirtualFunction = next(each for each in nic.virtual_functions if each.pci == base)
+    return Function(virtual.name, virtual.pci, virtual.verbs)
+
+
+def address_variable(resource: ResourceName) -> str:
+    """`PCIDEVICE_TOPOALIGN_IO_NIC` for topoalign.io/nic."""
+    return f"PCIDEVICE_{re.sub('[^A-Z0-9]', '_', resource.upper())}"
+
+
+def node(container_path: str, host_path: str) -> v1beta1.DeviceSpec:
+    return v1beta1.DeviceSpec(container_path=container_path, host_path=host_path, permissions="rw")
+
+
+def check_name(base: DeviceID) -> None:
+    """Raises ContainerUnready for an id that could be read as two, as a path, or as another line of an environment."""
+    if not cdi.NAME.fullmatch(base):
+        raise ContainerUnready(
+            f"the device id {quoted([base])} cannot be told to a container",
+            "device ids are letters, digits and `_ . : -`; see what discovery reads it from",
+        )

@@ -1,0 +1,134 @@
+"""
+The device plugin of one resource, as the kubelet calls it.
+
+The kubelet decides which NUMA nodes a container gets and which devices; it knows from us which devices there are, how they
+are and near which NUMA node each is (ListAndWatch), it asks which ones belong together (GetPreferredAllocation), and it
+says what it has given (Allocate), which is recorded before it gets its answer. It never says to whom: that is asked of
+PodResources when the container is about to start (PreStartContainer).
+
+Each method only translates: the allocator's `Desk` decides, and `transport` turns its errors into statuses.
+
+Sources: the device plugin API v1beta1 and its use in kubelet v1.36.3 (cm/devicemanager).
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from typing import Any
+
+import structlog
+
+from topoalign.allocator.device_plugin.containers import Containers
+from topoalign.allocator.device_plugin.listing import Listing
+from topoalign.allocator.device_plugin.registration import OPTIONS
+from topoalign.allocator.device_plugin.watches import Watch, Watches
+from topoalign.allocator.ports import Desk
+from topoalign.core.model.errors import InvalidField, NoFit, Unavailable, UnknownDevice
+from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.requests import MOST_CONTAINERS
+from topoalign.kubelet.grpc.api import v1beta1
+from topoalign.kubelet.grpc.connection import Connection
+from topoalign.kubelet.grpc.transport import Servicer, caller
+from topoalign.runtime.tasks import either
+
+log = structlog.get_logger()
+
+
+class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
+    """One resource of the node, as the kubelet sees it."""
+
+    def __init__(self, resource: ResourceName, desk: Desk, containers: Containers | None = None) -> None:
+        """`containers` knows what containers are told; None: by the defaults of the configuration."""
+        self.resource = resource
+        self.desk = desk
+        self.containers = containers or Containers()
+        self.listing = Listing(resource)
+        self.watches = Watches()
+
+    @property
+    def watch(self) -> Watch:
+        """The kubelet's stream."""
+        return self.watches.kubelet
+
+    def favours(self, connection: Connection) -> bool:
+        """Whether this connection is the kubelet's, as far as is known."""
+        return self.watches.favour(connection)
+
+    async def get_device_plugin_options(self, message: v1beta1.Empty) -> v1beta1.DevicePluginOptions:
+        self.watches.dialled(caller())
+        return OPTIONS
+
+    async def list_and_watch(self, message: v1beta1.Empty) -> AsyncIterator[v1beta1.ListAndWatchResponse]:
+        """All devices, anew whenever one of them is not as it was."""
+        with self.watches.opened(caller()) as watch:
+            kubelet = watch is self.watch
+            if kubelet:
+                log.info("the kubelet listens", resource=self.resource)
+            said = None
+            try:
+                while not watch.ending.is_set():
+                    version = self.desk.version
+                    response = await self.listing.of(self.desk.state)
+                    if response is not said:
+                        said = response
+                        yield response
+                    await either(partial(self.desk.beyond, version), watch.ending.wait)
+            finally:
+                if kubelet:
+                    log.info("the kubelet does not listen any more", resource=self.resource)
+
+    async def get_preferred_allocation(
+        self, message: v1beta1.PreferredAllocationRequest
+    ) -> v1beta1.PreferredAllocationResponse:
+        check_containers(message.container_requests)
+        return v1beta1.PreferredAllocationResponse(
+            container_responses=[await self.preferred(request) for request in message.container_requests]
+        )
+
+    async def preferred(
+        self, request: v1beta1.ContainerPreferredAllocationRequest
+    ) -> v1beta1.ContainerPreferredAllocationResponse:
+        """
+        An error here would fail the pod, and no preference only costs it the best links: the kubelet fills up itself. So
+        a device that was lost in between, or a question that cannot be meant, gets the empty answer.
+        """
+        available = [DeviceID(device) for device in request.available_deviceIDs]
+        must_include = [DeviceID(device) for device in request.must_include_deviceIDs]
+        try:
+            devices = await self.desk.prefer(self.resource, available, must_include, request.allocation_size)
+        except (UnknownDevice, InvalidField, NoFit) as error:
+            log.warning("no preference given", resource=self.resource, reason=error.finding)
+            devices = ()
+        return v1beta1.ContainerPreferredAllocationResponse(device_i_ds=list(devices))
+
+    async def allocate(self, message: v1beta1.AllocateRequest) -> v1beta1.AllocateResponse:
+        """All containers of the request or none; what is answered is on disk. What could not be told is not recorded."""
+        check_containers(message.container_requests)
+        sets = [[DeviceID(device) for device in request.devices_ids] for request in message.container_requests]
+        teller = self.containers.now(self.desk.state.hardware, self.resource)
+        teller.check(self.desk.state.hardware, self.resource, sets)
+        allocations = await self.desk.allocate(self.resource, sets)
+        hardware = self.desk.state.hardware
+        return v1beta1.AllocateResponse(
+            container_responses=[
+                teller.response(hardware, self.resource, allocation.devices[self.resource])
+                for allocation in allocations
+            ]
+        )
+
+    async def pre_start_container(self, message: v1beta1.PreStartContainerRequest) -> v1beta1.PreStartContainerResponse:
+        """Learns who the owner is. If PodResources is silent the container starts all the same, and is bound later."""
+        try:
+            await self.desk.reconcile()
+        except Unavailable as error:
+            log.warning(
+                "the owner is not known yet",
+                resource=self.resource,
+                devices=len(message.devices_ids),
+                reason=error.finding,
+            )
+        return v1beta1.PreStartContainerResponse()
+
+
+def check_containers(requests: Sequence[Any]) -> None:
+    if len(requests) > MOST_CONTAINERS:
+        raise InvalidField("container_requests", f"{len(requests)} containers", f"a pod has at most {MOST_CONTAINERS}")

@@ -1,0 +1,299 @@
+"""
+The record of a node's allocations on disk, and one in memory with the same promises.
+
+The state directory holds `lock`, held by the one process that may write; `journal`, written as `record` says; `published`,
+how far the bus has heard; and journals that were damaged. A damaged journal does not stop the node: it is set aside as
+`journal.corrupt-N`, for whoever wants to look, and what can be trusted of it goes on in a new one, with the doubt written in
+its header where something may be missing. What is set aside is never written again; the newest few are kept.
+"""
+
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import structlog
+
+from topoalign.allocator.ledger import record
+from topoalign.allocator.ledger.record import VERSION, Header, encoded
+from topoalign.allocator.ledger.state_dir import UNUSABLE, faults, locked, sync_directory, usable
+from topoalign.core.model.errors import StateFault
+from topoalign.core.model.ids import NodeName
+from topoalign.core.ports import Entry
+
+KEPT = 5
+"""Journals set aside, the newest: each tells of a fault of its own."""
+
+MARK = 40
+"""Characters of the file `published`: two numbers of 64 bits."""
+
+log = structlog.get_logger("topoalign.allocator.ledger.journal")
+
+
+class FileJournal:
+    """The journal in a directory. Made by `open_journal`, which holds the directory's lock while it is in use."""
+
+    def __init__(self, directory: Path, node: NodeName) -> None:
+        self.directory = directory
+        self.path = directory / "journal"
+        self.node = node
+        self.dropped = 0
+        """Bytes of an unfinished line that `load` dropped."""
+        self._doubt: str | None = None
+        self._lines: list[bytes] = []
+        self._file: int | None = None
+        self._size = 0
+        self._suspect = False
+
+    @property
+    def doubt(self) -> str | None:
+        return self._doubt
+
+    @property
+    def set_aside(self) -> list[Path]:
+        """Damaged journals, the oldest first."""
+        numbered = [(path.name.rpartition("-")[2], path) for path in self.directory.glob("journal.corrupt-*")]
+        return [path for _, path in sorted((int(number), path) for number, path in numbered if number.isdecimal())]
+
+    def load(self) -> list[Entry]:
+        content, found = self.read()
+        if content is None and found.damage is None:
+            self.rewrite([])
+            self.mark_published(0, 0)
+            return []
+        self._lines = [line.encoded for line in found.lines]
+        self._doubt = found.doubt
+        if found.damage is not None:
+            self.recover(found, content is not None)
+            return [line.entry for line in found.lines]
+        if found.doubt is not None:
+            log.error("the record is in doubt still", since=found.doubt)
+        self.dropped = found.unfinished
+        with faults(self.path, "open the journal"):
+            self.open()
+            if self.dropped:
+                self.cut(self._size - self.dropped)
+        return [line.entry for line in found.lines]
+
+    def read(self) -> tuple[bytes | None, record.Record]:
+        """What the file holds, None if there is none, and what that says. Raises StateFault if it may not be read."""
+        published = self.published()
+        try:
+            with open(self.path, "rb", opener=no_link) as file:
+                content = file.read()
+        except FileNotFoundError:
+            used = os.path.lexists(self.directory / "published")  # which is made after the journal
+            return None, record.lost("it is missing from a directory that was used") if used else record.Record()
+        except OSError as error:
+            if error.errno == errno.EIO:
+                return b"", record.lost("the disk cannot read it")
+            with faults(self.path, "read the journal"):
+                raise
+        return content, record.read(content, self.node, published)
+
+    def recover(self, found: record.Record, there: bool) -> None:
+        """Begins anew with what can be trusted, and says so."""
+        with faults(self.path, "set the damaged journal aside"):
+            kept = self.put_aside() if there else None
+            self.replace(self._lines)
+        log.error(
+            "the journal is damaged" if there else "the journal is missing",
+            finding=found.damage,
+            set_aside=None if kept is None else str(kept),
+            entries_kept=len(found.lines),
+            state="in doubt until it is confirmed"
+            if found.doubt
+            else "whole: what is damaged is older than a snapshot",
+        )
+
+    def put_aside(self) -> Path:
+        """A second name for the file as it is; it is there before the first comes to mean another. Raises OSError."""
+        before = self.set_aside
+        if before and before[-1].samefile(self.path):
+            return before[-1]  # a former start came no further than this
+        number = int(before[-1].name.rpartition("-")[2]) + 1 if before else 1
+        name = self.directory / f"journal.corrupt-{number}"
+        os.link(self.path, name, follow_symlinks=False)
+        sync_directory(self.directory)
+        for old in before[: max(0, len(before) + 1 - KEPT)]:
+            old.unlink(missing_ok=True)
+        return name
+
+    def trust(self) -> None:
+        doubt, self._doubt = self._doubt, None
+        try:
+            with faults(self.path, "rewrite the journal"):
+                self.replace(self._lines)
+        except StateFault:
+            self._doubt = doubt
+            raise
+
+    def append(self, entry: Entry) -> None:
+        line = encoded(entry)
+        with faults(self.path, "write the journal"):
+            if self._suspect or not self.in_place:
+                self.replace(self._lines)
+            try:
+                write_whole(self.file, line)
+                os.fsync(self.file)
+            except OSError:
+                self.undo()
+                raise
+        self._lines.append(line)
+        self._size += len(line)
+
+    def rewrite(self, entries: Sequence[Entry]) -> None:
+        lines = [encoded(entry) for entry in entries]
+        with faults(self.path, "rewrite the journal"):
+            self.replace(lines)
+        self._lines = lines
+
+    def published(self) -> tuple[int, int] | None:
+        try:
+            epoch, seq = (self.directory / "published").read_text().split()
+            return int(epoch), int(seq)
+        except (OSError, ValueError):
+            return None
+
+    def mark_published(self, epoch: int, seq: int) -> None:
+        """
+        Written in its place and always as long, so that a sector of the disk has it whole or not at all: to put a new file
+        in place of the old one at each fact would keep the event loop for most of a millisecond each time.
+        """
+        with suppress(OSError):
+            mark = os.open(self.directory / "published", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                os.pwrite(mark, f"{epoch} {seq}".ljust(MARK).encode() + b"\n", 0)
+            finally:
+                os.close(mark)
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    @property
+    def file(self) -> int:
+        if self._file is None:
+            self.open()
+        assert self._file is not None
+        return self._file
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the open file is the journal still: somebody may have deleted it, or put another there."""
+        with suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(self.file), os.lstat(self.path))
+        return False
+
+    def open(self) -> None:
+        self.close()
+        self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
+        self._size = os.fstat(self._file).st_size
+
+    def replace(self, lines: Sequence[bytes]) -> None:
+        """
+        Writes a new file beside the old one and puts it in its place: at any moment one of the two is whole.
+
+        Where the new one cannot be written the old one serves as before: a disk without room for both may have some for one
+        more line. Where this fails later, the next append begins with it anew, because the open file may be the one that was
+        replaced.
+        """
+        header = encoded(Header(version=VERSION, node=self.node, doubt=self._doubt or ""))
+        beside = self.directory / "journal.new"
+        try:
+            target = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                write_whole(target, b"".join([header, *lines]))
+                os.fsync(target)
+            finally:
+                os.close(target)
+        except OSError:
+            with suppress(OSError):
+                beside.unlink(missing_ok=True)  # it takes the room that a line would need
+            raise
+        self._suspect = True
+        os.replace(beside, self.path)
+        self.close()
+        sync_directory(self.directory)
+        self.open()
+        self._suspect = False
+
+    def undo(self) -> None:
+        """After a failed append the file is cut back; whether the disk agrees is unknown until it is written anew."""
+        self._suspect = True
+        try:
+            self.cut(self._size)
+        except OSError:
+            self.close()
+
+    def cut(self, size: int) -> None:
+        os.ftruncate(self.file, size)
+        os.fsync(self.file)
+        self._size = size
+
+
+class MemoryJournal:
+    """A journal for tests and simulations: it outlives the ledger that writes it, but not the process."""
+
+    def __init__(self) -> None:
+        self.doubt: str | None = None
+        self._entries: list[Entry] = []
+        self._published: tuple[int, int] | None = (0, 0)
+
+    def load(self) -> list[Entry]:
+        return list(self._entries)
+
+    def trust(self) -> None:
+        self.doubt = None
+
+    def append(self, entry: Entry) -> None:
+        self._entries.append(entry)
+
+    def rewrite(self, entries: Sequence[Entry]) -> None:
+        self._entries = list(entries)
+
+    def published(self) -> tuple[int, int] | None:
+        return self._published
+
+    def mark_published(self, epoch: int, seq: int) -> None:
+        self._published = (epoch, seq)
+
+
+@contextmanager
+def open_journal(directory: Path, node: NodeName) -> Iterator[FileJournal]:
+    """
+    The journal of a state directory, which is made if it is missing and locked while the context is open.
+
+    Raises StateFault if another process has it (naming its pid), InvalidField if the directory or the journal in it cannot
+    be used as they are.
+    """
+    with locked(directory):
+        journal = FileJournal(directory, node)
+        with usable():
+            check_file(journal.path)
+        try:
+            yield journal
+        finally:
+            journal.close()
+
+
+def check_file(path: Path) -> None:
+    """Raises StateFault if a journal is there that may not be read and written."""
+    with faults(path, "open the journal"):
+        try:
+            os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
+        except OSError as error:
+            if error.errno in UNUSABLE:
+                raise
+
+
+def no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def write_whole(file: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]

@@ -1,0 +1,299 @@
+"""
+The allocations of this node, and the only place that changes them.
+
+Every change goes the same way and without a pause: the facts are drafted, folded into the next state, appended to the
+journal and synced; only then do they count, and only then may anybody be answered. So after a crash at any point the
+ledger is as it was before the change or as it was after. What the bus has not heard yet waits in `pending`, in order.
+
+The journal is kept short: after `compact_after` entries it is written anew as one snapshot of what is live, preceded by
+nothing but the facts that are still to be published. Should those become more than `pending_limit` because the bus has
+been away for long, they are dropped in favour of the snapshot, which makes every listener whole again.
+
+A journal that was damaged leaves a doubt: something may be held that is not in the record. The ledger only carries it; who
+hands out devices asks the kubelet first, or refuses, until the record is confirmed.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import anyio
+import msgspec
+import structlog
+
+from topoalign.allocator.ledger.drafts import Binding, Draft, deviation
+from topoalign.allocator.ledger.endings import Endings
+from topoalign.allocator.ledger.record import unpublished
+from topoalign.core.model.decisions import Refusal
+from topoalign.core.model.errors import NotFound, StateFault
+from topoalign.core.model.events import (
+    Allocation,
+    AllocationBound,
+    AllocationGranted,
+    AllocationRefused,
+    AllocationReleased,
+    AllocationsSnapshot,
+    ContainerUsage,
+    DeviceHealthChanged,
+    LedgerEvent,
+    TopologyDiscovered,
+    UsageObserved,
+)
+from topoalign.core.model.ids import AllocationID, DeviceID, NodeName
+from topoalign.core.model.requests import PodRequest
+from topoalign.core.ports import Clock, Entry, Journal
+from topoalign.core.state.fold import NodeState, replay
+
+SAID_SECONDS = 1.0
+"""For so long a snapshot after which nothing happened answers further requests for one."""
+
+log = structlog.get_logger("topoalign.allocator.ledger.ledger")
+
+
+class Ledger:
+    """One node's allocations. Synchronous throughout: between looking at `state` and recording there is no pause."""
+
+    def __init__(
+        self,
+        node: NodeName,
+        journal: Journal,
+        clock: Clock,
+        *,
+        compact_after: int = 1_000,
+        pending_limit: int = 10_000,
+    ) -> None:
+        self.node = node
+        self.compact_after = compact_after
+        self.pending_limit = pending_limit
+        self.dropped = 0
+        """Facts that were never published because too many were waiting; a snapshot stands in for them."""
+        self.fault: str | None = None
+        """What the disk complained of last, and the remedy; None since it took a fact again."""
+        self.endings = Endings()
+        """How allocations ended since this process started."""
+        self._journal = journal
+        self._clock = clock
+        self._changed = anyio.Event()
+        self._announced: tuple[int, int, float] | None = None
+        """(epoch, seq) of the newest snapshot, and the monotonic seconds at which it was said."""
+        self.version = 0
+        entries = journal.load()
+        events = [(event, entry.time) for entry in entries for event in entry.events]
+        newest = max((at for at, (event, _) in enumerate(events) if isinstance(event, AllocationsSnapshot)), default=0)
+        self.pending = deque(unpublished(events, journal.published(), newest))
+        self.state = replay(node, (event for event, _ in events[newest:]))
+        self._entries = len(entries)
+        self._compact_at = self._entries + compact_after
+        self._begin()
+
+    def _begin(self) -> None:
+        """
+        Every start is an epoch of its own, so that a record restored from an old copy repeats no number.
+
+        A journal that was lost does not know its last epoch, which may have begun in this very millisecond. What was
+        published does, but for one fact perhaps, which may have begun the epoch after it.
+        """
+        published, _ = self._journal.published() or (0, 0)
+        lost = self.doubt is not None
+        now = int(self._clock.wall() * 1000)
+        self._epoch = self._begun = max(now + lost, self.state.epoch + 1, published + 1 + lost)
+        try:
+            self.announce()
+        except StateFault:
+            if not self.state.epoch or self.doubt is not None:  # of what was lost, numbers may have been heard already
+                raise
+            # What is on disk was read, so the node can go on in its old epoch; each new fact will try the disk again.
+            self._epoch = self.state.epoch
+
+    @property
+    def doubt(self) -> str | None:
+        """Why something may be held that is not in `state`; None: the record is whole."""
+        return self._journal.doubt
+
+    @property
+    def clock(self) -> Clock:
+        """The clock that facts are dated by."""
+        return self._clock
+
+    @property
+    def boot(self) -> str:
+        """The boot of the node that discovery tells of; empty: not known yet."""
+        return self.state.topology.boot_id if self.state.topology is not None else ""
+
+    @property
+    def machine(self) -> str:
+        """Which described machine the node plays; empty: real hardware, or not known yet."""
+        return self.state.topology.machine if self.state.topology is not None else ""
+
+    def hear(self, event: TopologyDiscovered | DeviceHealthChanged | UsageObserved) -> None:
+        """Takes in what is read anew at every start, and therefore not journaled."""
+        had, state = self.state, self.state.apply(event)
+        if state.topology is not had.topology or state.health is not had.health or state.usage is not had.usage:
+            self._move(state)
+
+    def observe(self, containers: tuple[ContainerUsage, ...]) -> None:
+        """Takes in what the kubelet has given away without asking us, where that has changed."""
+        had = self.state.usage
+        if had is None or had.containers != containers:
+            epoch, revision = (had.epoch, had.revision + 1) if had is not None else (self._begun, 1)
+            self.hear(UsageObserved(node=self.node, epoch=epoch, revision=revision, containers=containers))
+
+    def confirm(self, by: str) -> None:
+        """Ends the doubt: what is in the record is all that is held, says whoever `by` names. Raises StateFault."""
+        doubt = self.doubt
+        if doubt is None:
+            return
+        with self._noting_faults():
+            self._journal.trust()
+        log.info("the record is confirmed", by=by, doubt=doubt, allocations=len(self.state.allocations))
+        self._move(self.state)
+
+    def next_id(self, ahead: int = 0) -> AllocationID:
+        """A name that no allocation of this node had before, for the next grant or one so many further on."""
+        return AllocationID(f"{self._epoch:x}-{self.state.seq + 1 + ahead}")
+
+    def named(self, allocation: Allocation, ahead: int = 0) -> Allocation:
+        """The same as it can be granted now: under the next id, in this boot, on this machine."""
+        return msgspec.structs.replace(allocation, id=self.next_id(ahead), boot=self.boot, machine=self.machine)
+
+    def grant(
+        self,
+        allocations: Sequence[Allocation],
+        *,
+        instead_of: Sequence[AllocationID] = (),
+        reasons: Mapping[AllocationID, str] = {},
+        preferred: Mapping[AllocationID, Sequence[DeviceID]] = {},
+    ) -> None:
+        """
+        Records allocations, all or none; with them the release of those whose place they take, as superseded unless there is
+        another reason, and for each one that the kubelet chose otherwise than was preferred, what was preferred.
+        """
+        gone = [
+            partial(AllocationReleased, allocation=name, reason=reasons.get(name, "superseded")) for name in instead_of
+        ]
+        granted = [partial(AllocationGranted, allocation=allocation) for allocation in allocations]
+        deviated = [deviation(each, preferred[each.id]) for each in allocations if each.id in preferred]
+        self._record(*gone, *granted, *deviated)
+
+    def bind(self, bindings: Sequence[Binding]) -> None:
+        """Records who holds these allocations, in this boot of the node."""
+        self._record(*(partial(AllocationBound, boot=self.boot, **each._asdict()) for each in bindings))
+
+    def release(self, allocations: Sequence[AllocationID], reason: str) -> None:
+        """
+        Records that these allocations have ended, `reason` as in `AllocationReleased`. Raises NotFound if one is not live;
+        then none is released.
+        """
+        for name in allocations:
+            if name not in self.state.allocations:
+                raise NotFound("live allocation", name, "it may be released already: see `topoalign watch --since 1`")
+        self._record(*(partial(AllocationReleased, allocation=name, reason=reason) for name in allocations))
+
+    def refuse(self, pod: PodRequest, refusal: Refusal) -> None:
+        """Records that a pod was refused."""
+        self._record(
+            partial(
+                AllocationRefused,
+                namespace=pod.namespace,
+                pod=pod.name,
+                container=refusal.container,
+                reason=refusal.reason,
+                code=refusal.code,
+                finding=refusal.finding,
+                remedy=refusal.remedy,
+            )
+        )
+
+    def announce(self) -> tuple[int, int]:
+        """
+        Says all live allocations anew, shortens the journal to that, and returns the snapshot's (epoch, seq).
+
+        Many may ask at once, as when the bus comes back: what was said a moment ago is not said again.
+        """
+        just_now = self._clock.monotonic() - SAID_SECONDS
+        if self._announced is None or self._announced[:2] != self._place or self._announced[2] <= just_now:
+            self._record(self._snapshot())
+            self._announced = (*self._place, self._clock.monotonic())
+            self._compact()
+        return self._place
+
+    def published(self, event: LedgerEvent) -> None:
+        """The bus has this fact, the oldest of `pending`."""
+        if self.pending and self.pending[0][0] is event:
+            self.pending.popleft()
+            self._journal.mark_published(event.epoch, event.seq)
+
+    async def beyond(self, version: int) -> None:
+        """Waits until `version` is greater than this one."""
+        while self.version <= version:
+            await self._changed.wait()
+
+    @property
+    def _place(self) -> tuple[int, int]:
+        return self.state.epoch, self.state.seq
+
+    def _snapshot(self) -> Draft:
+        return partial(
+            AllocationsSnapshot,
+            allocations=tuple(self.state.allocations.values()),
+            memory=dict(self.state.memory),
+            digest=self.state.digest,
+        )
+
+    def _record(self, *drafts: Draft) -> None:
+        """Drafts become facts: on disk first, then in the state. Raises StateFault, and then nothing has changed."""
+        if not drafts:
+            return
+        events: list[LedgerEvent] = []
+        state = self.state
+        for draft in drafts:
+            seq = state.seq + 1 if state.epoch == self._epoch else 1
+            events.append(draft(node=self.node, epoch=self._epoch, seq=seq))
+            state = state.apply(events[-1])
+        entry = Entry(time=self._clock.wall(), events=tuple(events))
+        with self._noting_faults():
+            self._journal.append(entry)
+        self._entries += 1
+        self.endings.note(self.state.allocations, events)
+        self.pending.extend((event, entry.time) for event in events)
+        self._move(state)
+        if self._entries >= self._compact_at and not isinstance(events[-1], AllocationsSnapshot):
+            self._compact_later()
+
+    def _compact_later(self) -> None:
+        """Compacts if the disk allows. What was recorded stands either way, so a failure here only postpones."""
+        try:
+            self.announce()
+        except StateFault:
+            self._compact_at = self._entries + self.compact_after
+
+    def _compact(self) -> None:
+        """The journal becomes what is still to be published, and the snapshot that was said last."""
+        if len(self.pending) > self.pending_limit:
+            self.dropped += len(self.pending) - 1
+            self.pending = deque([self.pending[-1]])
+        with self._noting_faults():
+            self._journal.rewrite([Entry(time=time, events=(event,)) for event, time in self.pending])
+        self._entries = len(self.pending)
+        self._compact_at = self._entries + self.compact_after
+
+    @contextmanager
+    def _noting_faults(self) -> Iterator[None]:
+        """Readiness tells what the disk complains of; the log says it when it begins and when it is over."""
+        try:
+            yield
+        except StateFault as fault:
+            if self.fault is None:
+                log.error("the journal cannot be written", finding=fault.finding, remedy=fault.remedy)
+            self.fault = f"{fault.finding}; {fault.remedy}"
+            raise
+        if self.fault is not None:
+            log.info("the journal can be written again")
+        self.fault = None
+
+    def _move(self, state: NodeState) -> None:
+        self.state = state
+        self.version += 1
+        self._changed.set()
+        self._changed = anyio.Event()

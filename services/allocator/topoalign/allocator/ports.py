@@ -1,0 +1,102 @@
+"""What the kubelet front needs of the allocator, and what the allocator needs of the kubelet's record."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from topoalign.core.model.events import Allocation, ContainerUsage, Owner
+from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.state.fold import NodeState
+from topoalign.kubelet.files.pod_directories import PodDirectories
+
+
+class Desk(Protocol):
+    """The allocator as the front sees it. Implemented by `topoalign.allocator.device_allocations.Handouts`."""
+
+    @property
+    def state(self) -> NodeState:
+        """The node as it is now."""
+
+    @property
+    def version(self) -> int:
+        """Counts up with every change of `state`."""
+
+    async def beyond(self, version: int) -> None:
+        """Waits until `version` is greater than this one. Any number of callers may wait."""
+
+    async def prefer(
+        self, resource: ResourceName, available: Sequence[DeviceID], must_include: Sequence[DeviceID], size: int
+    ) -> tuple[DeviceID, ...]:
+        """
+        The best connected set of `size` devices that holds `must_include`, by the node's device policy; () where the
+        API has no preference to give (size below 1, too few available, must_include not available or larger than size).
+        Devices that a live record holds are in it only where there are not enough others.
+        """
+
+    async def allocate(
+        self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]
+    ) -> tuple[Allocation, ...]:
+        """
+        Records that the kubelet gave these devices, one set per container; when this returns it is on disk.
+
+        Raises UnknownDevice, InvalidField (empty or repeated ids), DeviceInUse, StateFault. All sets or none.
+        """
+
+    async def reconcile(self) -> None:
+        """Compares the record with PodResources: binds owners, releases what is gone. Raises Unavailable."""
+
+
+class Holding(msgspec.Struct, frozen=True, kw_only=True):
+    """What the kubelet's PodResources says: this container holds these devices of one resource."""
+
+    owner: Owner
+    resource: ResourceName
+    devices: frozenset[DeviceID]
+    pod_uid: str = ""
+    """Of its pod, as the checkpoint has it; empty: not known. PodResources itself knows no UIDs."""
+
+
+class Part(NamedTuple):
+    """One entry of the checkpoint: the devices of one resource that one container has."""
+
+    resource: ResourceName
+    devices: frozenset[DeviceID]
+    pod_uid: str = ""
+    """Empty: not known."""
+    container: str = ""
+
+
+class Listing(msgspec.Struct, frozen=True, kw_only=True):
+    """What the kubelet says at one moment."""
+
+    kubelet: tuple[int, ...]
+    """Which kubelet answered: differs after the kubelet has restarted."""
+    since: float
+    """Wall seconds at which this kubelet began to listen."""
+    pods: int
+    """How many pods it listed, with devices or without."""
+    holdings: tuple[Holding, ...]
+    """Of app containers and sidecars: PodResources does not show plain init containers."""
+    checkpoint: frozenset[tuple[ResourceName, DeviceID]] | None
+    """Devices that its checkpoint has given to any container, init containers included. None: it cannot be read."""
+    parts: tuple[Part, ...] = ()
+    """The same, apart by container and resource. Entries of pods that are gone stay until the next write."""
+    written: tuple[int, ...] = ()
+    """Which version of the checkpoint this is; differs after every write."""
+    is_own: bool = False
+    """Whether the kubelet that answers wrote this version, so that all of it is in its memory, too."""
+    directories: PodDirectories | None = None
+    """Which pods are gone. None: not known, because their directories cannot be read."""
+    usage: tuple[ContainerUsage, ...] = ()
+    """All that it shows of each container: CPUs, memory and the devices of every plugin, by owner."""
+
+
+class PodResources(Protocol):
+    """The kubelet's own record of who holds what."""
+
+    def written(self) -> tuple[int, ...]:
+        """Which version of the checkpoint lies there now, as `Listing.written`; () where there is none."""
+
+    async def listing(self) -> Listing:
+        """Raises Unavailable; waits for a few seconds at most."""

@@ -1,0 +1,115 @@
+"""What is in no record and is taken in: containers that the kubelet shows, and those that were displaced and run on."""
+
+from collections.abc import Collection, Sequence
+
+import msgspec
+
+from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.ports import Listing, Part
+from topoalign.allocator.reconciliation.device_order import in_order
+from topoalign.allocator.reconciliation.liveness import is_before, places, shown_of, still_displaced
+from topoalign.allocator.reconciliation.usage import is_ours
+from topoalign.core.model.events import Allocation, Displaced, Owner
+from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.state.fold import NodeState
+
+
+def unrecorded(
+    ledger: Ledger, listing: Listing, contradicted: Sequence[Allocation], late: Collection[str]
+) -> list[Allocation]:
+    """
+    Containers that the kubelet shows with devices of ours which no record holds: they were there before us, or were
+    released too early. Of contradicted records also what an init container may still have, which is shown nowhere: what
+    the kubelet's checkpoint has of them, or all where it cannot be read. Of the pods `late` (UIDs), and of all while the
+    record is in doubt, what the checkpoint has given to containers not shown.
+    """
+    state = without(ledger.state, contradicted)
+    found: list[Allocation] = []
+    taken: set[DeviceID] = set()
+    parted: set[DeviceID] = set()  # what has been found is a part of these, or these themselves
+
+    def is_free(device: DeviceID) -> bool:
+        ways = state.ways_to(device)
+        return not state.overlapping([device]) and device not in parted and taken.isdisjoint(ways)
+
+    def take_in(owner: Owner | None, resource: ResourceName, devices: tuple[DeviceID, ...], pod_uid: str) -> None:
+        displaced = of_devices([former for each in contradicted for former in each.displaced], devices)
+        found.append(
+            Allocation(
+                id=ledger.next_id(len(found)),
+                owner=owner,
+                devices={resource: devices},
+                boot=ledger.boot,
+                machine=ledger.machine,
+                cards=state.cards_of(devices),
+                pod_uid=pod_uid,
+                displaced=displaced,
+            )
+        )
+        taken.update(devices)
+        parted.update(way for device in devices for way in state.ways_to(device))
+
+    for holding in listing.holdings:
+        ours = ordered(state, holding.resource, holding.devices)
+        if ours and all(map(is_free, ours)):
+            take_in(holding.owner, holding.resource, ours, holding.pod_uid)
+    left = {place for each in contradicted for place in places(each)} - shown_of(listing)
+    unread = tuple(Part(resource, frozenset({device})) for resource, device in sorted(left))
+    for part in listing.parts if listing.checkpoint is not None else unread:
+        whole = ledger.doubt is not None or part.pod_uid in late
+        held = frozenset(d for d in part.devices if whole or (part.resource, d) in left)
+        if ours := tuple(filter(is_free, ordered(state, part.resource, held))):
+            take_in(None, part.resource, ours, part.pod_uid)
+    return found
+
+
+def returned(
+    ledger: Ledger, ended: Sequence[Allocation], listing: Listing | None, granted: Sequence[Allocation] = ()
+) -> list[Allocation]:
+    """
+    The allocations of containers that these displaced and that run on, as far as nobody else has their devices: to be
+    granted in the place of those that have ended, behind what is `granted` there already.
+    """
+    state = without(ledger.state, ended)
+    for each in granted:
+        state = state.holding(each)
+    found: list[Allocation] = []
+    now = [each for each in ended if not is_before(each, ledger.boot)]
+    for former in (former for each in now for former in still_displaced(each.displaced, listing)):
+        devices = {
+            resource: free
+            for resource, ids in former.devices.items()
+            if (free := tuple(device for device in ids if not state.overlapping([device])))
+        }
+        if devices:
+            found.append(
+                Allocation(
+                    id=ledger.next_id(len(granted) + len(found)),
+                    owner=former.owner,
+                    devices=devices,
+                    boot=ledger.boot,
+                    machine=ledger.machine,
+                    cards=state.cards_of(device for ids in devices.values() for device in ids),
+                    pod_uid=former.pod_uid,
+                )
+            )
+            state = state.holding(found[-1])
+    return found
+
+
+def without(state: NodeState, allocations: Sequence[Allocation]) -> NodeState:
+    """The state if these were not live, as far as devices go."""
+    names = {each.id for each in allocations}
+    others = {name: held for name, held in state.allocations.items() if name not in names}
+    return msgspec.structs.replace(state, allocations=others)
+
+
+def of_devices(displaced: Sequence[Displaced], devices: Collection[DeviceID]) -> tuple[Displaced, ...]:
+    """Those that have one of these devices."""
+    return tuple(each for each in displaced if any(not set(ids).isdisjoint(devices) for ids in each.devices.values()))
+
+
+def ordered(state: NodeState, resource: ResourceName, devices: frozenset[DeviceID]) -> tuple[DeviceID, ...]:
+    """Those that are ours, in the hardware's order."""
+    hardware = state.hardware
+    return in_order(hardware, resource, (device for device in devices if is_ours(hardware, resource, device)))

@@ -1,0 +1,101 @@
+"""Records that make way for what the kubelet gives anew: what is left of them, and whose containers may run on."""
+
+from collections.abc import Collection, Iterable, Sequence
+
+import msgspec
+import structlog
+
+from topoalign.allocator.ledger.endings import titled
+from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.ports import Listing
+from topoalign.allocator.reconciliation.adoption import of_devices
+from topoalign.allocator.reconciliation.liveness import Liveness, Place, is_before, places, shown_of, still_displaced
+from topoalign.core.model.events import Allocation, Displaced
+from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
+from topoalign.core.state.fold import NodeState
+
+log = structlog.get_logger("topoalign.allocator.reconciliation.displacement")
+
+
+def touches(state: NodeState, device: DeviceID, others: Collection[DeviceID]) -> bool:
+    """Whether one of the others is this device, a part of it, or what it is a part of."""
+    ways = state.ways_to
+    return not frozenset(others).isdisjoint(ways(device)) or any(device in ways(other) for other in others)
+
+
+def displaced_by(
+    liveness: Liveness,
+    ledger: Ledger,
+    records: Sequence[Allocation],
+    asked: Collection[DeviceID],
+    listing: Listing | None,
+) -> tuple[Displaced, ...]:
+    """Of the records that make way for a set of devices: whose containers, and those whom they displaced, may run on."""
+    found: list[Displaced] = []
+    for record in records:
+        if listing is not None and record.owner is not None and liveness.is_displaced(record, listing, ledger.boot):
+            both = by_resource([(r, d) for r, d in places(record) if touches(ledger.state, d, asked)])
+            found.append(Displaced(allocation=record.id, owner=record.owner, pod_uid=record.pod_uid, devices=both))
+        if not is_before(record, ledger.boot):
+            found += still_displaced(of_devices(record.displaced, asked), listing)
+    return tuple(found)
+
+
+def tell_displaced(granted: Iterable[Allocation]) -> None:
+    """Logs each allocation that has devices of a container which may run on."""
+    for each in granted:
+        if each.displaced:
+            log.error(
+                "the kubelet gives devices to a new container, and the one that has them was not seen to end",
+                allocation=each.id,
+                devices=sorted({d for former in each.displaced for ids in former.devices.values() for d in ids}),
+                held_by=[f"{titled(former.owner)} ({former.allocation})" for former in each.displaced],
+            )
+
+
+def devices_displaced_by(records: Collection[Allocation]) -> frozenset[DeviceID]:
+    """The devices of containers whom these records displaced: those run on when a record itself is over."""
+    return frozenset(
+        d for record in records for former in record.displaced for ids in former.devices.values() for d in ids
+    )
+
+
+def remainders(
+    ledger: Ledger,
+    replaced: Collection[Allocation],
+    containers: Sequence[Sequence[DeviceID]],
+    listing: Listing | None,
+    granted: Sequence[Allocation],
+) -> list[tuple[Allocation, AllocationID]]:
+    """
+    What is left of replaced records, each with the id of what it is left of.
+
+    Of most that is what the kubelet still has given out: an app container takes over some devices of an init container,
+    and the others stay the init container's until the pod goes. Of those that were displaced it is all, for their
+    containers run on.
+    """
+    asked = {device for devices in containers for device in devices}
+    held = shown_of(listing) | ((listing.checkpoint or frozenset()) if listing is not None else frozenset())
+    unread = listing is not None and listing.checkpoint is None  # then what is not shown may be held all the same
+    displaced = {former.allocation for each in granted for former in each.displaced}
+    rests: list[tuple[Allocation, AllocationID]] = []
+    for record in replaced:
+        whole = unread or record.id in displaced
+        kept = [p for p in places(record) if (whole or p in held) and not touches(ledger.state, p[1], asked)]
+        if kept:
+            rest = msgspec.structs.replace(
+                record,
+                id=ledger.next_id(len(granted) + len(rests)),
+                devices=by_resource(kept),
+                displaced=of_devices(record.displaced, [device for _, device in kept]),
+            )
+            rests.append((rest, record.id))
+    return rests
+
+
+def by_resource(devices: Sequence[Place]) -> dict[ResourceName, tuple[DeviceID, ...]]:
+    """Resource -> its devices, in their order."""
+    held: dict[ResourceName, tuple[DeviceID, ...]] = {}
+    for resource, device in devices:
+        held[resource] = (*held.get(resource, ()), device)
+    return held

@@ -1,0 +1,238 @@
+"""
+Whether the container of an allocation has ended, by what the kubelet says in three places.
+
+PodResources shows what active pods have; the checkpoint knows init containers and the UIDs of pods, and keeps entries of
+pods that are gone until its next write; a pod that is gone has no directory, or its volumes are torn down. Each of them
+alone may be wrong: a kubelet that has just started shows less than runs, and one that has lost its checkpoint shows
+containers without their devices for as long as they run.
+
+An entry of the checkpoint that was there before an allocation was granted is not the allocation's: the kubelet drops what
+is over from its memory before it asks for the next devices, and from the file only when it writes that.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+
+from topoalign.allocator.ports import Holding, Listing, Part
+from topoalign.core.model.events import Allocation, Displaced, Owner
+from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
+
+Place = tuple[ResourceName, DeviceID]
+NEVER: tuple[int, ...] = ()
+"""The version of a checkpoint that is not there."""
+UNWRITTEN_SECONDS = 5.0
+"""The kubelet writes its checkpoint as soon as a container has the devices of all its resources."""
+
+
+class Grant(NamedTuple):
+    """How an allocation came about."""
+
+    written: tuple[int, ...]
+    """The version of the checkpoint when the kubelet asked for it."""
+    at: float
+    """Monotonic seconds."""
+
+
+class Liveness:
+    """Judges allocations by listings. What it remembers of them is this process's own and not in the record."""
+
+    def __init__(self) -> None:
+        self._shown: dict[AllocationID, tuple[int, ...]] = {}
+        """The kubelet that showed this allocation last."""
+        self._kept: dict[AllocationID, tuple[int, ...]] = {}
+        """The kubelet that wrote last that the allocation's pod has something of it."""
+        self._granted: dict[AllocationID, Grant] = {}
+
+    def granted(self, new: Iterable[Allocation], asked: Collection[Allocation], grant: Grant) -> None:
+        """
+        They were granted so. What was not `asked` for is left over of a record that made way: the devices of an init
+        container are in the checkpoint since before, and go out of it with their pod.
+        """
+        names = {each.id for each in asked}
+        for each in new:
+            if each.id in names:
+                self._granted[each.id] = grant
+            elif each.owner is None:
+                self._granted[each.id] = grant._replace(written=NEVER)
+
+    def inherit(self, allocation: AllocationID, former: AllocationID) -> None:
+        """An allocation is what is left of a former one: what is remembered of that holds for it, too."""
+        for remembered in (self._shown, self._kept):
+            if former in remembered:
+                remembered[allocation] = remembered[former]
+
+    def shown(self, allocation: AllocationID, kubelet: tuple[int, ...]) -> None:
+        """This kubelet shows it."""
+        self._shown[allocation] = kubelet
+
+    def note_written(self, allocations: Iterable[Allocation], listing: Listing) -> None:
+        """Takes note of the allocations for whose pods this kubelet wrote entries: what it drops of them later is over."""
+        if not listing.is_own:
+            return
+        entries = {(part.pod_uid, part.resource, device) for part in listing.parts for device in part.devices}
+        for each in allocations:
+            if each.pod_uid and any((each.pod_uid, *place) in entries for place in places(each)):
+                self._kept[each.id] = listing.kubelet
+
+    def forget_all_but(self, live: Collection[AllocationID]) -> None:
+        """Forgets what is remembered of allocations that are not live any more."""
+        self._shown = {name: kubelet for name, kubelet in self._shown.items() if name in live}
+        self._kept = {name: kubelet for name, kubelet in self._kept.items() if name in live}
+        self._granted = {name: grant for name, grant in self._granted.items() if name in live}
+
+    def uid_of(self, allocation: Allocation, holdings: Sequence[Holding | None], listing: Listing) -> str:
+        """The UID of the pod that is shown with all of an allocation; empty: not known."""
+        uids = {holding.pod_uid if holding is not None else "" for holding in holdings}
+        return uids.pop() if len(uids) == 1 and self._is_written_since(allocation, listing) else ""
+
+    def is_kept(self, allocation: Allocation, listing: Listing) -> bool:
+        """Whether the checkpoint may have given something of it to a pod that is not gone; also where it cannot be read."""
+        held = places(allocation)
+        if listing.checkpoint is None:
+            return True
+        if listing.checkpoint.isdisjoint(held):
+            return False
+        entries, directories = entries_of(held, listing), listing.directories
+        return directories is None or not entries or not all(directories.is_gone(part.pod_uid) for part in entries)
+
+    def is_gone(self, allocation: Allocation, listing: Listing) -> bool:
+        """Whether its pod is known, and gone by its directory."""
+        directories = listing.directories
+        if directories is None:
+            return False
+        if allocation.pod_uid:
+            return directories.is_gone(allocation.pod_uid)
+        if allocation.id not in self._granted or not self._is_written_since(allocation, listing):
+            return False
+        entries = entries_of(places(allocation), listing)
+        return bool(entries) and all(directories.is_gone(part.pod_uid) for part in entries)
+
+    def has_ended(self, allocation: Allocation, listing: Listing, at: float) -> bool:
+        """
+        Whether a container, not shown by this listing of monotonic second `at`, has ended for sure: the same kubelet has
+        shown it before, its pod is gone, or the checkpoint has given it to nobody and was written since the grant, or was
+        not for `UNWRITTEN_SECONDS`: then another resource of the container was refused.
+        """
+        if not shown_of(listing).isdisjoint(places(allocation)):
+            return False
+        if self._shown.get(allocation.id) == listing.kubelet or self.is_gone(allocation, listing):
+            return True
+        if allocation.owner is not None or allocation.id not in self._granted or self.is_kept(allocation, listing):
+            return False
+        late = at - self._granted[allocation.id].at >= UNWRITTEN_SECONDS
+        return late or self._is_written_since(allocation, listing)
+
+    def dropped(
+        self,
+        ended: Iterable[Allocation],
+        available: Collection[DeviceID],
+        must_include: Collection[DeviceID],
+        at: float,
+    ) -> list[Allocation]:
+        """
+        Those of the `ended` that have ended for a kubelet which offers these devices in the midst of an admission. A pod has
+        no directory before it is admitted, so what its first containers got looks as if the pod were gone; but the kubelet
+        offers what it has dropped, and not what it has just given.
+        """
+        offered = {*available} - {*must_include}
+        return [
+            each
+            for each in ended
+            if each.id not in self._granted
+            or at - self._granted[each.id].at >= UNWRITTEN_SECONDS
+            or not offered.isdisjoint(each.device_ids)
+        ]
+
+    def is_forgotten(self, allocation: Allocation, listing: Listing, boot: str) -> bool:
+        """
+        Whether the kubelet has lost what it gave to a container that is bound and was not seen to end.
+
+        So it is if this kubelet has neither shown it nor written it down, its checkpoint has nothing of it, and its pod is
+        there by its directory. Nothing from before `boot`, the node's last one, runs. False where there are no UIDs or
+        directories: then a pod that was made anew under its name looks the same.
+        """
+        if allocation.owner is None or not allocation.pod_uid or listing.directories is None:
+            return False
+        return self._is_unknown(allocation, listing, boot) and not listing.directories.is_gone(allocation.pod_uid)
+
+    def is_waited_for(self, allocation: Allocation, listing: Listing) -> bool:
+        """
+        Whether this kubelet has not listed a pod yet for which its checkpoint keeps the devices, and a volume of the pod is
+        mounted: so it is while the API server is away, however long. The kubelet gives these devices to nobody else.
+        """
+        uid, directories = allocation.pod_uid, listing.directories
+        if not uid or directories is None or self._shown.get(allocation.id) == listing.kubelet:
+            return False
+        is_listed = any(part.pod_uid == uid for part in entries_of(places(allocation), listing))
+        return is_listed and not directories.is_gone(uid) and uid not in directories.untold
+
+    def is_displaced(self, allocation: Allocation, listing: Listing, boot: str) -> bool:
+        """
+        Whether a container that is bound, and not shown, may run on although the kubelet gives its devices to another one.
+
+        As `is_forgotten`; where there are no UIDs or directories, if the kubelet lists a container of its name.
+        """
+        owner = allocation.owner
+        if owner is None or not self._is_unknown(allocation, listing, boot):
+            return False
+        return runs(owner, allocation.pod_uid, listing)
+
+    def _is_unknown(self, allocation: Allocation, listing: Listing, boot: str) -> bool:
+        """Whether the kubelet that answers has never told of an allocation of this boot, and its checkpoint does not."""
+        told = self._shown.get(allocation.id), self._kept.get(allocation.id)
+        if listing.kubelet in told or is_before(allocation, boot):
+            return False
+        held = places(allocation)
+        if listing.checkpoint is None or listing.checkpoint.isdisjoint(held):
+            return True
+        entries = entries_of(held, listing)
+        return bool(entries and allocation.pod_uid) and all(
+            part.pod_uid not in ("", allocation.pod_uid) for part in entries
+        )
+
+    def _is_written_since(self, allocation: Allocation, listing: Listing) -> bool:
+        """Whether entries of the checkpoint can be the allocation's."""
+        grant = self._granted.get(allocation.id)
+        return grant is None or grant.written != listing.written
+
+
+def is_before(allocation: Allocation, boot: str) -> bool:
+    """Whether it was given, and last seen, before this boot of the node: no container of then runs."""
+    return bool(boot and allocation.boot) and allocation.boot != boot
+
+
+def runs(owner: Owner, pod_uid: str, listing: Listing) -> bool:
+    """Whether a pod is there: by its directory, or, where that is not known, by the names that the kubelet lists."""
+    if pod_uid and listing.directories is not None:
+        return not listing.directories.is_gone(pod_uid)
+    return any(used.owner == owner for used in listing.usage)
+
+
+def still_displaced(
+    displaced: Iterable[Displaced], listing: Listing | None, owner: Owner | None = None
+) -> tuple[Displaced, ...]:
+    """
+    Those whose pods are there, and all where the kubelet cannot be asked. One of the same name as the new owner, and without
+    a UID, is taken to be its former self.
+    """
+    if listing is None:
+        return tuple(displaced)
+    return tuple(
+        each for each in displaced if runs(each.owner, each.pod_uid, listing) and (each.pod_uid or each.owner != owner)
+    )
+
+
+def entries_of(held: Collection[Place], listing: Listing) -> list[Part]:
+    """What the checkpoint has given away of this."""
+    return [part for part in listing.parts if any((part.resource, device) in held for device in part.devices)]
+
+
+def places(allocation: Allocation) -> list[Place]:
+    """Resource and device of everything that an allocation holds."""
+    return [(resource, device) for resource, ids in allocation.devices.items() for device in ids]
+
+
+def shown_of(listing: Listing | None) -> frozenset[Place]:
+    """The devices that some container is shown with."""
+    holdings = listing.holdings if listing is not None else ()
+    return frozenset((holding.resource, device) for holding in holdings for device in holding.devices)

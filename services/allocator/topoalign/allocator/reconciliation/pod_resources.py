@@ -1,0 +1,220 @@
+"""
+Asks the kubelet who holds which devices.
+
+Source: PodResources v1 of kubelet v1.36.3. It lists a container's devices one by one, each with its NUMA nodes, its
+exclusive CPUs, and its memory where the Static memory manager gave it; it knows names but no UIDs. The checkpoint knows
+UIDs but no names; an entry of it is a container's if it has the same devices and is for a container of that name.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import anyio
+import msgspec
+import structlog
+
+from topoalign.allocator.ports import Holding, Listing, Part
+from topoalign.core.model.errors import StateFault, clean
+from topoalign.core.model.events import ContainerUsage, MemoryBlock, Owner
+from topoalign.core.model.ids import ContainerName, DeviceID, Namespace, PodName, ResourceName
+from topoalign.core.model.topology.cpuset import format_cpuset, parse_cpuset
+from topoalign.core.ports import Clock
+from topoalign.kubelet.files import checkpoint, device_checkpoint, pod_directories
+from topoalign.kubelet.files.pod_directories import PodDirectories
+from topoalign.kubelet.grpc import sockets
+from topoalign.kubelet.grpc.api import v1
+from topoalign.kubelet.grpc.client import KubeletAway, ask
+from topoalign.runtime.clock import SystemClock
+
+LIST_SECONDS = 1.0
+READ_SECONDS = 1.0
+
+Given = tuple[Part, ...]
+"""What a checkpoint has given away."""
+
+T = TypeVar("T")
+
+log = structlog.get_logger("topoalign.allocator.podresources")
+
+
+class PodResourcesClient:
+    """The kubelet's PodResources socket, and its checkpoint and pod directories beside it."""
+
+    def __init__(self, socket: Path, checkpoint_dir: Path, clock: Clock | None = None) -> None:
+        """
+        `checkpoint_dir`: the device plugin directory, where the kubelet keeps `kubelet_internal_checkpoint`. It is in the
+        kubelet's root directory, and the directories of pods are beside it.
+        """
+        self._socket, self._checkpoint_dir = socket, checkpoint_dir
+        self._clock = clock or SystemClock()
+        self._checkpoint: tuple[tuple[int, ...], Given | None] = ((), None)
+        """Of which file (inode, time of change, size), and what it says: it is read, and its checksum made, once."""
+        self._checkpoints: Reader[Given | None] = Reader()
+        self._directories: Reader[PodDirectories | None] = Reader()
+        self._unknown: str | None = None
+        """Why the directories of pods tell nothing, as it was logged last."""
+
+    async def listing(self) -> Listing:
+        """
+        Raises KubeletAway, after `LIST_SECONDS` at most. A checkpoint, or pod directories, that take longer than
+        `READ_SECONDS` count as such that cannot be read.
+        """
+        kubelet = sockets.identity(self._socket)
+        listed = await ask(
+            self._socket, lambda channel: v1.PodResourcesListerStub(channel).list(LIST), self._clock, LIST_SECONDS
+        )
+        try:
+            usage = tuple(usage_of(pod, container) for pod in listed.pod_resources for container in pod.containers)
+        except ValueError as error:
+            raise KubeletAway(f"PodResources says what cannot be: {clean(str(error), 200)}") from error
+        holdings = tuple(
+            Holding(owner=used.owner, resource=resource, devices=frozenset(devices))
+            for used in usage
+            for resource, devices in used.devices.items()
+        )
+        written, given = await self._given_out()
+        directories = await self._pod_directories(bool(listed.pod_resources))
+        return Listing(
+            kubelet=tuple(kubelet or ()),
+            since=kubelet[-1] / 1e9 if kubelet else self._clock.wall(),
+            pods=len(listed.pod_resources),
+            holdings=identified(holdings, given or (), directories),
+            checkpoint=None if given is None else frozenset((part.resource, d) for part in given for d in part.devices),
+            parts=given or (),
+            written=written,
+            is_own=kubelet is not None and written[1:2] > kubelet[-1:],
+            directories=directories,
+            usage=usage,
+        )
+
+    def written(self) -> tuple[int, ...]:
+        """The version of the checkpoint file; empty: there is none. Differs after every write."""
+        try:
+            status = (self._checkpoint_dir / device_checkpoint.NAME).stat()
+        except OSError:
+            return ()
+        return status.st_ino, status.st_mtime_ns, status.st_size
+
+    async def _given_out(self) -> tuple[tuple[int, ...], Given | None]:
+        file, version = self._checkpoint_dir / device_checkpoint.NAME, self.written()
+        if not version:
+            return (), None
+        if version != self._checkpoint[0]:
+            read = await self._checkpoints.read(lambda: given_out(file))
+            if read is None:
+                return version, None
+            self._checkpoint = version, read[0]
+        return self._checkpoint
+
+    async def _pod_directories(self, any_listed: bool) -> PodDirectories | None:
+        """
+        Says once why they tell nothing, and once when they do again. Where the kubelet has `any_listed` pods, an empty
+        directory is not its own: `pods/` is another file system there, which is not mounted here.
+        """
+        found, unknown = None, "they could not be read in time"
+        try:
+            read = await self._directories.read(lambda: pod_directories.read(self._checkpoint_dir.parent))
+            if read is not None:
+                found, unknown = read[0], f"there is no directory {self._checkpoint_dir.parent / pod_directories.NAME}"
+        except StateFault as fault:
+            unknown = str(fault)
+        if found is not None and any_listed and not found.torn_down:
+            found, unknown = None, f"{self._checkpoint_dir.parent / pod_directories.NAME} is empty beside pods that run"
+        if found is not None and self._unknown is not None:
+            log.info("the directories of pods can be read again")
+        if found is None and self._unknown != unknown:
+            log.warning("pods that are gone cannot be told by their directories", reason=unknown)
+        self._unknown = None if found is not None else unknown
+        return found
+
+
+class Reader(Generic[T]):
+    """Reads in a thread that nobody waits for longer than `READ_SECONDS`; while one hangs, no other is begun."""
+
+    def __init__(self) -> None:
+        self._turn = anyio.Lock()
+        self._reading = False
+
+    async def read(self, read: Callable[[], T]) -> tuple[T] | None:
+        """What was read; None where that takes too long."""
+
+        def work() -> T:
+            self._reading = True
+            try:
+                return read()
+            finally:
+                self._reading = False
+
+        with anyio.move_on_after(READ_SECONDS):
+            async with self._turn:
+                if not self._reading:
+                    return (await anyio.to_thread.run_sync(work, abandon_on_cancel=True),)
+        return None
+
+
+LIST = v1.ListPodResourcesRequest()
+
+
+def usage_of(pod: v1.PodResources, container: v1.ContainerResources) -> ContainerUsage:
+    """All that is shown of a container. Raises ValueError."""
+    return ContainerUsage(
+        owner=Owner(namespace=Namespace(pod.namespace), pod=PodName(pod.name), container=ContainerName(container.name)),
+        cpus=format_cpuset(container.cpu_ids),
+        memory=tuple(map(block, container.memory)),
+        devices=devices_by_resource(container),
+    )
+
+
+def block(memory: v1.ContainerMemory) -> MemoryBlock:
+    """How it is spread over its NUMA nodes is not shown; here all of it stands on the first. Raises ValueError."""
+    listed = memory.topology.nodes if memory.topology is not None else []
+    nodes = tuple(sorted(parse_cpuset(format_cpuset(node.id for node in listed))))
+    taken = (memory.size, *(0 for _ in nodes[1:])) if nodes else ()
+    return MemoryBlock(resource=ResourceName(memory.memory_type), nodes=nodes, size=memory.size, taken=taken)
+
+
+def devices_by_resource(container: v1.ContainerResources) -> dict[ResourceName, tuple[DeviceID, ...]]:
+    """Each resource's devices, sorted; one that is listed under several NUMA nodes is one."""
+    held: dict[ResourceName, set[DeviceID]] = {}
+    for part in container.devices:
+        held.setdefault(ResourceName(part.resource_name), set()).update(map(DeviceID, part.device_ids))
+    return {resource: tuple(sorted(devices)) for resource, devices in held.items()}
+
+
+def given_out(file: Path) -> Given | None:
+    """What the kubelet's checkpoint has given away; None where there is none, or none that can be trusted."""
+    try:
+        content = checkpoint.read(file)
+        entries = device_checkpoint.decode(content or b"").pod_device_entries
+    except StateFault:
+        return None
+    return tuple(
+        Part(
+            ResourceName(entry.resource_name),
+            frozenset(DeviceID(d) for ids in entry.device_ids.values() for d in ids),
+            entry.pod_uid,
+            entry.container_name,
+        )
+        for entry in entries or ()
+    )
+
+
+def identified(
+    holdings: Sequence[Holding], given: Iterable[Part], directories: PodDirectories | None
+) -> tuple[Holding, ...]:
+    """
+    The holdings with the UIDs of their pods, where the checkpoint tells: of the one pod that has an entry for a container of
+    this name with these devices. Where two have, those that are gone do not count.
+    """
+    uids: dict[tuple[str, ResourceName, frozenset[DeviceID]], set[str]] = {}
+    for part in given:
+        uids.setdefault((part.container, part.resource, part.devices), set()).add(part.pod_uid)
+
+    def uid_of(holding: Holding) -> str:
+        found = uids.get((holding.owner.container, holding.resource, holding.devices), set())
+        if len(found) > 1 and directories is not None:
+            found = {uid for uid in found if not directories.is_gone(uid)}
+        return next(iter(found)) if len(found) == 1 else ""
+
+    return tuple(msgspec.structs.replace(holding, pod_uid=uid_of(holding)) for holding in holdings)

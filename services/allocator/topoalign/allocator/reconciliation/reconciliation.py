@@ -1,0 +1,262 @@
+"""
+The record against the kubelet's own: who holds what, what has ended, and what nobody recorded.
+
+A kubelet that has just started lists fewer pods than run, and one whose API server is away may do so for minutes. So what
+is missing is released late, later still after a restart of the kubelet, and a container that is shown with devices which
+nobody holds by our record is taken in: whatever was released too early, or was there before us, is in the record again.
+
+What ended while nobody looked is an orphan. It goes at the first look, if the kubelet has settled and its checkpoint does
+not know the devices either: two accounts of its own agree then.
+
+A pod that was refused after Allocate has entries in the checkpoint and no directory: it is released like one that is
+missing. Should its directory be made all the same, because it was only late, what it has is taken in again.
+
+A container of a pod with a mounted volume, which a new kubelet has not listed yet and whose devices its checkpoint keeps, is
+not missing.
+
+A container whose devices the kubelet has lost keeps its record as long as its pod is there. If the kubelet gave the devices
+to another container meanwhile (`Allocation.displaced`), the record returns when that one has ended.
+
+A record in doubt, after a journal that was damaged, is made whole here: beside what PodResources shows, what the checkpoint
+has given to containers that it does not show is taken in, too, and then the record is confirmed.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import structlog
+
+from topoalign.allocator.ledger.drafts import Binding
+from topoalign.allocator.ledger.endings import titled
+from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.ports import Holding, Listing
+from topoalign.allocator.reconciliation.adoption import returned, unrecorded
+from topoalign.allocator.reconciliation.liveness import Liveness, Place, entries_of, is_before, places, still_displaced
+from topoalign.allocator.reconciliation.usage import beyond, is_ours
+from topoalign.core.model.events import Allocation, Owner
+from topoalign.core.model.ids import AllocationID, Namespace, PodName
+from topoalign.core.ports import Clock
+
+log = structlog.get_logger("topoalign.allocator.reconciliation.reconciliation")
+
+
+class Look(NamedTuple):
+    """What the kubelet answered, and about what."""
+
+    listing: Listing
+    live: frozenset[AllocationID]
+    """The allocations that were live when it was asked: an answer says nothing about what was granted since."""
+    at: float
+    """Monotonic seconds at which it was asked."""
+
+
+class Reconciliation:
+    """Compares look by look. Synchronous throughout: nothing gets in between."""
+
+    def __init__(
+        self, ledger: Ledger, clock: Clock, *, gone_seconds: float, unbound_seconds: float, settle_seconds: float
+    ) -> None:
+        """
+        How long a container must be missing before its allocation is released, and at least for two looks:
+        `gone_seconds` in general; `unbound_seconds` if it was never shown and the kubelet's checkpoint does not know its
+        devices either (one that was never shown and whose checkpoint cannot be read is kept), `gone_seconds` if its pod is
+        known to be gone; `settle_seconds` while a kubelet that was seen to restart settles, or lists no pod at all.
+        """
+        self.liveness = Liveness()
+        self._ledger, self._clock = ledger, clock
+        self._gone_seconds, self._unbound_seconds, self._settle_seconds = gone_seconds, unbound_seconds, settle_seconds
+        self._kubelet: tuple[int, ...] | None = None
+        self._boot_known = False
+        """Whether a look was taken since the hardware is known, and with it the boot."""
+        self._settled_at = 0.0
+        self._missing: dict[AllocationID, float] = {}
+        self._apart: set[AllocationID] = set()
+        """Allocations whose devices were shown with several owners, some with none, or with others, at the last look."""
+        self._unseen = set(ledger.state.allocations)
+        """Live at our start, and not shown since: should they have ended, then while nobody looked."""
+        self._listed: frozenset[tuple[Namespace, PodName]] | None = None
+        """The pods of the last look; None: there was none yet."""
+        self._forgotten: set[AllocationID] = set()
+        """Whose containers the kubelet has lost, as it was logged last."""
+        self._early: set[str] = set()
+        """Pods whose allocations were released because they had no directory."""
+
+    def compare(self, look: Look) -> None:
+        """
+        Raises StateFault, with part of it recorded. Before the hardware is known it only takes note of the kubelet: which
+        devices are ours cannot be told then.
+        """
+        self._settle(look)
+        self._listed = frozenset((used.owner.namespace, used.owner.pod) for used in look.listing.usage)
+        listing = look.listing
+        self.liveness.note_written(self._ledger.state.allocations.values(), listing)
+        if self._ledger.state.topology is None:
+            return
+        shown = {(holding.resource, device): holding for holding in listing.holdings for device in holding.devices}
+        bound: list[Binding] = []
+        gone: list[Allocation] = []
+        apart: set[AllocationID] = set()
+        forgotten: list[Allocation] = []
+        for allocation in self._ledger.state.allocations.values():
+            if allocation.id not in look.live:
+                continue
+            held = places(allocation)
+            holdings = [shown.get(place) for place in held]
+            if any(holdings):
+                self.seen(allocation.id, listing)
+                owner, uid = self._owner(held, holdings), self.liveness.uid_of(allocation, holdings, listing)
+                if owner is None or (uid and allocation.pod_uid not in ("", uid)):
+                    apart.add(allocation.id)
+                elif binding := self._binding(allocation, owner, uid, listing):
+                    bound.append(binding)
+            elif self.liveness.is_forgotten(allocation, listing, self._ledger.boot):
+                forgotten.append(allocation)
+            elif self._is_gone(allocation, look):
+                gone.append(allocation)
+        self._ledger.bind(bound)
+        self._release(gone, listing)
+        self._tell_forgotten(forgotten)
+        live = self._ledger.state.allocations
+        if look.live >= live.keys():  # else the answer is older than the record
+            # A record that the kubelet contradicts at two looks makes way for what it shows.
+            contradicted = [live[name] for name in sorted(apart & self._apart)]
+            directories = listing.directories
+            late = {uid for uid in self._early if directories is not None and not directories.is_gone(uid)}
+            found = unrecorded(self._ledger, listing, contradicted, late)
+            self._ledger.grant(found, instead_of=[record.id for record in contradicted])
+            if found:
+                log.warning("containers with devices that were not in the record are taken in", containers=len(found))
+            self._confirm(look)
+        self._apart = apart
+        live = self._ledger.state.allocations
+        self._missing = {name: since for name, since in self._missing.items() if name in live}
+        self._unseen &= live.keys()
+        self._early &= {part.pod_uid for part in listing.parts}
+        self.liveness.forget_all_but(live.keys())
+        self._ledger.observe(beyond(listing.usage, self._ledger.state.hardware))
+
+    def _settle(self, look: Look) -> None:
+        """
+        Takes note of a new kubelet. Its age is told by the wall clock, which may have been set since; after a reboot it
+        has been, often enough, and then the kubelet counts as new however old it looks.
+        """
+        state = self._ledger.state
+        rebooted = not self._boot_known and bool(state.stale)
+        self._boot_known |= state.topology is not None
+        if look.listing.kubelet == self._kubelet and not rebooted:
+            return
+        known = self._kubelet is not None or rebooted
+        age = 0.0 if known else max(0.0, self._clock.wall() - look.listing.since)
+        self._settled_at = look.at + max(0.0, self._settle_seconds - age)
+        self._kubelet = look.listing.kubelet
+        self._missing.clear()
+        if stale := state.stale:
+            log.info(
+                "allocations from before the reboot are kept until the kubelet has settled", allocations=len(stale)
+            )
+
+    def lists(self, target: str) -> bool | None:
+        """Whether the kubelet listed a pod of this name (`NAMESPACE/NAME`) at the last look; None: there was none yet."""
+        if self._listed is None:
+            return None
+        namespace, _, pod = target.partition("/")
+        return (Namespace(namespace), PodName(pod)) in self._listed
+
+    def seen(self, allocation: AllocationID, listing: Listing) -> None:
+        """The kubelet has just shown or named it as held: whatever was asked of it before says nothing against that."""
+        self._missing.pop(allocation, None)
+        self._unseen.discard(allocation)
+        self.liveness.shown(allocation, listing.kubelet)
+
+    def _binding(self, allocation: Allocation, owner: Owner, uid: str, listing: Listing) -> Binding | None:
+        """What there is to say of an allocation that is shown with this owner; None: nothing new."""
+        known = allocation.pod_uid if owner == allocation.owner else ""
+        before = is_before(allocation, self._ledger.boot)
+        displaced = () if before else still_displaced(allocation.displaced, listing, owner)
+        binding = Binding(allocation.id, owner, uid or known, displaced)
+        if displaced and allocation.owner is None:
+            log.error(
+                "two containers have the same devices: delete one of the two pods",
+                devices=sorted(device for each in displaced for ids in each.devices.values() for device in ids),
+                owners=[titled(owner), *(titled(each.owner) for each in displaced)],
+            )
+        boot = self._ledger.boot
+        said = Binding(allocation.id, allocation.owner or owner, allocation.pod_uid, allocation.displaced)
+        is_said = allocation.owner is not None and binding == said and (not boot or boot == allocation.boot)
+        return None if is_said else binding
+
+    def _release(self, gone: Sequence[Allocation], listing: Listing) -> None:
+        """Records that these have ended, and in the same entry of the journal what returns in their place."""
+        for word, ended in (
+            ("gone", [each for each in gone if each.id not in self._unseen]),
+            ("orphan", [each for each in gone if each.id in self._unseen]),
+        ):
+            back = returned(self._ledger, ended, listing)
+            if back:
+                names = [each.id for each in ended]
+                self._ledger.grant(back, instead_of=names, reasons=dict.fromkeys(names, word))
+                log.warning("containers that were displaced have their devices to themselves", containers=len(back))
+            else:
+                self._ledger.release([each.id for each in ended], word)
+        if directories := listing.directories:
+            without_owner = [each for each in gone if each.owner is None]
+            uids = {part.pod_uid for each in without_owner for part in entries_of(places(each), listing)}
+            self._early |= {uid for uid in uids if directories.is_gone(uid) and uid not in directories.torn_down}
+
+    def _tell_forgotten(self, forgotten: Sequence[Allocation]) -> None:
+        """Once of each: that the kubelet may give its devices to others."""
+        if new := [each for each in forgotten if each.id not in self._forgotten]:
+            log.error(
+                "the kubelet has lost which devices these containers have, and may give them to others: drain the node",
+                containers=[titled(each.owner) for each in new],
+                devices=sorted(device for each in new for device in each.device_ids),
+            )
+        self._forgotten = {each.id for each in forgotten}
+
+    def _owner(self, held: Sequence[Place], holdings: Sequence[Holding | None]) -> Owner | None:
+        """
+        Who is shown with just what a record has. None: several are, or one with a part of it, or one with more of ours,
+        which is not to look free.
+        """
+        hardware = self._ledger.state.hardware
+        owners = {holding.owner if holding is not None else None for holding in holdings}
+        whole = {
+            (holding.resource, device)
+            for holding in filter(None, holdings)
+            for device in holding.devices
+            if is_ours(hardware, holding.resource, device)
+        }
+        return owners.pop() if len(owners) == 1 and whole <= {*held} else None
+
+    def _is_settled(self, look: Look) -> bool:
+        return look.at >= self._settled_at and look.listing.pods > 0
+
+    def _is_gone(self, allocation: Allocation, look: Look) -> bool:
+        """Whether a container that is not shown has been missing for long enough."""
+        first_look = allocation.id not in self._missing
+        since = self._missing.setdefault(allocation.id, look.at)
+        kept = self.liveness.is_kept(allocation, look.listing)
+        settled = self._is_settled(look)
+        patience = self._gone_seconds
+        if allocation.owner is None:
+            if kept:
+                return False
+            if not self.liveness.is_gone(allocation, look.listing):
+                patience = self._unbound_seconds
+        elif self.liveness.is_waited_for(allocation, look.listing):
+            return False
+        elif allocation.id in self._unseen and settled and not kept:
+            return True
+        if not settled:
+            patience = max(patience, self._settle_seconds)
+        return not first_look and look.at - since >= patience
+
+    def _confirm(self, look: Look) -> None:
+        """
+        Ends the doubt. A checkpoint knows all that its kubelet gave away; without one, a kubelet that has settled shows all
+        that run.
+        """
+        if self._ledger.doubt is None:
+            return
+        if look.listing.checkpoint is not None or self._is_settled(look):
+            self._ledger.confirm("the kubelet")

@@ -1,0 +1,175 @@
+"""
+What the kubelet gives away without asking us: CPUs, memory, and devices of other plugins.
+
+It is read from PodResources with everything else, kept in the node's state, and said on the bus whenever it has changed, so
+that predictions elsewhere know what is left. Only the newest reading matters: one that could not be said is not said later.
+A stream that was lost or rolled back no longer has it, and somebody else may have spoken over it; so every now and then it
+is looked at. Over a forged reading it is said anew under a new epoch, because listeners drop what has no greater revision
+than what they heard in the same epoch.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+
+import msgspec
+import structlog
+
+from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.core import wire
+from topoalign.core.hints.memory import memory_node
+from topoalign.core.model.errors import Unavailable
+from topoalign.core.model.events import ContainerUsage, MemoryBlock, MemoryUse, Owner, UsageObserved
+from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.cpuset import format_cpuset, parse_cpuset
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.ports import Bus, Clock, Stream
+from topoalign.runtime.speaker import Speaker
+
+AGAIN_SECONDS = 2.0
+"""Between two tries while the bus does not confirm."""
+RENEW_SECONDS = 5.0
+"""Between two epochs that begin because others have spoken over a reading: forged ones may come in any number."""
+LOOK_SECONDS = 60.0
+"""Between two looks at whether the stream still has what was said."""
+
+log = structlog.get_logger("topoalign.allocator.reconciliation.usage")
+
+
+class UsageTeller:
+    """Publishes the ledger's newest reading."""
+
+    def __init__(self, ledger: Ledger, bus: Bus, clock: Clock, hub: Bus) -> None:
+        """`hub` is the bus that everybody hears, where `bus` also has a shorter way to the services of this process."""
+        self._ledger, self._clock, self._hub = ledger, clock, hub
+        self._speaker = Speaker(bus, clock)
+        self._said: UsageObserved | None = None
+        self._position = 0
+        """Of that in the stream."""
+        self._renewed: float | None = None
+        """Monotonic seconds at which the last epoch for a reading that was spoken over began."""
+
+    async def run(self) -> None:
+        while True:
+            version, usage = self._ledger.version, self._ledger.state.usage
+            if usage is not None and usage is not self._said and not await self._say(usage):
+                await self._clock.sleep(AGAIN_SECONDS)
+                continue
+            await self._ledger.beyond(version)
+
+    async def watch(self) -> None:
+        """Has the usage said anew, under a new revision, whenever the stream has lost it."""
+        while True:
+            await self._clock.sleep(LOOK_SECONDS)
+            said = self._said
+            if said is None:
+                continue
+            with suppress(Unavailable):
+                position = await self._hub.last_position(Stream.NODES, wire.subject(said))
+                if said is not self._ledger.state.usage:
+                    continue
+                if position < self._position:
+                    self._ledger.hear(msgspec.structs.replace(said, revision=said.revision + 1))
+                elif position > self._position:
+                    self.announce()
+
+    def announce(self) -> None:
+        """Has the usage said anew under a new epoch; does nothing if one has just begun, or if nothing was read."""
+        usage, now = self._ledger.state.usage, self._clock.monotonic()
+        if usage is None or (self._renewed is not None and now < self._renewed + RENEW_SECONDS):
+            return
+        self._renewed = now
+        epoch = max(int(self._clock.wall() * 1000), usage.epoch + 1)
+        self._ledger.hear(msgspec.structs.replace(usage, epoch=epoch, revision=1))
+
+    async def _say(self, usage: UsageObserved) -> bool:
+        """Whether nothing more is to be done about it."""
+        message = wire.encode(usage, self._clock.wall())
+        if len(message.body) > wire.LARGEST_BODY:
+            log.error("usage too large for the bus", containers=len(usage.containers), bytes=len(message.body))
+        else:
+            try:
+                self._position = await self._speaker.publish(message)
+            except Unavailable as error:
+                log.debug("usage not said", finding=error.finding)
+                return False
+        self._said = usage
+        return True
+
+
+def is_ours(hardware: Topology, resource: ResourceName, device: DeviceID) -> bool:
+    """
+    Whether something handed out is of a card that this allocator keeps the record of: under a resource that is offered
+    now, or, if it is a GPU, under any, for it may have been offered under another name before.
+    """
+    card = hardware.card_of(device)
+    return card in hardware.gpu_by_id or (card in hardware.nic_by_id and resource in hardware.offers_of)
+
+
+def beyond(shown: Iterable[ContainerUsage], hardware: Topology) -> tuple[ContainerUsage, ...]:
+    """What containers have beyond the devices of ours, by owner; those that have nothing else are left out."""
+    containers = by_owner(shown)
+    blocks = spread([block for each in containers for block in each.memory], hardware)
+    usage = [
+        msgspec.structs.replace(
+            each, memory=tuple(next(blocks) for _ in each.memory), devices=foreign(each.devices, hardware)
+        )
+        for each in containers
+    ]
+    return tuple(each for each in usage if each.cpus or each.memory or each.devices)
+
+
+def by_owner(shown: Iterable[ContainerUsage]) -> list[ContainerUsage]:
+    """One of each owner: a pod that ends may be shown beside the one that takes its place under the same name."""
+    found: dict[Owner, list[ContainerUsage]] = {}
+    for each in shown:
+        found.setdefault(each.owner, []).append(each)
+    return [
+        together(owner, found[owner])
+        for owner in sorted(found, key=lambda owner: (owner.namespace, owner.pod, owner.container))
+    ]
+
+
+def together(owner: Owner, parts: Sequence[ContainerUsage]) -> ContainerUsage:
+    devices: dict[ResourceName, set[DeviceID]] = {}
+    for part in parts:
+        for name, ids in part.devices.items():
+            devices.setdefault(name, set()).update(ids)
+    blocks = [block for part in parts for block in part.memory]
+    return ContainerUsage(
+        owner=owner,
+        cpus=format_cpuset(cpu for part in parts for cpu in parse_cpuset(part.cpus)),
+        memory=tuple(sorted(blocks, key=lambda block: (block.resource, block.nodes, block.size))),
+        devices={name: tuple(sorted(ids)) for name, ids in devices.items()},
+    )
+
+
+def foreign(
+    devices: dict[ResourceName, tuple[DeviceID, ...]], hardware: Topology
+) -> dict[ResourceName, tuple[DeviceID, ...]]:
+    others = {name: tuple(d for d in ids if not is_ours(hardware, name, d)) for name, ids in devices.items()}
+    return {name: ids for name, ids in others.items() if ids}
+
+
+def spread(
+    blocks: Iterable[MemoryBlock], hardware: Topology, kept: Mapping[int, Mapping[ResourceName, int]] = {}
+) -> Iterator[MemoryBlock]:
+    """
+    The same blocks, each on the nodes of its group from the lowest on, as far as those have memory left; which is how the
+    kubelet fills them (v1.36.3, memorymanager static policy), and PodResources does not tell. `kept` is what the system
+    keeps of each NUMA node, where that is known.
+    """
+    left = {
+        (node.id, name): size
+        for node in hardware.nodes
+        for name, size in memory_node(node, kept.get(node.id, {}), MemoryUse()).allocatable.items()
+    }
+    for block in blocks:
+        wanted, taken = block.size, []
+        for node in block.nodes:
+            part = min(wanted, left.get((node, block.resource), wanted))
+            left[node, block.resource] = left.get((node, block.resource), part) - part
+            wanted -= part
+            taken.append(part)
+        if taken:
+            taken[-1] += wanted
+        yield msgspec.structs.replace(block, taken=tuple(taken))

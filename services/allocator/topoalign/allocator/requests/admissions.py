@@ -1,0 +1,298 @@
+"""
+The bus's way in: somebody asks for a pod, and `admit` decides.
+
+Hints are asked from the hinting service, which answers from what the question carries. If it is silent, or what it says
+cannot be used, the same providers are asked in process for the rest of the decision, so that it waits for a neighbour once
+at most, however many containers the pod has.
+"""
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+
+import anyio
+import msgspec
+import structlog
+
+from topoalign.allocator.device_allocations import nothing_ended, nothing_to_ask
+from topoalign.allocator.ledger.drafts import Binding
+from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.requests.absence import absence, lists_nothing
+from topoalign.allocator.requests.choices import allowed
+from topoalign.allocator.requests.deadlines import Deadlines
+from topoalign.allocator.requests.held import held_by, holds
+from topoalign.allocator.requests.kubelet_files import Known, KubeletFiles
+from topoalign.core import wire
+from topoalign.core.admission.admit import admission, admit, answer_to
+from topoalign.core.admission.pipeline import Reply
+from topoalign.core.admission.validate import checked
+from topoalign.core.hints.answers import check_answer
+from topoalign.core.hints.preconditions import check_resources_known
+from topoalign.core.model.decisions import Admission, Decision, Explained, Explanation, noted
+from topoalign.core.model.errors import (
+    BadRequest,
+    HardwareUnknown,
+    InvalidField,
+    KubeletOwnsDevices,
+    NoFit,
+    NotFound,
+    PodAlreadyAllocated,
+    StateFault,
+    Unavailable,
+    clean,
+)
+from topoalign.core.model.events import Allocation
+from topoalign.core.model.hints import HintAnswer, HintQuestion
+from topoalign.core.model.ids import AllocationID, NodeName
+from topoalign.core.model.maintenance import TrustRequest
+from topoalign.core.model.requests import (
+    AdmissionRules,
+    AllocateRequest,
+    ClockReading,
+    ClockRequest,
+    ExplainRequest,
+    Mode,
+    PodRequest,
+    ReleaseRequest,
+    SnapshotRequest,
+    overridden,
+)
+from topoalign.core.ports import Bus, Endpoint
+from topoalign.core.state.fold import NodeState
+from topoalign.runtime.answers import answering
+
+REMEMBERED = 1_000
+"""Decisions kept for `explain`."""
+
+
+log = structlog.get_logger("topoalign.allocator.requests.admissions")
+
+
+class Admissions:
+    """Answers allocate, release, what-if, explain, snapshot, trust and clock for one node."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        bus: Bus,
+        rules: AdmissionRules,
+        *,
+        kubelet_owns_devices: bool,
+        kubelet_files: KubeletFiles | None = None,
+        hint_seconds: float = 0.25,
+        sure: Callable[[], Awaitable[None]] = nothing_to_ask,
+        ended: Callable[[], Awaitable[Sequence[Allocation]]] = nothing_ended,
+        lists: Callable[[str], bool | None] = lists_nothing,
+    ) -> None:
+        """
+        `kubelet_files`: what predictions for a node with a kubelet stand on; None: the node's own rules and record. `ended`
+        is asked for what the record still has of containers that have ended, as the kubelet says now; `lists` tells whether
+        the kubelet lists a pod of this name, None where there is no kubelet to ask.
+        `sure` is called before anything is given out, as by `Handouts`.
+        """
+        self._ledger, self._bus, self._rules, self._sure = ledger, bus, rules, sure
+        self._kubelet_files, self._ended, self._lists = kubelet_files, ended, lists
+        self._kubelet_owns_devices = kubelet_owns_devices
+        self._hint_seconds = hint_seconds
+        self._turn = anyio.Lock()
+        self._decisions: OrderedDict[str, Decision] = OrderedDict()
+        self.deadlines = Deadlines(ledger.clock, ledger.state.epoch)
+        self.hint_fallbacks = 0
+        """Questions that were answered in process because the hinting service did not."""
+
+    def endpoints(self) -> Sequence[Endpoint]:
+        """The questions that are answered over the bus."""
+        answers = {
+            "allocate": answering(AllocateRequest, self.allocate),
+            "release": answering(ReleaseRequest, self.release),
+            "what-if": answering(AllocateRequest, self.what_if),
+            "explain": answering(ExplainRequest, self.explain),
+            "snapshot": answering(SnapshotRequest, self.snapshot),
+            "trust": answering(TrustRequest, self.trust),
+            "clock": answering(ClockRequest, self.clock),
+        }
+        node = self._ledger.node
+        return [
+            Endpoint(name=verb, subject=wire.admission_subject(node, verb), answer=a) for verb, a in answers.items()
+        ]
+
+    async def allocate(self, request: AllocateRequest) -> Decision:
+        """Admits the pod and records what it gets, or refuses it and records that."""
+        self._own(request.node)
+        if self._kubelet_owns_devices:
+            raise KubeletOwnsDevices(self._ledger.node)
+        pod, rules = checked(request.pod), overridden(self._rules, allowed(request.rules))
+        await self._sure()
+        self._discovered()
+        if rules.mode is Mode.KUBELET:  # it passes over what no plugin serves, relying on a scheduler that there is not
+            for container in (*pod.init_containers, *pod.containers):
+                check_resources_known(self._ledger.state.hardware, container)
+        name = f"{pod.namespace}/{pod.name}"
+        async with self._turn:
+            self.deadlines.check(request.deadline, f"the allocation for pod {name}")
+            if held := held_by(self._ledger, pod):
+                if not holds(held, pod, self._ledger.state, rules):
+                    raise PodAlreadyAllocated(name)
+                return self._again(name, held)
+            self._undoubted()
+            decision = await self._decide(pod, rules)
+            self.deadlines.check(request.deadline, f"the allocation for pod {name}")
+            return self._record(pod, decision)
+
+    async def what_if(self, request: AllocateRequest) -> Decision:
+        """The decision that `allocate` or the kubelet would make now. Nothing is recorded."""
+        self._own(request.node)
+        self._discovered()
+        pod = checked(request.pod)
+        mode = Mode.KUBELET if self._kubelet_owns_devices else self._rules.mode
+        known = Known(state=self._ledger.state, rules=msgspec.structs.replace(self._rules, mode=mode))
+        if self._kubelet_files is not None:
+            ended = await self._ended()
+            known = await self._kubelet_files.known(self._ledger.state, pod, ended)
+        doubts = () if self._ledger.doubt is None else (doubted(self._ledger.doubt),)
+        return noted(admit(known.state, pod, overridden(known.rules, request.rules)), (*known.notes, *doubts))
+
+    async def release(self, request: ReleaseRequest) -> tuple[AllocationID, ...]:
+        """Gives back one allocation, or all of a pod."""
+        self._own(request.node)
+        if self._kubelet_owns_devices:
+            raise KubeletOwnsDevices(self._ledger.node)
+        async with self._turn:
+            self.deadlines.check(request.deadline, f"the release of {request.target}")
+            names = tuple(allocation.id for allocation in self._named(request.target))
+            if not names:
+                raise NotFound(
+                    "live allocation or pod", request.target, "`topoalign watch --since 1` shows what there was"
+                )
+            self._ledger.release(names, "released")
+            return names
+
+    async def explain(self, request: ExplainRequest) -> Explained:
+        """What is held under this name, and how it was decided."""
+        self._own(request.node)
+        live = tuple(self._named(request.target))
+        decision = self._decisions.get(request.target)
+        state = self._ledger.state
+        notes = self._ledger.endings.told(request.target, state.allocations)
+        if not live and decision is None and not notes:
+            notes = (absence(request.target, self._lists(request.target), by_kubelet=self._kubelet_owns_devices),)
+        ailing = {device: health for held in live for device, health in state.ailing(held).items()}
+        return Explained(allocations=live, decision=decision, ailing=ailing, notes=notes)
+
+    async def snapshot(self, request: SnapshotRequest) -> tuple[int, int]:
+        """Says all live allocations anew."""
+        self._own(request.node)
+        return self._ledger.announce()
+
+    async def clock(self, request: ClockRequest) -> ClockReading:
+        """For the deadline of the next request."""
+        self._own(request.node)
+        return self.deadlines.reading()
+
+    async def trust(self, request: TrustRequest) -> str | None:
+        """Takes an operator's word that all that is held is in the record; answers which doubt that ended."""
+        self._own(request.node)
+        doubt = self._ledger.doubt
+        self._ledger.confirm("an operator")
+        return doubt
+
+    def _undoubted(self) -> None:
+        """No kubelet can tell here what else is held, so somebody has to look. Raises StateFault."""
+        if self._ledger.doubt is not None:
+            raise StateFault(
+                doubted(self._ledger.doubt),
+                "compare what runs with `topoalign watch`, cordon devices that are busy without an allocation, then run "
+                "`topoalign trust`",
+            )
+
+    def _own(self, node: NodeName) -> None:
+        if node != self._ledger.node:
+            raise InvalidField("node", f"{clean(node)!r} is not this node", f"ask {self._ledger.node!r} here")
+
+    def _discovered(self) -> None:
+        """Before the hardware is known nothing can be decided: not a refusal, and nothing to record."""
+        state = self._ledger.state
+        if state.topology is None or state.health is None:
+            raise HardwareUnknown(self._ledger.node, "discovery has not been heard")
+
+    def _named(self, target: str) -> list[Allocation]:
+        live = self._ledger.state.allocations
+        if target in live:
+            return [live[AllocationID(target)]]
+        return [a for a in live.values() if a.owner is not None and f"{a.owner.namespace}/{a.owner.pod}" == target]
+
+    async def _decide(self, pod: PodRequest, rules: AdmissionRules) -> Decision:
+        """
+        Decides with hints from the hinting service; anew and at once if the node changed while that took its time.
+
+        A service that was silent or no use once is not asked again for this pod: others wait for the decision.
+        """
+        state = self._ledger.state
+        steps = admission(state, pod, rules)
+        served = True
+        try:
+            asked = next(steps)
+            while True:
+                reply: Reply = None
+                if isinstance(asked, HintQuestion):
+                    reply = await self._hints(asked, state) if served else None
+                    served = reply is not None
+                    self.hint_fallbacks += not served
+                try:
+                    reply = answer_to(asked, state, rules) if reply is None else reply
+                except NoFit as misfit:
+                    asked = steps.throw(misfit)
+                else:
+                    asked = steps.send(reply)
+        except StopIteration as done:
+            decision: Decision = done.value
+        return decision if self._ledger.state is state else admit(self._ledger.state, pod, rules)
+
+    async def _hints(self, question: HintQuestion, state: NodeState) -> HintAnswer | None:
+        """What the hinting service says; None if it is silent or says what cannot be used."""
+        try:
+            body = await self._bus.ask(
+                wire.hints_subject(self._ledger.node), msgspec.json.encode(question), self._hint_seconds
+            )
+            answer = wire.answered(body, HintAnswer)
+            check_answer(question, answer, state.hardware)
+        except (Unavailable, BadRequest, NoFit) as error:
+            if self.hint_fallbacks == 0:
+                log.warning("hints are computed in process", finding=error.finding)
+            return None
+        return answer
+
+    def _record(self, pod: PodRequest, decision: Decision) -> Decision:
+        """Makes the decision true. Between here and the state it was made on nothing has changed."""
+        if isinstance(decision, Admission):
+            named = tuple(self._ledger.named(each, place) for place, each in enumerate(decision.allocations))
+            decision = msgspec.structs.replace(decision, allocations=named)
+            self._ledger.grant(named)
+            for allocation in named:
+                self._remember(allocation.id, decision)
+        else:
+            self._ledger.refuse(pod, decision)
+        self._remember(f"{pod.namespace}/{pod.name}", decision)
+        return decision
+
+    def _again(self, name: str, held: Sequence[Allocation]) -> Admission:
+        """The same answer as before; whoever asks for it again has it in this boot of the node."""
+        stale = [(each.id, each.owner) for each in held if each.id in self._ledger.state.stale]
+        with suppress(StateFault):  # they are held all the same
+            self._ledger.bind([Binding(name, owner) for name, owner in stale if owner is not None])
+        had, ids = self._decisions.get(name), {each.id for each in held}
+        same = isinstance(had, Admission) and ids == {each.id for each in had.allocations}
+        explanation = had.explanation if had is not None and same else Explanation()
+        allocations = tuple(self._ledger.state.allocations[each.id] for each in held)
+        return Admission(allocations=allocations, explanation=explanation)
+
+    def _remember(self, name: str, decision: Decision) -> None:
+        self._decisions[name] = decision
+        self._decisions.move_to_end(name)
+        while len(self._decisions) > REMEMBERED:
+            self._decisions.popitem(last=False)
+
+
+def doubted(doubt: str) -> str:
+    """What an answer says while the record is in doubt."""
+    return f"the journal was damaged ({doubt}): something may be held that is not in the record"

@@ -1,0 +1,157 @@
+"""
+How one version of the allocator follows another while the node goes on.
+
+Two processes of one node must never have its record at once, and the kubelet should see as little of the change as can be.
+So a newcomer does not push. It gets ready first, then stands in line: it holds a lock on the file `successor` in the state
+directory. Whoever is in office looks twice a second whether somebody does, lets the calls that have begun end, ends its
+streams to the kubelet, and only then gives up the directory. The newcomer replays the record and registers; the kubelet has
+kept the capacity meanwhile. Whoever was in office does nothing any more, and waits to be stopped: if it ended, whatever
+watches over it would start it again, and the two would take the node from one another in turn. Only where the newcomer has
+gone, too, and nobody has the node any more, does it want to be started again.
+
+These are locks and no signals because the two may be containers, each of which is pid 1 to itself. A lock needs no answer
+and goes with its process.
+"""
+
+import fcntl
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+
+import anyio
+import structlog
+
+from topoalign.allocator.ledger.journal import FileJournal, open_journal
+from topoalign.allocator.ledger.state_dir import StateInUse, is_in_use
+from topoalign.client import Client
+from topoalign.core.model.errors import HardwareUnknown
+from topoalign.core.model.events import TopologyDiscovered
+from topoalign.core.model.ids import NodeName
+from topoalign.core.ports import Bus, Clock
+
+LINE = "successor"
+
+LOOK_SECONDS = 0.5
+"""Between two looks of the one in office; the kubelet notices nothing of this wait."""
+
+STEP_SECONDS = 0.02
+"""Between two tries of the one in line: meanwhile the node has no allocator."""
+
+HEARD_SECONDS = 8.0
+"""How long a newcomer may take to know the hardware. If it does not, the other one stays."""
+
+WAIT_SECONDS = 20.0
+"""How long the one in office may take: it lets calls end for some seconds. Together less than a start may take."""
+
+VACANT_SECONDS = 60.0
+"""How long nobody may have the node: a newcomer that fails is started again in less."""
+
+log = structlog.get_logger("topoalign.allocator")
+
+
+@asynccontextmanager
+async def open_in_turn(
+    directory: Path, node: NodeName, clock: Clock, ready: Callable[[], Awaitable[None]] | None
+) -> AsyncIterator[FileJournal]:
+    """
+    As `open_journal`; but if another process has the directory, and this one is `ready`, it is taken over.
+
+    `ready` is awaited before anything is asked of the other; None: it is left alone. Raises what `open_journal` and `ready`
+    raise, and StateInUse if the other one does not hand over.
+    """
+    with ExitStack() as held:
+        try:
+            journal = held.enter_context(open_journal(directory, node))
+        except StateInUse:
+            if ready is None:
+                raise
+            await ready()
+            journal = await handed_over(directory, node, clock, held)
+        yield journal
+
+
+async def handed_over(directory: Path, node: NodeName, clock: Clock, held: ExitStack) -> FileJournal:
+    """Stands in line until the journal can be opened, which `held` then closes."""
+    until = clock.monotonic() + WAIT_SECONDS
+    log.info("waiting for the other allocator to hand over", directory=str(directory))
+    line = os.open(directory / LINE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        while True:
+            take(line, fcntl.LOCK_EX)  # or somebody else stands there, who will be in office next
+            try:
+                return held.enter_context(open_journal(directory, node))
+            except StateInUse as fault:
+                if clock.monotonic() >= until:
+                    finding = f"{fault.finding}; it was asked to hand over, and did not within {WAIT_SECONDS:g} s"
+                    raise StateInUse(finding, "stop it (SIGTERM), then start this one again") from fault
+            await clock.sleep(STEP_SECONDS)
+    finally:
+        os.close(line)
+
+
+async def asked(directory: Path, clock: Clock) -> None:
+    """Returns when somebody stands in line."""
+    while not is_waited_for(directory):
+        await clock.sleep(LOOK_SECONDS)
+
+
+class Vacancy:
+    """Looked at by the one that has handed over: whether nobody has the node, because who asked for it has gone."""
+
+    def __init__(self, directory: Path, clock: Clock) -> None:
+        self._directory, self._clock = directory, clock
+        self._since: float | None = None
+        """Monotonic seconds since which nobody was seen to have it."""
+
+    def trouble(self) -> str | None:
+        """Liveness: why this process should be started again."""
+        if is_in_use(self._directory):
+            self._since = None
+            return None
+        now = self._clock.monotonic()
+        if self._since is None:
+            self._since = now
+        if now - self._since < VACANT_SECONDS:
+            return None
+        return "the allocator that took over has gone, and nobody has this node: start this one again"
+
+
+def is_waited_for(directory: Path) -> bool:
+    try:
+        line = os.open(directory / LINE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        return not take(line, fcntl.LOCK_SH)
+    finally:
+        os.close(line)
+
+
+def take(file: int, kind: int) -> bool:
+    """Whether the lock could be had at once. Closing the file gives it up."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+async def hardware_known(bus: Bus, node: NodeName, clock: Clock) -> None:
+    """Waits until discovery has said what the node consists of. Raises HardwareUnknown if it does not."""
+    known = False
+    async with anyio.create_task_group() as tasks:
+
+        async def hear() -> None:
+            nonlocal known
+            async for heard in Client(bus, name="topoalign-successor").nodes(node=node):
+                if isinstance(heard.event, TopologyDiscovered):
+                    break
+            known = True
+            tasks.cancel_scope.cancel()
+
+        tasks.start_soon(hear)
+        await clock.sleep(HEARD_SECONDS)
+        tasks.cancel_scope.cancel()
+    if not known:
+        raise HardwareUnknown(node, f"nothing was heard of it for {HEARD_SECONDS:g} s, so nothing is taken over")

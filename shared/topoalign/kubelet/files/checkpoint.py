@@ -1,0 +1,102 @@
+"""
+What the checkpoints of the CPU and the memory manager have in common.
+
+Each is JSON with a checksum over the text of its struct. Which struct that is has changed with releases, and an alpha
+feature, pod-level resources, has added a field to it; every text that a kubelet up to v1.36.3 wrote is tried. A checksum of
+0 is an old file without one, and is taken as the kubelet takes it. Later releases put the content into the field `data`,
+with a checksum of its own, and that goes before all other fields.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from topoalign.core.model.errors import StateFault, clean
+from topoalign.kubelet.files import checkpoint_checksum, reading
+
+MOST_BYTES = 16 << 20
+"""A thousand containers fill a fiftieth of it."""
+
+READS = 4
+BETWEEN_READS = 0.02
+"""Seconds. The two writes of a manager are some milliseconds apart: each is a file written, synced and renamed."""
+
+
+class Envelope(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What stands beside the content."""
+
+    pod_entries: dict[str, msgspec.Raw] | None = None
+    checksum: int = 0
+    data: str = ""
+    data_checksum: int = 0
+
+
+E = TypeVar("E", bound=Envelope)
+T = TypeVar("T")
+
+
+def settled(
+    load: Callable[[], T], wait: Callable[[float], None] = time.sleep, between: Callable[[T], bool] = lambda _: False
+) -> T:
+    """
+    What `load` returns. The CPU and the memory manager write their files twice for each change, first what the containers
+    have and then what is left, or the other way round; a file that is read between the two does not add up. So one that does
+    not hold, or looks as if it were read `between` the two, is read again, `READS` times in all. Raises StateFault as `load`
+    does the last time.
+    """
+    for _ in range(READS - 1):
+        try:
+            if not between(found := load()):
+                return found
+        except StateFault:
+            pass
+        wait(BETWEEN_READS)
+    return load()
+
+
+def read(path: Path) -> bytes | None:
+    """The file; None where there is none. Raises StateFault."""
+    try:
+        with reading.opened(path) as file:
+            content = file.read(MOST_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        why = f"{path} cannot be read: {error.strerror or clean(str(error))}"
+        raise StateFault(why, "run as a user who may read the kubelet's files, usually root") from error
+    if len(content) > MOST_BYTES:
+        raise damaged(path.name, f"it is larger than {MOST_BYTES >> 20} MiB")
+    return content
+
+
+def decode(name: str, content: bytes, kind: type[E]) -> E:
+    """The file as this struct, or what its field `data` holds. The checksum of `data` is checked. Raises StateFault."""
+    try:
+        file = msgspec.json.decode(content, type=kind)
+        if file.data:
+            expect_checksum(name, file.data_checksum, [f"(string){file.data}"])
+            file = msgspec.json.decode(file.data.encode(), type=kind)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise damaged(name, clean(str(error), 200)) from error
+    if file.pod_entries:
+        raise StateFault(
+            f"{name} holds resources of whole pods (feature gate PodLevelResourceManagers)",
+            "switch the alpha gate off: what such pods hold cannot be told from this file",
+        )
+    return file
+
+
+def expect_checksum(name: str, said: int, texts: Iterable[str]) -> None:
+    """Raises StateFault unless it is that of one of these texts."""
+    if said not in map(checkpoint_checksum.fnv1a, texts):
+        raise damaged(name, f"its checksum {said} is not that of its content")
+
+
+def damaged(name: str, finding: str) -> StateFault:
+    return StateFault(
+        f"{name} cannot be trusted: {finding}",
+        "see the kubelet's log; if it cannot use the file either, drain the node, delete the file and restart the kubelet",
+    )

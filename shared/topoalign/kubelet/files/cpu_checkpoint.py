@@ -1,0 +1,111 @@
+"""
+The file in which a kubelet keeps which CPUs it gave to whom: `cpu_manager_state`.
+
+It names the shared pool and the CPUs that containers have to themselves. With the static policy, the two together are the
+machine's CPUs (but for reserved ones under strict-cpu-reservation); where they are not, the kubelet refuses the file when it
+starts, and so is it refused here: a CPU that stands nowhere would be given to a pod that the kubelet would not give it to.
+
+Source: kubelet v1.36.3, cm/cpumanager/state and the static policy's check of its state.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from topoalign.core.cpu_assignment.reserved import reserved_cpus
+from topoalign.core.model.errors import clean, quoted
+from topoalign.core.model.requests import AdmissionRules, CpuOption
+from topoalign.core.model.topology.cpuset import format_cpuset, parse_cpuset
+from topoalign.core.model.topology.model import Topology
+from topoalign.kubelet.files import checkpoint, checkpoint_checksum
+from topoalign.kubelet.files.checkpoint import Envelope, damaged
+
+NAME = "cpu_manager_state"
+
+Containers = Mapping[tuple[str, str], frozenset[int]]
+"""(pod uid, container) -> its CPUs."""
+
+
+class CpuManagerState(Envelope, frozen=True, kw_only=True, rename="camel"):
+    """The file."""
+
+    policy_name: str
+    default_cpu_set: str
+    entries: dict[str, dict[str, str]] | None = {}
+    """Pod uid -> container -> CPUs."""
+
+    @property
+    def shared(self) -> frozenset[int]:
+        return parse_cpuset(self.default_cpu_set)
+
+    @property
+    def exclusive(self) -> Containers:
+        return {
+            (uid, container): parse_cpuset(cpus)
+            for uid, containers in (self.entries or {}).items()
+            for container, cpus in containers.items()
+        }
+
+
+def load(root: Path) -> CpuManagerState | None:
+    """What the kubelet with this root directory holds; None where there is no file. Raises StateFault."""
+    content = checkpoint.read(root / NAME)
+    return None if content is None else decode(content)
+
+
+def decode(content: bytes) -> CpuManagerState:
+    """Raises StateFault for anything that is not a checkpoint, or whose checksum is not its own."""
+    state = checkpoint.decode(NAME, content, CpuManagerState)
+    if state.checksum:
+        checkpoint.expect_checksum(NAME, state.checksum, printed(state))
+    try:
+        _ = state.shared, state.exclusive
+    except ValueError as error:
+        raise damaged(NAME, clean(str(error), 200)) from error
+    return state
+
+
+def printed(state: CpuManagerState) -> Iterator[str]:
+    """The data as spew prints it, in the structs of all releases."""
+    entries = "<nil>"
+    if state.entries is not None:
+        pods = (
+            (uid, checkpoint_checksum.mapping(sorted(containers.items())))
+            for uid, containers in sorted(state.entries.items())
+        )
+        entries = checkpoint_checksum.mapping(pods)
+    pod_level = " PodEntries:(state.PodCPUAssignments)map[]"
+    for version, more in (("", ""), ("V2", ""), ("", pod_level), ("V3", pod_level)):
+        yield (
+            f"(*state.CPUManagerCheckpoint{version}){{PolicyName:(string){state.policy_name} "
+            f"DefaultCPUSet:(string){state.default_cpu_set} Entries:(map[string]map[string]string){entries}{more} "
+            "Checksum:(checksum.Checksum)0}"
+        )
+
+
+def check(state: CpuManagerState, topology: Topology, rules: AdmissionRules) -> None:
+    """
+    Raises StateFault where this cannot be the state of a kubelet with these rules on this machine, and what choosing the
+    CPUs that it keeps for the system raises (NoFit).
+    """
+    if state.policy_name != rules.cpu_manager:
+        finding = f"it was kept under policy {quoted([state.policy_name])}, and {rules.cpu_manager!r} is configured"
+        raise damaged(NAME, finding)
+    if rules.cpu_manager == "none" or not (state.shared or state.exclusive):
+        return  # nothing is given away; at its next start the kubelet fills the pool
+    given: dict[int, str] = {}
+    for (uid, _), cpus in state.exclusive.items():
+        if taken := [cpu for cpu in cpus if given.setdefault(cpu, uid) != uid]:
+            raise damaged(NAME, f"CPUs {format_cpuset(taken)} belong to two pods")
+    if both := state.shared & given.keys():
+        raise damaged(NAME, f"CPUs {format_cpuset(both)} are in the shared pool and belong to a container")
+    reserved = reserved_cpus(topology, rules)
+    strict = CpuOption.STRICT_RESERVATION in rules.cpu_options
+    if misplaced := reserved & state.shared if strict else reserved - state.shared:
+        where = "in" if strict else "not in"
+        raise damaged(NAME, f"CPUs {format_cpuset(misplaced)} are kept for the system and {where} the shared pool")
+    online = frozenset(topology.cpu_topology.node_of)
+    named = state.shared | given.keys() | (reserved if strict else frozenset())
+    if foreign := named - online:
+        raise damaged(NAME, f"it names CPUs {format_cpuset(foreign)}, which the machine does not have")
+    if unnamed := online - named:
+        raise damaged(NAME, f"CPUs {format_cpuset(unnamed)} stand neither in the shared pool nor with a container")

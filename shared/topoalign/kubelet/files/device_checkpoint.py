@@ -1,0 +1,106 @@
+"""
+The file in which a kubelet keeps which devices it gave to whom: `device-plugins/kubelet_internal_checkpoint`.
+
+Source: kubelet v1.36.3, cm/devicemanager/checkpoint.
+"""
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from topoalign.core.model.errors import StateFault, clean
+from topoalign.kubelet.files import checkpoint, checkpoint_checksum
+
+NAME = "kubelet_internal_checkpoint"
+NO_NODE = -1
+"""Stands for the NUMA node of a device without topology."""
+
+
+class PodDevicesEntry(msgspec.Struct, frozen=True, rename="pascal"):
+    """The devices of one resource that one container has."""
+
+    pod_uid: str = msgspec.field(name="PodUID")
+    container_name: str
+    resource_name: str
+    device_ids: dict[int, list[str]] = msgspec.field(name="DeviceIDs")
+    """NUMA node id -> ids. A device with several nodes stands under each, one without topology under -1."""
+    alloc_resp: bytes
+    """The plugin's ContainerAllocateResponse as it was on the wire."""
+
+
+class CheckpointData(msgspec.Struct, frozen=True, rename="pascal"):
+    """All that the device manager remembers."""
+
+    pod_device_entries: list[PodDevicesEntry] | None = None
+    registered_devices: dict[str, list[str]] = {}
+    """Resource -> healthy devices."""
+
+
+class Checkpoint(msgspec.Struct, frozen=True, rename="pascal"):
+    """The file."""
+
+    data: CheckpointData
+    checksum: int
+
+
+def encode(data: CheckpointData) -> bytes:
+    return msgspec.json.encode(Checkpoint(data, checksum(data)))
+
+
+def decode(content: bytes) -> CheckpointData:
+    """Raises StateFault for anything that is not a checkpoint, or whose checksum is not its own."""
+    try:
+        file = msgspec.json.decode(content, type=Checkpoint)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise damaged(clean(str(error), 200)) from error
+    if file.checksum != checksum(file.data):
+        raise damaged(f"its checksum is {checksum(file.data)}, and it says {file.checksum}")
+    return file.data
+
+
+def damaged(finding: str) -> StateFault:
+    return StateFault(
+        f"{NAME} cannot be trusted: {finding}", "remove it; pods that run keep their devices until they end"
+    )
+
+
+def load(directory: Path) -> CheckpointData | None:
+    """What is remembered; None where there is no file. Raises StateFault."""
+    content = checkpoint.read(directory / NAME)
+    return None if content is None else decode(content)
+
+
+def store(directory: Path, data: CheckpointData) -> None:
+    """Puts it in place of what was there, at once or not at all."""
+    scratch = directory / f".{NAME}"
+    scratch.write_bytes(encode(data))
+    os.replace(scratch, directory / NAME)
+
+
+def checksum(data: CheckpointData) -> int:
+    return checkpoint_checksum.fnv1a(printed(data))
+
+
+def printed(data: CheckpointData) -> str:
+    """The data as spew prints it."""
+    entries = data.pod_device_entries
+    listed = checkpoint_checksum.sequence(entries if entries is None else map(printed_entry, entries))
+    registered = checkpoint_checksum.mapping(
+        (name, checkpoint_checksum.sequence(ids)) for name, ids in sorted(data.registered_devices.items())
+    )
+    return (
+        f"(checkpoint.checkpointData){{PodDeviceEntries:([]checkpoint.PodDevicesEntry){listed} "
+        f"RegisteredDevices:(map[string][]string){registered}}}"
+    )
+
+
+def printed_entry(entry: PodDevicesEntry) -> str:
+    devices = checkpoint_checksum.mapping(
+        (node, checkpoint_checksum.sequence(ids)) for node, ids in sorted(entry.device_ids.items())
+    )
+    return (
+        f"{{PodUID:(string){entry.pod_uid} ContainerName:(string){entry.container_name} "
+        f"ResourceName:(string){entry.resource_name} DeviceIDs:(checkpoint.DevicesPerNUMA){devices} "
+        f"AllocResp:([]uint8){checkpoint_checksum.sequence(entry.alloc_resp)}}}"
+    )

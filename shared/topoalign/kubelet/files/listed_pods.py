@@ -1,0 +1,80 @@
+"""
+Which of the pods that the kubelet's files list it will have dropped when it decides on its next pod.
+
+They are judged by their directories (`pod_directories`). Where these do not tell, what the files list for a pod counts: a
+device that is wrongly taken for free makes a wrong admission. Static pods have an entry and a directory like others, by
+their UID of 32 hexadecimal digits.
+"""
+
+from pathlib import Path
+
+from topoalign.core.model.errors import StateFault, quoted
+from topoalign.kubelet.files import pod_directories
+from topoalign.kubelet.files.pod_directories import PodDirectories
+
+
+class ListedPods:
+    """
+    The pods of one reading of the files. The directories are looked at once, when the first pod is asked for, so that all
+    files are judged alike.
+    """
+
+    def __init__(self, root: Path) -> None:
+        """`root`: the kubelet's root directory."""
+        self._root = root
+        self._directories: PodDirectories | None = None
+        self._trouble: str | None = None
+        """Why no pod can be judged."""
+        self._gone: dict[str, bool] = {}
+
+    def is_gone(self, uid: str) -> bool:
+        """Whether the kubelet drops what this pod holds before its next decision. False where that is not known."""
+        if not self._gone:
+            self._look()
+        if uid not in self._gone:
+            self._gone[uid] = self._directories is not None and self._has_gone(self._directories, uid)
+        return self._gone[uid]
+
+    def _has_gone(self, directories: PodDirectories, uid: str) -> bool:
+        """A pod that came after the directories were looked at has one now: it is no leftover in the next file."""
+        return directories.is_gone(uid) and (
+            uid in directories.torn_down or not pod_directories.exists(self._root, uid)
+        )
+
+    def is_known_to_run(self, uid: str) -> bool:
+        """Whether its directory shows a mounted volume."""
+        return not self.is_gone(uid) and self._directories is not None and uid not in self._directories.untold
+
+    def _look(self) -> None:
+        try:
+            self._directories = pod_directories.read(self._root)
+        except StateFault as fault:
+            self._trouble = fault.finding
+        else:
+            self._trouble = (
+                None if self._directories is not None else f"there is no {self._root / pod_directories.NAME}"
+            )
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing is known of the pods that were asked for, in words; None: it is."""
+        if self._trouble is None:
+            return None
+        return f"{self._trouble}: pods that are gone count as holding what the kubelet's files list for them"
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """What was dropped of the pods that were asked for, and what is not known of them, in words; not `trouble`."""
+        found = []
+        if gone := sorted(uid for uid, gone in self._gone.items() if gone):
+            found.append(
+                f"the kubelet's files list pods that are gone, and it drops them before its next decision: what "
+                f"{quoted(gone)} had counts as free"
+            )
+        untold = self._directories.untold if self._directories is not None else frozenset()
+        if untold := untold & self._gone.keys():
+            found.append(
+                f"pods without a mounted volume may have ended, which their directories do not tell: what "
+                f"{quoted(sorted(untold))} have counts as held"
+            )
+        return tuple(found)

@@ -1,0 +1,129 @@
+"""
+A pod's manifest, as far as it bears on a decision: what each container requests and is limited to.
+
+A field that is null is as if it were not there, as Kubernetes reads it. A pod may come without `kind` and `apiVersion`: a
+kube-scheduler leaves them out, because where it sends a Pod nothing else can stand. What an API server would add, such as
+the defaults of a LimitRange, is not known here.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from topoalign.core.admission.validate import checked
+from topoalign.core.model.errors import InvalidField, clean, quoted
+from topoalign.core.model.ids import CPU, MEMORY, ContainerName, Namespace, PodName, ResourceName, is_hugepages
+from topoalign.core.model.requests import ContainerRequest, PodRequest
+from topoalign.kubelet.files import documents, quantities
+
+KIND, API_VERSION = "Pod", "v1"
+REMEDY = "write it as a v1 Pod has it"
+
+Amounts = dict[str, str | int | float | None]
+
+
+class Resources(msgspec.Struct, frozen=True):
+    requests: Amounts | None = None
+    limits: Amounts | None = None
+
+
+class Container(msgspec.Struct, frozen=True, rename="camel"):
+    name: str
+    resources: Resources | None = None
+    restart_policy: str | None = None
+
+
+class Spec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    containers: list[Container] | None = None
+    init_containers: list[Container] | None = None
+    resources: Resources | None = None
+
+
+class Metadata(msgspec.Struct, frozen=True, rename="camel"):
+    annotations: dict[str, str | None] | None = None
+    name: str | None = None
+    generate_name: str | None = None
+    namespace: str | None = None
+
+
+class Pod(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A v1 Pod."""
+
+    metadata: Metadata | None = None
+    spec: Spec | None = None
+
+
+def load(path: Path) -> PodRequest:
+    """The pod in a file. Raises NotFound, InvalidDocument, InvalidField."""
+    return pod_of(documents.load(path))
+
+
+def pod_of(document: documents.Document) -> PodRequest:
+    """Raises InvalidField with the path of a value that is wrong."""
+    expect_pod(document)
+    pod: Pod = documents.converted(document, Pod, REMEDY)
+    metadata, spec = pod.metadata or Metadata(), pod.spec
+    if spec is None:
+        raise InvalidField("spec", "there is none", REMEDY)
+    if not spec.containers:
+        raise InvalidField("spec.containers", "there is none", "a pod has at least one container")
+    if spec.resources is not None and (spec.resources.requests or spec.resources.limits):
+        raise InvalidField("spec.resources", "resources of a whole pod", "give them to its containers")
+    return checked(
+        PodRequest(
+            namespace=Namespace(metadata.namespace or "default"),
+            name=PodName(metadata.name or (metadata.generate_name or "").rstrip("-") or "pod"),
+            annotations={key: value or "" for key, value in (metadata.annotations or {}).items()},
+            init_containers=requests_of("initContainers", spec.init_containers or []),
+            containers=requests_of("containers", spec.containers),
+        )
+    )
+
+
+def expect_pod(document: documents.Document) -> None:
+    """What is not said is taken to be right. Raises InvalidField for another kind of object."""
+    kind, version = document.get("kind") or KIND, document.get("apiVersion") or API_VERSION
+    if (kind, version) != (KIND, API_VERSION):
+        said = quoted([str(document["kind"])]) if document.get("kind") else "an object of no kind"
+        of = quoted([str(document["apiVersion"])]) if document.get("apiVersion") else "no apiVersion"
+        remedy = "give a Pod; of a Deployment or Job, its template as a Pod"
+        raise InvalidField("kind", f"{said} of {of} is no {KIND} of {API_VERSION}", remedy)
+
+
+def requests_of(group: str, containers: list[Container]) -> tuple[ContainerRequest, ...]:
+    return tuple(
+        ContainerRequest(
+            name=ContainerName(container.name),
+            requests=amounts(f"{path}.requests", resources.requests or {}),
+            limits=amounts(f"{path}.limits", resources.limits or {}),
+            sidecar=group == "initContainers" and container.restart_policy == "Always",
+        )
+        for position, container in enumerate(containers)
+        for path, resources in [(f"spec.{group}[{position}].resources", container.resources or Resources())]
+    )
+
+
+def amounts(path: str, given: Amounts) -> dict[ResourceName, int]:
+    """In the units of `core.requests`. What no manager of the kubelet hands out, such as ephemeral storage, is left out."""
+    found: dict[ResourceName, int] = {}
+    for name, said in given.items():
+        value = 0 if said is None else said  # a Quantity that is null (apimachinery v0.36, resource.Quantity)
+        resource, field = ResourceName(name), f"{path}[{clean(name)}]"
+        if resource == CPU:
+            found[resource] = amount(field, value, "cpu")
+        elif resource == MEMORY or is_hugepages(resource):
+            found[resource] = amount(field, value, "bytes")
+        elif "/" in resource:
+            found[resource] = amount(field, value, "devices")
+    return found
+
+
+def amount(field: str, value: str | float, unit: Literal["cpu", "bytes", "devices"]) -> int:
+    read = quantities.thousandths if unit == "cpu" else quantities.whole
+    found = read(str(value))
+    if found is None or (unit == "devices" and quantities.exact(str(value)) != found):
+        why = quantities.wrong(str(value)) if found is None else "is no amount"
+        examples = {"cpu": "500m or 2", "bytes": "64Gi or a number of bytes", "devices": "a whole number of devices"}
+        raise InvalidField(field, f"{quoted([str(value)])} {why}", f"write {examples[unit]}")
+    return found

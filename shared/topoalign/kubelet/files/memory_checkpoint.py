@@ -1,0 +1,273 @@
+"""
+The file in which a kubelet keeps which memory it gave to whom: `memory_manager_state`.
+
+It has a table per NUMA node, with what is given away of each resource and the group of nodes the node was last used with,
+and the blocks of each container. The two must agree, and the tables must fit the machine and its configuration; the kubelet
+refuses a file where they do not when it starts.
+
+Source: kubelet v1.36.3, cm/memorymanager/state and the static policy's check of its state.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from topoalign.core.hints.memory import memory_node
+from topoalign.core.model.errors import clean, quoted
+from topoalign.core.model.events import MemoryUse
+from topoalign.core.model.ids import ResourceName
+from topoalign.core.model.requests import AdmissionRules
+from topoalign.core.model.topology.cpuset import format_cpuset
+from topoalign.core.model.topology.model import Topology
+from topoalign.kubelet.files import checkpoint, checkpoint_checksum
+from topoalign.kubelet.files.checkpoint import Envelope, damaged
+
+NAME = "memory_manager_state"
+
+Amount = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class MemoryTable(msgspec.Struct, frozen=True, rename="camel"):
+    """One resource of one NUMA node, in bytes."""
+
+    total: Amount
+    system_reserved: Amount
+    allocatable: Amount
+    reserved: Amount
+    """Held by containers."""
+    free: Amount
+
+
+class NumaNodeState(msgspec.Struct, frozen=True, rename="camel"):
+    """One NUMA node."""
+
+    number_of_assignments: Amount
+    memory_map: dict[ResourceName, MemoryTable]
+    cells: list[int] | None = None
+    """The group the node was last used with, itself included. Empty: itself alone."""
+
+
+class Block(msgspec.Struct, frozen=True, rename="camel"):
+    """What a container has of one resource."""
+
+    numa_affinity: list[Amount]
+    type: ResourceName
+    size: Amount
+
+
+class MemoryManagerState(Envelope, frozen=True, kw_only=True, rename="camel"):
+    """The file."""
+
+    policy_name: str
+    machine_state: dict[int, NumaNodeState] | None
+    entries: dict[str, dict[str, list[Block] | None]] | None = {}
+    """Pod uid -> container -> blocks."""
+
+    @property
+    def nodes(self) -> dict[int, NumaNodeState]:
+        return self.machine_state or {}
+
+    @property
+    def blocks(self) -> dict[tuple[str, str], list[Block]]:
+        """(pod uid, container) -> blocks."""
+        return {
+            (uid, container): blocks or []
+            for uid, containers in (self.entries or {}).items()
+            for container, blocks in containers.items()
+        }
+
+    @property
+    def use(self) -> dict[int, MemoryUse]:
+        """As `NodeState.memory` has it: a node that nothing touches is absent."""
+        uses = {
+            node: MemoryUse(
+                reserved={name: table.reserved for name, table in state.memory_map.items() if table.reserved},
+                cells=tuple(state.cells or [node]) if state.number_of_assignments else (),
+                assignments=state.number_of_assignments,
+            )
+            for node, state in self.nodes.items()
+        }
+        return {node: use for node, use in sorted(uses.items()) if use != MemoryUse()}
+
+    @property
+    def lost(self) -> dict[ResourceName, int]:
+        """
+        Resource -> bytes that the NUMA nodes have given away and no container has.
+
+        So it is between the two writes of a change, and for good once the kubelet has released a group of NUMA nodes of
+        which one was used alone as well: a block goes back to the lowest node of its group first, also where the other
+        container's memory is, whose own release then finds less to give back than it has. With 1 of node 0 held alone, and
+        4 of node 1 held by the group 0-1, releasing the group takes the 1 of node 0 and leaves 1 of node 1; releasing the
+        other finds nothing on node 0, and the 1 of node 1 is lost. Source: kubelet v1.36.3, RemoveContainer of the static
+        policy.
+        """
+        given, held = sums(self)
+        return {name: given[name] - held[name] for name in sorted(given) if given[name] > held[name]}
+
+    def without(self, pods: Collection[str]) -> "MemoryManagerState":
+        """
+        The state after the manager has released what these pods have, one after the other in the order of their UIDs.
+
+        Each block is given back to the lowest NUMA node of its group first, as far as that has such memory given away, and
+        ends one assignment of each node of its group. A node without assignments is alone again. With 6 of node 0 and 4 of
+        node 1 given away, a block of 8 bytes of both leaves 0 and 2. Source: kubelet v1.36.3, RemoveContainer of the
+        static policy.
+        """
+        released = Released(self.nodes)
+        for (uid, _), blocks in sorted(self.blocks.items()):
+            for block in blocks if uid in pods else ():
+                released.give_back(block)
+        kept = {uid: containers for uid, containers in (self.entries or {}).items() if uid not in pods}
+        return msgspec.structs.replace(self, machine_state=released.nodes, entries=kept)
+
+
+class Released:
+    """The tables of the NUMA nodes while blocks are given back."""
+
+    def __init__(self, nodes: Mapping[int, NumaNodeState]) -> None:
+        self.nodes = dict(nodes)
+
+    def give_back(self, block: Block) -> None:
+        """Gives a block back as the memory manager does: from the lowest node of its group on, as far as each has some."""
+        rest = block.size
+        for number in block.numa_affinity:
+            node = self.nodes[number]
+            assignments = max(0, node.number_of_assignments - 1)
+            tables = node.memory_map
+            if (table := tables.get(block.type)) is not None:
+                back = min(rest, table.reserved)
+                rest -= back
+                table = msgspec.structs.replace(table, reserved=table.reserved - back, free=table.free + back)
+                tables = {**tables, block.type: table}
+            self.nodes[number] = NumaNodeState(
+                number_of_assignments=assignments,
+                memory_map=tables,
+                cells=node.cells if assignments else [number],
+            )
+
+
+def load(root: Path) -> MemoryManagerState | None:
+    """What the kubelet with this root directory holds; None where there is no file. Raises StateFault."""
+    content = checkpoint.read(root / NAME)
+    return None if content is None else decode(content)
+
+
+def decode(content: bytes) -> MemoryManagerState:
+    """Raises StateFault for anything that is not a checkpoint, contradicts itself, or has not its own checksum."""
+    state = checkpoint.decode(NAME, content, MemoryManagerState)
+    if state.checksum:
+        checkpoint.expect_checksum(NAME, state.checksum, printed(state))
+    for node, each in state.nodes.items():
+        check_node(state, node, each)
+    for (uid, container), blocks in state.blocks.items():
+        for block in blocks:
+            group = block.numa_affinity
+            if not group or group != sorted(set(group)) or not state.nodes.keys() >= set(group):
+                raise damaged(NAME, f"memory of container {quoted([container])} of pod {quoted([uid])} is nowhere")
+    check_sums(state)
+    return state
+
+
+def printed(state: MemoryManagerState) -> Iterator[str]:
+    """The data as spew prints it, in the structs of all releases."""
+    nodes = entries = "<nil>"
+    if state.machine_state is not None:
+        nodes = checkpoint_checksum.mapping(
+            (node, printed_node(each)) for node, each in sorted(state.machine_state.items())
+        )
+    if state.entries is not None:
+        pods = ((uid, checkpoint_checksum.mapping(printed_blocks(each))) for uid, each in sorted(state.entries.items()))
+        entries = checkpoint_checksum.mapping(pods)
+    pod_level = " PodEntries:(state.PodMemoryAssignments)map[]"
+    for version, more in (("", ""), ("V1", ""), ("", pod_level), ("V2", pod_level)):
+        yield (
+            f"(*state.MemoryManagerCheckpoint{version}){{PolicyName:(string){state.policy_name} "
+            f"MachineState:(state.NUMANodeMap){nodes} Entries:(state.ContainerMemoryAssignments){entries}{more} "
+            "Checksum:(checksum.Checksum)0}"
+        )
+
+
+def printed_node(state: NumaNodeState) -> str:
+    tables = checkpoint_checksum.mapping(
+        (name, printed_table(table)) for name, table in sorted(state.memory_map.items())
+    )
+    return (
+        f"<*>{{NumberOfAssignments:(int){state.number_of_assignments} "
+        f"MemoryMap:(map[v1.ResourceName]*state.MemoryTable){tables} "
+        f"Cells:([]int){checkpoint_checksum.sequence(state.cells)}}}"
+    )
+
+
+def printed_table(table: MemoryTable) -> str:
+    return (
+        f"<*>{{TotalMemSize:(uint64){table.total} SystemReserved:(uint64){table.system_reserved} "
+        f"Allocatable:(uint64){table.allocatable} Reserved:(uint64){table.reserved} Free:(uint64){table.free}}}"
+    )
+
+
+def printed_blocks(containers: Mapping[str, list[Block] | None]) -> Iterator[tuple[str, str]]:
+    for container, blocks in sorted(containers.items()):
+        yield container, checkpoint_checksum.sequence(blocks if blocks is None else map(printed_block, blocks))
+
+
+def printed_block(block: Block) -> str:
+    nodes = checkpoint_checksum.sequence(block.numa_affinity)
+    return f"{{NUMAAffinity:([]int){nodes} Type:(v1.ResourceName){block.type} Size:(uint64){block.size}}}"
+
+
+def check_node(state: MemoryManagerState, node: int, each: NumaNodeState) -> None:
+    for name, table in each.memory_map.items():
+        if table.reserved + table.free != table.allocatable or table.allocatable + table.system_reserved > table.total:
+            raise damaged(NAME, f"{clean(name)} of NUMA node {node} does not add up")
+    group = each.cells or [node]
+    if node not in group or group != sorted(set(group)) or not state.nodes.keys() >= set(group):
+        raise damaged(NAME, f"NUMA node {node} cannot be in the group {format_cpuset(group[:64])}")
+    if len(group) > 1 and not each.number_of_assignments:
+        raise damaged(NAME, f"NUMA node {node} is in a group, and nothing is assigned to it")
+
+
+def sums(state: MemoryManagerState) -> tuple[Counter[ResourceName], Counter[ResourceName]]:
+    """Bytes that the NUMA nodes have given away, and that containers have."""
+    given: Counter[ResourceName] = Counter()
+    for node in state.nodes.values():
+        given.update({name: table.reserved for name, table in node.memory_map.items()})
+    held: Counter[ResourceName] = Counter()
+    for blocks in state.blocks.values():
+        for block in blocks:
+            held[block.type] += block.size
+    return given, held
+
+
+def check_sums(state: MemoryManagerState) -> None:
+    """Containers have no more than the nodes have given away. That they have less happens (`MemoryManagerState.lost`)."""
+    given, held = sums(state)
+    if wrong := [name for name in held if given[name] < held[name]]:
+        name = min(wrong)
+        raise damaged(NAME, f"containers hold {held[name]} bytes of {clean(name)}, the NUMA nodes gave {given[name]}")
+
+
+def check(state: MemoryManagerState, topology: Topology, rules: AdmissionRules) -> None:
+    """Raises StateFault where this cannot be the state of a kubelet with these rules on this machine."""
+    if state.policy_name != rules.memory_manager:
+        finding = f"it was kept under policy {quoted([state.policy_name])}, and {rules.memory_manager!r} is configured"
+        raise damaged(NAME, finding)
+    if rules.memory_manager == "None":
+        return
+    if state.nodes.keys() != set(topology.node_ids):
+        have, says = format_cpuset(topology.node_ids), format_cpuset(state.nodes)
+        raise damaged(NAME, f"it has NUMA nodes {says}, and the machine has {have}")
+    for node in topology.nodes:
+        if node.memory is None:
+            continue  # nothing can be compared, and a request for memory will be refused for that
+        expected = memory_node(node, rules.reserved_memory.get(node.id, {}), MemoryUse()).allocatable
+        found = {name: table.allocatable for name, table in state.nodes[node.id].memory_map.items()}
+        for name in sorted(expected.keys() | found.keys()):
+            if expected.get(name, 0) != found.get(name, 0):
+                finding = (
+                    f"NUMA node {node.id} has {found.get(name, 0)} bytes of {clean(name)} to give by it, and "
+                    f"{expected.get(name, 0)} by the machine and the kubelet's configuration"
+                )
+                raise damaged(NAME, finding)

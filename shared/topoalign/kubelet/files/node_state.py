@@ -1,0 +1,291 @@
+"""
+What a node's kubelet holds, read from the files in its root directory.
+
+Three managers keep one file each. A file that is not there means that its manager has given nothing away, which is said; a
+file that cannot be read, or cannot be true of this machine and these rules, is an error: a guess about what is free would be
+a wrong prediction. Pods have their UID for a name there, and no namespace.
+
+The files are checked as they are. Then what they list for pods that are gone (`listed_pods`) is dropped, as the kubelet
+drops it before it decides on its next pod.
+"""
+
+import stat
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from topoalign.core.hints.requested import device_limits
+from topoalign.core.model.errors import InvalidField, NotFound, StateFault, clean, quoted
+from topoalign.core.model.events import (
+    Allocation,
+    DeviceHealth,
+    DeviceHealthChanged,
+    HealthState,
+    MemoryBlock,
+    MemoryUse,
+    Owner,
+    TopologyDiscovered,
+)
+from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
+from topoalign.core.model.requests import AdmissionRules, PodRequest
+from topoalign.core.model.topology.cpuset import format_cpuset
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.state.fold import NodeState
+from topoalign.kubelet.files import checkpoint, cpu_checkpoint, device_checkpoint, memory_checkpoint
+from topoalign.kubelet.files.cpu_checkpoint import CpuManagerState
+from topoalign.kubelet.files.device_checkpoint import CheckpointData
+from topoalign.kubelet.files.listed_pods import ListedPods
+from topoalign.kubelet.files.memory_checkpoint import Block, MemoryManagerState
+
+ROOT = Path("/var/lib/kubelet")
+"""Where a kubelet keeps its files, unless it was told otherwise (kubelet v1.36.3, --root-dir)."""
+DEVICE_PLUGINS = "device-plugins"
+
+NO_NAMESPACE = Namespace("")
+
+Container = tuple[str, str]
+"""Pod uid, container."""
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """What one manager has given away."""
+
+    cpus: Mapping[Container, frozenset[int]] = {}
+    blocks: Mapping[Container, tuple[MemoryBlock, ...]] = {}
+    devices: Mapping[Container, Mapping[ResourceName, tuple[DeviceID, ...]]] = {}
+    memory: Mapping[int, MemoryUse] = {}
+    """Per NUMA node, as `NodeState.memory`."""
+    registered: Mapping[ResourceName, frozenset[DeviceID]] | None = None
+    """
+    The healthy devices of each resource as its plugin listed them: none of one whose plugin has gone and of which containers
+    still have some. None where no file tells.
+    """
+    dropped: Mapping[ResourceName, frozenset[DeviceID]] = {}
+    """Devices that the file lists for pods that are gone, and for no other."""
+    finding: str | None = None
+    """What could not be told."""
+    doubt: str | None = None
+    """What is not certain of what was told."""
+
+    @property
+    def allocations(self) -> tuple[Allocation, ...]:
+        """One of each container that holds anything, by pod and name."""
+        return tuple(
+            Allocation(
+                id=AllocationID("/".join(container)),
+                owner=Owner(namespace=NO_NAMESPACE, pod=PodName(container[0]), container=ContainerName(container[1])),
+                devices=dict(self.devices.get(container, {})),
+                cpus=format_cpuset(self.cpus.get(container, ())),
+                memory=self.blocks.get(container, ()),
+            )
+            for container in sorted({*self.cpus, *self.blocks, *self.devices})
+        )
+
+
+class KubeletNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A node as its kubelet has it."""
+
+    state: NodeState
+    registered: Mapping[ResourceName, frozenset[DeviceID]] | None
+    findings: tuple[str, ...]
+    """What could not be told."""
+
+
+def node_state(
+    topology: TopologyDiscovered, health: DeviceHealthChanged, root: Path, rules: AdmissionRules
+) -> KubeletNode:
+    """
+    The node as the kubelet with this root directory has it when the next pod comes. A device that its plugin has not listed
+    as healthy is not usable. Raises NotFound where there is no such directory, StateFault.
+    """
+    if not is_directory(root):
+        raise NotFound(
+            "directory", str(root), f"give the kubelet's root directory, {ROOT} unless it was told otherwise"
+        )
+    hardware = topology.topology
+    pods = ListedPods(root)
+    cpus, memory = held_cpus(root, hardware, rules, pods), held_memory(root, hardware, rules, pods)
+    devices = held_devices(root, hardware, pods)
+    held = Held(cpus=cpus.cpus, blocks=memory.blocks, devices=devices.devices)
+    state = NodeState(
+        node=topology.node,
+        topology=topology,
+        health=listed_health(health, hardware, devices.registered),
+        allocations={allocation.id: allocation for allocation in held.allocations},
+        memory=memory.memory,
+    )
+    findings = (*(each.finding for each in (cpus, memory, devices)), memory.doubt, pods.trouble, *pods.findings)
+    return KubeletNode(
+        state=state,
+        registered=devices.registered,
+        findings=tuple(finding for finding in findings if finding is not None),
+    )
+
+
+def is_directory(path: Path) -> bool:
+    """Also where it may not be looked at: reading its files will say so."""
+    try:
+        return stat.S_ISDIR(path.stat().st_mode)
+    except PermissionError:
+        return True
+    except (OSError, ValueError):  # ValueError: a name with a null character
+        return False
+
+
+def held_cpus(root: Path, topology: Topology, rules: AdmissionRules, pods: ListedPods) -> Held:
+    """Of the CPU manager. Raises StateFault."""
+
+    def load() -> CpuManagerState | None:
+        state = cpu_checkpoint.load(root)
+        if state is not None:
+            cpu_checkpoint.check(state, topology, rules)
+        return state
+
+    state = checkpoint.settled(load)
+    if state is None:
+        return Held(finding=absent(root / cpu_checkpoint.NAME, "CPUs"))
+    return Held(cpus={each: cpus for each, cpus in state.exclusive.items() if cpus and not pods.is_gone(each[0])})
+
+
+def held_memory(root: Path, topology: Topology, rules: AdmissionRules, pods: ListedPods) -> Held:
+    """Of the memory manager. Raises StateFault."""
+
+    def load() -> MemoryManagerState | None:
+        state = memory_checkpoint.load(root)
+        if state is not None:
+            memory_checkpoint.check(state, topology, rules)
+        return state
+
+    state = checkpoint.settled(load, between=lambda read: read is not None and bool(read.lost))
+    if state is None:
+        return Held(finding=absent(root / memory_checkpoint.NAME, "memory"))
+    doubts = [lost(name, amount) for name, amount in state.lost.items()]
+    gone = {uid for uid in state.entries or {} if pods.is_gone(uid)}
+    groups = {
+        tuple(block.numa_affinity) for (uid, _), blocks in state.blocks.items() if uid in gone for block in blocks
+    }
+    by_chance = any(a != b and not {*a}.isdisjoint(b) for a in groups for b in groups)
+    state = state.without(gone)
+    left = {node: dict(use.reserved) for node, use in state.use.items()}
+    blocks = {
+        container: tuple(spread(block, left) for block in blocks) for container, blocks in sorted(state.blocks.items())
+    }
+    return Held(
+        blocks={container: each for container, each in blocks.items() if each},
+        memory=state.use,
+        doubt="; ".join([*doubts, RELEASED_BY_CHANCE] if by_chance else doubts) or None,
+    )
+
+
+def lost(resource: ResourceName, amount: int) -> str:
+    """The note on memory that the kubelet counts as given away and no container has."""
+    return (
+        f"the kubelet's memory manager counts {amount} bytes of {clean(resource)} as given away that no container has"
+    )
+
+
+RELEASED_BY_CHANCE = (
+    "pods that are gone had memory of groups of NUMA nodes that overlap, and the kubelet releases it in an order by chance: "
+    "what is free on each of these NUMA nodes may differ"
+)
+
+
+def spread(block: Block, left: Mapping[int, dict[ResourceName, int]]) -> MemoryBlock:
+    """A block on the nodes of its group, from the lowest on, as far as they have given such memory away."""
+    taken, wanted = [], block.size
+    for node in block.numa_affinity:
+        amounts = left.get(node, {})
+        part = min(wanted, amounts.get(block.type, 0))
+        amounts[block.type] = amounts.get(block.type, 0) - part
+        wanted -= part
+        taken.append(part)
+    return MemoryBlock(resource=block.type, nodes=tuple(block.numa_affinity), size=block.size, taken=tuple(taken))
+
+
+def held_devices(root: Path, topology: Topology, pods: ListedPods) -> Held:
+    """Of the device manager. Raises StateFault."""
+    directory = root / DEVICE_PLUGINS
+    data = device_checkpoint.load(directory)
+    if data is None:
+        return Held(finding=absent(directory / device_checkpoint.NAME, "devices"))
+    registered = {
+        ResourceName(resource): frozenset(map(DeviceID, devices))
+        for resource, devices in data.registered_devices.items()
+    }
+    for resource, devices in registered.items():
+        if resource in topology.devices and (foreign := devices - topology.devices[resource].keys()):
+            raise StateFault(
+                f"the kubelet has {quoted([resource])} {quoted(sorted(foreign))}, which the machine does not have",
+                "describe the machine that the kubelet runs on, with the device ids that its plugin lists",
+            )
+    listed = devices_of(data)
+    held = {container: devices for container, devices in listed.items() if not pods.is_gone(container[0])}
+    given = together(held.values())
+    dropped = {
+        resource: devices - given.get(resource, frozenset())
+        for resource, devices in together(listed[each] for each in listed.keys() - held.keys()).items()
+    }
+    unlisted = dict.fromkeys(given.keys() - registered.keys(), frozenset[DeviceID]())
+    return Held(devices=held, registered=registered | unlisted, dropped=dropped)
+
+
+def together(
+    containers: Iterable[Mapping[ResourceName, Iterable[DeviceID]]],
+) -> dict[ResourceName, frozenset[DeviceID]]:
+    """What several containers have."""
+    found: dict[ResourceName, frozenset[DeviceID]] = {}
+    for devices in containers:
+        for resource, ids in devices.items():
+            found[resource] = found.get(resource, frozenset()).union(ids)
+    return found
+
+
+def devices_of(data: CheckpointData) -> dict[Container, dict[ResourceName, tuple[DeviceID, ...]]]:
+    """A device that is listed under several NUMA nodes is one."""
+    held: dict[Container, dict[ResourceName, tuple[DeviceID, ...]]] = {}
+    for entry in data.pod_device_entries or ():
+        ids = sorted({DeviceID(device) for devices in entry.device_ids.values() for device in devices})
+        of_container = held.setdefault((entry.pod_uid, entry.container_name), {})
+        resource = ResourceName(entry.resource_name)
+        of_container[resource] = (*of_container.get(resource, ()), *ids)
+    return held
+
+
+def listed_health(
+    health: DeviceHealthChanged, topology: Topology, registered: Mapping[ResourceName, Iterable[DeviceID]] | None
+) -> DeviceHealthChanged:
+    """The health of all devices as the kubelet has it: of a resource that it knows, no other than the listed ones."""
+    unlisted = DeviceHealth(state=HealthState.UNHEALTHY, reason="its plugin does not list it to the kubelet as healthy")
+    absentees = {
+        device: unlisted
+        for resource, devices in (registered or {}).items()
+        for device in topology.devices.get(resource, {}).keys() - frozenset(devices)
+    }
+    return msgspec.structs.replace(health, devices={**health.devices, **absentees})
+
+
+def check_resources(
+    pod: PodRequest, topology: Topology, registered: Mapping[ResourceName, Collection[DeviceID]] | None
+) -> tuple[str, ...]:
+    """
+    What the pod asks for that has no device here, in words: the kubelet passes over what no plugin ever registered.
+
+    Raises InvalidField for a resource that its kubelet has registered: which NUMA nodes its devices are on is not known.
+    """
+    asked = {name for container in (*pod.init_containers, *pod.containers) for name in device_limits(container)}
+    unknown = sorted(asked - topology.devices.keys())
+    for name in unknown:
+        if registered is not None and name in registered:
+            raise InvalidField(
+                f"limits[{clean(name)}]",
+                "the kubelet has such devices, and the machine as it is known here has none",
+                "describe the machine with them: `topology.others` of topoalign's own JSON",
+            )
+    return tuple(
+        f"nobody lists {clean(name)} here: the kubelet passes over it, a scheduler would not" for name in unknown
+    )
+
+
+def absent(path: Path, what: str) -> str:
+    return f"there is no {path}: the kubelet is taken to have given away no {what}"

@@ -1,0 +1,94 @@
+"""One question to a gRPC server on a unix socket, with a deadline and one kind of failure."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import anyio
+from grpclib.client import Channel
+from grpclib.events import RecvMessage, listen
+from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
+
+from topoalign.core.model.errors import Unavailable, clean
+from topoalign.core.ports import Clock
+from topoalign.kubelet.grpc.codec import QuickCodec, decoded
+
+T = TypeVar("T")
+
+FAILURES = (OSError, asyncio.TimeoutError, GRPCError, StreamTerminatedError, ProtocolError, AssertionError)
+"""How a call fails: no connection, a deadline, a status, a connection that ends, nonsense, no answer (asserted)."""
+
+
+class KubeletAway(Unavailable):
+    """The kubelet is not there, does not answer in time, or refuses."""
+
+    code = "KubeletAway"
+
+    def __init__(self, finding: str) -> None:
+        super().__init__(finding, "see that the kubelet runs and that the directory is its own; this is tried again")
+
+
+async def ask(path: Path, question: Callable[[Channel], Awaitable[T]], clock: Clock, within: float) -> T:
+    """Connects, asks, hangs up. Raises KubeletAway if there is no good answer within so many seconds."""
+    answers: list[T] = []
+    failure = f"no answer within {within:g} s"
+    channel = Channel(path=str(path), codec=QuickCodec())
+    listen(channel, RecvMessage, decoded)
+
+    async def call() -> None:
+        nonlocal failure
+        try:
+            answers.append(await question(channel))
+        except FAILURES as error:
+            failure = described(error)
+        tasks.cancel_scope.cancel()
+
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call)
+            await clock.sleep(within)
+            tasks.cancel_scope.cancel()
+    finally:
+        channel.close()
+    if not answers:
+        raise KubeletAway(f"the kubelet at {clean(str(path), 200)}: {failure}")
+    return answers[0]
+
+
+async def apart(call: Callable[[], Awaitable[T]]) -> T:
+    """
+    Makes a call in a task of its own. Raises what the call fails with.
+
+    grpclib ends a call whose connection is lost by cancelling the task that waits, and leaves it marked as cancelled
+    (`asyncio.Task.cancelling`); in such a task no cancel scope would end properly any more.
+    """
+    answers: list[T] = []
+    failures: list[BaseException] = []
+
+    async def run() -> None:
+        try:
+            answers.append(await call())
+        except FAILURES as error:
+            failures.append(error)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run)
+    if failures:
+        raise failures[0]
+    return answers[0]
+
+
+def described(error: BaseException) -> str:
+    """A failure for people."""
+    match error:
+        case GRPCError():
+            return f"{error.status.name} {clean(error.message or '', 300)}".rstrip()
+        case FileNotFoundError():
+            return "its socket is not there"
+        case ConnectionRefusedError():
+            return "nobody serves its socket"
+        case OSError():
+            return error.strerror or clean(str(error), 300) or type(error).__name__
+        case _:
+            return clean(str(error), 300) or type(error).__name__

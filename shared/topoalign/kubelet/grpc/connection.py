@@ -1,0 +1,228 @@
+"""
+One connection to a socket of ours, with a bound on all that its peer can make us do or keep.
+
+grpclib and h2 do at once whatever a chunk of bytes asks for. Here a connection reads 16 KiB at most, then nothing until
+that is handled, a portion (`frames`) each time it is its turn (`turns`). What it sends waits for its peer to read it: as
+long as too much waits, its frames wait as well. The bytes of requests are counted before they are decoded (`arriving`).
+"""
+
+from asyncio import BaseTransport, BufferedProtocol, Task, TimerHandle, Transport, get_running_loop
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, cast
+from weakref import ref
+
+import grpclib.protocol
+import grpclib.server
+from grpclib.protocol import EventsProcessor, H2Protocol, Stream
+from grpclib.utils import Wrapper
+from h2.connection import H2Connection
+from h2.events import DataReceived, RequestReceived
+from h2.settings import SettingCodes, Settings
+
+from topoalign.core.model.errors import clean
+from topoalign.kubelet.grpc import sockets
+from topoalign.kubelet.grpc.frames import LONGEST_HEADERS, Frames
+from topoalign.kubelet.grpc.turns import Client
+
+if TYPE_CHECKING:
+    from topoalign.kubelet.grpc.transport import Server
+
+MOST_CALLS = 32
+"""On a connection, streams included. A client waits with the next one, it is not refused."""
+
+CHUNK = 16 * 2**10
+"""Bytes that are read at once."""
+
+MOST_RESET = 256
+"""Calls that have ended of which a connection remembers how."""
+
+TABLE_BYTES = 4096
+"""Of the table by which headers are compressed, HTTP/2's default. A peer may ask for four gigabytes."""
+
+PING_SECONDS = 10.0
+SILENT_LOOKS = 3
+"""So often in a row, `PING_SECONDS` apart, nothing may have come of a peer before it is hung up on."""
+
+
+class Bounded(H2Connection):
+    """HTTP/2's state of a connection, with our bounds."""
+
+    MAX_CLOSED_STREAMS = MOST_RESET
+    DEFAULT_MAX_HEADER_LIST_SIZE = LONGEST_HEADERS
+
+    def initiate_connection(self) -> None:
+        values = {
+            SettingCodes.MAX_CONCURRENT_STREAMS: MOST_CALLS,
+            SettingCodes.MAX_HEADER_LIST_SIZE: self.DEFAULT_MAX_HEADER_LIST_SIZE,
+        }
+        self.local_settings = Settings(client=False, initial_values=values)
+        super().initiate_connection()
+
+    def bound_table(self) -> None:
+        """Compresses with a small table also for a peer that would take a large one."""
+        if self.encoder.header_table_size > TABLE_BYTES:
+            self.encoder.header_table_size = TABLE_BYTES
+
+
+class Link(grpclib.protocol.Connection):
+    """grpclib's view of a connection, from which a call finds ours: weakly, or each of many would wait for the collector."""
+
+    ours: "ref[Connection]"
+
+
+class Connection(H2Protocol, BufferedProtocol, Client):
+    """As grpclib has it, but it asks for a turn before it handles what has come."""
+
+    server: "Server"
+    transport: Transport
+    peer: sockets.Peer
+    spoke = 0
+    """Grows with each word of a peer of this server: the smallest is of the peer that has been silent longest."""
+    silent = 0
+    """Looks in a row at which nothing had come since the one before."""
+    next_look: TimerHandle | None = None
+    _moments = count(1)
+
+    def connection_made(self, transport: BaseTransport) -> None:
+        self.transport = cast(Transport, transport)
+        self.frames = Frames()
+        self._parked = False
+        self._open = False
+        self.spoke = next(self._moments)
+        if not self.server.admits(self):
+            self.transport.abort()
+            return
+        self._open = True
+        self._h2 = Bounded(config=self.h2_config)
+        self._h2.initiate_connection()
+        self._h2.increment_flow_control_window(
+            self.config.http2_connection_window_size - self._h2.local_settings.initial_window_size
+        )
+        self.connection = Link(self._h2, self.transport, config=self.config)
+        self.connection.ours = ref(self)
+        self.connection.flush()
+        self.connection.initialize()
+        self.processor = EventsProcessor(self.handler, self.connection)
+        self.next_look = get_running_loop().call_later(PING_SECONDS, self.look)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self.server.chunk
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Bytes have come. No more are read until they are handled."""
+        if not self._open:
+            return
+        self.silent = 0
+        self.frames.add(self.server.chunk[:nbytes])
+        self.transport.pause_reading()
+        self.server.turns.ask(self, self.handle)
+
+    def handle(self) -> None:
+        """Handles a portion of what has come, if the peer reads what it gets."""
+        if not self._open:
+            return
+        if not self.connection.write_ready.is_set():
+            self._parked = True
+            return
+        try:
+            self._feed(self.frames.take())
+            more = self._live and self.frames.ready
+        except Exception as error:  # h2 and grpclib raise many kinds at a peer that speaks something else
+            self.server.complain("connection closed", "not gRPC", error=clean(str(error) or type(error).__name__))
+            self.hang_up("not gRPC")
+            return
+        if self.frames.spoke:
+            self.frames.spoke = False
+            self.spoke = next(self._moments)
+        if more:
+            self.server.turns.ask(self, self.handle)
+        elif self._live:
+            self.transport.resume_reading()
+
+    def _feed(self, data: bytes) -> None:
+        """As `H2Protocol.data_received`, but what requests hold is counted, and a call that ends is let go."""
+        arriving = self.server.arriving
+        events = self.connection.feed(data)
+        self._h2.bound_table()
+        self.connection.flush()
+        for event in events:
+            self.processor.process(event)
+            if not self._live:
+                return
+            if isinstance(event, RequestReceived):
+                stream = self.processor.streams[event.stream_id]
+                arriving.begin(stream, self.server.largest(event.headers))
+                task: Task[None] = cast(grpclib.server.Handler, self.handler)._tasks[stream]
+                task.add_done_callback(partial(self._ended, stream))
+            elif isinstance(event, DataReceived) and event.stream_id in self.processor.streams:
+                arriving.add(self.processor.streams[event.stream_id], len(event.data))
+        self.connection.flush()
+
+    @property
+    def _live(self) -> bool:
+        return self._open and not self.transport.is_closing()
+
+    def _ended(self, stream: Stream, task: object) -> None:
+        """A call has ended. grpclib forgets one that was reset before it began to run only here."""
+        self.server.arriving.end(stream)
+        forget_frames(stream.wrapper)
+        if self.processor.streams.pop(cast(int, stream.id), None) is not None and self._live:
+            self.connection.ack(cast(int, stream.id), stream.buffer.unacked_size())
+
+    def resume_writing(self) -> None:
+        if self._open:
+            super().resume_writing()
+            if self._parked:
+                self._parked = False
+                self.server.turns.ask(self, self.handle)
+
+    def pause_writing(self) -> None:
+        if self._open:
+            super().pause_writing()
+
+    def look(self) -> None:
+        """
+        Hangs up on a peer that is silent. One look is no evidence: when this process has been stopped, it may come before
+        what arrived meanwhile is read.
+        """
+        self.frames.controls = 0
+        for stream in tuple(self.processor.streams.values()):
+            self.server.arriving.look(stream)
+        self.silent += 1
+        if self.silent == SILENT_LOOKS:
+            self.hang_up("silent")
+        else:
+            self.next_look = get_running_loop().call_later(PING_SECONDS, self.look)
+
+    def hang_up(self, reason: str) -> None:
+        """Closes at once, whether the peer reads or not."""
+        if self._open:
+            self._leave(reason)
+            self.transport.abort()
+
+    def close(self, reason: str) -> None:
+        """Closes when what has been said is sent."""
+        if self._open:
+            self._leave(reason)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if self._open:
+            self._leave("Connection lost")
+
+    def _leave(self, reason: str) -> None:
+        self._open = False
+        self.server.connections.discard(self)
+        if self.next_look is not None:
+            self.next_look.cancel()
+        self.processor.close(reason)
+
+
+def forget_frames(wrapper: Wrapper | None) -> None:
+    """
+    Lets go of what a call that was ended from outside had in hand. The error that ended it leads to its frames, and they to
+    the error: a flood of those is megabytes, and then a tenth of a second of the garbage collector.
+    """
+    error = wrapper._error if wrapper is not None else None
+    if error is not None:
+        error.__traceback__ = error.__context__ = error.__cause__ = None

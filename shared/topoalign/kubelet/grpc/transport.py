@@ -1,0 +1,253 @@
+"""
+A gRPC server on a unix socket that can be left alone with whoever connects.
+
+grpclib carries the protocol; this adds what it leaves to its user. A peer of another user is closed before a byte is read.
+For one connection too many, the one that has been silent longest is closed. A request that grows past its bound ends with
+RESOURCE_EXHAUSTED while it is still arriving, one that cannot be decoded with INVALID_ARGUMENT, and one for a method that
+is not there with UNIMPLEMENTED. A large one is decoded in turns. Errors become gRPC statuses in one place, `answered`. A
+client that answers no pings is hung up on. A stream's generator is closed when its client goes, and stopping lets the calls
+that have begun end first.
+"""
+
+import os
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing
+from contextvars import ContextVar
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import anyio
+import grpclib.server
+from betterproto2 import Message
+from betterproto2.grpclib import ServiceBase
+from grpclib import events
+from grpclib.config import Configuration
+from grpclib.const import Cardinality, Handler, Status
+from grpclib.exceptions import GRPCError
+
+from topoalign.core.model.errors import BadRequest, NoFit, TopoalignError, clean
+from topoalign.kubelet.grpc import sockets
+from topoalign.kubelet.grpc.arriving import LARGEST_REQUEST, SMALL_REQUEST, Arriving
+from topoalign.kubelet.grpc.codec import QuickCodec, Undecoded
+from topoalign.kubelet.grpc.complaints import Complaints
+from topoalign.kubelet.grpc.connection import CHUNK, PING_SECONDS, Connection, Link
+from topoalign.kubelet.grpc.decoding import NAMING, Decoding
+from topoalign.kubelet.grpc.turns import Turns
+
+MOST_CONNECTIONS = 32
+"""At a time. The kubelet needs one."""
+
+ACCEPTED_AT_ONCE = 4
+"""Connections that are accepted in one round of the event loop: about a millisecond of work."""
+
+LONGEST_MESSAGE = 1_000
+"""Characters of a status message: it travels as a header, which clients bound."""
+
+KEEPALIVE = Configuration(
+    _keepalive_time=PING_SECONDS,
+    _keepalive_timeout=3600.0,  # ours to judge: grpclib hangs up without reading what came while this process was stopped
+    _keepalive_permit_without_calls=True,
+    _http2_max_pings_without_data=0,
+    _http2_min_sent_ping_interval_without_data=PING_SECONDS / 2,
+    http2_stream_window_size=2**16 - 1,
+)
+"""
+Pings a silent peer for as long as it is there. grpclib's own: after two hours, twice. What a call does not read may have
+64 KiB, so that the 4 MiB of a connection are not used up by calls that read nothing.
+"""
+
+STATUS = {BadRequest: Status.INVALID_ARGUMENT, NoFit: Status.FAILED_PRECONDITION}
+"""Whose fault it is, in gRPC's words; all else is the machine's: UNAVAILABLE."""
+
+Method = Callable[[Any], Awaitable[None]]
+
+CALL: ContextVar[Any] = ContextVar("CALL", default=None)
+"""The stream (of grpclib's protocol) of the call that a task answers."""
+
+
+def caller() -> Connection | None:
+    """The connection of the call that is being answered; None outside of one."""
+    stream = CALL.get()
+    return None if stream is None else cast(Link, stream.connection).ours()
+
+
+class Servicer(ServiceBase):
+    """Mixed in before a generated service base: its calls are counted, guarded and answered as above."""
+
+    calls = 0
+    """Unary calls that have begun and not ended. Streams do not count: they end when we say so."""
+
+    idle: anyio.Event | None = None
+    """Set when the last of them ends, if somebody waits for that."""
+
+    def __mapping__(self) -> dict[str, Handler]:
+        generated = super().__mapping__()  # type: ignore[misc]  # of the generated base that follows in the MRO
+        return {path: handler._replace(func=self.guarded(handler)) for path, handler in generated.items()}
+
+    def guarded(self, handler: Handler) -> Method:
+        async def call(stream: Any) -> None:
+            CALL.set(stream._stream)
+            unary = handler.cardinality is Cardinality.UNARY_UNARY
+            self.calls += unary
+            try:
+                await answered(handler.func, stream)
+            finally:
+                self.calls -= unary
+                if self.idle is not None and not self.calls:
+                    self.idle.set()
+
+        return call
+
+    def favours(self, connection: Connection) -> bool:
+        """Whether this connection is not closed to make room for another."""
+        return False
+
+    async def drained(self) -> None:
+        """Waits until no unary call is going on."""
+        if self.calls:
+            self.idle = anyio.Event()
+            await self.idle.wait()
+
+    async def _call_rpc_handler_server_stream(
+        self, handler: Callable[[Any], AsyncIterator[Any]], stream: Any, request: Any
+    ) -> None:
+        """As generated, but the generator is closed with the stream instead of whenever it is collected."""
+        async with aclosing(cast(AsyncGenerator[Any, None], handler(request))) as messages:
+            async for message in messages:
+                await stream.send_message(message)
+
+
+async def answered(method: Method, stream: Any) -> None:
+    """Answers one call, its errors as gRPC statuses."""
+    try:
+        await method(stream)
+    except TopoalignError as error:
+        status = next((status for kind, status in STATUS.items() if isinstance(error, kind)), Status.UNAVAILABLE)
+        raise GRPCError(status, clean(f"{error.code}: {error.finding}; {error.remedy}", LONGEST_MESSAGE)) from error
+    except AssertionError as error:
+        # grpclib and the generated code assert that a request has arrived, and has arrived whole
+        raise GRPCError(Status.INVALID_ARGUMENT, "the request ended early") from error
+    except NotImplementedError as error:
+        raise GRPCError(
+            Status.UNIMPLEMENTED, "compressed requests are not understood: send them as they are"
+        ) from error
+
+
+async def no_such_method(stream: Any) -> None:
+    raise GRPCError(Status.UNIMPLEMENTED, "there is no such method here")
+
+
+class Methods(dict[str, Handler]):
+    """
+    The methods of a server by path, and an answer for any other. grpclib's own for these has no content type, which clients
+    take for a failure of the transport.
+    """
+
+    OTHER = Handler(no_such_method, Cardinality.UNARY_UNARY, Message, Message)
+
+    def get(self, path: str, default: Any = None) -> Handler:
+        return super().get(path, self.OTHER)
+
+
+class Load:
+    """What all sockets of a process share: the turns of their connections, and the bound on what requests hold."""
+
+    def __init__(self) -> None:
+        self.turns = Turns()
+        self.arriving = Arriving()
+
+
+class Server(grpclib.server.Server):
+    """Serves one `Servicer` on one unix socket, once."""
+
+    def __init__(self, servicer: Servicer, path: Path, field: str, load: Load | None = None) -> None:
+        """`field` names the setting that the path came from, for errors. `load`: shared with others; None: its own."""
+        super().__init__([servicer], codec=QuickCodec(), config=KEEPALIVE)
+        self._mapping = self._methods = Methods(self._mapping)
+        events.listen(self, events.RecvMessage, self.received)
+        self.servicer = servicer
+        self.path = path
+        self.field = field
+        self.identity: sockets.Identity | None = None
+        self.connections: set[Connection] = set()
+        self.draining = False
+        load = load or Load()
+        self.turns, self.arriving = load.turns, load.arriving
+        self.chunk = memoryview(bytearray(CHUNK))
+        """What any of the connections reads into: it is copied at once."""
+        self._complaints = Complaints(path.name)
+        self.complain = self._complaints.say
+
+    async def listen(self) -> None:
+        """Binds and serves. Raises what `sockets.listen` raises."""
+        listening = sockets.listen(self.path, self.field)
+        self.identity = sockets.identity(self.path)
+        await self.start(sock=listening, backlog=ACCEPTED_AT_ONCE)
+        listening.listen(sockets.BACKLOG)  # asyncio has one number for what may wait and what is accepted at once
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the socket is still where it was made."""
+        return self.identity is not None and sockets.identity(self.path) == self.identity
+
+    async def stop(self, within: float) -> None:
+        """Takes no new connections, lets the calls that go on end for `within` seconds, then closes. Not to be cancelled."""
+        self.draining = True
+        sockets.remove(self.path, self.identity)
+        self.identity = None
+        with anyio.move_on_after(within, shield=True):
+            await self.servicer.drained()
+        if self._server is not None:
+            self.close()
+            for connection in tuple(self.connections):
+                connection.close("stopping")
+            with anyio.move_on_after(within, shield=True):
+                await self.wait_closed()
+        self._complaints.end()
+
+    def admits(self, connection: Connection) -> bool:
+        """Whether a peer is served. If so, it is counted, and has a place. Why not is logged, once per cause."""
+        connection.peer = who = sockets.peer(connection.transport.get_extra_info("socket"))
+        if self.draining:
+            return False
+        if who.uid not in (0, os.geteuid()):
+            self.complain("connection refused", f"peer runs as uid {who.uid}", pid=who.pid)
+            return False
+        if len(self.connections) >= MOST_CONNECTIONS:
+            self.make_room()
+        self.connections.add(connection)
+        return True
+
+    def make_room(self) -> None:
+        """
+        Closes a connection: not one that is needed, of the process that has most of them, the one that was silent longest.
+        """
+        held = Counter(each.peer.pid for each in self.connections)
+        longest = min(
+            self.connections, key=lambda each: (self.servicer.favours(each), -held[each.peer.pid], each.spoke)
+        )
+        self.complain("connection closed", f"more than {MOST_CONNECTIONS} connections", pid=longest.peer.pid)
+        longest.hang_up("others need its place")
+
+    def largest(self, headers: Iterable[Sequence[str | bytes]]) -> int:
+        """Bytes that a request with these headers may have."""
+        path = next((str(value) for name, value in headers if name == ":path"), "")
+        return LARGEST_REQUEST if self._methods.get(path).request_type in NAMING else SMALL_REQUEST
+
+    async def received(self, event: events.RecvMessage) -> None:
+        """Called by grpclib before a request is handed to its method."""
+        stream, connection = CALL.get(), caller()
+        assert connection is not None
+        if isinstance(event.message, Undecoded):
+            data, kind = event.message
+            event.message = await Decoding(data, partial(self.turns.turn, connection)).decode(kind)
+        self.arriving.take(stream)
+
+    def _protocol_factory(self) -> Connection:
+        """grpclib offers no other place to look at a connection."""
+        plain = super()._protocol_factory()
+        connection = Connection(plain.handler, plain.config, plain.h2_config)
+        connection.server = self
+        return connection

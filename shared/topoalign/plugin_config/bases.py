@@ -1,0 +1,187 @@
+"""
+The devices that there are to offer, before any of them is shared: whole GPUs, MIG instances, NICs, virtual functions.
+
+Under the strategy `none` MIG is ignored and every GPU is whole. Under `single` and `mixed` a GPU in MIG mode is its
+instances. `mixed` makes each profile a resource of its own, and leaves out instances that have only a part of their slice's
+compute units. `single` calls all of them `nvidia.com/gpu`, so all must be the same: where they are not, NVIDIA's device
+plugin (v0.20.0) does not start. Here the GPUs are not offered either, and a node that comes to be so while it runs goes on
+offering what it offered before, as far as that is still there.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
+
+from topoalign.core.model.errors import InvalidField, clean, quoted
+from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
+from topoalign.core.model.topology.model import Gpu, MigDevice, Nic, Topology
+from topoalign.plugin_config import names
+from topoalign.plugin_config.checks import MIG_PREFIX
+from topoalign.plugin_config.configuration import Configuration, GpuChoice, MigChoice, NicChoice
+from topoalign.plugin_config.findings import Finding
+
+_PART_OF_COMPUTE = re.compile(r"[0-9]+c\.")
+STRATEGY = "flags.migStrategy"
+
+
+class Base(NamedTuple):
+    """One device, under the resource it is offered as."""
+
+    id: DeviceID
+    resource: ResourceName
+    part: bool = False
+    """Of a GPU or a NIC."""
+    reference: str = ""
+    """
+    What a list of devices may call it beside its id: `3`, or `3:0` for a MIG instance, by NVML's indexes. Empty: these are
+    not known.
+    """
+
+
+def gpu_bases(
+    topology: Topology, configuration: Configuration, before: Collection[DeviceID], findings: list[Finding]
+) -> list[Base]:
+    """Whole GPUs and MIG instances in the hardware's order; `before` are those offered under the same configuration."""
+    resources, strategy = configuration.resources, configuration.flags.mig_strategy
+    gpus = list(chosen_gpus(topology, resources.gpus, findings))
+    if strategy == "none":
+        divided = [f"GPU {gpu.index}" for gpu, _ in gpus if gpu.mig is not None]
+        if divided:
+            say(findings, STRATEGY, f"none offers GPUs that are in MIG mode as a whole: {', '.join(divided)}")
+        if resources.mig:
+            say(findings, "resources.mig", f"has no effect: {STRATEGY} is none")
+        return [Base(gpu.id, resource, reference=str(gpu.index)) for gpu, resource in gpus]
+    say_unused(topology, resources.mig, findings)
+    found = [base for gpu, resource in gpus for base in of_gpu(gpu, resource, configuration, findings)]
+    unlike = why_unlike([gpu for gpu, _ in gpus]) if strategy == "single" else None
+    if unlike is None:
+        return found
+    kept = [base for base in found if base.id in before]
+    meanwhile = f"{len(kept)} devices that were offered before stay so" if kept else "no GPU is offered"
+    findings.append(
+        Finding(
+            field=STRATEGY,
+            finding=f"single needs all GPUs alike, and {unlike}: meanwhile {meanwhile}",
+            remedy="make the same MIG instances on all GPUs, use mixed, or exclude a GPU in resources.gpus",
+            severe=True,
+        )
+    )
+    return kept
+
+
+def chosen_gpus(
+    topology: Topology, choices: Sequence[GpuChoice], findings: list[Finding]
+) -> Iterator[tuple[Gpu, ResourceName]]:
+    """The GPUs that are not excluded, each with the resource that it would be as a whole."""
+    used = set()
+    for gpu in topology.gpus:
+        place = next((place for place, choice in enumerate(choices) if chooses_gpu(choice, gpu)), None)
+        used.add(place)
+        if place is None:
+            yield gpu, GPU
+        elif not choices[place].exclude:
+            yield gpu, ResourceName(choices[place].name)
+    known = {*topology.gpu_by_id, *(str(gpu.index) for gpu in topology.gpus)}
+    for place, choice in enumerate(choices):
+        missing = {*choice.uuids, *map(str, choice.indexes)} - known
+        if missing:
+            say(findings, f"resources.gpus[{place}]", f"this node has no GPU {quoted(sorted(missing))}")
+        elif place not in used:
+            say(findings, f"resources.gpus[{place}]", "decides for no GPU of this node")
+
+
+def of_gpu(gpu: Gpu, resource: ResourceName, configuration: Configuration, findings: list[Finding]) -> Iterator[Base]:
+    """Under `single` and `mixed`: the GPU, or its instances where it is in MIG mode."""
+    if gpu.mig is None:
+        yield Base(gpu.id, resource, reference=str(gpu.index))
+        return
+    if not gpu.mig:
+        remedy = "make instances with nvidia-smi mig, or switch its MIG mode off"
+        say(findings, STRATEGY, f"GPU {gpu.index} is in MIG mode and has no instance: not offered", remedy)
+    for instance in gpu.mig:
+        choice = next((each for each in configuration.resources.mig if chooses_instance(each, instance)), None)
+        if choice is not None:
+            name = None if choice.exclude else ResourceName(choice.name)
+        elif configuration.flags.mig_strategy == "single":
+            name = GPU
+        else:
+            name = of_profile(instance.profile, gpu, findings)
+        if name is not None:
+            reference = "" if instance.index is None else f"{gpu.index}:{instance.index}"
+            yield Base(instance.uuid, name, part=True, reference=reference)
+
+
+def of_profile(profile: str, gpu: Gpu, findings: list[Finding]) -> ResourceName | None:
+    """`nvidia.com/mig-1g.10gb`; None for a profile that is no resource under `mixed`."""
+    where = f"MIG instance {clean(profile)} of GPU {gpu.index}"
+    remedy = "give it a name in resources.mig to offer it"
+    if _PART_OF_COMPUTE.match(profile):
+        say(findings, STRATEGY, f"{where} has a part of its slice's compute units: not offered", remedy)
+        return None
+    try:
+        return names.resource(STRATEGY, f"{MIG_PREFIX}{profile.replace('+', '.')}")
+    except InvalidField:
+        say(findings, STRATEGY, f"{where} cannot be the name of a resource: not offered", remedy)
+        return None
+
+
+def why_unlike(gpus: Sequence[Gpu]) -> str | None:
+    """Why the devices of these GPUs are not all the same; None if they are."""
+    divided = [gpu for gpu in gpus if gpu.mig is not None]
+    if not divided:
+        return None
+    whole = next((gpu for gpu in gpus if gpu.mig is None), None)
+    if whole is not None:
+        return f"GPU {divided[0].index} is in MIG mode and GPU {whole.index} is not"
+    empty = next((gpu for gpu in divided if not gpu.mig), None)
+    if empty is not None:
+        return f"GPU {empty.index} has no MIG instance"
+    profiles = sorted({instance.profile for gpu in divided for instance in gpu.mig or ()})
+    return None if len(profiles) == 1 else f"there are instances of {quoted(profiles)}"
+
+
+def say_unused(topology: Topology, choices: Sequence[MigChoice], findings: list[Finding]) -> None:
+    instances = [instance for gpu in topology.gpus for instance in gpu.mig or ()]
+    for place, choice in enumerate(choices):
+        if not any(chooses_instance(choice, instance) for instance in instances):
+            say(findings, f"resources.mig[{place}]", "fits no MIG instance of this node")
+
+
+def nic_bases(topology: Topology, choices: Sequence[NicChoice], findings: list[Finding]) -> Iterator[Base]:
+    """NICs and virtual functions in the hardware's order."""
+    used = set()
+    for nic in topology.nics:
+        place = next((place for place, choice in enumerate(choices) if chooses_nic(choice, nic)), None)
+        used.add(place)
+        if place is None:
+            yield Base(nic.id, NIC, reference=str(nic.index))
+        elif choices[place].virtual_functions:
+            if not nic.virtual_functions:
+                remedy = "make some through its sriov_numvfs in /sys"
+                say(findings, f"nics[{place}]", f"{clean(nic.id)} has no virtual function: not offered", remedy)
+            for function in nic.virtual_functions:
+                yield Base(DeviceID(function.pci), ResourceName(choices[place].name), part=True)
+        elif not choices[place].exclude:
+            yield Base(nic.id, ResourceName(choices[place].name), reference=str(nic.index))
+    for place, _ in enumerate(choices):
+        if place not in used:
+            say(findings, f"nics[{place}]", "decides for no NIC of this node")
+
+
+def chooses_gpu(choice: GpuChoice, gpu: Gpu) -> bool:
+    if choice.pattern:
+        return names.found_in(choice.pattern, gpu.name)
+    return gpu.id in choice.uuids or gpu.index in choice.indexes
+
+
+def chooses_instance(choice: MigChoice, instance: MigDevice) -> bool:
+    return names.fits(choice.pattern, instance.profile) if choice.pattern else instance.uuid in choice.uuids
+
+
+def chooses_nic(choice: NicChoice, nic: Nic) -> bool:
+    by_name = any(names.fits(name, nic.id) for name in choice.names)
+    return by_name or (nic.pci is not None and any(names.fits(pattern, nic.pci) for pattern in choice.pci))
+
+
+def say(findings: list[Finding], field: str, finding: str, remedy: str = "") -> None:
+    findings.append(Finding(field=field, finding=finding, remedy=remedy))

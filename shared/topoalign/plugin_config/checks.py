@@ -1,0 +1,177 @@
+"""
+What a configuration must keep to beyond the types of its fields: names that Kubernetes takes, choices that choose in one
+way, nothing said twice.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
+
+from topoalign.core.model.errors import InvalidField, quoted
+from topoalign.core.model.ids import GPU, NIC
+from topoalign.plugin_config import names
+from topoalign.plugin_config.configuration import (
+    Configuration,
+    Flags,
+    GpuChoice,
+    MigChoice,
+    NicChoice,
+    Resources,
+    SharedResource,
+    Sharing,
+    TimeSlicing,
+)
+
+MIG_PREFIX = f"{names.GPU_DOMAIN}/mig-"
+"""What resources of MIG instances are called under the strategy `mixed`."""
+
+_REFERENCE = re.compile(r"[0-9]{1,5}(?::[0-9]{1,5})?", re.ASCII)
+"""An index of a GPU, or of a GPU and of one of its MIG instances."""
+
+
+def checked(configuration: Configuration) -> Configuration:
+    """The same with all names qualified by their domain. Raises InvalidField with the path of what is wrong."""
+    told(configuration.flags)
+    if not configuration.flags.plugin.device_list_strategy:
+        raise InvalidField(
+            "flags.plugin.deviceListStrategy", "is empty", "use envvar, volume-mounts, cdi-annotations or cdi-cri"
+        )
+    resources = Resources(
+        gpus=tuple(gpu_choice(f"resources.gpus[{i}]", each) for i, each in enumerate(configuration.resources.gpus)),
+        mig=tuple(mig_choice(f"resources.mig[{i}]", each) for i, each in enumerate(configuration.resources.mig)),
+    )
+    once("imex.channelIDs", configuration.imex.channel_ids)
+    nics = tuple(nic_choice(f"nics[{i}]", each) for i, each in enumerate(configuration.nics))
+    sharing = Sharing(time_slicing=time_slicing("sharing.timeSlicing", configuration.sharing.time_slicing))
+    found = replace(configuration, resources=resources, nics=nics, sharing=sharing)
+    keep_apart(found)
+    return found
+
+
+def told(flags: Flags) -> None:
+    """Paths and keys that would lead a container nowhere: a runtime passes over an annotation that it does not know."""
+    paths = {
+        "flags.nvidiaDriverRoot": flags.nvidia_driver_root,
+        "flags.nvidiaDevRoot": flags.nvidia_dev_root or "/",
+        "flags.plugin.containerDriverRoot": flags.plugin.container_driver_root,
+        "flags.plugin.nvidiaCDIHookPath": flags.plugin.nvidia_cdi_hook_path or "/",
+    }
+    for field, path in paths.items():
+        if not (path.startswith("/") and path.isprintable()):
+            raise InvalidField(field, f"{quoted([path])} is no absolute path", "begin it with /, or leave it out")
+    prefix = flags.plugin.cdi_annotation_prefix
+    if "/" not in prefix[1:]:
+        raise InvalidField(
+            "flags.plugin.cdiAnnotationPrefix", f"{quoted([prefix])} begins no annotation", "write it as cdi.k8s.io/"
+        )
+
+
+def gpu_choice(path: str, choice: GpuChoice) -> GpuChoice:
+    one_way(path, {"pattern": choice.pattern, "uuids": choice.uuids, "indexes": choice.indexes})
+    return replace(choice, name=outcome(path, choice.name, exclude=choice.exclude))
+
+
+def mig_choice(path: str, choice: MigChoice) -> MigChoice:
+    one_way(path, {"pattern": choice.pattern, "uuids": choice.uuids})
+    return replace(choice, name=outcome(path, choice.name, exclude=choice.exclude))
+
+
+def nic_choice(path: str, choice: NicChoice) -> NicChoice:
+    one_way(path, {"names": choice.names, "pci": choice.pci})
+    if choice.virtual_functions and choice.exclude:
+        raise InvalidField(f"{path}.exclude", "excludes what virtualFunctions offers", "keep one of them")
+    return replace(choice, name=outcome(path, choice.name, exclude=choice.exclude, domain=names.NIC_DOMAIN))
+
+
+def one_way(path: str, ways: Mapping[str, object]) -> None:
+    """Devices are chosen in exactly one way: whether two ways would mean both or either nobody would know."""
+    given = [name for name, value in ways.items() if value]
+    if len(given) != 1:
+        finding = f"chooses by {' and '.join(given)}" if given else "chooses no device"
+        raise InvalidField(path, finding, f"give one of {', '.join(ways)}; several entries may have the same name")
+
+
+def outcome(path: str, name: str, *, exclude: bool, domain: str = names.GPU_DOMAIN) -> str:
+    """What becomes of the devices: the name of a resource, qualified, or empty where they are excluded."""
+    if bool(name) == exclude:
+        finding = "has a name and is excluded" if exclude else "has no name"
+        raise InvalidField(f"{path}.name", finding, "give the resource a name, or say `exclude: true`")
+    return names.resource(f"{path}.name", name, domain) if name else ""
+
+
+def time_slicing(path: str, slicing: TimeSlicing) -> TimeSlicing:
+    if slicing != TimeSlicing() and not slicing.resources:
+        raise InvalidField(
+            f"{path}.resources", "is missing", "say which resources are shared, or leave timeSlicing out"
+        )
+    resources = tuple(
+        shared(f"{path}.resources[{place}]", each, slicing) for place, each in enumerate(slicing.resources)
+    )
+    seen: set[str] = set()
+    for place, each in enumerate(resources):
+        if each.name in seen:
+            finding = f"{quoted([each.name])} is there twice"
+            raise InvalidField(f"{path}.resources[{place}].name", finding, "name each resource once")
+        seen.add(each.name)
+    return replace(slicing, resources=resources)
+
+
+def shared(path: str, resource: SharedResource, slicing: TimeSlicing) -> SharedResource:
+    name = names.resource(f"{path}.name", resource.name)
+    rename = resource.rename or (f"{name}{names.SHARED}" if slicing.rename_by_default else "")
+    if isinstance(resource.devices, tuple):
+        references(f"{path}.devices", resource.devices)
+    return replace(resource, name=name, rename=names.resource(f"{path}.rename", rename) if rename else "")
+
+
+def references(path: str, devices: Sequence[str | int]) -> None:
+    """Devices of a list: indexes, `<GPU>:<MIG instance>` and uuids, each once."""
+    if not devices:
+        raise InvalidField(path, "is empty", "name devices, or leave it out to share all")
+    for place, device in enumerate(map(str, devices)):
+        if not _REFERENCE.fullmatch(device) and not (
+            1 < len(device) <= 128 and device.isprintable() and "::" not in device and device != "all"
+        ):
+            raise InvalidField(
+                f"{path}[{place}]",
+                f"{quoted([device])} names no device",
+                "use an index, 0:1 for a MIG instance, or a uuid",
+            )
+    once(path, devices)
+
+
+def once(path: str, values: Sequence[str | int]) -> None:
+    """Raises InvalidField at the first value of a list that stands there again."""
+    seen: set[str] = set()
+    for place, value in enumerate(map(str, values)):
+        if value in seen:
+            raise InvalidField(f"{path}[{place}]", f"{quoted([value])} is there twice", "name each once")
+        seen.add(value)
+
+
+def gpu_names(resources: Resources) -> dict[str, str]:
+    """Path of an entry -> the name it gives."""
+    gpus = {f"resources.gpus[{i}]": each.name for i, each in enumerate(resources.gpus) if each.name}
+    return gpus | {f"resources.mig[{i}]": each.name for i, each in enumerate(resources.mig) if each.name}
+
+
+def keep_apart(found: Configuration) -> None:
+    """A resource consists of GPUs or of NICs, never of both: who asks for it would get one or the other."""
+    nics = {str(NIC), *(choice.name for choice in found.nics if choice.name)}
+    for path, name in gpu_names(found.resources).items():
+        if name == NIC:
+            raise InvalidField(f"{path}.name", f"{NIC} is a resource of NICs", "use another name")
+    gpus = {str(GPU), *gpu_names(found.resources).values()}
+    for place, each in enumerate(found.sharing.time_slicing.resources):
+        mine, others = (nics, gpus) if each.name in nics else (gpus, nics)
+        if each.rename in others:
+            raise InvalidField(
+                f"sharing.timeSlicing.resources[{place}].rename",
+                "GPUs and NICs would be one resource",
+                "use another name",
+            )
+        mine.add(each.rename or each.name)
+    for place, choice in enumerate(found.nics):
+        if choice.name in gpus or choice.name.startswith(MIG_PREFIX):
+            raise InvalidField(f"nics[{place}].name", f"{choice.name} is a resource of GPUs", "use another name")

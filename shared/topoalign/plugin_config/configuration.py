@@ -1,0 +1,161 @@
+"""
+The configuration of a device plugin, as its file says it.
+
+Names, nesting and defaults are those of NVIDIA's device plugin v0.20.0, version `v1`, in snake case; `nics` and `health` are
+ours, and so is whatever that plugin has in its schema and switches off. A configuration is complete: what the file does not
+say has its default here. What reads the file, and says what is wrong with it, is `topoalign.plugin_config.file`.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+MigStrategy = Literal["none", "single", "mixed"]
+DeviceList = Literal["envvar", "volume-mounts", "cdi-annotations", "cdi-cri"]
+Packing = Literal["distributed", "packed"]
+
+MOST_REPLICAS = 1_024
+"""Of one device: far above what one GPU does well, so that a number with a digit too many is refused."""
+
+Index = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
+Xid = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
+Wait = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
+"""Seconds; the upper bound also refuses `nan` and `inf`."""
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """A mapping of the file. A key that it does not know is refused."""
+
+
+class PluginFlags(Section, frozen=True, kw_only=True):
+    """What a container is told of its devices."""
+
+    pass_device_specs: bool = False
+    """Device nodes are named to the runtime: a container then keeps them when systemd or the CPU manager touch it."""
+    device_list_strategy: tuple[DeviceList, ...] = ("envvar",)
+    """How the runtime is told which devices. The file may give one, or a list."""
+    device_id_strategy: Literal["uuid", "index"] = msgspec.field(default="uuid", name="deviceIDStrategy")
+    """What they are called there."""
+    cdi_annotation_prefix: str = "cdi.k8s.io/"
+    nvidia_cdi_hook_path: str = msgspec.field(default="", name="nvidiaCDIHookPath")
+    """Of the hook that the CDI file names; `nvidiaCTKPath` is an older name of the same. Empty: where it is found."""
+    container_driver_root: str = "/driver-root"
+    """Where this container has the driver root."""
+    shared_devices_allocation_policy: Packing = "distributed"
+    """Which shares and MIG instances are preferred: of the cards least used, or of those most used."""
+
+
+class Flags(Section, frozen=True, kw_only=True):
+    mig_strategy: MigStrategy = "none"
+    """MIG ignored; every instance as `nvidia.com/gpu`; or each profile as a resource of its own."""
+    nvidia_driver_root: str = "/"
+    """The driver's root on the host."""
+    nvidia_dev_root: str = ""
+    """That of its device nodes. Empty: the driver root."""
+    gdrcopy_enabled: bool = False
+    gds_enabled: bool = False
+    mofed_enabled: bool = False
+    plugin: PluginFlags = PluginFlags()
+
+
+class GpuChoice(Section, frozen=True, kw_only=True):
+    """GPUs, chosen in one of three ways, and what becomes of them: a resource of this name, or nothing at all."""
+
+    pattern: str = ""
+    """Part of the product name, `*` for anything: `A100`, `*H100*80GB*`."""
+    uuids: tuple[str, ...] = ()
+    indexes: tuple[Index, ...] = ()
+    """As `nvidia-smi` counts them: another GPU may have the number after a reboot, so prefer uuids."""
+    name: str = ""
+    """Of the resource; without a domain it is in `nvidia.com/`."""
+    exclude: bool = False
+    """Not offered at all, nor its MIG instances."""
+
+
+class MigChoice(Section, frozen=True, kw_only=True):
+    """MIG instances, chosen in one of two ways, and what becomes of them."""
+
+    pattern: str = ""
+    """The whole profile, `*` for anything: `1g.10gb`, `3g.*`."""
+    uuids: tuple[str, ...] = ()
+    """Of instances."""
+    name: str = ""
+    exclude: bool = False
+
+
+class Resources(Section, frozen=True, kw_only=True):
+    """Which devices make up which resource: the first entry that fits a device decides; without any it has its usual one."""
+
+    gpus: tuple[GpuChoice, ...] = ()
+    mig: tuple[MigChoice, ...] = ()
+    """Looked at under the strategies `single` and `mixed`."""
+
+
+class NicChoice(Section, frozen=True, kw_only=True):
+    """NICs, chosen in one of two ways, and what becomes of them."""
+
+    names: tuple[str, ...] = ()
+    """RDMA devices, `*` for anything: `mlx5_0`, `mlx5_bond_*`."""
+    pci: tuple[str, ...] = ()
+    """PCI addresses, `*` for anything: `0000:0c:00.*`."""
+    name: str = ""
+    """Of the resource; without a domain it is in `topoalign.io/`."""
+    virtual_functions: bool = False
+    """Their SR-IOV virtual functions are offered, and not they themselves."""
+    exclude: bool = False
+
+
+class SharedResource(Section, frozen=True, kw_only=True):
+    """A resource whose devices are shared in time, without any limit on what each user takes."""
+
+    name: str
+    """As it is called when it is not shared."""
+    rename: str = ""
+    """What its shares are called. Empty: as `rename_by_default` says."""
+    devices: Literal["all"] | Annotated[int, msgspec.Meta(ge=1, le=65_535)] | tuple[str | Index, ...] = "all"
+    """Which: all, so many of the first, or these: an index, `<GPU>:<MIG instance>`, a uuid. The others stay whole."""
+    replicas: Annotated[int, msgspec.Meta(ge=1, le=MOST_REPLICAS)]
+    """Shares that each device is offered as. 1: it stays whole, under the name that they would have."""
+
+
+class TimeSlicing(Section, frozen=True, kw_only=True):
+    rename_by_default: bool = False
+    """Shares are called `<name>.shared`."""
+    fail_requests_greater_than_one: bool = False
+    """A container gets one share at most: two would not be twice as much."""
+    resources: tuple[SharedResource, ...] = ()
+
+
+class Sharing(Section, frozen=True, kw_only=True):
+    time_slicing: TimeSlicing = TimeSlicing()
+
+
+class Imex(Section, frozen=True, kw_only=True):
+    """Channels over which processes of several nodes share GPU memory."""
+
+    channel_ids: tuple[Annotated[int, msgspec.Meta(ge=0, le=2047)], ...] = msgspec.field(default=(), name="channelIDs")
+    required: bool = False
+    """Whether a channel that is not there is an error, and not left out."""
+
+
+class Health(Section, frozen=True, kw_only=True):
+    """When a device that was ill is offered again, and what makes it ill."""
+
+    ignored_xids: tuple[Xid, ...] = msgspec.field(default=(13, 31, 43, 45, 68, 109), name="ignoredXIDs")
+    """Errors that are the application's: those that NVIDIA's device plugin ignores."""
+    quiet_seconds: Wait = 300.0
+    """How long nothing may have happened to a device before it is trusted again, after a reading that finds it well."""
+    hold_down_seconds: Wait = 1.0
+    """How long what was announced stands at least: what happens meanwhile is announced at once at its end."""
+
+
+class Configuration(Section, frozen=True, kw_only=True):
+    """The whole file."""
+
+    version: Literal["v1"] = "v1"
+    flags: Flags = Flags()
+    resources: Resources = Resources()
+    sharing: Sharing = Sharing()
+    imex: Imex = Imex()
+    nics: tuple[NicChoice, ...] = ()
+    health: Health = Health()

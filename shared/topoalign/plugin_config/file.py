@@ -1,0 +1,152 @@
+"""
+Reads a configuration: the file, under the variables of NVIDIA's device plugin, over the defaults.
+
+All of it is checked before any of it is used, and what is wrong is named by its path, `nics[0].name`, or by the variable it
+came from. An unknown key is an error: a setting that is silently left out is found at night.
+"""
+
+import os
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from topoalign.core.model.errors import InvalidField, clean, quoted
+from topoalign.kubelet.files import documents
+from topoalign.plugin_config import nvidia
+from topoalign.plugin_config.checks import checked
+from topoalign.plugin_config.configuration import Configuration
+from topoalign.plugin_config.findings import Finding
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+DEFAULT, FROM_FILE = "default", "file"
+
+
+class Loaded(msgspec.Struct, frozen=True, kw_only=True):
+    """A configuration, and where it came from."""
+
+    configuration: Configuration
+    origins: Mapping[str, str]
+    """Path of a field -> `file`, or the variable that goes before it. A field that is not here has its default."""
+    findings: tuple[Finding, ...]
+    """What was read and has no effect."""
+
+
+def content(path: Path) -> bytes:
+    """
+    What a file holds. NVIDIA's config-manager links its file to /dev/null where it has none for a node: that is a file that
+    says nothing. Raises NotFound and InvalidDocument.
+    """
+    return b"{}" if os.path.realpath(path) == os.devnull else documents.content(path)
+
+
+def load(path: Path) -> Loaded:
+    """The configuration in a file, whatever the environment says. Raises as `content` and `loaded`."""
+    return loaded(documents.read(content(path), str(path)), {})
+
+
+def loaded(document: documents.Document, environment: Mapping[str, str]) -> Loaded:
+    """
+    The configuration that a document and the environment make up; {} is no file at all.
+
+    Raises InvalidField with the path of the first field that is wrong or cannot be met, or with the variable it is from.
+    """
+    named = nvidia.other_names(document)
+    document = nvidia.renamed(document)
+    origins = dict.fromkeys(leaves(document), FROM_FILE)
+    document, variables = nvidia.overlaid(document, environment)
+    try:
+        document, ignored = nvidia.settled(document)
+        configuration = checked(section(document, Configuration, ""))
+    except InvalidField as error:
+        raise InvalidField(*sourced(error, named | variables)) from error
+    origins.update(variables)
+    findings = tuple(
+        Finding(field=variables.get(field, field), finding=f"has no effect: {why}") for field, why in ignored.items()
+    )
+    return Loaded(configuration=configuration, origins=origins, findings=findings)
+
+
+def sourced(error: InvalidField, sources: Mapping[str, str]) -> tuple[str, str, str]:
+    """The parts of an error, under the variable that the value came from, or under the field's name in the file."""
+    finding = error.finding.removeprefix(f"{error.field}: ")
+    source = next((sources[field] for field in sources if below(error.field, field)), None)
+    return source or error.field, finding, error.remedy
+
+
+def below(path: str, field: str) -> bool:
+    return path == field or path.startswith((f"{field}.", f"{field}["))
+
+
+def section(content: object, kind: type[S], path: str) -> S:
+    """A mapping as this Struct. Raises InvalidField with the path of a wrong value, an unknown or a missing key."""
+    if not isinstance(content, dict):
+        raise InvalidField(path or "document", "is no mapping of fields", f"it may have {', '.join(keys(kind))}")
+    fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    types = get_type_hints(kind, include_extras=True)
+    for key in content:
+        if key not in fields:
+            raise unknown(path, key, kind)
+    for key, field in fields.items():
+        if field.required and key not in content:
+            raise InvalidField(join(path, key), "is missing", f"say {key}")
+    given = {field.name: key for key, field in fields.items() if key in content}
+    return kind(**{name: value(content[key], types[name], join(path, key)) for name, key in given.items()})
+
+
+def value(content: object, kind: Any, path: str) -> Any:
+    """One value of a field. Raises InvalidField with its path."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return section(content, kind, path)
+    if get_origin(kind) is tuple and isinstance(content, list):
+        return tuple(value(item, get_args(kind)[0], f"{path}[{place}]") for place, item in enumerate(content))
+    try:
+        return msgspec.convert(content, kind)
+    except msgspec.ValidationError as error:
+        finding = "unknown" if is_choice(kind) else clean(str(error).split(" - at")[0], 200)
+        raise InvalidField(path, f"{finding}: {quoted([str(content)])}", remedy(kind)) from error
+
+
+def is_choice(kind: Any) -> bool:
+    return get_origin(kind) is Literal
+
+
+def remedy(kind: Any) -> str:
+    """What the value may be."""
+    if is_choice(kind):
+        return f"use one of {', '.join(map(str, get_args(kind)))}"
+    if get_origin(kind) is Union:  # the devices that are shared
+        return "write all, how many, or a list of indexes and uuids"
+    if get_origin(kind) is tuple:
+        return "write a list, also of one: [ ]"
+    return {bool: "write true or false", str: "write text, in quotes if it looks like a number"}.get(
+        kind, "write a number as it is asked for, without quotes"
+    )
+
+
+def unknown(path: str, key: object, kind: type[msgspec.Struct]) -> InvalidField:
+    """An error for a key that is not there, with those it may have been meant for."""
+    known = keys(kind)
+    near = get_close_matches(str(key)[:80], known) or [each for each in known if each.lower() == str(key).lower()]
+    advice = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
+    return InvalidField(join(path, clean(str(key))), "is not known here", advice)
+
+
+def keys(kind: type[msgspec.Struct]) -> list[str]:
+    return [field.encode_name for field in msgspec.structs.fields(kind)]
+
+
+def join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def leaves(content: object, path: str = "") -> list[str]:
+    """The paths of all values of a document; a list is one value, except where it is one of mappings."""
+    if isinstance(content, dict) and content:
+        return [leaf for key, inner in content.items() for leaf in leaves(inner, join(path, str(key)))]
+    if isinstance(content, list | tuple) and content and all(isinstance(item, dict) for item in content):
+        return [leaf for place, item in enumerate(content) for leaf in leaves(item, f"{path}[{place}]")]
+    return [path] if path else []

@@ -1,0 +1,195 @@
+"""
+What NVIDIA's device plugin reads beside what is read here, and the variables that go before its file.
+
+Who swaps the image of a DaemonSet leaves its environment and its config map as they are. So the variables of that plugin
+mean here what they mean there, and each field of its file that has no meaning here is either named once, because the node
+does as well without it, or refused, because it would not.
+
+Source: k8s-device-plugin v0.20.0, its file of version v1 and the flags of its command.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from topoalign.core.model.errors import InvalidField, clean, quoted
+from topoalign.kubelet.files.configuration import FALSE, TRUE
+
+KUBELET_SOCKET = "/var/lib/kubelet/device-plugins/kubelet.sock"
+
+FILE = "CONFIG_FILE"
+"""Names the file for that plugin."""
+
+
+def text(value: str) -> object:
+    return value
+
+
+def boolean(value: str) -> object:
+    """As Go's strconv.ParseBool; what is no boolean stays text, and is refused as such."""
+    return True if value in TRUE else False if value in FALSE else value
+
+
+def words(value: str) -> list[str]:
+    return [word.strip() for word in value.split(",") if word.strip()]
+
+
+def numbers(value: str) -> object:
+    return [int(word) if word.isascii() and word.isdigit() and len(word) < 10 else word for word in words(value)]
+
+
+class Variable(NamedTuple):
+    """A variable of NVIDIA's plugin: the field it stands for, and how its text becomes a value of it."""
+
+    field: str
+    read: Callable[[str], Any] = text
+
+
+VARIABLES: Mapping[str, Variable] = {
+    "MIG_STRATEGY": Variable("flags.migStrategy"),
+    "FAIL_ON_INIT_ERROR": Variable("flags.failOnInitError", boolean),
+    "MPS_ROOT": Variable("flags.mpsRoot"),
+    "NVIDIA_DRIVER_ROOT": Variable("flags.nvidiaDriverRoot"),
+    "NVIDIA_DEV_ROOT": Variable("flags.nvidiaDevRoot"),
+    "GDRCOPY_ENABLED": Variable("flags.gdrcopyEnabled", boolean),
+    "GDS_ENABLED": Variable("flags.gdsEnabled", boolean),
+    "MOFED_ENABLED": Variable("flags.mofedEnabled", boolean),
+    "DEVICE_DISCOVERY_STRATEGY": Variable("flags.deviceDiscoveryStrategy"),
+    "PASS_DEVICE_SPECS": Variable("flags.plugin.passDeviceSpecs", boolean),
+    "DEVICE_LIST_STRATEGY": Variable("flags.plugin.deviceListStrategy", words),
+    "DEVICE_ID_STRATEGY": Variable("flags.plugin.deviceIDStrategy"),
+    "CDI_ANNOTATION_PREFIX": Variable("flags.plugin.cdiAnnotationPrefix"),
+    "NVIDIA_CTK_PATH": Variable("flags.plugin.nvidiaCDIHookPath"),
+    "NVIDIA_CDI_HOOK_PATH": Variable("flags.plugin.nvidiaCDIHookPath"),
+    "CONTAINER_DRIVER_ROOT": Variable("flags.plugin.containerDriverRoot"),
+    "DRIVER_ROOT_CTR_PATH": Variable("flags.plugin.containerDriverRoot"),
+    "KUBELET_SOCKET": Variable("flags.plugin.kubeletSocket"),
+    "CDI_FEATURE_FLAGS": Variable("flags.plugin.cdiFeatureFlags"),
+    "CDI_DISABLE_HOOKS": Variable("flags.plugin.cdiDisableHooks"),
+    "SHARED_DEVICES_ALLOCATION_POLICY": Variable("flags.plugin.sharedDevicesAllocationPolicy"),
+    "IMEX_CHANNEL_IDS": Variable("imex.channelIDs", numbers),
+    "IMEX_REQUIRED": Variable("imex.required", boolean),
+}
+"""Where two stand for one field the later goes first, as in that plugin. One that is empty is not set."""
+
+DP_VARIABLES = ("DP_DISABLE_HEALTHCHECKS", "DP_ENABLE_HEALTHCHECKS")
+"""Which XIDs count: these change what `health` says, and are read by discovery."""
+
+OTHER_NAMES = {"flags.plugin.nvidiaCTKPath": "flags.plugin.nvidiaCDIHookPath"}
+"""An older name of a field -> its name."""
+
+WITHOUT_EFFECT: Mapping[str, tuple[type, str]] = {
+    "flags.failOnInitError": (bool, "the agent starts in any case, tries again, and /readyz says what is missing"),
+    "flags.mpsRoot": (str, "sharing by MPS is not offered"),
+    "flags.useNodeFeatureAPI": (bool, "it is for gpu-feature-discovery, which labels the node and may go on running"),
+    "flags.gfd": (dict, "it is for gpu-feature-discovery, which labels the node and may go on running"),
+}
+"""Field -> its type, and why the node does as well without."""
+
+
+class Refusal(NamedTuple):
+    """A field of NVIDIA's file that cannot be met here."""
+
+    unless: tuple[object, ...]
+    """Values with which it asks for nothing that is not done anyway."""
+    finding: str
+    remedy: str
+
+
+REFUSED: Mapping[str, Refusal] = {
+    "sharing.mps": Refusal(
+        (), "sharing by MPS is not supported", "share by timeSlicing, or leave these nodes to NVIDIA's device plugin"
+    ),
+    "flags.deviceDiscoveryStrategy": Refusal(
+        ("auto", "nvml"), "devices are found through NVML only", "leave it out; leave Tegra to NVIDIA's device plugin"
+    ),
+    "flags.plugin.kubeletSocket": Refusal(
+        (KUBELET_SOCKET,), "the kubelet's directory is no part of this file", "set TOPOALIGN_KUBELET_DIR to it"
+    ),
+    "flags.plugin.cdiFeatureFlags": Refusal(
+        ("", []), "they are for NVIDIA's generator of CDI files, which is not used", "leave it out"
+    ),
+    "flags.plugin.cdiDisableHooks": Refusal(
+        ("", []), "without its two hooks a container would not find the driver's libraries", "leave it out"
+    ),
+}
+
+
+def left_out(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment without these variables: on a laptop some other program's CONFIG_FILE must not be taken for ours."""
+    theirs = {*VARIABLES, *DP_VARIABLES, FILE}
+    return {name: text for name, text in environment.items() if name not in theirs}
+
+
+def overlaid(document: dict[str, Any], environment: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The document under what the variables say, and which variable each of those fields is from."""
+    origins: dict[str, str] = {}
+    for name, variable in VARIABLES.items():
+        if environment.get(name):
+            document = with_value(document, variable.field, variable.read(environment[name]))
+            origins[variable.field] = name
+    return document, origins
+
+
+def other_names(document: dict[str, Any]) -> dict[str, str]:
+    """The fields that a document has under another name, and that name."""
+    return {new: old for old, new in OTHER_NAMES.items() if value_at(document, old) is not None}
+
+
+def renamed(document: dict[str, Any]) -> dict[str, Any]:
+    """The document with each field under its newest name. Raises InvalidField if it says two things of one."""
+    for old, new in OTHER_NAMES.items():
+        value = value_at(document, old)
+        if value is not None:
+            if value_at(document, new) not in (None, value):
+                raise InvalidField(old, f"another name of {new}, which says something else", "keep one of them")
+            document = with_value(without(document, old), new, value)
+    return document
+
+
+def settled(document: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """
+    The document without the fields that are only NVIDIA's, and of those that have no effect why. Raises InvalidField for one
+    that cannot be met.
+    """
+    strategy = value_at(document, "flags.plugin.deviceListStrategy")
+    if isinstance(strategy, str):
+        document = with_value(document, "flags.plugin.deviceListStrategy", [strategy])
+    for field, refusal in REFUSED.items():
+        value = value_at(document, field)
+        if value is not None:
+            if value not in refusal.unless:
+                raise InvalidField(field, refusal.finding, refusal.remedy)
+            document = without(document, field)
+    ignored = {}
+    for field, (kind, why) in WITHOUT_EFFECT.items():
+        value = value_at(document, field)
+        if value is not None:
+            if not isinstance(value, kind):
+                shown = quoted([clean(str(value))])
+                raise InvalidField(field, f"{shown} is of another type than NVIDIA's", f"leave it out: {why}")
+            document, ignored[field] = without(document, field), why
+    return document, ignored
+
+
+def value_at(document: object, field: str) -> Any:
+    """None where the field is not there, or something above it is no mapping."""
+    for key in field.split("."):
+        document = document.get(key) if isinstance(document, dict) else None
+    return document
+
+
+def with_value(document: dict[str, Any], field: str, value: object) -> dict[str, Any]:
+    """The same with this value there. What is no mapping and stands in the way stays, to be refused as such."""
+    key, _, below = field.partition(".")
+    inner = document.get(key, {})
+    if below and not isinstance(inner, dict):
+        return document
+    return {**document, key: with_value(inner, below, value) if below else value}
+
+
+def without(document: dict[str, Any], field: str) -> dict[str, Any]:
+    """The same without this field, which it has."""
+    key, _, below = field.partition(".")
+    if below:
+        return {**document, key: without(document[key], below)}
+    return {name: value for name, value in document.items() if name != key}

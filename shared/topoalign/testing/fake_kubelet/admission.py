@@ -1,0 +1,117 @@
+"""
+An admission as the kubelet stand-in makes it: each manager holds what it gave as soon as it gave it.
+
+The decision is the one of `topoalign.core`; what is added is when the managers drop what pods had that are gone, and that
+a plugin's Allocate is called for each resource of a container before anything else of the pod is decided. So a pod that a
+later manager refuses leaves its devices in the device manager's record, and its CPUs in the CPU manager's.
+
+Source: kubelet v1.36.3, cm/topologymanager (scopes) and the managers' `GetTopologyHints`, `GetPodTopologyHints`, `Allocate`.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from topoalign.core.admission.alignment import Aligned
+from topoalign.core.admission.pipeline import Deciding, Steps
+from topoalign.core.deviceshare.node_devices import ContainerDevices
+from topoalign.core.hints.requested import device_limits
+from topoalign.core.hints.reuse import allocations_of
+from topoalign.core.model.decisions import PreferenceQuestion
+from topoalign.core.model.hints import TopologyHint
+from topoalign.core.model.ids import ContainerName, DeviceID, ResourceName
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.policy import POLICIES
+from topoalign.core.state.fold import NodeState
+from topoalign.kubelet.grpc.api import v1beta1
+from topoalign.testing.fake_kubelet.cpu_manager import CpuManager
+from topoalign.testing.fake_kubelet.device_manager import DeviceManager
+from topoalign.testing.fake_kubelet.memory_manager import MemoryManager
+
+
+@dataclass(frozen=True)
+class Managers:
+    """What the kubelet's three managers hold. Each has its own record of pods by their UIDs, and its own file."""
+
+    devices: DeviceManager
+    cpus: CpuManager
+    memory: MemoryManager
+
+    def drop(self, active: frozenset[str] | None) -> None:
+        """As each does before it gives hints: what pods have that are not active. None: none is dropped."""
+        self.devices.drop(active)
+        self.cpus.drop(active)
+        self.memory.drop(active)
+
+    def pods(self) -> dict[str, None]:
+        """The UIDs of all that hold something, in the order in which they came."""
+        return dict.fromkeys((*self.devices.held, *self.cpus.assigned, *self.memory.blocks))
+
+
+class HandOut(PreferenceQuestion, frozen=True, kw_only=True):
+    """Not asked but told: these devices (`available`) go to the container now, and its plugin is to allocate them."""
+
+
+class Admitting(Deciding):
+    """A decision that the managers take part in as it is made."""
+
+    def __init__(
+        self,
+        state: NodeState,
+        pod: PodRequest,
+        rules: AdmissionRules,
+        uid: str,
+        managers: Managers,
+        active: frozenset[str] | None,
+    ) -> None:
+        """`state`: what the managers hold without the pods that are not `active`."""
+        super().__init__(state, pod, rules)
+        self._uid, self._managers, self._active = uid, managers, active
+
+    def align(self, container: ContainerName | None) -> Steps[Aligned]:
+        if POLICIES[self.rules.policy].asks:
+            self._managers.drop(self._active)
+        return (yield from super().align(container))
+
+    def devices(self, container: ContainerRequest, aligned: Aligned) -> Steps[ContainerDevices]:
+        if self.state.hardware.devices.keys() & device_limits(container).keys():
+            self._managers.devices.drop(self._active)
+        got = yield from super().devices(container, aligned)
+        if got.devices:
+            self._managers.devices.write()
+        return got
+
+    def devices_of(
+        self,
+        resource: ResourceName,
+        amount: int,
+        container: ContainerRequest,
+        hint: TopologyHint,
+        near: tuple[DeviceID, ...],
+    ) -> Steps[tuple[DeviceID, ...]]:
+        chosen = yield from super().devices_of(resource, amount, container, hint, near)
+        if chosen:
+            size = len(chosen)
+            yield HandOut(resource=resource, available=chosen, must_include=chosen, size=size, container=container.name)
+        return chosen
+
+    def given(self, told: HandOut, response: v1beta1.ContainerAllocateResponse) -> None:
+        """The plugin has allocated them."""
+        self._managers.devices.give(self._uid, (told.container, told.resource), told.available, response)
+
+    def cpus(self, container: ContainerRequest, hint: TopologyHint) -> frozenset[int]:
+        self._managers.cpus.drop(self._active)
+        got = super().cpus(container, hint)
+        if got:
+            self._managers.cpus.assign(self._uid, container.name, got)
+        self._managers.memory.drop(self._active)  # it is asked next
+        return got
+
+    def allocate(self, container: ContainerRequest, aligned: Aligned) -> Steps[None]:
+        yield from super().allocate(container, aligned)
+        self._managers.memory.give(self._uid, allocations_of(self.state, self.pod), self.state.memory)
+
+
+def started(root: Path, devices: DeviceManager, machine: Topology, rules: AdmissionRules) -> Managers:
+    """The managers of a kubelet that starts. Raises StateFault for a file that cannot be used."""
+    return Managers(devices, CpuManager(root, machine, rules), MemoryManager(root, machine, rules))

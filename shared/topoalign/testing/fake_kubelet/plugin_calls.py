@@ -1,0 +1,103 @@
+"""
+What the kubelet stand-in asks of plugins for a pod: what they prefer, to allocate, and to prepare its start.
+
+Source: kubelet v1.36.3, cm/devicemanager. There is no deadline on Allocate and GetPreferredAllocation.
+"""
+
+from functools import partial
+
+from grpclib.exceptions import ProtocolError
+
+from topoalign.core.admission.admit import decided
+from topoalign.core.admission.pipeline import Deciding
+from topoalign.core.hints.providers import answer
+from topoalign.core.model.decisions import Decision, Explanation, PreferenceQuestion, Refusal
+from topoalign.core.model.errors import NoFit
+from topoalign.core.model.events import TopologyDiscovered
+from topoalign.core.model.hints import HintQuestion
+from topoalign.core.model.ids import DeviceID
+from topoalign.kubelet.grpc.api import v1beta1
+from topoalign.kubelet.grpc.client import FAILURES, KubeletAway, apart, described
+from topoalign.testing.fake_kubelet.admission import Admitting, HandOut
+from topoalign.testing.fake_kubelet.plugins import Plugins
+from topoalign.testing.fake_kubelet.pods import Running
+
+PRE_START_SECONDS = 30.0
+
+
+async def decide(deciding: Deciding, topology: TopologyDiscovered, plugins: Plugins) -> Decision:
+    """Answers the questions of the decision, and hands out what it tells to. Raises InvalidField."""
+    for container in (*deciding.pod.init_containers, *deciding.pod.containers):
+        for resource in container.limits:
+            if plugins.forgotten(resource):
+                why = f"no healthy devices present; cannot allocate unhealthy devices {resource}"
+                return unexpected(why, Explanation())
+    steps = decided(deciding)
+    proceed = partial(steps.send, None)
+    while True:
+        try:
+            question = proceed()
+        except StopIteration as end:
+            decision: Decision = end.value
+            return decision
+        try:
+            if isinstance(question, HintQuestion):
+                proceed = partial(steps.send, answer(question, topology))
+            elif isinstance(question, HandOut) and isinstance(deciding, Admitting):
+                deciding.given(question, await allocated(question, plugins))
+                proceed = partial(steps.send, None)
+            else:
+                proceed = partial(steps.send, await preferred(question, plugins))
+        except NoFit as misfit:
+            proceed = partial(steps.throw, misfit)
+        except FAILURES as error:
+            if isinstance(question, HandOut):
+                return unexpected(described(error), deciding.explanation())
+            proceed = partial(steps.throw, KubeletAway(described(error)))
+
+
+async def preferred(question: PreferenceQuestion, plugins: Plugins) -> tuple[DeviceID, ...]:
+    """GetPreferredAllocation. Raises what the call fails with."""
+    endpoint = plugins.endpoints[question.resource]
+    if not endpoint.options.get_preferred_allocation_available:
+        return ()
+    request = v1beta1.ContainerPreferredAllocationRequest(
+        available_deviceIDs=list(question.available),
+        must_include_deviceIDs=list(question.must_include),
+        allocation_size=question.size,
+    )
+    question_of_all = v1beta1.PreferredAllocationRequest(container_requests=[request])
+    response = await apart(partial(endpoint.client().get_preferred_allocation, question_of_all))
+    return tuple(DeviceID(device) for answer in response.container_responses[:1] for device in answer.device_i_ds)
+
+
+async def allocated(told: HandOut, plugins: Plugins) -> v1beta1.ContainerAllocateResponse:
+    """Allocate. Raises what the call fails with."""
+    request = v1beta1.ContainerAllocateRequest(devices_ids=list(told.available))
+    call = plugins.endpoints[told.resource].client().allocate
+    response = await apart(partial(call, v1beta1.AllocateRequest(container_requests=[request])))
+    if not response.container_responses:
+        raise ProtocolError(f"the plugin of {told.resource} answered for no container")
+    return response.container_responses[0]
+
+
+async def pre_start(running: Running, plugins: Plugins) -> None:
+    """PreStartContainer, where plugins want it. Raises what the call fails with."""
+    for _, resource, devices in running.parts():
+        endpoint = plugins.endpoints[resource]
+        if endpoint.options.pre_start_required:
+            start = v1beta1.PreStartContainerRequest(devices_ids=list(devices))
+            await apart(partial(endpoint.client().pre_start_container, start, timeout=PRE_START_SECONDS))
+
+
+def unexpected(why: str, explanation: Explanation) -> Refusal:
+    """What the kubelet says of every failure that has no word of its own."""
+    return Refusal(
+        reason="UnexpectedAdmissionError",
+        code="AllocateFailed",
+        finding=f"Allocate failed due to {why}, which is unexpected",
+        remedy="see the log of the device plugin that serves the resource",
+        container=None,
+        provider="device",
+        explanation=explanation,
+    )

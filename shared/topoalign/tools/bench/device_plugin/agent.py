@@ -1,0 +1,74 @@
+"""Runs a command of ours as a process of its own, as a node does, for as long as it is measured."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from topoalign.runtime.settings import PREFIX
+
+STOP_SECONDS = 20.0
+"""After that it is killed."""
+
+PLAIN = ("-c", "from topoalign.cli import main; main()")
+OBSERVED = ("-m", "topoalign.tools.bench.device_plugin.observed")
+
+
+class Agent:
+    """A process that is measured."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", started: float) -> None:
+        self._process = process
+        self.started = started
+        """Monotonic seconds."""
+
+    @property
+    def rss_mb(self) -> float:
+        """The memory that it keeps now, in units of 2^20 bytes."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        kib = next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS:"))
+        return round(int(kib) / 1024, 1)
+
+    def wait(self) -> None:
+        """Until it has ended by itself."""
+        self._process.wait(STOP_SECONDS)
+
+    def longest_block_ms(self) -> float:
+        """Of one that is observed: the longest that a callback has kept its event loop since this was asked last."""
+        assert self._process.stdout is not None
+        self._process.send_signal(signal.SIGUSR1)
+        return float(self._process.stdout.readline())
+
+
+@contextmanager
+def running(
+    command: str, settings: Mapping[str, str], environment: Mapping[str, str] | None = None, *, observed: bool = False
+) -> Iterator[Agent]:
+    """
+    `topoalign COMMAND` under these settings, which go without the prefix, and none of the environment's own.
+
+    `environment`: what is not for us. `observed`: see `Agent.longest_block_ms`.
+    """
+    others = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    started = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, *(OBSERVED if observed else PLAIN), command],
+        env={**others, **(environment or {}), **{PREFIX + name: value for name, value in settings.items()}},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE if observed else subprocess.DEVNULL,
+    )
+    try:
+        yield Agent(process, started)
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()

@@ -1,0 +1,169 @@
+"""
+A kubelet that only measures: it takes registrations, calls the plugin, and looks at the clock when the last byte is there.
+
+It is made of gRPC's own C core (grpcio), which nothing else here uses, in a process without the plugin; what it gets is not
+decoded. As a real one it dials a plugin back while that registers, then listens to its devices on a stream of its own.
+
+Source: kubelet v1.36.3, cm/devicemanager; the APIs v1beta1 (device plugin) and v1 (PodResources).
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import NamedTuple, TypeVar
+
+import grpc
+
+from topoalign.core.model.errors import Unavailable
+from topoalign.core.model.ids import GPU, DeviceID
+from topoalign.kubelet.grpc.protobuf import field, fields, number_field
+
+T = TypeVar("T")
+
+PATIENCE_SECONDS = 30.0
+"""For each thing that is waited for; all of them take well under one, or the figures are of no use."""
+
+NOTHING = b""
+HEALTHY_DEVICE = b"\x12\x07Healthy"
+"""Field `health` of a device that is; what the message says besides is not looked at."""
+
+Call = Callable[[bytes], bytes]
+
+
+class BenchStuck(Unavailable):
+    """Something that the benchmark waits for did not come."""
+
+    code = "BenchStuck"
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what} within {PATIENCE_SECONDS:g} s", "run it again on a quiet machine; the agent's log is on stderr"
+        )
+
+
+class Came(NamedTuple):
+    """A list of devices, and when its last byte was there (monotonic seconds)."""
+
+    at: float
+    message: bytes
+
+    @property
+    def healthy(self) -> int:
+        return self.message.count(HEALTHY_DEVICE)
+
+
+class Kubelet:
+    """The kubelet of a directory. It is there from `start`, which may come again, to `stop`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.plugins_dir = directory / "device-plugins"
+        self.resources_dir = directory / "pod-resources"
+        for each in (self.plugins_dir, self.resources_dir):
+            each.mkdir()
+        self.registered: SimpleQueue[float] = SimpleQueue()
+        """When the plugin of the GPUs did (monotonic seconds)."""
+        self.lists: SimpleQueue[Came] = SimpleQueue()
+        """The lists of its devices."""
+        self.looks = 0
+        """How often PodResources was asked."""
+        self.pods = NOTHING
+        """What PodResources answers."""
+        self._channel: grpc.Channel | None = None
+        self._servers: list[grpc.Server] = []
+
+    def start(self) -> None:
+        """As a kubelet does: sweeps the sockets that are there, ours included, and listens at its own."""
+        for socket in self.plugins_dir.glob("*.sock"):
+            socket.unlink()
+        self.registered, self.lists = SimpleQueue(), SimpleQueue()
+        self._servers = [
+            served(self.plugins_dir / "kubelet.sock", "v1beta1.Registration", "Register", self._register),
+            served(self.resources_dir / "kubelet.sock", "v1.PodResourcesLister", "List", self._list),
+        ]
+
+    def stop(self) -> None:
+        for server in self._servers:
+            server.stop(None).wait()
+        if self._channel is not None:
+            self._channel.close()
+
+    def method(self, name: str) -> Call:
+        """A method of the plugin of the GPUs, bytes in and bytes out."""
+        assert self._channel is not None, "it has registered"
+        call = self._channel.unary_unary(f"/v1beta1.DevicePlugin/{name}")
+        return lambda request: call(request, timeout=PATIENCE_SECONDS)
+
+    def until(self, enough: Callable[[Came], bool], otherwise: str) -> Came:
+        """The first list of which this holds. Raises BenchStuck."""
+        while True:
+            came = next_of(self.lists, otherwise)
+            if enough(came):
+                return came
+
+    def until_registered(self) -> float:
+        """When the plugin of the GPUs has (monotonic seconds). Raises BenchStuck."""
+        return next_of(self.registered, "the GPUs were not registered")
+
+    def show(self, devices: Sequence[DeviceID]) -> None:
+        """From now on PodResources shows one container, which holds these GPUs."""
+        held = field(2, field(1, GPU.encode()) + b"".join(field(2, device.encode()) for device in devices))
+        container = field(3, field(1, b"main") + held)
+        self.pods = field(1, field(1, b"bench") + field(2, b"default") + container)
+
+    def show_nothing(self) -> None:
+        self.pods = NOTHING
+
+    def _register(self, request: bytes) -> bytes:
+        """Options of RegisterRequest are not looked at: the plugin is asked, as a kubelet does."""
+        told = dict(fields(request))
+        if told[3].decode() == GPU:
+            self._channel = grpc.insecure_channel(
+                f"unix:{self.plugins_dir / told[2].decode()}", options=[("grpc.max_receive_message_length", -1)]
+            )
+            self.method("GetDevicePluginOptions")(NOTHING)
+            self.registered.put(time.monotonic())
+            Thread(target=self._listen, args=(self._channel,), daemon=True).start()
+        return NOTHING
+
+    def _listen(self, channel: grpc.Channel) -> None:
+        with suppress(grpc.RpcError):  # it ends with the plugin, or with us
+            for message in channel.unary_stream("/v1beta1.DevicePlugin/ListAndWatch")(NOTHING):
+                self.lists.put(Came(time.monotonic(), message))
+
+    def _list(self, request: bytes) -> bytes:
+        self.looks += 1
+        return self.pods
+
+
+def served(socket: Path, service: str, method: str, answer: Call) -> grpc.Server:
+    """One method on a socket of its own."""
+    server = grpc.server(ThreadPoolExecutor(2))
+    handler = grpc.unary_unary_rpc_method_handler(lambda request, context: answer(request))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+    socket.unlink(missing_ok=True)
+    server.add_insecure_port(f"unix:{socket}")
+    server.start()
+    return server
+
+
+def next_of(queue: "SimpleQueue[T]", otherwise: str) -> T:
+    try:
+        return queue.get(timeout=PATIENCE_SECONDS)
+    except Empty as error:
+        raise BenchStuck(otherwise) from error
+
+
+def preferred_allocation_request(available: Sequence[DeviceID], size: int) -> bytes:
+    return field(1, b"".join(field(1, device.encode()) for device in available) + number_field(3, size))
+
+
+def allocate_request(devices: Sequence[DeviceID]) -> bytes:
+    return field(1, b"".join(field(1, device.encode()) for device in devices))
+
+
+def pre_start_request(devices: Sequence[DeviceID]) -> bytes:
+    return b"".join(field(1, device.encode()) for device in devices)

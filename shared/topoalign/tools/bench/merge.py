@@ -1,0 +1,73 @@
+"""
+How long merging the providers' hints takes.
+
+`8x5` and `12x5` are explicit lists of all hints, with no preferred hint common to all lists; `64x8` are hints by rule, of
+eight resources spread unevenly over 64 NUMA nodes; `gb200` is the whole decision about a pod on a machine whose 34 NUMA
+nodes all bear devices. The last three widths of `growth` show what more NUMA nodes cost the same pod.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import msgspec
+
+from topoalign.cli.measuring import measured
+from topoalign.core.admission.admit import admit
+from topoalign.core.hints.rules import Supply
+from topoalign.core.model.decisions import Decision
+from topoalign.core.model.hints import HintRule, Need, TopologyHint
+from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, ContainerName, DeviceID, PodName, ResourceName
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
+from topoalign.core.model.topology.bitmask import mask_of, masks_by_size
+from topoalign.core.model.topology.model import PluginDevice
+from topoalign.core.policy import POLICIES
+from topoalign.machines import load
+from topoalign.tools.bench.admit import empty_node
+
+RESTRICTED = POLICIES[Policy.RESTRICTED]
+LISTED = ((8, 5, 200), (12, 5, 100))
+"""NUMA nodes, providers, calls."""
+GROWTH = (8, 12, 16, 24, 34, 48, 64)
+"""NUMA nodes."""
+SLICE = ResourceName("example.com/slice")
+
+
+def cases() -> Iterator[dict[str, object]]:
+    for nodes, providers, n in LISTED:
+        lists = [
+            [TopologyHint(mask, mask.bit_count() == width) for mask in masks_by_size(range(nodes))]
+            for width in range(1, providers + 1)
+        ]
+        yield measured(f"{nodes}x{providers}", partial(RESTRICTED.merge, lists, mask_of(range(nodes))), n)
+    yield measured("64x8", partial(RESTRICTED.merge, uneven(64, 8), mask_of(range(64))), 100)
+    yield measured("gb200", gb200())
+    for nodes in GROWTH:
+        yield measured(f"growth-{nodes}x5", partial(RESTRICTED.merge, uneven(nodes, 5), mask_of(range(nodes))), 50)
+
+
+def uneven(nodes: int, resources: int) -> list[HintRule]:
+    """Rules of resources of which each NUMA node has a little more or less, asked for on one to five nodes."""
+    chance = random.Random(nodes)
+    rules = []
+    for number in range(resources):
+        supply = {1 << node: chance.randint(4, 16) for node in range(nodes)}
+        wanted = Supply(mask_of(range(nodes)), (Need(10 * (number % 5 + 1), supply),))
+        rules.append(HintRule(nodes=wanted.nodes, needs=wanted.needs, least=wanted.least_size() or 0))
+    return rules
+
+
+def gb200() -> Callable[[], Decision]:
+    """4 GPUs, 64 CPUs, 4 NICs, 128 GiB and a device of each of two NUMA nodes, as the kubelet would decide."""
+    tray = load("gb200-tray").topology
+    slices = tuple(
+        PluginDevice(id=DeviceID(f"slice-{node}-{i}"), resource=SLICE, nodes=(node,))
+        for node in tray.node_ids
+        for i in range(4)
+    )
+    state = empty_node(msgspec.structs.replace(tray, others=slices))
+    quantities = {GPU: 4, CPU: 64_000, NIC: 4, MEMORY: 128 << 30, SLICE: 6}
+    container = ContainerRequest(name=ContainerName("train"), requests=quantities, limits=quantities)
+    pod = PodRequest(name=PodName("bench"), containers=(container,))
+    rules = AdmissionRules(mode=Mode.KUBELET, max_allowable_numa_nodes=64)
+    return partial(admit, state, pod, rules)

@@ -1,0 +1,181 @@
+"""
+How good the sets of GPUs are that each device policy grants, and what it leaves for the next pods.
+
+Pods with 1, 2, 4 or 8 GPUs come and go on a node, each with its share of the node's NICs, so that 60 to 95 % of the GPUs are
+in use. Every pod is decided by `admission` as the kubelet decides (policy `restricted`, container scope): the NUMA nodes are
+the merge's choice, and the device policy chooses among the GPUs there. Unlike by a kubelet it is told how many NICs the pod
+asks for, and NICs are chosen near its GPUs: device policies are compared by all that they look at. All of them see the same
+arrivals and departures. Four figures, each the mean over all runs with its standard error (`_se`):
+
+- `mean_score_ratio`: link score of a granted set of at least two GPUs, against the best set of an empty machine;
+- `refused_ratio`: pods that were refused though enough GPUs and NICs were free, of all that asked;
+- `pairs_on_switch_ratio`: granted NICs that share a PCIe switch with a GPU of their container;
+- `fragmentation`: how much worse the best sets of 2, 4 and 8 GPUs are that are still free than the best possible with as
+  many free GPUs (`placement.fragmentation`).
+"""
+
+import random
+from collections.abc import Iterator
+from itertools import chain
+from statistics import mean, stdev
+from typing import NamedTuple
+
+from topoalign.core.admission.admit import admission, answer_to
+from topoalign.core.admission.pipeline import Reply
+from topoalign.core.model.decisions import Admission, Decision, PreferenceQuestion
+from topoalign.core.model.events import AllocationGranted, AllocationReleased
+from topoalign.core.model.ids import GPU, NIC, AllocationID, ContainerName, DeviceID, PodName
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, Placement, PodRequest, Policy
+from topoalign.core.model.topology.links import PcieClass
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.queries import pcie_class
+from topoalign.core.placement.fragmentation import fragmentation
+from topoalign.core.placement.preference import outlook, prefer
+from topoalign.machines import load
+from topoalign.tools.bench.admit import empty_node
+
+MACHINES = ("dgx1-volta", "dgx2", "hgx-h100", "two-socket-8xpcie", "8x-nvlink-pairs")
+RANDOM = "random"
+POLICIES = (Placement.TOPOLOGY.value, Placement.BEST_EFFORT.value, Placement.SIMPLE.value, RANDOM)
+SIZES = (1, 2, 4, 8)
+SHARES = (0.4, 0.3, 0.2, 0.1)
+"""How often each size is asked for."""
+LOADS = (0.6, 0.75, 0.85, 0.95)
+SEEDS = 10
+STEPS = 200
+"""Arrivals and departures of one run."""
+ON_SWITCH = (PcieClass.PSB, PcieClass.PIX, PcieClass.PXB)
+
+
+class Run(NamedTuple):
+    """The figures of one run: one each, or none where nothing was to be judged."""
+
+    mean_score_ratio: list[float]
+    refused_ratio: list[float]
+    pairs_on_switch_ratio: list[float]
+    fragmentation: list[float]
+
+
+def cases() -> Iterator[dict[str, object]]:
+    for machine in MACHINES:
+        topology = load(machine).topology
+        for policy in POLICIES:
+            runs = [Node(topology, policy, seed).run(load_) for load_ in LOADS for seed in range(SEEDS)]
+            figures: dict[str, float] = {}
+            for name, column in zip(Run._fields, zip(*runs, strict=True), strict=True):
+                values = list(chain(*column))
+                figures[name] = round(mean(values), 4)
+                figures[f"{name}_se"] = round(stdev(values) / len(values) ** 0.5, 4)
+            yield {"case": f"{machine}/{policy}", "machine": machine, "policy": policy, **figures, "n": len(runs)}
+
+
+class Node:
+    """One node while pods come and go."""
+
+    def __init__(self, topology: Topology, policy: str, seed: int) -> None:
+        self.topology = topology
+        self.gpus = len(topology.gpus)
+        self.arrivals = random.Random(seed)
+        self.chance = random.Random(seed)
+        self.state = empty_node(topology)
+        self.policy = policy
+        placement = Placement.SIMPLE if policy == RANDOM else Placement(policy)
+        self.rules = AdmissionRules(mode=Mode.KUBELET, policy=Policy.RESTRICTED, placement=placement)
+        self.outlook = outlook(topology)
+        self.position = {gpu.id: i for i, gpu in enumerate(topology.gpus)}
+        self.asked = self.refused = 0
+        self.links: list[float] = []
+        self.pairs: list[float] = []
+        self.broken: list[float] = []
+
+    def run(self, load: float) -> Run:
+        """Pods arrive while less than `load` of the GPUs is in use; otherwise, or after a pod did not fit, one departs."""
+        full = False
+        for step in range(STEPS):
+            free = len(self.state.free(GPU))
+            if full or self.gpus - free >= load * self.gpus:
+                self.depart()
+                full = False
+            else:
+                full = not self.arrive(step)
+            self.broken.append(fragmentation(self.topology, self.state.free(GPU)).overall)
+        return Run(
+            average(self.links),
+            [self.refused / self.asked] if self.asked else [],
+            average(self.pairs),
+            average(self.broken),
+        )
+
+    def arrive(self, step: int) -> bool:
+        """Whether a pod of random size was admitted."""
+        size = self.arrivals.choices(SIZES, SHARES)[0]
+        nics = size * len(self.topology.nics) // self.gpus
+        if size > len(self.state.free(GPU)) or nics > len(self.state.free(NIC)):
+            return False
+        self.asked += 1
+        amounts = {resource: amount for resource, amount in {GPU: size, NIC: nics}.items() if amount}
+        container = ContainerRequest(name=ContainerName("main"), requests=amounts, limits=amounts)
+        decision = self.decide(PodRequest(name=PodName(f"pod-{step}"), containers=(container,)))
+        if not isinstance(decision, Admission):
+            self.refused += 1
+            return False
+        for allocation in decision.allocations:
+            fact = AllocationGranted(
+                node=self.state.node, epoch=self.state.epoch, seq=self.state.seq + 1, allocation=allocation
+            )
+            self.state = self.state.apply(fact)
+            self.judge(allocation.devices[GPU], allocation.devices.get(NIC, ()))
+        return True
+
+    def depart(self) -> None:
+        live: list[AllocationID] = sorted(self.state.allocations)
+        if live:
+            gone = self.arrivals.choice(live)
+            fact = AllocationReleased(
+                node=self.state.node,
+                epoch=self.state.epoch,
+                seq=self.state.seq + 1,
+                allocation=gone,
+                reason="released",
+            )
+            self.state = self.state.apply(fact)
+
+    def decide(self, pod: PodRequest) -> Decision:
+        steps = admission(self.state, pod, self.rules)
+        reply: Reply = None
+        try:
+            while True:
+                asked = steps.send(reply)
+                if not isinstance(asked, PreferenceQuestion):
+                    reply = answer_to(asked, self.state, self.rules)
+                elif self.policy == RANDOM and asked.resource == GPU:
+                    reply = tuple(self.chance.sample(asked.available, asked.size))
+                else:
+                    reply = self.preferred(asked)
+        except StopIteration as decided:
+            decision: Decision = decided.value
+            return decision
+
+    def preferred(self, asked: PreferenceQuestion) -> tuple[DeviceID, ...]:
+        """By all that is asked, and not only by what a kubelet tells of it."""
+        return prefer(
+            self.topology,
+            asked.resource,
+            asked.available,
+            asked.must_include,
+            asked.size,
+            self.rules.placement,
+            asked.near,
+            asked.beside,
+        )
+
+    def judge(self, gpus: tuple[DeviceID, ...], nics: tuple[DeviceID, ...]) -> None:
+        if len(gpus) > 1:
+            self.links.append(self.outlook.own(tuple(self.position[gpu] for gpu in gpus)))
+        if nics:
+            beside = [any(pcie_class(self.topology, nic, gpu) in ON_SWITCH for gpu in gpus) for nic in nics]
+            self.pairs.append(sum(beside) / len(nics))
+
+
+def average(values: list[float]) -> list[float]:
+    return [mean(values)] if values else []

@@ -1,0 +1,254 @@
+"""
+The suite `kubelet/admission`: sequences of pods admitted, started and removed, and of devices that turn bad.
+
+Each step goes through the decision and the fold of facts that the services use. After each, the answer and all that is left
+of the node must be the kubelet's; a case ends at its first step that is not.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from topoalign.core.admission.admit import admission, answer_to
+from topoalign.core.admission.pipeline import Reply
+from topoalign.core.cpu_assignment.reserved import reserved_cpus
+from topoalign.core.hints.memory import memory_nodes
+from topoalign.core.hints.providers import shared_cpus
+from topoalign.core.model.decisions import Admission, Decision, PreferenceQuestion, Refusal
+from topoalign.core.model.errors import Undecodable, quoted
+from topoalign.core.model.events import (
+    Allocation,
+    AllocationGranted,
+    AllocationReleased,
+    DeviceHealth,
+    DeviceHealthChanged,
+    HealthState,
+    MemoryUse,
+    TopologyDiscovered,
+)
+from topoalign.core.model.ids import ContainerName, DeviceID, PodName, ResourceName
+from topoalign.core.model.requests import AdmissionRules, PodRequest
+from topoalign.core.model.topology.bitmask import nodes_of
+from topoalign.core.model.topology.cpuset import format_cpuset
+from topoalign.core.state.fold import NodeState
+from topoalign.tools.conformance.case_files import results
+from topoalign.tools.conformance.kubelet_cpus import KINDS as CPU_KINDS
+from topoalign.tools.conformance.kubelet_devices import KINDS as DEVICE_KINDS
+from topoalign.tools.conformance.kubelet_memory import KINDS as MEMORY_KINDS
+from topoalign.tools.conformance.kubelet_memory import Block
+from topoalign.tools.conformance.kubelet_memory import written as blocks_written
+from topoalign.tools.conformance.kubelet_merge import Hint, written
+from topoalign.tools.conformance.kubelet_node import NODE, Config, Machine, Plugin
+from topoalign.tools.conformance.kubelet_pods import Pod, as_the_kubelet_reads
+from topoalign.tools.conformance.suite import CaseResult, Outcome
+
+KINDS = {"Topology locality": "NotAligned", **CPU_KINDS, **DEVICE_KINDS, **MEMORY_KINDS}
+"""What upstream's text contains -> the code of our error of that kind."""
+
+
+class Given(msgspec.Struct, frozen=True):
+    """What one container got."""
+
+    hint: Hint
+    cpus: str | None
+    devices: dict[ResourceName, list[DeviceID]]
+    memory: list[Block] | None
+
+
+class Rejected(msgspec.Struct, frozen=True):
+    reason: str
+    code: str
+    container: ContainerName | None
+    provider: str | None
+
+
+class NodeMemory(msgspec.Struct, frozen=True):
+    free: dict[ResourceName, int]
+    cells: list[int]
+    assignments: int
+
+
+class After(msgspec.Struct, frozen=True):
+    """What is left of the node."""
+
+    shared_cpus: str
+    free_devices: dict[ResourceName, list[DeviceID]]
+    memory: dict[int, NodeMemory] | None = None
+
+
+class Expected(msgspec.Struct, frozen=True):
+    state_after: After
+    admitted: bool | None = None
+    containers: dict[ContainerName, Given] = {}
+    reason: str = ""
+    message: str = ""
+    container: ContainerName | None = None
+    provider: str | None = None
+
+    @property
+    def answer(self) -> dict[ContainerName, Given] | Rejected:
+        if self.admitted is not False:
+            return self.containers
+        kind = next((kind for text, kind in KINDS.items() if text in self.message), self.message)
+        return Rejected(self.reason, kind, self.container, self.provider)
+
+
+class Step(msgspec.Struct, frozen=True, tag_field="op"):
+    expect: Expected
+
+
+class Admit(Step, frozen=True, tag="admit"):
+    pod: Pod
+
+
+class Remove(Step, frozen=True, tag="remove"):
+    pod_name: PodName
+
+
+class Start(Step, frozen=True, tag="start"):
+    pod_name: PodName
+
+
+class Devices(Step, frozen=True, tag="devices"):
+    resource: ResourceName
+    unhealthy: list[DeviceID]
+
+
+class InForce(msgspec.Struct, frozen=True):
+    reserved_cpus: str
+
+
+class AdmissionCase(msgspec.Struct, frozen=True):
+    id: str
+    machine: Machine
+    config: Config
+    expect: InForce
+    steps: list[Admit | Remove | Start | Devices]
+
+
+def admissions(path: Path) -> Iterator[CaseResult]:
+    return results(path, AdmissionCase, outcome)
+
+
+def outcome(case: AdmissionCase) -> Outcome:
+    sequence = Sequence(case.machine, case.config.rules(case.machine))
+    wanted: object = case.expect.reserved_cpus
+    got: object = format_cpuset(reserved_cpus(sequence.state.hardware, sequence.rules))
+    for number, step in enumerate(case.steps):
+        if wanted != got:
+            break
+        wanted = (f"step {number}", step.expect.answer, step.expect.state_after)
+        got = (f"step {number}", sequence.done(step), sequence.after())
+    return wanted, got
+
+
+class Sequence:
+    """One case under way: the node, and what its plugins last listed."""
+
+    def __init__(self, machine: Machine, rules: AdmissionRules) -> None:
+        self.plugins: dict[ResourceName, Plugin] = machine.devices
+        self.rules = rules
+        self.healthy = {
+            device: each.healthy for plugin in self.plugins.values() for device, each in plugin.devices.items()
+        }
+        found = TopologyDiscovered(
+            node=NODE, epoch=1, revision=1, boot_id="case", source="described: case", topology=machine.read
+        )
+        self.state = NodeState(node=NODE).apply(found)
+        self.judge()
+
+    def judge(self) -> None:
+        health = {
+            device: DeviceHealth(state=HealthState.HEALTHY if good else HealthState.UNHEALTHY)
+            for device, good in self.healthy.items()
+        }
+        before = self.state.health.revision if self.state.health else 0
+        self.state = self.state.apply(DeviceHealthChanged(node=NODE, epoch=1, revision=before + 1, devices=health))
+
+    def done(self, step: Admit | Remove | Start | Devices) -> dict[ContainerName, Given] | Rejected:
+        """What the containers of a pod got, or why they got nothing; nothing where no pod was admitted."""
+        match step:
+            case Admit():
+                decision = self.decide(as_the_kubelet_reads(step.pod.read))
+                if isinstance(decision, Refusal):
+                    for allocation in decision.undone:
+                        self.grant(allocation)
+                    for allocation in decision.undone:
+                        self.release(allocation)
+                    return Rejected(decision.reason, decision.code, decision.container, decision.provider)
+                for allocation in decision.allocations:
+                    self.grant(allocation)
+                return told(decision)
+            case Remove():
+                for held in self.held_by(step.pod_name):
+                    self.release(held)
+            case Start():
+                for held in self.held_by(step.pod_name):
+                    if held.role == "init":  # it has ended: the kubelet frees its memory, and keeps CPUs and devices
+                        self.release(held)
+                        self.grant(msgspec.structs.replace(held, memory=()))
+            case Devices():
+                if step.resource not in self.plugins:
+                    raise Undecodable("a step `devices`", f"no plugin has {quoted([step.resource])}")
+                self.healthy |= {d: d not in step.unhealthy for d in self.plugins[step.resource].devices}
+                self.judge()
+        return {}
+
+    def decide(self, pod: PodRequest) -> Decision:
+        steps = admission(self.state, pod, self.rules)
+        reply: Reply = None
+        try:
+            while True:
+                asked = steps.send(reply)
+                if isinstance(asked, PreferenceQuestion):
+                    reply = self.plugins[asked.resource].preferred(asked)
+                else:
+                    reply = answer_to(asked, self.state, self.rules)
+        except StopIteration as end:
+            decision: Decision = end.value
+            return decision
+
+    def held_by(self, pod: PodName) -> list[Allocation]:
+        return [held for held in self.state.allocations.values() if held.owner and held.owner.pod == pod]
+
+    def grant(self, allocation: Allocation) -> None:
+        state = self.state
+        fact = AllocationGranted(node=NODE, epoch=state.epoch, seq=state.seq + 1, allocation=allocation)
+        self.state = state.apply(fact)
+
+    def release(self, held: Allocation) -> None:
+        state = self.state
+        fact = AllocationReleased(node=NODE, epoch=state.epoch, seq=state.seq + 1, allocation=held.id, reason="gone")
+        self.state = state.apply(fact)
+
+    def after(self) -> After:
+        state = self.state
+        memory = {
+            number: NodeMemory(
+                free=dict(node.free),
+                cells=list(nodes_of(node.group)),
+                assignments=state.memory.get(number, MemoryUse()).assignments,
+            )
+            for number, node in memory_nodes(state, self.rules).items()
+        }
+        return After(
+            shared_cpus=format_cpuset(shared_cpus(state, self.rules)),
+            free_devices={name: sorted(state.free(name)) for name in self.plugins},
+            memory=memory if self.rules.memory_manager == "Static" else None,
+        )
+
+
+def told(decision: Admission) -> dict[ContainerName, Given]:
+    """What each container got, as case files tell it."""
+    hints = {each.container: written(each.merged) for each in decision.explanation.alignments}
+    return {
+        each.owner.container: Given(
+            hint=hints[each.owner.container if each.owner.container in hints else None],
+            cpus=each.cpus or None,
+            devices={name: sorted(devices) for name, devices in each.devices.items()},
+            memory=blocks_written(each.memory) or None,
+        )
+        for each in decision.allocations
+        if each.owner is not None
+    }

@@ -1,0 +1,248 @@
+"""
+The suites `kubelet/cpu_hints`, `kubelet/cpu_take` and `kubelet/cpu_allocate`.
+
+The topologies that their cases name are in `cpu_topologies.json` beside the file. Where a case has a result without the
+kubelet's two defects (`expect_fixed`), that one is expected.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+
+from topoalign.core.admission.pipeline import reason_of
+from topoalign.core.cpu_assignment.distributed import distributed
+from topoalign.core.cpu_assignment.packed import packed
+from topoalign.core.hints.cpu import cpu_hints
+from topoalign.core.model.errors import NoFit, Undecodable, clean, quoted
+from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode
+from topoalign.core.model.topology.cpus import CpuTopology, cpu_topology
+from topoalign.core.model.topology.cpuset import format_cpuset, parse_cpuset
+from topoalign.core.model.topology.model import Cpu
+from topoalign.core.placement.cpus import allocate_cpus
+from topoalign.tools.conformance.case_files import results
+from topoalign.tools.conformance.kubelet_devices import mask_or_none
+from topoalign.tools.conformance.kubelet_merge import Hint, all_written
+from topoalign.tools.conformance.suite import CaseResult, Outcome
+
+TOPOLOGIES = "cpu_topologies.json"
+
+KINDS = {
+    "not enough cpus available": "NotEnoughCpus",
+    "not multiple cpus per core": "SplitCore",
+    "not enough free physical CPUs": "NotEnoughCores",
+}
+"""What upstream's text contains -> the code of our error of that kind."""
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """A topology as the file has it; the numbers are what averages are taken from, and some are 0 on purpose."""
+
+    cpus: list[tuple[int, int, int, int, int]]
+    """CPU, core, socket, NUMA node, last-level cache."""
+    num_cpus: int
+    num_cores: int
+    num_sockets: int
+    num_numa_nodes: int
+    num_uncore: int
+
+    @property
+    def read(self) -> CpuTopology:
+        found = cpu_topology(
+            Cpu(id=cpu, core=core, socket=socket, node=node, uncore=uncore)
+            for cpu, core, socket, node, uncore in self.cpus
+        )
+        return replace(
+            found,
+            cpus=self.num_cpus,
+            cores=self.num_cores,
+            sockets=self.num_sockets,
+            nodes=self.num_numa_nodes,
+            uncores=self.num_uncore,
+        )
+
+
+class CpuCase(msgspec.Struct, frozen=True):
+    id: str
+    topology: str
+
+
+C = TypeVar("C", bound=CpuCase)
+
+
+class Topologies:
+    """The topologies by name, each read when a case first names it. Raises Undecodable, OSError."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self.listed = msgspec.json.decode((path.parent / TOPOLOGIES).read_bytes(), type=dict[str, msgspec.Raw])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise Undecodable(TOPOLOGIES, clean(str(error), 200)) from error
+        self.known: dict[str, CpuTopology] = {}
+
+    def read(self, name: str) -> CpuTopology:
+        """Raises Undecodable for one that is not listed, and what msgspec raises for one that is no topology."""
+        if name not in self.listed:
+            raise Undecodable("topology", f"{quoted([name])} is not in {TOPOLOGIES}")
+        if name not in self.known:
+            self.known[name] = msgspec.json.decode(self.listed[name], type=Listed).read
+        return self.known[name]
+
+
+def with_topologies(path: Path, kind: type[C], outcome: Callable[[C, CpuTopology], Outcome]) -> Iterator[CaseResult]:
+    """The cases, each run with its topology."""
+    topologies = Topologies(path)
+    return results(path, kind, lambda case: outcome(case, topologies.read(case.topology)))
+
+
+def known(cpus: CpuTopology, text: str) -> frozenset[int]:
+    """The CPUs of a list that the topology has; the kubelet looks at no others."""
+    return parse_cpuset(text) & cpus.node_of.keys()
+
+
+def check_lists(*texts: str) -> None:
+    """Raises ValueError, so that the line is refused which holds a list that is none."""
+    for text in texts:
+        parse_cpuset(text)
+
+
+class Expected(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What came out; errors by the code of ours."""
+
+    cpus: str | None = None
+    shared_pool_after: str | None = None
+    error: str | None = None
+    reason: str | None = None
+    never_returns: bool = False
+
+    @property
+    def by_kind(self) -> "Expected":
+        error = self.error
+        kind = next((kind for text, kind in KINDS.items() if error and text in error), error)
+        return msgspec.structs.replace(self, error=kind)
+
+
+class HintsOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    align_by_socket: bool = False
+
+
+class HintsExpected(msgspec.Struct, frozen=True):
+    hints: list[Hint]
+
+
+class HintsCase(CpuCase, frozen=True, kw_only=True):
+    available: str
+    requested: int
+    expect: HintsExpected
+    reusable: str = ""
+    options: HintsOptions = HintsOptions()
+
+    def __post_init__(self) -> None:
+        check_lists(self.available, self.reusable)
+
+
+def hints(path: Path) -> Iterator[CaseResult]:
+    return with_topologies(path, HintsCase, hinted)
+
+
+def hinted(case: HintsCase, cpus: CpuTopology) -> Outcome:
+    available, reusable = known(cpus, case.available), known(cpus, case.reusable)
+    by_socket = case.options.align_by_socket
+    got = cpu_hints(cpus, available, reusable, case.requested, Mode.KUBELET, by_socket=by_socket)
+    return case.expect.hints, all_written(got)
+
+
+class TakeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    prefer_uncore: bool = False
+    group_size: Annotated[int, msgspec.Meta(ge=1)] = 1
+
+
+class TakeCase(CpuCase, frozen=True, kw_only=True):
+    available: str
+    count: int
+    strategy: Literal["packed", "spread", "distributed"]
+    expect: Expected
+    expect_fixed: Expected | None = None
+    options: TakeOptions = TakeOptions()
+
+    def __post_init__(self) -> None:
+        check_lists(self.available)
+
+
+def take(path: Path) -> Iterator[CaseResult]:
+    def outcome(case: TakeCase, cpus: CpuTopology) -> Outcome:
+        return (case.expect_fixed or case.expect).by_kind, taken(case, cpus)
+
+    return with_topologies(path, TakeCase, outcome)
+
+
+def taken(case: TakeCase, cpus: CpuTopology) -> Expected:
+    available, options = known(cpus, case.available), case.options
+    try:
+        if case.strategy == "distributed":
+            got = distributed(cpus, available, case.count, options.group_size)
+        else:
+            spread = case.strategy == "spread"
+            got = packed(cpus, available, case.count, spread=spread, prefer_uncore=options.prefer_uncore)
+    except NoFit as misfit:
+        return Expected(error=misfit.code)
+    return Expected(cpus=format_cpuset(got))
+
+
+class AllocateOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    align_by_socket: bool = False
+    distribute_across_cores: bool = False
+    distribute_across_numa: bool = False
+    full_pcpus_only: bool = False
+    prefer_uncore: bool = False
+
+    @property
+    def read(self) -> frozenset[CpuOption]:
+        names = {
+            CpuOption.ALIGN_BY_SOCKET: self.align_by_socket,
+            CpuOption.DISTRIBUTE_ACROSS_CORES: self.distribute_across_cores,
+            CpuOption.DISTRIBUTE_ACROSS_NUMA: self.distribute_across_numa,
+            CpuOption.FULL_PCPUS_ONLY: self.full_pcpus_only,
+            CpuOption.PREFER_UNCORE: self.prefer_uncore,
+        }
+        return frozenset(option for option, on in names.items() if on)
+
+
+class AllocateCase(CpuCase, frozen=True, kw_only=True):
+    shared_pool: str
+    requested: int
+    expect: Expected
+    expect_fixed: Expected | None = None
+    reserved: str = ""
+    reusable: str = ""
+    hint_nodes: list[int] | None = None
+    options: AllocateOptions = AllocateOptions()
+
+    def __post_init__(self) -> None:
+        check_lists(self.reserved, self.shared_pool, self.reusable)
+
+
+def allocate(path: Path) -> Iterator[CaseResult]:
+    def outcome(case: AllocateCase, cpus: CpuTopology) -> Outcome:
+        return (case.expect_fixed or case.expect).by_kind, allocated(case, cpus)
+
+    return with_topologies(path, AllocateCase, outcome)
+
+
+def allocated(case: AllocateCase, cpus: CpuTopology) -> Expected:
+    pool = known(cpus, case.shared_pool)
+    try:
+        got = allocate_cpus(
+            cpus,
+            pool,
+            known(cpus, case.reserved),
+            known(cpus, case.reusable),
+            case.requested,
+            mask_or_none(case.hint_nodes),
+            AdmissionRules(mode=Mode.KUBELET, cpu_options=case.options.read),
+        )
+    except NoFit as misfit:
+        return Expected(error=misfit.code, reason=reason_of(misfit))
+    return Expected(cpus=format_cpuset(got), shared_pool_after=format_cpuset(pool - got))

@@ -1,0 +1,160 @@
+"""The suites `kubelet/device_hints`, `kubelet/filter_affinity` and `kubelet/device_allocate`."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from topoalign.core.hints.devices import Devices, device_hints, possible
+from topoalign.core.model.errors import DriverFault, NoFit, TopoalignError
+from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.requests import Mode
+from topoalign.core.model.topology.bitmask import Mask, mask_of
+from topoalign.core.placement.devices import choose_devices, sides
+from topoalign.tools.conformance.case_files import results
+from topoalign.tools.conformance.kubelet_merge import Hint, all_written
+from topoalign.tools.conformance.suite import CaseResult, Outcome
+
+Listed = dict[DeviceID, tuple[int, ...] | None]
+
+KINDS = {
+    "requested number of devices unavailable": "NotEnoughDevices",
+    "no healthy devices present": "NoHealthyDevice",
+    "GetPreferredAllocation rpc failed": DriverFault.code,
+}
+"""What upstream's text contains -> the code of our error of that kind."""
+
+
+def in_text_order(devices: Listed) -> Devices:
+    """The cases pick devices in ascending order of their ids; production picks in the order of this mapping."""
+    return {device: devices[device] for device in sorted(devices)}
+
+
+def mask_or_none(nodes: list[int] | None) -> Mask | None:
+    return None if nodes is None else mask_of(nodes)
+
+
+class HintsExpected(msgspec.Struct, frozen=True):
+    hints: list[Hint] | None
+
+
+class DeviceHintsCase(msgspec.Struct, frozen=True):
+    id: str
+    numa_nodes: tuple[int, ...]
+    devices: Listed
+    available: list[DeviceID]
+    requested: int
+    expect: HintsExpected
+    reusable: list[DeviceID] = []
+    already_allocated: list[DeviceID] = []
+    level: Literal["provider", "generate"] = "provider"
+
+
+def hints(path: Path) -> Iterator[CaseResult]:
+    return results(path, DeviceHintsCase, hinted)
+
+
+def hinted(case: DeviceHintsCase) -> Outcome:
+    devices, mode = in_text_order(case.devices), Mode.KUBELET
+    if case.level == "provider":
+        got = device_hints(
+            devices, case.available, case.reusable, case.requested, case.numa_nodes, mode, held=case.already_allocated
+        )
+    else:
+        got = possible(devices, case.available, case.reusable, case.requested, case.numa_nodes, mode)
+    return case.expect.hints, all_written(got)
+
+
+class SidesExpected(msgspec.Struct, frozen=True):
+    aligned: list[DeviceID]
+    unaligned: list[DeviceID]
+    no_affinity: list[DeviceID]
+
+
+class SidesCase(msgspec.Struct, frozen=True):
+    id: str
+    devices: Listed
+    available: list[DeviceID]
+    expect: SidesExpected
+    hint_nodes: list[int] | None = None
+
+
+def filter_affinity(path: Path) -> Iterator[CaseResult]:
+    return results(path, SidesCase, parted)
+
+
+def parted(case: SidesCase) -> Outcome:
+    got = sides(in_text_order(case.devices), case.available, mask_or_none(case.hint_nodes))
+    return case.expect, SidesExpected(*map(list, got))
+
+
+class Plugin(msgspec.Struct, frozen=True):
+    preferred_available: bool = False
+    answer: tuple[DeviceID, ...] = ()
+    fails: bool = False
+
+
+class PreferredCall(msgspec.Struct, frozen=True):
+    available: list[DeviceID]
+    must_include: list[DeviceID]
+    size: int
+
+
+class AllocateExpected(msgspec.Struct, frozen=True):
+    devices: list[DeviceID] | None = None
+    preferred_call: PreferredCall | None = None
+    error: str | None = None
+
+    @property
+    def by_kind(self) -> "AllocateExpected":
+        error = self.error
+        kind = next((kind for text, kind in KINDS.items() if error and text in error), error)
+        return msgspec.structs.replace(self, error=kind)
+
+
+class AllocateCase(msgspec.Struct, frozen=True):
+    id: str
+    devices: Listed
+    healthy: list[DeviceID]
+    required: int
+    expect: AllocateExpected
+    allocated: list[DeviceID] = []
+    reusable: list[DeviceID] = []
+    hint_nodes: list[int] | None = None
+    plugin: Plugin = Plugin()
+
+
+def allocate(path: Path) -> Iterator[CaseResult]:
+    return results(path, AllocateCase, lambda case: (case.expect.by_kind, allocated(case)))
+
+
+def allocated(case: AllocateCase) -> AllocateExpected:
+    """Drives the choice as the device manager does, with the plugin of the case."""
+    choosing = choose_devices(
+        ResourceName("example.com/dev"),
+        in_text_order(case.devices),
+        case.healthy,
+        case.allocated,
+        case.reusable,
+        case.required,
+        mask_or_none(case.hint_nodes),
+    )
+    call: PreferredCall | None = None
+    try:
+        choice = next(choosing)
+        if not case.plugin.preferred_available:
+            choosing.send(None)
+        call = PreferredCall(list(choice.available), list(choice.must_include), choice.size)
+        if case.plugin.fails:
+            choosing.throw(DriverFault("boom", "none"))
+        choosing.send(case.plugin.answer)
+    except StopIteration as done:
+        return AllocateExpected(list(done.value), call)
+    except (NoFit, DriverFault) as failed:
+        return AllocateExpected(preferred_call=call, error=code_of(failed))
+    raise AssertionError("the choice asks at most once")
+
+
+def code_of(error: TopoalignError) -> str:
+    return error.code

@@ -1,0 +1,133 @@
+"""
+The suite `kubelet/files`: root directories as the managers of a kubelet left them, and what it then decided on the next pod.
+
+Each case is laid out in a directory of its own and predicted from there, as `what-if --machine --kubelet-root` does it.
+Compared are whether the pod is admitted; if it is refused, the reason; if it is admitted, of each container its own CPUs and
+its memory, and its devices unless the kubelet picks them at random.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+
+from topoalign.cli.predict import Described
+from topoalign.core.model.decisions import Decision, Refusal
+from topoalign.core.model.ids import ContainerName, DeviceID, ResourceName
+from topoalign.core.model.topology.cpuset import parse_cpuset
+from topoalign.kubelet.files import manifest, pod_directories
+from topoalign.tools.conformance.case_files import results
+from topoalign.tools.conformance.suite import CaseResult, Outcome
+
+PLUGIN = "kubernetes.io~projected"
+VOLUME = "kube-api-access"
+
+
+class Block(msgspec.Struct, frozen=True):
+    """Memory or hugepages of one size, in bytes."""
+
+    resource: ResourceName
+    size: int
+    nodes: tuple[int, ...]
+
+
+class Given(msgspec.Struct, frozen=True):
+    """What a container got of the kubelet."""
+
+    cpus: str
+    memory: list[Block]
+    devices: dict[ResourceName, list[DeviceID]]
+
+    def __post_init__(self) -> None:
+        parse_cpuset(self.cpus)
+
+    def compared(self, by_chance: bool) -> object:
+        """What of it is compared; devices only where the kubelet did not choose them by chance."""
+        blocks = {(block.resource, block.size, block.nodes) for block in self.memory}
+        devices = {name: sorted(ids) for name, ids in self.devices.items() if ids and not by_chance}
+        return parse_cpuset(self.cpus), blocks, devices
+
+
+class Expected(msgspec.Struct, frozen=True):
+    """What the kubelet decided."""
+
+    admit: bool
+    reason: str = ""
+    containers: dict[ContainerName, Given] = {}
+    by_chance: bool = False
+
+    @property
+    def answer(self) -> object:
+        """What a prediction has to equal."""
+        if not self.admit:
+            return self.reason
+        return {name: given.compared(self.by_chance) for name, given in self.containers.items()}
+
+
+class FilesCase(msgspec.Struct, frozen=True):
+    """A kubelet's root directory and the pod that comes; the fields are those of the published README."""
+
+    id: str
+    machine: str
+    config: dict[str, Any]
+    files: dict[str, str]
+    pods: list[str]
+    emptied: list[str]
+    bare: list[str]
+    pod: dict[str, Any]
+    expect: Expected
+
+    def __post_init__(self) -> None:
+        for name in (*self.files, *self.pods):
+            if not name or name.startswith("/") or {"", ".", ".."} & {*name.split("/")}:
+                raise ValueError(f"{name!r} is not a path below the kubelet's root directory")
+
+    def lay_out(self, root: Path) -> None:
+        """The kubelet's root directory."""
+        for name, content in self.files.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(content)
+        (root / pod_directories.NAME).mkdir()
+        for uid in self.pods:
+            of_pod = root / pod_directories.NAME / uid
+            volume = "" if uid in self.bare else PLUGIN if uid in self.emptied else f"{PLUGIN}/{VOLUME}"
+            for each in (f"volumes/{volume}", "plugins", "containers"):
+                (of_pod / each).mkdir(parents=True)
+
+
+def files(path: Path) -> Iterator[CaseResult]:
+    """The suite `kubelet/files`."""
+    return results(path, FilesCase, outcome)
+
+
+def outcome(case: FilesCase) -> Outcome:
+    """What the kubelet decided, and what is predicted."""
+    return case.expect.answer, told(decided(case), case.expect.by_chance)
+
+
+def decided(case: FilesCase) -> Decision:
+    """What is predicted of its pod."""
+    with TemporaryDirectory() as directory:
+        root, config = Path(directory) / "root", Path(directory) / "config.json"
+        root.mkdir()
+        case.lay_out(root)
+        config.write_bytes(msgspec.json.encode(case.config))
+        _, decision, _ = Described(case.machine, config, root).predict(manifest.pod_of(case.pod), {})
+    return decision
+
+
+def told(decision: Decision, by_chance: bool) -> object:
+    """A prediction in the form of `Expected.answer`."""
+    if isinstance(decision, Refusal):
+        return decision.reason
+    return {
+        each.owner.container: Given(
+            cpus=each.cpus,
+            memory=[Block(block.resource, block.size, block.nodes) for block in each.memory],
+            devices={name: list(ids) for name, ids in each.devices.items()},
+        ).compared(by_chance)
+        for each in decision.allocations
+        if each.owner is not None
+    }

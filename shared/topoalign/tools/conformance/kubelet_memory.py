@@ -1,0 +1,224 @@
+"""The suites `kubelet/memory_hints` and `kubelet/memory_allocate`."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from topoalign.core.hints.memory import memory_nodes
+from topoalign.core.hints.providers import memory_answer
+from topoalign.core.hints.reuse import allocations_of, reusable_memory
+from topoalign.core.model.errors import NoFit, Undecodable, clean
+from topoalign.core.model.events import Allocation, MemoryBlock, MemoryUse, Owner, TopologyDiscovered
+from topoalign.core.model.ids import MEMORY, AllocationID, ContainerName, NodeName, ResourceName
+from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest
+from topoalign.core.model.topology.bitmask import nodes_of
+from topoalign.core.model.topology.model import NumaNode, Topology
+from topoalign.core.placement.memory import holding, memory_for
+from topoalign.core.state.fold import NodeState
+from topoalign.tools.conformance.case_files import results
+from topoalign.tools.conformance.kubelet_merge import Hint, all_written
+from topoalign.tools.conformance.kubelet_pods import Pod
+from topoalign.tools.conformance.suite import CaseResult, Outcome
+
+KINDS = {
+    "failed to get the default NUMA affinity": "NotEnoughMemory",
+    "failed to find the default preferred hint": "MemoryNotPreferred",
+    "failed to find NUMA nodes to extend": "MemoryNotExtendable",
+    "failed to find the extended preferred hint": "MemoryExtensionNotPreferred",
+    "violates NUMA node allocation": "MemoryGroupsWouldMix",
+}
+"""What upstream's text contains -> the code of our error of that kind."""
+
+
+class Amounts(msgspec.Struct, frozen=True):
+    total: int
+    system_reserved: int
+    allocatable: int
+    reserved: int
+    free: int
+
+
+class Node(msgspec.Struct, frozen=True):
+    id: int
+    resources: dict[ResourceName, Amounts]
+    cells: list[int]
+    assignments: int
+
+
+class Block(msgspec.Struct, frozen=True):
+    nodes: tuple[int, ...]
+    type: ResourceName
+    size: int
+
+
+Held = dict[ContainerName, list[Block]]
+
+
+class MemoryCase(msgspec.Struct, frozen=True):
+    id: str
+    numa_nodes: list[Node]
+    pod: Pod
+    held_blocks: Held = {}
+    level: Literal["container", "pod"] = "container"
+    reusable: list[Block] | None = None
+    """What the blocks held leave to the pod's next containers; not looked at where a case does not say it."""
+    container: ContainerName | None = None
+
+
+class HintsExpected(msgspec.Struct, frozen=True):
+    hints: dict[ResourceName, list[Hint]] | None
+
+
+class HintsCase(MemoryCase, frozen=True, kw_only=True):
+    expect: HintsExpected
+
+
+def hints(path: Path) -> Iterator[CaseResult]:
+    return results(path, HintsCase, hinted)
+
+
+def hinted(case: HintsCase) -> Outcome:
+    state, pod, rules = situation(case)
+    container = case.container if case.level == "container" else None
+    answer = memory_answer(state, pod, container, rules)
+    got = None if answer is None else {name: all_written(each) for name, each in answer.items()}
+    return case.expect.hints, got
+
+
+class AllocateExpected(msgspec.Struct, frozen=True):
+    blocks: list[Block] | None = None
+    held_blocks_after: Held | None = None
+    reusable_after: list[Block] | None = None
+    numa_nodes_after: list[Node] | None = None
+    error: str | None = None
+
+    @property
+    def by_kind(self) -> "AllocateExpected":
+        error = self.error
+        kind = next((kind for text, kind in KINDS.items() if error and text in error), error)
+        return msgspec.structs.replace(self, error=kind)
+
+
+class AllocateCase(MemoryCase, frozen=True, kw_only=True):
+    hint: Hint
+    expect: AllocateExpected
+
+
+def allocate(path: Path) -> Iterator[CaseResult]:
+    return results(path, AllocateCase, lambda case: (case.expect.by_kind, allocated(case)))
+
+
+def allocated(case: AllocateCase) -> AllocateExpected:
+    """Gives the container its memory and looks at the state afterwards."""
+    state, pod, rules = situation(case)
+    container = case.container or ContainerName("")
+    try:
+        blocks = memory_for(state, pod, container, case.hint.read, rules)
+    except NoFit as misfit:
+        return AllocateExpected(error=misfit.code)
+    earlier = allocations_of(state, pod)
+    if blocks and not allocations_of(state, pod, container):
+        state = holding(state, allocation(pod, container, blocks), earlier)
+    held = {each.owner.container: written(each.memory) for each in allocations_of(state, pod) if each.owner}
+    return AllocateExpected(
+        blocks=written(blocks) or None,
+        held_blocks_after=held,
+        reusable_after=reusable(state, pod),
+        numa_nodes_after=nodes_after(case, state, rules),
+    )
+
+
+def situation(case: MemoryCase) -> tuple[NodeState, PodRequest, AdmissionRules]:
+    """The state, the pod and the rules of a case. Raises Undecodable for one that contradicts itself."""
+    nodes = tuple(
+        NumaNode(
+            id=node.id,
+            memory=node.resources[MEMORY].total if MEMORY in node.resources else None,
+            hugepages={name: each.total for name, each in node.resources.items() if name != MEMORY},
+        )
+        for node in case.numa_nodes
+    )
+    use = {
+        node.id: MemoryUse(
+            reserved={name: each.reserved for name, each in node.resources.items()},
+            cells=tuple(node.cells),
+            assignments=node.assignments,
+        )
+        for node in case.numa_nodes
+    }
+    reserved = {node.id: {n: each.system_reserved for n, each in node.resources.items()} for node in case.numa_nodes}
+    pod = case.pod.read
+    allocations = [
+        allocation(
+            pod,
+            container.name,
+            tuple(
+                MemoryBlock(
+                    resource=block.type,
+                    nodes=block.nodes,
+                    size=block.size,
+                    taken=(block.size, *[0] * (len(block.nodes) - 1)),
+                )
+                for block in case.held_blocks[container.name]
+            ),
+        )
+        for container in (*pod.init_containers, *pod.containers)
+        if container.name in case.held_blocks
+    ]
+    name = NodeName("case")
+    topology = TopologyDiscovered(
+        node=name, epoch=1, revision=1, boot_id="case", source="described: case", topology=Topology(nodes=nodes)
+    )
+    state = NodeState(node=name, topology=topology, allocations={each.id: each for each in allocations}, memory=use)
+    left = reusable(state, pod)
+    if case.reusable is not None and left != in_order(case.reusable):
+        raise Undecodable(clean(case.id), f"reusable is not what held_blocks leave, {clean(repr(left), 200)}")
+    return state, pod, AdmissionRules(mode=Mode.KUBELET, reserved_memory=reserved)
+
+
+def reusable(state: NodeState, pod: PodRequest) -> list[Block]:
+    """What the pod's finished init containers leave to its next containers."""
+    left = reusable_memory(allocations_of(state, pod))
+    return in_order(Block(nodes_of(group), name, size) for (group, name), size in left.items())
+
+
+def in_order(blocks: Iterable[Block]) -> list[Block]:
+    return sorted(blocks, key=lambda block: (block.nodes, block.type))
+
+
+def allocation(pod: PodRequest, container: ContainerName, blocks: tuple[MemoryBlock, ...]) -> Allocation:
+    plain = any(each.name == container and not each.sidecar for each in pod.init_containers)
+    return Allocation(
+        id=AllocationID(container),
+        owner=Owner(namespace=pod.namespace, pod=pod.name, container=container),
+        role="init" if plain else "app",
+        memory=blocks,
+    )
+
+
+def written(blocks: tuple[MemoryBlock, ...]) -> list[Block]:
+    return sorted((Block(block.nodes, block.resource, block.size) for block in blocks), key=lambda block: block.type)
+
+
+def nodes_after(case: MemoryCase, state: NodeState, rules: AdmissionRules) -> list[Node]:
+    after = memory_nodes(state, rules)
+    return [
+        Node(
+            id=node.id,
+            resources={
+                name: Amounts(
+                    total=had.total,
+                    system_reserved=had.system_reserved,
+                    allocatable=after[node.id].allocatable[name],
+                    reserved=state.memory[node.id].reserved.get(name, 0),
+                    free=after[node.id].free[name],
+                )
+                for name, had in node.resources.items()
+            },
+            cells=list(state.memory[node.id].cells),
+            assignments=state.memory[node.id].assignments,
+        )
+        for node in case.numa_nodes
+    ]

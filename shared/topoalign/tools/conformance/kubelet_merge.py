@@ -1,0 +1,86 @@
+"""The suite `kubelet/merge`: what a topology policy makes of the providers' hints."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from topoalign.core.hints.rules import listed
+from topoalign.core.model.hints import HintRule, Hints, TopologyHint
+from topoalign.core.model.ids import ResourceName
+from topoalign.core.model.requests import Policy
+from topoalign.core.model.topology.bitmask import mask_of, nodes_of
+from topoalign.core.policy import POLICIES
+from topoalign.core.policy.merge.kubelet_merge import offers_of
+from topoalign.tools.conformance.case_files import results
+from topoalign.tools.conformance.suite import CaseResult, Outcome
+
+
+class Hint(msgspec.Struct, frozen=True):
+    """A hint as case files write it; `nodes` null stands for any."""
+
+    nodes: list[int] | None
+    preferred: bool
+
+    @property
+    def read(self) -> TopologyHint:
+        return TopologyHint(None if self.nodes is None else mask_of(self.nodes), self.preferred)
+
+
+def written(hint: TopologyHint) -> Hint:
+    return Hint(None if hint.affinity is None else list(nodes_of(hint.affinity)), hint.preferred)
+
+
+def all_written(hints: Hints) -> list[Hint] | None:
+    listed_hints = listed(hints) if isinstance(hints, HintRule) else hints
+    return None if listed_hints is None else [written(hint) for hint in listed_hints]
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    prefer_closest_numa_nodes: bool = False
+
+
+class Expected(msgspec.Struct, frozen=True):
+    nodes: list[int] | None
+    preferred: bool
+    admit: bool
+
+
+class MergeCase(msgspec.Struct, frozen=True):
+    id: str
+    numa_nodes: list[int]
+    policy: Policy
+    providers: list[dict[ResourceName, list[Hint] | None] | None]
+    expect: Expected
+    distances: list[list[int]] | None = None
+    options: Options = Options()
+
+
+def merge(path: Path) -> Iterator[CaseResult]:
+    return results(path, MergeCase, outcome)
+
+
+def outcome(case: MergeCase) -> Outcome:
+    policy = POLICIES[case.policy]
+    rows = case.distances if case.options.prefer_closest_numa_nodes else None
+    distances = None if rows is None else distances_of(case.numa_nodes, rows)
+    providers = [{name: hints_of(hints) for name, hints in (each or {}).items()} for each in case.providers]
+    merged = policy.merge(offers_of(providers), mask_of(case.numa_nodes), distances)
+    return case.expect, Expected(written(merged).nodes, merged.preferred, policy.admits(merged))
+
+
+def distances_of(nodes: Sequence[int], rows: Sequence[Sequence[int]]) -> dict[int, dict[int, int]]:
+    """
+    Node -> node -> distance.
+
+    The kubelet takes a node's id for the column. On sparse ids it would look past the end of a row that has one column per
+    node; such a row is read by position. Raises ValueError for another number of rows or columns.
+    """
+    return {
+        node: dict(enumerate(row)) if len(row) > max(nodes) else dict(zip(nodes, row, strict=True))
+        for node, row in zip(nodes, rows, strict=True)
+    }
+
+
+def hints_of(hints: list[Hint] | None) -> Hints:
+    return None if hints is None else tuple(hint.read for hint in hints)

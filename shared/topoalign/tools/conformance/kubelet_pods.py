@@ -1,0 +1,78 @@
+"""The suite `kubelet/pod_requests`, and pods as case files write them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from topoalign.core.hints.requested import cpu_request, device_request, memory_request, pod_wide
+from topoalign.core.model.ids import CPU, MEMORY, PodName, ResourceName, is_hugepages
+from topoalign.core.model.requests import ContainerRequest, Mode, PodRequest, Qos
+from topoalign.tools.conformance.case_files import results
+from topoalign.tools.conformance.suite import CaseResult, Outcome
+
+
+class Pod(msgspec.Struct, frozen=True):
+    name: PodName
+    qos: Qos
+    containers: tuple[ContainerRequest, ...]
+    init_containers: tuple[ContainerRequest, ...] = ()
+
+    @property
+    def read(self) -> PodRequest:
+        return PodRequest(name=self.name, init_containers=self.init_containers, containers=self.containers)
+
+
+def as_the_kubelet_reads(pod: PodRequest) -> PodRequest:
+    """
+    The same to the kubelet, for cases with pods that no API server takes: devices without a limit, or with another one.
+
+    Of devices the kubelet's managers look at limits alone, of hugepages at requests alone.
+    """
+    groups = (tuple(map(evened, group)) for group in (pod.init_containers, pod.containers))
+    init_containers, containers = groups
+    return msgspec.structs.replace(pod, init_containers=init_containers, containers=containers)
+
+
+def evened(container: ContainerRequest) -> ContainerRequest:
+    requests, limits = dict(container.requests), dict(container.limits)
+    for name, amount in container.requests.items():
+        if is_hugepages(name):
+            limits[name] = amount
+        elif name in limits and name not in (CPU, MEMORY):
+            requests[name] = limits[name]
+        elif name not in (CPU, MEMORY):
+            del requests[name]
+    return msgspec.structs.replace(container, requests=requests, limits=limits)
+
+
+class Expected(msgspec.Struct, frozen=True):
+    pod_requests: dict[ResourceName, int]
+    pod_limits: dict[ResourceName, int]
+    exclusive_cpus: int
+    memory_manager: dict[ResourceName, int]
+    device_requests: dict[ResourceName, int]
+
+
+class PodRequestsCase(msgspec.Struct, frozen=True):
+    id: str
+    pod: Pod
+    device_resources: list[ResourceName]
+    expect: Expected
+
+
+def pod_requests(path: Path) -> Iterator[CaseResult]:
+    return results(path, PodRequestsCase, outcome)
+
+
+def outcome(case: PodRequestsCase) -> Outcome:
+    pod = case.pod.read
+    devices = {n: amount for n, amount in device_request(pod, None).items() if n in case.device_resources}
+    got = Expected(
+        pod_requests=pod_wide(pod, lambda container: container.requests),
+        pod_limits=pod_wide(pod, lambda container: container.limits),
+        exclusive_cpus=cpu_request(pod, None, Mode.KUBELET),
+        memory_manager=memory_request(pod, None, Mode.KUBELET),
+        device_requests=devices,
+    )
+    return (case.pod.qos, case.expect), (pod.qos, got)
