@@ -46,8 +46,6 @@ class Checks:
         """
         self.untold: set[str] = set()
         """Pods that run, and that the kubelet had lost before the record could know to which pod its devices belong."""
-        self.unheard: set[str] = set()
-        """Pods that had devices when a checkpoint or a journal was lost, whether they ran or had ended by then."""
         self.acknowledged: dict[str, frozenset[AllocationID]] = {}
         """Pod -> what its admission was answered with, until it asks for its release."""
         self.asked: dict[str, PodRequest] = {}
@@ -263,11 +261,12 @@ class Checks:
 
     def ended_unheard(self, state: NodeState) -> Held:
         """
-        What is recorded of pods without volumes that have ended, are not deleted, and were in a checkpoint or in a journal
-        that was lost: for all that can be told they run, and the record keeps what a container may use (docs/limits.md).
+        What is recorded of pods without volumes that have ended and are not deleted, where a checkpoint or a journal
+        was lost, or kubelet or agent started anew around that: for all that can be told they run, and the record keeps
+        what a container may use (docs/limits.md).
         """
         assert self.kubelet is not None
-        uids = self.unheard & self.kubelet.directories.now().untold - self.kubelet.wanted.keys()
+        uids = self.kubelet.unheard & self.kubelet.directories.now().untold - self.kubelet.wanted.keys()
         return frozenset(place for a in state.allocations.values() if a.pod_uid in uids for place in held_by(a))
 
     def kept(self) -> Held:

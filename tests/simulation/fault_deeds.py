@@ -114,7 +114,7 @@ def journal_damaged(run: "Scenario") -> None:
     run.checks.init_in_doubt = True
     if run.kubelet is not None:
         run.checks.untold |= run.kubelet.lost
-        run.checks.unheard |= run.kubelet.directories.now().untold
+        run.kubelet.unheard |= run.kubelet.directories.now().untold
     run.checks.record.begin_with(left, disk.journal.published())
     world.note("damaged", len(left))
 

@@ -68,6 +68,8 @@ class Kubelet:
     """What the containers of these really use, whatever the kubelet knows of it."""
     lost: set[str] = field(default_factory=set)
     """Pods that run, and of whose devices the kubelet knows nothing since it lost its checkpoint."""
+    unheard: set[str] = field(default_factory=set)
+    """Pods without volumes whose end, if they have ended, nobody may have heard of, nor may anybody hear of it later."""
     hidden: set[str] = field(default_factory=set)
     """Pods that run, and that it has not heard of yet after its start."""
     starts: int = 1
@@ -96,11 +98,16 @@ class Kubelet:
 
     def restart(self, hidden: set[str]) -> None:
         """Its memory is gone. Its calls break off: whoever makes them is to be cancelled beforehand."""
+        self.begin_unheard()
         self.plugin, self.healthy = None, {}
         self.starts += 1
         self.hidden = hidden & self.admitted
         self.up = True
         self._begin()
+
+    def begin_unheard(self) -> None:
+        """Who tells of ended pods, or who listens, is another one from now on, and may never have told or heard of these."""
+        self.unheard |= self.directories.now().untold - self.wanted.keys()
 
     def lists(self, plugin: Plugin, healthy: dict[ResourceName, tuple[DeviceID, ...]]) -> None:
         """What the plugin says on its stream: all its devices that are healthy."""

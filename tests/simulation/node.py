@@ -17,8 +17,8 @@ from simulation.kubelet import Kubelet
 from simulation.loop import Process
 from simulation.world import NODE, Violation, World
 
-from topoalign.allocator.device_allocations import Handouts
-from topoalign.allocator.hardware_watch import Hearing
+from topoalign.allocator.device_allocations import DeviceAllocations
+from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import Listing
 from topoalign.allocator.requests.admissions import Admissions
@@ -83,7 +83,7 @@ class Agent:
             marked=world.was_published,
         )
         self.ledger: Ledger | None = None
-        self.handouts: Handouts | None = None
+        self.handouts: DeviceAllocations | None = None
         self.allocator: Allocator | None = None
 
     async def run(self) -> None:
@@ -98,7 +98,7 @@ class Agent:
             world.kill(self.process)
             return
         bus: Bus = NodeBus(self.bus, NODE) if world.one_process else self.bus
-        hearing = Hearing(ledger, bus, clock)
+        hearing = HardwareWatch(ledger, bus, clock)
         if self.kubelet is not None:
             self.handouts = self.parts.handouts(
                 ledger,
@@ -107,13 +107,15 @@ class Agent:
                 gone_seconds=GONE_SECONDS,
                 unbound_seconds=UNBOUND_SECONDS,
                 settle_seconds=SETTLE_SECONDS,
-                sure=hearing.sure,
+                ensure_fresh=hearing.ensure_fresh,
             )
         admissions = self.parts.admissions(ledger, bus, world.rules, kubelet_owns_devices=self.kubelet is not None)
         self.allocator = Allocator(
             ledger, bus, clock, hearing, admissions, self.handouts, reconcile_seconds=RECONCILE_SECONDS
         )
         self.ledger = ledger
+        if self.kubelet is not None:
+            self.kubelet.begin_unheard()
         world.note("agent up", ledger.state.epoch, len(ledger.state.allocations))
         async with anyio.create_task_group() as tasks:
             await tasks.start(self.allocator.run)
@@ -143,7 +145,7 @@ class Agent:
         while True:
             version = self.ledger.version
             self.offer()
-            await self.ledger.beyond(version)
+            await self.ledger.wait_past(version)
 
     def offer(self) -> None:
         """Also what a kubelet asks for when it has restarted and the plugin has registered anew."""
@@ -187,7 +189,7 @@ class Parts:
     """Of what classes the agent is made: the product's, or some with a planted defect."""
 
     ledger: type[Ledger] = Ledger
-    handouts: type[Handouts] = Handouts
+    handouts: type[DeviceAllocations] = DeviceAllocations
     admissions: type[Admissions] = Admissions
     bus: type[FaultyBus] = FaultyBus
 

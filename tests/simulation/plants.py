@@ -16,7 +16,7 @@ import msgspec
 from simulation.bus import FaultyBus
 from simulation.node import Parts
 
-from topoalign.allocator.device_allocations import Handouts
+from topoalign.allocator.device_allocations import DeviceAllocations
 from topoalign.allocator.ledger.drafts import Draft
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import Listing
@@ -63,7 +63,7 @@ class PatientAdmissions(Admissions):
         self.deadlines.check = lambda deadline, request: None  # type: ignore[method-assign]  # that is the defect
 
 
-class PausingHandouts(Handouts):
+class PausingHandouts(DeviceAllocations):
     """Looks at the record, pauses, and records what the kubelet chose by what it saw before."""
 
     seen: NodeState | None = None
@@ -91,14 +91,14 @@ class HalvingLedger(Ledger):
         super().release(allocations[: len(allocations) // 2], reason)
 
 
-class TrustingHandouts(Handouts):
+class TrustingHandouts(DeviceAllocations):
     """Gives whatever it is asked for."""
 
     def _check(self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]) -> None:
         pass
 
 
-class TerseHandouts(Handouts):
+class TerseHandouts(DeviceAllocations):
     """Refuses without a word of what to do."""
 
     def _check(self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]) -> None:
@@ -209,7 +209,7 @@ class NobodyIsDisplaced(Liveness):
         return False
 
 
-class ByEntriesHandouts(Handouts):
+class ByEntriesHandouts(DeviceAllocations):
     liveness: type[Liveness] = EntriesCount
 
     def __init__(self, *details: Any, **more: Any) -> None:
@@ -225,7 +225,7 @@ class SilentHandouts(ByEntriesHandouts):
     liveness = NobodyIsDisplaced
 
 
-class BelievingHandouts(Handouts):
+class BelievingHandouts(DeviceAllocations):
     """Prefers whatever the kubelet believes to be free."""
 
     async def prefer(
@@ -237,7 +237,7 @@ class BelievingHandouts(Handouts):
 class Plant(NamedTuple):
     breaks: str
     """The invariant."""
-    part: type[Ledger | Handouts | Admissions | FaultyBus]
+    part: type[Ledger | DeviceAllocations | Admissions | FaultyBus]
 
     def parts(self) -> Parts:
         parts = Parts()

@@ -32,7 +32,7 @@ PASSING = (0.0, 0.0, 0.0, 0.003, 0.1, 0.7, 3.0, 8.0, 30.0)
 """Seconds between two steps, one of these."""
 BACK_SECONDS = (0.0, 0.2, 2.0, 10.0)
 """Until a process that died is there again."""
-CALM_SECONDS, LOOK_SECONDS = 200.0, 5.0
+CALM_SECONDS, POLL_SECONDS = 200.0, 5.0
 
 
 class Scenario:
@@ -120,8 +120,8 @@ class Scenario:
             if not self.kubelet.up:
                 self.restart_kubelet()
         missing: str | None = "nothing was looked at"
-        for look in range(int(CALM_SECONDS / LOOK_SECONDS)):
-            await anyio.sleep(LOOK_SECONDS)
+        for look in range(int(CALM_SECONDS / POLL_SECONDS)):
+            await anyio.sleep(POLL_SECONDS)
             if look % 4 == 1 and world.broker.weather.lost:  # the next fact shows a reader that it missed one
                 if self.agent.ledger is not None and not self.agent.process.dead:
                     self.agent.ledger.announce()

@@ -63,7 +63,7 @@ def checkpoint_lost(run: "Scenario") -> None:
     for uid, places in checks.running().items():
         if not places <= {place for a in known if a.pod_uid == uid for place in held_by(a)}:
             checks.untold.add(uid)
-    checks.unheard |= kubelet.directories.now().untold
+    kubelet.unheard |= kubelet.directories.now().untold
     run.world.note("lost", sorted(kubelet.admitted), sorted(checks.untold))
     run.stop_kubelet()
     kubelet.lose_checkpoint()

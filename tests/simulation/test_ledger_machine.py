@@ -25,7 +25,7 @@ from simulation.replaying import replayed
 from simulation.scenario import quietly
 from simulation.world import HEALTHY, NODE, WHOLE, SimulatedClock
 
-from topoalign.allocator.device_allocations import Handouts
+from topoalign.allocator.device_allocations import DeviceAllocations
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.core.model.errors import BadRequest, DeviceInUse, DeviceUnusable, StateFault, TopoalignError, Unavailable
 from topoalign.core.model.events import DeviceHealth, DeviceHealthChanged, HealthState, LedgerEvent, TopologyDiscovered
@@ -65,7 +65,7 @@ class LedgerMachine(RuleBasedStateMachine):
                     node=NODE, epoch=1, revision=1, boot_id="b", source="described: simulated", topology=WHOLE
                 )
             )
-            self.handouts = Handouts(self.ledger, self.clock, self.kubelet)
+            self.handouts = DeviceAllocations(self.ledger, self.clock, self.kubelet)
 
         self.run(begin())
         self.tell_health()

@@ -16,7 +16,7 @@ from simulation.pods import Container, Pod
 from simulation.scenario import quietly
 from simulation.world import HEALTHY, NODE, WHOLE, SimulatedClock
 
-from topoalign.allocator.device_allocations import Handouts
+from topoalign.allocator.device_allocations import DeviceAllocations
 from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import Listing
@@ -48,7 +48,7 @@ class Node:
         )
         health = {device: HEALTHY for devices in WHOLE.devices.values() for device in devices}
         self.ledger.hear(DeviceHealthChanged(node=NODE, epoch=1, revision=1, devices=health))
-        self.handouts = Handouts(self.ledger, clock, self, gone_seconds=2, unbound_seconds=4, settle_seconds=6)
+        self.handouts = DeviceAllocations(self.ledger, clock, self, gone_seconds=2, unbound_seconds=4, settle_seconds=6)
         self.kubelet.plugin = self
         self.kubelet.healthy = {resource: tuple(devices) for resource, devices in WHOLE.devices.items()}
 
