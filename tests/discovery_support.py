@@ -14,7 +14,7 @@ from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.ports import Bus as BusPort
 from topoalign.core.ports import Clock, Driver, Inventory, Listener, Message, Stream
-from topoalign.discovery.device_health import Caretaker
+from topoalign.discovery.device_health import HealthKeeper
 from topoalign.discovery.metrics import Metrics
 from topoalign.discovery.offering import Offering
 from topoalign.discovery.record import RecordFile
@@ -72,7 +72,7 @@ def discovery_with(
     registry: CollectorRegistry | None = None,
     *,
     node: NodeName = NODE,
-    caretaker: Caretaker | None = None,
+    caretaker: HealthKeeper | None = None,
     read_seconds: float = READ_SECONDS,
     boot_id: str = "boot",
     environment: Mapping[str, str] | None = None,
@@ -84,7 +84,7 @@ def discovery_with(
         bus,
         clock,
         Metrics(registry or CollectorRegistry()),
-        caretaker or Caretaker(RecordFile(NOWHERE, boot_id), XidRules(), QUIET_SECONDS, clock),
+        caretaker or HealthKeeper(RecordFile(NOWHERE, boot_id), XidRules(), QUIET_SECONDS, clock),
         Offering(ConfigurationFile(environment or {}), CollectorRegistry()).offered,
         read_seconds=read_seconds,
         hold_down_seconds=HOLD_DOWN_SECONDS,
@@ -126,7 +126,7 @@ class World:
     ) -> None:
         """`environment` configures what is offered."""
         self.bus, self.clock, self.hardware, self.registry = Bus(), ManualClock(), Hardware(), CollectorRegistry()
-        self.caretaker = Caretaker(RecordFile(state_dir, boot_id), XidRules(), QUIET_SECONDS, self.clock)
+        self.caretaker = HealthKeeper(RecordFile(state_dir, boot_id), XidRules(), QUIET_SECONDS, self.clock)
         self.discovery = discovery_with(
             self.hardware,
             self.bus,

@@ -5,7 +5,7 @@ from typing import Any
 
 import anyio
 
-from topoalign.allocator.device_allocations import Handouts
+from topoalign.allocator.device_allocations import DeviceAllocations
 from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import Holding, Listing, Part
@@ -88,7 +88,7 @@ class Node:
     """An allocator without its front: a ledger that knows eight healthy GPUs, and a kubelet's record."""
 
     def __init__(self, journal: Journal | None = None, clock: ManualClock | None = None, **options: Any) -> None:
-        """`options`: of `Handouts`."""
+        """`options`: of `DeviceAllocations`."""
         self.clock = clock or ManualClock()
         self.journal = journal or MemoryJournal()
         self.kubelet = KubeletRecord()
@@ -97,11 +97,11 @@ class Node:
         self.options = options
         self.ledger, self.handouts = self.start()
 
-    def start(self) -> tuple[Ledger, Handouts]:
+    def start(self) -> tuple[Ledger, DeviceAllocations]:
         ledger = Ledger(NODE, self.journal, self.clock)
         self.hear_topology(ledger, 1)
         self.hear_health(ledger, 1, dict.fromkeys(GPUS, DeviceHealth(state=HealthState.HEALTHY)))
-        return ledger, Handouts(ledger, self.clock, self.kubelet, **self.options)
+        return ledger, DeviceAllocations(ledger, self.clock, self.kubelet, **self.options)
 
     def hear_topology(self, ledger: Ledger, revision: int) -> None:
         ledger.hear(

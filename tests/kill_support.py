@@ -21,8 +21,8 @@ from topoalign.core.model.ids import GPU, NIC, NodeName
 from topoalign.core.model.requests import AdmissionRules, Policy
 from topoalign.core.ports import Bus, Stream
 from topoalign.core.state.fold import NodeState, replay
-from topoalign.machines import load
-from topoalign.testing.fake_kubelet.kubelet import KubeletStandIn
+from topoalign.machines import load_machine
+from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 
 TOGETHER = 8
 """Agents at a time: each mostly waits."""
@@ -79,8 +79,8 @@ class Life:
         self.folder, self.node, self.bus, self.agents = folder, node, bus, agents
         self.arm = folder / "arm"
         self.environment = environment(node, nats, folder)
-        machine = load("dgx-a100").topology
-        self.kubelet = KubeletStandIn(plugins, resources, machine, AdmissionRules(policy=Policy.BEST_EFFORT))
+        machine = load_machine("dgx-a100").topology
+        self.kubelet = FakeKubelet(plugins, resources, machine, AdmissionRules(policy=Policy.BEST_EFFORT))
 
     def start(self, step: int = 1_000_000, compact_after: int = 1_000) -> int:
         return self.agents.start(self.environment, self.arm, step, self.folder / "agent.log", compact_after)
@@ -217,7 +217,7 @@ def holders(state: NodeState) -> set[tuple[object, str, frozenset[str]]]:
     }
 
 
-async def agreeing(kubelet: KubeletStandIn, bus: Bus, node: NodeName) -> NodeState:
+async def agreeing(kubelet: FakeKubelet, bus: Bus, node: NodeName) -> NodeState:
     """Folds the node's events until they say what the kubelet says: the same devices for the same pods."""
     expected = {
         (key, resource, frozenset(devices))

@@ -12,7 +12,7 @@ import msgspec
 from anyio.abc import TaskGroup
 from grpclib.client import Channel
 
-from topoalign.allocator.device_allocations import Handouts
+from topoalign.allocator.device_allocations import DeviceAllocations
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.device_plugin.server import DevicePlugin
 from topoalign.allocator.ledger.journal import MemoryJournal
@@ -39,7 +39,7 @@ from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.client import KubeletAway
 from topoalign.kubelet.grpc.transport import Load, Server
 from topoalign.runtime.clock import ManualClock, SystemClock
-from topoalign.testing.fake_kubelet.kubelet import KubeletStandIn
+from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 
 NODE = NodeName("node-1")
 GIB = 2**30
@@ -103,7 +103,7 @@ class MemoryDesk:
         self._more.set()
         self._more = anyio.Event()
 
-    async def beyond(self, version: int) -> None:
+    async def wait_past(self, version: int) -> None:
         while self.version <= version:
             await self._more.wait()
 
@@ -162,14 +162,14 @@ class SilentPodResources:
         return ()
 
 
-def recorded(state: NodeState, placement: str = "best-effort") -> tuple[Handouts, Ledger, MemoryJournal]:
+def recorded(state: NodeState, placement: str = "best-effort") -> tuple[DeviceAllocations, Ledger, MemoryJournal]:
     """The real allocator, its record in memory, with the hardware and health of this state."""
     journal, clock = MemoryJournal(), ManualClock()
     ledger = Ledger(NODE, journal, clock)
     assert state.topology is not None and state.health is not None
     ledger.hear(state.topology)
     ledger.hear(state.health)
-    return Handouts(ledger, clock, SilentPodResources(), placement=placement), ledger, journal
+    return DeviceAllocations(ledger, clock, SilentPodResources(), placement=placement), ledger, journal
 
 
 @contextmanager
@@ -219,7 +219,7 @@ class Node:
 
     directory: Path
     desk: MemoryDesk
-    kubelet: KubeletStandIn
+    kubelet: FakeKubelet
     front: KubeletFront
     clock: Clock
     tasks: TaskGroup
@@ -229,7 +229,7 @@ class Node:
         self.pod_resources = self.directory / "pod-resources" / "kubelet.sock"
 
 
-def offers(machine: Topology) -> Callable[[KubeletStandIn], bool]:
+def offers(machine: Topology) -> Callable[[FakeKubelet], bool]:
     """True of a kubelet in which every GPU and NIC of the machine is allocatable."""
     return lambda kubelet: all(kubelet.allocatable(name) == len(ids) for name, ids in machine.devices.items())
 
@@ -245,7 +245,7 @@ async def node(
     rules: AdmissionRules = RESTRICTED,
     clock: Clock | None = None,
     drain_seconds: float = 5.0,
-    until: Callable[[KubeletStandIn], bool] | None = None,
+    until: Callable[[FakeKubelet], bool] | None = None,
     chance: Random | None = None,
 ) -> AsyncIterator[Node]:
     """Runs a kubelet stand-in and the front; yields when all resources are allocatable, or when `until` says."""
@@ -256,7 +256,7 @@ async def node(
         resources.mkdir()
         clock = clock or SystemClock()
         desk = desk or MemoryDesk(machine)
-        kubelet = KubeletStandIn(plugins, resources, machine, rules, clock, chance)
+        kubelet = FakeKubelet(plugins, resources, machine, rules, clock, chance)
         front = KubeletFront(
             desk,
             plugins,

@@ -35,7 +35,7 @@ from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.context import Context
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
-from topoalign.testing.fake_kubelet.kubelet import KubeletStandIn
+from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 
 NODE = NodeName("node-1")
 READ_SECONDS = 10.0
@@ -107,7 +107,7 @@ class WholeNode:
     standin: StandIn
     clock: QuickClock
     bus: MemoryBus
-    kubelet: KubeletStandIn
+    kubelet: FakeKubelet
     context: Context
 
     async def play(self, *more: str, gpus: Sequence[int] = range(8)) -> None:
@@ -184,7 +184,7 @@ async def whole_node(
         context = Context(
             bus=bus, clock=clock, environment={f"TOPOALIGN_{name}": value for name, value in settings.items()}
         )
-        kubelet = KubeletStandIn(plugins, resources, two_nodes(), RESTRICTED)
+        kubelet = FakeKubelet(plugins, resources, two_nodes(), RESTRICTED)
         async with background() as tasks:
             await tasks.start(kubelet.run)
             for service in (discovery, hinting, allocator, registry):

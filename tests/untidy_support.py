@@ -13,16 +13,16 @@ from kubelet_support import MemoryDesk, offers, short_directory
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.cli.predict import Described
-from topoalign.core.model.decisions import Admission, Beside, Decision
+from topoalign.core.model.decisions import Admission, Decision, PlacementContext
 from topoalign.core.model.events import Allocation, DeviceHealth, HealthState
 from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, AllocationID, ContainerName, DeviceID, PodName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.placement.preference import prefer
 from topoalign.kubelet.files import configuration
-from topoalign.machines import load
+from topoalign.machines import load_machine
 from topoalign.runtime.clock import ManualClock
-from topoalign.testing.fake_kubelet.kubelet import KubeletStandIn
+from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 
 MACHINES = (
     "8x-nvlink-pairs",
@@ -125,14 +125,14 @@ class KnowingDesk(MemoryDesk):
 
     def __init__(self, machine: Topology, rules: AdmissionRules) -> None:
         super().__init__(machine)
-        self.kubelet: KubeletStandIn | None = None
+        self.kubelet: FakeKubelet | None = None
         self._rules = rules
 
     async def prefer(
         self, resource: ResourceName, available: Sequence[DeviceID], must_include: Sequence[DeviceID], size: int
     ) -> tuple[DeviceID, ...]:
         assert self.kubelet is not None
-        beside = Beside(free=self.kubelet.state().free(resource))
+        beside = PlacementContext(free=self.kubelet.state().free(resource))
         hardware = self.state.hardware
         return prefer(hardware, resource, available, must_include, size, self._rules.placement, beside=beside)
 
@@ -178,7 +178,7 @@ class UntidyNode:
     root: Path
     machine: Topology
     described: Described
-    kubelet: KubeletStandIn
+    kubelet: FakeKubelet
     desk: KnowingDesk
     clock: ManualClock
     number: int = 0
@@ -234,7 +234,7 @@ class UntidyNode:
         return pod, predicted, await self.kubelet.admit(pod, self.uid(), volumes=volumes, start=start)
 
 
-def offered(kubelet: KubeletStandIn, machine: Topology) -> bool:
+def offered(kubelet: FakeKubelet, machine: Topology) -> bool:
     return all(kubelet.capacity(name) == len(ids) for name, ids in machine.devices.items())
 
 
@@ -243,15 +243,15 @@ async def untidy_node(seed: int) -> AsyncIterator[UntidyNode]:
     """A node of some machine and some configuration."""
     chance = Random(seed)
     name = chance.choice(MACHINES)
-    machine = load(name).topology
+    machine = load_machine(name).topology
     with short_directory(fast=True) as root:
         for directory in ("device-plugins", "pod-resources"):
             (root / directory).mkdir()
         config = root / "config.yaml"
         config.write_text(some_configuration(chance, machine))
-        rules = configuration.load(config)
+        rules = configuration.load_configuration(config)
         clock, desk = ManualClock(), KnowingDesk(machine, rules)
-        kubelet = KubeletStandIn(
+        kubelet = FakeKubelet(
             root / "device-plugins", root / "pod-resources", machine, rules, clock, Random(chance.random())
         )
         desk.kubelet = kubelet

@@ -20,7 +20,7 @@ from topoalign.core.model.events import Allocation, AllocationGranted, Allocatio
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName
 from topoalign.core.model.topology.model import Gpu, MigDevice, Topology
 from topoalign.core.ports import HardwareEvent, Occurrence, Stream
-from topoalign.discovery.device_health import Caretaker
+from topoalign.discovery.device_health import HealthKeeper
 from topoalign.discovery.drivers.described import DescribedDriver
 from topoalign.discovery.record import RecordFile
 from topoalign.discovery.xids import XidRules
@@ -43,7 +43,7 @@ async def serving(folder: Path) -> AsyncIterator[str]:
         ):
             await bus.publish(wire.encode(fact, 1.0))
         clock = SystemClock()
-        caretaker = Caretaker(RecordFile(folder / "state", "boot"), XidRules(), QUIET_SECONDS, clock)
+        caretaker = HealthKeeper(RecordFile(folder / "state", "boot"), XidRules(), QUIET_SECONDS, clock)
         discovery = discovery_with(DescribedDriver("dgx-a100"), bus, clock, caretaker=caretaker)
         await tasks.start(lambda *, task_status: discovery.run(task_status=task_status))
         while await bus.last_position(Stream.NODES) < 2:

@@ -15,7 +15,7 @@ from topoalign.cli.predict import Described
 from topoalign.core.admission.admit import admit
 from topoalign.core.model.ids import GPU
 from topoalign.kubelet.files import configuration
-from topoalign.machines import load
+from topoalign.machines import load_machine
 
 CONFIG = """
 apiVersion: kubelet.config.k8s.io/v1beta1
@@ -52,8 +52,8 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def hold(gpus: int, cpus: int) -> None:
     """A kubelet of the machine that holds a pod with so much, in the folder `kubelet`."""
-    rules = configuration.load(Path("config.yaml"))
-    state = Described(MACHINE, None, None).node(load(MACHINE), rules).state
+    rules = configuration.load_configuration(Path("config.yaml"))
+    state = Described(MACHINE, None, None).node(load_machine(MACHINE), rules).state
     for allocation in admitted(
         admit(state, pod(container("main", gpus=gpus, cpus=cpus, gib=8), name="uid"), rules)
     ).values():
@@ -165,7 +165,7 @@ def test_files_that_cannot_be_used_are_one_clear_error_and_no_prediction(
 
 
 def hold_cpu_1() -> None:
-    last = len(load(MACHINE).topology.cpus) - 1
+    last = len(load_machine(MACHINE).topology.cpus) - 1
     Path("kubelet/cpu_manager_state").write_bytes(cpu_file("static", f"0,2-{last}", {"u": {"c": "1"}}))
 
 

@@ -16,7 +16,7 @@ from e2e_support import allocate, answering, in_one_process, pod
 from fact_support import Writer
 from structlog.testing import capture_logs
 
-from topoalign.allocator.hardware_watch import ASK_AGAIN_SECONDS, Hearing
+from topoalign.allocator.hardware_watch import ASK_AGAIN_SECONDS, HardwareWatch
 from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.client import Client, subscriber
@@ -228,7 +228,7 @@ async def test_the_allocator_bears_whatever_a_discovery_of_another_version_answe
         asked.append(body)
         return reply
 
-    hearing = Hearing(Ledger(NODE, MemoryJournal(), clock), bus, clock)
+    hearing = HardwareWatch(Ledger(NODE, MemoryJournal(), clock), bus, clock)
     endpoints = [Endpoint(name="alive", subject=wire.alive_subject(NODE), answer=answer)]
     async with bus.serve("topoalign-discovery", endpoints), anyio.create_task_group() as tasks:
         tasks.start_soon(hearing.run)

@@ -14,7 +14,7 @@ from topoalign.core.hints.devices import device_hints
 from topoalign.core.hints.enumeration import TooManyNumaNodes, subsets
 from topoalign.core.hints.memory import MemoryNode, memory_hints
 from topoalign.core.hints.providers import answer, hints_for, question
-from topoalign.core.hints.rules import listed
+from topoalign.core.hints.rules import hints_of_rule
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.events import MemoryUse
 from topoalign.core.model.hints import HintRule, Hints, TopologyHint
@@ -29,7 +29,7 @@ MORE = st.sampled_from([(), tuple(range(10, 17))])
 
 
 def in_full(hints: Hints) -> list[TopologyHint]:
-    return list(listed(hints) if isinstance(hints, HintRule) else hints or ())
+    return list(hints_of_rule(hints) if isinstance(hints, HintRule) else hints or ())
 
 
 def expected_hints(

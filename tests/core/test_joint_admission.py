@@ -15,7 +15,7 @@ from topoalign.core.deviceshare.names import HINT_ANNOTATION, JOINT_ANNOTATION, 
 from topoalign.core.deviceshare.node_devices import ContainerDevices, joint_devices
 from topoalign.core.hints import joint_devices as jointly
 from topoalign.core.hints.joint_devices import asked_for, joint_hints
-from topoalign.core.hints.search import Work
+from topoalign.core.hints.search import SearchBudget
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.errors import InvalidField, NoFit, TooMuchWork
 from topoalign.core.model.events import Allocation
@@ -472,7 +472,7 @@ def test_all_sets_and_containers_have_one_limit_on_work(monkeypatch: pytest.Monk
     state, asked = node(EIGHT_NODES), joint(container("a", gpus=1, nics=1), container("b", gpus=1, nics=1))
 
     for steps, found in ((80, None), (280, 3)):
-        monkeypatch.setattr(jointly, "Work", lambda steps=steps: Work(steps))
+        monkeypatch.setattr(jointly, "SearchBudget", lambda steps=steps: SearchBudget(steps))
         if found is None:
             with pytest.raises(TooMuchWork):
                 joint_hints(state, asked, None, PER_POD)

@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from merge_reference import cross_product
 
-from topoalign.core.hints.search import Work
+from topoalign.core.hints.search import SearchBudget
 from topoalign.core.model.hints import HintRule, Need, ProviderHints, TopologyHint
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.topology.bitmask import mask_of, masks_by_size
-from topoalign.core.policy.merge.kubelet_merge import ANY, NOWHERE, merge, offers_of
-from topoalign.core.policy.merge.many_nodes import merge_wide
+from topoalign.core.policy.merge.kubelet_merge import ANY, NO_AFFINITY, merge, offers_of
+from topoalign.core.policy.merge.many_nodes import merge_many_nodes
 
 SPARSE = (0, 3, 8, 70)
 A, B, C = (ResourceName(name) for name in "abc")
@@ -42,7 +42,7 @@ def test_merge_finds_what_the_cross_product_finds(
     expected = cross_product(lists, mask_of(nodes), distances)
 
     assert expected == merge(lists, mask_of(nodes), distances)
-    assert expected == merge_wide(lists, mask_of(nodes), distances, Work())
+    assert expected == merge_many_nodes(lists, mask_of(nodes), distances, SearchBudget())
 
 
 @settings(max_examples=60, deadline=None)
@@ -61,7 +61,7 @@ def test_no_opinion_and_cannot_be_met_are_told_apart() -> None:
     rule = HintRule(nodes=0b11, needs=(Need(1, {0b01: 1, 0b10: 1}),), least=1)
     answers: list[ProviderHints] = [{}, {A: None, B: ()}, {C: (TopologyHint(1, True),)}, {A: rule}]
 
-    assert [(ANY,), (ANY,), (NOWHERE,), (TopologyHint(1, True),), rule] == offers_of(answers)
+    assert [(ANY,), (ANY,), (NO_AFFINITY,), (TopologyHint(1, True),), rule] == offers_of(answers)
 
 
 def test_without_opinions_the_whole_machine_is_preferred() -> None:
@@ -74,17 +74,17 @@ def test_a_wide_machine_costs_nothing_where_hints_are_narrow() -> None:
     machine = mask_of(range(34))
     cpus = [TopologyHint(0b01, True), TopologyHint(0b10, True), TopologyHint(0b11, False)]
 
-    assert TopologyHint(machine, False) == merge([[NOWHERE], [ANY]], machine)
-    assert TopologyHint(0b01, False) == merge([cpus, [NOWHERE]], machine)
+    assert TopologyHint(machine, False) == merge([[NO_AFFINITY], [ANY]], machine)
+    assert TopologyHint(0b01, False) == merge([cpus, [NO_AFFINITY]], machine)
     assert TopologyHint(0b10, True) == merge([cpus, [TopologyHint(0b10, True)]], machine)
 
 
 def test_lists_that_are_wide_in_common_are_merged_without_listing_what_they_have_in_common() -> None:
     """34 nodes have 2^34 subsets; the lists come to three masks."""
-    machine, work = mask_of(range(34)), Work(100)
+    machine, work = mask_of(range(34)), SearchBudget(100)
     halves = [TopologyHint(machine >> 17, True), TopologyHint(machine ^ machine >> 17, True)]
 
-    assert TopologyHint(machine, False) == merge([[TopologyHint(machine, False)], [NOWHERE]], machine, work=work)
+    assert TopologyHint(machine, False) == merge([[TopologyHint(machine, False)], [NO_AFFINITY]], machine, work=work)
     assert TopologyHint(machine >> 17, True) == merge([halves, [ANY]], machine, work=work)
     assert TopologyHint(machine >> 17, False) == merge([halves, [TopologyHint(machine, True)]], machine, work=work)
     assert not work.ended

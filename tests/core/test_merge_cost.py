@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.admission.admit import admit
-from topoalign.core.hints.rules import listed
+from topoalign.core.hints.rules import hints_of_rule
 from topoalign.core.model.decisions import Decision
 from topoalign.core.model.hints import HintRule, Hints, Need, TopologyHint
 from topoalign.core.model.ids import CPU, GPU, ContainerName, ResourceName
@@ -50,7 +50,7 @@ def test_a_rule_counts_as_the_most_hints_that_it_can_stand_for(nodes: int, amoun
     """Of more than eight NUMA nodes hints are not listed, and are not listed to be counted."""
     supply = {1 << i: 2 for i in range(nodes)}
     rule = HintRule(nodes=2**nodes - 1, needs=(Need(amount, supply),), least=1, besides=tuple(sorted(besides)))
-    most = len(listed(rule))
+    most = len(hints_of_rule(rule))
 
     assert most <= length(rule, Policy.RESTRICTED) <= longest(nodes, Policy.RESTRICTED) + len(besides)
     assert nodes == length(rule, Policy.SINGLE_NUMA_NODE)

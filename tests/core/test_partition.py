@@ -19,7 +19,7 @@ from topoalign.core.placement.gpus.scores import Scores, total
 from topoalign.core.placement.partition import MOST_STEPS, best_sets, best_split, best_total
 from topoalign.core.placement.partition.lagrangian import best_by_prices
 from topoalign.core.placement.partition.masks import mask_of
-from topoalign.core.placement.partition.search_budget import Work
+from topoalign.core.placement.partition.search_budget import SearchBudget
 from topoalign.core.placement.partition.tables import best_by_table
 from topoalign.core.placement.partition.tree import best_by_tree, tree_of
 from topoalign.core.placement.preference import choose, prefer
@@ -55,8 +55,8 @@ def test_tables_tree_and_prices_agree(seed: int) -> None:
     expected = best_by_table(scores, mask_of(required, devices), size)
 
     assert tree is not None
-    assert expected == best_by_tree(tree, devices, required, size, Work(MOST_STEPS))
-    assert expected == best_by_prices(scores, mask_of(required, devices), size, Work(MOST_STEPS))
+    assert expected == best_by_tree(tree, devices, required, size, SearchBudget(MOST_STEPS))
+    assert expected == best_by_prices(scores, mask_of(required, devices), size, SearchBudget(MOST_STEPS))
 
 
 @settings(max_examples=300, deadline=None)
@@ -68,7 +68,7 @@ def test_prices_agree_with_tables_where_there_is_no_structure(seed: int) -> None
     size = random.randint(2, devices - 1)
     required = mask_of(required_of(random, devices, size), devices)
 
-    assert best_by_table(scores, required, size) == best_by_prices(scores, required, size, Work(MOST_STEPS))
+    assert best_by_table(scores, required, size) == best_by_prices(scores, required, size, SearchBudget(MOST_STEPS))
 
 
 @settings(max_examples=60, deadline=None)
@@ -81,12 +81,12 @@ def test_tree_and_prices_agree_on_machines_that_no_walk_can_do(seed: int) -> Non
     required = required_of(random, devices, size)
     tree = tree_of(scores, range(devices))
     try:
-        expected = best_by_prices(scores, mask_of(required, devices), size, Work(MOST_STEPS))
+        expected = best_by_prices(scores, mask_of(required, devices), size, SearchBudget(MOST_STEPS))
     except TooMuchWork:
         return
 
     assert tree is not None
-    assert expected == best_by_tree(tree, devices, required, size, Work(MOST_STEPS))
+    assert expected == best_by_tree(tree, devices, required, size, SearchBudget(MOST_STEPS))
 
 
 def test_no_more_than_one_set_is_smaller_even_if_small_sets_would_be_worth_more() -> None:
@@ -95,8 +95,10 @@ def test_no_more_than_one_set_is_smaller_even_if_small_sets_would_be_worth_more(
     tree = tree_of(pairs, range(14))
 
     assert tree is not None
-    assert (mask_of([0, 1, 2], 14), 630) == best_by_tree(tree, 14, [], 3, Work(MOST_STEPS))
-    assert (mask_of([2, 3, 13], 14), 630) == best_by_prices(pairs, mask_of([2, 3, 13], 14), 3, Work(10 * MOST_STEPS))
+    assert (mask_of([0, 1, 2], 14), 630) == best_by_tree(tree, 14, [], 3, SearchBudget(MOST_STEPS))
+    assert (mask_of([2, 3, 13], 14), 630) == best_by_prices(
+        pairs, mask_of([2, 3, 13], 14), 3, SearchBudget(10 * MOST_STEPS)
+    )
 
 
 def test_scores_are_a_tree_only_if_blocks_are_equally_far_from_each_other() -> None:

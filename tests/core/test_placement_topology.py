@@ -9,17 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topoalign.core.admission.alternatives import considered
-from topoalign.core.model.decisions import Beside, PreferenceQuestion
+from topoalign.core.model.decisions import PlacementContext, PreferenceQuestion
 from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID
 from topoalign.core.model.requests import Placement
 from topoalign.core.model.topology.model import Fabric, Topology
 from topoalign.core.placement.fragmentation import fragmentation
-from topoalign.core.placement.gpus.topology import Nics, Outlook, by_topology
+from topoalign.core.placement.gpus.topology import Nics, SetScorer, by_topology
 from topoalign.core.placement.preference import choose, prefer
-from topoalign.machines import load
+from topoalign.machines import load_machine
 
-PAIRS = load("8x-nvlink-pairs").topology
-VOLTA = load("dgx1-volta").topology
+PAIRS = load_machine("8x-nvlink-pairs").topology
+VOLTA = load_machine("dgx1-volta").topology
 
 
 def gpus(*indexes: int) -> tuple[DeviceID, ...]:
@@ -27,7 +27,7 @@ def gpus(*indexes: int) -> tuple[DeviceID, ...]:
 
 
 def chosen(topology: Topology, free: tuple[DeviceID, ...], size: int, nics: int = 0) -> tuple[DeviceID, ...]:
-    beside = Beside(free=free, nics=tuple(topology.devices.get(NIC, ())), nics_wanted=nics)
+    beside = PlacementContext(free=free, nics=tuple(topology.devices.get(NIC, ())), nics_wanted=nics)
     return prefer(topology, GPU, free, (), size, Placement.TOPOLOGY, beside=beside)
 
 
@@ -87,7 +87,7 @@ def test_the_set_is_the_one_that_a_naive_reading_of_the_rule_finds(data: st.Data
 
     expected = naive(table, free, offered, required, size, nics)
 
-    assert expected == by_topology(Outlook(table), offered, required, size, free, nics)
+    assert expected == by_topology(SetScorer(table), offered, required, size, free, nics)
 
 
 @pytest.mark.parametrize(
@@ -114,37 +114,45 @@ def test_of_two_sets_the_one_is_taken_that_leaves_more() -> None:
 
 def test_free_gpus_that_are_not_offered_count_for_what_is_left() -> None:
     """GPU 0 can be had with its partner 1, which is free but not offered, so it is spared."""
-    beside = Beside(free=gpus(0, 1, 2))
+    beside = PlacementContext(free=gpus(0, 1, 2))
 
     assert gpus(2) == prefer(PAIRS, GPU, gpus(0, 2), (), 1, Placement.TOPOLOGY, beside=beside)
-    assert gpus(0) == prefer(PAIRS, GPU, gpus(0, 2), (), 1, Placement.TOPOLOGY, beside=Beside(free=gpus(0, 2, 3)))
+    assert gpus(0) == prefer(
+        PAIRS, GPU, gpus(0, 2), (), 1, Placement.TOPOLOGY, beside=PlacementContext(free=gpus(0, 2, 3))
+    )
 
 
 def test_nics_that_are_asked_for_are_weighed() -> None:
     """Only the NIC beside GPU 3 is free: a single GPU that asks for a NIC gets GPU 3, one that does not gets the lowest."""
-    machine = load("hgx-h100").topology
+    machine = load_machine("hgx-h100").topology
     every = tuple(machine.devices[GPU])
     free_nic = (tuple(machine.devices[NIC])[3],)
 
     asked = prefer(
-        machine, GPU, every, (), 1, Placement.TOPOLOGY, beside=Beside(free=every, nics=free_nic, nics_wanted=1)
+        machine,
+        GPU,
+        every,
+        (),
+        1,
+        Placement.TOPOLOGY,
+        beside=PlacementContext(free=every, nics=free_nic, nics_wanted=1),
     )
 
     assert (every[3],) == asked
-    assert (every[0],) == prefer(machine, GPU, every, (), 1, Placement.TOPOLOGY, beside=Beside(free=every))
+    assert (every[0],) == prefer(machine, GPU, every, (), 1, Placement.TOPOLOGY, beside=PlacementContext(free=every))
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 8, 16])
 def test_on_machines_with_more_gpus_than_can_be_compared_the_set_is_no_worse_than_others(size: int) -> None:
-    topology = load("dgx2").topology
+    topology = load_machine("dgx2").topology
     every = tuple(topology.devices[GPU])
-    outlook = Outlook([[0 if a == b else 650 if a // 8 == b // 8 else 610 for b in range(16)] for a in range(16)])
+    outlook = SetScorer([[0 if a == b else 650 if a // 8 == b // 8 else 610 for b in range(16)] for a in range(16)])
 
     ours = by_topology(outlook, range(16), (), size)
 
     assert size == len(ours)
     assert outlook.own((*range(size),)) <= outlook.own(ours)
-    assert size == len(prefer(topology, GPU, every, (), size, Placement.TOPOLOGY, beside=Beside(free=every)))
+    assert size == len(prefer(topology, GPU, every, (), size, Placement.TOPOLOGY, beside=PlacementContext(free=every)))
 
 
 @given(st.data())
@@ -167,7 +175,7 @@ def test_the_order_of_the_input_has_no_say_and_what_is_required_is_included(data
     [([0, 1], [], 0), ([0, 1], [], -1), ([0, 1], [], 3), ([0, 0], [], 1), ([0, 1], [2], 1), ([0, 99], [], 1)],
 )
 def test_what_cannot_be_meant_gets_no_preference(available: list[int], required: list[int], size: int) -> None:
-    outlook = Outlook([[0, 10], [10, 0]])
+    outlook = SetScorer([[0, 10], [10, 0]])
 
     got = choose(lambda scores, *asked: by_topology(outlook, *asked), outlook.scores, available, required, size)
 
@@ -187,7 +195,7 @@ def test_fragmentation_is_what_the_best_sets_have_lost() -> None:
 
 def test_nvlinks_between_two_cliques_of_a_fabric_count_for_nothing() -> None:
     """Four GPUs on one switch, the fabric manager keeps 0 and 2 apart from 1 and 3: pairs are made within a clique."""
-    tray = load("gb200-tray").topology
+    tray = load_machine("gb200-tray").topology
     cliques = tuple(
         msgspec.structs.replace(gpu, fabric=Fabric(cluster="c", clique=gpu.index % 2), numa_affinity=(0,))
         for gpu in tray.gpus
@@ -202,7 +210,7 @@ def test_nvlinks_between_two_cliques_of_a_fabric_count_for_nothing() -> None:
     ("name", "size", "said"), [("dgx1-volta", 4, ""), ("dgx2", 4, "matching pairs"), ("dgx2", 1, "matching pairs")]
 )
 def test_explain_says_where_not_all_sets_were_weighed(name: str, size: int, said: str) -> None:
-    topology = load(name).topology
+    topology = load_machine(name).topology
     every = tuple(topology.devices[GPU])
     asked = PreferenceQuestion(
         resource=GPU,
@@ -210,7 +218,7 @@ def test_explain_says_where_not_all_sets_were_weighed(name: str, size: int, said
         must_include=(),
         size=size,
         container=ContainerName("c"),
-        beside=Beside(free=every),
+        beside=PlacementContext(free=every),
     )
     got = prefer(topology, GPU, every, (), size, Placement.TOPOLOGY, beside=asked.beside)
 
@@ -227,7 +235,7 @@ def test_sixty_four_gpus_without_structure_are_chosen_from_within_the_limits() -
     table = [[0] * 64 for _ in range(64)]
     for a, b in combinations(range(64), 2):
         table[a][b] = table[b][a] = chance.randint(10, 300)
-    outlook = Outlook(table)
+    outlook = SetScorer(table)
 
     for size in (1, 2, 8, 33, 63):
         got = by_topology(outlook, range(64), (60,), size)
@@ -242,5 +250,5 @@ def test_a_single_gpu_breaks_no_pair_on_large_machines_either(count: int, odd: i
     single, partner = 2 * odd if 2 * odd < count else 0, (2 * odd if 2 * odd < count else 0) ^ 1
     free = [gpu for gpu in range(count) if gpu != partner]
 
-    assert (single,) == by_topology(Outlook(table), free, (), 1)
-    assert single in by_topology(Outlook(table), free, (), 3)
+    assert (single,) == by_topology(SetScorer(table), free, (), 1)
+    assert single in by_topology(SetScorer(table), free, (), 3)

@@ -3,7 +3,7 @@
 import pytest
 from decision_support import GIB, container, pod
 
-from topoalign.core.admission.validate import checked
+from topoalign.core.admission.validate import validate_pod
 from topoalign.core.hints.requested import cpu_request, device_request, memory_request
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import CPU, GPU, MEMORY, ContainerName, PodName, ResourceName
@@ -62,9 +62,9 @@ def test_a_pod_has_a_hundred_containers_at_most_init_containers_included() -> No
     apps = [container(f"app-{i}") for i in range(MOST_CONTAINERS - 1)]
 
     assert MOST_CONTAINERS == 100
-    checked(pod(*apps, init=[container("first")]))
+    validate_pod(pod(*apps, init=[container("first")]))
     with pytest.raises(InvalidField, match="more than 100 containers, init containers included"):
-        checked(pod(*apps, init=[container("first"), container("second")]))
+        validate_pod(pod(*apps, init=[container("first"), container("second")]))
 
 
 class Asked(dict[ResourceName, int]):

@@ -13,8 +13,8 @@ from merge_reference import all_hints, cross_product, knapsack, narrowest_room
 
 from topoalign.core.admission.admit import admit
 from topoalign.core.admission.alignment import align
-from topoalign.core.hints.rules import Supply, listed, narrowest
-from topoalign.core.hints.search import MOST_STEPS, Choosing, Work
+from topoalign.core.hints.rules import Supply, hints_of_rule, narrowest
+from topoalign.core.hints.search import MOST_STEPS, Choosing, SearchBudget
 from topoalign.core.model.errors import TooMuchWork
 from topoalign.core.model.hints import HintAnswer, HintRule, Need, TopologyHint
 from topoalign.core.model.ids import GPU
@@ -22,9 +22,9 @@ from topoalign.core.model.requests import AdmissionRules, Policy
 from topoalign.core.model.topology.bitmask import Mask, mask_of, nodes_of
 from topoalign.core.policy.merge.closeness import Distances
 from topoalign.core.policy.merge.hint_combinations import Offer
-from topoalign.core.policy.merge.kubelet_merge import ANY, NOWHERE, merge
-from topoalign.core.policy.merge.many_nodes import merge_wide
-from topoalign.core.policy.merge.narrowest_fit import fit
+from topoalign.core.policy.merge.kubelet_merge import ANY, NO_AFFINITY, merge
+from topoalign.core.policy.merge.many_nodes import merge_many_nodes
+from topoalign.core.policy.merge.narrowest_fit import narrowest_fit
 from topoalign.core.policy.single_numa_node import single
 
 WIDE = mask_of(range(64))
@@ -62,7 +62,7 @@ def situations(draw: st.DrawFn, beyond: int = 0) -> tuple[list[Offer], Mask, Dis
     known = st.integers(1, (1 << nodes) - 1)
     masks = st.one_of(known, known.map(lambda mask: mask | beyond), st.just(beyond or 1))
     lists = st.lists(st.builds(TopologyHint, masks, st.booleans()), min_size=1, max_size=4)
-    others = st.one_of(rules(nodes), lists, st.sampled_from([[ANY], [NOWHERE]]))
+    others = st.one_of(rules(nodes), lists, st.sampled_from([[ANY], [NO_AFFINITY]]))
     most = 3 if nodes <= 3 else 2 if nodes == 4 else 1
     offers = [draw(rules(nodes)), *draw(st.lists(others, max_size=most))]
     far = st.sampled_from([12, 16, 20, 32])
@@ -71,13 +71,13 @@ def situations(draw: st.DrawFn, beyond: int = 0) -> tuple[list[Offer], Mask, Dis
 
 
 def in_full(offers: Sequence[Offer]) -> list[Sequence[TopologyHint]]:
-    return [listed(offer) if isinstance(offer, HintRule) else offer for offer in offers]
+    return [hints_of_rule(offer) if isinstance(offer, HintRule) else offer for offer in offers]
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 6).flatmap(rules))
 def test_a_rule_stands_for_the_sets_of_nodes_that_meet_all_needs(rule: HintRule) -> None:
-    assert all_hints(rule, 0b111111) == list(listed(rule))
+    assert all_hints(rule, 0b111111) == list(hints_of_rule(rule))
 
 
 @settings(max_examples=400, deadline=None)
@@ -90,7 +90,7 @@ def test_rules_merge_to_what_their_lists_merge_to(of: tuple[list[Offer], Mask, D
 
     assert expected == merge(offers, whole, distances)
     assert expected == merge(in_full(offers), whole, distances)
-    assert expected == merge_wide(in_full(offers), whole, distances, Work())
+    assert expected == merge_many_nodes(in_full(offers), whole, distances, SearchBudget())
 
 
 @settings(max_examples=400, deadline=None)
@@ -103,8 +103,8 @@ def test_in_mode_best_rules_come_to_the_narrowest_set_with_room_for_all(
 
     expected = narrowest_room(in_full(offers), whole, distances)
 
-    assert expected == fit(offers, whole, distances)
-    assert expected == fit(in_full(offers), whole, distances)
+    assert expected == narrowest_fit(offers, whole, distances)
+    assert expected == narrowest_fit(in_full(offers), whole, distances)
 
 
 @settings(max_examples=200, deadline=None)
@@ -116,20 +116,20 @@ def test_the_best_hint_of_a_rule_is_that_of_its_list(rule: HintRule, around: Mas
     expected = min(fits, key=lambda each: (not each[0].preferred, each[1].bit_count(), each[1]), default=(None, 0))[0]
 
     assert expected == narrowest(rule, around, within)
-    assert expected == narrowest(listed(rule), around, within)
+    assert expected == narrowest(hints_of_rule(rule), around, within)
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 6).flatmap(rules))
 def test_the_preferred_single_nodes_of_a_rule_are_those_of_its_list(rule: HintRule) -> None:
-    assert set(single(listed(rule))) == set(single(rule))
+    assert set(single(hints_of_rule(rule))) == set(single(rule))
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 6).flatmap(rules), st.integers(0, 6), st.integers(0, 63))
 def test_a_search_finds_all_sets_of_a_size_ascending(rule: HintRule, size: int, fixed: Mask) -> None:
     """Those that hold the fixed nodes, which need not be nodes of the rule; also where it meets the same needs again."""
-    searched = Choosing(rule.nodes, rule.needs, Work(), fixed=fixed)
+    searched = Choosing(rule.nodes, rule.needs, SearchBudget(), fixed=fixed)
     family = HintRule(nodes=rule.nodes | fixed, needs=rule.needs, least=0)
     every = [hint.affinity for hint in all_hints(family, 0b111111) if hint.affinity is not None]
     expected = sorted(mask for mask in every if not fixed & ~mask)
@@ -151,7 +151,7 @@ def test_on_64_even_nodes_the_merge_is_as_wide_as_the_greediest_and_lowest(seed:
     """
     chance = random.Random(seed)
     needed = [chance.randint(*chance.choice([(1, 8), (30, 64), (62, 64)])) for _ in range(8)]
-    work = Work()
+    work = SearchBudget()
 
     merged = merge([even(each) for each in needed], WIDE, None, work)
 
@@ -160,7 +160,7 @@ def test_on_64_even_nodes_the_merge_is_as_wide_as_the_greediest_and_lowest(seed:
     else:
         common = max(max(needed), 64 - sum(64 - each for each in needed))
         assert TopologyHint(mask_of(range(common)), False) == merged
-    assert TopologyHint(mask_of(range(max(needed))), True) == fit([even(each) for each in needed], WIDE)
+    assert TopologyHint(mask_of(range(max(needed))), True) == narrowest_fit([even(each) for each in needed], WIDE)
     assert not work.ended
 
 
@@ -178,10 +178,10 @@ def uneven(seed: int, share: float) -> list[HintRule]:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("share", [0.005, 0.03, 0.1])
 def test_eight_uneven_resources_on_64_nodes_are_merged_within_the_limit(seed: int, share: float) -> None:
-    offers, work = uneven(seed, share), Work()
+    offers, work = uneven(seed, share), SearchBudget()
 
     merged = merge(offers, WIDE, None, work)
-    best = fit(offers, WIDE, None, work)
+    best = narrowest_fit(offers, WIDE, None, work)
 
     assert not work.ended
     widest = max(rule.least for rule in offers)
@@ -203,8 +203,8 @@ def hints_of(rule: HintRule, mask: Mask) -> list[TopologyHint]:
 @pytest.mark.parametrize("limit", [1_000, MOST_STEPS])
 def test_a_knapsack_over_most_of_64_nodes_ends_at_the_limit_and_says_so(limit: int) -> None:
     """Whatever is looked for, no more steps are counted than the limit allows, and those of the one that was too many."""
-    for look in (partial(merge, knapsack(), WIDE), partial(fit, knapsack(), WIDE)):
-        work = Work(limit)
+    for look in (partial(merge, knapsack(), WIDE), partial(narrowest_fit, knapsack(), WIDE)):
+        work = SearchBudget(limit)
         with pytest.raises(TooMuchWork, match="limit on work"):
             look(None, work)
         assert work.ended
@@ -218,7 +218,7 @@ def test_where_the_closest_nodes_take_too_long_to_find_the_lowest_are_taken_and_
     topology = msgspec.structs.replace(machine(nodes=64, cores=1), distances=rows)
     answer = HintAnswer(providers={"device": {GPU: even(20)}, "cpu": {}, "memory": {}})
 
-    alignment, aligned = align(topology, AdmissionRules(policy=Policy.RESTRICTED), None, answer, Work())
+    alignment, aligned = align(topology, AdmissionRules(policy=Policy.RESTRICTED), None, answer, SearchBudget())
 
     assert TopologyHint(mask_of(range(20)), True) == aligned.hint == alignment.merged
     assert alignment.admitted
@@ -231,8 +231,8 @@ def test_node_ids_may_be_sparse_and_beyond_63() -> None:
     supply = {1 << each: 3 if each in (240, 540) else 1 for each in near}
     rule = HintRule(nodes=mask_of(near), needs=(Need(6, supply),), least=2)
 
-    assert TopologyHint(mask_of([240, 540]), True) == fit([rule, [ANY]], mask_of(near))
-    assert TopologyHint(mask_of([0, 240, 540]), False) == fit([rule, [TopologyHint(1, True)]], mask_of(near))
+    assert TopologyHint(mask_of([240, 540]), True) == narrowest_fit([rule, [ANY]], mask_of(near))
+    assert TopologyHint(mask_of([0, 240, 540]), False) == narrowest_fit([rule, [TopologyHint(1, True)]], mask_of(near))
 
 
 @pytest.mark.parametrize("nodes", [9, 13, 64, 1_024])

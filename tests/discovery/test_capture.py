@@ -9,7 +9,7 @@ from nvml_support import DGX1_VOLTA, Node, direct_links, host_tree, put, script,
 
 from topoalign.core.model.topology.validate import validate
 from topoalign.discovery.capture import NO_DRIVER, main
-from topoalign.machines import catalogue, load
+from topoalign.machines import catalogue, load_machine
 
 SECRETS = ("GPU-5e7a-4c11", "MIG-77aa", "c0ffee", "enx0badcafe0001", "uverbs7")
 
@@ -37,7 +37,7 @@ def test_its_shape_stays_and_its_names_go(node: Node, tmp_path: Path, capsys: py
     written = file.read_text()
     said = written + capsys.readouterr().out
     assert [] == [secret for secret in SECRETS if secret in said]
-    machine = load(str(file))
+    machine = load_machine(str(file))
     validate(machine.topology)
     assert "2 sockets, 2 NUMA nodes, CPUs 0-31, 8 GPUs, 2 NICs" == machine.topology.describe()
     assert ["GPU-0", "GPU-1"] == [gpu.id for gpu in machine.topology.gpus[:2]]
@@ -54,7 +54,7 @@ def test_it_is_in_the_catalogue_from_then_on(
     main([str(tmp_path / "captured")], node.driver)
 
     assert "8x-nvidia-h100-80gb" == catalogue.names()[-1]
-    assert 8 == len(load("8x-nvidia-h100-80gb").topology.gpus)
+    assert 8 == len(load_machine("8x-nvidia-h100-80gb").topology.gpus)
 
 
 def test_without_a_driver_it_says_so_and_ends_with_an_error(node: Node, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,11 +33,11 @@ from topoalign.core.model.events import AllocationsSnapshot, LedgerFact
 from topoalign.core.model.ids import GPU, NIC, Namespace, NodeName
 from topoalign.core.model.requests import AdmissionRules, Policy
 from topoalign.core.state.fold import NodeState
-from topoalign.machines import load
+from topoalign.machines import load_machine
 from topoalign.runtime.logging import configure_logging
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import find_nats_server
-from topoalign.testing.fake_kubelet.kubelet import KubeletStandIn
+from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 
 NODE = NodeName("soak.example.com")
 DEFAULT = Namespace("default")
@@ -128,8 +128,8 @@ class Soak:
         plugins, resources = folder / "device-plugins", folder / "pod-resources"
         plugins.mkdir()
         resources.mkdir()
-        machine = load("dgx-a100").topology
-        self.kubelet = KubeletStandIn(plugins, resources, machine, AdmissionRules(policy=Policy.BEST_EFFORT))
+        machine = load_machine("dgx-a100").topology
+        self.kubelet = FakeKubelet(plugins, resources, machine, AdmissionRules(policy=Policy.BEST_EFFORT))
         self.http = free_port()
         self.state = NodeState(node=NODE)
         self.pids: dict[str, int] = {}

@@ -13,7 +13,7 @@ from kubelet_support import short_directory
 from topoalign.allocator.demo.command import matrix
 from topoalign.client.forgetting import has_spoken
 from topoalign.core.model.ids import NodeName
-from topoalign.machines import load
+from topoalign.machines import load_machine
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats
 
@@ -68,7 +68,7 @@ def test_what_cannot_be_shown_is_refused_with_a_reason(options: tuple[str, ...],
 
 
 def test_a_terminal_too_narrow_for_the_matrix_is_shown_the_gpus_and_told_of_the_rest() -> None:
-    topology = load("dgx-a100").topology
+    topology = load_machine("dgx-a100").topology
 
     assert "NIC9" in matrix(topology, None)
     assert matrix(topology, None) == matrix(topology, 195)

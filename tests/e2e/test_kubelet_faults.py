@@ -20,10 +20,10 @@ from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.grpc.api import v1, v1beta1
 from topoalign.kubelet.grpc.client import FAILURES
 from topoalign.kubelet.grpc.transport import Server
-from topoalign.machines import load
+from topoalign.machines import load_machine
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
-from topoalign.testing.fake_kubelet.kubelet import KubeletStandIn
+from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 from topoalign.testing.fake_kubelet.pod_resources import PodResources
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
@@ -36,7 +36,7 @@ RULES = AdmissionRules()
 class SlowPodResources(PodResources):
     """Says when it is asked, and answers when it is let."""
 
-    def __init__(self, kubelet: KubeletStandIn) -> None:
+    def __init__(self, kubelet: FakeKubelet) -> None:
         super().__init__(kubelet.state, kubelet.running.values, RULES)
         self.asked, self.let = anyio.Event(), anyio.Event()
         self.let.set()
@@ -57,10 +57,10 @@ def folder() -> Iterator[Path]:
 
 
 @asynccontextmanager
-async def kubelet_of(folder: Path) -> AsyncIterator[tuple[KubeletStandIn, SlowPodResources]]:
+async def kubelet_of(folder: Path) -> AsyncIterator[tuple[FakeKubelet, SlowPodResources]]:
     for name in ("device-plugins", "unused", "pod-resources"):
         (folder / name).mkdir(exist_ok=True)
-    kubelet = KubeletStandIn(folder / "device-plugins", folder / "unused", load("dgx-a100").topology, RULES)
+    kubelet = FakeKubelet(folder / "device-plugins", folder / "unused", load_machine("dgx-a100").topology, RULES)
     slow = SlowPodResources(kubelet)
     server = Server(slow, folder / "pod-resources" / "kubelet.sock", "directory")
     async with anyio.create_task_group() as tasks:

@@ -14,10 +14,10 @@ from topoalign.core.model.events import AllocationBound, AllocationGranted, Allo
 from topoalign.core.model.ids import GPU, Namespace, NodeName, PodName
 from topoalign.core.model.requests import AdmissionRules, Policy
 from topoalign.core.ports import Bus, Stream
-from topoalign.machines import load
+from topoalign.machines import load_machine
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats
-from topoalign.testing.fake_kubelet.kubelet import KubeletStandIn
+from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
@@ -57,8 +57,8 @@ async def test_pods_come_and_go_while_nats_is_away_and_every_event_arrives_in_or
     async with local_nats(folder / "nats") as first_url:
         port = int(first_url.rsplit(":", 1)[1])
     url = f"nats://127.0.0.1:{port}"
-    machine = load("dgx-a100").topology
-    kubelet = KubeletStandIn(plugins, resources, machine, AdmissionRules(policy=Policy.BEST_EFFORT))
+    machine = load_machine("dgx-a100").topology
+    kubelet = FakeKubelet(plugins, resources, machine, AdmissionRules(policy=Policy.BEST_EFFORT))
     async with anyio.create_task_group() as tasks:
         await tasks.start(kubelet.run)
         async with in_one_process(None, environment(NODE, url, folder), ("discovery", "hinting", "allocator")):
@@ -84,7 +84,7 @@ async def test_pods_come_and_go_while_nats_is_away_and_every_event_arrives_in_or
     assert set(released) <= set(granted)
 
 
-async def come_and_go(kubelet: KubeletStandIn, numbers: range) -> None:
+async def come_and_go(kubelet: FakeKubelet, numbers: range) -> None:
     """Pods of two GPUs, one after the other; each goes when the next but two has come."""
     for number in numbers:
         if number >= numbers.start + 3:

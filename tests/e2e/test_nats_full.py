@@ -18,9 +18,9 @@ from topoalign.core.model.events import AllocationGranted, LedgerFact
 from topoalign.core.model.ids import GPU, Namespace, NodeName, PodName
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.ports import Bus, Stream
-from topoalign.machines import load
+from topoalign.machines import load_machine
 from topoalign.runtime.nats_bus import connect_bus
-from topoalign.testing.fake_kubelet.kubelet import KubeletStandIn
+from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
@@ -48,7 +48,7 @@ async def test_a_full_store_stops_no_allocation_is_told_and_everything_arrives_w
     plugins, resources = folder / "device-plugins", folder / "pod-resources"
     for directory in (plugins, resources):
         directory.mkdir()
-    kubelet = KubeletStandIn(plugins, resources, load("dgx-a100").topology, AdmissionRules())
+    kubelet = FakeKubelet(plugins, resources, load_machine("dgx-a100").topology, AdmissionRules())
     async with killable(folder / "nats", whole=settings(folder / "nats", None, ROOM)) as server:
         more = {**environment(NODE, server.url, folder), "TOPOALIGN_HTTP_PORT": "0"}
         async with anyio.create_task_group() as tasks:
@@ -98,7 +98,7 @@ async def until_ready(http: httpx.AsyncClient) -> None:
         await anyio.lowlevel.checkpoint()
 
 
-async def come_and_go(kubelet: KubeletStandIn, pods: int = PODS) -> None:
+async def come_and_go(kubelet: FakeKubelet, pods: int = PODS) -> None:
     for number in range(pods):
         decision = await kubelet.admit(pod(f"pod-{number}", gpus=2))
         assert isinstance(decision, Admission), decision

@@ -19,8 +19,8 @@ from e2e_support import SERVICES, as_process, environment
 from kubelet_support import RESTRICTED, short_directory
 
 from topoalign.core.model.ids import GPU, NodeName
-from topoalign.machines import load
-from topoalign.testing.fake_kubelet.kubelet import KubeletStandIn
+from topoalign.machines import load_machine
+from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
@@ -35,7 +35,7 @@ class Agent:
     process: Process
     log: Path
     config: Path
-    kubelet: KubeletStandIn
+    kubelet: FakeKubelet
 
     def configured(self, text: str) -> None:
         """Puts another file in place, whole at any moment."""
@@ -77,7 +77,7 @@ async def agent(text: str) -> AsyncIterator[Agent]:
         plugins, resources = folder / "device-plugins", folder / "pod-resources"
         plugins.mkdir()
         resources.mkdir()
-        kubelet = KubeletStandIn(plugins, resources, load("dgx-a100").topology, RESTRICTED)
+        kubelet = FakeKubelet(plugins, resources, load_machine("dgx-a100").topology, RESTRICTED)
         settings = environment(NodeName("node-1"), "nats://127.0.0.1:9", folder) | {
             "TOPOALIGN_CONFIG": str(config),
             "TOPOALIGN_LOG_FORMAT": "json",

@@ -19,9 +19,9 @@ from topoalign.core.model.decisions import Admission
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import GPU, AllocationID, NodeName
 from topoalign.core.model.requests import AdmissionRules
-from topoalign.machines import load
+from topoalign.machines import load_machine
 from topoalign.runtime.clock import ManualClock
-from topoalign.testing.fake_kubelet.kubelet import KubeletStandIn
+from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
@@ -38,10 +38,10 @@ class Place:
     """A node with a kubelet, and what that kubelet has had of our GPUs."""
 
     folder: Path
-    kubelet: KubeletStandIn
+    kubelet: FakeKubelet
     sights: list[Sight] = field(default_factory=list)
 
-    def look(self, kubelet: KubeletStandIn) -> bool:
+    def look(self, kubelet: FakeKubelet) -> bool:
         sight = (kubelet.plugins.registrations, kubelet.capacity(GPU), kubelet.allocatable(GPU))
         if sight not in self.sights[-1:]:
             self.sights.append(sight)
@@ -81,8 +81,8 @@ def folder() -> Iterator[Path]:
 async def place(folder: Path) -> AsyncIterator[Place]:
     for name in ("device-plugins", "pod-resources"):
         (folder / name).mkdir()
-    kubelet = KubeletStandIn(
-        folder / "device-plugins", folder / "pod-resources", load("dgx-a100").topology, AdmissionRules()
+    kubelet = FakeKubelet(
+        folder / "device-plugins", folder / "pod-resources", load_machine("dgx-a100").topology, AdmissionRules()
     )
     async with anyio.create_task_group() as tasks:
         await tasks.start(kubelet.run)

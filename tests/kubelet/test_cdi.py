@@ -12,7 +12,7 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from kubelet_support import MemoryDesk
 
-from topoalign.allocator.device_plugin.containers import LOOK_SECONDS
+from topoalign.allocator.device_plugin.containers import POLL_SECONDS
 from topoalign.core.model.ids import NIC, DeviceID
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.plugin_config.configuration import Configuration
@@ -170,7 +170,7 @@ async def test_what_was_missing_is_noticed_when_it_is_there(host: Host) -> None:
         await anyio.wait_all_tasks_blocked()
         before = containers.reason()
         host.cdi.mkdir()
-        await clock.advance(LOOK_SECONDS)
+        await clock.advance(POLL_SECONDS)
         await anyio.wait_all_tasks_blocked()
         tasks.cancel_scope.cancel()
 

@@ -220,7 +220,7 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
     os.mkfifo(pipe)
 
     with pytest.raises(InvalidDocument, match="cannot be read: Not a regular file"):
-        configuration.load(pipe)
+        configuration.load_configuration(pipe)
     with pytest.raises(StateFault, match="cannot be read: Not a regular file"):
         checkpoint.read(pipe)
 
@@ -235,11 +235,11 @@ def test_a_bomb_of_aliases_is_refused_before_it_is_built() -> None:
 
 def test_a_file_that_is_not_there_or_is_a_folder_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="absent"):
-        configuration.load(tmp_path / "absent")
+        configuration.load_configuration(tmp_path / "absent")
     with pytest.raises(InvalidDocument, match="cannot be read: Is a directory"):
-        configuration.load(tmp_path)
+        configuration.load_configuration(tmp_path)
     with pytest.raises(InvalidDocument, match="cannot be read"):
-        configuration.load(Path("a\0b"))
+        configuration.load_configuration(Path("a\0b"))
 
 
 values: st.SearchStrategy[Any] = st.recursive(

@@ -14,7 +14,7 @@ from grpclib.client import Channel
 from kubelet_support import MemoryDesk, node, offers, short_directory, two_nodes
 
 from topoalign.allocator.device_plugin.front import KubeletFront
-from topoalign.allocator.device_plugin.plugin import FIRST_RETRY_SECONDS, LISTEN_SECONDS, LOOK_SECONDS
+from topoalign.allocator.device_plugin.plugin import FIRST_RETRY_SECONDS, LISTEN_SECONDS, POLL_SECONDS
 from topoalign.allocator.device_plugin.registration import REGISTER_SECONDS
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.events import DeviceHealth, HealthState
@@ -25,7 +25,7 @@ from topoalign.kubelet.grpc import sockets
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.transport import Server
 from topoalign.runtime.clock import ManualClock
-from topoalign.testing.fake_kubelet.kubelet import KubeletStandIn
+from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 from topoalign.testing.fake_kubelet.plugins import GRACE_SECONDS, Endpoint, Plugins
 
 pytestmark = pytest.mark.anyio
@@ -84,7 +84,7 @@ async def test_a_kubelet_that_comes_half_a_minute_late_is_waited_for() -> None:
             kubelet = stand_in(directory)
             await tasks.start(kubelet.run)
             # its start has swept our sockets away: they are made anew at the next look
-            await clock.advance(2 * LOOK_SECONDS)
+            await clock.advance(2 * POLL_SECONDS)
             await kubelet.until(offers(MACHINE))
             tasks.cancel_scope.cancel()
 
@@ -100,14 +100,14 @@ async def test_after_a_kubelet_restart_all_devices_are_back_at_the_next_look() -
     async with node(MACHINE, clock=clock) as it:
         await it.kubelet.restart()
         assert (0, 0) == (it.kubelet.capacity(GPU), it.kubelet.capacity(NIC))
-        await clock.advance(LOOK_SECONDS)
-        await clock.advance(LOOK_SECONDS)
+        await clock.advance(POLL_SECONDS)
+        await clock.advance(POLL_SECONDS)
         await it.kubelet.until(offers(MACHINE))
 
         assert it.front.reason() is None
 
 
-async def made_anew(directory: Path, kubelet: KubeletStandIn) -> Server:
+async def made_anew(directory: Path, kubelet: FakeKubelet) -> Server:
     """The kubelet's socket, by the same kubelet."""
     path = directory / "device-plugins" / "kubelet.sock"
     path.unlink()
@@ -121,7 +121,7 @@ async def test_a_kubelet_socket_made_anew_beside_ours_is_enough_to_register_agai
     async with node(MACHINE, clock=clock) as it:
         before = it.kubelet.plugins.registrations
         fresh = await made_anew(it.directory, it.kubelet)
-        await clock.advance(LOOK_SECONDS)
+        await clock.advance(POLL_SECONDS)
         await it.kubelet.until(lambda kubelet: kubelet.plugins.registrations == before + 2)
         await it.kubelet.until(offers(MACHINE))
 
@@ -142,10 +142,10 @@ async def test_an_old_stream_that_does_not_end_is_cut_off_before_the_kubelet_hea
         monkeypatch.setattr(it.front.plugins[GPU].service.watches, "end", stuck)
         before = it.kubelet.plugins.registrations
         fresh = await made_anew(it.directory, it.kubelet)
-        await clock.advance(LOOK_SECONDS)
+        await clock.advance(POLL_SECONDS)
         await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 0)
         meanwhile = it.kubelet.plugins.registrations
-        await clock.advance(LOOK_SECONDS)
+        await clock.advance(POLL_SECONDS)
         await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 8)
 
         assert (before, before + 1) == (meanwhile, it.kubelet.plugins.registrations)
@@ -160,7 +160,7 @@ async def test_another_mode_of_a_socket_is_no_other_socket(name: str) -> None:
         registrations = it.kubelet.plugins.registrations
         seen: list[int] = []
 
-        def look(kubelet: KubeletStandIn) -> bool:
+        def look(kubelet: FakeKubelet) -> bool:
             seen.append(kubelet.allocatable(GPU))
             return False
 
@@ -168,7 +168,7 @@ async def test_another_mode_of_a_socket_is_no_other_socket(name: str) -> None:
         path = it.directory / "device-plugins" / name
         for mode in (0o660, 0o600):
             path.chmod(mode)
-            await clock.advance(3 * LOOK_SECONDS)
+            await clock.advance(3 * POLL_SECONDS)
 
         assert registrations == it.kubelet.plugins.registrations
         assert {8} == set(seen)
@@ -192,8 +192,8 @@ async def test_a_wiped_directory_gets_its_sockets_back() -> None:
     clock = ManualClock()
     async with node(MACHINE, clock=clock) as it:
         await it.kubelet.wipe()
-        await clock.advance(LOOK_SECONDS)
-        await clock.advance(LOOK_SECONDS)
+        await clock.advance(POLL_SECONDS)
+        await clock.advance(POLL_SECONDS)
         await it.kubelet.until(offers(MACHINE))
 
         assert it.front.reason() is None
@@ -208,7 +208,7 @@ async def test_a_resource_that_comes_back_while_its_plugin_drains_is_served_agai
         it.tasks.start_soon(v1beta1.DevicePluginStub(channel).allocate, one)
         await desk.started.wait()
         desk.discover(two_nodes(nics=0))
-        await clock.advance(LOOK_SECONDS)
+        await clock.advance(POLL_SECONDS)
         await it.kubelet.until(lambda kubelet: kubelet.allocatable(NIC) == 0)
         desk.discover(MACHINE)
         await anyio.wait_all_tasks_blocked()
@@ -225,10 +225,10 @@ async def test_if_only_our_socket_is_deleted_the_living_kubelet_hears_of_the_end
     clock = ManualClock()
     async with node(MACHINE, clock=clock) as it:
         (it.directory / "device-plugins" / "topoalign-nvidia.com_gpu.sock").unlink()
-        await clock.advance(LOOK_SECONDS)
+        await clock.advance(POLL_SECONDS)
         await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 0)
         assert 8 == it.kubelet.capacity(GPU)
-        await clock.advance(2 * LOOK_SECONDS)
+        await clock.advance(2 * POLL_SECONDS)
         await it.kubelet.until(offers(MACHINE))
 
         assert it.front.reason() is None
@@ -272,11 +272,11 @@ async def test_a_kubelet_that_refuses_is_asked_less_and_less_often_and_logged_on
             for _ in range(2 * 32):
                 plugin.settle(await plugin.look())
                 asked.append(kubelet.plugins.registrations)
-                await clock.advance(LOOK_SECONDS)
+                await clock.advance(POLL_SECONDS)
             await plugin.stop()
             tasks.cancel_scope.cancel()
 
-    attempts = [looks * LOOK_SECONDS for looks, count in enumerate(asked) if count > ([0, *asked])[looks]]
+    attempts = [looks * POLL_SECONDS for looks, count in enumerate(asked) if count > ([0, *asked])[looks]]
     assert [0, 1, 3, 7, 15, 31] == attempts
     assert 1 == len([line for line in logs if line["event"].startswith("not registered")])
 
@@ -287,7 +287,7 @@ async def test_a_kubelet_that_drops_our_stream_without_restarting_hears_from_us_
     async with node(two_nodes(nics=0), clock=clock) as it:
         it.kubelet.plugins.endpoints[GPU].stop(clock.monotonic())
         await it.front.plugins[GPU].service.watch.ended.wait()
-        await clock.advance(FIRST_RETRY_SECONDS + 2 * LOOK_SECONDS)
+        await clock.advance(FIRST_RETRY_SECONDS + 2 * POLL_SECONDS)
 
         await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 8)
 
@@ -304,9 +304,9 @@ async def test_a_kubelet_that_drops_our_stream_again_and_again_hears_from_us_les
             for _ in range(100):  # a registration would be heard of by now
                 await anyio.lowlevel.checkpoint()
             too_early = it.kubelet.plugins.registrations - before
-            await clock.advance(2 * LOOK_SECONDS)
+            await clock.advance(2 * POLL_SECONDS)
             await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 8)
-            await clock.advance(LOOK_SECONDS)
+            await clock.advance(POLL_SECONDS)
 
             assert 0 == too_early
 
@@ -347,7 +347,7 @@ async def test_a_new_kubelet_is_not_made_to_wait_for_the_failures_of_the_one_bef
         first = clock.monotonic()
         await looking(clock, partial(has_tried, it.kubelet.plugins, 8))
 
-        assert FIRST_RETRY_SECONDS <= clock.monotonic() - first <= FIRST_RETRY_SECONDS + 2 * LOOK_SECONDS
+        assert FIRST_RETRY_SECONDS <= clock.monotonic() - first <= FIRST_RETRY_SECONDS + 2 * POLL_SECONDS
         await fresh.stop(0)
 
 
@@ -396,7 +396,7 @@ async def test_retries_are_spread_over_half_of_their_interval(jitter: float, sec
             while kubelet.plugins.registrations < 2:
                 plugin.settle(await plugin.look())
                 again = clock.monotonic() - began
-                await clock.advance(LOOK_SECONDS)
+                await clock.advance(POLL_SECONDS)
             await plugin.stop()
             tasks.cancel_scope.cancel()
 
@@ -421,12 +421,12 @@ async def test_a_socket_that_another_process_serves_is_left_alone() -> None:
         front = KubeletFront(MemoryDesk(two_nodes(nics=0)), directory, clock)
         async with anyio.create_task_group() as tasks:
             await tasks.start(front.run)
-            await clock.advance(LOOK_SECONDS)
+            await clock.advance(POLL_SECONDS)
 
             assert "already serves" in (front.reason() or "")
             assert theirs == sockets.identity(path)
             other.close()
-            await clock.advance(LOOK_SECONDS)
+            await clock.advance(POLL_SECONDS)
             assert theirs != sockets.identity(path)
             tasks.cancel_scope.cancel()
 
@@ -458,13 +458,13 @@ def has_tried(plugins: Plugins, tries: int) -> bool:
 async def looking(clock: ManualClock, true: Callable[[], bool]) -> None:
     """Lets look after look pass until this holds, with time in between for what goes over sockets."""
     while not true():
-        await clock.advance(LOOK_SECONDS)
+        await clock.advance(POLL_SECONDS)
         for _ in range(20):
             await anyio.lowlevel.checkpoint()
 
 
-def stand_in(directory: Path, machine: Topology = MACHINE, clock: ManualClock | None = None) -> KubeletStandIn:
+def stand_in(directory: Path, machine: Topology = MACHINE, clock: ManualClock | None = None) -> FakeKubelet:
     plugins, resources = directory / "device-plugins", directory / "pod-resources"
     plugins.mkdir(exist_ok=True)
     resources.mkdir(exist_ok=True)
-    return KubeletStandIn(plugins, resources, machine, AdmissionRules(), clock)
+    return FakeKubelet(plugins, resources, machine, AdmissionRules(), clock)

@@ -148,7 +148,7 @@ def test_a_resource_that_only_pods_that_are_gone_have_and_no_plugin_lists_is_pas
     """The kubelet knows it no more once it has dropped them."""
     write_files(tmp_path, holding(FULL), RULES)
     plugins = tmp_path / "device-plugins"
-    data = device_checkpoint.load(plugins)
+    data = device_checkpoint.load_devices(plugins)
     assert data is not None
     device_checkpoint.store(plugins, CheckpointData(data.pod_device_entries, {NIC: []}))
 
@@ -284,7 +284,7 @@ def test_cpus_that_are_read_between_two_writes_of_their_manager_are_read_again(t
     file.write_bytes(SHARED[0])
 
     def load() -> object:
-        state = cpu_checkpoint.load(tmp_path)
+        state = cpu_checkpoint.load_cpu_state(tmp_path)
         assert state is not None
         cpu_checkpoint.check(state, machine(), RULES)
         return state.exclusive

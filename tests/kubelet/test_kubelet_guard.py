@@ -8,7 +8,7 @@ from grpclib.exceptions import GRPCError
 from kubelet_support import Node, node, short_directory, two_nodes
 
 from topoalign.allocator.device_plugin.guard import Guard
-from topoalign.allocator.device_plugin.plugin import FIRST_DOUBT_SECONDS, FIRST_RETRY_SECONDS, LOOK_SECONDS, Plugin
+from topoalign.allocator.device_plugin.plugin import FIRST_DOUBT_SECONDS, FIRST_RETRY_SECONDS, POLL_SECONDS, Plugin
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU
 from topoalign.kubelet.grpc.api import v1
@@ -29,25 +29,25 @@ async def test_a_kubelet_that_has_lost_our_devices_is_registered_with_anew_at_gr
         plugins.endpoints[GPU].devices.clear()
         with structlog.testing.capture_logs() as logs:
             await guard.look()
-            await clock.advance(LOOK_SECONDS)
+            await clock.advance(POLL_SECONDS)
             assert it.front.reason() is None  # once may be the moment before it has read a list
             await guard.look()
-            await clock.advance(LOOK_SECONDS)
+            await clock.advance(POLL_SECONDS)
             assert "shows none of its 8 healthy devices" in (it.front.reason() or "")
             await it.kubelet.until(lambda kubelet: kubelet.plugins.registrations == 2)
             await listening(it.front.plugins[GPU].service.watch)
             for _ in range(4):
                 await guard.look()
-            await clock.advance(LOOK_SECONDS)
+            await clock.advance(POLL_SECONDS)
             assert 2 == plugins.registrations
 
             plugins.fault = None
             await clock.advance(FIRST_DOUBT_SECONDS)
             await guard.look()
-            await clock.advance(LOOK_SECONDS)
+            await clock.advance(POLL_SECONDS)
             await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 8)
             await guard.look()
-            await clock.advance(LOOK_SECONDS)
+            await clock.advance(POLL_SECONDS)
 
         assert it.front.reason() is None
         assert 2 == len([line for line in logs if line["log_level"] == "error"])
@@ -61,10 +61,10 @@ async def test_what_a_kubelet_did_not_show_before_its_stream_ended_does_not_coun
         it.kubelet.plugins.endpoints[GPU].stop(clock.monotonic())
         await plugin.service.watch.ended.wait()
         plugin.compare(set())
-        await clock.advance(FIRST_RETRY_SECONDS + 2 * LOOK_SECONDS)
+        await clock.advance(FIRST_RETRY_SECONDS + 2 * POLL_SECONDS)
         await heard(it, plugin, 2)
         plugin.compare(set())
-        await clock.advance(2 * LOOK_SECONDS)
+        await clock.advance(2 * POLL_SECONDS)
 
         assert it.front.reason() is None
         assert 2 == it.kubelet.plugins.registrations

@@ -14,7 +14,7 @@ from topoalign.core.model.events import Allocation, DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy, Scope
 from topoalign.runtime.clock import ManualClock
-from topoalign.testing.fake_kubelet.kubelet import KubeletStandIn
+from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 from topoalign.testing.fake_kubelet.plugins import is_extended
 
 pytestmark = pytest.mark.anyio
@@ -233,7 +233,7 @@ async def test_another_kubelet_on_the_same_directory_finds_the_pods_in_the_check
     async with node(MACHINE, clock=clock) as it:
         await it.kubelet.admit(pod("train", gpus=2, nics=1))
         await it.kubelet.stop()
-        successor = KubeletStandIn(it.kubelet.plugins_dir, it.kubelet.pod_resources_dir, MACHINE, AdmissionRules())
+        successor = FakeKubelet(it.kubelet.plugins_dir, it.kubelet.pod_resources_dir, MACHINE, AdmissionRules())
         await it.tasks.start(successor.run)
         await clock.advance(1)
         await clock.advance(1)

@@ -9,7 +9,7 @@ import pytest
 from faults_support import sample
 from kubelet_support import MemoryDesk, pod, recorded, two_nodes
 
-from topoalign.allocator.device_allocations import Handouts
+from topoalign.allocator.device_allocations import DeviceAllocations
 from topoalign.allocator.device_plugin.server import DevicePlugin
 from topoalign.core.admission.admit import admission, admit, answer_to
 from topoalign.core.admission.pipeline import Reply
@@ -104,7 +104,7 @@ async def test_the_work_for_a_preference_among_64_devices_is_bounded(placement: 
     assert calls <= MOST_CALLS
 
 
-async def kubelets(handouts: Handouts, asked: PodRequest, rules: AdmissionRules) -> Decision:
+async def kubelets(handouts: DeviceAllocations, asked: PodRequest, rules: AdmissionRules) -> Decision:
     """What a kubelet decides whose plugin is told what GetPreferredAllocation tells it, and no more."""
     steps = admission(handouts.state, asked, rules)
     try:

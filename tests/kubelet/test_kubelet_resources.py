@@ -7,14 +7,14 @@ import msgspec
 import pytest
 from kubelet_support import MemoryDesk, Node, node, offers, two_nodes
 
-from topoalign.allocator.device_plugin.plugin import LOOK_SECONDS
+from topoalign.allocator.device_plugin.plugin import POLL_SECONDS
 from topoalign.allocator.device_plugin.registration import socket_path
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import Offer
 from topoalign.kubelet.grpc.sockets import LONGEST_PATH
 from topoalign.runtime.clock import ManualClock
-from topoalign.testing.fake_kubelet.kubelet import KubeletStandIn
+from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 
 pytestmark = pytest.mark.anyio
 
@@ -70,7 +70,7 @@ async def test_a_resource_of_which_nothing_is_held_ends_with_an_empty_list() -> 
         it.desk.discover(RENAMED)
         await until(it, GPU, 0, 0)
         await until(it, A100, 8, 8)
-        await clock.advance(LOOK_SECONDS)
+        await clock.advance(POLL_SECONDS)
         await it.kubelet.until(lambda kubelet: kubelet.plugins.endpoints[GPU].plugin is None)
 
         assert ["topoalign-nvidia.com_a100.sock"] == sockets(it)
@@ -88,14 +88,14 @@ async def test_a_resource_renamed_while_containers_run_stays_for_them_and_their_
         it.desk.discover(RENAMED)
         await until(it, A100, 8, 6)
         await until(it, GPU, 2, 0)
-        await clock.advance(3 * LOOK_SECONDS)
+        await clock.advance(3 * POLL_SECONDS)
         assert it.kubelet.plugins.endpoints[GPU].plugin is not None
         assert it.front.reason() is None
 
         it.desk.release_all()
         await until(it, A100, 8, 8)
         await until(it, GPU, 0, 0)
-        await clock.advance(LOOK_SECONDS)
+        await clock.advance(POLL_SECONDS)
         await it.kubelet.until(lambda kubelet: kubelet.plugins.endpoints[GPU].plugin is None)
 
 
@@ -116,7 +116,7 @@ async def test_before_the_hardware_is_known_what_is_held_is_not_taken_for_all_th
     desk.state = msgspec.structs.replace(desk.state, allocations=before.state.allocations)
     seen: set[int] = set()
 
-    def look(kubelet: KubeletStandIn) -> bool:
+    def look(kubelet: FakeKubelet) -> bool:
         seen.add(kubelet.capacity(GPU))
         return False
 
@@ -138,7 +138,7 @@ async def test_a_resource_offered_again_before_it_has_ended_goes_on() -> None:
         await until(it, GPU, 0, 0)
         it.desk.discover(MACHINE)
         await until(it, GPU, 8, 8)
-        await clock.advance(2 * LOOK_SECONDS)
+        await clock.advance(2 * POLL_SECONDS)
 
         assert it.kubelet.plugins.endpoints[GPU].plugin is not None
         assert registrations + 1 >= it.kubelet.plugins.registrations  # that of the resource that came and went
@@ -149,7 +149,7 @@ async def test_a_resource_that_has_ended_is_served_again_when_it_is_offered_agai
     async with node(MACHINE, clock=clock) as it:
         it.desk.discover(RENAMED)
         await until(it, GPU, 0, 0)
-        await clock.advance(LOOK_SECONDS)
+        await clock.advance(POLL_SECONDS)
         await it.kubelet.until(lambda kubelet: kubelet.plugins.endpoints[GPU].plugin is None)
         it.desk.discover(MACHINE)
 

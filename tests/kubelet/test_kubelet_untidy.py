@@ -17,7 +17,7 @@ from topoalign.core.model.ids import CPU, GPU, MEMORY, ContainerName, DeviceID, 
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, CpuOption, PodRequest, Policy
 from topoalign.kubelet.files import cpu_checkpoint, memory_checkpoint
 from topoalign.runtime.clock import ManualClock
-from topoalign.testing.fake_kubelet.kubelet import KubeletStandIn
+from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 
 pytestmark = pytest.mark.anyio
 MACHINE = two_nodes()
@@ -153,7 +153,9 @@ async def test_cpus_that_memory_was_refused_beside_stay_until_the_cpu_manager_lo
 
 
 @pytest.mark.parametrize(
-    ("manager", "load"), [("cpus", cpu_checkpoint.load), ("memory", memory_checkpoint.load)], ids=["cpus", "memory"]
+    ("manager", "load"),
+    [("cpus", cpu_checkpoint.load_cpu_state), ("memory", memory_checkpoint.load_memory_state)],
+    ids=["cpus", "memory"],
 )
 async def test_a_change_is_two_writes_and_between_them_the_file_does_not_add_up(
     manager: str, load: Callable[[Path], Any]
@@ -305,7 +307,7 @@ async def test_another_kubelet_reads_back_all_that_was_given() -> None:
         await admitted(it, "train", gpus=1, cpus=2)
         before = it.kubelet.state()
         await it.kubelet.stop()
-        successor = KubeletStandIn(it.kubelet.plugins_dir, it.kubelet.pod_resources_dir, MACHINE, RULES)
+        successor = FakeKubelet(it.kubelet.plugins_dir, it.kubelet.pod_resources_dir, MACHINE, RULES)
         await it.tasks.start(successor.run)
 
         assert (before.allocations, before.memory) == (successor.state().allocations, successor.state().memory)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topoalign.core.model.topology.model import Topology
-from topoalign.machines import load
+from topoalign.machines import load_machine
 from topoalign.machines.lstopo import read_lstopo
 
 BITS = {"storage": 1, "memory": 2, "gpu": 4, "coprocessor": 8, "network": 16, "rdma": 32, "dma": 64}
@@ -112,7 +112,7 @@ def test_the_machines_of_hwlocs_own_tests_have_the_nics_and_gpus_that_their_list
     if not folder.is_dir():
         pytest.skip("no machines of hwloc in the case files")
     for name, expected in json.loads((folder / "expected.json").read_text()).items():
-        machine = load(str(folder / "xml" / name)).topology
+        machine = load_machine(str(folder / "xml" / name)).topology
 
         assert sorted(expected["rdma"]) == sorted(nic.id for nic in machine.nics), name
         assert not {*expected["memory_devices"]} & {nic.id for nic in machine.nics}, name

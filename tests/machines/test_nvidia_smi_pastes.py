@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from topoalign.core.model.errors import InvalidMachine
-from topoalign.machines import load
+from topoalign.machines import load_machine
 from topoalign.machines.nvidia_smi import read, read_matrix
 
 ROW = "GPU0     X      NV18    PIX             0               N/A"
@@ -133,8 +133,8 @@ def test_pastes_of_people_are_read_or_refused_as_their_list_says(vectors: Path) 
         "rtx4090-8gpu-nps4-tight-column": 8,
     }
     for name, count in gpus.items():
-        assert count == len(load(str(folder / f"{name}.txt")).topology.gpus), name
+        assert count == len(load_machine(str(folder / f"{name}.txt")).topology.gpus), name
     with pytest.raises(InvalidMachine, match="two matrices, one from line 2 on and another from line 51 on"):
-        load(str(folder / "aihub-two-pastes-in-one.txt"))
+        load_machine(str(folder / "aihub-two-pastes-in-one.txt"))
     with pytest.raises(InvalidMachine, match="NVIDIA's driver for Windows does not support it"):
-        load(str(folder / "windows-error.txt"))
+        load_machine(str(folder / "windows-error.txt"))

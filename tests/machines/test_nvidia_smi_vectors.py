@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from topoalign.core.model.errors import InvalidMachine
-from topoalign.machines import load
+from topoalign.machines import load_machine
 from topoalign.machines.nvidia_smi import print_matrix, read
 from topoalign.tools.conformance.nvidia_smi_topo import cases
 
@@ -54,13 +54,13 @@ def test_the_legend_is_printed_as_drivers_print_it(folder: Path, name: str) -> N
 def test_the_dgx_a100_of_the_catalogue_has_the_matrix_of_a_real_one(folder: Path) -> None:
     real = read((folder / "dgx-a100-8gpu-10nic-epyc-nps4.txt").read_text())
 
-    assert print_matrix(real) == print_matrix(load("dgx-a100").topology)
+    assert print_matrix(real) == print_matrix(load_machine("dgx-a100").topology)
 
 
 def test_the_gb200_tray_of_the_catalogue_has_the_matrix_of_a_real_one(folder: Path) -> None:
     real = read((folder / "gb200-4gpu-8nic-gpu-numa-id.txt").read_text())
 
-    assert print_matrix(real) == print_matrix(load("gb200-tray").topology)
+    assert print_matrix(real) == print_matrix(load_machine("gb200-tray").topology)
 
 
 def test_every_file_cut_after_any_line_of_its_matrix_is_refused(folder: Path) -> None:

@@ -10,7 +10,7 @@ from machine_support import packed, unpacked
 
 from topoalign.core.model.errors import InvalidMachine
 from topoalign.core.model.topology.model import Topology
-from topoalign.machines import load
+from topoalign.machines import load_machine
 from topoalign.machines.sysfs_archive import read_archive
 
 CPU, NODE = "sys/devices/system/cpu", "sys/devices/system/node"
@@ -166,7 +166,7 @@ def test_a_kernel_without_numa_has_one_node_with_all_memory_and_all_hugepages() 
 def test_a_dump_of_cpuid_registers_is_refused_as_such(tmp_path: Path) -> None:
     files = {"hwloc-cpuid-info": "Architecture: x86\n", "pu0": "4 0 0 0 0 => 10 68747541 444d4163 69746e65\n"}
 
-    for read_it in (lambda: read_archive(packed(files, {})), lambda: load(str(unpacked(tmp_path, files, {})))):
+    for read_it in (lambda: read_archive(packed(files, {})), lambda: load_machine(str(unpacked(tmp_path, files, {})))):
         with pytest.raises(InvalidMachine, match="it is a dump of CPUID registers"):
             read_it()
 

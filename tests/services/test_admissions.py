@@ -34,7 +34,7 @@ from topoalign.core.model.requests import (
 from topoalign.core.model.topology.cpuset import parse_cpuset
 from topoalign.core.model.topology.model import Topology, VirtualFunction
 from topoalign.core.ports import Endpoint
-from topoalign.machines import load
+from topoalign.machines import load_machine
 from topoalign.runtime.answers import answering
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
@@ -51,7 +51,7 @@ class Node:
         self.bus = MemoryBus()
         self.journal = MemoryJournal()
         self.ledger = Ledger(NODE, self.journal, ManualClock())
-        topology = load(machine).topology if isinstance(machine, str) else machine
+        topology = load_machine(machine).topology if isinstance(machine, str) else machine
         self.topology = TopologyDiscovered(
             node=NODE, epoch=1, revision=1, boot_id="b", source="described: test", topology=topology
         )
@@ -165,7 +165,7 @@ async def test_a_service_that_never_answers_is_asked_once_for_a_pod_however_many
 )
 async def test_distances_that_do_not_fit_the_nodes_are_said_to_be_unknown(table: tuple[tuple[int, ...], ...]) -> None:
     """Readers of machines refuse such a table; heard on the bus, it is refused where it would count."""
-    heard = msgspec.structs.replace(load("hgx-h100").topology, distances=table)
+    heard = msgspec.structs.replace(load_machine("hgx-h100").topology, distances=table)
     node = Node(heard)
     async with node.serving(), node.hinting(None):
         closest = await allocate(node.bus, NODE, pod("a", gpus=2))
@@ -434,7 +434,7 @@ async def test_a_pod_that_is_decided_jointly_may_be_asked_for_again_though_it_go
 
 
 async def test_pods_share_a_nic_by_its_functions_over_the_bus_and_each_gets_its_own_again() -> None:
-    topology = load("two-socket-8xpcie").topology
+    topology = load_machine("two-socket-8xpcie").topology
     functions = tuple(VirtualFunction(pci=f"0000:0c:00.{i}") for i in (1, 2))
     nics = (msgspec.structs.replace(topology.nics[0], virtual_functions=functions), *topology.nics[1:])
     node = Node(msgspec.structs.replace(topology, nics=nics))
@@ -493,13 +493,17 @@ async def test_in_doubt_nothing_new_is_given_out_until_somebody_confirms_the_rec
 async def test_before_anything_is_given_out_over_the_bus_what_is_known_of_the_devices_is_made_sure_of() -> None:
     node = Node()
 
-    async def sure() -> None:
+    async def ensure_fresh() -> None:
         sick = DeviceHealth(state=HealthState.UNHEALTHY, reason="XID 79")
         devices = dict.fromkeys(node.health.devices, sick)
         node.ledger.hear(msgspec.structs.replace(node.health, revision=2, devices=devices))
 
     node.admissions = Admissions(
-        node.ledger, node.bus, AdmissionRules(policy=Policy.RESTRICTED), kubelet_owns_devices=False, sure=sure
+        node.ledger,
+        node.bus,
+        AdmissionRules(policy=Policy.RESTRICTED),
+        kubelet_owns_devices=False,
+        ensure_fresh=ensure_fresh,
     )
     async with node.serving():
         decision = await allocate(node.bus, NODE, pod("first", gpus=1))

@@ -9,7 +9,7 @@ import pytest
 from handouts_support import Node as Allocator
 from kubelet_support import NODE, RESTRICTED, pod, short_directory, two_nodes
 
-from topoalign.allocator.device_allocations import Handouts
+from topoalign.allocator.device_allocations import DeviceAllocations
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.core.model.decisions import Admission, Decision, Refusal
@@ -21,7 +21,7 @@ from topoalign.kubelet.grpc.plugin_api import API_VERSION, KUBELET_SOCKET
 from topoalign.kubelet.grpc.transport import Server, Servicer
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.tasks import background
-from topoalign.testing.fake_kubelet.kubelet import KubeletStandIn
+from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 
 pytestmark = pytest.mark.anyio
 
@@ -84,7 +84,7 @@ class Node:
         self.plugins, self.resources = directory / "device-plugins", directory / "pod-resources"
         for folder in (self.plugins, self.resources):
             folder.mkdir()
-        self.kubelet = KubeletStandIn(self.plugins, self.resources, MACHINE, RESTRICTED)
+        self.kubelet = FakeKubelet(self.plugins, self.resources, MACHINE, RESTRICTED)
 
     @asynccontextmanager
     async def nvidia(self) -> AsyncIterator[NvidiaPlugin]:
@@ -100,7 +100,7 @@ class Node:
         it.topology = MACHINE
         it.hear_topology(it.ledger, 2)
         client = PodResourcesClient(self.resources / "kubelet.sock", self.plugins, it.clock)
-        it.handouts = Handouts(it.ledger, it.clock, client, settle_seconds=0)
+        it.handouts = DeviceAllocations(it.ledger, it.clock, client, settle_seconds=0)
         async with background() as tasks:
             await tasks.start(KubeletFront(it.handouts, self.plugins, it.clock).run)
             await self.listed()

@@ -17,15 +17,15 @@ from topoalign.core.model.errors import InvalidField, StateFault
 from topoalign.core.model.ids import GPU, ContainerName, Namespace, PodName
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.discovery import main as discovery
-from topoalign.machines import load
+from topoalign.machines import load_machine
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.context import Context
 from topoalign.runtime.memory_bus import MemoryBus
-from topoalign.testing.fake_kubelet.kubelet import KubeletStandIn
+from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 
 pytestmark = pytest.mark.anyio
 
-MACHINE = load("dgx-a100").topology
+MACHINE = load_machine("dgx-a100").topology
 LIST = "/var/run/nvidia-container-devices"
 
 
@@ -50,7 +50,7 @@ def context(directory: Path, file: Path) -> Context:
 
 
 @asynccontextmanager
-async def node(text: str) -> AsyncIterator[tuple[Context, KubeletStandIn, Path]]:
+async def node(text: str) -> AsyncIterator[tuple[Context, FakeKubelet, Path]]:
     """Runs both services and a kubelet; yields when the kubelet can give out every GPU and NIC."""
     with short_directory() as directory:
         for name in ("device-plugins", "pod-resources", "state"):
@@ -58,7 +58,7 @@ async def node(text: str) -> AsyncIterator[tuple[Context, KubeletStandIn, Path]]
         file = directory / "config.yaml"
         file.write_text(text)
         it = context(directory, file)
-        kubelet = KubeletStandIn(directory / "device-plugins", directory / "pod-resources", MACHINE, AdmissionRules())
+        kubelet = FakeKubelet(directory / "device-plugins", directory / "pod-resources", MACHINE, AdmissionRules())
         async with anyio.create_task_group() as tasks:
             await tasks.start(kubelet.run)
             for service in (discovery, allocator):

@@ -13,8 +13,8 @@ from topoalign.core.model.errors import BadRequest, DriverFault, Unavailable
 from topoalign.core.model.events import DeviceHealthChanged, TopologyDiscovered
 from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.model.requests import AliveRequest, AnnounceRequest
-from topoalign.discovery.announcer import FIRST_PAUSE, LONGEST_PAUSE, LOOK_SECONDS
-from topoalign.discovery.device_health import Caretaker
+from topoalign.discovery.announcer import FIRST_PAUSE, LONGEST_PAUSE, POLL_SECONDS
+from topoalign.discovery.device_health import HealthKeeper
 from topoalign.discovery.record import RecordFile
 from topoalign.discovery.xids import XidRules
 
@@ -118,11 +118,11 @@ async def test_a_question_before_the_first_reading_or_for_another_node_is_refuse
 
 async def test_a_stream_that_has_lost_what_was_said_is_told_anew(world: World) -> None:
     async with world.running():
-        await world.clock.advance(LOOK_SECONDS)
+        await world.clock.advance(POLL_SECONDS)
         assert 2 == len(await world.said())
 
         world.bus.emptied = True
-        await world.clock.advance(LOOK_SECONDS)
+        await world.clock.advance(POLL_SECONDS)
         world.bus.emptied = False
 
         assert [2, 2] == [event.revision for event in (await world.topology(), await world.health())]
@@ -139,12 +139,12 @@ async def test_what_another_machine_of_the_same_name_has_said_does_not_stand_and
                 other.discovery = discovery_with(other.hardware, world.bus, other.clock)
                 async with other.running():
                     assert inventory(5, 6, 7).topology == (await world.topology()).topology
-                await world.clock.advance(LOOK_SECONDS)
+                await world.clock.advance(POLL_SECONDS)
 
                 assert inventory(0, 1).topology == (await world.topology()).topology
                 assert {DeviceID("GPU-0"), DeviceID("GPU-1")} == set((await world.health()).devices)
                 assert "does another machine have its name" in (world.discovery.spoken_over() or "")
-            await world.clock.advance(LOOK_SECONDS)
+            await world.clock.advance(POLL_SECONDS)
 
             assert world.discovery.spoken_over() is None
             assert (4, 4) == ((await world.topology()).revision, (await world.health()).revision)
@@ -169,7 +169,7 @@ async def test_a_restart_at_a_moment_that_the_clock_shows_again_is_heard_all_the
     async with world.running():
         before = await world.health()
     world.hardware.now = inventory(0, 1, sick="XID 79")
-    remembering = Caretaker(RecordFile(tmp_path, "boot"), XidRules(), QUIET_SECONDS, world.clock)
+    remembering = HealthKeeper(RecordFile(tmp_path, "boot"), XidRules(), QUIET_SECONDS, world.clock)
     world.discovery = discovery_with(world.hardware, world.bus, world.clock, caretaker=remembering)
     async with world.running():
         after = await world.health()

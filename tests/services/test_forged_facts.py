@@ -10,7 +10,7 @@ from discovery_support import Hardware, discovery_with, inventory
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from topoalign.allocator.hardware_watch import ASK_SECONDS, Hearing
+from topoalign.allocator.hardware_watch import ASK_SECONDS, HardwareWatch
 from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.requests.admissions import Admissions
@@ -62,7 +62,7 @@ class World:
         self.discovery = discovery_with(
             self.hardware, self.own_bus, self.clock, self.of_discovery, node=NODE, read_seconds=600.0, hub=self.bus
         )
-        self.hearing = Hearing(self.ledger, self.own_bus, self.clock)
+        self.hearing = HardwareWatch(self.ledger, self.own_bus, self.clock)
         self.forged = 0
         self.asked: list[str] = []
 
@@ -280,7 +280,7 @@ def no_devices(world: World, beyond: bool) -> TopologyDiscovered:
 
 async def test_a_registry_asks_discovery_for_what_it_has_not_noticed_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """F07: discovery looks at the stream in vain, as where it has spoken just after the forged message."""
-    monkeypatch.setattr("topoalign.discovery.announcer.LOOK_SECONDS", 1e9)
+    monkeypatch.setattr("topoalign.discovery.announcer.POLL_SECONDS", 1e9)
     world = World(one_process=True)
     async with world.running():
         with capture_logs() as logs:

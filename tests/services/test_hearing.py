@@ -9,7 +9,7 @@ from discovery_support import READ_SECONDS, Bus, Hardware, discovery_with, inven
 from handouts_support import ShiftingClock
 from structlog.testing import capture_logs
 
-from topoalign.allocator.hardware_watch import ASK_SECONDS, SILENT_SECONDS, Hearing
+from topoalign.allocator.hardware_watch import ASK_SECONDS, SILENT_SECONDS, HardwareWatch
 from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.core import wire
@@ -43,10 +43,10 @@ class World:
             yield
 
     @asynccontextmanager
-    async def hearing(self) -> AsyncIterator[Hearing]:
+    async def hearing(self) -> AsyncIterator[HardwareWatch]:
         """As after a start of the allocator: with nothing heard yet."""
         self.ledger = Ledger(NODE, MemoryJournal(), self.clock)
-        hearing = Hearing(self.ledger, self.bus, self.clock)
+        hearing = HardwareWatch(self.ledger, self.bus, self.clock)
         async with background() as tasks:
             tasks.start_soon(hearing.run)
             await self.clock.advance(0)
@@ -238,7 +238,7 @@ async def test_after_this_process_was_stopped_discovery_is_asked_before_anything
         await world.clock.advance(READ_SECONDS)
         world.clock._now += 2 * SILENT_SECONDS  # stopped, and continued
         believed = world.usable()
-        await hearing.sure()
+        await hearing.ensure_fresh()
 
         assert (2, 0) == (believed, world.usable())
 
@@ -246,7 +246,7 @@ async def test_after_this_process_was_stopped_discovery_is_asked_before_anything
 async def test_after_this_process_was_stopped_a_discovery_that_confirms_costs_nothing(world: World) -> None:
     async with world.discovering(), world.hearing() as hearing:
         world.clock._now += 2 * SILENT_SECONDS
-        await hearing.sure()
+        await hearing.ensure_fresh()
 
         assert (2, None) == (world.usable(), hearing.reason())
 

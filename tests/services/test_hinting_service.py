@@ -13,7 +13,7 @@ from topoalign.core.model.remote_errors import RemoteFailure
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest
 from topoalign.core.state.fold import NodeState
 from topoalign.hinting.main import serve
-from topoalign.machines import load
+from topoalign.machines import load_machine
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.context import Context
 from topoalign.runtime.memory_bus import MemoryBus
@@ -26,7 +26,7 @@ CLOCK = ManualClock()
 
 
 def topology(revision: int, node: NodeName = NODE) -> TopologyDiscovered:
-    machine = load("dgx-a100").topology
+    machine = load_machine("dgx-a100").topology
     return TopologyDiscovered(
         node=node, epoch=7, revision=revision, boot_id="b", source="described: dgx-a100", topology=machine
     )

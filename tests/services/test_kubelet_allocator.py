@@ -13,9 +13,9 @@ from anyio.abc import TaskGroup
 from kubelet_support import NODE, RESTRICTED, MemoryDesk, offers, pod, short_directory, two_nodes
 
 from topoalign.allocator import device_allocations
-from topoalign.allocator.device_allocations import Handouts
+from topoalign.allocator.device_allocations import DeviceAllocations
 from topoalign.allocator.device_plugin.front import KubeletFront
-from topoalign.allocator.device_plugin.plugin import LOOK_SECONDS
+from topoalign.allocator.device_plugin.plugin import POLL_SECONDS
 from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
@@ -26,7 +26,7 @@ from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID, Namespac
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy
 from topoalign.core.placement.preference import prefer
 from topoalign.runtime.clock import ManualClock
-from topoalign.testing.fake_kubelet.kubelet import KubeletStandIn
+from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 
 pytestmark = pytest.mark.anyio
 MACHINE = two_nodes()
@@ -35,21 +35,21 @@ DEFAULT = Namespace("default")
 
 @dataclass
 class Node:
-    kubelet: KubeletStandIn
+    kubelet: FakeKubelet
     ledger: Ledger
-    handouts: Handouts
+    handouts: DeviceAllocations
     clock: ManualClock
     tasks: TaskGroup
     journal: MemoryJournal
     pod_resources: PodResourcesClient
 
-    def restarted(self) -> tuple[Ledger, Handouts]:
+    def restarted(self) -> tuple[Ledger, DeviceAllocations]:
         """What the next process of the allocator finds and knows."""
         ledger = Ledger(NODE, self.journal, self.clock)
         assert self.ledger.state.topology is not None and self.ledger.state.health is not None
         ledger.hear(self.ledger.state.topology)
         ledger.hear(self.ledger.state.health)
-        return ledger, Handouts(ledger, self.clock, self.pod_resources, settle_seconds=0)
+        return ledger, DeviceAllocations(ledger, self.clock, self.pod_resources, settle_seconds=0)
 
     def facts(self) -> list[str]:
         """What the ledger has said, by name, the snapshot of its start left out."""
@@ -70,8 +70,8 @@ async def node(rules: AdmissionRules = RESTRICTED) -> AsyncIterator[Node]:
         ledger.hear(known.topology)
         ledger.hear(known.health)
         pod_resources = PodResourcesClient(resources / "kubelet.sock", plugins, clock)
-        desk = Handouts(ledger, clock, pod_resources, settle_seconds=0)
-        kubelet = KubeletStandIn(plugins, resources, MACHINE, rules)
+        desk = DeviceAllocations(ledger, clock, pod_resources, settle_seconds=0)
+        kubelet = FakeKubelet(plugins, resources, MACHINE, rules)
         async with anyio.create_task_group() as tasks:
             await tasks.start(kubelet.run)
             await tasks.start(KubeletFront(desk, plugins, clock).run)
@@ -164,15 +164,15 @@ async def test_after_its_directory_was_wiped_the_kubelet_has_all_devices_and_all
         live = dict(it.ledger.state.allocations)
         await it.kubelet.wipe()
         assert [] == list(it.kubelet.plugins_dir.glob("topoalign-*"))
-        await it.clock.advance(LOOK_SECONDS)
-        await it.clock.advance(LOOK_SECONDS)
+        await it.clock.advance(POLL_SECONDS)
+        await it.clock.advance(POLL_SECONDS)
         await it.kubelet.until(offers(MACHINE))
 
         assert 2 == len(list(it.kubelet.plugins_dir.glob("topoalign-*")))
         assert live == it.ledger.state.allocations
 
 
-def first_list(lists: list[int], kubelet: KubeletStandIn) -> bool:
+def first_list(lists: list[int], kubelet: FakeKubelet) -> bool:
     """Notes how many GPUs the kubelet has, whenever it hears something."""
     lists.append(kubelet.capacity(GPU))
     return False

@@ -59,7 +59,7 @@ class Node:
 def root(tmp_path: Path) -> Path:
     """Where a kubelet holds 5 of 8 CPUs of NUMA node 0, and 60 of its 63 GiB, for a pod without devices."""
     (tmp_path / "config.yaml").write_text(CONFIG)
-    rules = configuration.load(tmp_path / "config.yaml")
+    rules = configuration.load_configuration(tmp_path / "config.yaml")
     decision = admit(STATE, pod(container("main", cpus=5, gib=60), name="uid-1"), rules)
     assert isinstance(decision, Admission)
     write_files(tmp_path, STATE.holding(decision.allocations[0]), rules)
@@ -92,7 +92,7 @@ async def test_the_rules_are_those_of_the_kubelet_with_our_own_placement_and_the
     it = Node(root)
     known = await it.files.known(it.ledger.state, ASKING)
 
-    expected = configuration.load(root / "config.yaml")
+    expected = configuration.load_configuration(root / "config.yaml")
     assert msgspec.structs.replace(expected, placement=Placement.SIMPLE) == known.rules
     assert (Policy.SINGLE_NUMA_NODE, Scope.POD) == (known.rules.policy, known.rules.scope)
     three = pod(container("main", gpus=3))
@@ -120,7 +120,7 @@ class SlowDisk:
         return LOAD(path, placement)
 
 
-LOAD = configuration.load
+LOAD = configuration.load_configuration
 
 
 @pytest.fixture

@@ -338,7 +338,7 @@ async def test_who_waits_for_a_version_is_woken_by_the_first_one_beyond_it_and_b
     woken: dict[int, int] = {}
 
     async def wait(version: int) -> None:
-        await ledger.beyond(version)
+        await ledger.wait_past(version)
         woken[version] = ledger.version
 
     async with anyio.create_task_group() as tasks:

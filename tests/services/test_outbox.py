@@ -5,7 +5,7 @@ import pytest
 
 from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ledger.outbox import LONGEST_PAUSE, LOOK_SECONDS, Outbox
+from topoalign.allocator.ledger.outbox import LONGEST_PAUSE, POLL_SECONDS, Outbox
 from topoalign.core.model.errors import BusRefused, BusUnavailable, Unavailable
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Message, Stream
@@ -31,10 +31,10 @@ async def test_an_idle_node_says_everything_anew_once_the_stream_has_lost_it() -
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(outbox.run)
         tasks.start_soon(outbox.watch)
-        await clock.advance(3 * LOOK_SECONDS)
+        await clock.advance(3 * POLL_SECONDS)
         whole = ledger.state.seq
         bus.emptied = True
-        await clock.advance(LOOK_SECONDS)
+        await clock.advance(POLL_SECONDS)
         tasks.cancel_scope.cancel()
 
     assert (1, 2) == (whole, ledger.state.seq)

@@ -10,7 +10,7 @@ from simulation.loop import SimulatedLoop, simulate
 from simulation.scenario import quietly
 from simulation.world import HEALTHY, NODE, WHOLE, SimulatedClock
 
-from topoalign.allocator.device_allocations import Handouts
+from topoalign.allocator.device_allocations import DeviceAllocations
 from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.core.model.errors import StateFault
@@ -30,7 +30,7 @@ class Node:
         )
         health = {device: HEALTHY for devices in WHOLE.devices.values() for device in devices}
         self.ledger.hear(DeviceHealthChanged(node=NODE, epoch=1, revision=1, devices=health))
-        self.handouts = Handouts(self.ledger, clock, self.kubelet)
+        self.handouts = DeviceAllocations(self.ledger, clock, self.kubelet)
 
     def live(self) -> list[tuple[Owner | None, tuple[DeviceID, ...]]]:
         return [(a.owner, a.devices[GPU]) for a in self.ledger.state.allocations.values()]

@@ -6,7 +6,7 @@ from handouts_support import GPUS, NODE, Node, bound, owner
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from topoalign.allocator.hardware_watch import Hearing
+from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.ledger.endings import REMEMBERED, TOLD, Endings
 from topoalign.allocator.ports import Holding, Part
 from topoalign.allocator.requests.admissions import Admissions
@@ -581,7 +581,7 @@ async def test_readiness_and_a_metric_name_both_containers_of_a_device_until_one
     await runs(node, "x2", "uid-2", GPUS[0])
     bus = MemoryBus()
     admissions = Admissions(node.ledger, bus, AdmissionRules(), kubelet_owns_devices=True)
-    hearing = Hearing(node.ledger, bus, node.clock)
+    hearing = HardwareWatch(node.ledger, bus, node.clock)
     allocator = Allocator(node.ledger, bus, node.clock, hearing, admissions, node.handouts, reconcile_seconds=5)
     metrics = CollectorRegistry()
     allocator.watch(metrics, lambda: 0)

@@ -10,7 +10,7 @@ from faults_support import sample
 from kubelet_support import NODE, MemoryDesk, offers, short_directory, two_nodes
 
 from topoalign.allocator import device_allocations
-from topoalign.allocator.device_allocations import Handouts
+from topoalign.allocator.device_allocations import DeviceAllocations
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
@@ -26,7 +26,7 @@ from topoalign.kubelet.files import configuration
 from topoalign.machines import catalogue
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
-from topoalign.testing.fake_kubelet.kubelet import KubeletStandIn
+from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 
 pytestmark = pytest.mark.anyio
 
@@ -97,14 +97,14 @@ async def predicted_and_done(seed: int, directory: Path) -> list[tuple[object, o
     machine, placement = chance.choice(MACHINES), chance.choice(list(Placement)[:3])
     own, config = AdmissionRules(placement=placement), directory / "config.yaml"
     config.write_text(configured(chance))
-    rules = configuration.load(config, placement)
+    rules = configuration.load_configuration(config, placement)
     clock, known = ManualClock(), MemoryDesk(machine).state
     ledger = Ledger(NODE, MemoryJournal(), clock)
     assert known.topology is not None and known.health is not None
     ledger.hear(known.topology)
     ledger.hear(known.health)
     pod_resources = PodResourcesClient(resources / "kubelet.sock", plugins, clock)
-    kubelets_desk = Handouts(ledger, clock, pod_resources, placement=placement, settle_seconds=0)
+    kubelets_desk = DeviceAllocations(ledger, clock, pod_resources, placement=placement, settle_seconds=0)
     admissions = Admissions(
         ledger,
         MemoryBus(),
@@ -113,7 +113,7 @@ async def predicted_and_done(seed: int, directory: Path) -> list[tuple[object, o
         kubelet_files=KubeletFiles(config, directory, own, PATIENT_SECONDS),
         ended=kubelets_desk.ended,
     )
-    kubelet = KubeletStandIn(plugins, resources, machine, rules)
+    kubelet = FakeKubelet(plugins, resources, machine, rules)
     pairs, uncertain = [], 0
     async with anyio.create_task_group() as tasks:
         await tasks.start(kubelet.run)

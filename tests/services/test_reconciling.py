@@ -8,7 +8,7 @@ import pytest
 from handouts_support import GPUS, MACHINE, Node, ShiftingClock, bound, looked_at_after, owner
 from structlog.testing import capture_logs
 
-from topoalign.allocator.device_allocations import FRESH_SECONDS, Handouts
+from topoalign.allocator.device_allocations import FRESH_SECONDS, DeviceAllocations
 from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import Part
@@ -90,7 +90,7 @@ async def test_a_restart_of_the_allocator_alone_makes_nothing_stale(node: Node) 
 async def test_before_discovery_is_heard_allocate_is_refused_and_never_answered_without_a_device(node: Node) -> None:
     await bound(node, "train", GPUS[0])
     ledger = Ledger(node.ledger.node, node.journal, node.clock)
-    handouts = Handouts(ledger, node.clock, node.kubelet)
+    handouts = DeviceAllocations(ledger, node.clock, node.kubelet)
     for devices in ([GPUS[0]], [GPUS[3]]):
         with pytest.raises(HardwareUnknown):
             await handouts.allocate(GPU, [devices])
@@ -106,7 +106,7 @@ async def test_before_discovery_is_heard_a_look_at_the_kubelet_changes_nothing(n
     await bound(node, "train", GPUS[0], GPUS[1])
     node.kubelet.usage = (ContainerUsage(owner=owner("train"), devices={GPU: GPUS[:2]}),)
     ledger = Ledger(node.ledger.node, node.journal, node.clock)
-    handouts = Handouts(ledger, node.clock, node.kubelet)
+    handouts = DeviceAllocations(ledger, node.clock, node.kubelet)
     for _ in range(3):
         await handouts.reconcile()
         await node.clock.advance(200)
@@ -555,7 +555,7 @@ async def test_a_kubelet_that_restarts_before_discovery_is_heard_is_new_however_
     node = Node(clock=clock)
     await bound(node, "train", GPUS[0])
     node.ledger = Ledger(node.ledger.node, node.journal, clock)
-    handouts = Handouts(node.ledger, clock, node.kubelet)
+    handouts = DeviceAllocations(node.ledger, clock, node.kubelet)
     await handouts.reconcile()
     node.kubelet.kubelet, node.kubelet.since, node.kubelet.shown = 2, clock.wall(), []
     clock.set_by = 86_400.0
@@ -576,7 +576,7 @@ async def test_after_a_reboot_a_kubelet_that_was_seen_before_discovery_is_new_ho
     node.boot, node.kubelet.kubelet, node.kubelet.since, node.kubelet.shown = "another boot", 2, clock.wall(), []
     clock.set_by = 86_400.0
     node.ledger = Ledger(node.ledger.node, node.journal, clock)
-    handouts = Handouts(node.ledger, clock, node.kubelet)
+    handouts = DeviceAllocations(node.ledger, clock, node.kubelet)
     await handouts.reconcile()
     node.hear_topology(node.ledger, 1)
     for _ in range(4):
@@ -642,6 +642,6 @@ async def test_before_anything_is_given_out_what_is_known_of_the_devices_is_made
     async def ask() -> None:
         it.hear_health(it.ledger, 2, {**dict.fromkeys(GPUS, DeviceHealth(state=HealthState.HEALTHY)), GPUS[0]: sick})
 
-    it = Node(sure=ask)
+    it = Node(ensure_fresh=ask)
     with pytest.raises(DeviceUnusable, match="XID 79"):
         await it.handouts.allocate(GPU, [[GPUS[0]]])

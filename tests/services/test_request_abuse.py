@@ -15,7 +15,7 @@ from e2e_support import allocate, answering, in_one_process, pod
 from topoalign.cli import root
 from topoalign.client import Client
 from topoalign.core import wire
-from topoalign.core.admission.validate import checked
+from topoalign.core.admission.validate import validate_pod
 from topoalign.core.hints.answers import check_answer
 from topoalign.core.hints.providers import answer, question
 from topoalign.core.model.decisions import Admission, Refusal
@@ -27,7 +27,7 @@ from topoalign.core.model.maintenance import Word
 from topoalign.core.model.requests import AdmissionRules, AllocateRequest
 from topoalign.core.ports import Bus, Endpoint, Stream
 from topoalign.core.state.fold import NodeState
-from topoalign.machines import load
+from topoalign.machines import load_machine
 from topoalign.runtime.answers import answering as answers
 from topoalign.runtime.memory_bus import MemoryBus
 
@@ -88,7 +88,7 @@ async def hint_question(bus: Bus) -> HintQuestion:
     while state.topology is None or state.health is None:
         state = state.apply((await anext(events)).event)
     await events.aclose()
-    return question(state, checked(pod("p", gpus=2, cpus=4)), ContainerName("main"), AdmissionRules())
+    return question(state, validate_pod(pod("p", gpus=2, cpus=4)), ContainerName("main"), AdmissionRules())
 
 
 async def refused(bus: Bus, subject: str, body: str | bytes) -> str:
@@ -286,10 +286,10 @@ async def test_a_hint_question_with_ten_thousand_allocations_is_answered_or_refu
 
 def test_ten_thousand_hints_are_refused_before_they_are_looked_at() -> None:
     """C53: a hinting service that answers with more than there can be costs what it takes to count them."""
-    machine = load("dgx-a100").topology
+    machine = load_machine("dgx-a100").topology
     topology = TopologyDiscovered(node=NODE, epoch=1, revision=1, boot_id="b", source="test", topology=machine)
     state = NodeState(node=NODE).apply(topology)
-    asked = question(state, checked(pod("p", gpus=2)), ContainerName("main"), AdmissionRules())
+    asked = question(state, validate_pod(pod("p", gpus=2)), ContainerName("main"), AdmissionRules())
     sound = answer(asked, topology)
     many = {**sound.providers, "device": {GPU: ((1, True),) * 10_000}}
     body = msgspec.json.encode({"ok": {"providers": many}})

@@ -11,7 +11,7 @@ from topoalign.allocator.ledger.journal import open_journal
 from topoalign.allocator.ledger.state_dir import StateInUse
 from topoalign.allocator.takeover import (
     HEARD_SECONDS,
-    LOOK_SECONDS,
+    POLL_SECONDS,
     STEP_SECONDS,
     VACANT_SECONDS,
     WAIT_SECONDS,
@@ -85,7 +85,7 @@ async def test_the_one_in_office_hears_of_a_successor_and_its_record_passes_on(t
                 hears.set()
 
             tasks.start_soon(hear)
-            await until(clock, LOOK_SECONDS, hears.is_set)
+            await until(clock, POLL_SECONDS, hears.is_set)
             order.append("asked")
         await until(clock, STEP_SECONDS, lambda: len(order) == 2)
 
@@ -114,7 +114,7 @@ async def test_a_successor_in_office_is_not_taken_for_one_in_line(tmp_path: Path
             await anyio.wait_all_tasks_blocked()
         await until(clock, STEP_SECONDS, taken.is_set)
         tasks.start_soon(hear)
-        await clock.advance(10 * LOOK_SECONDS)
+        await clock.advance(10 * POLL_SECONDS)
         tasks.cancel_scope.cancel()
 
     assert [] == heard

@@ -17,7 +17,7 @@ from outage_support import NODE, Listener, come_and_go, emptied, opened
 from structlog.testing import capture_logs
 
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ledger.outbox import LOOK_SECONDS, Outbox
+from topoalign.allocator.ledger.outbox import POLL_SECONDS, Outbox
 from topoalign.core import wire
 from topoalign.core.model.events import Allocation, AllocationReleased, DeviceHealthChanged, LedgerEvent, LedgerFact
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID
@@ -119,7 +119,7 @@ async def test_a_listener_that_believed_others_hears_everything_anew(bus: Bus, t
                 await anyio.lowlevel.checkpoint()
             ledger.grant([Allocation(id=ledger.next_id(), devices={GPU: (DeviceID("GPU-9"),)})])
             await emptied(ledger)
-            await clock.advance(LOOK_SECONDS)
+            await clock.advance(POLL_SECONDS)
             await listener.agrees_with(ledger)
             tasks.cancel_scope.cancel()
 

@@ -8,7 +8,7 @@ from decision_support import container, machine, node, pod
 from handouts_support import GPUS, NODE, Node, owner
 
 from topoalign.allocator.reconciliation.pod_resources import usage_of
-from topoalign.allocator.reconciliation.usage import AGAIN_SECONDS, LOOK_SECONDS, UsageTeller
+from topoalign.allocator.reconciliation.usage import AGAIN_SECONDS, POLL_SECONDS, UsageTeller
 from topoalign.allocator.requests.kubelet_files import KubeletFiles
 from topoalign.client import Client
 from topoalign.core import wire
@@ -161,10 +161,10 @@ async def test_a_stream_that_has_lost_the_usage_of_an_idle_node_is_told_it_anew(
         teller = UsageTeller(it.ledger, bus, it.clock, bus)
         tasks.start_soon(teller.run)
         tasks.start_soon(teller.watch)
-        await it.clock.advance(LOOK_SECONDS)
+        await it.clock.advance(POLL_SECONDS)
         once = bus.tries
         bus.emptied = True
-        await it.clock.advance(LOOK_SECONDS)
+        await it.clock.advance(POLL_SECONDS)
         assert (1, 2) == (once, bus.tries)
         async with bus.follow(Stream.NODES, wire.subject(newest(it))) as messages:
             said = [wire.decode((await anext(messages)).message) for _ in range(2)]
@@ -224,7 +224,7 @@ async def test_a_prediction_counts_what_podresources_showed_where_the_checkpoint
     if files == "damaged":
         for name in ("cpu_manager_state", "memory_manager_state"):
             (tmp_path / name).write_text("{")
-    rules = configuration.load(tmp_path / "config.yaml")
+    rules = configuration.load_configuration(tmp_path / "config.yaml")
     state = node(machine())
     held = admit(state, pod(container("main", cpus=5, gib=60), name="uid-1"), rules)
     assert isinstance(held, Admission)
@@ -252,7 +252,7 @@ async def test_memory_that_podresources_showed_leaves_free_what_the_configuratio
         "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\ntopologyManagerPolicy: restricted\n"
         "memoryManagerPolicy: Static\nreservedMemory: [{numaNode: 0, limits: {memory: 4Gi}}]\n"
     )
-    rules = configuration.load(tmp_path / "config.yaml")
+    rules = configuration.load_configuration(tmp_path / "config.yaml")
     it = Node()
     it.kubelet.usage = (used("a", "", block(70 * GIB, 0, 1)),)
     await it.handouts.reconcile()

@@ -10,7 +10,7 @@ from topoalign.cli import root
 from topoalign.kubelet.files import documents
 from topoalign.plugin_config import nvidia
 from topoalign.plugin_config.configuration import Configuration, SharedResource
-from topoalign.plugin_config.file import leaves, load, loaded
+from topoalign.plugin_config.file import leaves, load_plugin_config, loaded
 from topoalign.plugin_config.watching import VARIABLE
 
 REPOSITORY = Path(__file__).parents[2]
@@ -34,7 +34,7 @@ def test_every_example_is_a_configuration(text: str) -> None:
 
 def test_there_are_examples_of_every_section_that_is_a_list() -> None:
     assert 4 == len(EXAMPLES)
-    assert Configuration() != load(REPOSITORY / "examples" / "topoalign.yaml").configuration
+    assert Configuration() != load_plugin_config(REPOSITORY / "examples" / "topoalign.yaml").configuration
 
 
 def test_every_field_is_listed_with_its_default() -> None:

@@ -28,7 +28,7 @@ from topoalign.plugin_config.configuration import (
     Sharing,
     TimeSlicing,
 )
-from topoalign.plugin_config.file import load, loaded
+from topoalign.plugin_config.file import load_plugin_config, loaded
 
 NVIDIA_FILE = """
 version: v1
@@ -150,12 +150,12 @@ def test_a_file_is_loaded_whatever_the_environment_says(tmp_path: Path) -> None:
     file = tmp_path / "topoalign.yaml"
     file.write_text("flags: {migStrategy: mixed}")
 
-    assert "mixed" == load(file).configuration.flags.mig_strategy
+    assert "mixed" == load_plugin_config(file).configuration.flags.mig_strategy
     with pytest.raises(NotFound):
-        load(tmp_path / "nobody.yaml")
+        load_plugin_config(tmp_path / "nobody.yaml")
     file.write_text("# nothing yet\n")
     with pytest.raises(InvalidDocument, match="not a mapping"):
-        load(file)
+        load_plugin_config(file)
 
 
 def test_a_link_to_nothing_says_nothing(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_link_to_nothing_says_nothing(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.symlink_to("/dev/null")
 
-    assert Configuration() == load(file).configuration
+    assert Configuration() == load_plugin_config(file).configuration
 
 
 TIME = "sharing: {timeSlicing: "

@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from topoalign.core.model.errors import BadRequest, InvalidField, NotFound
-from topoalign.plugin_config.watching import LOOK_SECONDS, ConfigurationFile
+from topoalign.plugin_config.watching import POLL_SECONDS, ConfigurationFile
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.context import Context, Reload
 from topoalign.runtime.memory_bus import MemoryBus
@@ -60,12 +60,12 @@ class Kept:
     async def until(self, strategy: str) -> None:
         """Looks until the file has come into use: reading it takes a thread, whose time is not ours."""
         while self.strategy != strategy:
-            await self.clock.advance(LOOK_SECONDS)
+            await self.clock.advance(POLL_SECONDS)
             await anyio.to_thread.run_sync(int)
 
     async def refused(self) -> None:
         while self.configuration.trouble is None:
-            await self.clock.advance(LOOK_SECONDS)
+            await self.clock.advance(POLL_SECONDS)
             await anyio.to_thread.run_sync(int)  # as long as a look takes
 
 

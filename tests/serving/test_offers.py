@@ -7,7 +7,7 @@ from serving_support import A100, L4, gpu, listed, machine, made, nic, said
 from topoalign.core.model.topology.model import Gpu
 from topoalign.core.model.topology.offers import Offer
 from topoalign.core.model.topology.validate import validate
-from topoalign.machines import catalogue, load
+from topoalign.machines import catalogue, load_machine
 from topoalign.plugin_config.configuration import Configuration
 from topoalign.plugin_config.offers import offers
 
@@ -17,7 +17,7 @@ SHARE = "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2"
 
 def test_without_a_configuration_gpus_and_nics_are_offered_as_they_are() -> None:
     for name in catalogue.names():
-        topology = load(name).topology
+        topology = load_machine(name).topology
 
         assert topology.offered == offers(topology, Configuration()).offers
     assert () == made(machine()).offers
@@ -241,7 +241,7 @@ def test_more_shares_than_a_node_can_list_are_not_offered_and_that_is_loud() -> 
 def test_offers_hang_together_on_every_machine_of_the_catalogue() -> None:
     text = MIXED + SHARE + "}]}}"
     for name in catalogue.names():
-        topology = load(name).topology
+        topology = load_machine(name).topology
         validate(msgspec.structs.replace(topology, offers=made(topology, text).offers))
 
 

@@ -21,7 +21,7 @@ from topoalign.cli.settings import all_settings, shown, unread
 from topoalign.core.model.errors import NotFound, Unavailable, clean
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import Offer
-from topoalign.plugin_config.file import DEFAULT, FROM_FILE, Loaded, leaves, load
+from topoalign.plugin_config.file import DEFAULT, FROM_FILE, Loaded, leaves, load_plugin_config
 from topoalign.plugin_config.offers import Offering, offers
 from topoalign.plugin_config.watching import first_read
 from topoalign.runtime.settings import PREFIX
@@ -131,7 +131,7 @@ def check(
       topoalign config check topoalign.yaml --machine dgx-a100
       topoalign config check topoalign.yaml --fail-on-findings
     """
-    read = load(file)
+    read = load_plugin_config(file)
     topology, why = hardware(machine, node, nats)
     offering = offers(topology, read.configuration) if topology is not None else Offering(offers=(), findings=())
     findings = (*read.findings, *offering.findings)
@@ -159,7 +159,7 @@ def hardware(machine: str | None, node: str | None, nats: str | None) -> tuple[T
     if machine is not None:
         from topoalign import machines  # the readers are not needed for a running node
 
-        return machines.load(machine).topology, None
+        return machines.load_machine(machine).topology, None
     try:
         return link.discovered(node, nats, os.environ).topology, None
     except (Unavailable, NotFound) as error:

@@ -71,7 +71,7 @@ def pod_in(
         )
     from topoalign.kubelet.files import manifest  # brings in YAML
 
-    return manifest.load(file), changes(rules)
+    return manifest.load_pod(file), changes(rules)
 
 
 @click.command()

@@ -36,7 +36,7 @@ def gpu() -> None:
 
 @gpu.command(name="list")
 @on_node
-def listed(link: Link) -> None:
+def list_devices(link: Link) -> None:
     """
     How each device is, and which pods hold it.
 

@@ -20,7 +20,7 @@ from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.files import configuration
 from topoalign.kubelet.files.node_state import KubeletNode, check_resources, node_state
 from topoalign.kubelet.files.settling import settling
-from topoalign.machines import Machine, load
+from topoalign.machines import Machine, load_machine
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ class Described:
 
         Raises what reading the machine, the configuration or the kubelet's files raises.
         """
-        machine = load(self.machine)
+        machine = load_machine(self.machine)
         rules = AdmissionRules(mode=Mode.KUBELET)
         if self.kubelet_config is not None:
-            rules = configuration.load(self.kubelet_config)
+            rules = configuration.load_configuration(self.kubelet_config)
         node = self.node(machine, rules)
         passed_over = check_resources(pod, machine.topology, node.registered)
         decision = admit(node.state, pod, overridden(rules, changes))

@@ -57,9 +57,9 @@ def topo(
     if ctx.invoked_subcommand is not None:
         return
     if machine is not None:
-        from topoalign.machines import load  # the readers are not needed for a running node
+        from topoalign.machines import load_machine  # the readers are not needed for a running node
 
-        show(load(machine).topology, {}, wide, as_json)
+        show(load_machine(machine).topology, {}, wide, as_json)
     else:
         from topoalign.cli import link  # brings in what talks to the network
 
@@ -96,9 +96,9 @@ def import_machine(source: str, target: Path | None) -> None:
       nvidia-smi topo -m | topoalign topo import - --output this.json
       lstopo --of xml | topoalign topo import -
     """
-    from topoalign.machines import document, load  # as above
+    from topoalign.machines import document, load_machine  # as above
 
-    machine = load(source)
+    machine = load_machine(source)
     written = output.escaped(document.encode(machine))
     if target is None:
         output.say(written.removesuffix("\n"))

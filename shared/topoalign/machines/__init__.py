@@ -26,7 +26,7 @@ _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _SUPPORTED = "give the output of `nvidia-smi topo -m`, lstopo's XML, a sysfs tree or topoalign's own JSON"
 
 
-def load(source: str) -> Machine:
+def load_machine(source: str) -> Machine:
     """
     The machine that is called so in the catalogue, or described by the file or folder of this name, or by stdin (`-`).
 

@@ -30,7 +30,7 @@ _REFERENCE = re.compile(r"[0-9]{1,5}(?::[0-9]{1,5})?", re.ASCII)
 """An index of a GPU, or of a GPU and of one of its MIG instances."""
 
 
-def checked(configuration: Configuration) -> Configuration:
+def validate_configuration(configuration: Configuration) -> Configuration:
     """The same with all names qualified by their domain. Raises InvalidField with the path of what is wrong."""
     told(configuration.flags)
     if not configuration.flags.plugin.device_list_strategy:

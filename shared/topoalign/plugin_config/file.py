@@ -16,7 +16,7 @@ import msgspec
 from topoalign.core.model.errors import InvalidField, clean, quoted
 from topoalign.kubelet.files import documents
 from topoalign.plugin_config import nvidia
-from topoalign.plugin_config.checks import checked
+from topoalign.plugin_config.checks import validate_configuration
 from topoalign.plugin_config.configuration import Configuration
 from topoalign.plugin_config.findings import Finding
 
@@ -43,7 +43,7 @@ def content(path: Path) -> bytes:
     return b"{}" if os.path.realpath(path) == os.devnull else documents.content(path)
 
 
-def load(path: Path) -> Loaded:
+def load_plugin_config(path: Path) -> Loaded:
     """The configuration in a file, whatever the environment says. Raises as `content` and `loaded`."""
     return loaded(documents.read(content(path), str(path)), {})
 
@@ -60,7 +60,7 @@ def loaded(document: documents.Document, environment: Mapping[str, str]) -> Load
     document, variables = nvidia.overlaid(document, environment)
     try:
         document, ignored = nvidia.settled(document)
-        configuration = checked(section(document, Configuration, ""))
+        configuration = validate_configuration(section(document, Configuration, ""))
     except InvalidField as error:
         raise InvalidField(*sourced(error, named | variables)) from error
     origins.update(variables)

@@ -22,7 +22,7 @@ from topoalign.plugin_config.file import Loaded, loaded
 from topoalign.plugin_config.file import content as content_of
 
 VARIABLE = "TOPOALIGN_CONFIG"
-LOOK_SECONDS = 2.0
+POLL_SECONDS = 2.0
 """Between two looks: a kubelet takes up to a minute to bring a changed ConfigMap to the node."""
 
 log = structlog.get_logger("topoalign.plugin_config")
@@ -57,7 +57,7 @@ class ConfigurationFile:
 
         async def at_times() -> None:
             while True:
-                await clock.sleep(LOOK_SECONDS)
+                await clock.sleep(POLL_SECONDS)
                 await self.look()
 
         async with anyio.create_task_group() as tasks:

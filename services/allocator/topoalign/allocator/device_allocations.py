@@ -38,7 +38,7 @@ from topoalign.allocator.reconciliation.displacement import (
 )
 from topoalign.allocator.reconciliation.liveness import Grant, places, shown_of
 from topoalign.allocator.reconciliation.reconciliation import Look, Reconciliation
-from topoalign.core.model.decisions import Beside
+from topoalign.core.model.decisions import PlacementContext
 from topoalign.core.model.errors import (
     DeviceInUse,
     DeviceUnusable,
@@ -77,7 +77,7 @@ async def nothing_ended() -> Sequence[Allocation]:
     return ()
 
 
-class Handouts:
+class DeviceAllocations:
     """The allocator as the kubelet front sees it (`Desk`)."""
 
     def __init__(
@@ -90,15 +90,15 @@ class Handouts:
         gone_seconds: float = 5.0,
         unbound_seconds: float = 30.0,
         settle_seconds: float = 120.0,
-        sure: Callable[[], Awaitable[None]] = nothing_to_ask,
+        ensure_fresh: Callable[[], Awaitable[None]] = nothing_to_ask,
     ) -> None:
         """
-        `sure` is called before anything is given out: it sees that what is known of the devices can be relied on, or is
-        told to be unknown. The seconds are those of `Reconciliation`.
+        `ensure_fresh` is called before anything is given out: it sees that what is known of the devices can be relied
+        on, or is told to be unknown. The seconds are those of `Reconciliation`.
         """
         self._ledger, self._clock, self._pod_resources = ledger, clock, pod_resources
         self._placement = placement
-        self._sure = sure
+        self._ensure_fresh = ensure_fresh
         self._reconciliation = Reconciliation(
             ledger,
             clock,
@@ -128,8 +128,8 @@ class Handouts:
         """Whether the kubelet lists a pod of this name, as of the last look (`Reconciliation.lists`)."""
         return self._reconciliation.lists(target)
 
-    async def beyond(self, version: int) -> None:
-        await self._ledger.beyond(version)
+    async def wait_past(self, version: int) -> None:
+        await self._ledger.wait_past(version)
 
     async def prefer(
         self, resource: ResourceName, available: Sequence[DeviceID], must_include: Sequence[DeviceID], size: int
@@ -143,7 +143,7 @@ class Handouts:
             held = {d for d in available if state.overlapping([d]) or touches(state, d, kept)}
             spare = [d for d in available if d in must_include or d not in held]
             among, required = (spare, must_include) if len(spare) >= size else (available, spare)
-        beside = Beside(free=state.free(resource))
+        beside = PlacementContext(free=state.free(resource))
         chosen = prefer(state.hardware, resource, among, required, size, self._placement, beside=beside)
         self._preferences.give(resource, available, chosen)
         return chosen
@@ -165,7 +165,7 @@ class Handouts:
     async def allocate(
         self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]
     ) -> tuple[Allocation, ...]:
-        await self._sure()
+        await self._ensure_fresh()
         self._check(resource, containers)
         checked = self._ledger.version
         async with self._turn:

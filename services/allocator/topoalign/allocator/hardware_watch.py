@@ -47,7 +47,7 @@ UNHEARD_ANSWERS = 5
 log = structlog.get_logger("topoalign.allocator")
 
 
-class Hearing:
+class HardwareWatch:
     """Passes on to the ledger what discovery says, and that its health is unknown while discovery is silent."""
 
     def __init__(self, ledger: Ledger, bus: Bus, clock: Clock) -> None:
@@ -93,7 +93,7 @@ class Hearing:
             return f"discovery has not confirmed how the devices are for {SILENT_SECONDS:g} s"
         return None
 
-    async def sure(self) -> None:
+    async def ensure_fresh(self) -> None:
         """
         Before anything is given out: where what was heard has not been confirmed for too long, as after this process was
         stopped for a while, discovery is asked first. If it does not answer, the ledger is told that nothing is known.

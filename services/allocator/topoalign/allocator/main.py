@@ -6,10 +6,10 @@ from pathlib import Path
 import anyio
 from anyio.abc import TaskStatus
 
-from topoalign.allocator.device_allocations import Handouts, nothing_ended
+from topoalign.allocator.device_allocations import DeviceAllocations, nothing_ended
 from topoalign.allocator.device_plugin.containers import Containers
 from topoalign.allocator.device_plugin.front import KubeletFront
-from topoalign.allocator.hardware_watch import Hearing
+from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.allocator.requests.absence import lists_nothing
@@ -30,19 +30,19 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
     async with open_in_turn(settings.state_dir, settings.node, context.clock, ready) as journal:
         await refuse_twin(context.hub or context.bus, settings.node)
         ledger = Ledger(settings.node, journal, context.clock)
-        hearing = Hearing(ledger, context.bus, context.clock)
+        hearing = HardwareWatch(ledger, context.bus, context.clock)
         containers = Containers(lambda: configuration.current, settings.cdi_dir)
         handouts = front = files = None
         if settings.kubelet_dir:
             kubelet = PodResourcesClient(settings.pod_resources, Path(settings.kubelet_dir))
-            handouts = Handouts(
+            handouts = DeviceAllocations(
                 ledger,
                 context.clock,
                 kubelet,
                 placement=rules.placement,
                 gone_seconds=settings.gone_seconds,
                 settle_seconds=settings.settle_seconds,
-                sure=hearing.sure,
+                ensure_fresh=hearing.ensure_fresh,
             )
             front = KubeletFront(
                 handouts,
@@ -68,7 +68,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
             kubelet_owns_devices=front is not None,
             kubelet_files=files,
             hint_seconds=settings.hint_seconds,
-            sure=hearing.sure,
+            ensure_fresh=hearing.ensure_fresh,
             ended=handouts.ended if handouts is not None else nothing_ended,
             lists=handouts.lists if handouts is not None else lists_nothing,
         )

@@ -12,7 +12,7 @@ from topoalign.kubelet.files.pod_directories import PodDirectories
 
 
 class Desk(Protocol):
-    """The allocator as the front sees it. Implemented by `topoalign.allocator.device_allocations.Handouts`."""
+    """The allocator as the front sees it. Implemented by `topoalign.allocator.device_allocations.DeviceAllocations`."""
 
     @property
     def state(self) -> NodeState:
@@ -22,7 +22,7 @@ class Desk(Protocol):
     def version(self) -> int:
         """Counts up with every change of `state`."""
 
-    async def beyond(self, version: int) -> None:
+    async def wait_past(self, version: int) -> None:
         """Waits until `version` is greater than this one. Any number of callers may wait."""
 
     async def prefer(

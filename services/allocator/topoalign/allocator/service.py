@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from topoalign.allocator.device_allocations import Handouts
-from topoalign.allocator.hardware_watch import Hearing
+from topoalign.allocator.device_allocations import DeviceAllocations
+from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.ledger.endings import titled
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ledger.outbox import Outbox
@@ -47,9 +47,9 @@ class Allocator:
         ledger: Ledger,
         bus: Bus,
         clock: Clock,
-        hearing: Hearing,
+        hearing: HardwareWatch,
         admissions: Admissions,
-        handouts: Handouts | None,
+        handouts: DeviceAllocations | None,
         *,
         reconcile_seconds: float,
         hub: Bus | None = None,
@@ -77,7 +77,7 @@ class Allocator:
                 tasks.start_soon(self.usage.watch)
             task_status.started()
 
-    async def _reconcile(self, handouts: Handouts) -> None:
+    async def _reconcile(self, handouts: DeviceAllocations) -> None:
         """Looks at the kubelet's list again and again; says once when it cannot, and once when it can again."""
         failing = False
         while True:

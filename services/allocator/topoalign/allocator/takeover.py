@@ -32,7 +32,7 @@ from topoalign.core.ports import Bus, Clock
 
 LINE = "successor"
 
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 """Between two looks of the one in office; the kubelet notices nothing of this wait."""
 
 STEP_SECONDS = 0.02
@@ -93,7 +93,7 @@ async def handed_over(directory: Path, node: NodeName, clock: Clock, held: ExitS
 async def asked(directory: Path, clock: Clock) -> None:
     """Returns when somebody stands in line."""
     while not is_waited_for(directory):
-        await clock.sleep(LOOK_SECONDS)
+        await clock.sleep(POLL_SECONDS)
 
 
 class Vacancy:

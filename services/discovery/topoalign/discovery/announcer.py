@@ -24,7 +24,7 @@ from topoalign.runtime.speaker import Speaker
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
 """Seconds between tries while the bus does not confirm; doubled each time."""
-LOOK_SECONDS = 10.0
+POLL_SECONDS = 10.0
 """Between two looks at whether what was said is still the newest that the stream has."""
 
 log = structlog.get_logger("topoalign.discovery")
@@ -118,7 +118,7 @@ class Announcer:
     async def watch(self, say_anew: Callable[[], None]) -> None:
         """Calls `say_anew` whenever the stream has lost what was said, or has something newer that others said."""
         while True:
-            await self._clock.sleep(LOOK_SECONDS)
+            await self._clock.sleep(POLL_SECONDS)
             try:
                 beyond = await self._beyond()
             except Unavailable:

@@ -25,7 +25,7 @@ LONGEST_REASON = 200
 log = structlog.get_logger("topoalign.discovery")
 
 
-class Caretaker:
+class HealthKeeper:
     """Of one node."""
 
     def __init__(self, record: RecordFile, xids: XidRules, quiet_seconds: float, clock: Clock) -> None:

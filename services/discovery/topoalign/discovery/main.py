@@ -8,7 +8,7 @@ from anyio.abc import TaskStatus
 
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.ports import Clock, Driver, Inventory
-from topoalign.discovery.device_health import Caretaker
+from topoalign.discovery.device_health import HealthKeeper
 from topoalign.discovery.drivers.auto import AutoDriver
 from topoalign.discovery.drivers.described import DescribedDriver
 from topoalign.discovery.drivers.nvml.driver import NvmlDriver
@@ -33,7 +33,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
     configuration = context.configuration
     health = configuration.current.health
     xids = xid_rules(health.ignored_xids, context.environment)
-    caretaker = Caretaker(RecordFile(settings.state_dir, boot), xids, health.quiet_seconds, context.clock)
+    caretaker = HealthKeeper(RecordFile(settings.state_dir, boot), xids, health.quiet_seconds, context.clock)
     offering = Offering(configuration, context.metrics)
     discovery = Discovery(
         settings.node,
@@ -68,7 +68,7 @@ async def read_hardware(environment: Mapping[str, str]) -> Inventory:
 
 
 async def follow(
-    configuration: ConfigurationFile, discovery: Discovery, caretaker: Caretaker, environment: Mapping[str, str]
+    configuration: ConfigurationFile, discovery: Discovery, caretaker: HealthKeeper, environment: Mapping[str, str]
 ) -> None:
     """Tells the services' parts of every configuration that comes into use."""
     while True:

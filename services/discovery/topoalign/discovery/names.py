@@ -30,7 +30,7 @@ def found(topology: Topology, known: dict[str, DeviceID], name: str) -> DeviceID
     device = known.get(name) or known.get(name.lower()) or known.get(short(name.lower()))
     device = device or part_of_card(topology, known, name)
     if device is None:
-        raise NotFound("device", name, f"name one of: {listed(topology)}")
+        raise NotFound("device", name, f"name one of: {device_names(topology)}")
     return device
 
 
@@ -62,7 +62,7 @@ def short(address: str) -> str:
     return f"{parts[0][-4:]}:{parts[1]}:{parts[2]}" if len(parts) == 3 else address
 
 
-def listed(topology: Topology) -> str:
+def device_names(topology: Topology) -> str:
     names = [f"GPU{gpu.index} {clean(gpu.id)}" + (f" {clean(gpu.pci)}" if gpu.pci else "") for gpu in topology.gpus]
     names += [clean(part.uuid) for gpu in topology.gpus for part in gpu.mig or ()]
     names += [f"NIC{nic.index} {clean(nic.id)}" + (f" {clean(nic.pci)}" if nic.pci else "") for nic in topology.nics]

@@ -3,7 +3,7 @@ Reads the hardware again and again, and says what it is and how it is when that 
 
 A reading that fails changes what is known of nothing: the topology stays, and the health of all devices becomes unknown
 with the reason. A reading that lacks a device keeps it listed as lost. What happens between two readings, and what
-operators say of devices, is weighed by the `Caretaker`; health is announced at once, and then not again for the hold-down
+operators say of devices, is weighed by the `HealthKeeper`; health is announced at once, and then not again for the hold-down
 time, however often it changes meanwhile. Whoever asks is told everything anew, and so is a stream that has lost it.
 """
 
@@ -24,7 +24,7 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus, Clock, Driver, Endpoint, HardwareEvent, Inventory
 from topoalign.core.state.device_health import HandedOut
 from topoalign.discovery.announcer import Announcer
-from topoalign.discovery.device_health import Caretaker
+from topoalign.discovery.device_health import HealthKeeper
 from topoalign.discovery.epochs import Epochs
 from topoalign.discovery.lost import health_of, with_lost
 from topoalign.discovery.metrics import Metrics
@@ -52,7 +52,7 @@ class Discovery:
         bus: Bus,
         clock: Clock,
         metrics: Metrics,
-        caretaker: Caretaker,
+        caretaker: HealthKeeper,
         offered: Callable[[Topology, Topology | None], Topology],
         *,
         read_seconds: float,

@@ -82,12 +82,12 @@ class XidRules(msgspec.Struct, frozen=True, kw_only=True):
 
 def xid_rules(ignored: Iterable[int], environment: Mapping[str, str]) -> XidRules:
     """The configured XIDs, and what NVIDIA's variables add to them. Raises InvalidField for a variable that is no list."""
-    disabled, every = listed(DISABLE, environment)
-    heeded, none = listed(ENABLE, environment)  # `all` takes back the other variable's `all`, as there
+    disabled, every = xids_of(DISABLE, environment)
+    heeded, none = xids_of(ENABLE, environment)  # `all` takes back the other variable's `all`, as there
     return XidRules(ignored=frozenset(ignored) | disabled, all_ignored=every and not none, heeded=heeded)
 
 
-def listed(variable: str, environment: Mapping[str, str]) -> tuple[frozenset[int], bool]:
+def xids_of(variable: str, environment: Mapping[str, str]) -> tuple[frozenset[int], bool]:
     """The XIDs of such a variable, and whether it names all (`all`, or `xids`, which means the same)."""
     words = [word.strip().lower() for word in environment.get(variable, "").split(",")]
     if "all" in words or "xids" in words:

@@ -73,7 +73,7 @@ def kubelet_rules(subject: Subject) -> AdmissionRules | None:
     from topoalign.kubelet.files import configuration  # as below
 
     try:
-        return configuration.load(path)
+        return configuration.load_configuration(path)
     except TopoalignError:
         return None
 
@@ -87,7 +87,7 @@ def kubelet_configuration(subject: Subject) -> Finding | None:
 
     name = "kubelet config"
     try:
-        rules = configuration.load(path)
+        rules = configuration.load_configuration(path)
     except NotFound as error:
         remedy = "give its path with --kubelet-config"
         return warning(name, f"{error.finding}; what-if uses topoalign's own settings instead", remedy)

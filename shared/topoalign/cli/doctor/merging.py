@@ -56,7 +56,7 @@ def registered(subject: Subject) -> dict[str, int]:
     from topoalign.kubelet.files import device_checkpoint  # the other checks work without
 
     try:
-        data = device_checkpoint.load(subject.kubelet_dir)
+        data = device_checkpoint.load_devices(subject.kubelet_dir)
     except StateFault:
         return {}
     return {name: len(devices) for name, devices in sorted(data.registered_devices.items())} if data is not None else {}

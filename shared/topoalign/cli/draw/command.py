@@ -87,9 +87,9 @@ def form_of(out: Path | None) -> str:
 
 def of_machine(source: str) -> "Diagram":
     from topoalign.cli.draw.diagram import diagram_of
-    from topoalign.machines import load  # the readers are not needed for a running node
+    from topoalign.machines import load_machine  # the readers are not needed for a running node
 
-    machine = load(source)
+    machine = load_machine(source)
     return diagram_of(machine.name, machine.topology)
 
 

@@ -35,7 +35,7 @@ class NvLinks:
     pairs: tuple[Pair, ...]
     """What is on no bar, by the indexes of the GPUs."""
 
-    def listed(self, names: Mapping[DeviceID, str]) -> tuple[str, ...]:
+    def pair_lines(self, names: Mapping[DeviceID, str]) -> tuple[str, ...]:
         """The pairs in words, a line for each first GPU: `NVLinks of GPU0: GPU1 NV2, GPU3 NV1`."""
         lines: dict[str, list[str]] = {}
         for a, b, count in self.pairs:

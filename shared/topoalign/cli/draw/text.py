@@ -51,7 +51,7 @@ def text(diagram: Diagram, width: int, ascii_only: bool = False) -> str:
     gpus = {device.id: device.index for device in diagram.devices if device.gpu}
     for bar in diagram.nvlinks.bars:
         lines += framed(bar.title, [f"GPUs {format_cpuset(gpus[gpu] for gpu in bar.links)}"], width, DOUBLE)
-    for note in (*diagram.nvlinks.listed(diagram.names), *legend(diagram), *diagram.notes):
+    for note in (*diagram.nvlinks.pair_lines(diagram.names), *legend(diagram), *diagram.notes):
         lines += wrapped(note, width)
     drawn = "\n".join(line.rstrip() for line in lines)
     return drawn.translate(ASCII).encode("ascii", "replace").decode() if ascii_only else drawn

@@ -6,8 +6,8 @@ allocator asks the hinting service, a kubelet asks its device plugins, and `admi
 Nothing of it depends on time or chance, so equal questions get equal decisions. How it is decided is in `deciding`.
 """
 
-from topoalign.core.admission.pipeline import Deciding, Question, Reply, Steps
-from topoalign.core.admission.validate import checked
+from topoalign.core.admission.pipeline import AdmissionRun, Question, Reply, Steps
+from topoalign.core.admission.validate import validate_pod
 from topoalign.core.hints.joint_devices import check_annotations
 from topoalign.core.hints.preconditions import check_decidable, check_rules
 from topoalign.core.hints.providers import answer
@@ -42,7 +42,7 @@ def admit(state: NodeState, pod: PodRequest, rules: AdmissionRules) -> Decision:
 def answer_to(asked: Question, state: NodeState, rules: AdmissionRules) -> Reply:
     """What this process knows; in mode `kubelet` a device plugin is told no more than a kubelet tells it."""
     if isinstance(asked, PreferenceQuestion):
-        asked = asked.alone() if rules.mode is Mode.KUBELET else asked
+        asked = asked.without_context() if rules.mode is Mode.KUBELET else asked
         return prefer(
             state.hardware,
             asked.resource,
@@ -64,13 +64,13 @@ def admission(state: NodeState, pod: PodRequest, rules: AdmissionRules) -> Steps
     A driver whose device plugin fails throws a TopoalignError at the PreferenceQuestion, and one that gets no hints throws
     the NoFit at the HintQuestion; the pod is refused. Raises InvalidField, as `admit` does.
     """
-    return (yield from decided(Deciding(state, pod, rules)))
+    return (yield from decided(AdmissionRun(state, pod, rules)))
 
 
-def decided(deciding: Deciding) -> Steps[Decision]:
+def decided(deciding: AdmissionRun) -> Steps[Decision]:
     """`admission` by this decision, for who follows how far it is. Raises as `admission` does."""
     state, pod, rules = deciding.state, deciding.pod, deciding.rules
-    checked(pod)
+    validate_pod(pod)
     check_rules(rules)
     check_annotations(pod, rules)
     try:

@@ -5,7 +5,7 @@ From the providers' hints to what a container is aligned to, and the refusal whe
 from typing import NamedTuple
 
 from topoalign.core.hints.rules import EVERYWHERE, narrowest
-from topoalign.core.hints.search import Work
+from topoalign.core.hints.search import SearchBudget
 from topoalign.core.model.decisions import Alignment
 from topoalign.core.model.errors import NoFit, clean
 from topoalign.core.model.hints import HintAnswer, TopologyHint
@@ -16,7 +16,7 @@ from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.closeness import Distances
-from topoalign.core.policy.merge.kubelet_merge import NOWHERE, offers_of
+from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY, offers_of
 
 
 class NotAligned(NoFit):
@@ -56,11 +56,13 @@ class Aligned(NamedTuple):
 
 def unaligned(container: ContainerName | None, note: str = "") -> tuple[Alignment, Aligned]:
     """Where nobody is asked for hints."""
-    return Alignment(container=container, hints={}, merged=NOWHERE, admitted=True, note=note), Aligned(NOWHERE, NOWHERE)
+    return Alignment(container=container, hints={}, merged=NO_AFFINITY, admitted=True, note=note), Aligned(
+        NO_AFFINITY, NO_AFFINITY
+    )
 
 
 def align(
-    topology: Topology, rules: AdmissionRules, container: ContainerName | None, answer: HintAnswer, work: Work
+    topology: Topology, rules: AdmissionRules, container: ContainerName | None, answer: HintAnswer, work: SearchBudget
 ) -> tuple[Alignment, Aligned]:
     """
     The alignment of a container, or with None of the pod as a whole. Whether it is admitted stands in the Alignment.
@@ -91,7 +93,7 @@ def goes_on(rules: AdmissionRules) -> bool:
     Whether a container that could not be aligned within the limit on work is admitted all the same: where topoalign decides
     itself and aligns as well as it can. A prediction would be a guess, and a strict policy promises more.
     """
-    return rules.mode is Mode.BEST and POLICIES[rules.policy].admits(NOWHERE)
+    return rules.mode is Mode.BEST and POLICIES[rules.policy].admits(NO_AFFINITY)
 
 
 def distances_for(topology: Topology, rules: AdmissionRules) -> Distances | None:
@@ -109,4 +111,4 @@ def memory_within(merged: TopologyHint, answer: HintAnswer) -> TopologyHint:
     """
     hints = next(iter(answer.providers["memory"].values()), None)
     within = EVERYWHERE if merged.affinity is None else merged.affinity
-    return (narrowest(hints, within=within) if hints else None) or NOWHERE
+    return (narrowest(hints, within=within) if hints else None) or NO_AFFINITY

@@ -10,7 +10,7 @@ from heapq import nsmallest
 from itertools import combinations
 from math import comb
 
-from topoalign.core.model.decisions import Beside, Considered, PreferenceQuestion
+from topoalign.core.model.decisions import Considered, PlacementContext, PreferenceQuestion
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import Placement
 from topoalign.core.model.topology.model import Topology
@@ -129,7 +129,9 @@ def reason_against(more: int, offered: bool, weighed: str = "") -> str:
     return "scores the same by itself; what it leaves, or its indexes, decided" if more == 0 else f"scores {-more} less"
 
 
-def weighed_against(topology: Topology, chosen: Sequence[DeviceID], other: Sequence[DeviceID], beside: Beside) -> str:
+def weighed_against(
+    topology: Topology, chosen: Sequence[DeviceID], other: Sequence[DeviceID], beside: PlacementContext
+) -> str:
     """What policy `topology` holds against a set, part by part."""
     free, nics = looked_at(topology, beside)
     position = {gpu: i for i, gpu in enumerate(topology.gpu_by_id)}

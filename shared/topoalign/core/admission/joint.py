@@ -14,14 +14,14 @@ from topoalign.core.deviceshare.candidates import Candidate, Chooser
 from topoalign.core.deviceshare.node_devices import ContainerDevices, joint_devices
 from topoalign.core.deviceshare.node_inventory import places_of
 from topoalign.core.hints.joint_devices import asked_for, left_to
-from topoalign.core.model.decisions import Beside, Considered
+from topoalign.core.model.decisions import Considered, PlacementContext
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Scope
 from topoalign.core.model.topology.bitmask import Mask, nodes_of
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.placement.preference import prefer
 from topoalign.core.policy import POLICIES
-from topoalign.core.policy.merge.kubelet_merge import NOWHERE
+from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
 from topoalign.core.state.fold import NodeState
 
 CHOSEN = {
@@ -31,7 +31,7 @@ CHOSEN = {
 COMPAT = "as Koordinator chooses"
 
 
-def jointly(
+def place_jointly(
     state: NodeState, pod: PodRequest, container: ContainerRequest, rules: AdmissionRules, affinity: Mask | None
 ) -> tuple[ContainerDevices, tuple[Considered, ...]]:
     """
@@ -41,7 +41,7 @@ def jointly(
     and TooMuchWork.
     """
     asked = asked_for(state, pod, container, rules, chooser(state, rules))
-    got = joint_devices(asked, affinity, spill=POLICIES[rules.policy].admits(NOWHERE))
+    got = joint_devices(asked, affinity, spill=POLICIES[rules.policy].admits(NO_AFFINITY))
     return got, tuple(sets_of(state, pod, rules, affinity, got))
 
 
@@ -56,7 +56,7 @@ def chooser(state: NodeState, rules: AdmissionRules) -> Chooser | None:
 def by_policy(state: NodeState, placement: str, gpus: Sequence[Candidate], count: int) -> list[Candidate]:
     by_id = {DeviceID(gpu.device.id): gpu for gpu in gpus}
     left = [device for device, gpu in by_id.items() if gpu.device.left]
-    beside = Beside(free=state.free(GPU))
+    beside = PlacementContext(free=state.free(GPU))
     chosen = prefer(state.hardware, GPU, tuple(by_id), left[:count], count, placement, beside=beside)
     return [by_id[device] for device in chosen]
 

@@ -14,20 +14,20 @@ import msgspec
 
 from topoalign.core.admission.alignment import Aligned, NotAligned, align, goes_on, unaligned
 from topoalign.core.admission.alternatives import considered
-from topoalign.core.admission.joint import jointly
+from topoalign.core.admission.joint import place_jointly
 from topoalign.core.cpu_assignment.reserved import reserved_cpus
 from topoalign.core.deviceshare.node_devices import ContainerDevices, is_joint
 from topoalign.core.hints.joint_devices import check_anywhere, joint_containers, joint_part, nodes_within
 from topoalign.core.hints.providers import question, shared_cpus
 from topoalign.core.hints.requested import device_limits, exclusive_cpus
 from topoalign.core.hints.reuse import allocations_of, held_by, reusable_cpus, reusable_devices
-from topoalign.core.hints.search import Work
+from topoalign.core.hints.search import SearchBudget
 from topoalign.core.model.decisions import (
     Admission,
     Alignment,
-    Beside,
     Considered,
     Explanation,
+    PlacementContext,
     PreferenceFailed,
     PreferenceQuestion,
     Refusal,
@@ -56,7 +56,7 @@ Steps = Generator[Question, Reply, T]
 UNREAD = "the pod's annotations about devices play no part: a kubelet does not read them (mode best does)"
 
 
-class Deciding:
+class AdmissionRun:
     """A decision under way: how far it is, what was given so far, and how that came about."""
 
     def __init__(self, state: NodeState, pod: PodRequest, rules: AdmissionRules) -> None:
@@ -65,7 +65,7 @@ class Deciding:
         self.rules = rules
         self.container: ContainerName | None = None
         self.provider: str | None = None
-        self.work = Work()
+        self.work = SearchBudget()
         self.gave_up = ""
         """Why nothing is aligned any more: the limit on work is one for all containers."""
         self.alignments: list[Alignment] = []
@@ -132,7 +132,7 @@ class Deciding:
         """
         joint, wanted, hint = ContainerDevices(), device_limits(container), aligned.hint
         if container in joint_containers(self.pod, self.rules):
-            joint, sets = jointly(self.state, self.pod, container, self.rules, aligned.together)
+            joint, sets = place_jointly(self.state, self.pod, container, self.rules, aligned.together)
             self.considered += sets
             wanted = {name: amount for name, amount in wanted.items() if name not in joint_part(container)}
         given = dict(joint.devices)
@@ -181,15 +181,17 @@ class Deciding:
             chosen: tuple[DeviceID, ...] = done.value
         could_have = [device for device in devices if device in free or device in reusable]
         if self.rules.mode is Mode.KUBELET:
-            asking, near = asking and asking.alone(), ()
+            asking, near = asking and asking.without_context(), ()
         self.considered += considered(
             self.state.hardware, resource, could_have, asking, chosen, near, self.rules.placement
         )
         return chosen
 
-    def beside(self, resource: ResourceName, container: ContainerRequest) -> Beside:
+    def beside(self, resource: ResourceName, container: ContainerRequest) -> PlacementContext:
         nics = device_limits(container).get(NIC, 0) if self.state.hardware.kind_of(resource) == "gpu" else 0
-        return Beside(free=self.state.free(resource), nics=self.state.free(NIC) if nics else (), nics_wanted=nics)
+        return PlacementContext(
+            free=self.state.free(resource), nics=self.state.free(NIC) if nics else (), nics_wanted=nics
+        )
 
     def preferred(self, asking: PreferenceQuestion) -> Steps[tuple[DeviceID, ...] | None]:
         try:

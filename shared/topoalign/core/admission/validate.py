@@ -24,7 +24,7 @@ MOST_ANNOTATED = 256 * 1024
 """Characters of all annotations together, as many as the API server takes bytes."""
 
 
-def checked(pod: PodRequest) -> PodRequest:
+def validate_pod(pod: PodRequest) -> PodRequest:
     """
     The same request, if it can be meant, with requests filled in from limits as the API server does.
 

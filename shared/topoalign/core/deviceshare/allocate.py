@@ -31,7 +31,7 @@ def allocate(asked: Asked) -> Allocation:
     joint = asked.demand.joint if len(kinds) > 1 else ()
     if not asked.compat:
         check_counts(asked, kinds, wants, offers)
-    given = jointly(asked, joint, wants, offers)
+    given = allocate_jointly(asked, joint, wants, offers)
     for kind in kinds:
         if kind not in given:
             given[kind] = independently(asked, kind, wants[kind], offers[kind])
@@ -68,7 +68,9 @@ def check_counts(asked: Asked, kinds: Sequence[DeviceType], wants: Wants, offers
         raise insufficient(short[0])
 
 
-def jointly(asked: Asked, joint: Sequence[DeviceType], wants: Wants, offers: Offers) -> dict[DeviceType, list[Given]]:
+def allocate_jointly(
+    asked: Asked, joint: Sequence[DeviceType], wants: Wants, offers: Offers
+) -> dict[DeviceType, list[Given]]:
     """The types of the joint list. Raises DevicesDoNotFit and TooMuchWork."""
     if not joint:
         return {}

@@ -70,7 +70,7 @@ class Scope(msgspec.Struct, frozen=True):
 Scopes = Mapping[ScopeOf, Sequence[Scope]]
 
 
-class Work:
+class SearchBudget:
     """Counts the steps of a search, and tells them to who asked."""
 
     def __init__(self, tell: Callable[[], None] | None) -> None:
@@ -165,7 +165,7 @@ def restricted(scope: Scope, gpus: Sequence[Candidate]) -> Scope:
 
 def by_search(asked: Asked, joint: Sequence[DeviceType], wants: Wants, scopes: Scopes) -> Sequence[Scope] | None:
     """The first scopes that will do. Raises DevicesDoNotFit and TooMuchWork."""
-    required, work = asked.demand.required_level if DeviceType.GPU in joint else Level.NONE, Work(asked.step)
+    required, work = asked.demand.required_level if DeviceType.GPU in joint else Level.NONE, SearchBudget(asked.step)
     if required is Level.DEVICE:
         if wants[DeviceType.GPU].count > 1:
             raise DevicesDoNotFit(NOT_IN_SCOPE)
@@ -190,7 +190,7 @@ def parts(scopes: Sequence[Scope], part_of: Callable[[Place], tuple[str | int, .
 class Covering:
     """Looks for the first set of scopes, in their order, that has enough of each type; the fewest scopes first."""
 
-    def __init__(self, scopes: Sequence[Scope], joint: Sequence[DeviceType], wants: Wants, work: Work) -> None:
+    def __init__(self, scopes: Sequence[Scope], joint: Sequence[DeviceType], wants: Wants, work: SearchBudget) -> None:
         self.scopes, self.work = scopes, work
         self.needs = tuple(wants[kind].count for kind in joint)
         self.most = most_scopes(joint, wants, len(scopes))

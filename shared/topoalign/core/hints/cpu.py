@@ -11,7 +11,7 @@ nodes of a socket are then as good as one (align-by-socket). Mode `best` takes t
 from collections import Counter
 from collections.abc import Sequence, Set
 
-from topoalign.core.hints.rules import Supply, hints_from, listed
+from topoalign.core.hints.rules import Supply, hints_from, hints_of_rule
 from topoalign.core.model.hints import HintRule, Hints, Need, TopologyHint
 from topoalign.core.model.requests import Mode
 from topoalign.core.model.topology.bitmask import Mask, mask_of
@@ -41,7 +41,7 @@ def cpu_hints(
     hints = possible(cpus, held or available, left, requested, mode, machine)
     if not by_socket or mode is Mode.BEST:
         return hints
-    return aligned_by_socket(cpus, listed(hints) if isinstance(hints, HintRule) else hints, requested)
+    return aligned_by_socket(cpus, hints_of_rule(hints) if isinstance(hints, HintRule) else hints, requested)
 
 
 def aligned_by_socket(cpus: CpuTopology, hints: Sequence[TopologyHint], requested: int) -> tuple[TopologyHint, ...]:

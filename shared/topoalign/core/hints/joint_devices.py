@@ -34,7 +34,7 @@ from topoalign.core.deviceshare.refusals import DevicesDoNotFit
 from topoalign.core.hints.requested import device_limits
 from topoalign.core.hints.reuse import allocations_of, held_by, reusable_devices, reusable_functions
 from topoalign.core.hints.rules import EVERYWHERE
-from topoalign.core.hints.search import Work
+from topoalign.core.hints.search import SearchBudget
 from topoalign.core.model.errors import TooMuchWork
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.hints import Hints, TopologyHint
@@ -157,7 +157,7 @@ class Places:
         self, state: NodeState, pod: PodRequest, containers: Sequence[ContainerRequest], rules: AdmissionRules
     ) -> None:
         self.state, self.pod, self.containers, self.rules = state, pod, containers, rules
-        self.work = Work()
+        self.work = SearchBudget()
         self.first = [self.asked(state, each) for each in containers]
         """Each container as if it were the first one."""
         kinds = {kind for asked in self.first for kind in asked.demand.requests}

@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from topoalign.core.hints.enumeration import doubled, subsets
-from topoalign.core.hints.search import Choosing, Work, meets
+from topoalign.core.hints.search import Choosing, SearchBudget, meets
 from topoalign.core.model.hints import HintRule, Need, TopologyHint
 from topoalign.core.model.requests import Mode
 from topoalign.core.model.topology.bitmask import Mask, narrowness, nodes_of, several, union
@@ -33,7 +33,7 @@ class Supply(NamedTuple):
         """How few of the nodes do, at least one. None: not even all of them. Raises TooMuchWork."""
         need = self.needs[0]
         if len(self.needs) > 1 or need.amount <= 0 or any(several(near) for near in need.supply):
-            return Choosing(self.nodes, self.needs, Work()).least_size()
+            return Choosing(self.nodes, self.needs, SearchBudget()).least_size()
         richest = sorted((amount for near, amount in need.supply.items() if near & self.nodes), reverse=True)
         return next((size for size, total in enumerate(accumulate(richest), 1) if total >= need.amount), None)
 
@@ -54,10 +54,10 @@ def hints_from(
     least = min(widths + ([] if mode is Mode.KUBELET else [mask.bit_count() for mask in others]), default=0)
     needs = now.needs if any(need.amount > 0 for need in now.needs) else (Need(1, {now.nodes: 1} if now.nodes else {}),)
     rule = HintRule(nodes=now.nodes, needs=needs, least=least, besides=others)
-    return rule if machine > MOST_LISTED else listed(rule)
+    return rule if machine > MOST_LISTED else hints_of_rule(rule)
 
 
-def listed(rule: HintRule) -> tuple[TopologyHint, ...]:
+def hints_of_rule(rule: HintRule) -> tuple[TopologyHint, ...]:
     """The hints that a rule stands for, in the kubelet's order: by size, then by the positions of the nodes."""
     space = subsets(nodes_of(union((rule.nodes, *rule.besides))))
     fits = [not mask & ~rule.nodes for mask in space.masks]
@@ -88,7 +88,7 @@ def narrowest(
     narrowest. Hints for any node are left out. Raises TooMuchWork.
     """
     if isinstance(hints, HintRule):
-        choosing = Choosing(hints.nodes & within, hints.needs, Work(), fixed=around)
+        choosing = Choosing(hints.nodes & within, hints.needs, SearchBudget(), fixed=around)
         size = None if around & ~(hints.nodes & within) else choosing.least_size()
         masks = [mask for mask in hints.besides if not around & ~mask and not mask & ~within]
         masks += [] if size is None else [next(choosing.masks(size))]

@@ -21,7 +21,7 @@ HEAVY = 20
 """Steps that a look at the distances between up to 64 nodes counts for; more nodes, in proportion to their pairs."""
 
 
-class Work:
+class SearchBudget:
     """Counts the steps of one decision. Shared by all searches of it, so that they end together."""
 
     def __init__(self, steps: int = MOST_STEPS) -> None:
@@ -75,7 +75,7 @@ class Tried(NamedTuple):
 class Choosing:
     """The sets of nodes that hold all of `fixed`, otherwise only some of `nodes`, and meet the needs."""
 
-    def __init__(self, nodes: Mask, needs: Sequence[Need], work: Work, fixed: Mask = 0) -> None:
+    def __init__(self, nodes: Mask, needs: Sequence[Need], work: SearchBudget, fixed: Mask = 0) -> None:
         self.nodes = nodes_of(nodes & ~fixed)
         self.fixed = fixed
         self.work = work

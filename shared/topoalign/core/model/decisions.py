@@ -100,7 +100,7 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
     """Why nothing is held, and how former allocations of this name ended, newest first, as far as that is remembered."""
 
 
-class Beside(msgspec.Struct, frozen=True, kw_only=True):
+class PlacementContext(msgspec.Struct, frozen=True, kw_only=True):
     """What is free besides what may be chosen, for a device policy that thinks of the next container."""
 
     free: tuple[DeviceID, ...] = ()
@@ -111,7 +111,7 @@ class Beside(msgspec.Struct, frozen=True, kw_only=True):
     """How many of them the container asks for."""
 
 
-ALONE = Beside()
+NO_CONTEXT = PlacementContext()
 
 
 class PreferenceQuestion(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,11 +124,11 @@ class PreferenceQuestion(msgspec.Struct, frozen=True, kw_only=True):
     container: ContainerName
     near: tuple[DeviceID, ...] = ()
     """Devices of other resources already decided for the container: NICs are chosen near its GPUs."""
-    beside: Beside = ALONE
+    beside: PlacementContext = NO_CONTEXT
 
-    def alone(self) -> "PreferenceQuestion":
+    def without_context(self) -> "PreferenceQuestion":
         """As a kubelet asks it: about one resource, and whatever else the container has is not told."""
-        return msgspec.structs.replace(self, near=(), beside=Beside(free=self.beside.free))
+        return msgspec.structs.replace(self, near=(), beside=PlacementContext(free=self.beside.free))
 
 
 class PreferenceFailed(NoFit):

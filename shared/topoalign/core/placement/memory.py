@@ -45,7 +45,7 @@ class MemoryNotPreferred(NoFit):
     code = "MemoryNotPreferred"
 
     def __init__(self, request: Mapping[ResourceName, int], nodes: Mask) -> None:
-        super().__init__(f"{amounts(request)} fit only on more NUMA nodes than preferred: {listed(nodes)}", RELEASE)
+        super().__init__(f"{amounts(request)} fit only on more NUMA nodes than preferred: {node_list(nodes)}", RELEASE)
 
 
 class MemoryNotExtendable(NoFit):
@@ -54,7 +54,7 @@ class MemoryNotExtendable(NoFit):
     code = "MemoryNotExtendable"
 
     def __init__(self, request: Mapping[ResourceName, int], nodes: Mask) -> None:
-        super().__init__(f"no group of NUMA nodes around {listed(nodes)} has {amounts(request)} free", RELEASE)
+        super().__init__(f"no group of NUMA nodes around {node_list(nodes)} has {amounts(request)} free", RELEASE)
 
 
 class MemoryExtensionNotPreferred(NoFit):
@@ -64,7 +64,8 @@ class MemoryExtensionNotPreferred(NoFit):
 
     def __init__(self, request: Mapping[ResourceName, int], nodes: Mask, wider: Mask) -> None:
         super().__init__(
-            f"NUMA nodes {listed(nodes)} are preferred, and only the wider {listed(wider)} have {amounts(request)} free",
+            f"NUMA nodes {node_list(nodes)} are preferred, and only the wider {node_list(wider)} have {amounts(request)} "
+            f"free",
             RELEASE,
         )
 
@@ -76,7 +77,7 @@ class MemoryGroupsWouldMix(NoFit):
 
     def __init__(self, nodes: Mask) -> None:
         super().__init__(
-            f"memory of NUMA nodes {listed(nodes)} cannot be used as one group: a container uses part of them otherwise",
+            f"memory of NUMA nodes {node_list(nodes)} cannot be used as one group: a container uses part of them otherwise",
             "wait until that container has ended, or ask for memory that fits on one NUMA node",
         )
 
@@ -213,5 +214,5 @@ def amounts(request: Mapping[ResourceName, int]) -> str:
     return " and ".join(f"{size} bytes of {name}" for name, size in request.items())
 
 
-def listed(nodes: Mask) -> str:
+def node_list(nodes: Mask) -> str:
     return format_cpuset(nodes_of(nodes))

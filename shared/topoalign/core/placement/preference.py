@@ -7,7 +7,7 @@ Which devices a container gets, once its NUMA affinity is known.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
-from topoalign.core.model.decisions import ALONE, Beside
+from topoalign.core.model.decisions import NO_CONTEXT, PlacementContext
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import Placement
 from topoalign.core.model.topology.model import Topology
@@ -16,13 +16,13 @@ from topoalign.core.placement.gpus.best_effort import best_effort
 from topoalign.core.placement.gpus.scores import Scores, gpu_scores
 from topoalign.core.placement.gpus.simple import simple
 from topoalign.core.placement.gpus.static_dgx import DGX1_PASCAL, DGX1_VOLTA, DGX2, StaticSets
-from topoalign.core.placement.gpus.topology import Nics, Outlook, by_topology
+from topoalign.core.placement.gpus.topology import Nics, SetScorer, by_topology
 from topoalign.core.placement.parts import prefer_parts
 
 Choose = Callable[[Scores, Sequence[int], Collection[int], int], tuple[int, ...]]
 
 PLACEMENTS: Mapping[str, Choose] = {
-    Placement.TOPOLOGY: lambda scores, *asked: by_topology(Outlook(scores), *asked),
+    Placement.TOPOLOGY: lambda scores, *asked: by_topology(SetScorer(scores), *asked),
     Placement.BEST_EFFORT: best_effort,
     Placement.SIMPLE: simple,
     Placement.STATIC_DGX1_PASCAL: StaticSets(DGX1_PASCAL),
@@ -56,7 +56,7 @@ def prefer(
     size: int,
     placement: str,
     near: Sequence[DeviceID] = (),
-    beside: Beside = ALONE,
+    beside: PlacementContext = NO_CONTEXT,
 ) -> tuple[DeviceID, ...]:
     """
     The `size` devices of a resource that are best, in the hardware's order; the order of the input has no say.
@@ -89,13 +89,18 @@ def prefer(
 
 
 def outlooked(
-    topology: Topology, beside: Beside, _: Scores, available: Sequence[int], required: Collection[int], size: int
+    topology: Topology,
+    beside: PlacementContext,
+    _: Scores,
+    available: Sequence[int],
+    required: Collection[int],
+    size: int,
 ) -> tuple[int, ...]:
     """Policy `topology` with all that it can look at."""
     return by_topology(outlook(topology), available, required, size, *looked_at(topology, beside))
 
 
-def looked_at(topology: Topology, beside: Beside) -> tuple[frozenset[int], Nics]:
+def looked_at(topology: Topology, beside: PlacementContext) -> tuple[frozenset[int], Nics]:
     """What policy `topology` looks at besides: the positions of the free GPUs, and the NICs."""
     gpus = tuple(topology.gpu_by_id)
     nearness = [[pair_score(topology, nic, gpu) for gpu in gpus] for nic in beside.nics] if beside.nics_wanted else []
@@ -103,11 +108,11 @@ def looked_at(topology: Topology, beside: Beside) -> tuple[frozenset[int], Nics]
     return frozenset(positions[gpu] for gpu in beside.free if gpu in positions), Nics(beside.nics_wanted, nearness)
 
 
-def outlook(topology: Topology) -> Outlook:
+def outlook(topology: Topology) -> SetScorer:
     """Made once and kept with the topology, which is frozen."""
-    kept: dict[str, Outlook] = topology.__dict__
+    kept: dict[str, SetScorer] = topology.__dict__
     if "outlook" not in kept:
-        kept["outlook"] = Outlook(gpu_scores(topology))
+        kept["outlook"] = SetScorer(gpu_scores(topology))
     return kept["outlook"]
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from topoalign.core.hints.search import Work
+from topoalign.core.hints.search import SearchBudget
 from topoalign.core.model.hints import TopologyHint
 from topoalign.core.model.requests import Mode, Policy
 from topoalign.core.model.topology.bitmask import Mask
@@ -31,7 +31,7 @@ class TopologyPolicy(Protocol):
         machine: Mask,
         distances: Distances | None = None,
         mode: Mode = Mode.KUBELET,
-        work: Work | None = None,
+        work: SearchBudget | None = None,
     ) -> TopologyHint:
         """
         The hint to align to: what the kubelet makes of the offers, or in mode `best` what `fitting` does.

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from topoalign.core.hints.search import Work
+from topoalign.core.hints.search import SearchBudget
 from topoalign.core.model.hints import TopologyHint
 from topoalign.core.model.requests import Mode
 from topoalign.core.model.topology.bitmask import Mask
 from topoalign.core.policy.merge.closeness import Distances
 from topoalign.core.policy.merge.hint_combinations import Offer
 from topoalign.core.policy.merge.kubelet_merge import merge
-from topoalign.core.policy.merge.narrowest_fit import fit
+from topoalign.core.policy.merge.narrowest_fit import narrowest_fit
 
 
 class BestEffortPolicy:
@@ -22,10 +22,10 @@ class BestEffortPolicy:
         machine: Mask,
         distances: Distances | None = None,
         mode: Mode = Mode.KUBELET,
-        work: Work | None = None,
+        work: SearchBudget | None = None,
     ) -> TopologyHint:
         if mode is Mode.BEST:
-            return fit(offers, machine, distances, work)
+            return narrowest_fit(offers, machine, distances, work)
         return merge(offers, machine, distances, work)
 
     def admits(self, hint: TopologyHint) -> bool:

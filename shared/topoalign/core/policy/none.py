@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from topoalign.core.hints.search import Work
+from topoalign.core.hints.search import SearchBudget
 from topoalign.core.model.hints import TopologyHint
 from topoalign.core.model.requests import Mode
 from topoalign.core.model.topology.bitmask import Mask
 from topoalign.core.policy.merge.closeness import Distances
 from topoalign.core.policy.merge.hint_combinations import Offer
-from topoalign.core.policy.merge.kubelet_merge import NOWHERE
+from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
 
 
 class NonePolicy:
@@ -21,9 +21,9 @@ class NonePolicy:
         machine: Mask,
         distances: Distances | None = None,
         mode: Mode = Mode.KUBELET,
-        work: Work | None = None,
+        work: SearchBudget | None = None,
     ) -> TopologyHint:
-        return NOWHERE
+        return NO_AFFINITY
 
     def admits(self, hint: TopologyHint) -> bool:
         return True

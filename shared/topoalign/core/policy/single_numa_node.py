@@ -9,14 +9,14 @@ In mode `best` the narrowest nodes on which everything fits must be one node.
 
 from collections.abc import Sequence
 
-from topoalign.core.hints.search import Work, meets
+from topoalign.core.hints.search import SearchBudget, meets
 from topoalign.core.model.hints import HintRule, TopologyHint
 from topoalign.core.model.requests import Mode
 from topoalign.core.model.topology.bitmask import Mask, nodes_of
 from topoalign.core.policy.merge.closeness import Distances
 from topoalign.core.policy.merge.hint_combinations import Offer
-from topoalign.core.policy.merge.kubelet_merge import NOWHERE, merge
-from topoalign.core.policy.merge.narrowest_fit import fit
+from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY, merge
+from topoalign.core.policy.merge.narrowest_fit import narrowest_fit
 
 
 class SingleNumaNodePolicy:
@@ -29,11 +29,11 @@ class SingleNumaNodePolicy:
         machine: Mask,
         distances: Distances | None = None,
         mode: Mode = Mode.KUBELET,
-        work: Work | None = None,
+        work: SearchBudget | None = None,
     ) -> TopologyHint:
         if mode is Mode.BEST:
-            best = fit(offers, machine, None, work)
-            return best if best.affinity is None or best.affinity.bit_count() == 1 else NOWHERE
+            best = narrowest_fit(offers, machine, None, work)
+            return best if best.affinity is None or best.affinity.bit_count() == 1 else NO_AFFINITY
         best = merge([single(offer) for offer in offers], machine, None, work)
         return TopologyHint(None, best.preferred) if best.affinity == machine else best
 

@@ -63,9 +63,9 @@ class KubeletConfiguration(msgspec.Struct, frozen=True, kw_only=True, rename="ca
     reserved_memory: list[MemoryReservation] = []
 
 
-def load(path: Path, placement: Placement = Placement.TOPOLOGY) -> AdmissionRules:
+def load_configuration(path: Path, placement: Placement = Placement.TOPOLOGY) -> AdmissionRules:
     """The rules in a file. Raises NotFound, InvalidDocument, InvalidField."""
-    return rules_of(documents.load(path), placement)
+    return rules_of(documents.load_document(path), placement)
 
 
 def rules_of(document: documents.Document, placement: Placement = Placement.TOPOLOGY) -> AdmissionRules:

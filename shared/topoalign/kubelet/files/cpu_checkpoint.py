@@ -46,7 +46,7 @@ class CpuManagerState(Envelope, frozen=True, kw_only=True, rename="camel"):
         }
 
 
-def load(root: Path) -> CpuManagerState | None:
+def load_cpu_state(root: Path) -> CpuManagerState | None:
     """What the kubelet with this root directory holds; None where there is no file. Raises StateFault."""
     content = checkpoint.read(root / NAME)
     return None if content is None else decode(content)

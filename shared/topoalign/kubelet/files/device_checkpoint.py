@@ -65,7 +65,7 @@ def damaged(finding: str) -> StateFault:
     )
 
 
-def load(directory: Path) -> CheckpointData | None:
+def load_devices(directory: Path) -> CheckpointData | None:
     """What is remembered; None where there is no file. Raises StateFault."""
     content = checkpoint.read(directory / NAME)
     return None if content is None else decode(content)

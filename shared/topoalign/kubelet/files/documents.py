@@ -71,7 +71,7 @@ class Once(Loader):  # type: ignore[valid-type, misc]  # chosen when PyYAML is i
         return TEXT if tag in NUMBERS and (":" in value or len(value) > LONGEST_NUMBER) else tag
 
 
-def load(path: Path) -> Document:
+def load_document(path: Path) -> Document:
     """The document in a file. Raises NotFound where there is none, InvalidDocument where it cannot be read."""
     return read(content(path), str(path))
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from topoalign.core.admission.validate import checked
+from topoalign.core.admission.validate import validate_pod
 from topoalign.core.model.errors import InvalidField, clean, quoted
 from topoalign.core.model.ids import CPU, MEMORY, ContainerName, Namespace, PodName, ResourceName, is_hugepages
 from topoalign.core.model.requests import ContainerRequest, PodRequest
@@ -54,9 +54,9 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     spec: Spec | None = None
 
 
-def load(path: Path) -> PodRequest:
+def load_pod(path: Path) -> PodRequest:
     """The pod in a file. Raises NotFound, InvalidDocument, InvalidField."""
-    return pod_of(documents.load(path))
+    return pod_of(documents.load_document(path))
 
 
 def pod_of(document: documents.Document) -> PodRequest:
@@ -70,7 +70,7 @@ def pod_of(document: documents.Document) -> PodRequest:
         raise InvalidField("spec.containers", "there is none", "a pod has at least one container")
     if spec.resources is not None and (spec.resources.requests or spec.resources.limits):
         raise InvalidField("spec.resources", "resources of a whole pod", "give them to its containers")
-    return checked(
+    return validate_pod(
         PodRequest(
             namespace=Namespace(metadata.namespace or "default"),
             name=PodName(metadata.name or (metadata.generate_name or "").rstrip("-") or "pod"),

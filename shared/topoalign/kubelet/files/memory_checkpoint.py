@@ -149,7 +149,7 @@ class Released:
             )
 
 
-def load(root: Path) -> MemoryManagerState | None:
+def load_memory_state(root: Path) -> MemoryManagerState | None:
     """What the kubelet with this root directory holds; None where there is no file. Raises StateFault."""
     content = checkpoint.read(root / NAME)
     return None if content is None else decode(content)

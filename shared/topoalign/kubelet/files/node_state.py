@@ -137,7 +137,7 @@ def held_cpus(root: Path, topology: Topology, rules: AdmissionRules, pods: Liste
     """Of the CPU manager. Raises StateFault."""
 
     def load() -> CpuManagerState | None:
-        state = cpu_checkpoint.load(root)
+        state = cpu_checkpoint.load_cpu_state(root)
         if state is not None:
             cpu_checkpoint.check(state, topology, rules)
         return state
@@ -152,7 +152,7 @@ def held_memory(root: Path, topology: Topology, rules: AdmissionRules, pods: Lis
     """Of the memory manager. Raises StateFault."""
 
     def load() -> MemoryManagerState | None:
-        state = memory_checkpoint.load(root)
+        state = memory_checkpoint.load_memory_state(root)
         if state is not None:
             memory_checkpoint.check(state, topology, rules)
         return state
@@ -206,7 +206,7 @@ def spread(block: Block, left: Mapping[int, dict[ResourceName, int]]) -> MemoryB
 def held_devices(root: Path, topology: Topology, pods: ListedPods) -> Held:
     """Of the device manager. Raises StateFault."""
     directory = root / DEVICE_PLUGINS
-    data = device_checkpoint.load(directory)
+    data = device_checkpoint.load_devices(directory)
     if data is None:
         return Held(finding=absent(directory / device_checkpoint.NAME, "devices"))
     registered = {

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from topoalign.core.admission.alignment import Aligned
-from topoalign.core.admission.pipeline import Deciding, Steps
+from topoalign.core.admission.pipeline import AdmissionRun, Steps
 from topoalign.core.deviceshare.node_devices import ContainerDevices
 from topoalign.core.hints.requested import device_limits
 from topoalign.core.hints.reuse import allocations_of
@@ -52,7 +52,7 @@ class HandOut(PreferenceQuestion, frozen=True, kw_only=True):
     """Not asked but told: these devices (`available`) go to the container now, and its plugin is to allocate them."""
 
 
-class Admitting(Deciding):
+class Admitting(AdmissionRun):
     """A decision that the managers take part in as it is made."""
 
     def __init__(

@@ -38,7 +38,7 @@ class CpuManager:
             self._all = frozenset(machine.cpu_topology.node_of)
             if CpuOption.STRICT_RESERVATION in rules.cpu_options:
                 self._all -= kept_for_the_system(machine, rules)
-        known = cpu_checkpoint.load(root)
+        known = cpu_checkpoint.load_cpu_state(root)
         if known is not None and known.exclusive:
             cpu_checkpoint.check(known, machine, rules)
             for (uid, container), cpus in known.exclusive.items():

@@ -34,7 +34,7 @@ class DeviceManager:
         self.responses: dict[str, dict[Part, Response]] = {}
         """What the plugins said that the container runtime should do."""
         self._directory, self._machine, self._healthy = directory, machine, healthy
-        known = device_checkpoint.load(directory) or CheckpointData()
+        known = device_checkpoint.load_devices(directory) or CheckpointData()
         self.registered = tuple(known.registered_devices)
         for entry in known.pod_device_entries or ():
             part = ContainerName(entry.container_name), ResourceName(entry.resource_name)

@@ -24,8 +24,8 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup, TaskStatus
 
-from topoalign.core.admission.pipeline import Deciding
-from topoalign.core.admission.validate import checked
+from topoalign.core.admission.pipeline import AdmissionRun
+from topoalign.core.admission.validate import validate_pod
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.events import TopologyDiscovered
 from topoalign.core.model.ids import Namespace, NodeName, PodName, ResourceName
@@ -51,7 +51,7 @@ FIELD = "directory"
 NODE = NodeName("stand-in")
 
 
-class KubeletStandIn:
+class FakeKubelet:
     """One node's kubelet."""
 
     def __init__(
@@ -174,7 +174,7 @@ class KubeletStandIn:
         `uid`: None for one made of its name. `volumes`: whether it has any. `start`: whether all its containers are
         started at once; else `start_containers` does it.
         """
-        checked(pod)
+        validate_pod(pod)
         async with self._turn:
             await self.until(lambda kubelet: kubelet._managers is not None)
             managers = self.managers
@@ -205,7 +205,7 @@ class KubeletStandIn:
 
     async def decide(self, pod: PodRequest) -> Decision:
         """What `admit` would say, with nothing given to anyone. Raises InvalidField."""
-        return await decide(Deciding(self.state(), pod, self._rules), self.discovered(), self.plugins)
+        return await decide(AdmissionRun(self.state(), pod, self._rules), self.discovered(), self.plugins)
 
     async def start_containers(self, namespace: Namespace, name: PodName) -> None:
         """
@@ -264,7 +264,7 @@ class KubeletStandIn:
         self.plugins.forget_stopped()
         return len(self.state().healthy(resource))
 
-    async def until(self, true: Callable[["KubeletStandIn"], bool]) -> None:
+    async def until(self, true: Callable[["FakeKubelet"], bool]) -> None:
         """Waits until this holds, looking whenever something has been heard of a plugin or a pod."""
         while not true(self):
             await self._changed.wait()

@@ -34,7 +34,7 @@ class MemoryManager:
         self.between: Callable[[], None] = nothing
         """Called between the two writes of a change."""
         self._file, self._machine, self._rules = root / memory_checkpoint.NAME, machine, rules
-        known = memory_checkpoint.load(root)
+        known = memory_checkpoint.load_memory_state(root)
         if known is not None and known.blocks:
             memory_checkpoint.check(known, machine, rules)
             for (uid, container), blocks in known.blocks.items():

@@ -9,7 +9,7 @@ from functools import partial
 from grpclib.exceptions import ProtocolError
 
 from topoalign.core.admission.admit import decided
-from topoalign.core.admission.pipeline import Deciding
+from topoalign.core.admission.pipeline import AdmissionRun
 from topoalign.core.hints.providers import answer
 from topoalign.core.model.decisions import Decision, Explanation, PreferenceQuestion, Refusal
 from topoalign.core.model.errors import NoFit
@@ -25,7 +25,7 @@ from topoalign.testing.fake_kubelet.pods import Running
 PRE_START_SECONDS = 30.0
 
 
-async def decide(deciding: Deciding, topology: TopologyDiscovered, plugins: Plugins) -> Decision:
+async def decide(deciding: AdmissionRun, topology: TopologyDiscovered, plugins: Plugins) -> Decision:
     """Answers the questions of the decision, and hands out what it tells to. Raises InvalidField."""
     for container in (*deciding.pod.init_containers, *deciding.pod.containers):
         for resource in container.limits:

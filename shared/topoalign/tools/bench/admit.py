@@ -9,14 +9,14 @@ from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, ContainerName, NodeN
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
-from topoalign.machines import load
+from topoalign.machines import load_machine
 
 NODE = NodeName("bench")
 
 
 def cases() -> Iterator[dict[str, object]]:
     """4 GPUs, 32 CPUs, 4 NICs and 64 GiB on an empty DGX A100."""
-    state = empty_node(load("dgx-a100").topology)
+    state = empty_node(load_machine("dgx-a100").topology)
     quantities = {GPU: 4, CPU: 32_000, NIC: 4, MEMORY: 64 << 30}
     container = ContainerRequest(name=ContainerName("train"), requests=quantities, limits=quantities)
     pod = PodRequest(name=PodName("bench"), containers=(container,))

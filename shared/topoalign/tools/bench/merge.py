@@ -22,7 +22,7 @@ from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode
 from topoalign.core.model.topology.bitmask import mask_of, masks_by_size
 from topoalign.core.model.topology.model import PluginDevice
 from topoalign.core.policy import POLICIES
-from topoalign.machines import load
+from topoalign.machines import load_machine
 from topoalign.tools.bench.admit import empty_node
 
 RESTRICTED = POLICIES[Policy.RESTRICTED]
@@ -59,7 +59,7 @@ def uneven(nodes: int, resources: int) -> list[HintRule]:
 
 def gb200() -> Callable[[], Decision]:
     """4 GPUs, 64 CPUs, 4 NICs, 128 GiB and a device of each of two NUMA nodes, as the kubelet would decide."""
-    tray = load("gb200-tray").topology
+    tray = load_machine("gb200-tray").topology
     slices = tuple(
         PluginDevice(id=DeviceID(f"slice-{node}-{i}"), resource=SLICE, nodes=(node,))
         for node in tray.node_ids

@@ -17,7 +17,7 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.placement.gpus.scores import Scores, gpu_scores
 from topoalign.core.placement.partition import best_split
 from topoalign.core.placement.preference import prefer
-from topoalign.machines import load
+from topoalign.machines import load_machine
 
 SIZES = range(1, 9)
 CALLS = {"8": 300, "16-dgx2": 50, "16-random": 15, "72-clique": 50, "nvl72-trays": 25, "warm": 300}
@@ -27,14 +27,14 @@ CALLS = {"8": 300, "16-dgx2": 50, "16-random": 15, "72-clique": 50, "nvl72-trays
 def cases() -> Iterator[dict[str, object]]:
     machines = {
         "8": at_random(8),
-        "16-dgx2": gpu_scores(load("dgx2").topology),
+        "16-dgx2": gpu_scores(load_machine("dgx2").topology),
         "16-random": at_random(16),
         "72-clique": in_trays(72, 72),
         "nvl72-trays": in_trays(72, 4),
     }
     for case, scores in machines.items():
         yield worst(case, searches(scores))
-    yield worst("warm", answers(load("hgx-h100").topology))
+    yield worst("warm", answers(load_machine("hgx-h100").topology))
 
 
 def worst(case: str, call: Callable[[int], Callable[[], object]]) -> dict[str, object]:

@@ -31,7 +31,7 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.queries import pcie_class
 from topoalign.core.placement.fragmentation import fragmentation
 from topoalign.core.placement.preference import outlook, prefer
-from topoalign.machines import load
+from topoalign.machines import load_machine
 from topoalign.tools.bench.admit import empty_node
 
 MACHINES = ("dgx1-volta", "dgx2", "hgx-h100", "two-socket-8xpcie", "8x-nvlink-pairs")
@@ -58,7 +58,7 @@ class Run(NamedTuple):
 
 def cases() -> Iterator[dict[str, object]]:
     for machine in MACHINES:
-        topology = load(machine).topology
+        topology = load_machine(machine).topology
         for policy in POLICIES:
             runs = [Node(topology, policy, seed).run(load_) for load_ in LOADS for seed in range(SEEDS)]
             figures: dict[str, float] = {}

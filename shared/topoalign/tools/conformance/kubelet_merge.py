@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from topoalign.core.hints.rules import listed
+from topoalign.core.hints.rules import hints_of_rule
 from topoalign.core.model.hints import HintRule, Hints, TopologyHint
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import Policy
@@ -32,7 +32,7 @@ def written(hint: TopologyHint) -> Hint:
 
 
 def all_written(hints: Hints) -> list[Hint] | None:
-    listed_hints = listed(hints) if isinstance(hints, HintRule) else hints
+    listed_hints = hints_of_rule(hints) if isinstance(hints, HintRule) else hints
     return None if listed_hints is None else [written(hint) for hint in listed_hints]
 
 

@@ -48,7 +48,7 @@ from topoalign.machines.nvidia_smi_print import print_matrix
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.settings import PREFIX
 from topoalign.runtime.tasks import background
-from topoalign.testing.fake_kubelet.kubelet import KubeletStandIn
+from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 
 NODE_SERVICES = ("discovery", "hinting", "allocator")
 LOG_LEVEL = os.environ.get(PREFIX + "LOG_LEVEL", "error")
@@ -125,7 +125,7 @@ async def demo(machine: str | None, node: NodeName, nats: str | None, kubelet_di
             await tasks.start(services, names, settings(machine, node, url, plugins, scratch))
         topology = await discovered(bus, node)
         introduce(topology, machine)
-        kubelet = KubeletStandIn(plugins, resources, topology, rules(topology))
+        kubelet = FakeKubelet(plugins, resources, topology, rules(topology))
         await tasks.start(kubelet.run)
         for left_over in tuple(kubelet.running):  # in the checkpoint of an earlier demo that was cut short
             await kubelet.remove(*left_over)
@@ -139,7 +139,7 @@ async def demo(machine: str | None, node: NodeName, nats: str | None, kubelet_di
         output.say(f"Done in {clock.monotonic() - began:.1f} s. Next: `topoalign up`, then `topoalign watch`.")
 
 
-async def play(kubelet: KubeletStandIn, ear: "Ear", topology: Topology) -> None:
+async def play(kubelet: FakeKubelet, ear: "Ear", topology: Topology) -> None:
     """The three pods, and the release of the first."""
     first = await admitted(kubelet, ear, first_pods(topology), topology)
     second = await admitted(kubelet, ear, second_pods(topology), topology)
@@ -160,7 +160,7 @@ def released(heard: Sequence[Heard], pod: PodRequest) -> bool:
 
 
 async def admitted(
-    kubelet: KubeletStandIn, ear: "Ear", candidates: Iterable[PodRequest], topology: Topology
+    kubelet: FakeKubelet, ear: "Ear", candidates: Iterable[PodRequest], topology: Topology
 ) -> PodRequest:
     """Admits the first of these pods that fits here, and waits until its owner is known to the subscriber."""
     pod = await choose(kubelet, candidates, aligned)
@@ -180,7 +180,7 @@ def bindings(heard: Iterable[Heard], pod: PodRequest) -> set[AllocationID]:
 
 
 async def choose(
-    kubelet: KubeletStandIn, candidates: Iterable[PodRequest], fits: Callable[[Decision], bool]
+    kubelet: FakeKubelet, candidates: Iterable[PodRequest], fits: Callable[[Decision], bool]
 ) -> PodRequest:
     """The first pod of which the kubelet's decision would be so. Raises NothingToShow if there is none."""
     for pod in candidates:
@@ -263,7 +263,7 @@ def matrix(topology: Topology, columns: int | None) -> str:
     return f"{gpus}\n\n{len(topology.nics)} NICs are left out, for which the terminal would have to be {widest} wide."
 
 
-def offered(kubelet: KubeletStandIn, topology: Topology) -> bool:
+def offered(kubelet: FakeKubelet, topology: Topology) -> bool:
     """Whether the kubelet has every device, healthy or not, and a GPU to give."""
     listed = all(kubelet.capacity(resource) == len(ids) for resource, ids in topology.devices.items())
     return listed and kubelet.allocatable(GPU) > 0

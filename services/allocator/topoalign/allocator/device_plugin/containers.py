@@ -27,7 +27,7 @@ from topoalign.runtime.tasks import either
 
 log = structlog.get_logger()
 
-LOOK_SECONDS = 5.0
+POLL_SECONDS = 5.0
 CDI_DIRECTORY = Path("/var/run/cdi")
 PROC = Path("/proc")
 
@@ -78,7 +78,7 @@ class Containers:
                     log.info("containers can be told of their devices")
                 else:
                     log.warning("containers cannot be told of their devices", reason=reason)
-            await either(partial(clock.sleep, LOOK_SECONDS), partial(beyond, desk, topology))
+            await either(partial(clock.sleep, POLL_SECONDS), partial(wait_for_hardware, desk, topology))
 
     def look(self, topology: Topology) -> str | None:
         """Makes anew what is not as it should be; why that cannot be done, if it cannot."""
@@ -132,10 +132,10 @@ class Containers:
         return specified.kinds
 
 
-async def beyond(desk: Desk, topology: Topology) -> None:
+async def wait_for_hardware(desk: Desk, topology: Topology) -> None:
     """Waits until the hardware is not as it was."""
     while desk.state.hardware is topology:
-        await desk.beyond(desk.version)
+        await desk.wait_past(desk.version)
 
 
 def has_gpus(topology: Topology, resource: ResourceName) -> bool:

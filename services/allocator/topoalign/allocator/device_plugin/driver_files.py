@@ -52,7 +52,7 @@ def find(root: Root) -> DriverFiles:
     """Raises ContainerUnready if there is no driver below the root, or more than one."""
     for directory in LIBRARIES:
         here = root.below(directory)
-        names = listed(here)
+        names = library_names(here)
         versions = [named[1] for name in names if (named := _CUDA.fullmatch(name)) and is_regular(here / name)]
         if len(versions) > 1:
             raise ContainerUnready(
@@ -73,7 +73,7 @@ def find(root: Root) -> DriverFiles:
     )
 
 
-def listed(directory: Path) -> list[str]:
+def library_names(directory: Path) -> list[str]:
     """The names in it, in order. A host has thousands there: only the driver's are looked at one by one."""
     try:
         return sorted(os.listdir(directory))

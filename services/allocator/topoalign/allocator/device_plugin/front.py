@@ -83,7 +83,7 @@ class KubeletFront:
                 for resource in wanted - self.plugins.keys():
                     plugin = self.plugins[resource] = self.plugin_for(resource)
                     tasks.start_soon(self._serve, plugin)
-                await self._desk.beyond(version)
+                await self._desk.wait_past(version)
 
     async def _serve(self, plugin: Plugin) -> None:
         while plugin.wanted:  # it may be wanted again while it stops

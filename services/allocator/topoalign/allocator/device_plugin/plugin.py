@@ -32,7 +32,7 @@ log = structlog.get_logger()
 
 FIELD = "TOPOALIGN_KUBELET_DIR"
 
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 """Between two looks. A kubelet that restarts has its resources back within a second."""
 
 LISTEN_SECONDS = 5.0
@@ -105,7 +105,7 @@ class Plugin:
         try:
             while self.wanted:
                 self.settle(await self.look() or self._doubt)
-                await self._clock.sleep(LOOK_SECONDS)
+                await self._clock.sleep(POLL_SECONDS)
         finally:
             await self.stop()
 
@@ -115,7 +115,7 @@ class Plugin:
             log.info("the socket has gone, made anew", socket=self.path.name)
             await self.stop()
             # the kubelet, if it lives, must see its stream end before it hears from us again
-            self._again = self._clock.monotonic() + LOOK_SECONDS
+            self._again = self._clock.monotonic() + POLL_SECONDS
         if self._server is None:
             server = Server(self.service, self.path, FIELD, self._load)
             try:

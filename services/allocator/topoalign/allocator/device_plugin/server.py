@@ -71,7 +71,7 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
                     if response is not said:
                         said = response
                         yield response
-                    await either(partial(self.desk.beyond, version), watch.ending.wait)
+                    await either(partial(self.desk.wait_past, version), watch.ending.wait)
             finally:
                 if kubelet:
                     log.info("the kubelet does not listen any more", resource=self.resource)

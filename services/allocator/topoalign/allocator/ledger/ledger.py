@@ -224,7 +224,7 @@ class Ledger:
             self.pending.popleft()
             self._journal.mark_published(event.epoch, event.seq)
 
-    async def beyond(self, version: int) -> None:
+    async def wait_past(self, version: int) -> None:
         """Waits until `version` is greater than this one."""
         while self.version <= version:
             await self._changed.wait()

@@ -21,7 +21,7 @@ from topoalign.runtime.speaker import Speaker
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
 """Seconds between tries while the bus does not confirm; doubled each time."""
 
-LOOK_SECONDS = 60.0
+POLL_SECONDS = 60.0
 """Between two looks at whether the stream still has what was said."""
 
 log = structlog.get_logger("topoalign.allocator.ledger.outbox")
@@ -44,7 +44,7 @@ class Outbox:
             version = self._ledger.version
             while self._ledger.pending:
                 await self.publish_oldest()
-            await self._ledger.beyond(version)
+            await self._ledger.wait_past(version)
 
     async def watch(self) -> None:
         """
@@ -54,7 +54,7 @@ class Outbox:
         subject = wire.allocation_subjects(self._ledger.node)
         taken = 0
         while True:
-            await self._clock.sleep(LOOK_SECONDS)
+            await self._clock.sleep(POLL_SECONDS)
             if self.speaker.taken > taken:
                 taken = self.speaker.taken
                 self.announce()

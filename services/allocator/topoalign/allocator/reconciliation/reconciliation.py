@@ -32,7 +32,7 @@ from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import Holding, Listing
 from topoalign.allocator.reconciliation.adoption import returned, unrecorded
 from topoalign.allocator.reconciliation.liveness import Liveness, Place, entries_of, is_before, places, still_displaced
-from topoalign.allocator.reconciliation.usage import beyond, is_ours
+from topoalign.allocator.reconciliation.usage import is_ours, usage_of_others
 from topoalign.core.model.events import Allocation, Owner
 from topoalign.core.model.ids import AllocationID, Namespace, PodName
 from topoalign.core.ports import Clock
@@ -133,7 +133,7 @@ class Reconciliation:
         self._unseen &= live.keys()
         self._early &= {part.pod_uid for part in listing.parts}
         self.liveness.forget_all_but(live.keys())
-        self._ledger.observe(beyond(listing.usage, self._ledger.state.hardware))
+        self._ledger.observe(usage_of_others(listing.usage, self._ledger.state.hardware))
 
     def _settle(self, look: Look) -> None:
         """

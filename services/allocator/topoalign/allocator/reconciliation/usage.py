@@ -29,7 +29,7 @@ AGAIN_SECONDS = 2.0
 """Between two tries while the bus does not confirm."""
 RENEW_SECONDS = 5.0
 """Between two epochs that begin because others have spoken over a reading: forged ones may come in any number."""
-LOOK_SECONDS = 60.0
+POLL_SECONDS = 60.0
 """Between two looks at whether the stream still has what was said."""
 
 log = structlog.get_logger("topoalign.allocator.reconciliation.usage")
@@ -54,12 +54,12 @@ class UsageTeller:
             if usage is not None and usage is not self._said and not await self._say(usage):
                 await self._clock.sleep(AGAIN_SECONDS)
                 continue
-            await self._ledger.beyond(version)
+            await self._ledger.wait_past(version)
 
     async def watch(self) -> None:
         """Has the usage said anew, under a new revision, whenever the stream has lost it."""
         while True:
-            await self._clock.sleep(LOOK_SECONDS)
+            await self._clock.sleep(POLL_SECONDS)
             said = self._said
             if said is None:
                 continue
@@ -105,7 +105,7 @@ def is_ours(hardware: Topology, resource: ResourceName, device: DeviceID) -> boo
     return card in hardware.gpu_by_id or (card in hardware.nic_by_id and resource in hardware.offers_of)
 
 
-def beyond(shown: Iterable[ContainerUsage], hardware: Topology) -> tuple[ContainerUsage, ...]:
+def usage_of_others(shown: Iterable[ContainerUsage], hardware: Topology) -> tuple[ContainerUsage, ...]:
     """What containers have beyond the devices of ours, by owner; those that have nothing else are left out."""
     containers = by_owner(shown)
     blocks = spread([block for each in containers for block in each.memory], hardware)

@@ -25,7 +25,7 @@ from topoalign.allocator.requests.kubelet_files import Known, KubeletFiles
 from topoalign.core import wire
 from topoalign.core.admission.admit import admission, admit, answer_to
 from topoalign.core.admission.pipeline import Reply
-from topoalign.core.admission.validate import checked
+from topoalign.core.admission.validate import validate_pod
 from topoalign.core.hints.answers import check_answer
 from topoalign.core.hints.preconditions import check_resources_known
 from topoalign.core.model.decisions import Admission, Decision, Explained, Explanation, noted
@@ -80,7 +80,7 @@ class Admissions:
         kubelet_owns_devices: bool,
         kubelet_files: KubeletFiles | None = None,
         hint_seconds: float = 0.25,
-        sure: Callable[[], Awaitable[None]] = nothing_to_ask,
+        ensure_fresh: Callable[[], Awaitable[None]] = nothing_to_ask,
         ended: Callable[[], Awaitable[Sequence[Allocation]]] = nothing_ended,
         lists: Callable[[str], bool | None] = lists_nothing,
     ) -> None:
@@ -88,9 +88,9 @@ class Admissions:
         `kubelet_files`: what predictions for a node with a kubelet stand on; None: the node's own rules and record. `ended`
         is asked for what the record still has of containers that have ended, as the kubelet says now; `lists` tells whether
         the kubelet lists a pod of this name, None where there is no kubelet to ask.
-        `sure` is called before anything is given out, as by `Handouts`.
+        `ensure_fresh` is called before anything is given out, as by `DeviceAllocations`.
         """
-        self._ledger, self._bus, self._rules, self._sure = ledger, bus, rules, sure
+        self._ledger, self._bus, self._rules, self._ensure_fresh = ledger, bus, rules, ensure_fresh
         self._kubelet_files, self._ended, self._lists = kubelet_files, ended, lists
         self._kubelet_owns_devices = kubelet_owns_devices
         self._hint_seconds = hint_seconds
@@ -121,8 +121,8 @@ class Admissions:
         self._own(request.node)
         if self._kubelet_owns_devices:
             raise KubeletOwnsDevices(self._ledger.node)
-        pod, rules = checked(request.pod), overridden(self._rules, allowed(request.rules))
-        await self._sure()
+        pod, rules = validate_pod(request.pod), overridden(self._rules, allowed(request.rules))
+        await self._ensure_fresh()
         self._discovered()
         if rules.mode is Mode.KUBELET:  # it passes over what no plugin serves, relying on a scheduler that there is not
             for container in (*pod.init_containers, *pod.containers):
@@ -143,7 +143,7 @@ class Admissions:
         """The decision that `allocate` or the kubelet would make now. Nothing is recorded."""
         self._own(request.node)
         self._discovered()
-        pod = checked(request.pod)
+        pod = validate_pod(request.pod)
         mode = Mode.KUBELET if self._kubelet_owns_devices else self._rules.mode
         known = Known(state=self._ledger.state, rules=msgspec.structs.replace(self._rules, mode=mode))
         if self._kubelet_files is not None:

@@ -117,7 +117,7 @@ class KubeletFiles:
         missing: list[str] = []
         rules = self._rules
         try:
-            rules = configuration.load(self._config, rules.placement)
+            rules = configuration.load_configuration(self._config, rules.placement)
         except TopoalignError as error:
             missing.append(f"the node's own settings stand for the kubelet's configuration: {error.finding}")
         hardware = state.hardware

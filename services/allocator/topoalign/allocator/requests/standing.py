@@ -7,7 +7,7 @@ digest of what it has said last, and the listener compares.
 
 from collections.abc import Sequence
 
-from topoalign.allocator.hardware_watch import Hearing
+from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.reconciliation.usage import UsageTeller
 from topoalign.core import wire
@@ -21,7 +21,7 @@ from topoalign.runtime.answers import answering
 class Standings:
     """Answers `alive` with the Standing of the node, and `announce` by having its usage said anew."""
 
-    def __init__(self, ledger: Ledger, hearing: Hearing, usage: UsageTeller) -> None:
+    def __init__(self, ledger: Ledger, hearing: HardwareWatch, usage: UsageTeller) -> None:
         self._ledger, self._hearing, self._usage = ledger, hearing, usage
 
     def endpoints(self) -> Sequence[Endpoint]:

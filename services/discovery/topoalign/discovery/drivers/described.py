@@ -12,7 +12,7 @@ from topoalign.core.model.errors import DriverFault, TopoalignError
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Inventory, Listener
 from topoalign.discovery.drivers.health import HEALTHY
-from topoalign.machines import load
+from topoalign.machines import load_machine
 
 
 class DescribedDriver:
@@ -20,7 +20,7 @@ class DescribedDriver:
 
     def __init__(self, machine: str) -> None:
         """Raises NotFound, InvalidMachine or InvalidField: what is wrong at the start is the configuration."""
-        loaded = load(machine)
+        loaded = load_machine(machine)
         self.source = f"described: {loaded.name}"
         self._topology = loaded.topology
         self._file = machine if loaded.source != "catalogue" and Path(machine).is_file() else None
@@ -38,6 +38,6 @@ class DescribedDriver:
 def topology_in(file: str) -> Topology:
     """Raises DriverFault where the file no longer describes a machine."""
     try:
-        return load(file).topology
+        return load_machine(file).topology
     except TopoalignError as error:
         raise DriverFault(f"{file}: {error.finding}", error.remedy) from error

@@ -58,7 +58,7 @@ Asked = tuple[frozenset[int], frozenset[int], int, frozenset[int]]
 """What is available, what is required, how many are wanted, and all that is free."""
 
 
-class Outlook:
+class SetScorer:
     """What the GPUs of one machine are worth. Remembers what it worked out, so keep one per machine."""
 
     def __init__(self, scores: Scores) -> None:
@@ -128,7 +128,7 @@ def matched(scores: Scores, rest: Sequence[int], rounds: int) -> list[int]:
 
 
 def by_topology(
-    outlook: Outlook,
+    outlook: SetScorer,
     available: Sequence[int],
     required: Collection[int],
     size: int,
@@ -148,7 +148,7 @@ def by_topology(
 
 
 def weighed(
-    outlook: Outlook,
+    outlook: SetScorer,
     available: Sequence[int],
     required: Collection[int],
     size: int,
@@ -189,14 +189,14 @@ class Worth(NamedTuple):
         return round(self.own + self.left + self.nics, 9)
 
 
-def worth(outlook: Outlook, members: tuple[int, ...], free: frozenset[int], nics: Nics) -> Worth:
+def worth(outlook: SetScorer, members: tuple[int, ...], free: frozenset[int], nics: Nics) -> Worth:
     """Of a set that is taken from the free GPUs."""
     left = outlook.left(free.difference(members))
     return Worth(outlook.own(members), LEFT * left, NICS * nearness(nics, members))
 
 
 def at_first_sight(
-    outlook: Outlook, members: tuple[int, ...], free: frozenset[int], nics: Nics
+    outlook: SetScorer, members: tuple[int, ...], free: frozenset[int], nics: Nics
 ) -> tuple[float, int, tuple[int, ...]]:
     """Sorts sets, the best first, without a look at all that they leave."""
     cut = sum(outlook.scores[member][other] for member in members for other in free.difference(members))

@@ -27,7 +27,7 @@ from topoalign.core.placement.gpus.scores import Scores, total
 from topoalign.core.placement.partition.greedy import best_grown, greedy_split
 from topoalign.core.placement.partition.lagrangian import MOST_PRICED, best_by_prices
 from topoalign.core.placement.partition.masks import mask_of, masks_of_size, members_of, set_scores
-from topoalign.core.placement.partition.search_budget import Work
+from topoalign.core.placement.partition.search_budget import SearchBudget
 from topoalign.core.placement.partition.tables import MOST_LISTED, best_by_table
 from topoalign.core.placement.partition.tree import MOST_IN_TREE, best_by_tree, best_sets_of_tree, tree_of
 
@@ -83,7 +83,7 @@ def exact_split(scores: Scores, required: Sequence[int], size: int) -> tuple[int
     fixed = mask_of(required, devices)
     if devices <= MOST_LISTED:
         return best_by_table(scores, fixed, size)
-    work = Work(MOST_STEPS)
+    work = SearchBudget(MOST_STEPS)
     tree = tree_of(scores, range(devices)) if devices <= MOST_IN_TREE else None
     if tree is not None:
         return best_by_tree(tree, devices, required, size, work)

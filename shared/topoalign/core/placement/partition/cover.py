@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 
-from topoalign.core.placement.partition.search_budget import Work
+from topoalign.core.placement.partition.search_budget import SearchBudget
 
 
 class Cover:
     """The best covers by sets of one size and at most one smaller set of what is left over, all given as masks."""
 
-    def __init__(self, masks: Iterable[int], size: int, worth: Sequence[int], work: Work) -> None:
+    def __init__(self, masks: Iterable[int], size: int, worth: Sequence[int], work: SearchBudget) -> None:
         self.size = size
         self.worth = worth
         self.work = work

@@ -29,7 +29,7 @@ from topoalign.core.placement.partition.masks import (
     members_of,
     set_scores,
 )
-from topoalign.core.placement.partition.search_budget import Work
+from topoalign.core.placement.partition.search_budget import SearchBudget
 
 MOST_PRICED = 18
 """Devices. Each more doubles the number of sets."""
@@ -74,7 +74,7 @@ class Bound(NamedTuple):
     """Of the sets of each kind."""
 
 
-def best_by_prices(scores: Scores, required: int, size: int, work: Work) -> tuple[int, int]:
+def best_by_prices(scores: Scores, required: int, size: int, work: SearchBudget) -> tuple[int, int]:
     """
     The chosen set, as a mask, and the total; `required` is a mask, too.
 
@@ -177,7 +177,7 @@ def cheapest(costs: Sequence[int], number: int) -> list[int]:
 
 
 def put_together(
-    kinds: Sequence[Kind], bound: Bound, target: int, size: int, worth: Sequence[int], work: Work
+    kinds: Sequence[Kind], bound: Bound, target: int, size: int, worth: Sequence[int], work: SearchBudget
 ) -> tuple[int, int]:
     """The chosen set and the total, of the sets that cost little enough."""
     everything = len(worth) - 1

@@ -5,7 +5,7 @@ from typing import NoReturn
 from topoalign.core.model.errors import TooMuchWork
 
 
-class Work:
+class SearchBudget:
     """Counts the steps of one search. No clock: the same question always gets the same answer."""
 
     def __init__(self, steps: int) -> None:

@@ -21,7 +21,7 @@ from math import comb
 from typing import NamedTuple
 
 from topoalign.core.placement.gpus.scores import Scores
-from topoalign.core.placement.partition.search_budget import Work
+from topoalign.core.placement.partition.search_budget import SearchBudget
 from topoalign.core.placement.partition.tree_shapes import DEVICE, EMPTY, NEEDED, Forms
 
 MOST_IN_TREE = 128
@@ -59,7 +59,7 @@ def tree_of(scores: Scores, positions: Sequence[int]) -> Tree | None:
     return None if None in children else Block(least, tuple(child for child in children if child is not None))
 
 
-def best_by_tree(tree: Tree, devices: int, required: Sequence[int], size: int, work: Work) -> tuple[int, int]:
+def best_by_tree(tree: Tree, devices: int, required: Sequence[int], size: int, work: SearchBudget) -> tuple[int, int]:
     """
     The chosen set, as a mask, and the total.
 
@@ -84,7 +84,7 @@ def form_of(forms: Forms, tree: Tree, required: Set[int]) -> int:
 class TreeSplit:
     """The search for one tree and one size."""
 
-    def __init__(self, tree: Tree, devices: int, required: Sequence[int], size: int, work: Work) -> None:
+    def __init__(self, tree: Tree, devices: int, required: Sequence[int], size: int, work: SearchBudget) -> None:
         self.tree = tree
         self.devices = devices
         self.required = frozenset(required)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from math import comb
 from typing import NamedTuple
 
-from topoalign.core.placement.partition.search_budget import Work
+from topoalign.core.placement.partition.search_budget import SearchBudget
 
 EMPTY, DEVICE, NEEDED = range(3)
 
@@ -35,10 +35,10 @@ class Share(NamedTuple):
 class Forms:
     """All forms that occur in one search, and what can be taken from them."""
 
-    def __init__(self, size: int, work: Work | None = None) -> None:
+    def __init__(self, size: int, work: SearchBudget | None = None) -> None:
         self.size = size
         """The most devices in a set."""
-        self.work = work or Work(sys.maxsize)
+        self.work = work or SearchBudget(sys.maxsize)
         self.numbers: dict[tuple[int, tuple[int, ...]], int] = {}
         self.values = [0, 0, 0]
         """The score of a pair from two different children."""

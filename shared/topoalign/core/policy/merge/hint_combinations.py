@@ -7,7 +7,7 @@ others come to. Equal ones are one, so the number of combinations is that of mas
 
 from collections.abc import Callable, Sequence
 
-from topoalign.core.hints.search import Choosing, Work
+from topoalign.core.hints.search import Choosing, SearchBudget
 from topoalign.core.model.hints import HintRule, TopologyHint
 from topoalign.core.model.topology.bitmask import Mask
 
@@ -19,7 +19,7 @@ Combination = tuple[frozenset[int], Mask]
 
 
 def combinations(
-    offers: Sequence[Offer], start: Mask, join: Callable[[Mask, Mask], Mask], work: Work
+    offers: Sequence[Offer], start: Mask, join: Callable[[Mask, Mask], Mask], work: SearchBudget
 ) -> set[Combination]:
     """All of them, where `join` puts two masks together. Hints for any node leave a mask as it is. Raises TooMuchWork."""
     found: set[Combination] = {(frozenset(), start)}
@@ -40,10 +40,10 @@ def listed_masks(offer: Offer) -> set[Mask | None]:
     return {*offer.besides} if isinstance(offer, HintRule) else {hint.affinity for hint in offer}
 
 
-def narrowest_width(offer: Offer, work: Work | None = None) -> int:
+def narrowest_width(offer: Offer, work: SearchBudget | None = None) -> int:
     """NUMA nodes of the narrowest hint that names any; 0 if none does. Raises TooMuchWork."""
     widths = [mask.bit_count() for mask in listed_masks(offer) if mask is not None]
     if isinstance(offer, HintRule):
-        family = Choosing(offer.nodes, offer.needs, work or Work()).least_size()
+        family = Choosing(offer.nodes, offer.needs, work or SearchBudget()).least_size()
         widths += [] if family is None else [family]
     return min(widths, default=0)

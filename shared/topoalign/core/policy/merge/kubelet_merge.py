@@ -21,15 +21,15 @@ from operator import add, and_, mul, sub
 
 from topoalign.core.hints.enumeration import MOST_NODES, subsets
 from topoalign.core.hints.rules import EVERYWHERE
-from topoalign.core.hints.search import Work
+from topoalign.core.hints.search import SearchBudget
 from topoalign.core.model.hints import HintRule, Hints, ProviderHints, TopologyHint
 from topoalign.core.model.topology.bitmask import Mask, nodes_of, union
 from topoalign.core.policy.merge.closeness import Distances, narrowest
 from topoalign.core.policy.merge.hint_combinations import Offer, narrowest_width
-from topoalign.core.policy.merge.many_nodes import merge_wide
+from topoalign.core.policy.merge.many_nodes import merge_many_nodes
 
 ANY = TopologyHint(None, True)
-NOWHERE = TopologyHint(None, False)
+NO_AFFINITY = TopologyHint(None, False)
 
 
 def offers_of(providers: Iterable[ProviderHints]) -> list[tuple[TopologyHint, ...] | HintRule]:
@@ -38,11 +38,11 @@ def offers_of(providers: Iterable[ProviderHints]) -> list[tuple[TopologyHint, ..
 
 
 def counted(hints: Hints) -> tuple[TopologyHint, ...] | HintRule:
-    return (ANY,) if hints is None else hints or (NOWHERE,)
+    return (ANY,) if hints is None else hints or (NO_AFFINITY,)
 
 
 def merge(
-    offers: Sequence[Offer], machine: Mask, distances: Distances | None = None, work: Work | None = None
+    offers: Sequence[Offer], machine: Mask, distances: Distances | None = None, work: SearchBudget | None = None
 ) -> TopologyHint:
     """
     The best hint that the offers have in common; the whole machine, not preferred, if they have none.
@@ -52,7 +52,7 @@ def merge(
     lists = [offer for offer in offers if not isinstance(offer, HintRule)]
     named = [{EVERYWHERE if hint.affinity is None else hint.affinity for hint in hints} for hints in lists]
     if len(lists) < len(offers) or reach(named, machine).bit_count() > MOST_NODES:
-        return merge_wide(offers, machine, distances, work or Work())
+        return merge_many_nodes(offers, machine, distances, work or SearchBudget())
     preferred = agreed(lists, machine)
     if preferred:
         return TopologyHint(narrowest(preferred, distances), True)

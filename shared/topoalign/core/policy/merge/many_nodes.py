@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import reduce
 from operator import and_
 
-from topoalign.core.hints.search import Choosing, Work, meets
+from topoalign.core.hints.search import Choosing, SearchBudget, meets
 from topoalign.core.model.hints import HintRule, TopologyHint
 from topoalign.core.model.topology.bitmask import Mask
 from topoalign.core.policy.merge.closeness import Distances, closest, narrowest
@@ -18,7 +18,9 @@ from topoalign.core.policy.merge.hint_combinations import Offer, combinations, n
 from topoalign.core.policy.merge.rule_intersections import Sharing
 
 
-def merge_wide(offers: Sequence[Offer], machine: Mask, distances: Distances | None, work: Work) -> TopologyHint:
+def merge_many_nodes(
+    offers: Sequence[Offer], machine: Mask, distances: Distances | None, work: SearchBudget
+) -> TopologyHint:
     """The best hint that the offers have in common; the whole machine, not preferred, if none. Raises TooMuchWork."""
     preferred = preferred_mask(offers, machine, distances, work)
     if preferred is not None:
@@ -27,7 +29,9 @@ def merge_wide(offers: Sequence[Offer], machine: Mask, distances: Distances | No
     return TopologyHint(machine if common is None else common, False)
 
 
-def preferred_mask(offers: Sequence[Offer], machine: Mask, distances: Distances | None, work: Work) -> Mask | None:
+def preferred_mask(
+    offers: Sequence[Offer], machine: Mask, distances: Distances | None, work: SearchBudget
+) -> Mask | None:
     """The best mask that all offers prefer."""
     rules = [offer for offer in offers if isinstance(offer, HintRule)]
     lists = [{hint.affinity for hint in offer if hint.preferred} for offer in offers if not isinstance(offer, HintRule)]
@@ -56,7 +60,7 @@ def prefers(rule: HintRule, mask: Mask) -> bool:
     return mask.bit_count() == rule.least and (mask in rule.besides or family)
 
 
-def common_mask(offers: Sequence[Offer], machine: Mask, distances: Distances | None, work: Work) -> Mask | None:
+def common_mask(offers: Sequence[Offer], machine: Mask, distances: Distances | None, work: SearchBudget) -> Mask | None:
     """The best AND of one hint of each offer, where none is preferred."""
     greediest = max((narrowest_width(offer, work) for offer in offers), default=0)
     masks, families = [], []

@@ -14,7 +14,7 @@ from functools import lru_cache
 from operator import or_
 
 from topoalign.core.hints.enumeration import MOST_NODES, Subsets, subsets
-from topoalign.core.hints.search import Choosing, Work
+from topoalign.core.hints.search import Choosing, SearchBudget
 from topoalign.core.model.errors import TooMuchWork
 from topoalign.core.model.hints import HintRule, TopologyHint
 from topoalign.core.model.topology.bitmask import Mask, nodes_of, union
@@ -22,22 +22,22 @@ from topoalign.core.policy.merge.closeness import Distances, closest, narrowest
 from topoalign.core.policy.merge.hint_combinations import Offer, combinations, narrowest_width
 
 
-def fit(
-    offers: Sequence[Offer], machine: Mask, distances: Distances | None = None, work: Work | None = None
+def narrowest_fit(
+    offers: Sequence[Offer], machine: Mask, distances: Distances | None = None, work: SearchBudget | None = None
 ) -> TopologyHint:
     """
     The narrowest hint that has room for one hint of each offer; the whole machine, not preferred, if there is none, and
     any node if no offer names one.
 
-    Which of equally narrow ones is closest is looked for within the limit on work (`Work.ended` says that it was met);
-    raises TooMuchWork if even the narrowest is not found within it.
+    Which of equally narrow ones is closest is looked for within the limit on work (`SearchBudget.ended` says that it
+    was met); raises TooMuchWork if even the narrowest is not found within it.
     """
-    work = work or Work()
+    work = work or SearchBudget()
     widths = [narrowest_width(offer, work) for offer in offers]
     naming = [offer for offer, width in zip(offers, widths, strict=True) if width]
     if not naming:
         return TopologyHint(None, all(map(can_be_met, offers)))
-    mask = narrowest_fit(naming, machine, distances, work)
+    mask = narrowest_mask(naming, machine, distances, work)
     if mask is None:
         return TopologyHint(machine, False)
     return TopologyHint(mask, mask.bit_count() == max(widths) and all(map(can_be_met, offers)))
@@ -47,7 +47,9 @@ def can_be_met(offer: Offer) -> bool:
     return isinstance(offer, HintRule) or any(hint.affinity is not None or hint.preferred for hint in offer)
 
 
-def narrowest_fit(offers: Sequence[Offer], machine: Mask, distances: Distances | None, work: Work) -> Mask | None:
+def narrowest_mask(
+    offers: Sequence[Offer], machine: Mask, distances: Distances | None, work: SearchBudget
+) -> Mask | None:
     """The best mask that holds a hint of each of these offers, which all name nodes."""
     named = union(mask for offer in offers for mask in masks_of(offer))
     if all(not isinstance(offer, HintRule) for offer in offers) and (named & machine).bit_count() <= MOST_NODES:
@@ -91,7 +93,9 @@ def lattice(nodes: int) -> tuple[list[int], list[int]]:
     return without, sized
 
 
-def searched_fits(offers: Sequence[Offer], machine: Mask, distances: Distances | None, work: Work) -> list[Mask]:
+def searched_fits(
+    offers: Sequence[Offer], machine: Mask, distances: Distances | None, work: SearchBudget
+) -> list[Mask]:
     """The best of the narrowest masks for each way to take the listed hints together."""
     leaner = [offer if isinstance(offer, HintRule) else minimal(masks_of(offer)) for offer in offers]
     searches = []

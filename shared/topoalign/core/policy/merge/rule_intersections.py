@@ -15,7 +15,7 @@ from math import gcd, inf
 from operator import and_
 from typing import NamedTuple, TypeVar
 
-from topoalign.core.hints.search import HEAVY, Hopeless, Work
+from topoalign.core.hints.search import HEAVY, Hopeless, SearchBudget
 from topoalign.core.model.hints import HintRule, Need
 from topoalign.core.model.topology.bitmask import Mask, nodes_of, several, union
 
@@ -35,7 +35,7 @@ class Left(NamedTuple):
 class Sharing:
     """The ANDs of one hint of each rule that lie within some nodes. Besides are left to the caller."""
 
-    def __init__(self, rules: Sequence[HintRule], within: Mask, work: Work) -> None:
+    def __init__(self, rules: Sequence[HintRule], within: Mask, work: SearchBudget) -> None:
         self.rules = rules
         self.work = work
         self.common = reduce(and_, (rule.nodes for rule in rules), within)

@@ -15,7 +15,7 @@ from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import GPU, DeviceID, NodeName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import Offer
-from topoalign.machines import load
+from topoalign.machines import load_machine
 from topoalign.runtime.nats_server import local_nats
 from topoalign.tools.bench.device_plugin import nvml
 from topoalign.tools.bench.device_plugin.agent import Agent, running
@@ -197,9 +197,9 @@ def scratch() -> Iterator[Path]:
 
 def shared(gpus: int, shares: int) -> Topology:
     """A machine with so many GPUs, shared so many ways, under ids as long as NVIDIA's."""
-    known = load(MACHINE).topology.gpus[:gpus]
+    known = load_machine(MACHINE).topology.gpus[:gpus]
     named = tuple(
         msgspec.structs.replace(gpu, id=DeviceID(f"GPU-{gpu.index:08x}-0000-0000-0000-000000000000")) for gpu in known
     )
     offer = Offer(resource=GPU, devices=tuple(gpu.id for gpu in named), replicas=shares)
-    return msgspec.structs.replace(load(MACHINE).topology, gpus=named, nics=(), links=(), offers=(offer,))
+    return msgspec.structs.replace(load_machine(MACHINE).topology, gpus=named, nics=(), links=(), offers=(offer,))
