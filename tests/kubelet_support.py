@@ -248,7 +248,7 @@ async def node(
     until: Callable[[FakeKubelet], bool] | None = None,
     chance: Random | None = None,
 ) -> AsyncIterator[Node]:
-    """Runs a kubelet stand-in and the front; yields when all resources are allocatable, or when `until` says."""
+    """Runs a fake kubelet and the front; yields when all resources are allocatable, or when `until` says."""
     machine = machine or two_nodes()
     with short_directory() as directory:
         plugins, resources = directory / "device-plugins", directory / "pod-resources"

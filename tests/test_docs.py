@@ -45,6 +45,17 @@ def test_the_examples_of_a_page_print_what_it_shows(
     assert number == len(examples)
 
 
+def test_the_files_that_contributing_names_as_answers_exist() -> None:
+    """Each of the ten questions in CONTRIBUTING.md leads to files that exist."""
+    page = (DOCS.parent / "CONTRIBUTING.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| ") and "?" in line]
+    named = [path for row in rows for path in re.findall(r"`([\w/]+\.py)`", row)]
+
+    assert 10 == len(rows)
+    assert [] == [row for row in rows if not re.search(r"`[\w/]+\.py`", row)]
+    assert [] == [path for path in named if not (DOCS.parent / path).is_file()]
+
+
 def test_no_page_shows_a_placeholder_where_a_figure_belongs() -> None:
     cells = [
         (page.name, cell.strip())

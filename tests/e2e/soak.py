@@ -1,7 +1,7 @@
 """
 A node under full load while what it stands on is killed: `make soak`, an hour unless told otherwise.
 
-Pods come and go at full speed through a kubelet stand-in. NATS is killed every ten seconds; every five minutes the agent is
+Pods come and go at full speed through a fake kubelet. NATS is killed every ten seconds; every five minutes the agent is
 killed, and the kubelet restarted. A registry and a subscriber live on. In the end the load stops, and the kubelet, the
 journal, the registry and the subscriber must say the same; the subscriber was told each fact once and in order; memory and
 file descriptors of the agent and the registry have not grown.

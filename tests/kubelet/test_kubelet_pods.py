@@ -1,4 +1,4 @@
-"""Pods through the kubelet stand-in and the real front: policies, reuse, restarts, failures."""
+"""Pods through the fake kubelet and the real front: policies, reuse, restarts, failures."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The kubelet stand-in leaves its files as stale and its directories as odd as a kubelet does."""
+"""The fake kubelet leaves its files as stale and its directories as odd as a kubelet does."""
 
 import json
 from collections.abc import Callable

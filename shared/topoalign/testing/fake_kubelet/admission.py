@@ -1,5 +1,5 @@
 """
-An admission as the kubelet stand-in makes it: each manager holds what it gave as soon as it gave it.
+An admission as the fake kubelet makes it: each manager holds what it gave as soon as it gave it.
 
 The decision is the one of `topoalign.core`; what is added is when the managers drop what pods had that are gone, and that
 a plugin's Allocate is called for each resource of a container before anything else of the pod is decided. So a pod that a

@@ -1,5 +1,5 @@
 """
-The CPU manager of the kubelet stand-in: which containers have CPUs of their own, and its file.
+The CPU manager of the fake kubelet: which containers have CPUs of their own, and its file.
 
 What it holds of pods that are gone it drops when it is asked for hints, when it allocates, and every 10 s. Each change is
 two writes of the file, as upstream makes them; between the two the CPUs stand nowhere. The decision which CPUs a container

@@ -1,5 +1,5 @@
 """
-The device manager's record in the kubelet stand-in: which containers have which devices, and its checkpoint.
+The device manager's record in the fake kubelet: which containers have which devices, and its checkpoint.
 
 What it holds of pods that are gone it drops in memory when it is asked for hints, when it allocates for a container with
 device resources, and when PodResources is listed. The checkpoint is written after an allocation of devices and when a

@@ -1,5 +1,5 @@
 """
-The files of the CPU and the memory manager, as the kubelet stand-in writes them.
+The files of the CPU and the memory manager, as the fake kubelet writes them.
 
 Source: kubelet v1.36.3, cm/cpumanager/state, cm/memorymanager/state and checkpointmanager.
 """

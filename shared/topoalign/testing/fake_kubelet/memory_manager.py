@@ -1,5 +1,5 @@
 """
-The memory manager of the kubelet stand-in: which containers have memory of which NUMA nodes, and its file.
+The memory manager of the fake kubelet: which containers have memory of which NUMA nodes, and its file.
 
 What it holds of pods that are gone it drops when it is asked for hints and when it allocates, and at no other time. Each
 change is two writes of the file, as upstream makes them; between the two the account of the NUMA nodes is ahead of, or

@@ -1,4 +1,4 @@
-"""The node as the managers of the kubelet stand-in see it: what they hold, by the pods' names."""
+"""The node as the managers of the fake kubelet see it: what they hold, by the pods' names."""
 
 from collections.abc import Iterator, Mapping
 

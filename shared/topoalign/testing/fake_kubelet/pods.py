@@ -1,5 +1,5 @@
 """
-The pods of the kubelet stand-in: what an API server would tell it of them.
+The pods of the fake kubelet: what an API server would tell it of them.
 
 There is no API server to give out UIDs. A pod that comes without one gets `namespace_name`, with a number behind it where
 there was such a pod before: neither name can have an underscore, so a kubelet that starts on what another one left knows

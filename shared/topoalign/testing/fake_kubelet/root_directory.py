@@ -1,5 +1,5 @@
 """
-The directories of pods in the root directory of the kubelet stand-in.
+The directories of pods in the root directory of the fake kubelet.
 
 A pod that runs has `pods/UID` with its volumes; one that has no volume has an empty `volumes`. A pod that has ended keeps
 its directory until it is deleted, with its volumes torn down: the volume plugin's directory is there and nothing in it. A
