@@ -1,0 +1,90 @@
+"""
+Journals, messages and HTTP answers with parts of devices in them stay byte for byte what they were on 22 November 2026.
+
+The recordings were made by the code of that day, before parts of devices were read into holdings: fields may be added to
+facts, and none that stands there may change.
+"""
+
+from pathlib import Path
+
+import anyio
+import pytest
+from handouts_support import NODE
+from recorded_support import answers_of, message_of, recordings
+
+from topoalign.allocator.ledger import record
+from topoalign.core import wire
+from topoalign.core.model.events import AllocationRefused, AllocationsSnapshot
+from topoalign.core.state.fold import NodeState, replay
+
+RECORDED = Path(__file__).parent / "recorded"
+JOURNAL = (RECORDED / "journal").read_bytes()
+MESSAGES = (RECORDED / "messages").read_bytes()
+ANSWERS = (RECORDED / "answers").read_bytes()
+
+
+def read_journal(content: bytes) -> record.Record:
+    found = record.read(content, NODE, None)
+    assert (None, None, 0) == (found.damage, found.doubt, found.unfinished)
+    return found
+
+
+def test_the_recordings_hold_devices_in_every_way() -> None:
+    """Otherwise the tests below would pass for nothing."""
+    for way in (
+        b"GPU-1::2",
+        b"MIG-0::1",
+        b'"cards":{"0000:91:00.2":"mlx5_1"}',
+        b'"virtual_functions":',
+        b'"displaced":[',
+    ):
+        assert way in JOURNAL
+        assert way.replace(b'"', b'\\"') in MESSAGES
+
+
+def test_a_recorded_journal_is_written_again_byte_for_byte() -> None:
+    header = record.encoded(record.Header(version=record.VERSION, node=NODE))
+
+    again = header + b"".join(record.encoded(line.entry) for line in read_journal(JOURNAL).lines)
+
+    assert JOURNAL.splitlines() == again.splitlines()
+
+
+def test_a_state_folded_from_a_recorded_journal_has_the_recorded_digest() -> None:
+    events = [event for line in read_journal(JOURNAL).lines for event in line.entry.events]
+    *before, last = events
+    assert isinstance(last, AllocationsSnapshot)
+
+    state = replay(NODE, before[1:])
+
+    assert last.digest == state.digest
+    assert [*last.allocations] == [*state.allocations.values()]
+
+
+@pytest.mark.parametrize("line", MESSAGES.splitlines(), ids=lambda line: line.split(b'"', 2)[1].decode())
+def test_a_recorded_message_is_written_again_byte_for_byte(line: bytes) -> None:
+    message, time = message_of(line)
+
+    assert message == wire.encode(wire.decode(message), time)
+
+
+def test_the_registry_answers_recorded_messages_as_it_did() -> None:
+    assert ANSWERS.splitlines() == anyio.run(answers_of, MESSAGES).splitlines()
+
+
+def test_the_same_deeds_are_recorded_as_they_were() -> None:
+    """Refusals aside: their sentences are for people, and may be worded anew."""
+
+    def facts(content: bytes) -> list[object]:
+        events = (event for line in read_journal(content).lines for event in line.entry.events)
+        return [event for event in events if not isinstance(event, AllocationRefused)]
+
+    again = anyio.run(recordings)["journal"]
+
+    assert facts(JOURNAL) == facts(again)
+    assert replayed(JOURNAL) == replayed(again)
+
+
+def replayed(content: bytes) -> NodeState:
+    lines = read_journal(content).lines
+    return replay(NODE, [event for line in lines for event in line.entry.events][1:])
