@@ -13,8 +13,9 @@ from topoalign.core.hints.preconditions import check_decidable, check_rules
 from topoalign.core.hints.providers import answer
 from topoalign.core.model.decisions import Decision, PreferenceQuestion
 from topoalign.core.model.errors import NoFit
-from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest
+from topoalign.core.model.requests import AdmissionRules, PodRequest
 from topoalign.core.placement.preference import prefer
+from topoalign.core.profile import profile_of
 from topoalign.core.state.fold import NodeState
 
 
@@ -42,7 +43,7 @@ def admit(state: NodeState, pod: PodRequest, rules: AdmissionRules) -> Decision:
 def answer_to(asked: Question, state: NodeState, rules: AdmissionRules) -> Reply:
     """What this process knows; in mode `kubelet` a device plugin is told no more than a kubelet tells it."""
     if isinstance(asked, PreferenceQuestion):
-        asked = asked.without_context() if rules.mode is Mode.KUBELET else asked
+        asked = asked if profile_of(rules.mode).tells_plugins_context else asked.without_context()
         return prefer(
             state.hardware,
             asked.resource,

@@ -10,13 +10,14 @@ from topoalign.core.model.decisions import Alignment
 from topoalign.core.model.errors import NoFit, clean
 from topoalign.core.model.hints import HintAnswer, TopologyHint
 from topoalign.core.model.ids import ContainerName
-from topoalign.core.model.requests import AdmissionRules, Mode
+from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.bitmask import Mask, mask_of, nodes_of
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.closeness import Distances
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY, offers_of
+from topoalign.core.profile import profile_of
 
 
 class NotAligned(NoFit):
@@ -77,7 +78,7 @@ def align(
         rules.mode,
         work,
     )
-    memory = merged if rules.mode is Mode.KUBELET else memory_within(merged, answer)
+    memory = memory_within(merged, answer) if profile_of(rules.mode).narrows_after_merge else merged
     alignment = Alignment(
         container=container,
         hints=answer.providers,
@@ -93,12 +94,13 @@ def goes_on(rules: AdmissionRules) -> bool:
     Whether a container that could not be aligned within the limit on work is admitted all the same: where topoalign decides
     itself and aligns as well as it can. A prediction would be a guess, and a strict policy promises more.
     """
-    return rules.mode is Mode.BEST and POLICIES[rules.policy].admits(NO_AFFINITY)
+    return profile_of(rules.mode).unaligned_beyond_limit and POLICIES[rules.policy].admits(NO_AFFINITY)
 
 
 def distances_for(topology: Topology, rules: AdmissionRules) -> Distances | None:
     """The distances where they count: where the option says so, and in mode `best` where they are known."""
-    if topology.distances is None or not (rules.prefer_closest_numa_nodes or rules.mode is Mode.BEST):
+    wanted = rules.prefer_closest_numa_nodes or profile_of(rules.mode).always_compares_distances
+    if topology.distances is None or not wanted:
         return None
     nodes = topology.node_ids
     return {node: dict(zip(nodes, row, strict=True)) for node, row in zip(nodes, topology.distances, strict=True)}

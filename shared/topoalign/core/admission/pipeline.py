@@ -35,7 +35,7 @@ from topoalign.core.model.decisions import (
 from topoalign.core.model.errors import NoFit, TooMuchWork, TopoalignError, clean
 from topoalign.core.model.hints import HintAnswer, HintQuestion, TopologyHint
 from topoalign.core.model.ids import NIC, ContainerName, DeviceID, ResourceName
-from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Scope
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Scope
 from topoalign.core.model.topology.bitmask import nodes_of
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.placement.cpus import NotWholeCores, allocate_cpus
@@ -43,6 +43,7 @@ from topoalign.core.placement.devices import check_amount, choose_devices
 from topoalign.core.placement.memory import holding, memory_for
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.cost import slow_merge
+from topoalign.core.profile import profile_of
 from topoalign.core.state.fold import NodeState
 
 T = TypeVar("T")
@@ -63,6 +64,7 @@ class AdmissionRun:
         self.state = state
         self.pod = pod
         self.rules = rules
+        self.profile = profile_of(rules.mode)
         self.container: ContainerName | None = None
         self.provider: str | None = None
         self.work = SearchBudget()
@@ -121,7 +123,7 @@ class AdmissionRun:
             cpus=format_cpuset(cpus),
             memory=memory,
             affinity=None if hint.affinity is None else nodes_of(hint.affinity),
-            lowest_first=bool(memory) and self.rules.mode is Mode.KUBELET,
+            lowest_first=bool(memory) and self.profile.gives_back_lowest_first,
         )
         self.state = holding(self.state, allocation, earlier)
 
@@ -136,9 +138,9 @@ class AdmissionRun:
             self.considered += sets
             wanted = {name: amount for name, amount in wanted.items() if name not in joint_part(container)}
         given = dict(joint.devices)
-        hardware, best = self.state.hardware, self.rules.mode is Mode.BEST
-        for resource in sorted(wanted, key=lambda name: (best and hardware.kind_of(name) != "gpu", name)):
-            if resource in hardware.devices and (wanted[resource] or not best):
+        hardware, profile = self.state.hardware, self.profile
+        for resource in sorted(wanted, key=lambda name: (profile.gpus_first and hardware.kind_of(name) != "gpu", name)):
+            if resource in hardware.devices and (wanted[resource] or profile.asks_for_zero_devices):
                 gpus = [gpu for name, some in given.items() if hardware.kind_of(name) == "gpu" for gpu in some]
                 chosen = yield from self.devices_of(resource, wanted[resource], container, hint, tuple(gpus))
                 given.update({resource: chosen} if chosen else {})
@@ -155,7 +157,7 @@ class AdmissionRun:
         check_amount(self.state.hardware, resource, amount)
         devices, free = self.state.hardware.devices[resource], frozenset(self.state.free(resource))
         reusable = reusable_devices(allocations_of(self.state, self.pod), resource)
-        if self.rules.mode is Mode.KUBELET and 0 < amount < len(reusable):
+        if self.profile.takes_over_at_random and 0 < amount < len(reusable):
             self.by_chance.append(
                 f"container {clean(container.name)} takes over {amount} of the {len(reusable)} {clean(resource)} of init "
                 "containers, and the kubelet picks them at random: these, and what later containers get, are by chance"
@@ -180,7 +182,7 @@ class AdmissionRun:
         except StopIteration as done:
             chosen: tuple[DeviceID, ...] = done.value
         could_have = [device for device in devices if device in free or device in reusable]
-        if self.rules.mode is Mode.KUBELET:
+        if not self.profile.tells_plugins_context:
             asking, near = asking and asking.without_context(), ()
         self.considered += considered(
             self.state.hardware, resource, could_have, asking, chosen, near, self.rules.placement
@@ -220,6 +222,7 @@ class AdmissionRun:
         return Admission(allocations=allocations_of(self.state, self.pod), explanation=self.explanation())
 
     def refusal(self, misfit: NoFit) -> Refusal:
+        given = self.profile.gives_while_deciding and self.alignments
         return Refusal(
             reason=reason_of(misfit),
             code=misfit.code,
@@ -228,7 +231,7 @@ class AdmissionRun:
             container=self.container,
             provider=self.provider,
             explanation=self.explanation(),
-            undone=allocations_of(self.state, self.pod) if self.alignments and self.rules.mode is Mode.KUBELET else (),
+            undone=allocations_of(self.state, self.pod) if given else (),
         )
 
     def explanation(self) -> Explanation:
@@ -238,11 +241,11 @@ class AdmissionRun:
 
     def notes(self) -> Iterator[str]:
         """What a prediction cannot say for certain, or people would not expect of the kubelet."""
-        if self.rules.mode is not Mode.KUBELET:
-            return
-        if is_joint(self.pod.annotations):
+        if not self.profile.reads_annotations and is_joint(self.pod.annotations):
             yield UNREAD
         yield from self.by_chance
+        if not self.profile.merges_combinations:
+            return
         for alignment in self.alignments:
             if slow := slow_merge(alignment.hints, self.rules.policy, alignment.container):
                 yield slow

@@ -11,11 +11,12 @@ from topoalign.core.cpu_assignment.distributed import distributed
 from topoalign.core.cpu_assignment.packed import packed
 from topoalign.core.model.requests import CpuOption, Mode
 from topoalign.core.model.topology.cpus import CpuTopology
+from topoalign.core.profile import profile_of
 
 
 def take(cpus: CpuTopology, available: Set[int], count: int, options: Set[CpuOption], mode: Mode) -> frozenset[int]:
     """`count` of the available CPUs. Raises NotEnoughCpus, and TooMuchWork where they cannot be distributed in time."""
-    by_averages = mode is Mode.KUBELET
+    by_averages = profile_of(mode).counts_averages
     if CpuOption.DISTRIBUTE_ACROSS_NUMA in options:
         group = cpus.cpus_per_core if CpuOption.FULL_PCPUS_ONLY in options else 1
         return distributed(cpus, available, count, group, by_averages=by_averages)

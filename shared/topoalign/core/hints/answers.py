@@ -21,9 +21,9 @@ from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.hints import HintAnswer, HintQuestion, HintRule, Hints
 from topoalign.core.model.ids import CPU, ResourceName
-from topoalign.core.model.requests import Mode
 from topoalign.core.model.topology.bitmask import Mask, mask_of
 from topoalign.core.model.topology.model import Topology
+from topoalign.core.profile import profile_of
 
 MOST_HINTS = (1 << MOST_NODES) - 1
 """In one list: more NUMA nodes than these are never listed (`subsets`)."""
@@ -72,7 +72,8 @@ def check_resources(question: HintQuestion, answer: HintAnswer, topology: Topolo
     cpus = {CPU} if rules.cpu_manager == "static" and cpu_request(pod, container, rules.mode) else set()
     memory = memory_of(question)
     said = {provider: set(resources) for provider, resources in answer.providers.items()}
-    silent = not said["memory"] and (rules.mode is Mode.KUBELET or any(each.memory for each in held_before(question)))
+    omitted = profile_of(rules.mode).silent_on_unmet_memory or any(each.memory for each in held_before(question))
+    silent = not said["memory"] and omitted
     if said["device"] != devices or said["cpu"] != cpus or (said["memory"] != memory and not silent):
         raise InvalidField("providers", "not on the resources that were asked for", REMEDY)
 

@@ -16,6 +16,7 @@ from topoalign.core.model.hints import HintRule, Hints, Need, TopologyHint
 from topoalign.core.model.requests import Mode
 from topoalign.core.model.topology.bitmask import Mask, mask_of
 from topoalign.core.model.topology.cpus import CpuTopology
+from topoalign.core.profile import profile_of
 
 
 def cpu_hints(
@@ -39,7 +40,7 @@ def cpu_hints(
         return ()
     left = frozenset() if held else reusable
     hints = possible(cpus, held or available, left, requested, mode, machine)
-    if not by_socket or mode is Mode.BEST:
+    if not by_socket or not profile_of(mode).aligns_by_socket:
         return hints
     return aligned_by_socket(cpus, hints_of_rule(hints) if isinstance(hints, HintRule) else hints, requested)
 

@@ -14,6 +14,7 @@ from topoalign.core.model.hints import Hints, Need
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.requests import Mode
 from topoalign.core.model.topology.bitmask import Mask, mask_of
+from topoalign.core.profile import profile_of
 
 Devices = Mapping[DeviceID, tuple[int, ...] | None]
 """All devices of a resource -> the NUMA nodes each is listed with; None without topology, () with one that is empty."""
@@ -36,7 +37,7 @@ def device_hints(
     whether there are enough or not; mode `best` has none only if there are enough.
     """
     enough = len({*available, *reusable}) >= requested
-    if not any(devices.values()) and (mode is Mode.KUBELET or enough):
+    if not any(devices.values()) and (profile_of(mode).silent_on_unplaced_devices or enough):
         return None
     if held:
         return possible(devices, held, (), requested, machine, mode) if len(held) == requested else ()

@@ -39,8 +39,9 @@ from topoalign.core.model.errors import TooMuchWork
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.hints import Hints, TopologyHint
 from topoalign.core.model.ids import GPU, NIC, ContainerName, ResourceName
-from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy
 from topoalign.core.model.topology.bitmask import Mask, mask_of
+from topoalign.core.profile import profile_of
 from topoalign.core.state.fold import NodeState
 
 MOST_FOUND = comb(10, 5)
@@ -48,7 +49,7 @@ MOST_FOUND = comb(10, 5)
 
 
 def decided_jointly(pod: PodRequest, rules: AdmissionRules) -> bool:
-    return rules.mode is Mode.BEST and is_joint(pod.annotations)
+    return profile_of(rules.mode).reads_annotations and is_joint(pod.annotations)
 
 
 def joint_part(container: ContainerRequest) -> dict[ResourceName, int]:
@@ -58,7 +59,7 @@ def joint_part(container: ContainerRequest) -> dict[ResourceName, int]:
 
 def check_annotations(pod: PodRequest, rules: AdmissionRules) -> None:
     """Raises InvalidField for annotations, and for requests beside them, that cannot be meant; the kubelet reads none."""
-    if rules.mode is Mode.BEST:
+    if profile_of(rules.mode).reads_annotations:
         check_keys(pod.annotations)
     for container in joint_containers(pod, rules):
         demand_of(pod, container, rules)

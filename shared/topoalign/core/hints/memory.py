@@ -18,6 +18,7 @@ from topoalign.core.model.ids import MEMORY, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode
 from topoalign.core.model.topology.bitmask import Mask, mask_of, nodes_of
 from topoalign.core.model.topology.model import NumaNode, Topology
+from topoalign.core.profile import profile_of
 from topoalign.core.state.fold import NodeState
 
 
@@ -60,7 +61,7 @@ def memory_node(node: NumaNode, reserved: Mapping[ResourceName, int], use: Memor
 
 def places(topology: Topology, mode: Mode) -> tuple[int, ...]:
     """The NUMA nodes whose memory may be offered: in mode `best` not that of nodes without CPUs (a GPU's own, CXL)."""
-    if mode is Mode.KUBELET:
+    if profile_of(mode).offers_memory_without_cpus:
         return topology.node_ids
     return tuple(node.id for node in topology.nodes if node.memory and node.id in topology.cpus_by_node)
 

@@ -8,9 +8,10 @@ hugepages of a size that one of its NUMA nodes does not list. No decision comes 
 from topoalign.core.hints.requested import manages_memory, memory_request
 from topoalign.core.model.errors import InvalidField, NoFit, clean
 from topoalign.core.model.ids import MEMORY, ResourceName, is_hugepages
-from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest
+from topoalign.core.model.requests import AdmissionRules, PodRequest
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.model import Topology
+from topoalign.core.profile import profile_of
 
 
 class MemoryManagerWouldNotStart(NoFit):
@@ -70,7 +71,11 @@ def check_memory_manager_starts(topology: Topology, rules: AdmissionRules) -> No
 
 def check_hugepages_known(topology: Topology, pod: PodRequest, rules: AdmissionRules) -> None:
     """Raises HugepagesUnevenlyKnown; only the kubelet panics, so only its decisions have no answer."""
-    if rules.mode is not Mode.KUBELET or rules.memory_manager == "None" or not manages_memory(pod, rules.mode):
+    if (
+        not profile_of(rules.mode).starts_kubelet
+        or rules.memory_manager == "None"
+        or not manages_memory(pod, rules.mode)
+    ):
         return
     for container in (*pod.init_containers, *pod.containers):
         for name in memory_request(pod, container.name, rules.mode):

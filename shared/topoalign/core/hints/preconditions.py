@@ -16,8 +16,9 @@ from topoalign.core.hints.requested import asked, device_limits, manages_memory
 from topoalign.core.hints.reuse import allocations_of
 from topoalign.core.model.errors import InvalidField, NoFit, clean, quoted
 from topoalign.core.model.ids import MEMORY, ResourceName, is_hugepages
-from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy
 from topoalign.core.model.topology.model import Topology
+from topoalign.core.profile import profile_of
 from topoalign.core.state.fold import NodeState
 
 LARGEST_NODE_ID = 63
@@ -110,11 +111,11 @@ def check_decidable(state: NodeState, pod: PodRequest, rules: AdmissionRules) ->
     check_memory_manager_starts(topology, rules)
     if rules.policy is not Policy.NONE:
         check_policy_runs(topology, rules)
-    elif rules.mode is Mode.KUBELET and rules.memory_manager == "Static" and manages_memory(pod, rules.mode):
+    elif profile_of(rules.mode).starts_kubelet and rules.memory_manager == "Static" and manages_memory(pod, rules.mode):
         check_memory_manager_answers(topology)
     check_shares(pod, rules)
     for container in (*pod.init_containers, *pod.containers):
-        if rules.mode is Mode.BEST:
+        if profile_of(rules.mode).refuses_unknown_resources:
             check_resources_known(topology, container, RESOURCES if decided_jointly(pod, rules) else ())
         check_memory_known(topology, pod, container, rules)
     check_hugepages_known(topology, pod, rules)
@@ -122,7 +123,7 @@ def check_decidable(state: NodeState, pod: PodRequest, rules: AdmissionRules) ->
 
 def check_policy_runs(topology: Topology, rules: AdmissionRules) -> None:
     """The kubelet's Topology Manager refuses to start on machines that its masks or its patience do not cover."""
-    if rules.mode is Mode.KUBELET:
+    if profile_of(rules.mode).starts_kubelet:
         if len(topology.nodes) > rules.max_allowable_numa_nodes:
             raise TooManyNumaNodes(
                 f"the kubelet does not start on {len(topology.nodes)} NUMA nodes: "
@@ -136,7 +137,7 @@ def check_policy_runs(topology: Topology, rules: AdmissionRules) -> None:
             )
     if rules.prefer_closest_numa_nodes and topology.distances is None:
         raise DistancesUnknown
-    if rules.prefer_closest_numa_nodes or rules.mode is Mode.BEST:
+    if rules.prefer_closest_numa_nodes or profile_of(rules.mode).always_compares_distances:
         check_distances(topology)
 
 

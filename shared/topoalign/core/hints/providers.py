@@ -29,10 +29,11 @@ from topoalign.core.model.errors import InvalidField, clean
 from topoalign.core.model.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
 from topoalign.core.model.hints import HintAnswer, HintQuestion, Hints, ProviderHints
 from topoalign.core.model.ids import CPU, ContainerName, ResourceName
-from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode, PodRequest
+from topoalign.core.model.requests import AdmissionRules, CpuOption, PodRequest
 from topoalign.core.model.topology.cpuset import parse_cpuset
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import base_of
+from topoalign.core.profile import profile_of
 from topoalign.core.state.fold import NodeState
 
 HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
@@ -133,7 +134,7 @@ def asked_devices(
     return [
         (name, amount)
         for name, amount in sorted(device_request(pod, container).items())
-        if name in known and (amount or rules.mode is Mode.KUBELET)
+        if name in known and (amount or profile_of(rules.mode).asks_for_zero_devices)
     ]
 
 
@@ -199,6 +200,6 @@ def memory_answer(
         reusable_memory(held),
         rules.mode,
     )
-    if not hints and rules.mode is Mode.KUBELET:
+    if not hints and profile_of(rules.mode).silent_on_unmet_memory:
         return {}
     return dict.fromkeys(request, hints)

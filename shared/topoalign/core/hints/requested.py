@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from topoalign.core.model.ids import CPU, MEMORY, ContainerName, ResourceName, is_hugepages, is_native
 from topoalign.core.model.requests import ContainerRequest, Mode, PodRequest, Qos
+from topoalign.core.profile import profile_of
 
 Quantities = Mapping[ResourceName, int]
 
@@ -65,9 +66,9 @@ def exclusive_cpus(pod: PodRequest, container: ContainerRequest, mode: Mode) -> 
     millicores = asked(container).get(CPU, 0)
     if millicores % 1000:
         return 0
-    if mode is Mode.BEST:
-        return millicores // 1000 if container.limits.get(CPU) == millicores else 0
-    return millicores // 1000 if pod.qos is Qos.GUARANTEED else 0
+    by_qos = profile_of(mode).exclusive_by_qos
+    firm = pod.qos is Qos.GUARANTEED if by_qos else container.limits.get(CPU) == millicores
+    return millicores // 1000 if firm else 0
 
 
 def cpu_request(pod: PodRequest, container: ContainerName | None, mode: Mode) -> int:
@@ -79,13 +80,13 @@ def cpu_request(pod: PodRequest, container: ContainerName | None, mode: Mode) ->
 
 def manages_memory(pod: PodRequest, mode: Mode) -> bool:
     """Whether the memory manager looks at this pod at all."""
-    return mode is Mode.BEST or pod.qos is Qos.GUARANTEED
+    return not profile_of(mode).exclusive_by_qos or pod.qos is Qos.GUARANTEED
 
 
 def memory_part(container: ContainerRequest, mode: Mode) -> dict[ResourceName, int]:
     """Memory and hugepages of one container, in bytes; in mode `best` only what is asked for firmly."""
     amounts = {name: amount for name, amount in asked(container).items() if name == MEMORY or is_hugepages(name)}
-    if mode is Mode.KUBELET:
+    if profile_of(mode).exclusive_by_qos:
         return amounts
     return {name: amount for name, amount in amounts.items() if amount and container.limits.get(name) == amount}
 
@@ -101,7 +102,7 @@ def memory_request(pod: PodRequest, container: ContainerName | None, mode: Mode)
         amounts = memory_part(container_of(pod, container), mode)
     else:
         amounts = pod_wide(pod, lambda each: memory_part(each, mode))
-        if mode is Mode.KUBELET:
+        if profile_of(mode).drops_memory_of_init_containers:
             wanted = {name for each in pod.containers for name in memory_part(each, mode)}
             amounts = {name: amount for name, amount in amounts.items() if name in wanted}
     return {name: amounts[name] for name in sorted(amounts)}

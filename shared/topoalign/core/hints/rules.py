@@ -15,6 +15,7 @@ from topoalign.core.hints.search import Choosing, SearchBudget, meets
 from topoalign.core.model.hints import HintRule, Need, TopologyHint
 from topoalign.core.model.requests import Mode
 from topoalign.core.model.topology.bitmask import Mask, narrowness, nodes_of, several, union
+from topoalign.core.profile import profile_of
 
 MOST_LISTED = 8
 """NUMA nodes of a machine whose hints are listed: 255 at most. The kubelet stops there, too, unless told otherwise."""
@@ -49,9 +50,10 @@ def hints_from(
     others = tuple(sorted(mask for mask in besides if mask & ~now.nodes or not meets(now.needs, mask)))
     if not others and not meets(now.needs, now.nodes):
         return ()
-    judged = empty.least_size() if mode is Mode.KUBELET else now.least_size()
+    by_empty_machine = profile_of(mode).prefers_by_empty_machine
+    judged = empty.least_size() if by_empty_machine else now.least_size()
     widths = [] if judged is None else [judged]
-    least = min(widths + ([] if mode is Mode.KUBELET else [mask.bit_count() for mask in others]), default=0)
+    least = min(widths + ([] if by_empty_machine else [mask.bit_count() for mask in others]), default=0)
     needs = now.needs if any(need.amount > 0 for need in now.needs) else (Need(1, {now.nodes: 1} if now.nodes else {}),)
     rule = HintRule(nodes=now.nodes, needs=needs, least=least, besides=others)
     return rule if machine > MOST_LISTED else hints_of_rule(rule)

@@ -13,9 +13,10 @@ from collections.abc import Set
 from topoalign.core.cpu_assignment import take
 from topoalign.core.cpu_assignment.packed import NotEnoughCpus
 from topoalign.core.model.errors import NoFit
-from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode
+from topoalign.core.model.requests import AdmissionRules, CpuOption
 from topoalign.core.model.topology.bitmask import Mask
 from topoalign.core.model.topology.cpus import CpuTopology
+from topoalign.core.profile import profile_of
 
 
 class NotWholeCores(NoFit):
@@ -105,7 +106,7 @@ def aligned(cpus: CpuTopology, affinity: Mask, rules: AdmissionRules) -> frozens
     what a container gets lies on the nodes that it is aligned to.
     """
     nodes = [node for node in cpus.in_node if affinity >> node & 1]
-    if CpuOption.ALIGN_BY_SOCKET not in rules.cpu_options or rules.mode is Mode.BEST:
+    if CpuOption.ALIGN_BY_SOCKET not in rules.cpu_options or not profile_of(rules.mode).aligns_by_socket:
         return frozenset().union(*(cpus.in_node[node] for node in nodes))
     sockets = frozenset().union(*(cpus.sockets_of_node[node] for node in nodes))
     return frozenset().union(*(cpus.in_socket[socket] for socket in sockets))

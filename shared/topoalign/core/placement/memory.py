@@ -25,6 +25,7 @@ from topoalign.core.model.ids import ContainerName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest
 from topoalign.core.model.topology.bitmask import Mask, mask_of, nodes_of
 from topoalign.core.model.topology.cpuset import format_cpuset
+from topoalign.core.profile import profile_of
 from topoalign.core.state.fold import NodeState
 
 RELEASE = "ask for less memory, or wait until a container with memory of these NUMA nodes has ended"
@@ -103,7 +104,7 @@ def memory_for(
         try:
             return memory_hints(nodes, offered, request, reusable, rules.mode)
         except TooMuchWork:
-            if rules.mode is Mode.KUBELET:
+            if profile_of(rules.mode).needs_narrowest_memory:
                 raise
             unused = mask_of(
                 node for node in offered if not nodes[node].used
@@ -128,7 +129,9 @@ def choose_memory(
     judged by what is free alone, as the kubelet does; in mode `best` with what can be reused there. Raises one of this
     module's errors.
     """
-    group = memory_group(nodes, request, reusable if mode is Mode.BEST else {}, affinity, own_hints)
+    group = memory_group(
+        nodes, request, reusable if profile_of(mode).counts_reusable_memory else {}, affinity, own_hints
+    )
     members = nodes_of(group)
     blocks = []
     for name, size in request.items():

@@ -10,6 +10,7 @@ from topoalign.core.policy.merge.closeness import Distances
 from topoalign.core.policy.merge.hint_combinations import Offer
 from topoalign.core.policy.merge.kubelet_merge import merge
 from topoalign.core.policy.merge.narrowest_fit import narrowest_fit
+from topoalign.core.profile import profile_of
 
 
 class BestEffortPolicy:
@@ -24,7 +25,7 @@ class BestEffortPolicy:
         mode: Mode = Mode.KUBELET,
         work: SearchBudget | None = None,
     ) -> TopologyHint:
-        if mode is Mode.BEST:
+        if not profile_of(mode).merges_combinations:
             return narrowest_fit(offers, machine, distances, work)
         return merge(offers, machine, distances, work)
 

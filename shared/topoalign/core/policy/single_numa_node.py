@@ -17,6 +17,7 @@ from topoalign.core.policy.merge.closeness import Distances
 from topoalign.core.policy.merge.hint_combinations import Offer
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY, merge
 from topoalign.core.policy.merge.narrowest_fit import narrowest_fit
+from topoalign.core.profile import profile_of
 
 
 class SingleNumaNodePolicy:
@@ -31,7 +32,7 @@ class SingleNumaNodePolicy:
         mode: Mode = Mode.KUBELET,
         work: SearchBudget | None = None,
     ) -> TopologyHint:
-        if mode is Mode.BEST:
+        if not profile_of(mode).merges_combinations:
             best = narrowest_fit(offers, machine, None, work)
             return best if best.affinity is None or best.affinity.bit_count() == 1 else NO_AFFINITY
         best = merge([single(offer) for offer in offers], machine, None, work)
