@@ -274,6 +274,19 @@ async def test_who_was_displaced_is_in_the_record_again_when_a_part_of_the_other
     assert ["x1"] == [former.owner.pod for former in again.displaced]
 
 
+async def test_a_container_that_is_given_other_devices_does_not_run_with_its_former_ones(node: Node) -> None:
+    """Its kubelet died with its checkpoint before it ran, and the next one admits it once more."""
+    await runs(node, "pod-a", "uid-a", GPUS[0], GPUS[1])
+    await lost(node)
+    await node.handouts.allocate(GPU, [[GPUS[1], GPUS[2]]])
+    write(node, entry("uid-a", GPUS[1], GPUS[2]))
+    show(node, "pod-a", "uid-a", GPUS[1], GPUS[2])
+    await later(node, 30)
+
+    assert {"GPU-1,GPU-2": "pod-a"} == node.live()
+    assert all(not each.displaced for each in node.ledger.state.allocations.values())
+
+
 async def test_a_preference_avoids_what_the_record_holds_whatever_the_kubelet_believes_free(node: Node) -> None:
     await runs(node, "x1", "uid-1", GPUS[0])
     await lost(node)

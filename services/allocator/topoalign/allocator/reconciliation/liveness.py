@@ -10,7 +10,7 @@ An entry of the checkpoint that was there before an allocation was granted is no
 is over from its memory before it asks for the next devices, and from the file only when it writes that.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from topoalign.allocator.ports import Holding, Listing, Part
@@ -175,12 +175,14 @@ class Liveness:
         owner = allocation.owner
         if owner is None or not self._is_unknown(allocation, listing, boot):
             return False
-        return runs(owner, allocation.pod_uid, listing)
+        return runs(owner, allocation.pod_uid, allocation.devices, listing)
 
     def _is_unknown(self, allocation: Allocation, listing: Listing, boot: str) -> bool:
         """Whether the kubelet that answers has never told of an allocation of this boot, and its checkpoint does not."""
         told = self._shown.get(allocation.id), self._kept.get(allocation.id)
         if listing.kubelet in told or is_before(allocation, boot):
+            return False
+        if has_other_devices(allocation.owner, allocation.pod_uid, allocation.devices, listing):
             return False
         held = places(allocation)
         if listing.checkpoint is None or listing.checkpoint.isdisjoint(held):
@@ -201,24 +203,48 @@ def is_before(allocation: Allocation, boot: str) -> bool:
     return bool(boot and allocation.boot) and allocation.boot != boot
 
 
-def runs(owner: Owner, pod_uid: str, listing: Listing) -> bool:
-    """Whether a pod is there: by its directory, or, where that is not known, by the names that the kubelet lists."""
+def has_other_devices(
+    owner: Owner | None, pod_uid: str, devices: Mapping[ResourceName, tuple[DeviceID, ...]], listing: Listing
+) -> bool:
+    """
+    Whether the kubelet shows this very container with none of these devices, and with others of their resources.
+
+    A kubelet gives nothing to a container that runs already (v1.36.3, `isContainerAlreadyRunning`), so one that it has
+    given other devices to was not running with these: it was admitted once more, after a lost checkpoint.
+    """
+    return bool(pod_uid) and any(
+        holding.owner == owner and holding.pod_uid == pod_uid and holding.devices.isdisjoint(devices[holding.resource])
+        for holding in listing.holdings
+        if holding.resource in devices
+    )
+
+
+def runs(owner: Owner, pod_uid: str, devices: Mapping[ResourceName, tuple[DeviceID, ...]], listing: Listing) -> bool:
+    """
+    Whether a container may run with these devices: its pod is there by its directory, or, where that is not known, by the
+    names that the kubelet lists, and it is not shown with others.
+    """
+    if has_other_devices(owner, pod_uid, devices, listing):
+        return False
     if pod_uid and listing.directories is not None:
         return not listing.directories.is_gone(pod_uid)
     return any(used.owner == owner for used in listing.usage)
 
 
 def still_displaced(
-    displaced: Iterable[Displaced], listing: Listing | None, owner: Owner | None = None
+    displaced: Iterable[Displaced], listing: Listing | None, owner: Owner | None = None, pod_uid: str = ""
 ) -> tuple[Displaced, ...]:
     """
-    Those whose pods are there, and all where the kubelet cannot be asked. One of the same name as the new owner, and without
-    a UID, is taken to be its former self.
+    Those that may run, and all where the kubelet cannot be asked. One of the name and the UID of the new owner, or of its
+    name and without a UID, is taken to be its former self.
     """
     if listing is None:
         return tuple(displaced)
     return tuple(
-        each for each in displaced if runs(each.owner, each.pod_uid, listing) and (each.pod_uid or each.owner != owner)
+        each
+        for each in displaced
+        if runs(each.owner, each.pod_uid, each.devices, listing)
+        and not (each.owner == owner and each.pod_uid in ("", pod_uid))
     )
 
 

@@ -172,7 +172,7 @@ class Reconciliation:
         """What there is to say of an allocation that is shown with this owner; None: nothing new."""
         known = allocation.pod_uid if owner == allocation.owner else ""
         before = is_before(allocation, self._ledger.boot)
-        displaced = () if before else still_displaced(allocation.displaced, listing, owner)
+        displaced = () if before else still_displaced(allocation.displaced, listing, owner, uid)
         binding = Binding(allocation.id, owner, uid or known, displaced)
         if displaced and allocation.owner is None:
             log.error(
