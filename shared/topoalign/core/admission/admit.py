@@ -1,11 +1,12 @@
 """
 The one decision: does this pod fit on this node, and what does each of its containers get?
 
-`admission` does no I/O. It yields what it wants to know, hints and preferences among devices, and is sent the answers: the
-allocator asks the hinting service, a kubelet asks its device plugins, and `admit` asks the functions of this package.
-Nothing of it depends on time or chance, so equal questions get equal decisions. How it is decided is in `deciding`.
+`admission` does no I/O. It yields what it wants to know, hints and preferences among devices, and is sent the answers by
+`drive`: the allocator asks the hinting service, a kubelet asks its device plugins, and `admit` asks the functions of this
+package. Nothing of it depends on time or chance, so equal questions get equal decisions. How it is decided is in `pipeline`.
 """
 
+from topoalign.core.admission.drive import drive
 from topoalign.core.admission.pipeline import AdmissionRun, Question, Reply, Steps
 from topoalign.core.admission.validate import validate_pod
 from topoalign.core.hints.joint_devices import check_annotations
@@ -25,19 +26,7 @@ def admit(state: NodeState, pod: PodRequest, rules: AdmissionRules) -> Decision:
 
     Raises InvalidField for a request or rules that cannot be meant; everything else is an Admission or a Refusal.
     """
-    steps = admission(state, pod, rules)
-    try:
-        asked = next(steps)
-        while True:
-            try:
-                reply = answer_to(asked, state, rules)
-            except NoFit as misfit:
-                asked = steps.throw(misfit)
-            else:
-                asked = steps.send(reply)
-    except StopIteration as decided:
-        decision: Decision = decided.value
-        return decision
+    return drive(admission(state, pod, rules), lambda asked: answer_to(asked, state, rules))
 
 
 def answer_to(asked: Question, state: NodeState, rules: AdmissionRules) -> Reply:

@@ -9,10 +9,10 @@ from functools import partial
 from grpclib.exceptions import ProtocolError
 
 from topoalign.core.admission.admit import decided
-from topoalign.core.admission.pipeline import AdmissionRun
+from topoalign.core.admission.drive import drive_async
+from topoalign.core.admission.pipeline import AdmissionRun, Question, Reply
 from topoalign.core.hints.providers import answer
 from topoalign.core.model.decisions import Decision, Explanation, PreferenceQuestion, Refusal
-from topoalign.core.model.errors import NoFit
 from topoalign.core.model.events import TopologyDiscovered
 from topoalign.core.model.hints import HintQuestion
 from topoalign.core.model.ids import DeviceID
@@ -25,6 +25,14 @@ from topoalign.testing.fake_kubelet.pods import Running
 PRE_START_SECONDS = 30.0
 
 
+class AllocateFailed(Exception):
+    """A plugin's Allocate failed. It ends the admission at once: nothing else of the pod is decided."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 async def decide(deciding: AdmissionRun, topology: TopologyDiscovered, plugins: Plugins) -> Decision:
     """Answers the questions of the decision, and hands out what it tells to. Raises InvalidField."""
     for container in (*deciding.pod.init_containers, *deciding.pod.containers):
@@ -32,28 +40,22 @@ async def decide(deciding: AdmissionRun, topology: TopologyDiscovered, plugins: 
             if plugins.forgotten(resource):
                 why = f"no healthy devices present; cannot allocate unhealthy devices {resource}"
                 return unexpected(why, Explanation())
-    steps = decided(deciding)
-    proceed = partial(steps.send, None)
-    while True:
+
+    async def answered(asked: Question) -> Reply:
+        if isinstance(asked, HintQuestion):
+            return answer(asked, topology)
         try:
-            question = proceed()
-        except StopIteration as end:
-            decision: Decision = end.value
-            return decision
-        try:
-            if isinstance(question, HintQuestion):
-                proceed = partial(steps.send, answer(question, topology))
-            elif isinstance(question, HandOut) and isinstance(deciding, Admitting):
-                deciding.given(question, await allocated(question, plugins))
-                proceed = partial(steps.send, None)
-            else:
-                proceed = partial(steps.send, await preferred(question, plugins))
-        except NoFit as misfit:
-            proceed = partial(steps.throw, misfit)
+            if isinstance(asked, HandOut) and isinstance(deciding, Admitting):
+                deciding.given(asked, await allocated(asked, plugins))
+                return None
+            return await preferred(asked, plugins)
         except FAILURES as error:
-            if isinstance(question, HandOut):
-                return unexpected(described(error), deciding.explanation())
-            proceed = partial(steps.throw, KubeletAway(described(error)))
+            raise AllocateFailed(error) if isinstance(asked, HandOut) else KubeletAway(described(error)) from error
+
+    try:
+        return await drive_async(decided(deciding), answered)
+    except AllocateFailed as failed:
+        return unexpected(described(failed.error), deciding.explanation())
 
 
 async def preferred(question: PreferenceQuestion, plugins: Plugins) -> tuple[DeviceID, ...]:

@@ -21,7 +21,8 @@ from statistics import mean, stdev
 from typing import NamedTuple
 
 from topoalign.core.admission.admit import admission, answer_to
-from topoalign.core.admission.pipeline import Reply
+from topoalign.core.admission.drive import drive
+from topoalign.core.admission.pipeline import Question, Reply
 from topoalign.core.model.decisions import Admission, Decision, PreferenceQuestion
 from topoalign.core.model.events import AllocationGranted, AllocationReleased
 from topoalign.core.model.ids import GPU, NIC, AllocationID, ContainerName, DeviceID, PodName
@@ -141,20 +142,15 @@ class Node:
             self.state = self.state.apply(fact)
 
     def decide(self, pod: PodRequest) -> Decision:
-        steps = admission(self.state, pod, self.rules)
-        reply: Reply = None
-        try:
-            while True:
-                asked = steps.send(reply)
-                if not isinstance(asked, PreferenceQuestion):
-                    reply = answer_to(asked, self.state, self.rules)
-                elif self.policy == RANDOM and asked.resource == GPU:
-                    reply = tuple(self.chance.sample(asked.available, asked.size))
-                else:
-                    reply = self.preferred(asked)
-        except StopIteration as decided:
-            decision: Decision = decided.value
-            return decision
+        return drive(admission(self.state, pod, self.rules), self.answer)
+
+    def answer(self, asked: Question) -> Reply:
+        """Hints as this process knows them; GPUs by chance where that is the policy."""
+        if not isinstance(asked, PreferenceQuestion):
+            return answer_to(asked, self.state, self.rules)
+        if self.policy == RANDOM and asked.resource == GPU:
+            return tuple(self.chance.sample(asked.available, asked.size))
+        return self.preferred(asked)
 
     def preferred(self, asked: PreferenceQuestion) -> tuple[DeviceID, ...]:
         """By all that is asked, and not only by what a kubelet tells of it."""

@@ -11,7 +11,8 @@ from pathlib import Path
 import msgspec
 
 from topoalign.core.admission.admit import admission, answer_to
-from topoalign.core.admission.pipeline import Reply
+from topoalign.core.admission.drive import drive
+from topoalign.core.admission.pipeline import Question, Reply
 from topoalign.core.cpu_assignment.reserved import reserved_cpus
 from topoalign.core.hints.memory import memory_nodes
 from topoalign.core.hints.providers import shared_cpus
@@ -196,18 +197,13 @@ class Sequence:
         return {}
 
     def decide(self, pod: PodRequest) -> Decision:
-        steps = admission(self.state, pod, self.rules)
-        reply: Reply = None
-        try:
-            while True:
-                asked = steps.send(reply)
-                if isinstance(asked, PreferenceQuestion):
-                    reply = self.plugins[asked.resource].preferred(asked)
-                else:
-                    reply = answer_to(asked, self.state, self.rules)
-        except StopIteration as end:
-            decision: Decision = end.value
-            return decision
+        return drive(admission(self.state, pod, self.rules), self.answer)
+
+    def answer(self, asked: Question) -> Reply:
+        """Hints as this process knows them; preferences as the case's plugins have them."""
+        if isinstance(asked, PreferenceQuestion):
+            return self.plugins[asked.resource].preferred(asked)
+        return answer_to(asked, self.state, self.rules)
 
     def held_by(self, pod: PodName) -> list[Allocation]:
         return [held for held in self.state.allocations.values() if held.owner and held.owner.pod == pod]

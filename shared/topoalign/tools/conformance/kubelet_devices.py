@@ -6,12 +6,13 @@ from typing import Literal
 
 import msgspec
 
+from topoalign.core.admission.drive import drive
 from topoalign.core.hints.devices import Devices, device_hints, possible
 from topoalign.core.model.errors import DriverFault, NoFit, TopoalignError
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import Mode
 from topoalign.core.model.topology.bitmask import Mask, mask_of
-from topoalign.core.placement.devices import choose_devices, sides
+from topoalign.core.placement.devices import Choice, choose_devices, sides
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.kubelet_merge import Hint, all_written
 from topoalign.tools.conformance.suite import CaseResult, Outcome
@@ -141,19 +142,20 @@ def allocated(case: AllocateCase) -> AllocateExpected:
         mask_or_none(case.hint_nodes),
     )
     call: PreferredCall | None = None
-    try:
-        choice = next(choosing)
+
+    def preferred(choice: Choice) -> tuple[DeviceID, ...] | None:
+        nonlocal call
         if not case.plugin.preferred_available:
-            choosing.send(None)
+            return None
         call = PreferredCall(list(choice.available), list(choice.must_include), choice.size)
         if case.plugin.fails:
-            choosing.throw(DriverFault("boom", "none"))
-        choosing.send(case.plugin.answer)
-    except StopIteration as done:
-        return AllocateExpected(list(done.value), call)
+            raise DriverFault("boom", "none")
+        return case.plugin.answer
+
+    try:
+        return AllocateExpected(list(drive(choosing, preferred)), call)
     except (NoFit, DriverFault) as failed:
         return AllocateExpected(preferred_call=call, error=code_of(failed))
-    raise AssertionError("the choice asks at most once")
 
 
 def code_of(error: TopoalignError) -> str:

@@ -24,7 +24,8 @@ from topoalign.allocator.requests.held import held_by, holds
 from topoalign.allocator.requests.kubelet_files import Known, KubeletFiles
 from topoalign.core import wire
 from topoalign.core.admission.admit import admission, admit, answer_to
-from topoalign.core.admission.pipeline import Reply
+from topoalign.core.admission.drive import drive_async
+from topoalign.core.admission.pipeline import Question, Reply
 from topoalign.core.admission.validate import validate_pod
 from topoalign.core.hints.answers import check_answer
 from topoalign.core.hints.preconditions import check_resources_known
@@ -228,24 +229,19 @@ class Admissions:
         A service that was silent or no use once is not asked again for this pod: others wait for the decision.
         """
         state = self._ledger.state
-        steps = admission(state, pod, rules)
         served = True
-        try:
-            asked = next(steps)
-            while True:
-                reply: Reply = None
-                if isinstance(asked, HintQuestion):
-                    reply = await self._hints(asked, state) if served else None
-                    served = reply is not None
-                    self.hint_fallbacks += not served
-                try:
-                    reply = answer_to(asked, state, rules) if reply is None else reply
-                except NoFit as misfit:
-                    asked = steps.throw(misfit)
-                else:
-                    asked = steps.send(reply)
-        except StopIteration as done:
-            decision: Decision = done.value
+
+        async def answer(asked: Question) -> Reply:
+            nonlocal served
+            if isinstance(asked, HintQuestion):
+                reply = await self._hints(asked, state) if served else None
+                served = reply is not None
+                self.hint_fallbacks += not served
+                if reply is not None:
+                    return reply
+            return answer_to(asked, state, rules)
+
+        decision = await drive_async(admission(state, pod, rules), answer)
         return decision if self._ledger.state is state else admit(self._ledger.state, pod, rules)
 
     async def _hints(self, question: HintQuestion, state: NodeState) -> HintAnswer | None:
