@@ -40,6 +40,7 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import SnapshotRequest
 from topoalign.core.ports import Bus, Clock, Received, Stream
 from topoalign.core.state.fold import newer
+from topoalign.runtime.backoff import backoff_seconds
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.nats_bus import Access, connect_bus
 
@@ -268,7 +269,7 @@ class Client:
 
 def patience(answered: int) -> float:
     """Seconds until a snapshot is asked for again, after so many that were promised and did not make the node whole."""
-    return min(LONGEST_ASK_AGAIN_SECONDS, ASK_AGAIN_SECONDS * float(1 << min(answered, 10)))
+    return backoff_seconds(answered + 1, ASK_AGAIN_SECONDS, LONGEST_ASK_AGAIN_SECONDS)
 
 
 @asynccontextmanager

@@ -33,6 +33,7 @@ from topoalign.core.model.events import DeviceHealthChanged, Reading, TopologyDi
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AliveRequest, AnnounceRequest, ExplainRequest, Standing
 from topoalign.core.ports import Bus, Clock
+from topoalign.runtime.backoff import backoff_seconds
 
 WRITER_SECONDS = 1.0
 """For the writer of a reading to answer."""
@@ -75,8 +76,8 @@ class Verifier:
         """Readings that were behind their writer at the last question."""
         self._conflicts: dict[Key, Place] = {}
         """Readings of which two had the same epoch and revision: one of them is forged."""
-        self._pauses: dict[Key, tuple[Place | None, float, float]] = {}
-        """What differed at the last question -> where it was, when it was asked for, and for how long it is not again."""
+        self._questions: dict[Key, tuple[Place | None, float, int]] = {}
+        """What differed at the last question -> where it was, when it was asked for, and how often so far."""
 
     @asynccontextmanager
     async def of_fold(self, fold: Fold) -> AsyncIterator[None]:
@@ -141,13 +142,13 @@ class Verifier:
         """Why the allocator does not stand by what was believed; None if it does, or if that cannot be told yet."""
         place, said, key = (view.epoch, view.seq), (standing.epoch, standing.seq), (node, "allocations")
         if place == said and view.digest == standing.digest:
-            self._pauses.pop(key, None)
+            self._questions.pop(key, None)
             fold.agree(node)
             return None
         if place == said:
             # Where the snapshot itself has the allocator's digest, and not the one that is computed of it here, another
             # snapshot will hardly help.
-            if (view.claimed == standing.digest or key in self._pauses) and not self._is_due(key, None):
+            if (view.claimed == standing.digest or key in self._questions) and not self._is_due(key, None):
                 return None
             return "the same facts have another digest"
         if is_ahead(place, said):
@@ -175,7 +176,7 @@ class Verifier:
         if place == said:
             self._behind.pop(key, None)
             self._conflicts.pop(key, None)
-            self._pauses.pop(key, None)
+            self._questions.pop(key, None)
             return False
         odd = is_ahead(place, said) or self._behind.get(key) == place
         if not odd:
@@ -184,7 +185,7 @@ class Verifier:
 
     def _differs(self, key: Key, place: Place) -> bool:
         """Counts and logs a difference. Returns whether its writer is to be asked."""
-        told = key in self._pauses
+        told = key in self._questions
         if not self._is_due(key, place):
             return False
         node, kind = key
@@ -202,11 +203,10 @@ class Verifier:
     def _is_due(self, key: Key, place: Place | None) -> bool:
         """Whether to ask about this now: at once where it is not what it was when it was asked about, else ever later."""
         now = self._clock.monotonic()
-        had, asked, pause = self._pauses.get(key, (place, now, 0.0))
-        if had == place and now < asked + pause:
+        had, asked, times = self._questions.get(key, (place, now, 0))
+        if times and had == place and now < asked + backoff_seconds(times, FIRST_PAUSE, LONGEST_PAUSE):
             return False
-        longer = min(LONGEST_PAUSE, pause * 2) if had == place else 0.0
-        self._pauses[key] = place, now, longer or FIRST_PAUSE
+        self._questions[key] = place, now, times + 1 if had == place else 1
         return True
 
     async def _confirmed(self, node: NodeName) -> dict[str, Place]:

@@ -20,6 +20,7 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import Said, SaidRequest
 from topoalign.core.ports import Bus, Clock, Endpoint, Message, Stream
 from topoalign.runtime.answers import answering
+from topoalign.runtime.backoff import backoff_seconds
 from topoalign.runtime.speaker import Speaker
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
@@ -88,7 +89,7 @@ class Announcer:
                 confirmed = [await self._publish(message) for message in list(self._waiting.values())]
                 if not all(confirmed):
                     self._failures += 1
-                    await self._clock.sleep(min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self._failures - 1, 10)))
+                    await self._clock.sleep(backoff_seconds(self._failures, FIRST_PAUSE, LONGEST_PAUSE))
 
     async def _publish(self, message: Message) -> bool:
         """Tries once; whether the bus has confirmed it."""

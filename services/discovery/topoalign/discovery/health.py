@@ -20,12 +20,10 @@ import msgspec
 
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import DeviceID
+from topoalign.runtime.backoff import backoff_seconds
 
 RELAPSE_SECONDS = 3600.0
 """Whoever falls ill again within this time after a recovery has to be quiet for twice as long; and the longest such time."""
-
-MOST_DOUBLINGS = 32
-"""More make no time longer, and no float holds them all where the quiet time is none."""
 
 
 @dataclass
@@ -103,8 +101,8 @@ class HealthJudge:
 
     def quiet(self, device: DeviceID, now: float) -> float:
         """For how long this device must be without a sign."""
-        doubled = self.quiet_seconds * 2.0 ** min(len(self._relapses(device, now)), MOST_DOUBLINGS)
-        return min(doubled, max(self.quiet_seconds, RELAPSE_SECONDS))
+        longest = max(self.quiet_seconds, RELAPSE_SECONDS)
+        return backoff_seconds(1 + len(self._relapses(device, now)), self.quiet_seconds, longest)
 
     def _relapses(self, device: DeviceID, now: float) -> list[float]:
         return [time for time in self._recoveries.get(device, ()) if now - time < RELAPSE_SECONDS]

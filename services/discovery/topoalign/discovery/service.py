@@ -30,6 +30,7 @@ from topoalign.discovery.lost import health_of, with_lost
 from topoalign.discovery.metrics import Metrics
 from topoalign.discovery.names import meant
 from topoalign.runtime.answers import answering
+from topoalign.runtime.backoff import backoff_seconds
 
 SERVICE = "topoalign-discovery"
 
@@ -195,14 +196,14 @@ class Discovery:
         self._settle()
 
     async def _read_regularly(self) -> None:
-        pause = FIRST_PAUSE
+        failures = 0
         while True:
             await self.read()
             if self._topology is not None:
                 await self._clock.sleep(self._read_seconds)
             else:
-                await self._clock.sleep(pause)
-                pause = min(LONGEST_PAUSE, pause * 2)
+                failures += 1
+                await self._clock.sleep(backoff_seconds(failures, FIRST_PAUSE, LONGEST_PAUSE))
 
     async def _read_when_something_happens(self) -> None:
         while True:

@@ -23,6 +23,7 @@ from topoalign.core.model.errors import BusRefused, BusUnavailable, IdTaken, Inv
 from topoalign.core.ports import Endpoint, Message, Received, Stream
 from topoalign.runtime import stores
 from topoalign.runtime.answers import reply_to
+from topoalign.runtime.backoff import backoff_seconds
 from topoalign.runtime.nats_bus.access import Access, addresses, shown
 from topoalign.runtime.nats_bus.connection import Connection, open_connection
 from topoalign.runtime.nats_bus.follower import Follower
@@ -186,7 +187,7 @@ class NatsBus:
 
         Later a refusal is like a loss, since a server may be set up anew at any time: said once, and tried again.
         """
-        tries = 0
+        failures = 0
         told: set[str] = set()
         """Findings since the last connection: where a name stands for several addresses, they come in turns."""
         while True:
@@ -199,11 +200,11 @@ class NatsBus:
                     told.add(error.finding)
                     log.warning("bus away", finding=error.finding, remedy=error.remedy)
                 self.trouble = error.finding
-                pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(tries, 10))
+                failures += 1
+                pause = backoff_seconds(failures, FIRST_PAUSE, LONGEST_PAUSE)
                 await anyio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311  # spreads load, hides nothing
-                tries += 1
                 continue
-            tries, strict = 0, False
+            failures, strict = 0, False
             told.clear()
             await self.stay(connection)
 

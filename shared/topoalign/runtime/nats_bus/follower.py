@@ -24,6 +24,7 @@ from nats.aio.subscription import Subscription
 
 from topoalign.core.model.errors import BusRefused, BusUnavailable, clean
 from topoalign.core.ports import Message, Received, Stream
+from topoalign.runtime.backoff import backoff_seconds
 from topoalign.runtime.nats_bus.connection import Connection
 from topoalign.runtime.nats_bus.library import contained
 from topoalign.runtime.stores import NOT_FOUND, SECOND, Info, refused, stream_info
@@ -37,8 +38,8 @@ SILENCE = 5.0
 """Seconds without message or sign of life after which the consumer is taken for dead."""
 IDLE = 60
 """Seconds after which the server forgets a consumer that nobody fetches from."""
-LONGEST_PAUSE, REFUSED_PAUSE = 2.0, 5.0
-"""Seconds between tries, at most, after a loss and after a refusal; doubled each time."""
+FIRST_PAUSE, LONGEST_PAUSE, REFUSED_PAUSE = 0.02, 2.0, 5.0
+"""Seconds between tries: after the first failure, and at most after a loss and after a refusal."""
 
 log = structlog.get_logger("topoalign.runtime.nats")
 
@@ -198,7 +199,7 @@ class Follower:
         """Between a consumer that failed and the next."""
         await self.end()
         self._failures += 1
-        await anyio.sleep(min(longest, 0.01 * 2 ** min(self._failures, 10)))
+        await anyio.sleep(backoff_seconds(self._failures, FIRST_PAUSE, longest))
 
     async def begin(self, connection: Connection) -> Pull:
         info = await stream_info(connection.api, self._stream)

@@ -27,6 +27,7 @@ from topoalign.kubelet.grpc import sockets
 from topoalign.kubelet.grpc.client import KubeletAway
 from topoalign.kubelet.grpc.plugin_api import KUBELET_SOCKET
 from topoalign.kubelet.grpc.transport import Load, Server
+from topoalign.runtime.backoff import backoff_seconds
 
 log = structlog.get_logger()
 
@@ -158,9 +159,9 @@ class Plugin:
 
     def later(self) -> None:
         """The kubelet is asked again after a while, the longer the more often it was in vain."""
-        wait = min(FIRST_RETRY_SECONDS * 2**self._failures, LAST_RETRY_SECONDS)
-        self._again = self._clock.monotonic() + wait * (0.5 + self._jitter() / 2)
         self._failures += 1
+        wait = backoff_seconds(self._failures, FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS)
+        self._again = self._clock.monotonic() + wait * (0.5 + self._jitter() / 2)
 
     def heard(self) -> str | None:
         """
@@ -203,8 +204,8 @@ class Plugin:
         now = self._clock.monotonic()
         if now >= self._doubt_again:
             log.error("the kubelet has lost our devices: registering anew", resource=self.resource, devices=len(told))
-            self._doubt_again = now + min(FIRST_DOUBT_SECONDS * 2**self._doubts, LAST_DOUBT_SECONDS)
             self._doubts += 1
+            self._doubt_again = now + backoff_seconds(self._doubts, FIRST_DOUBT_SECONDS, LAST_DOUBT_SECONDS)
             self._unseen = 0
             self._registered, self._again = None, now
 

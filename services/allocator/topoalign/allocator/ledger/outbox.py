@@ -16,6 +16,7 @@ from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.core import wire
 from topoalign.core.model.errors import BusRefused, StateFault, Unavailable
 from topoalign.core.ports import Bus, Clock, Stream
+from topoalign.runtime.backoff import backoff_seconds
 from topoalign.runtime.speaker import Speaker
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
@@ -75,7 +76,7 @@ class Outbox:
                 log.warning("bus does not confirm", finding=error.finding, remedy=error.remedy, seq=event.seq)
             self.failures += 1
             self.refusal = error.finding if isinstance(error, BusRefused) else None
-            await self._clock.sleep(min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self.failures - 1, 10)))
+            await self._clock.sleep(backoff_seconds(self.failures, FIRST_PAUSE, LONGEST_PAUSE))
             return
         if self.failures:
             log.info("bus confirms again", tries=self.failures, waiting=len(self._ledger.pending))

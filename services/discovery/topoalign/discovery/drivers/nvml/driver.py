@@ -32,6 +32,7 @@ from topoalign.discovery.drivers.nvml.library import CallFailed, Handle, Library
 from topoalign.discovery.drivers.nvml.nvlinks import End, NvLinks, paired, read_ends
 from topoalign.discovery.drivers.sysfs import files_below
 from topoalign.discovery.drivers.thread import DriverThread, Steps
+from topoalign.runtime.backoff import backoff_seconds
 
 _UUID = re.compile(r"[A-Za-z0-9_.:-]{1,96}")
 
@@ -41,9 +42,9 @@ LOST = {GPU_IS_LOST, RESET_REQUIRED}
 REOPEN_SECONDS = 60.0
 """
 At least, between two openings while a GPU fails: opening wakes every GPU and fills the kernel's log, and the others are not
-heard for so long. Doubled each time after the second, up to `MOST_DOUBLINGS` times.
+heard for so long. Doubled each time after the second, up to `LONGEST_REOPEN_SECONDS`.
 """
-MOST_DOUBLINGS = 4
+LONGEST_REOPEN_SECONDS = 960.0
 CONNECTIONS_SECONDS = 60.0
 """After which what connects the same GPUs is asked for again."""
 
@@ -132,7 +133,7 @@ class NvmlDriver:
     def _tries_anew(self) -> bool:
         """Whether a GPU fails, and NVML has been open for long enough to see by opening it anew if it comes back."""
         self._tries *= self._failing
-        pause = REOPEN_SECONDS * 2 ** min(max(self._tries - 1, 0), MOST_DOUBLINGS)
+        pause = backoff_seconds(self._tries, REOPEN_SECONDS, LONGEST_REOPEN_SECONDS)
         anew = self._failing and self._clock.monotonic() - self._opened >= pause
         self._tries += anew
         return anew

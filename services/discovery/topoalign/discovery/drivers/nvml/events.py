@@ -36,6 +36,7 @@ from topoalign.discovery.drivers.nvml.codes import (
 )
 from topoalign.discovery.drivers.nvml.library import CallFailed, Event, Handle, Library, address_of
 from topoalign.discovery.drivers.thread import DriverThread, Steps
+from topoalign.runtime.backoff import backoff_seconds
 
 KINDS: Final = {
     0x0001: Occurrence.SINGLE_BIT_ECC,
@@ -114,7 +115,7 @@ class NvmlEvents:
                 finally:
                     self._closed.set()
                 if failures > 1:
-                    await self._clock.sleep(min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures - 2, 10)))
+                    await self._clock.sleep(backoff_seconds(failures - 1, FIRST_PAUSE, LONGEST_PAUSE))
 
     def _listen(self, tell: Tell, steps: Steps) -> None:
         """In the thread: until nobody is to be listened to, or nobody can be. Left behind open if it was abandoned."""
