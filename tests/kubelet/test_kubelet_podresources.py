@@ -29,7 +29,7 @@ pytestmark = pytest.mark.anyio
 
 async def listed(it: Node) -> Listing:
     """What the allocator reads of this kubelet."""
-    return await PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir).listing()
+    return await PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir, ManualClock()).listing()
 
 
 async def test_the_checkpoint_tells_of_init_containers_that_podresources_does_not_show() -> None:
@@ -71,7 +71,7 @@ async def test_what_is_no_file_is_no_checkpoint_and_is_not_waited_for() -> None:
     """A named pipe that nobody writes to, and then the file again."""
     async with node(two_nodes()) as it:
         await it.kubelet.admit(pod("train", gpus=1))
-        client = PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir)
+        client = PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir, ManualClock())
         file = it.kubelet.plugins_dir / device_checkpoint.NAME
         content = file.read_bytes()
         file.unlink()
@@ -85,7 +85,7 @@ async def test_what_is_no_file_is_no_checkpoint_and_is_not_waited_for() -> None:
 
 async def test_a_checkpoint_that_has_changed_is_read_anew() -> None:
     async with node(two_nodes()) as it:
-        client = PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir)
+        client = PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir, ManualClock())
         sizes = []
         for name in ("one", "two"):
             await it.kubelet.admit(pod(name, gpus=1))
@@ -98,7 +98,7 @@ async def test_a_checkpoint_that_has_changed_and_not_in_size_is_read_anew() -> N
     """A device in place of another has a name of the same length: the file is written anew, and is as long as before."""
     async with node(two_nodes()) as it:
         await it.kubelet.admit(pod("train", gpus=1))
-        client = PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir)
+        client = PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir, ManualClock())
         file = it.kubelet.plugins_dir / device_checkpoint.NAME
         first = await client.listing()
         content = file.read_bytes()
@@ -134,7 +134,7 @@ async def test_a_disk_that_hangs_keeps_nobody_waiting_and_no_second_thread(monke
     monkeypatch.setattr(pod_resources, "given_out", hanging)
     async with node(two_nodes()) as it:
         await it.kubelet.admit(pod("train", gpus=1))
-        client = PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir)
+        client = PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir, ManualClock())
         with anyio.fail_after(20):
             hung = [(await client.listing()).checkpoint for _ in range(3)]
             threads = len(begun)
@@ -162,7 +162,7 @@ async def test_the_devices_of_a_container_are_gathered_by_resource() -> None:
 
 async def test_the_directories_of_pods_are_read_at_every_look_and_said_once_to_be_missing() -> None:
     async with node(two_nodes()) as it:
-        client = PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir)
+        client = PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir, ManualClock())
         pods = it.kubelet.plugins_dir.parent / "pods"
         moved = pods.with_name("moved")
         pods.mkdir(exist_ok=True)

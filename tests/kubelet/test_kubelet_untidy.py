@@ -113,7 +113,7 @@ async def test_a_plugins_word_writes_the_device_checkpoint_and_a_look_at_pod_res
         await admitted(it, "train", gpus=1)
         await it.kubelet.remove(DEFAULT, PodName("train"))
         if asked_before:
-            await PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir).listing()
+            await PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir, ManualClock()).listing()
         after_the_look = listed(it.directory)["devices"]
         it.desk.judge({DeviceID("GPU-7"): DeviceHealth(state=HealthState.UNHEALTHY)})
         await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 7)
@@ -270,7 +270,7 @@ async def test_a_kubelet_that_has_lost_its_checkpoint_gives_a_running_pods_devic
         (it.kubelet.plugins_dir / "kubelet_internal_checkpoint").unlink()
         await it.kubelet.start()
         await until_offered(it, clock)
-        listing = await PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir).listing()
+        listing = await PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir, ManualClock()).listing()
         second = await it.kubelet.admit(pod("second", gpus=8))
 
         assert (1, ()) == (listing.pods, listing.holdings)
