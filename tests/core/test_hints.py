@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from topoalign.core.hints.cpu import cpu_hints
 from topoalign.core.hints.devices import device_hints
-from topoalign.core.hints.enumeration import TooManyNumaNodes, subsets
 from topoalign.core.hints.memory import MemoryNode, memory_hints
 from topoalign.core.hints.providers import answer, hints_for, question
 from topoalign.core.hints.rules import hints_of_rule
@@ -21,6 +20,7 @@ from topoalign.core.model.hints import HintRule, Hints, TopologyHint
 from topoalign.core.model.ids import CPU, GPU, MEMORY, ContainerName, DeviceID, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode, Policy
 from topoalign.core.model.topology.bitmask import mask_of
+from topoalign.core.numa_sets.subsets import TooManyNumaNodes, subsets
 
 PAGES = ResourceName("hugepages-2Mi")
 MODES = st.sampled_from(Mode)

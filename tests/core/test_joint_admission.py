@@ -15,7 +15,6 @@ from topoalign.core.deviceshare.names import HINT_ANNOTATION, JOINT_ANNOTATION, 
 from topoalign.core.deviceshare.node_devices import ContainerDevices, joint_devices
 from topoalign.core.hints import joint_devices as jointly
 from topoalign.core.hints.joint_devices import asked_for, joint_hints
-from topoalign.core.hints.search import SearchBudget
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.errors import InvalidField, NoFit, TooMuchWork
 from topoalign.core.model.events import Allocation
@@ -24,6 +23,7 @@ from topoalign.core.model.ids import GPU, MEMORY, NIC, AllocationID, DeviceID, R
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, Placement, PodRequest, Policy, Scope
 from topoalign.core.model.topology.bitmask import mask_of
 from topoalign.core.model.topology.model import Topology
+from topoalign.core.numa_sets.search import SearchBudget
 from topoalign.core.state.fold import NodeState
 from topoalign.machines import catalogue
 

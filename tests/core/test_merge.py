@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from merge_reference import cross_product
 
-from topoalign.core.hints.search import SearchBudget
 from topoalign.core.model.hints import HintRule, Need, ProviderHints, TopologyHint
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.topology.bitmask import mask_of, masks_by_size
+from topoalign.core.numa_sets.search import SearchBudget
 from topoalign.core.policy.merge.kubelet_merge import ANY, NO_AFFINITY, merge, offers_of
 from topoalign.core.policy.merge.many_nodes import merge_many_nodes
 

@@ -1,7 +1,11 @@
 """Each topology policy by a small table of cases."""
 
+import re
+from pathlib import Path
+
 import pytest
 
+from topoalign import core
 from topoalign.core.model.hints import TopologyHint
 from topoalign.core.model.requests import Mode, Policy
 from topoalign.core.policy import POLICIES
@@ -98,3 +102,20 @@ def test_distances_settle_which_of_equally_many_nodes_but_not_for_single_numa_no
     pairs = [TopologyHint(mask, True) for mask in (0b0011, 0b0101, 0b1001)]
 
     assert affinity == POLICIES[Policy(policy)].merge([pairs], 0b1111, distances).affinity
+
+
+def test_every_policy_is_in_the_table_under_its_name() -> None:
+    """A request may name each, and what it names is what is asked."""
+
+    assert {policy: policy.value for policy in Policy} == {policy: each.name for policy, each in POLICIES.items()}
+
+
+def test_nothing_but_the_table_asks_which_policy_it_is() -> None:
+    """The core asks a policy's attributes; only the table, and the default of the rules, name one."""
+    found = {
+        str(path.relative_to(Path(core.__file__).parent))
+        for path in Path(core.__file__).parent.rglob("*.py")
+        if re.search(r"\bPolicy\.[A-Z]", path.read_text())
+    }
+
+    assert {"policy/__init__.py", "model/requests.py"} == found

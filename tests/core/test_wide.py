@@ -14,12 +14,12 @@ from merge_reference import all_hints, cross_product, knapsack, narrowest_room
 from topoalign.core.admission.admit import admit
 from topoalign.core.admission.alignment import align
 from topoalign.core.hints.rules import Supply, hints_of_rule, narrowest
-from topoalign.core.hints.search import MOST_STEPS, Choosing, SearchBudget
 from topoalign.core.model.errors import TooMuchWork
 from topoalign.core.model.hints import HintAnswer, HintRule, Need, TopologyHint
 from topoalign.core.model.ids import GPU
 from topoalign.core.model.requests import AdmissionRules, Policy
 from topoalign.core.model.topology.bitmask import Mask, mask_of, nodes_of
+from topoalign.core.numa_sets.search import MOST_STEPS, Choosing, SearchBudget
 from topoalign.core.policy.merge.closeness import Distances
 from topoalign.core.policy.merge.hint_combinations import Offer
 from topoalign.core.policy.merge.kubelet_merge import ANY, NO_AFFINITY, merge

@@ -4,16 +4,16 @@ From the providers' hints to what a container is aligned to, and the refusal whe
 
 from typing import NamedTuple
 
-from topoalign.core.hints.rules import EVERYWHERE, narrowest
-from topoalign.core.hints.search import SearchBudget
+from topoalign.core.hints.rules import narrowest
 from topoalign.core.model.decisions import Alignment
 from topoalign.core.model.errors import NoFit, clean
 from topoalign.core.model.hints import HintAnswer, TopologyHint
 from topoalign.core.model.ids import ContainerName
 from topoalign.core.model.requests import AdmissionRules
-from topoalign.core.model.topology.bitmask import Mask, mask_of, nodes_of
+from topoalign.core.model.topology.bitmask import EVERYWHERE, Mask, mask_of, nodes_of
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.model import Topology
+from topoalign.core.numa_sets.search import SearchBudget
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.closeness import Distances
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY, offers_of

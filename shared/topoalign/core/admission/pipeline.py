@@ -21,7 +21,6 @@ from topoalign.core.hints.joint_devices import check_anywhere, joint_containers,
 from topoalign.core.hints.providers import question, shared_cpus
 from topoalign.core.hints.requested import device_limits, exclusive_cpus
 from topoalign.core.hints.reuse import allocations_of, held_by, reusable_cpus, reusable_devices
-from topoalign.core.hints.search import SearchBudget
 from topoalign.core.model.decisions import (
     Admission,
     Alignment,
@@ -38,6 +37,7 @@ from topoalign.core.model.ids import NIC, ContainerName, DeviceID, ResourceName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Scope
 from topoalign.core.model.topology.bitmask import nodes_of
 from topoalign.core.model.topology.cpuset import format_cpuset
+from topoalign.core.numa_sets.search import SearchBudget
 from topoalign.core.placement.cpus import NotWholeCores, allocate_cpus
 from topoalign.core.placement.devices import check_amount, choose_devices
 from topoalign.core.placement.memory import holding, memory_for

@@ -11,18 +11,18 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from topoalign.core.deviceshare.node_devices import RESOURCES
-from topoalign.core.hints.enumeration import MOST_NODES
 from topoalign.core.hints.joint_devices import decided_jointly
 from topoalign.core.hints.providers import asked_devices
 from topoalign.core.hints.requested import cpu_request, manages_memory, memory_request
 from topoalign.core.hints.rules import MOST_LISTED
-from topoalign.core.hints.search import meets
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.hints import HintAnswer, HintQuestion, HintRule, Hints
 from topoalign.core.model.ids import CPU, ResourceName
 from topoalign.core.model.topology.bitmask import Mask, mask_of
 from topoalign.core.model.topology.model import Topology
+from topoalign.core.numa_sets.search import meets
+from topoalign.core.numa_sets.subsets import MOST_NODES
 from topoalign.core.profile import profile_of
 
 MOST_HINTS = (1 << MOST_NODES) - 1

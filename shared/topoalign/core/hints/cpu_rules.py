@@ -6,9 +6,10 @@ ever makes, so it is refused here, too.
 """
 
 from topoalign.core.model.errors import InvalidField, NoFit, clean
-from topoalign.core.model.requests import AdmissionRules, CpuOption, Policy
+from topoalign.core.model.requests import AdmissionRules, CpuOption
 from topoalign.core.model.topology.cpuset import format_cpuset, parse_cpuset
 from topoalign.core.model.topology.model import Topology
+from topoalign.core.policy import POLICIES
 
 CONFLICTS = (
     (CpuOption.FULL_PCPUS_ONLY, CpuOption.DISTRIBUTE_ACROSS_CORES),
@@ -46,10 +47,10 @@ def check_cpu_rules(rules: AdmissionRules) -> None:
                 f"the kubelet does not start with both {one.value} and {other.value}",
                 "leave one of them out",
             )
-    if CpuOption.ALIGN_BY_SOCKET in rules.cpu_options and rules.policy is Policy.SINGLE_NUMA_NODE:
+    if CpuOption.ALIGN_BY_SOCKET in rules.cpu_options and POLICIES[rules.policy].single_node:
         raise InvalidField(
             "rules.cpu_options",
-            f"the kubelet does not start with {CpuOption.ALIGN_BY_SOCKET.value} under policy single-numa-node",
+            f"the kubelet does not start with {CpuOption.ALIGN_BY_SOCKET.value} under policy {rules.policy.value}",
             "leave the option out, or use policy restricted or best-effort",
         )
 

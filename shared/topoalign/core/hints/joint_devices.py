@@ -33,14 +33,14 @@ from topoalign.core.deviceshare.node_inventory import LeftOver
 from topoalign.core.deviceshare.refusals import DevicesDoNotFit
 from topoalign.core.hints.requested import device_limits
 from topoalign.core.hints.reuse import allocations_of, held_by, reusable_devices, reusable_functions
-from topoalign.core.hints.rules import EVERYWHERE
-from topoalign.core.hints.search import SearchBudget
 from topoalign.core.model.errors import TooMuchWork
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.hints import Hints, TopologyHint
 from topoalign.core.model.ids import GPU, NIC, ContainerName, ResourceName
-from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy
-from topoalign.core.model.topology.bitmask import Mask, mask_of
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest
+from topoalign.core.model.topology.bitmask import EVERYWHERE, Mask, mask_of
+from topoalign.core.numa_sets.search import SearchBudget
+from topoalign.core.policy import POLICIES
 from topoalign.core.profile import profile_of
 from topoalign.core.state.fold import NodeState
 
@@ -194,7 +194,7 @@ class Places:
         At most MOST_FOUND, and fewer where the limit on work ends it. Raises TooMuchWork where it ends before there is one.
         """
         nodes = [node for node in self.nodes if within >> node & 1]
-        most = 1 if self.rules.policy is Policy.SINGLE_NUMA_NODE else len(nodes)
+        most = 1 if POLICIES[self.rules.policy].single_node else len(nodes)
         found: list[Mask] = []
         try:
             for size in range(self.fewest_nodes(), most + 1):

@@ -11,13 +11,13 @@ import msgspec
 
 from topoalign.core.hints.reuse import ReusableMemory
 from topoalign.core.hints.rules import Supply, hints_from
-from topoalign.core.hints.search import meets
 from topoalign.core.model.events import MemoryBlock, MemoryUse
 from topoalign.core.model.hints import HintRule, Need, ProviderHints, TopologyHint
 from topoalign.core.model.ids import MEMORY, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode
 from topoalign.core.model.topology.bitmask import Mask, mask_of, nodes_of
 from topoalign.core.model.topology.model import NumaNode, Topology
+from topoalign.core.numa_sets.search import meets
 from topoalign.core.profile import profile_of
 from topoalign.core.state.fold import NodeState
 

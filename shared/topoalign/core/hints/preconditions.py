@@ -9,15 +9,16 @@ from collections.abc import Collection
 
 from topoalign.core.deviceshare.node_devices import RESOURCES
 from topoalign.core.hints.cpu_rules import check_cpu_manager_starts, check_cpu_rules
-from topoalign.core.hints.enumeration import TooManyNumaNodes
 from topoalign.core.hints.joint_devices import check_shares, decided_jointly
 from topoalign.core.hints.memory_rules import check_hugepages_known, check_memory_manager_starts, check_memory_rules
 from topoalign.core.hints.requested import asked, device_limits, manages_memory
 from topoalign.core.hints.reuse import allocations_of
 from topoalign.core.model.errors import InvalidField, NoFit, clean, quoted
 from topoalign.core.model.ids import MEMORY, ResourceName, is_hugepages
-from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest
 from topoalign.core.model.topology.model import Topology
+from topoalign.core.numa_sets.subsets import TooManyNumaNodes
+from topoalign.core.policy import POLICIES
 from topoalign.core.profile import profile_of
 from topoalign.core.state.fold import NodeState
 
@@ -109,7 +110,7 @@ def check_decidable(state: NodeState, pod: PodRequest, rules: AdmissionRules) ->
     topology = state.hardware
     check_cpu_manager_starts(topology, rules)
     check_memory_manager_starts(topology, rules)
-    if rules.policy is not Policy.NONE:
+    if POLICIES[rules.policy].asks:
         check_policy_runs(topology, rules)
     elif profile_of(rules.mode).starts_kubelet and rules.memory_manager == "Static" and manages_memory(pod, rules.mode):
         check_memory_manager_answers(topology)

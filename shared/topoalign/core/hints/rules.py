@@ -10,18 +10,15 @@ from collections.abc import Iterable
 from itertools import accumulate
 from typing import NamedTuple
 
-from topoalign.core.hints.enumeration import doubled, subsets
-from topoalign.core.hints.search import Choosing, SearchBudget, meets
 from topoalign.core.model.hints import HintRule, Need, TopologyHint
 from topoalign.core.model.requests import Mode
-from topoalign.core.model.topology.bitmask import Mask, narrowness, nodes_of, several, union
+from topoalign.core.model.topology.bitmask import EVERYWHERE, Mask, narrowness, nodes_of, several, union
+from topoalign.core.numa_sets.search import Choosing, SearchBudget, meets
+from topoalign.core.numa_sets.subsets import doubled, subsets
 from topoalign.core.profile import profile_of
 
 MOST_LISTED = 8
 """NUMA nodes of a machine whose hints are listed: 255 at most. The kubelet stops there, too, unless told otherwise."""
-
-EVERYWHERE: Mask = -1
-"""All nodes, known or not."""
 
 
 class Supply(NamedTuple):

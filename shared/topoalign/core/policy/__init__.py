@@ -1,12 +1,17 @@
-"""Topology policies: what the providers' hints come to, and whether that is good enough. Names as in the kubelet."""
+"""
+Topology policies: what the providers' hints come to, and whether that is good enough. Names as in the kubelet.
+
+A policy is a module with its class, a line in POLICIES and its name in `Policy`. Code elsewhere asks its attributes, and
+never which policy it is.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from topoalign.core.hints.search import SearchBudget
 from topoalign.core.model.hints import TopologyHint
 from topoalign.core.model.requests import Mode, Policy
 from topoalign.core.model.topology.bitmask import Mask
+from topoalign.core.numa_sets.search import SearchBudget
 from topoalign.core.policy.best_effort import BestEffortPolicy
 from topoalign.core.policy.merge.closeness import Distances
 from topoalign.core.policy.merge.hint_combinations import Offer
@@ -25,6 +30,10 @@ class TopologyPolicy(Protocol):
     def asks(self) -> bool:
         """Whether the hint providers are asked at all."""
 
+    @property
+    def single_node(self) -> bool:
+        """Whether all of a container has to be on one NUMA node, so that only hints that name one, or any, are merged."""
+
     def merge(
         self,
         offers: Sequence[Offer],
@@ -34,7 +43,7 @@ class TopologyPolicy(Protocol):
         work: SearchBudget | None = None,
     ) -> TopologyHint:
         """
-        The hint to align to: what the kubelet makes of the offers, or in mode `best` what `fitting` does.
+        The hint to align to: what the kubelet makes of the offers, or in mode `best` what `narrowest_fit` does.
 
         `distances` are given where the closest NUMA nodes are to be preferred; `work` bounds the search. Raises
         TooMuchWork.

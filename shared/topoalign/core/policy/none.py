@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from topoalign.core.hints.search import SearchBudget
 from topoalign.core.model.hints import TopologyHint
 from topoalign.core.model.requests import Mode
 from topoalign.core.model.topology.bitmask import Mask
+from topoalign.core.numa_sets.search import SearchBudget
 from topoalign.core.policy.merge.closeness import Distances
 from topoalign.core.policy.merge.hint_combinations import Offer
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
@@ -14,6 +14,7 @@ from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
 class NonePolicy:
     name = "none"
     asks = False
+    single_node = False
 
     def merge(
         self,

@@ -9,10 +9,10 @@ In mode `best` the narrowest nodes on which everything fits must be one node.
 
 from collections.abc import Sequence
 
-from topoalign.core.hints.search import SearchBudget, meets
 from topoalign.core.model.hints import HintRule, TopologyHint
 from topoalign.core.model.requests import Mode
 from topoalign.core.model.topology.bitmask import Mask, nodes_of
+from topoalign.core.numa_sets.search import SearchBudget, meets
 from topoalign.core.policy.merge.closeness import Distances
 from topoalign.core.policy.merge.hint_combinations import Offer
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY, merge
@@ -23,6 +23,7 @@ from topoalign.core.profile import profile_of
 class SingleNumaNodePolicy:
     name = "single-numa-node"
     asks = True
+    single_node = True
 
     def merge(
         self,

@@ -12,6 +12,9 @@ from operator import or_
 
 Mask = int
 
+EVERYWHERE: Mask = -1
+"""All nodes, known or not."""
+
 
 def mask_of(nodes: Iterable[int]) -> Mask:
     """The mask of these node ids. Raises ValueError for a negative id."""

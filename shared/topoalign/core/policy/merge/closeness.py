@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from topoalign.core.hints.search import Hopeless
 from topoalign.core.model.topology.bitmask import Mask, nodes_of
+from topoalign.core.numa_sets.search import Hopeless
 
 Distances = Mapping[int, Mapping[int, int]]
 """NUMA node id -> NUMA node id -> distance."""

@@ -13,6 +13,7 @@ from topoalign.core.model.errors import clean
 from topoalign.core.model.hints import HintRule, Hints, ProviderHints
 from topoalign.core.model.ids import ContainerName, ResourceName
 from topoalign.core.model.requests import Policy
+from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.kubelet_merge import counted
 
 MICROSECONDS = 0.25
@@ -52,7 +53,7 @@ def warning(lengths: Mapping[ResourceName, int]) -> str | None:
 def length(hints: Hints, policy: Policy) -> int:
     """How many hints of a resource the merge walks through; of a rule, the most that it can stand for."""
     offer = counted(hints)
-    single = policy is Policy.SINGLE_NUMA_NODE
+    single = POLICIES[policy].single_node
     if isinstance(offer, HintRule):
         return longest(offer.nodes.bit_count(), policy) + (0 if single else len(offer.besides))
     return (
@@ -62,7 +63,7 @@ def length(hints: Hints, policy: Policy) -> int:
 
 def longest(nodes: int, policy: Policy) -> int:
     """How many hints a resource on so many NUMA nodes has at most: all their subsets, or one for each node."""
-    return nodes if policy is Policy.SINGLE_NUMA_NODE else 2**nodes - 1
+    return nodes if POLICIES[policy].single_node else 2**nodes - 1
 
 
 def duration(seconds: float) -> str:

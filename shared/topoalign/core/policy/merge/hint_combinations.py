@@ -7,9 +7,9 @@ others come to. Equal ones are one, so the number of combinations is that of mas
 
 from collections.abc import Callable, Sequence
 
-from topoalign.core.hints.search import Choosing, SearchBudget
 from topoalign.core.model.hints import HintRule, TopologyHint
 from topoalign.core.model.topology.bitmask import Mask
+from topoalign.core.numa_sets.search import Choosing, SearchBudget
 
 Offer = Sequence[TopologyHint] | HintRule
 """The hints of one resource, as a list or as a rule."""

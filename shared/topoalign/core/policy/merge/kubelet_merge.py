@@ -19,11 +19,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import reduce
 from operator import add, and_, mul, sub
 
-from topoalign.core.hints.enumeration import MOST_NODES, subsets
-from topoalign.core.hints.rules import EVERYWHERE
-from topoalign.core.hints.search import SearchBudget
 from topoalign.core.model.hints import HintRule, Hints, ProviderHints, TopologyHint
-from topoalign.core.model.topology.bitmask import Mask, nodes_of, union
+from topoalign.core.model.topology.bitmask import EVERYWHERE, Mask, nodes_of, union
+from topoalign.core.numa_sets.search import SearchBudget
+from topoalign.core.numa_sets.subsets import MOST_NODES, subsets
 from topoalign.core.policy.merge.closeness import Distances, narrowest
 from topoalign.core.policy.merge.hint_combinations import Offer, narrowest_width
 from topoalign.core.policy.merge.many_nodes import merge_many_nodes

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from functools import reduce
 from operator import and_
 
-from topoalign.core.hints.search import Choosing, SearchBudget, meets
 from topoalign.core.model.hints import HintRule, TopologyHint
 from topoalign.core.model.topology.bitmask import Mask
+from topoalign.core.numa_sets.search import Choosing, SearchBudget, meets
 from topoalign.core.policy.merge.closeness import Distances, closest, narrowest
 from topoalign.core.policy.merge.hint_combinations import Offer, combinations, narrowest_width
 from topoalign.core.policy.merge.rule_intersections import Sharing

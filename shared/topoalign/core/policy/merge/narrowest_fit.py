@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from operator import or_
 
-from topoalign.core.hints.enumeration import MOST_NODES, Subsets, subsets
-from topoalign.core.hints.search import Choosing, SearchBudget
 from topoalign.core.model.errors import TooMuchWork
 from topoalign.core.model.hints import HintRule, TopologyHint
 from topoalign.core.model.topology.bitmask import Mask, nodes_of, union
+from topoalign.core.numa_sets.search import Choosing, SearchBudget
+from topoalign.core.numa_sets.subsets import MOST_NODES, Subsets, subsets
 from topoalign.core.policy.merge.closeness import Distances, closest, narrowest
 from topoalign.core.policy.merge.hint_combinations import Offer, combinations, narrowest_width
 

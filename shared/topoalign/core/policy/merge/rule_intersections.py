@@ -15,9 +15,9 @@ from math import gcd, inf
 from operator import and_
 from typing import NamedTuple, TypeVar
 
-from topoalign.core.hints.search import HEAVY, Hopeless, SearchBudget
 from topoalign.core.model.hints import HintRule, Need
 from topoalign.core.model.topology.bitmask import Mask, nodes_of, several, union
+from topoalign.core.numa_sets.search import HEAVY, Hopeless, SearchBudget
 
 T = TypeVar("T")
 
