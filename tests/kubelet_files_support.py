@@ -1,17 +1,27 @@
-"""Writes the files that a kubelet would keep: the other way round from `topoalign.kubelet`, with its checksums."""
+"""
+Writes the files that a kubelet would keep: the other way round from `topoalign.kubelet`, with its checksums. And reads them
+as a prediction does.
+"""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from topoalign.allocator.ledger.drafts import unobserved
+from topoalign.allocator.requests.kubelet_files import KubeletFiles
+from topoalign.core.admission.prediction import PredictionBasis, prediction_basis
 from topoalign.core.hints.providers import shared_cpus
-from topoalign.core.model.requests import AdmissionRules
+from topoalign.core.model.events import Allocation
+from topoalign.core.model.requests import AdmissionRules, PodRequest
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.files import cpu_checkpoint, device_checkpoint, memory_checkpoint
 from topoalign.kubelet.files.device_checkpoint import CheckpointData, PodDevicesEntry
 from topoalign.testing.fake_kubelet.files import cpu_file, machine_state, memory_file
 
-__all__ = ["VOLUME", "cpu_file", "machine_state", "memory_file", "write_files"]
+__all__ = ["VOLUME", "basis_from", "cpu_file", "machine_state", "memory_file", "write_files"]
 
 VOLUME = "volumes/kubernetes.io~projected/kube-api-access"
 """What a pod that runs has in its directory."""
@@ -48,3 +58,12 @@ def write_files(root: Path, state: NodeState, rules: AdmissionRules) -> None:
     )
     registered = {name: list(state.healthy(name)) for name in state.hardware.devices}
     device_checkpoint.store(root / "device-plugins", CheckpointData(entries, registered))  # type: ignore[arg-type]  # names are str
+
+
+async def basis_from(
+    files: KubeletFiles, state: NodeState, pod: PodRequest, ended: Sequence[Allocation] = ()
+) -> PredictionBasis:
+    """What a prediction for this pod stands on when a node in this state has just read these files."""
+    kubelet = await files.read(state.hardware, [each.id for each in ended])
+    usage = msgspec.structs.replace(state.usage or unobserved(state.node, 1), kubelet=kubelet)
+    return prediction_basis(msgspec.structs.replace(state, usage=usage), pod, 0.0)

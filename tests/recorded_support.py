@@ -75,7 +75,7 @@ async def node_with_all() -> Node:
     await by_kubelet(node)
     by_bus(node)
     await displaced(node)
-    node.ledger.observe((ContainerUsage(owner=owner("other"), devices={SHARED: (DeviceID("GPU-1::0"),)}),))
+    node.ledger.observe(containers=(ContainerUsage(owner=owner("other"), devices={SHARED: (DeviceID("GPU-1::0"),)}),))
     released = next(each.id for each in node.ledger.state.allocations.values() if GPUS[7] in each.device_ids)
     node.ledger.release([released], "released")
     node.ledger.announce()

@@ -1,6 +1,6 @@
 """What goes over the wire comes back as it was, and what never was an event is refused in one way only."""
 
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -30,6 +30,7 @@ from topoalign.core.model.events import (
     UsageObserved,
 )
 from topoalign.core.model.ids import AllocationID, NodeName
+from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved, KubeletRules, ListedDevices
 from topoalign.core.model.remote_errors import RemoteBadRequest, RemoteUnavailable
 from topoalign.core.model.requests import SnapshotRequest
 from topoalign.core.model.topology.model import Topology
@@ -60,6 +61,52 @@ allocations = st.builds(
 place = {"node": st.text(min_size=1, max_size=60), "epoch": numbers}
 ledger = {**place, "seq": numbers}
 reading = {**place, "revision": numbers}
+devices = st.dictionaries(text, st.lists(text, max_size=3).map(tuple), max_size=2)
+kubelets = st.builds(
+    KubeletObserved,
+    version=text,
+    rules=st.builds(
+        KubeletRules,
+        policy=text,
+        scope=text,
+        cpu_manager=text,
+        cpu_options=st.lists(text, max_size=2).map(tuple),
+        reserved_cpus=st.sampled_from(["", "0-3,8"]),
+        memory_manager=text,
+        reserved_memory=st.dictionaries(st.integers(0, 9), st.dictionaries(text, numbers, max_size=2), max_size=2),
+        placement=text,
+        unknown=text,
+    ),
+    devices=st.none()
+    | st.dictionaries(
+        text,
+        st.lists(
+            st.builds(
+                ListedDevices,
+                nodes=st.none() | st.lists(st.integers(-1, 9), max_size=2).map(tuple),
+                ids=st.lists(text, max_size=2).map(tuple),
+            ),
+            max_size=2,
+        ).map(tuple),
+        max_size=2,
+    ),
+    entries=st.lists(
+        st.builds(
+            CheckpointEntry,
+            pod_uid=text,
+            container=text,
+            cpus=st.sampled_from(["", "0-3,8"]),
+            memory=st.lists(blocks, max_size=2).map(tuple),
+            devices=devices,
+            mounted=st.booleans(),
+        ),
+        max_size=2,
+    ).map(tuple),
+    dropped=devices,
+    memory=st.dictionaries(st.integers(0, 9), st.builds(MemoryUse, assignments=numbers), max_size=2),
+    notes=st.lists(text, max_size=2).map(tuple),
+    started=st.none() | st.floats(0, 1e12),
+)
 MAKERS: dict[type[Fact], st.SearchStrategy[Fact]] = {
     TopologyDiscovered: st.builds(
         TopologyDiscovered, **reading, boot_id=text, source=text, topology=st.just(Topology())
@@ -84,6 +131,8 @@ MAKERS: dict[type[Fact], st.SearchStrategy[Fact]] = {
             ),
             max_size=3,
         ).map(tuple),
+        containers_known=st.booleans(),
+        kubelet=st.none() | kubelets,
     ),
     AllocationGranted: st.builds(AllocationGranted, **ledger, allocation=allocations),
     AllocationBound: st.builds(AllocationBound, **ledger, allocation=text, owner=owners),
@@ -249,6 +298,58 @@ def test_a_damaged_event_is_undecodable_or_another_event_of_the_same_node(data: 
 def test_poison_is_undecodable(body: bytes) -> None:
     """C41."""
     assert isinstance(refused(msgspec.structs.replace(GRANTED, body=body)), Undecodable)
+
+
+OLD_USAGE = (
+    b'{"type":"UsageObserved","node":"n","epoch":7,"revision":2,"containers":[{"owner":{"namespace":"default","pod":"db",'
+    b'"container":"main"},"cpus":"0-3","devices":{"example.com/fpga":["f-0"]}}]}'
+)
+"""As the version before the kubelet's rules were announced wrote it."""
+
+
+def test_usage_of_the_version_before_the_rules_is_read() -> None:
+    """Its containers count, and that nothing is said of the kubelet is not taken for a rule."""
+    event = wire.decode(Message(subject="topoalign.v1.usage.n", headers={}, body=OLD_USAGE))
+
+    assert isinstance(event, UsageObserved)
+    assert ("0-3", True, None) == (event.containers[0].cpus, event.containers_known, event.kubelet)
+    assert OLD_USAGE == wire.encode(event, 0).body
+
+
+def test_usage_with_more_of_the_kubelet_than_is_known_is_read() -> None:
+    """A later version adds fields and policies; what is said of containers counts all the same."""
+    rules = {
+        "policy": "later",
+        "scope": "rack",
+        "cpu_manager": "later",
+        "memory_manager": "None",
+        "placement": "x",
+        "new": 1,
+    }
+    whole = {**msgspec.json.decode(OLD_USAGE), "kubelet": {"rules": rules, "later": [1]}}
+    event = wire.decode(Message(subject="topoalign.v1.usage.n", headers={}, body=msgspec.json.encode(whole)))
+
+    assert isinstance(event, UsageObserved) and event.kubelet is not None
+    assert "later" == event.kubelet.rules.policy
+
+
+@pytest.mark.parametrize(
+    "kubelet",
+    [
+        {"devices": {"a/b": [{"nodes": [70_000], "ids": ["x"]}]}},
+        {"memory": {"70000": {}}},
+        {"entries": [{"pod_uid": "u", "container": "c", "cpus": "1-"}]},
+        {"rules": {"reserved_cpus": "99999999"}},
+    ],
+)
+def test_usage_with_numbers_that_cannot_be_is_undecodable(kubelet: dict[str, Any]) -> None:
+    """A mask of gigabytes must not get in."""
+    rules = {"policy": "none", "scope": "pod", "cpu_manager": "none", "memory_manager": "None", "placement": "topology"}
+    said = {**kubelet, "rules": {**rules, **kubelet.get("rules", {})}}
+    whole = {**msgspec.json.decode(OLD_USAGE), "kubelet": said}
+
+    with pytest.raises(Undecodable):
+        wire.decode(Message(subject="topoalign.v1.usage.n", headers={}, body=msgspec.json.encode(whole)))
 
 
 def test_an_event_on_the_subject_of_another_is_undecodable() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kubelet_files_support import write_files
 
 from topoalign.core.admission.admit import admit
+from topoalign.core.admission.kubelet_devices import check_resources
 from topoalign.core.model.decisions import Admission, Decision, Explanation, Refusal
 from topoalign.core.model.errors import InvalidField, StateFault
 from topoalign.core.model.ids import CPU, GPU, MEMORY, DeviceID, ResourceName
@@ -19,7 +20,7 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.files import device_checkpoint
 from topoalign.kubelet.files.device_checkpoint import CheckpointData, PodDevicesEntry
-from topoalign.kubelet.files.node_state import KubeletNode, check_resources, node_state
+from topoalign.kubelet.files.node_state import KubeletNode, node_state
 
 RULES = AdmissionRules(
     mode=Mode.KUBELET, policy=Policy.RESTRICTED, reserved_cpus="0", reserved_memory={0: {MEMORY: GIB}}

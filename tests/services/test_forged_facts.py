@@ -387,14 +387,14 @@ async def test_forged_health_is_healed_within_one_period() -> None:
 async def test_forged_usage_is_healed_within_one_period_by_a_new_epoch(world: World) -> None:
     owner = Owner(namespace=Namespace("ml"), pod=PodName("p"), container=ContainerName("c"))
     async with world.running():
-        world.ledger.observe((ContainerUsage(owner=owner, cpus="0-3"),))
+        world.ledger.observe(containers=(ContainerUsage(owner=owner, cpus="0-3"),))
         await world.clock.advance(PERIOD)
         told = world.view.usage
         assert told is not None
         await world.forge(UsageObserved(node=NODE, epoch=told.epoch, revision=LARGEST_NUMBER, containers=()))
         await world.clock.advance(PERIOD)
         healed = world.view.usage
-        world.ledger.observe((ContainerUsage(owner=owner, cpus="0-7"),))
+        world.ledger.observe(containers=(ContainerUsage(owner=owner, cpus="0-7"),))
         await world.clock.advance(0)
 
         assert healed is not None and world.view.usage is not None

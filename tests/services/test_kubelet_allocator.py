@@ -10,6 +10,7 @@ import anyio
 import msgspec
 import pytest
 from anyio.abc import TaskGroup
+from kubelet_files_support import basis_from
 from kubelet_support import NODE, RESTRICTED, MemoryDesk, offers, pod, short_directory, two_nodes
 
 from topoalign.allocator import device_allocations
@@ -258,10 +259,10 @@ async def test_what_a_container_got_whose_other_resource_was_refused_has_ended_f
         refusal = await it.kubelet.admit(pod("greedy", gpus=2, nics=9))
         at_once = await it.handouts.ended()
         files = KubeletFiles(it.kubelet.root / "config.yaml", it.kubelet.root, RESTRICTED)
-        notes = (await files.known(it.ledger.state, pod("next", gpus=1), at_once)).notes
+        notes = (await basis_from(files, it.ledger.state, pod("next", gpus=1), at_once)).notes
         await it.clock.advance(5)
         ended = await it.handouts.ended()
-        later = (await files.known(it.ledger.state, pod("next", gpus=1), ended)).notes
+        later = (await basis_from(files, it.ledger.state, pod("next", gpus=1), ended)).notes
 
         assert isinstance(refusal, Refusal)
         assert ([], 2) == (at_once, len({device for each in ended for device in each.device_ids}))

@@ -8,12 +8,13 @@ import anyio
 import msgspec
 import pytest
 from decision_support import container, machine, node, pod
-from kubelet_files_support import write_files
+from kubelet_files_support import basis_from, write_files
 
 from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.requests.kubelet_files import KubeletFiles
+from topoalign.allocator.requests.kubelet_watch import KubeletWatch
 from topoalign.allocator.settings import AllocatorSettings
 from topoalign.core.admission.admit import admit
 from topoalign.core.model.decisions import Admission, Decision, Refusal
@@ -49,7 +50,8 @@ class Node:
         self.ledger.hear(STATE.topology)
         self.ledger.hear(STATE.health)
         self.files = KubeletFiles(root / "config.yaml", root, OWN)
-        self.admissions = Admissions(self.ledger, MemoryBus(), OWN, kubelet_owns_devices=True, kubelet_files=self.files)
+        watch = KubeletWatch(self.ledger, self.files, self.ledger.clock)
+        self.admissions = Admissions(self.ledger, MemoryBus(), OWN, kubelet_owns_devices=True, kubelet=watch)
 
     async def what_if(self, pod: PodRequest, **rules: str) -> Decision:
         return await self.admissions.what_if(AllocateRequest(node=STATE.node, pod=pod, rules={**rules}))
@@ -90,7 +92,7 @@ async def test_devices_count_as_in_our_own_record(root: Path) -> None:
 
 async def test_the_rules_are_those_of_the_kubelet_with_our_own_placement_and_the_questions_changes(root: Path) -> None:
     it = Node(root)
-    known = await it.files.known(it.ledger.state, ASKING)
+    known = await basis_from(it.files, it.ledger.state, ASKING)
 
     expected = configuration.load_configuration(root / "config.yaml")
     assert msgspec.structs.replace(expected, placement=Placement.SIMPLE) == known.rules
@@ -105,7 +107,7 @@ async def test_files_are_read_at_every_question(root: Path) -> None:
     await it.what_if(ASKING)
     (root / "config.yaml").write_text(CONFIG.replace("single-numa-node", "restricted"))
 
-    assert Policy.RESTRICTED is (await it.files.known(it.ledger.state, ASKING)).rules.policy
+    assert Policy.RESTRICTED is (await basis_from(it.files, it.ledger.state, ASKING)).rules.policy
 
 
 class SlowDisk:
@@ -126,7 +128,7 @@ LOAD = configuration.load_configuration
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowDisk]:
     slow = SlowDisk()
-    monkeypatch.setattr(configuration, "load", slow.load)
+    monkeypatch.setattr(configuration, "load_configuration", slow.load)
     yield slow
     slow.answers.set()  # lets its thread go
 
@@ -137,7 +139,7 @@ async def test_questions_at_the_same_time_are_all_answered_from_the_files(root: 
     notes: list[tuple[str, ...]] = []
 
     async def ask() -> None:
-        notes.append((await files.known(STATE, ASKING)).notes)
+        notes.append((await basis_from(files, STATE, ASKING)).notes)
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ask)
@@ -185,8 +187,8 @@ async def test_a_disk_that_hangs_costs_one_thread_and_a_note_not_the_answer(tmp_
     files = KubeletFiles(tmp_path / "config.yaml", tmp_path, OWN, seconds=0.05)
     threads = []
     for _ in range(3):
-        known = await files.known(STATE, ASKING)
-        assert (STATE, LATE, LATE) == (known.state, known.notes, known.missing)
+        known = await basis_from(files, STATE, ASKING)
+        assert (STATE.allocations, STATE.memory, LATE) == (known.state.allocations, known.state.memory, known.notes)
         threads.append(threading.active_count())
 
     assert [threads[0]] * 3 == threads

@@ -19,6 +19,7 @@ from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.requests.kubelet_files import KubeletFiles
+from topoalign.allocator.requests.kubelet_watch import KubeletWatch
 from topoalign.core.model.decisions import Admission, Decision
 from topoalign.core.model.events import Allocation, Owner
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName
@@ -65,10 +66,9 @@ class Node:
         self.ledger.hear(STATE.health)
         if recorded:
             self.ledger.grant(recorded)
-        files = KubeletFiles(root / "config.yaml", root, RULES, 30, clock=self.clock)
-        self.admissions = Admissions(
-            self.ledger, MemoryBus(), RULES, kubelet_owns_devices=True, kubelet_files=files, ended=self.over
-        )
+        files = KubeletFiles(root / "config.yaml", root, RULES, 30)
+        watch = KubeletWatch(self.ledger, files, self.clock, ended=self.over)
+        self.admissions = Admissions(self.ledger, MemoryBus(), RULES, kubelet_owns_devices=True, kubelet=watch)
 
     async def over(self) -> Sequence[Allocation]:
         return self.ended

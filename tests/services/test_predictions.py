@@ -19,6 +19,7 @@ from topoalign.allocator.reconciliation.liveness import UNWRITTEN_SECONDS
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.requests.kubelet_files import KubeletFiles
+from topoalign.allocator.requests.kubelet_watch import KubeletWatch
 from topoalign.core.model.decisions import Admission, Decision
 from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, ContainerName, PodName
 from topoalign.core.model.requests import AdmissionRules, AllocateRequest, ContainerRequest, Placement, PodRequest
@@ -105,13 +106,13 @@ async def predicted_and_done(seed: int, directory: Path) -> list[tuple[object, o
     ledger.hear(known.health)
     pod_resources = PodResourcesClient(resources / "kubelet.sock", plugins, clock)
     kubelets_desk = DeviceAllocations(ledger, clock, pod_resources, placement=placement, settle_seconds=0)
+    files = KubeletFiles(config, directory, own, PATIENT_SECONDS)
     admissions = Admissions(
         ledger,
         MemoryBus(),
         own,
         kubelet_owns_devices=True,
-        kubelet_files=KubeletFiles(config, directory, own, PATIENT_SECONDS),
-        ended=kubelets_desk.ended,
+        kubelet=KubeletWatch(ledger, files, clock, pod_resources.devices, kubelets_desk.ended),
     )
     kubelet = FakeKubelet(plugins, resources, machine, rules)
     pairs, uncertain = [], 0

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from decision_support import container, machine, node, pod
 from handouts_support import GPUS, NODE, Node, owner
+from kubelet_files_support import basis_from
 
 from topoalign.allocator.reconciliation.pod_resources import usage_of
 from topoalign.allocator.reconciliation.usage import AGAIN_SECONDS, POLL_SECONDS, UsageTeller
@@ -236,8 +237,9 @@ async def test_a_prediction_counts_what_podresources_showed_where_the_checkpoint
         containers=(ContainerUsage(owner=owner("db"), cpus=running.cpus, memory=running.memory),),
     )
     asking = pod(container("main", cpus=4, gib=8))
-    known = await KubeletFiles(tmp_path / "config.yaml", tmp_path, rules).known(state.apply(usage), asking)
-    without = await KubeletFiles(tmp_path / "config.yaml", tmp_path, rules).known(state, asking)
+    reader = KubeletFiles(tmp_path / "config.yaml", tmp_path, rules)
+    known = await basis_from(reader, state.apply(usage), asking)
+    without = await basis_from(reader, state, asking)
 
     with_usage, blind = admit(known.state, asking, known.rules), admit(without.state, asking, without.rules)
     assert isinstance(with_usage, Admission) and isinstance(blind, Admission)
@@ -259,7 +261,7 @@ async def test_memory_that_podresources_showed_leaves_free_what_the_configuratio
     assert it.ledger.state.usage is not None
     state = node(machine()).apply(it.ledger.state.usage)
     asked = [pod(container("main", cpus=1, gib=gib)) for gib in (54, 55)]
-    known = await KubeletFiles(tmp_path / "config.yaml", tmp_path, rules).known(state, asked[0])
+    known = await basis_from(KubeletFiles(tmp_path / "config.yaml", tmp_path, rules), state, asked[0])
 
     assert [60 * GIB, 10 * GIB] == [known.state.memory[number].reserved[MEMORY] for number in (0, 1)]
     fits, does_not = (admit(known.state, each, msgspec.structs.replace(known.rules, policy="none")) for each in asked)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from topoalign.core.admission.admit import admit
+from topoalign.core.admission.kubelet_devices import check_resources
 from topoalign.core.model.decisions import Decision, noted
 from topoalign.core.model.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
 from topoalign.core.model.ids import NodeName
@@ -18,7 +19,7 @@ from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, over
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.files import configuration
-from topoalign.kubelet.files.node_state import KubeletNode, check_resources, node_state
+from topoalign.kubelet.files.node_state import KubeletNode, node_state
 from topoalign.kubelet.files.settling import settling
 from topoalign.machines import Machine, load_machine
 

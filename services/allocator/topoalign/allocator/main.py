@@ -6,7 +6,7 @@ from pathlib import Path
 import anyio
 from anyio.abc import TaskStatus
 
-from topoalign.allocator.device_allocations import DeviceAllocations, nothing_ended
+from topoalign.allocator.device_allocations import DeviceAllocations
 from topoalign.allocator.device_plugin.containers import Containers
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.hardware_watch import HardwareWatch
@@ -15,6 +15,7 @@ from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.allocator.requests.absence import lists_nothing
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.requests.kubelet_files import KubeletFiles
+from topoalign.allocator.requests.kubelet_watch import KubeletWatch
 from topoalign.allocator.service import Allocator, refuse_twin
 from topoalign.allocator.settings import AllocatorSettings
 from topoalign.allocator.takeover import Vacancy, asked, hardware_known, open_in_turn
@@ -32,7 +33,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
         ledger = Ledger(settings.node, journal, context.clock)
         hearing = HardwareWatch(ledger, context.bus, context.clock)
         containers = Containers(lambda: configuration.current, settings.cdi_dir)
-        handouts = front = files = None
+        handouts = front = watch = None
         if settings.kubelet_dir:
             kubelet = PodResourcesClient(settings.pod_resources, Path(settings.kubelet_dir))
             handouts = DeviceAllocations(
@@ -56,9 +57,10 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
                 settings.kubelet_configuration,
                 settings.kubelet_root,
                 rules,
-                clock=context.clock,
+                version=settings.kubelet_version,
                 settle_seconds=settings.settle_seconds,
             )
+            watch = KubeletWatch(ledger, files, context.clock, kubelet.devices, handouts.ended)
             context.checks["kubelet"] = front.reason
             context.checks["containers"] = containers.reason
         admissions = Admissions(
@@ -66,10 +68,9 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
             context.bus,
             rules,
             kubelet_owns_devices=front is not None,
-            kubelet_files=files,
+            kubelet=watch,
             hint_seconds=settings.hint_seconds,
             ensure_fresh=hearing.ensure_fresh,
-            ended=handouts.ended if handouts is not None else nothing_ended,
             lists=handouts.lists if handouts is not None else lists_nothing,
         )
         allocator = Allocator(
@@ -94,6 +95,8 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
         async with anyio.create_task_group() as tasks:
             await tasks.start(allocator.run)
             tasks.start_soon(configuration.keep_up, context.clock, context.reload.wait)
+            if watch is not None:
+                tasks.start_soon(watch.run)
             if front is not None and handouts is not None:
                 tasks.start_soon(containers.run, handouts, context.clock)
                 await tasks.start(front.run)

@@ -36,6 +36,12 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     kubelet_config: str = ""
     """The kubelet's configuration file, for predictions. Default: `config.yaml` in the directory above `kubelet_dir`."""
 
+    kubelet_version: str = ""
+    """
+    The kubelet's version, `v1.36.3`, to be announced with its rules, because no file or socket of a node tells it. Default:
+    not known.
+    """
+
     cdi_dir: Path = Path("/var/run/cdi")
     """Where the container runtime reads CDI specifications; used under the CDI strategies alone. It must be there."""
 

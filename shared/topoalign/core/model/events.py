@@ -17,6 +17,7 @@ from topoalign.core.model.allocations import MemoryBlock as MemoryBlock
 from topoalign.core.model.allocations import MemoryUse as MemoryUse
 from topoalign.core.model.allocations import Owner as Owner
 from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName, ResourceName
+from topoalign.core.model.kubelet import KubeletObserved as KubeletObserved
 from topoalign.core.model.topology.cpuset import parse_cpuset
 from topoalign.core.model.topology.model import Topology
 
@@ -117,10 +118,17 @@ class ContainerUsage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class UsageObserved(Reading, frozen=True, kw_only=True, tag="UsageObserved"):
-    """What the kubelet gave away without asking us, all of it: CPUs, memory, and devices of other plugins."""
+    """
+    What the kubelet gave away without asking us, all of it: CPUs, memory, and devices of other plugins; and what it decides
+    by. Said within a second of a change of the kubelet's configuration, of its checkpoints, or of what plugins offer.
+    """
 
     containers: tuple[ContainerUsage, ...]
     """Every container that the kubelet gave something to without asking us."""
+    containers_known: bool = True
+    """False: PodResources has not answered yet, and `containers` is empty for that reason."""
+    kubelet: KubeletObserved | None = None
+    """What predictions stand on. None: said by an earlier version, or not read yet."""
 
 
 class AllocationGranted(LedgerFact, frozen=True, kw_only=True, tag="AllocationGranted"):

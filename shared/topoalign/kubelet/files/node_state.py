@@ -10,13 +10,12 @@ drops it before it decides on its next pod.
 """
 
 import stat
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 
-from topoalign.core.hints.requested import device_limits
-from topoalign.core.model.errors import InvalidField, NotFound, StateFault, clean, quoted
+from topoalign.core.model.errors import NotFound, StateFault, clean, quoted
 from topoalign.core.model.events import (
     Allocation,
     DeviceHealth,
@@ -28,7 +27,7 @@ from topoalign.core.model.events import (
     TopologyDiscovered,
 )
 from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
-from topoalign.core.model.requests import AdmissionRules, PodRequest
+from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
@@ -263,28 +262,6 @@ def listed_health(
         for device in topology.devices.get(resource, {}).keys() - frozenset(devices)
     }
     return msgspec.structs.replace(health, devices={**health.devices, **absentees})
-
-
-def check_resources(
-    pod: PodRequest, topology: Topology, registered: Mapping[ResourceName, Collection[DeviceID]] | None
-) -> tuple[str, ...]:
-    """
-    What the pod asks for that has no device here, in words: the kubelet passes over what no plugin ever registered.
-
-    Raises InvalidField for a resource that its kubelet has registered: which NUMA nodes its devices are on is not known.
-    """
-    asked = {name for container in (*pod.init_containers, *pod.containers) for name in device_limits(container)}
-    unknown = sorted(asked - topology.devices.keys())
-    for name in unknown:
-        if registered is not None and name in registered:
-            raise InvalidField(
-                f"limits[{clean(name)}]",
-                "the kubelet has such devices, and the machine as it is known here has none",
-                "describe the machine with them: `topology.others` of topoalign's own JSON",
-            )
-    return tuple(
-        f"nobody lists {clean(name)} here: the kubelet passes over it, a scheduler would not" for name in unknown
-    )
 
 
 def absent(path: Path, what: str) -> str:

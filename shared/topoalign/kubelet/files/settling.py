@@ -6,6 +6,8 @@ sources.
 import stat
 from pathlib import Path
 
+from topoalign.core.admission.prediction import starting
+
 SOCKET = Path("device-plugins/kubelet.sock")
 """The kubelet makes it anew at each start (v1.36.3, cm/devicemanager/plugin/v1beta1)."""
 
@@ -13,19 +15,19 @@ SETTLE_SECONDS = 120.0
 """For so long a note is given. Manifests are read at once; how long the API server takes to answer is not known here."""
 
 
+def started(root: Path) -> float | None:
+    """When the kubelet with this root directory began to listen for plugins, in wall seconds; None where it does not run."""
+    try:
+        status = (root / SOCKET).stat()
+    except (OSError, ValueError):
+        return None
+    return status.st_mtime if stat.S_ISSOCK(status.st_mode) else None
+
+
 def settling(root: Path, now: float, seconds: float = SETTLE_SECONDS) -> str | None:
     """
     What is not known because the kubelet with this root directory started less than `seconds` ago, in words; None where it
     has settled, or does not run. `now`: wall seconds.
     """
-    try:
-        status = (root / SOCKET).stat()
-    except (OSError, ValueError):
-        return None
-    age = now - status.st_mtime
-    if not stat.S_ISSOCK(status.st_mode) or not 0 <= age < seconds:
-        return None
-    return (
-        f"the kubelet started {age:.0f} s ago: until it has heard of all its pods it drops nothing of pods that are gone, "
-        "and may refuse what is predicted to fit"
-    )
+    since = started(root)
+    return starting(now - since) if since is not None and 0 <= now - since < seconds else None

@@ -2,10 +2,18 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypedDict
 
 from topoalign.core.model.allocations import Allocation
-from topoalign.core.model.events import AllocationDeviated, Displaced, LedgerEvent, Owner
+from topoalign.core.model.events import (
+    AllocationDeviated,
+    ContainerUsage,
+    Displaced,
+    KubeletObserved,
+    LedgerEvent,
+    Owner,
+    UsageObserved,
+)
 from topoalign.core.model.ids import AllocationID, DeviceID, NodeName
 
 
@@ -22,6 +30,18 @@ class Binding(NamedTuple):
     owner: Owner
     pod_uid: str = ""
     displaced: tuple[Displaced, ...] = ()
+
+
+class Observed(TypedDict, total=False):
+    """What was read of the kubelet, as in `UsageObserved`; what was not read is left out."""
+
+    containers: tuple[ContainerUsage, ...]
+    kubelet: KubeletObserved
+
+
+def unobserved(node: NodeName, epoch: int) -> UsageObserved:
+    """Before the first reading."""
+    return UsageObserved(node=node, epoch=epoch, revision=0, containers=(), containers_known=False)
 
 
 def deviation(allocation: Allocation, preferred: Sequence[DeviceID]) -> Draft:

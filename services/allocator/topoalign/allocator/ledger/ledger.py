@@ -17,12 +17,13 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Unpack
 
 import anyio
 import msgspec
 import structlog
 
-from topoalign.allocator.ledger.drafts import Binding, Draft, deviation
+from topoalign.allocator.ledger.drafts import Binding, Draft, Observed, deviation, unobserved
 from topoalign.allocator.ledger.endings import Endings
 from topoalign.allocator.ledger.record import unpublished
 from topoalign.core.model.decisions import Refusal
@@ -34,7 +35,6 @@ from topoalign.core.model.events import (
     AllocationRefused,
     AllocationReleased,
     AllocationsSnapshot,
-    ContainerUsage,
     DeviceHealthChanged,
     LedgerEvent,
     TopologyDiscovered,
@@ -132,12 +132,12 @@ class Ledger:
         if state.topology is not had.topology or state.health is not had.health or state.usage is not had.usage:
             self._move(state)
 
-    def observe(self, containers: tuple[ContainerUsage, ...]) -> None:
-        """Takes in what the kubelet has given away without asking us, where that has changed."""
-        had = self.state.usage
-        if had is None or had.containers != containers:
-            epoch, revision = (had.epoch, had.revision + 1) if had is not None else (self._begun, 1)
-            self.hear(UsageObserved(node=self.node, epoch=epoch, revision=revision, containers=containers))
+    def observe(self, **seen: Unpack[Observed]) -> None:
+        """Takes in what the kubelet has given away without asking us, or what it decides by, where that has changed."""
+        had = self.state.usage or unobserved(self.node, self._begun)
+        now = msgspec.structs.replace(had, **seen, containers_known=had.containers_known or "containers" in seen)
+        if now != had:
+            self.hear(msgspec.structs.replace(now, revision=had.revision + 1))
 
     def confirm(self, by: str) -> None:
         """Ends the doubt: what is in the record is all that is held, says whoever `by` names. Raises StateFault."""

@@ -6,7 +6,7 @@ exclusive CPUs, and its memory where the Static memory manager gave it; it knows
 UIDs but no names; an entry of it is a container's if it has the same devices and is for a container of that name.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -18,7 +18,9 @@ from topoalign.allocator.ports import Holding, Listing, Part
 from topoalign.core.model.errors import StateFault, clean
 from topoalign.core.model.events import ContainerUsage, MemoryBlock, Owner
 from topoalign.core.model.ids import ContainerName, DeviceID, Namespace, PodName, ResourceName
-from topoalign.core.model.topology.cpuset import format_cpuset, parse_cpuset
+from topoalign.core.model.kubelet import ListedDevices
+from topoalign.core.model.topology.cpuset import LARGEST_ID, format_cpuset, parse_cpuset
+from topoalign.core.model.topology.validate import MOST_OTHERS
 from topoalign.core.ports import Clock
 from topoalign.kubelet.files import checkpoint, device_checkpoint, pod_directories
 from topoalign.kubelet.files.pod_directories import PodDirectories
@@ -88,6 +90,19 @@ class PodResourcesClient:
             usage=usage,
         )
 
+    async def devices(self) -> dict[ResourceName, tuple[ListedDevices, ...]]:
+        """The healthy devices of all plugins, in use or not. Raises KubeletAway, after `LIST_SECONDS` at most."""
+        response = await ask(
+            self._socket,
+            lambda channel: v1.PodResourcesListerStub(channel).get_allocatable_resources(ALLOCATABLE),
+            self._clock,
+            LIST_SECONDS,
+        )
+        try:
+            return listed_devices(response)
+        except ValueError as error:
+            raise KubeletAway(f"PodResources says what cannot be: {clean(str(error), 200)}") from error
+
     def written(self) -> tuple[int, ...]:
         """The version of the checkpoint file; empty: there is none. Differs after every write."""
         try:
@@ -154,6 +169,32 @@ class Reader(Generic[T]):
 
 
 LIST = v1.ListPodResourcesRequest()
+ALLOCATABLE = v1.AllocatableResourcesRequest()
+
+
+def listed_devices(response: v1.AllocatableResourcesResponse) -> dict[ResourceName, tuple[ListedDevices, ...]]:
+    """
+    Resource -> the healthy devices of its plugin, those with the same NUMA nodes together. A device with several nodes is
+    listed once for each. Raises ValueError for NUMA nodes that cannot be, and for more than `MOST_OTHERS` devices.
+    """
+    found: dict[ResourceName, dict[DeviceID, set[int]]] = {}
+    for part in response.devices:
+        nodes = [node.id for node in part.topology.nodes] if part.topology is not None else []
+        if not all(-1 <= node <= LARGEST_ID for node in nodes):
+            raise ValueError(f"NUMA nodes {nodes} of {part.resource_name} are out of range")
+        for device in part.device_ids:
+            found.setdefault(ResourceName(part.resource_name), {}).setdefault(DeviceID(device), set()).update(nodes)
+    if (count := sum(map(len, found.values()))) > MOST_OTHERS:
+        raise ValueError(f"{count} devices are more than {MOST_OTHERS}")
+    return {resource: by_nodes(devices) for resource, devices in sorted(found.items())}
+
+
+def by_nodes(devices: Mapping[DeviceID, Collection[int]]) -> tuple[ListedDevices, ...]:
+    """The devices by their NUMA nodes."""
+    ids: dict[tuple[int, ...], list[DeviceID]] = {}
+    for device in sorted(devices):
+        ids.setdefault(tuple(sorted(devices[device])), []).append(device)
+    return tuple(ListedDevices(nodes=nodes or None, ids=tuple(ids[nodes])) for nodes in sorted(ids))
 
 
 def usage_of(pod: v1.PodResources, container: v1.ContainerResources) -> ContainerUsage:

@@ -133,7 +133,7 @@ class Reconciliation:
         self._unseen &= live.keys()
         self._early &= {part.pod_uid for part in listing.parts}
         self.liveness.forget_all_but(live.keys())
-        self._ledger.observe(usage_of_others(listing.usage, self._ledger.state.hardware))
+        self._ledger.observe(containers=usage_of_others(listing.usage, self._ledger.state.hardware))
 
     def _settle(self, look: Look) -> None:
         """

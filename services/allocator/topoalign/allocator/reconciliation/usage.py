@@ -8,7 +8,7 @@ is looked at. Over a forged reading it is said anew under a new epoch, because l
 than what they heard in the same epoch.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -16,13 +16,13 @@ import structlog
 
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.core import wire
-from topoalign.core.hints.memory import memory_node
+from topoalign.core.admission.prediction import spread
 from topoalign.core.model.errors import Unavailable
-from topoalign.core.model.events import ContainerUsage, MemoryBlock, MemoryUse, Owner, UsageObserved
+from topoalign.core.model.events import ContainerUsage, KubeletObserved, Owner, UsageObserved
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.cpuset import format_cpuset, parse_cpuset
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.ports import Bus, Clock, Stream
+from topoalign.core.ports import Bus, Clock, Message, Stream
 from topoalign.runtime.speaker import Speaker
 
 AGAIN_SECONDS = 2.0
@@ -45,6 +45,8 @@ class UsageTeller:
         self._said: UsageObserved | None = None
         self._position = 0
         """Of that in the stream."""
+        self._shortened = False
+        """Whether the last one was too large to be said whole."""
         self._renewed: float | None = None
         """Monotonic seconds at which the last epoch for a reading that was spoken over began."""
 
@@ -83,7 +85,7 @@ class UsageTeller:
 
     async def _say(self, usage: UsageObserved) -> bool:
         """Whether nothing more is to be done about it."""
-        message = wire.encode(usage, self._clock.wall())
+        message = self._message(usage)
         if len(message.body) > wire.LARGEST_BODY:
             log.error("usage too large for the bus", containers=len(usage.containers), bytes=len(message.body))
         else:
@@ -94,6 +96,29 @@ class UsageTeller:
                 return False
         self._said = usage
         return True
+
+    def _message(self, usage: UsageObserved) -> Message:
+        """
+        What is said. Where all of it is more than a message holds, what the kubelet holds is left out, and that is said; the
+        predictions of this node itself know all of it.
+        """
+        message = wire.encode(usage, self._clock.wall())
+        size, had = len(message.body), self._shortened
+        self._shortened = size > wire.LARGEST_BODY
+        if not self._shortened:
+            return message
+        if not had:
+            log.error("what predictions stand on is too large for the bus: listeners cannot predict", bytes=size)
+        return wire.encode(without_details(usage, size), self._clock.wall())
+
+
+def without_details(usage: UsageObserved, size: int) -> UsageObserved:
+    """The same with the kubelet's rules and nothing that it holds, and why. `size`: bytes of the whole."""
+    if usage.kubelet is None:
+        return usage
+    why = f"what the kubelet holds is too much for one message: {size} bytes, and {wire.LARGEST_BODY} are the limit"
+    kubelet = KubeletObserved(version=usage.kubelet.version, rules=usage.kubelet.rules, unknown=why)
+    return msgspec.structs.replace(usage, kubelet=kubelet)
 
 
 def is_ours(hardware: Topology, resource: ResourceName, device: DeviceID) -> bool:
@@ -148,28 +173,3 @@ def foreign(
 ) -> dict[ResourceName, tuple[DeviceID, ...]]:
     others = {name: tuple(d for d in ids if not is_ours(hardware, name, d)) for name, ids in devices.items()}
     return {name: ids for name, ids in others.items() if ids}
-
-
-def spread(
-    blocks: Iterable[MemoryBlock], hardware: Topology, kept: Mapping[int, Mapping[ResourceName, int]] = {}
-) -> Iterator[MemoryBlock]:
-    """
-    The same blocks, each on the nodes of its group from the lowest on, as far as those have memory left; which is how the
-    kubelet fills them (v1.36.3, memorymanager static policy), and PodResources does not tell. `kept` is what the system
-    keeps of each NUMA node, where that is known.
-    """
-    left = {
-        (node.id, name): size
-        for node in hardware.nodes
-        for name, size in memory_node(node, kept.get(node.id, {}), MemoryUse()).allocatable.items()
-    }
-    for block in blocks:
-        wanted, taken = block.size, []
-        for node in block.nodes:
-            part = min(wanted, left.get((node, block.resource), wanted))
-            left[node, block.resource] = left.get((node, block.resource), part) - part
-            wanted -= part
-            taken.append(part)
-        if taken:
-            taken[-1] += wanted
-        yield msgspec.structs.replace(block, taken=tuple(taken))

@@ -14,18 +14,19 @@ import anyio
 import msgspec
 import structlog
 
-from topoalign.allocator.device_allocations import nothing_ended, nothing_to_ask
+from topoalign.allocator.device_allocations import nothing_to_ask
 from topoalign.allocator.ledger.drafts import Binding
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.requests.absence import absence, lists_nothing
 from topoalign.allocator.requests.choices import allowed
 from topoalign.allocator.requests.deadlines import Deadlines
 from topoalign.allocator.requests.held import held_by, holds
-from topoalign.allocator.requests.kubelet_files import Known, KubeletFiles
+from topoalign.allocator.requests.kubelet_watch import KubeletWatch
 from topoalign.core import wire
 from topoalign.core.admission.admit import admission, admit, answer_to
 from topoalign.core.admission.drive import drive_async
 from topoalign.core.admission.pipeline import Question, Reply
+from topoalign.core.admission.prediction import predict
 from topoalign.core.admission.validate import validate_pod
 from topoalign.core.hints.answers import check_answer
 from topoalign.core.hints.preconditions import check_resources_known
@@ -79,20 +80,18 @@ class Admissions:
         rules: AdmissionRules,
         *,
         kubelet_owns_devices: bool,
-        kubelet_files: KubeletFiles | None = None,
+        kubelet: KubeletWatch | None = None,
         hint_seconds: float = 0.25,
         ensure_fresh: Callable[[], Awaitable[None]] = nothing_to_ask,
-        ended: Callable[[], Awaitable[Sequence[Allocation]]] = nothing_ended,
         lists: Callable[[str], bool | None] = lists_nothing,
     ) -> None:
         """
-        `kubelet_files`: what predictions for a node with a kubelet stand on; None: the node's own rules and record. `ended`
-        is asked for what the record still has of containers that have ended, as the kubelet says now; `lists` tells whether
-        the kubelet lists a pod of this name, None where there is no kubelet to ask.
+        `kubelet`: reads what predictions for a node with a kubelet stand on; None: the node's own rules and record. `lists`
+        tells whether the kubelet lists a pod of this name, None where there is no kubelet to ask.
         `ensure_fresh` is called before anything is given out, as by `DeviceAllocations`.
         """
         self._ledger, self._bus, self._rules, self._ensure_fresh = ledger, bus, rules, ensure_fresh
-        self._kubelet_files, self._ended, self._lists = kubelet_files, ended, lists
+        self._kubelet, self._lists = kubelet, lists
         self._kubelet_owns_devices = kubelet_owns_devices
         self._hint_seconds = hint_seconds
         self._turn = anyio.Lock()
@@ -145,13 +144,14 @@ class Admissions:
         self._own(request.node)
         self._discovered()
         pod = validate_pod(request.pod)
-        mode = Mode.KUBELET if self._kubelet_owns_devices else self._rules.mode
-        known = Known(state=self._ledger.state, rules=msgspec.structs.replace(self._rules, mode=mode))
-        if self._kubelet_files is not None:
-            ended = await self._ended()
-            known = await self._kubelet_files.known(self._ledger.state, pod, ended)
-        doubts = () if self._ledger.doubt is None else (doubted(self._ledger.doubt),)
-        return noted(admit(known.state, pod, overridden(known.rules, request.rules)), (*known.notes, *doubts))
+        if self._kubelet is not None:
+            await self._kubelet.look()
+            decision = predict(self._ledger.state, pod, self._ledger.clock.wall(), request.rules)
+        else:
+            mode = Mode.KUBELET if self._kubelet_owns_devices else self._rules.mode
+            rules = msgspec.structs.replace(self._rules, mode=mode)
+            decision = admit(self._ledger.state, pod, overridden(rules, request.rules))
+        return noted(decision, () if self._ledger.doubt is None else (doubted(self._ledger.doubt),))
 
     async def release(self, request: ReleaseRequest) -> tuple[AllocationID, ...]:
         """Gives back one allocation, or all of a pod."""

@@ -2,58 +2,36 @@
 What the node's kubelet says in its files, for predictions.
 
 Its configuration tells by which rules it decides, its checkpoints which CPUs and how much memory containers have that never
-called us; the devices are in our own record, as far as that is not behind the kubelet (`kubelet_devices`). Of pods that are
-gone nothing counts. The files are read anew for each prediction, in a thread that is not waited for longer than a second.
-What cannot be read is taken from what PodResources showed last, and from our own settings and record; that is said with the
-answer.
+called us, and which devices. Of pods that are gone nothing counts. The files are read in a thread that is not waited for
+longer than a second. What they come to is decided elsewhere (`core.admission.prediction`), from what is read here and said
+on the bus; what cannot be read is said in its place.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import anyio
 import msgspec
 import structlog
 
-from topoalign.allocator.reconciliation.usage import spread
-from topoalign.allocator.requests.kubelet_devices import (
-    as_others,
-    unaccounted,
-    unrecorded,
-    without_dropped,
-    without_ended,
-)
+from topoalign.core.admission.prediction import kubelet_rules
 from topoalign.core.model.errors import TopoalignError, clean
-from topoalign.core.model.events import Allocation, ContainerUsage, Owner
-from topoalign.core.model.ids import DeviceID, ResourceName
-from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest
-from topoalign.core.model.topology.cpuset import parse_cpuset
-from topoalign.core.ports import Clock
-from topoalign.core.state.fold import NodeState
-from topoalign.kubelet.files import configuration
+from topoalign.core.model.ids import AllocationID, ContainerName
+from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved
+from topoalign.core.model.requests import AdmissionRules, Mode
+from topoalign.core.model.topology.cpuset import format_cpuset
+from topoalign.core.model.topology.model import Topology
+from topoalign.kubelet.files import configuration, cpu_checkpoint, device_checkpoint, memory_checkpoint, pod_directories
 from topoalign.kubelet.files.listed_pods import ListedPods
-from topoalign.kubelet.files.node_state import Container, Held, check_resources, held_cpus, held_devices, held_memory
-from topoalign.kubelet.files.settling import SETTLE_SECONDS, settling
-from topoalign.runtime.clock import SystemClock
+from topoalign.kubelet.files.node_state import DEVICE_PLUGINS, Held, held_cpus, held_devices, held_memory
+from topoalign.kubelet.files.settling import SETTLE_SECONDS, SOCKET, started
 
 READ_SECONDS = 1.0
-LATE = ("the kubelet's files could not be read in time",)
-INSTEAD = "what PodResources showed last counts instead"
+LATE = "the kubelet's files could not be read in time"
+LONGEST = 400
+"""Characters of a reason."""
 
 log = structlog.get_logger("topoalign.allocator.requests.kubelet_files")
-
-
-class Known(msgspec.Struct, frozen=True, kw_only=True):
-    """What a prediction stands on."""
-
-    state: NodeState
-    rules: AdmissionRules
-    registered: Mapping[ResourceName, frozenset[DeviceID]] | None = None
-    """The resources that the kubelet has plugins for; None where its files do not tell."""
-    missing: tuple[str, ...] = ()
-    """What could not be read."""
-    notes: tuple[str, ...] = ()
-    """What is not as the kubelet has it, or may not be, and what else bears on it; `missing` is among it."""
 
 
 class KubeletFiles:
@@ -66,34 +44,48 @@ class KubeletFiles:
         rules: AdmissionRules,
         seconds: float = READ_SECONDS,
         *,
-        clock: Clock | None = None,
+        version: str = "",
         settle_seconds: float = SETTLE_SECONDS,
     ) -> None:
-        """`rules`: the node's own, for what the kubelet's configuration does not tell."""
+        """
+        `rules`: the node's own, for what the kubelet's configuration does not tell. `version`: the kubelet's; empty: not
+        known.
+        """
         self._config, self._root, self._seconds = config, root, seconds
-        self._clock, self._settle_seconds = clock or SystemClock(), settle_seconds
+        self._version, self._settle_seconds = version, settle_seconds
         self._rules = msgspec.structs.replace(rules, mode=Mode.KUBELET)
         self._turn = anyio.Lock()
         self._reading = False
         self._noted: tuple[str, ...] = ()
 
-    async def known(self, state: NodeState, pod: PodRequest, ended: Sequence[Allocation] = ()) -> Known:
+    async def read(self, hardware: Topology, ended: Sequence[AllocationID] = ()) -> KubeletObserved:
         """
-        The state as the kubelet will have it when this pod comes, and its rules. Raises InvalidField as `check_resources`
-        does.
-
-        `ended`: allocations whose containers are known to have ended, which the record still has.
+        All of it as it is now. `ended`: live allocations whose containers are known to have ended. The devices of other
+        plugins are in no file.
         """
-        state, lagging = without_ended(state, ended)
-        known = Known(state=state, rules=self._rules, missing=LATE, notes=LATE)
+        found = KubeletObserved(
+            version=self._version, rules=kubelet_rules(self._rules), ended=tuple(ended), unknown=LATE
+        )
         with anyio.move_on_after(self._seconds):
             async with self._turn:
                 if not self._reading:  # else a thread that nobody waits for any more hangs in there: one is enough
-                    known = await anyio.to_thread.run_sync(self._read, state, ended, abandon_on_cancel=True)
-        self._tell(known.missing)
-        passed_over = check_resources(pod, state.hardware, known.registered)
-        return msgspec.structs.replace(
-            known, state=as_others(known.state, pod), notes=(*known.notes, *lagging, *passed_over)
+                    found = await anyio.to_thread.run_sync(self._read, hardware, tuple(ended), abandon_on_cancel=True)
+        self._tell(missing(found))
+        return found
+
+    def stamp(self) -> tuple[object, ...]:
+        """Differs when a file was changed, made or removed, or the kubelet was started; a look that costs no reading."""
+        plugins = self._root / DEVICE_PLUGINS
+        return tuple(
+            version_of(path)
+            for path in (
+                self._config,
+                self._root / cpu_checkpoint.NAME,
+                self._root / memory_checkpoint.NAME,
+                plugins / device_checkpoint.NAME,
+                self._root / SOCKET,
+                self._root / pod_directories.NAME,
+            )
         )
 
     def _tell(self, notes: tuple[str, ...]) -> None:
@@ -106,46 +98,41 @@ class KubeletFiles:
         else:
             log.info("predictions have all that the kubelet has")
 
-    def _read(self, state: NodeState, ended: Sequence[Allocation]) -> Known:
+    def _read(self, hardware: Topology, ended: tuple[AllocationID, ...]) -> KubeletObserved:
         self._reading = True
         try:
-            return self._read_all(state, ended)
+            return self._read_all(hardware, ended)
         finally:
             self._reading = False
 
-    def _read_all(self, state: NodeState, ended: Sequence[Allocation]) -> Known:
-        missing: list[str] = []
-        rules = self._rules
+    def _read_all(self, hardware: Topology, ended: tuple[AllocationID, ...]) -> KubeletObserved:
+        rules, unknown = self._rules, ""
         try:
             rules = configuration.load_configuration(self._config, rules.placement)
         except TopoalignError as error:
-            missing.append(f"the node's own settings stand for the kubelet's configuration: {error.finding}")
-        hardware = state.hardware
+            unknown = f"the node's own settings stand for the kubelet's configuration: {error.finding}"
         pods = ListedPods(self._root)
         cpus = given("CPUs", lambda: held_cpus(self._root, hardware, rules, pods))
         memory = given("memory", lambda: held_memory(self._root, hardware, rules, pods))
-        if state.usage is not None:
-            cpus = cpus if cpus.finding is None else shown_cpus(state, cpus.finding)
-            memory = memory if memory.finding is None else shown_memory(state, rules, memory.finding)
         devices = given("resources", lambda: held_devices(self._root, hardware, pods))
-        missing += (held.finding for held in (cpus, memory, devices) if held.finding is not None)
-        missing += [pods.trouble] if pods.trouble is not None else []
-        state = without_dropped(state, devices)
-        others = Held(cpus=cpus.cpus, blocks=memory.blocks, devices=unrecorded(state, devices, pods, ended)).allocations
-        merged = msgspec.structs.replace(
-            state,
-            allocations={**state.allocations, **{allocation.id: allocation for allocation in others}},
-            memory=memory.memory or state.memory,
-        )
-        starting = settling(self._root, self._clock.wall(), self._settle_seconds)
-        waiting = unaccounted(state, devices)
-        notes = (*missing, *pods.findings, *waiting, *(each for each in (memory.doubt, starting) if each is not None))
-        return Known(
-            state=merged,
-            rules=rules,
-            registered=devices.registered,
-            missing=tuple(clean(each, 400) for each in missing),
-            notes=tuple(clean(note, 400) for note in notes),
+        held = Held(cpus=cpus.cpus, blocks=memory.blocks, devices=devices.devices)
+        running = frozenset(uid for uid, _ in devices.devices if pods.is_known_to_run(uid))
+        return KubeletObserved(
+            version=self._version,
+            rules=kubelet_rules(rules, clean(unknown, LONGEST)),
+            registered=tuple(sorted(devices.registered)) if devices.registered is not None else None,
+            entries=entries_of(held, running),
+            dropped={resource: tuple(sorted(ids)) for resource, ids in sorted(devices.dropped.items()) if ids},
+            ended=ended,
+            memory=dict(memory.memory),
+            memory_doubt=clean(memory.doubt or "", LONGEST),
+            cpus_unknown=clean(cpus.finding or "", LONGEST),
+            memory_unknown=clean(memory.finding or "", LONGEST),
+            checkpoint_unknown=clean(devices.finding or "", LONGEST),
+            pods_unknown=clean(pods.trouble or "", LONGEST),
+            notes=tuple(clean(note, LONGEST) for note in pods.findings),
+            started=started(self._root),
+            settle_seconds=self._settle_seconds,
         )
 
 
@@ -157,29 +144,38 @@ def given(what: str, read: Callable[[], Held]) -> Held:
         return Held(finding=f"which {what} the kubelet has is not known: {error.finding}")
 
 
-def shown_cpus(state: NodeState, finding: str) -> Held:
-    """What PodResources showed, in place of a file that told nothing because of `finding`."""
-    cpus = {container_of(each.owner): parse_cpuset(each.cpus) for each in shown(state) if each.cpus}
-    return Held(cpus=cpus, finding=f"{finding}; {INSTEAD}")
+def entries_of(held: Held, running: Collection[str]) -> tuple[CheckpointEntry, ...]:
+    """One of each container that has something, by pod and name. `running`: pods with a mounted volume, by UID."""
+    return tuple(
+        CheckpointEntry(
+            pod_uid=uid,
+            container=ContainerName(container),
+            cpus=format_cpuset(held.cpus.get((uid, container), ())),
+            memory=held.blocks.get((uid, container), ()),
+            devices=dict(held.devices.get((uid, container), {})),
+            mounted=uid in running,
+        )
+        for uid, container in sorted({*held.cpus, *held.blocks, *held.devices})
+    )
 
 
-def shown_memory(state: NodeState, rules: AdmissionRules, finding: str) -> Held:
-    """The same for memory. How a block is spread over several NUMA nodes is taken to be from the lowest on."""
-    told = [block for each in shown(state) for block in each.memory]
-    spread_out = spread(told, state.hardware, rules.reserved_memory)
-    blocks = {
-        container_of(each.owner): tuple(next(spread_out) for _ in each.memory) for each in shown(state) if each.memory
-    }
-    alone = NodeState(node=state.node)
-    for allocation in Held(blocks=blocks).allocations:
-        alone = alone.holding(allocation)
-    return Held(blocks=blocks, memory=alone.memory, finding=f"{finding}; {INSTEAD}")
+def missing(kubelet: KubeletObserved) -> tuple[str, ...]:
+    """What could not be read, in words."""
+    found = (
+        kubelet.unknown,
+        kubelet.rules.unknown,
+        kubelet.cpus_unknown,
+        kubelet.memory_unknown,
+        kubelet.checkpoint_unknown,
+        kubelet.pods_unknown,
+    )
+    return tuple(each for each in found if each)
 
 
-def shown(state: NodeState) -> tuple[ContainerUsage, ...]:
-    return state.usage.containers if state.usage is not None else ()
-
-
-def container_of(owner: Owner) -> Container:
-    """PodResources knows no UIDs: the name of a pod stands for it."""
-    return f"{owner.namespace}/{owner.pod}", owner.container
+def version_of(path: Path) -> tuple[int, ...]:
+    """Differs after every write; empty where there is no such file."""
+    try:
+        status = path.stat()
+    except (OSError, ValueError):
+        return ()
+    return status.st_ino, status.st_mtime_ns, status.st_size

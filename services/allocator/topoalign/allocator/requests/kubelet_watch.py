@@ -1,0 +1,121 @@
+"""
+Keeps up with what the node's kubelet decides by, so that the node and every listener predict from the same facts.
+
+Every half second the files are looked at, by their times alone, and plugins' devices are asked for; the files are read where
+one has changed, and every five seconds in any case, because the volumes of a pod go without a trace in their times. What is
+found becomes a part of the node's `UsageObserved` where it has changed. A prediction of the node reads everything first.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+import anyio
+import msgspec
+
+from topoalign.allocator.device_allocations import nothing_ended
+from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.reconciliation.pod_resources import Reader
+from topoalign.allocator.requests.kubelet_files import LONGEST, KubeletFiles
+from topoalign.core.model.errors import Unavailable, clean
+from topoalign.core.model.events import Allocation
+from topoalign.core.model.ids import ResourceName
+from topoalign.core.model.kubelet import KubeletObserved, ListedDevices
+from topoalign.core.ports import Clock
+
+POLL_SECONDS = 0.5
+"""Between two looks: what changes is announced within a second."""
+READ_SECONDS = 5.0
+"""Between two readings of files that have not changed by their times."""
+
+Listed = Mapping[ResourceName, tuple[ListedDevices, ...]]
+
+
+class KubeletWatch:
+    """Reads the kubelet's files and its plugins' devices into the ledger."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        files: KubeletFiles,
+        clock: Clock,
+        devices: Callable[[], Awaitable[Listed]] | None = None,
+        ended: Callable[[], Awaitable[Sequence[Allocation]]] = nothing_ended,
+    ) -> None:
+        """
+        `devices` is asked for the devices of all plugins and raises Unavailable; None: there is nobody to ask. `ended` is
+        asked for what the record still has of containers that have ended, as the kubelet says now.
+        """
+        self._ledger, self._files, self._clock = ledger, files, clock
+        self._devices, self._ended = devices, ended
+        self._turn = anyio.Lock()
+        self._begun = self._done = 0
+        """Whole readings: how many began, and which was the last to come to an end."""
+        self._stamps: Reader[tuple[object, ...]] = Reader()
+        self._stamp: tuple[object, ...] | None = None
+        """Of the files as they were read last; None: they are to be read anew."""
+        self._read_at = 0.0
+        """Monotonic seconds."""
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self.poll()
+            await self._clock.sleep(POLL_SECONDS)
+
+    async def look(self) -> None:
+        """Reads everything. A reading serves all who asked before it began."""
+        begun = self._begun
+        async with self._turn:
+            if self._done <= begun:
+                self._begun += 1
+                await self._read(await self._changed())
+                self._done = self._begun
+
+    async def poll(self) -> None:
+        """Reads what may have changed. Does nothing before the hardware is known, by which the files are judged."""
+        async with self._turn:
+            if self._ledger.state.topology is None:
+                return
+            stamp, usage = await self._changed(), self._ledger.state.usage
+            known = usage.kubelet if usage is not None else None
+            due = self._clock.monotonic() >= self._read_at + READ_SECONDS
+            if known is None or stamp is None or stamp != self._stamp or due:
+                await self._read(stamp)
+            else:
+                self._ledger.observe(kubelet=with_devices(known, *await self._listed()))
+
+    async def _changed(self) -> tuple[object, ...] | None:
+        """What differs when a file or the hardware has changed; None: the files cannot be looked at in time."""
+        topology = self._ledger.state.topology
+        found = await self._stamps.read(self._files.stamp)
+        place = (topology.epoch, topology.revision) if topology is not None else ()
+        return (*found[0], place) if found is not None else None
+
+    async def _read(self, stamp: tuple[object, ...] | None) -> None:
+        """`stamp`: of before the reading, so that what changes meanwhile is read again."""
+        found: list[tuple[Listed | None, str]] = []
+
+        async def ask() -> None:
+            found.append(await self._listed())
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            ended = [each.id for each in await self._ended()]
+            kubelet = await self._files.read(self._ledger.state.hardware, ended)
+        self._stamp, self._read_at = None if kubelet.unknown else stamp, self._clock.monotonic()
+        self._ledger.observe(kubelet=with_devices(kubelet, *found[0]))
+
+    async def _listed(self) -> tuple[Listed | None, str]:
+        """The devices of all plugins, or None and why they are not known."""
+        if self._devices is None:
+            return None, ""
+        try:
+            return await self._devices(), ""
+        except Unavailable as error:
+            return None, clean(error.finding, LONGEST)
+
+
+def with_devices(kubelet: KubeletObserved, listed: Listed | None, unknown: str) -> KubeletObserved:
+    """The same with these devices of plugins."""
+    return msgspec.structs.replace(
+        kubelet, devices=dict(listed) if listed is not None else None, devices_unknown=unknown
+    )

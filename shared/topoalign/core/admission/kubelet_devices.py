@@ -1,0 +1,182 @@
+"""
+The devices of a node as its kubelet will have them at its next admission, for predictions.
+
+The record lags behind the kubelet: it keeps what a container had until the container was missing for some seconds. The
+kubelet's checkpoint lags, too, but names pods by their UIDs, and their directories tell which are gone. So
+
+- what is known to have ended is free;
+- what the record has for a container that was seen to run is free if the checkpoint lists it for pods that are gone alone:
+  the checkpoint was written before that container was seen, so its pod is one of these;
+- what the checkpoint lists for a pod with a mounted volume is held, in the record or not: a plain init container that ended
+  before this process started is in no record, and the kubelet keeps its devices for its pod;
+- what the checkpoint lists of other plugins' devices is held: no record has them;
+- all else is as the record has it, above all what was granted a moment ago and is not in the checkpoint yet.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
+
+from topoalign.core.hints.requested import device_limits
+from topoalign.core.model.errors import InvalidField, clean, quoted
+from topoalign.core.model.events import Allocation, DeviceHealth, HealthState
+from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
+from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved, ListedDevices
+from topoalign.core.model.requests import PodRequest
+from topoalign.core.model.topology.model import PluginDevice, Topology
+from topoalign.core.state.fold import NodeState
+
+Devices = Mapping[ResourceName, tuple[DeviceID, ...]]
+
+HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
+
+
+def with_others(state: NodeState, listed: Mapping[ResourceName, Sequence[ListedDevices]] | None) -> NodeState:
+    """
+    The state with the devices that other plugins list to the kubelet, all of them healthy. A resource that is offered here
+    is left as discovery announces it. None: what they list is not known, and nothing changes.
+    """
+    hardware = state.hardware
+    found = tuple(
+        PluginDevice(id=device, resource=resource, nodes=part.nodes)
+        for resource, parts in sorted((listed or {}).items())
+        if resource not in hardware.offers_of
+        for part in parts
+        for device in part.ids
+    )
+    if not found or state.topology is None or state.health is None:
+        return state
+    kept = tuple(other for other in hardware.others if other.resource not in (listed or {}))
+    hardware = msgspec.structs.replace(hardware, others=(*kept, *found))
+    devices = {**{other.id: HEALTHY for other in found}, **state.health.devices}
+    return msgspec.structs.replace(
+        state,
+        topology=msgspec.structs.replace(state.topology, topology=hardware),
+        health=msgspec.structs.replace(state.health, devices=devices),
+    )
+
+
+def shared_ids(pod: PodRequest, hardware: Topology) -> tuple[str, ...]:
+    """A note on resources of the pod whose devices have the same ids as devices of another resource, if there are any."""
+    found = sorted(
+        name
+        for name in asked_of(pod) & {other.resource for other in hardware.others}
+        if any(
+            not hardware.devices[name].keys().isdisjoint(ids)
+            for resource, ids in hardware.devices.items()
+            if resource != name
+        )
+    )
+    if not found:
+        return ()
+    return (
+        f"devices of {quoted(found)} have the ids of devices of another resource: what is in use under one counts as in use "
+        "under both",
+    )
+
+
+def without_ended(state: NodeState, ended: Collection[AllocationID]) -> tuple[NodeState, tuple[str, ...]]:
+    """The state without these allocations, and a note that names them."""
+    names = state.allocations.keys() & {*ended}
+    if not names:
+        return state, ()
+    left = {name: held for name, held in state.allocations.items() if name not in names}
+    whose = [name_of(held) for name, held in state.allocations.items() if name in names]
+    note = f"the record still has devices of {quoted(whose)}, whose pods have ended: they count as free"
+    return msgspec.structs.replace(state, allocations=left), (note,)
+
+
+def name_of(allocation: Allocation) -> str:
+    """The container of an allocation for people; its id where that is not known."""
+    owner = allocation.owner
+    return f"{owner.namespace}/{owner.pod}/{owner.container}" if owner is not None else allocation.id
+
+
+def without_dropped(state: NodeState, dropped: Devices) -> NodeState:
+    """The state without what the checkpoint has for pods that are gone alone (`KubeletObserved.dropped`)."""
+    kept = {name: left for name, held in state.allocations.items() if (left := remaining(held, dropped))}
+    return msgspec.structs.replace(state, allocations=kept)
+
+
+def remaining(held: Allocation, dropped: Mapping[ResourceName, Collection[DeviceID]]) -> Allocation | None:
+    """An allocation without what it has of these devices, if its container was seen to run. None: nothing is left."""
+    if held.owner is None or not held.devices:
+        return held
+    devices = {
+        resource: left
+        for resource, ids in held.devices.items()
+        if (left := tuple(device for device in ids if device not in dropped.get(resource, ())))
+    }
+    return None if not devices else held if devices == held.devices else msgspec.structs.replace(held, devices=devices)
+
+
+def unrecorded(state: NodeState, entry: CheckpointEntry, ended: Collection[DeviceID]) -> Devices:
+    """
+    What the checkpoint lists for a container, the record has for nobody, and no container that has `ended` had. Of devices
+    that are offered here only those of a pod that runs for sure; of other plugins' devices all.
+    """
+    hardware = state.hardware
+    return {
+        resource: tuple(device for device in ids if device not in ended and not state.overlapping([device]))
+        for resource, ids in entry.devices.items()
+        if resource in hardware.devices and (entry.mounted or resource not in hardware.offers_of)
+    }
+
+
+def unaccounted(state: NodeState, kubelet: KubeletObserved) -> tuple[str, ...]:
+    """
+    A note that names what was granted and the checkpoint lists for no pod that runs: the pod may be refused yet, or was.
+    Nothing where the checkpoint cannot be read.
+    """
+    told = {device for entry in kubelet.entries for ids in entry.devices.values() for device in ids}
+    waiting = sorted(
+        device for held in state.allocations.values() if held.owner is None for device in held.device_ids - told
+    )
+    if not waiting or kubelet.checkpoint_unknown:
+        return ()
+    return (f"the kubelet has asked for {quoted(waiting)} and lists no container with them: they count as held",)
+
+
+def as_others(state: NodeState, pod: PodRequest) -> NodeState:
+    """
+    The state in which what a pod of this name has is somebody else's: the kubelet tells pods apart by their UIDs, and the
+    pod that comes next has a new one.
+    """
+    name = (pod.namespace, pod.name)
+    others = {
+        each: msgspec.structs.replace(held, owner=None)
+        if held.owner is not None and (held.owner.namespace, held.owner.pod) == name
+        else held
+        for each, held in state.allocations.items()
+    }
+    return msgspec.structs.replace(state, allocations=others)
+
+
+def asked_of(pod: PodRequest) -> frozenset[ResourceName]:
+    """The resources of device plugins that a pod asks for."""
+    return frozenset(name for each in (*pod.init_containers, *pod.containers) for name in device_limits(each))
+
+
+def check_resources(
+    pod: PodRequest, topology: Topology, registered: Collection[ResourceName] | None, devices_unknown: str = ""
+) -> tuple[str, ...]:
+    """
+    What the pod asks for that has no device here, in words: the kubelet passes over what no plugin ever registered.
+    `devices_unknown`: why it is not known which devices other plugins list, if it is not.
+
+    Raises InvalidField for a resource that its kubelet has registered: which NUMA nodes its devices are on is not known.
+    """
+    unknown = sorted(asked_of(pod) - topology.devices.keys())
+    for name in unknown:
+        if registered is not None and name in registered:
+            raise InvalidField(
+                f"limits[{clean(name)}]",
+                "the kubelet has such devices, and the machine as it is known here has none",
+                "describe the machine with them (`topology.others` of topoalign's own JSON), or see that their plugin "
+                "on the node lists healthy ones",
+            )
+    if devices_unknown:
+        return tuple(f"whether a plugin lists {clean(name)} is not known: {devices_unknown}" for name in unknown)
+    return tuple(
+        f"nobody lists {clean(name)} here: the kubelet passes over it, a scheduler would not" for name in unknown
+    )

@@ -1,0 +1,256 @@
+"""
+What would the kubelet of a node decide about a pod? Answered from the facts of the node alone.
+
+    state: TopologyDiscovered, DeviceHealthChanged, Allocation… and UsageObserved, folded
+       |  prediction_basis: the kubelet's rules; devices, CPUs and memory as the kubelet will have them; notes
+       v
+    admit(basis.state, pod, basis.rules)
+
+The node's allocator predicts by `predict`, and so may any listener that folds the same events: both get the same answer.
+What could not be read on the node is said in the notes, and its place is taken by what PodResources showed last, or by
+nothing; never by a guess. docs/predictions.md tells what is read, and what each note means.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from topoalign.core.admission.admit import admit
+from topoalign.core.admission.kubelet_devices import (
+    as_others,
+    check_resources,
+    shared_ids,
+    unaccounted,
+    unrecorded,
+    with_others,
+    without_dropped,
+    without_ended,
+)
+from topoalign.core.hints.memory import memory_node
+from topoalign.core.model.decisions import Decision, noted
+from topoalign.core.model.errors import Unavailable, clean
+from topoalign.core.model.events import Allocation, ContainerUsage, MemoryBlock, MemoryUse, Owner
+from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName, ResourceName
+from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved, KubeletRules
+from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, overridden
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.state.fold import NodeState
+
+PREDICTED = "v1.36."
+"""Begins the versions of the kubelet that decisions are held to."""
+
+INSTEAD = "what PodResources showed last counts instead"
+
+
+class KubeletUnknown(Unavailable):
+    """What the kubelet of a node decides by is not known, so nothing can be predicted."""
+
+    code = "KubeletUnknown"
+
+    def __init__(self, node: NodeName, finding: str) -> None:
+        super().__init__(
+            f"what the kubelet of node {clean(node)!r} decides by is not known: {finding}",
+            "see that the node's allocator is of this version and serves a kubelet, or ask it for a what-if",
+        )
+
+
+class PredictionBasis(msgspec.Struct, frozen=True, kw_only=True):
+    """What `admit` looks at, and how far it can be relied on."""
+
+    state: NodeState
+    """The node as its kubelet will have it when the pod comes."""
+    rules: AdmissionRules
+    """Those of the kubelet."""
+    notes: tuple[str, ...]
+    """What is not as the kubelet has it, or may not be, and what else bears on the decision."""
+
+
+def predict(state: NodeState, pod: PodRequest, now: float, changes: Mapping[str, str | int | bool] = {}) -> Decision:
+    """
+    What the node's kubelet would decide about this pod at wall second `now`. `changes`: rules that differ from the
+    kubelet's, by field name.
+
+    Raises KubeletUnknown where the node has not said what its kubelet decides by, and InvalidField for a pod or rules that
+    cannot be meant, or a resource that the kubelet knows and nothing else does.
+    """
+    basis = prediction_basis(state, pod, now)
+    return noted(admit(basis.state, pod, overridden(basis.rules, changes)), basis.notes)
+
+
+def prediction_basis(state: NodeState, pod: PodRequest, now: float) -> PredictionBasis:
+    """What `predict` decides on. Raises as it does."""
+    kubelet = state.usage.kubelet if state.usage is not None else None
+    if kubelet is None:
+        raise KubeletUnknown(state.node, "the node has not said it")
+    rules = admission_rules(kubelet.rules, state.node)
+    over = frozenset[DeviceID]().union(
+        *(state.allocations[each].device_ids for each in kubelet.ended if each in state.allocations)
+    )
+    state, lagging = without_ended(with_others(state, kubelet.devices), kubelet.ended)
+    notes: list[str] = [kubelet.unknown] if kubelet.unknown else []
+    if not kubelet.unknown:
+        entries, memory, missing = held_by_kubelet(state, kubelet, rules)
+        state = without_dropped(state, kubelet.dropped)
+        notes += (*missing, *kubelet.notes, *unaccounted(state, kubelet))
+        notes += (each for each in (kubelet.memory_doubt, settling(kubelet, now)) if each)
+        others = [allocation_of(state, each, over) for each in entries]
+        merged = {**state.allocations, **{each.id: each for each in others}}
+        state = msgspec.structs.replace(state, allocations=merged, memory=memory or state.memory)
+    unlisted = kubelet.devices_unknown or kubelet.unknown if kubelet.devices is None else ""
+    passed_over = check_resources(pod, state.hardware, kubelet.registered, unlisted)
+    notes = [clean(note, 400) for note in (*notes, *other_version(kubelet))]
+    return PredictionBasis(
+        state=as_others(state, pod),
+        rules=rules,
+        notes=(*notes, *lagging, *shared_ids(pod, state.hardware), *passed_over),
+    )
+
+
+def admission_rules(rules: KubeletRules, node: NodeName) -> AdmissionRules:
+    """The rules that `admit` takes. Raises KubeletUnknown for a policy or an option that is not known here."""
+    known = msgspec.to_builtins(rules)
+    try:
+        return msgspec.convert(
+            {**{name: value for name, value in known.items() if name != "unknown"}, "mode": Mode.KUBELET.value},
+            AdmissionRules,
+        )
+    except msgspec.ValidationError as error:
+        raise KubeletUnknown(node, clean(str(error), 200)) from error
+
+
+def kubelet_rules(rules: AdmissionRules, unknown: str = "") -> KubeletRules:
+    """The same rules as they are said on the bus; `unknown` as in `KubeletRules`."""
+    return KubeletRules(
+        policy=rules.policy,
+        scope=rules.scope,
+        prefer_closest_numa_nodes=rules.prefer_closest_numa_nodes,
+        max_allowable_numa_nodes=rules.max_allowable_numa_nodes,
+        cpu_manager=rules.cpu_manager,
+        cpu_options=tuple(sorted(rules.cpu_options)),
+        reserved_cpus=rules.reserved_cpus,
+        reserved_cpu_count=rules.reserved_cpu_count,
+        memory_manager=rules.memory_manager,
+        reserved_memory=rules.reserved_memory,
+        placement=rules.placement,
+        unknown=unknown,
+    )
+
+
+def held_by_kubelet(
+    state: NodeState, kubelet: KubeletObserved, rules: AdmissionRules
+) -> tuple[list[CheckpointEntry], Mapping[int, MemoryUse], list[str]]:
+    """
+    What containers have beyond the record, the account of the memory, and what of it could not be read, in words. What a
+    checkpoint does not tell is what PodResources showed last.
+    """
+    usage = state.usage
+    shown = usage.containers if usage is not None and usage.containers_known else None
+    entries, memory = list(kubelet.entries), kubelet.memory
+    instead = f"; {INSTEAD}" if shown is not None else ""
+    missing = [kubelet.rules.unknown]
+    missing += [f"{each}{instead}" if each else "" for each in (kubelet.cpus_unknown, kubelet.memory_unknown)]
+    missing += [kubelet.checkpoint_unknown, kubelet.pods_unknown]
+    if kubelet.cpus_unknown:
+        entries += (entry_of(each, cpus=True) for each in shown or () if each.cpus)
+    if kubelet.memory_unknown and shown is not None:
+        blocks = iter(spread([b for each in shown for b in each.memory], state.hardware, rules.reserved_memory))
+        spread_out = [msgspec.structs.replace(each, memory=tuple(next(blocks) for _ in each.memory)) for each in shown]
+        entries += (entry_of(each, memory=True) for each in spread_out if each.memory)
+        alone = NodeState(node=state.node)
+        for each in spread_out:
+            alone = alone.holding(Allocation(id=AllocationID(""), memory=each.memory))
+        memory = dict(alone.memory)
+    if kubelet.checkpoint_unknown:
+        entries += (entry_of(each, devices=True) for each in shown or () if each.devices)
+    return together(entries), memory, [each for each in missing if each]
+
+
+def entry_of(
+    used: ContainerUsage, *, cpus: bool = False, memory: bool = False, devices: bool = False
+) -> CheckpointEntry:
+    """A part of what PodResources showed of a container. It knows no UIDs: the name of the pod stands for it."""
+    return CheckpointEntry(
+        pod_uid=f"{used.owner.namespace}/{used.owner.pod}",
+        container=used.owner.container,
+        cpus=used.cpus if cpus else "",
+        memory=used.memory if memory else (),
+        devices=used.devices if devices else {},
+    )
+
+
+def together(entries: Iterable[CheckpointEntry]) -> list[CheckpointEntry]:
+    """One entry of each container; no two give the same kind of thing."""
+    found: dict[tuple[str, ContainerName], CheckpointEntry] = {}
+    for each in entries:
+        had = found.get((each.pod_uid, each.container))
+        found[each.pod_uid, each.container] = (
+            each
+            if had is None
+            else CheckpointEntry(
+                pod_uid=each.pod_uid,
+                container=each.container,
+                cpus=had.cpus or each.cpus,
+                memory=had.memory or each.memory,
+                devices=had.devices or each.devices,
+                mounted=had.mounted or each.mounted,
+            )
+        )
+    return [found[container] for container in sorted(found)]
+
+
+def allocation_of(state: NodeState, entry: CheckpointEntry, ended: frozenset[DeviceID]) -> Allocation:
+    """What a container has beyond the record, as an allocation."""
+    return Allocation(
+        id=AllocationID(f"{entry.pod_uid}/{entry.container}"),
+        owner=Owner(namespace=Namespace(""), pod=PodName(entry.pod_uid), container=entry.container),
+        devices=dict(unrecorded(state, entry, ended)),
+        cpus=entry.cpus,
+        memory=entry.memory,
+    )
+
+
+def spread(
+    blocks: Iterable[MemoryBlock], hardware: Topology, kept: Mapping[int, Mapping[ResourceName, int]] = {}
+) -> Iterator[MemoryBlock]:
+    """
+    The same blocks, each on the nodes of its group from the lowest on, as far as those have memory left; which is how the
+    kubelet fills them (v1.36.3, memorymanager static policy), and PodResources does not tell. `kept` is what the system
+    keeps of each NUMA node, where that is known.
+    """
+    left = {
+        (node.id, name): size
+        for node in hardware.nodes
+        for name, size in memory_node(node, kept.get(node.id, {}), MemoryUse()).allocatable.items()
+    }
+    for block in blocks:
+        wanted, taken = block.size, []
+        for node in block.nodes:
+            part = min(wanted, left.get((node, block.resource), wanted))
+            left[node, block.resource] = left.get((node, block.resource), part) - part
+            wanted -= part
+            taken.append(part)
+        if taken:
+            taken[-1] += wanted
+        yield msgspec.structs.replace(block, taken=tuple(taken))
+
+
+def settling(kubelet: KubeletObserved, now: float) -> str:
+    """A note on a kubelet that has just started: it drops nothing of pods that are gone. Empty: it has settled."""
+    if kubelet.started is None or not 0 <= now - kubelet.started < kubelet.settle_seconds:
+        return ""
+    return starting(now - kubelet.started)
+
+
+def starting(age: float) -> str:
+    """The note on a kubelet that started `age` seconds ago and has not settled."""
+    return (
+        f"the kubelet started {age:.0f} s ago: until it has heard of all its pods it drops nothing of pods that are gone, "
+        "and may refuse what is predicted to fit"
+    )
+
+
+def other_version(kubelet: KubeletObserved) -> tuple[str, ...]:
+    """A note where the node runs a kubelet whose decisions may differ from those that are predicted."""
+    if not kubelet.version or kubelet.version.startswith(PREDICTED):
+        return ()
+    return (f"the kubelet is {clean(kubelet.version)}: what is predicted is what {PREDICTED}x would decide",)
