@@ -8,6 +8,7 @@ from structlog.testing import capture_logs
 
 from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.ledger.endings import REMEMBERED, TOLD, Endings
+from topoalign.allocator.metrics import AllocatorMetrics
 from topoalign.allocator.ports import Holding, Part
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.service import Allocator
@@ -597,7 +598,7 @@ async def test_readiness_and_a_metric_name_both_containers_of_a_device_until_one
     hearing = HardwareWatch(node.ledger, bus, node.clock)
     allocator = Allocator(node.ledger, bus, node.clock, hearing, admissions, node.handouts, reconcile_seconds=5)
     metrics = CollectorRegistry()
-    allocator.watch(metrics, lambda: 0)
+    metrics.register(AllocatorMetrics(allocator, lambda: 0))
     reason = allocator.devices_given_twice()
     counted = metrics.get_sample_value("topoalign_allocator_displaced_allocations")
     directories(node, "uid-2")

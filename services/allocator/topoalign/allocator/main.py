@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import anyio
 from anyio.abc import TaskStatus
@@ -11,6 +12,7 @@ from topoalign.allocator.device_plugin.containers import Containers
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.metrics import AllocatorMetrics
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.allocator.requests.absence import lists_nothing
 from topoalign.allocator.requests.admissions import Admissions
@@ -23,9 +25,17 @@ from topoalign.runtime.context import Context
 from topoalign.runtime.settings import from_environment
 
 
+class KubeletSide(NamedTuple):
+    """What the allocator has to do with its node's kubelet."""
+
+    allocations: DeviceAllocations
+    front: KubeletFront
+    watch: KubeletWatch
+
+
 async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+    """Runs until cancelled, or until a successor has taken over the state directory. Raises StateFault, InvalidField."""
     settings = from_environment(AllocatorSettings, context.environment)
-    rules = settings.rules
     configuration = context.configuration
     ready = partial(hardware_known, context.bus, settings.node, context.clock) if settings.take_over else None
     async with open_in_turn(settings.state_dir, settings.node, context.clock, ready) as journal:
@@ -33,45 +43,16 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
         ledger = Ledger(settings.node, journal, context.clock)
         hearing = HardwareWatch(ledger, context.bus, context.clock)
         containers = Containers(lambda: configuration.current, settings.cdi_dir)
-        handouts = front = watch = None
-        if settings.kubelet_dir:
-            kubelet = PodResourcesClient(settings.pod_resources, Path(settings.kubelet_dir))
-            handouts = DeviceAllocations(
-                ledger,
-                context.clock,
-                kubelet,
-                placement=rules.placement,
-                gone_seconds=settings.gone_seconds,
-                settle_seconds=settings.settle_seconds,
-                ensure_fresh=hearing.ensure_fresh,
-            )
-            front = KubeletFront(
-                handouts,
-                Path(settings.kubelet_dir),
-                context.clock,
-                containers=containers,
-                pod_resources=settings.pod_resources,
-                drain_seconds=settings.drain_seconds,
-            )
-            files = KubeletFiles(
-                settings.kubelet_configuration,
-                settings.kubelet_root,
-                rules,
-                version=settings.kubelet_version,
-                settle_seconds=settings.settle_seconds,
-            )
-            watch = KubeletWatch(ledger, files, context.clock, kubelet.devices, handouts.ended)
-            context.checks["kubelet"] = front.reason
-            context.checks["containers"] = containers.reason
+        kubelet = kubelet_side(settings, context, ledger, hearing, containers) if settings.kubelet_dir else None
         admissions = Admissions(
             ledger,
             context.bus,
-            rules,
-            kubelet_owns_devices=front is not None,
-            kubelet=watch,
+            settings.rules,
+            kubelet_owns_devices=kubelet is not None,
+            kubelet=kubelet.watch if kubelet is not None else None,
             hint_seconds=settings.hint_seconds,
             ensure_fresh=hearing.ensure_fresh,
-            lists=handouts.lists if handouts is not None else lists_nothing,
+            lists=kubelet.allocations.lists if kubelet is not None else lists_nothing,
         )
         allocator = Allocator(
             ledger,
@@ -79,28 +60,68 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
             context.clock,
             hearing,
             admissions,
-            handouts,
+            kubelet.allocations if kubelet is not None else None,
             reconcile_seconds=settings.reconcile_seconds,
             hub=context.hub,
         )
-        allocator.watch(context.metrics, lambda: len(journal.set_aside))
-        context.notes.setdefault("configuration", lambda: configuration.trouble)
-        context.checks["journal"] = lambda: ledger.fault
-        context.checks["record"] = allocator.record_in_doubt
-        context.checks["devices"] = allocator.devices_given_twice
-        context.checks["health"] = hearing.reason
-        context.checks["topology"] = allocator.topology_unknown
-        context.checks["outbox"] = allocator.outbox_full
-        context.notes["outbox"] = allocator.outbox.speaker.note
+        context.metrics.register(AllocatorMetrics(allocator, lambda: len(journal.set_aside)))
+        tell_state(context, allocator, kubelet, containers)
         async with anyio.create_task_group() as tasks:
             await tasks.start(allocator.run)
             tasks.start_soon(configuration.keep_up, context.clock, context.reload.wait)
-            if watch is not None:
-                tasks.start_soon(watch.run)
-            if front is not None and handouts is not None:
-                tasks.start_soon(containers.run, handouts, context.clock)
-                await tasks.start(front.run)
+            if kubelet is not None:
+                tasks.start_soon(kubelet.watch.run)
+                tasks.start_soon(containers.run, kubelet.allocations, context.clock)
+                await tasks.start(kubelet.front.run)
             task_status.started()
             await asked(settings.state_dir, context.clock)
             context.life["successor"] = Vacancy(settings.state_dir, context.clock).trouble
             context.superseded.set()
+
+
+def kubelet_side(
+    settings: AllocatorSettings, context: Context, ledger: Ledger, hearing: HardwareWatch, containers: Containers
+) -> KubeletSide:
+    """The device plugin of a node with a kubelet, and what is known of that from its sockets and files."""
+    rules, kubelet = settings.rules, PodResourcesClient(settings.pod_resources, Path(settings.kubelet_dir))
+    allocations = DeviceAllocations(
+        ledger,
+        context.clock,
+        kubelet,
+        placement=rules.placement,
+        gone_seconds=settings.gone_seconds,
+        settle_seconds=settings.settle_seconds,
+        ensure_fresh=hearing.ensure_fresh,
+    )
+    front = KubeletFront(
+        allocations,
+        Path(settings.kubelet_dir),
+        context.clock,
+        containers=containers,
+        pod_resources=settings.pod_resources,
+        drain_seconds=settings.drain_seconds,
+    )
+    files = KubeletFiles(
+        settings.kubelet_configuration,
+        settings.kubelet_root,
+        rules,
+        version=settings.kubelet_version,
+        settle_seconds=settings.settle_seconds,
+    )
+    watch = KubeletWatch(ledger, files, context.clock, kubelet.devices, allocations.ended)
+    return KubeletSide(allocations, front, watch)
+
+
+def tell_state(context: Context, allocator: Allocator, kubelet: KubeletSide | None, containers: Containers) -> None:
+    """What /readyz asks of the allocator: its checks, and its notes, which do not make it unready."""
+    if kubelet is not None:
+        context.checks["kubelet"] = kubelet.front.reason
+        context.checks["containers"] = containers.reason
+    context.checks["journal"] = lambda: allocator.ledger.fault
+    context.checks["record"] = allocator.record_in_doubt
+    context.checks["devices"] = allocator.devices_given_twice
+    context.checks["health"] = allocator.hearing.reason
+    context.checks["topology"] = allocator.topology_unknown
+    context.checks["outbox"] = allocator.outbox_full
+    context.notes.setdefault("configuration", lambda: context.configuration.trouble)
+    context.notes["outbox"] = allocator.outbox.speaker.note

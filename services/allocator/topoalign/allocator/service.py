@@ -5,15 +5,10 @@ Allocations go on without the bus. What the hardware is like is heard from disco
 outbox; neither is waited for by a decision.
 """
 
-from collections.abc import Callable
-
 import anyio
 import msgspec
 import structlog
 from anyio.abc import TaskStatus
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
 
 from topoalign.allocator.device_allocations import DeviceAllocations
 from topoalign.allocator.hardware_watch import HardwareWatch
@@ -125,10 +120,6 @@ class Allocator:
             return f"{waiting} facts wait for the bus, which refuses them: {self.outbox.refusal}"
         return None if waiting < limit else f"{waiting} facts wait for the bus, {limit} are kept"
 
-    def watch(self, metrics: CollectorRegistry, set_aside: Callable[[], int]) -> None:
-        """`set_aside`: how many damaged journals there are."""
-        metrics.register(AllocatorMetrics(self, set_aside))
-
 
 async def refuse_twin(bus: Bus, node: NodeName) -> None:
     """
@@ -143,72 +134,3 @@ async def refuse_twin(bus: Bus, node: NodeName) -> None:
     raise StateFault(
         f"another allocator answers for node {node!r}", "stop it, or give this node a name of its own (TOPOALIGN_NODE)"
     )
-
-
-class AllocatorMetrics(Collector):
-    """The allocator's figures, read when they are asked for."""
-
-    def __init__(self, allocator: Allocator, set_aside: Callable[[], int]) -> None:
-        self._allocator, self._set_aside = allocator, set_aside
-
-    def collect(self):  # type: ignore[no-untyped-def]  # prometheus_client leaves its Metric types unexported
-        ledger = self._allocator.ledger
-        yield GaugeMetricFamily(
-            "topoalign_allocator_allocations", "Live allocations of this node.", value=len(ledger.state.allocations)
-        )
-        yield GaugeMetricFamily(
-            "topoalign_allocator_stale_allocations",
-            "Live allocations from before the last reboot whose containers have not been seen since.",
-            value=len(ledger.state.stale),
-        )
-        yield GaugeMetricFamily(
-            "topoalign_allocator_displaced_allocations",
-            "Former allocations whose containers were not seen to end and whose devices the kubelet gave to others.",
-            value=sum(len(held.displaced) for held in ledger.state.allocations.values()),
-        )
-        yield GaugeMetricFamily(
-            "topoalign_allocator_record_in_doubt",
-            "1 while something may be held that is not in the record: its journal was damaged.",
-            value=int(ledger.doubt is not None),
-        )
-        yield GaugeMetricFamily(
-            "topoalign_allocator_journals_set_aside",
-            "Damaged journals that lie in the state directory for somebody to look at.",
-            value=self._set_aside(),
-        )
-        yield GaugeMetricFamily(
-            "topoalign_allocator_outbox_facts", "Facts that the bus has not confirmed yet.", value=len(ledger.pending)
-        )
-        yield GaugeMetricFamily(
-            "topoalign_allocator_outbox_refused",
-            "1 while the bus refuses the oldest fact: its store is full, or this user is not permitted.",
-            value=int(self._allocator.outbox.refusal is not None),
-        )
-        yield CounterMetricFamily(
-            "topoalign_allocator_outbox_taken_ids",
-            "Publications whose id the store had for another message; each went out under another id.",
-            value=self._allocator.outbox.speaker.taken,
-        )
-        yield CounterMetricFamily(
-            "topoalign_allocator_outbox_dropped_facts",
-            "Facts that were never published because too many waited; a snapshot stands in for them.",
-            value=ledger.dropped,
-        )
-        yield CounterMetricFamily(
-            "topoalign_allocator_forged_readings",
-            "Readings of the hardware that were heard and that discovery had not said.",
-            value=self._allocator.hearing.forged,
-        )
-        yield CounterMetricFamily(
-            "topoalign_allocator_facts", "Facts in the journal since its epoch began.", value=ledger.state.seq
-        )
-        yield CounterMetricFamily(
-            "topoalign_allocator_hint_fallbacks",
-            "Hint questions answered in process because the hinting service did not.",
-            value=self._allocator.admissions.hint_fallbacks,
-        )
-        yield CounterMetricFamily(
-            "topoalign_allocator_late_requests",
-            "Requests that came after their deadline and were refused.",
-            value=self._allocator.admissions.deadlines.missed,
-        )
