@@ -12,7 +12,7 @@ import msgspec
 from topoalign.allocator.ledger.drafts import unobserved
 from topoalign.allocator.requests.kubelet_files import KubeletFiles
 from topoalign.core.admission.prediction import PredictionBasis, prediction_basis
-from topoalign.core.hints.providers import shared_cpus
+from topoalign.core.hints.cpu import shared_cpus
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.requests import AdmissionRules, PodRequest
 from topoalign.core.model.topology.cpuset import format_cpuset

@@ -4,7 +4,7 @@ import pytest
 from decision_support import admitted, container, granted, machine, node, pod, refused
 
 from topoalign.core.admission.admit import admit
-from topoalign.core.hints.providers import available_cpus, cpu_answer, shared_cpus
+from topoalign.core.hints.cpu import available_cpus, cpu_answer, shared_cpus
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.events import AllocationGranted, AllocationReleased
 from topoalign.core.model.ids import CPU, MEMORY, AllocationID

@@ -4,6 +4,7 @@ From the providers' hints to what a container is aligned to, and the refusal whe
 
 from typing import NamedTuple
 
+from topoalign.core.hints.providers import PROVIDERS
 from topoalign.core.hints.rules import narrowest
 from topoalign.core.model.decisions import Alignment
 from topoalign.core.model.errors import NoFit, clean
@@ -111,6 +112,7 @@ def memory_within(merged: TopologyHint, answer: HintAnswer) -> TopologyHint:
     The narrowest NUMA nodes for the memory among those that all is aligned to, so that memory which fits on one node does
     not keep others from the next. Any node, if memory is not asked for or does not fit there.
     """
-    hints = next(iter(answer.providers["memory"].values()), None)
+    narrowing = (name for name, provider in PROVIDERS.items() if provider.narrows)
+    hints = next((each for name in narrowing for each in answer.providers[name].values()), None)
     within = EVERYWHERE if merged.affinity is None else merged.affinity
     return (narrowest(hints, within=within) if hints else None) or NO_AFFINITY

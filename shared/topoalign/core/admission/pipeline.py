@@ -17,8 +17,11 @@ from topoalign.core.admission.alternatives import considered
 from topoalign.core.admission.joint import place_jointly
 from topoalign.core.cpu_assignment.reserved import reserved_cpus
 from topoalign.core.deviceshare.node_devices import ContainerDevices, is_joint
+from topoalign.core.hints.cpu import CpuProvider, shared_cpus
+from topoalign.core.hints.devices import DeviceProvider
 from topoalign.core.hints.joint_devices import check_anywhere, joint_containers, joint_part, nodes_within
-from topoalign.core.hints.providers import question, shared_cpus
+from topoalign.core.hints.memory import MemoryProvider
+from topoalign.core.hints.providers import question
 from topoalign.core.hints.requested import device_limits, exclusive_cpus
 from topoalign.core.hints.reuse import allocations_of, held_by, reusable_cpus, reusable_devices
 from topoalign.core.model.decisions import (
@@ -98,7 +101,7 @@ class AdmissionRun:
                 alignment, aligned = unaligned(container, self.gave_up)
         self.alignments.append(alignment)
         if not alignment.admitted:
-            self.provider = "device"
+            self.provider = DeviceProvider.name
             check_anywhere(self.state, self.pod, container, self.rules)
             self.provider = None
             raise NotAligned(self.rules, container, alignment)
@@ -111,11 +114,11 @@ class AdmissionRun:
         """Gives the container what it asks for, and applies it to the state."""
         hint = aligned.hint
         earlier = allocations_of(self.state, self.pod)
-        self.provider = "device"
+        self.provider = DeviceProvider.name
         got = yield from self.devices(container, aligned)
-        self.provider = "cpu"
+        self.provider = CpuProvider.name
         cpus = self.cpus(container, hint)
-        self.provider = "memory"
+        self.provider = MemoryProvider.name
         memory = memory_for(self.state, self.pod, container.name, aligned.memory, self.rules)
         self.provider = None
         allocation = msgspec.structs.replace(

@@ -8,36 +8,21 @@ that is told without asking them.
 """
 
 from itertools import pairwise
-from typing import NamedTuple
 
-from topoalign.core.deviceshare.node_devices import RESOURCES
-from topoalign.core.hints.joint_devices import decided_jointly
-from topoalign.core.hints.providers import asked_devices
-from topoalign.core.hints.requested import cpu_request, manages_memory, memory_request
+from topoalign.core.hints.provider import Largest
+from topoalign.core.hints.providers import PROVIDERS
 from topoalign.core.hints.rules import MOST_LISTED
 from topoalign.core.model.errors import InvalidField
-from topoalign.core.model.events import Allocation
 from topoalign.core.model.hints import HintAnswer, HintQuestion, HintRule, Hints
-from topoalign.core.model.ids import CPU, ResourceName
 from topoalign.core.model.topology.bitmask import Mask, mask_of
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.numa_sets.search import meets
 from topoalign.core.numa_sets.subsets import MOST_NODES
-from topoalign.core.profile import profile_of
 
 MOST_HINTS = (1 << MOST_NODES) - 1
 """In one list: more NUMA nodes than these are never listed (`subsets`)."""
 
 REMEDY = "see that the hinting service is of this version"
-
-
-class Largest(NamedTuple):
-    """The size of the largest rule that a provider makes of some resource on this machine."""
-
-    needs: int
-    supply: int
-    """Entries per need."""
-    besides: int
 
 
 def check_answer(question: HintQuestion, answer: HintAnswer, topology: Topology) -> None:
@@ -46,74 +31,29 @@ def check_answer(question: HintQuestion, answer: HintAnswer, topology: Topology)
 
     Raises InvalidField that says what is wrong.
     """
-    if answer.providers.keys() != {"device", "cpu", "memory"}:
-        raise InvalidField("providers", "not device, cpu and memory", REMEDY)
+    if answer.providers.keys() != PROVIDERS.keys():
+        *names, last = PROVIDERS
+        raise InvalidField("providers", f"not {', '.join(names)} and {last}", REMEDY)
     check_resources(question, answer, topology)
     machine = mask_of(topology.node_ids or (0,))
-    for provider, resources in answer.providers.items():
+    for name, resources in answer.providers.items():
+        provider = PROVIDERS[name]
         for resource, hints in resources.items():
             if isinstance(hints, HintRule):
-                fault = fault_of_rule(hints, machine, largest_rule(provider, resource, question, topology))
+                fault = fault_of_rule(hints, machine, provider.largest_rule(resource, question, topology))
             else:
-                fault = fault_of_list(hints, machine, may_not_care(provider, resource, question, topology))
+                fault = fault_of_list(hints, machine, provider.may_have_no_opinion(resource, question, topology))
             if fault:
-                raise InvalidField(f"providers.{provider}[{resource}]", fault, REMEDY)
+                raise InvalidField(f"providers.{name}[{resource}]", fault, REMEDY)
 
 
 def check_resources(question: HintQuestion, answer: HintAnswer, topology: Topology) -> None:
-    """
-    Raises InvalidField where a provider left a resource out, or speaks of another.
-
-    On memory nothing at all may be said by the kubelet, for what fits nowhere, and for a container that holds some already
-    and asks for another amount.
-    """
-    pod, container, rules = question.pod, question.container, question.rules
-    devices = {name for name, _ in asked_devices(topology, pod, container, rules)}
-    cpus = {CPU} if rules.cpu_manager == "static" and cpu_request(pod, container, rules.mode) else set()
-    memory = memory_of(question)
-    said = {provider: set(resources) for provider, resources in answer.providers.items()}
-    omitted = profile_of(rules.mode).silent_on_unmet_memory or any(each.memory for each in held_before(question))
-    silent = not said["memory"] and omitted
-    if said["device"] != devices or said["cpu"] != cpus or (said["memory"] != memory and not silent):
-        raise InvalidField("providers", "not on the resources that were asked for", REMEDY)
-
-
-def memory_of(question: HintQuestion) -> set[ResourceName]:
-    """The resources that the memory manager is asked for."""
-    if question.rules.memory_manager == "None" or not manages_memory(question.pod, question.rules.mode):
-        return set()
-    return set(memory_request(question.pod, question.container, question.rules.mode))
-
-
-def held_before(question: HintQuestion) -> list[Allocation]:
-    """What containers of the pod hold already, which may restrict the others to some NUMA nodes."""
-    pod = (question.pod.name, question.pod.namespace)
-    return [
-        held
-        for held in question.allocations
-        if held.owner is not None and (held.owner.pod, held.owner.namespace) == pod
-    ]
-
-
-def may_not_care(provider: str, resource: ResourceName, question: HintQuestion, topology: Topology) -> bool:
-    """Whether no opinion can be meant: only on devices of which no NUMA node is known, or that are decided jointly."""
-    if provider != "device":
-        return False
-    together = resource in RESOURCES and decided_jointly(question.pod, question.rules)
-    return together or not any(topology.devices[resource].values())
-
-
-def largest_rule(provider: str, resource: ResourceName, question: HintQuestion, topology: Topology) -> Largest:
-    """
-    Devices and CPUs are one need, and one more for each place where the pod left some; devices are supplied from as many
-    places as there are devices. Memory is a need per resource and one that keeps groups apart; it may have, beside the
-    nodes that are free, those in use alone or in groups, and the groups of what the pod left.
-    """
-    nodes, before = len(topology.nodes), held_before(question)
-    if provider == "memory":
-        return Largest(len(memory_of(question)) + 1, nodes, 2 * nodes + sum(len(each.memory) for each in before))
-    places = len(topology.devices.get(resource, ())) if provider == "device" else nodes
-    return Largest(1 + (nodes if before else 0), max(1, places), 0)
+    """Raises InvalidField where a provider left a resource out, or speaks of another."""
+    for name, provider in PROVIDERS.items():
+        said = answer.providers[name]
+        silent = not said and provider.may_be_silent(question)
+        if said.keys() != provider.resources(question, topology) and not silent:
+            raise InvalidField("providers", "not on the resources that were asked for", REMEDY)
 
 
 def fault_of_list(hints: Hints, machine: Mask, may_not_care: bool) -> str:

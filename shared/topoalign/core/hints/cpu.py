@@ -11,12 +11,20 @@ nodes of a socket are then as good as one (align-by-socket). Mode `best` takes t
 from collections import Counter
 from collections.abc import Sequence, Set
 
+from topoalign.core.cpu_assignment.reserved import reserved_cpus
+from topoalign.core.hints.provider import Largest
+from topoalign.core.hints.requested import cpu_request
+from topoalign.core.hints.reuse import allocations_of, held_before, reusable_cpus
 from topoalign.core.hints.rules import Supply, hints_from, hints_of_rule
-from topoalign.core.model.hints import HintRule, Hints, Need, TopologyHint
-from topoalign.core.model.requests import Mode
+from topoalign.core.model.hints import HintQuestion, HintRule, Hints, Need, ProviderHints, TopologyHint
+from topoalign.core.model.ids import CPU, ContainerName, ResourceName
+from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode, PodRequest
 from topoalign.core.model.topology.bitmask import Mask, mask_of
 from topoalign.core.model.topology.cpus import CpuTopology
+from topoalign.core.model.topology.cpuset import parse_cpuset
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.profile import profile_of
+from topoalign.core.state.fold import NodeState
 
 
 def cpu_hints(
@@ -76,3 +84,76 @@ def possible(
     now = (Need(requested, dict(free)), *(Need(1, {node: 1}) for node in obligatory))
     empty = (Need(requested, {1 << node: len(inside) for node, inside in cpus.in_node.items()}),)
     return hints_from(Supply(nodes, now), Supply(nodes, empty), mode, machine)
+
+
+def cpu_answer(
+    state: NodeState, pod: PodRequest, container: ContainerName | None, rules: AdmissionRules
+) -> ProviderHints:
+    """Nothing unless CPUs are to be given exclusively."""
+    requested = requested_cpus(pod, container, rules)
+    if not requested:
+        return {}
+    cpus = state.hardware.cpu_topology
+    own = allocations_of(state, pod, container)
+    hints = cpu_hints(
+        cpus,
+        available_cpus(state, rules),
+        reusable_cpus(allocations_of(state, pod)) & cpus.node_of.keys(),
+        requested,
+        rules.mode,
+        held=cpus.node_of.keys() & frozenset().union(*(parse_cpuset(each.cpus) for each in own)),
+        by_socket=CpuOption.ALIGN_BY_SOCKET in rules.cpu_options,
+        machine=len(state.hardware.nodes),
+    )
+    return {CPU: hints}
+
+
+def requested_cpus(pod: PodRequest, container: ContainerName | None, rules: AdmissionRules) -> int:
+    """How many CPUs are to be given exclusively."""
+    return cpu_request(pod, container, rules.mode) if rules.cpu_manager == "static" else 0
+
+
+def available_cpus(state: NodeState, rules: AdmissionRules) -> frozenset[int]:
+    """
+    CPUs that may be given exclusively now: those in the shared pool which are not kept for the system.
+
+    Raises NotEnoughCpus or TooMuchWork where the CPUs to keep cannot be chosen.
+    """
+    return shared_cpus(state, rules) - reserved_cpus(state.hardware, rules)
+
+
+def shared_cpus(state: NodeState, rules: AdmissionRules) -> frozenset[int]:
+    """
+    The shared pool: CPUs that no container has to itself.
+
+    Those kept for the system are among them unless strict-cpu-reservation takes them out. Raises as `available_cpus`.
+    """
+    online = frozenset(state.hardware.cpu_topology.node_of)
+    strict = CpuOption.STRICT_RESERVATION in rules.cpu_options
+    return online - state.cpus_in_use - (reserved_cpus(state.hardware, rules) if strict else frozenset())
+
+
+class CpuProvider:
+    """The CPU manager."""
+
+    name = "cpu"
+    narrows = False
+
+    def hints(
+        self, state: NodeState, pod: PodRequest, container: ContainerName | None, rules: AdmissionRules
+    ) -> ProviderHints:
+        return cpu_answer(state, pod, container, rules)
+
+    def resources(self, question: HintQuestion, topology: Topology) -> Set[ResourceName]:
+        return {CPU} if requested_cpus(question.pod, question.container, question.rules) else set()
+
+    def may_be_silent(self, question: HintQuestion) -> bool:
+        return False
+
+    def may_have_no_opinion(self, resource: ResourceName, question: HintQuestion, topology: Topology) -> bool:
+        return False
+
+    def largest_rule(self, resource: ResourceName, question: HintQuestion, topology: Topology) -> Largest:
+        """One need, and one more for each NUMA node where the pod left some."""
+        nodes = len(topology.nodes)
+        return Largest(1 + (nodes if held_before(question) else 0), max(1, nodes), 0)

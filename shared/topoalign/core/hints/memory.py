@@ -5,16 +5,18 @@ A NUMA node is used either alone or in one group of nodes at a time: a node in a
 memory in use is offered in a group only if that use is by the very same group.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 import msgspec
 
-from topoalign.core.hints.reuse import ReusableMemory
+from topoalign.core.hints.provider import Largest
+from topoalign.core.hints.requested import manages_memory, memory_request
+from topoalign.core.hints.reuse import ReusableMemory, allocations_of, held_before, reusable_memory
 from topoalign.core.hints.rules import Supply, hints_from
 from topoalign.core.model.events import MemoryBlock, MemoryUse
-from topoalign.core.model.hints import HintRule, Need, ProviderHints, TopologyHint
-from topoalign.core.model.ids import MEMORY, ResourceName
-from topoalign.core.model.requests import AdmissionRules, Mode
+from topoalign.core.model.hints import HintQuestion, HintRule, Need, ProviderHints, TopologyHint
+from topoalign.core.model.ids import MEMORY, ContainerName, ResourceName
+from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest
 from topoalign.core.model.topology.bitmask import Mask, mask_of, nodes_of
 from topoalign.core.model.topology.model import NumaNode, Topology
 from topoalign.core.numa_sets.search import meets
@@ -121,3 +123,66 @@ def held_hints(blocks: Sequence[MemoryBlock], request: Mapping[ResourceName, int
         name: tuple(TopologyHint(mask_of(block.nodes), True) for block in blocks if block.resource == name)
         for name in request
     }
+
+
+def memory_answer(
+    state: NodeState, pod: PodRequest, container: ContainerName | None, rules: AdmissionRules
+) -> ProviderHints | None:
+    """The same hints for each resource of the request. None: the memory manager does not look at this pod."""
+    if rules.memory_manager == "None" or not manages_memory(pod, rules.mode):
+        return None
+    request = memory_request(pod, container, rules.mode)
+    held = allocations_of(state, pod)
+    blocks = next((each.memory for each in allocations_of(state, pod, container) if each.memory), None)
+    if blocks is not None:
+        return held_hints(blocks, request)
+    if not request:
+        return {}
+    hints = memory_hints(
+        memory_nodes(state, rules),
+        places(state.hardware, rules.mode),
+        request,
+        reusable_memory(held),
+        rules.mode,
+    )
+    if not hints and profile_of(rules.mode).silent_on_unmet_memory:
+        return {}
+    return dict.fromkeys(request, hints)
+
+
+class MemoryProvider:
+    """The memory manager."""
+
+    name = "memory"
+    narrows = True
+
+    def hints(
+        self, state: NodeState, pod: PodRequest, container: ContainerName | None, rules: AdmissionRules
+    ) -> ProviderHints:
+        return memory_answer(state, pod, container, rules) or {}
+
+    def resources(self, question: HintQuestion, topology: Topology) -> Set[ResourceName]:
+        return requested_memory(question).keys()
+
+    def may_be_silent(self, question: HintQuestion) -> bool:
+        """On what fits nowhere, and for a container that holds some already and asks for another amount."""
+        profile = profile_of(question.rules.mode)
+        return profile.silent_on_unmet_memory or any(each.memory for each in held_before(question))
+
+    def may_have_no_opinion(self, resource: ResourceName, question: HintQuestion, topology: Topology) -> bool:
+        return False
+
+    def largest_rule(self, resource: ResourceName, question: HintQuestion, topology: Topology) -> Largest:
+        """
+        A need per resource and one that keeps groups apart. Besides, the nodes that are in use alone or in groups, and the
+        groups of what the pod left.
+        """
+        nodes, left = len(topology.nodes), sum(len(each.memory) for each in held_before(question))
+        return Largest(len(requested_memory(question)) + 1, nodes, 2 * nodes + left)
+
+
+def requested_memory(question: HintQuestion) -> Mapping[ResourceName, int]:
+    """What the memory manager is asked for, in bytes."""
+    if question.rules.memory_manager == "None" or not manages_memory(question.pod, question.rules.mode):
+        return {}
+    return memory_request(question.pod, question.container, question.rules.mode)

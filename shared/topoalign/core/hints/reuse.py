@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 from topoalign.core.model.events import Allocation, Owner
+from topoalign.core.model.hints import HintQuestion
 from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, ResourceName
 from topoalign.core.model.requests import ContainerRequest, PodRequest
 from topoalign.core.model.topology.bitmask import Mask, mask_of
@@ -89,3 +90,13 @@ def reusable_memory(held: Iterable[Allocation]) -> ReusableMemory:
             group = (mask_of(block.nodes), block.resource)
             left[group] = left.get(group, 0) + block.size
     return left
+
+
+def held_before(question: HintQuestion) -> list[Allocation]:
+    """What containers of the pod hold already, which may restrict the others to some NUMA nodes."""
+    pod = (question.pod.name, question.pod.namespace)
+    return [
+        held
+        for held in question.allocations
+        if held.owner is not None and (held.owner.pod, held.owner.namespace) == pod
+    ]

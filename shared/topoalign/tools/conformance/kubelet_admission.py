@@ -14,8 +14,8 @@ from topoalign.core.admission.admit import admission, answer_to
 from topoalign.core.admission.drive import drive
 from topoalign.core.admission.pipeline import Question, Reply
 from topoalign.core.cpu_assignment.reserved import reserved_cpus
+from topoalign.core.hints.cpu import shared_cpus
 from topoalign.core.hints.memory import memory_nodes
-from topoalign.core.hints.providers import shared_cpus
 from topoalign.core.model.decisions import Admission, Decision, PreferenceQuestion, Refusal
 from topoalign.core.model.errors import Undecodable, quoted
 from topoalign.core.model.events import (

@@ -6,8 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from topoalign.core.hints.memory import memory_nodes
-from topoalign.core.hints.providers import memory_answer
+from topoalign.core.hints.memory import memory_answer, memory_nodes
 from topoalign.core.hints.reuse import allocations_of, reusable_memory
 from topoalign.core.model.errors import NoFit, Undecodable, clean
 from topoalign.core.model.events import Allocation, MemoryBlock, MemoryUse, Owner, TopologyDiscovered

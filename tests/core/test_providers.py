@@ -1,0 +1,102 @@
+"""The table of hint providers: a provider is a class and a line, and takes part in everything from there on."""
+
+import re
+from collections.abc import Set
+from pathlib import Path
+
+import pytest
+from decision_support import admitted, container, machine, node, pod
+
+from topoalign import core
+from topoalign.core.admission.admit import admit
+from topoalign.core.hints import providers
+from topoalign.core.hints.answers import check_answer
+from topoalign.core.hints.provider import HintProvider, Largest
+from topoalign.core.hints.providers import PROVIDERS, answer, question
+from topoalign.core.model.errors import InvalidField
+from topoalign.core.model.hints import HintAnswer, HintQuestion, ProviderHints, TopologyHint
+from topoalign.core.model.ids import ContainerName, ResourceName
+from topoalign.core.model.requests import AdmissionRules, PodRequest
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.state.fold import NodeState
+
+POWER = ResourceName("example.com/power")
+MAIN = ContainerName("main")
+
+
+class PowerProvider:
+    """A toy: only NUMA node 1 has power left."""
+
+    name = "power"
+    narrows = False
+
+    def hints(
+        self, state: NodeState, pod: PodRequest, container: ContainerName | None, rules: AdmissionRules
+    ) -> ProviderHints:
+        return {POWER: (TopologyHint(0b10, True),)}
+
+    def resources(self, question: HintQuestion, topology: Topology) -> Set[ResourceName]:
+        return {POWER}
+
+    def may_be_silent(self, question: HintQuestion) -> bool:
+        return False
+
+    def may_have_no_opinion(self, resource: ResourceName, question: HintQuestion, topology: Topology) -> bool:
+        return False
+
+    def largest_rule(self, resource: ResourceName, question: HintQuestion, topology: Topology) -> Largest:
+        return Largest(1, len(topology.nodes), 0)
+
+
+@pytest.fixture
+def with_power(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table with one more line."""
+    power: HintProvider = PowerProvider()
+    table = {**PROVIDERS, power.name: power}
+    for module in ("providers", "answers"):
+        monkeypatch.setattr(f"topoalign.core.hints.{module}.PROVIDERS", table)
+
+
+def test_the_kubelets_order_is_the_order_of_the_table() -> None:
+    """Device, CPU and memory manager are asked in this order, each under its own name."""
+
+    assert ["device", "cpu", "memory"] == list(PROVIDERS)
+    assert list(PROVIDERS) == [each.name for each in providers.PROVIDERS.values()]
+
+
+def test_without_the_toy_the_first_gpu_is_given() -> None:
+    """The counter-check of the next test."""
+    decision = admit(node(machine()), pod(container(gpus=1)), AdmissionRules())
+
+    assert (0,) == admitted(decision)["main"].affinity
+
+
+def test_a_provider_in_the_table_takes_part_in_the_decision(with_power: None) -> None:
+    """The toy's hints are merged with those of the others, and stand in the explanation."""
+    decision = admit(node(machine()), pod(container(gpus=1)), AdmissionRules())
+
+    assert (1,) == admitted(decision)["main"].affinity
+    assert ["device", "cpu", "memory", "power"] == list(decision.explanation.alignments[0].hints)
+
+
+def test_a_provider_in_the_table_has_its_answers_checked(with_power: None) -> None:
+    """An answer without the toy's resource is refused, and one with it is not."""
+    state = node(machine())
+    assert state.topology is not None
+    asked = question(state, pod(container(gpus=1)), MAIN, AdmissionRules())
+    good = answer(asked, state.topology)
+    check_answer(asked, good, state.hardware)
+
+    with pytest.raises(InvalidField, match="not device, cpu, memory and power"):
+        check_answer(asked, HintAnswer(providers={"device": {}, "cpu": {}, "memory": {}}), state.hardware)
+    with pytest.raises(InvalidField, match="not on the resources"):
+        check_answer(asked, HintAnswer(providers={**good.providers, "power": {}}), state.hardware)
+
+
+def test_nothing_but_the_providers_names_one() -> None:
+    """No module of the hints, policies or decisions asks for a provider by its name."""
+    root = Path(core.__file__).parent
+    parts = [path for part in ("hints", "policy", "placement", "admission") for path in (root / part).rglob("*.py")]
+    found = {path.name for path in parts if re.search(r"[\"'](device|cpu|memory)[\"']", path.read_text())}
+
+    assert {"devices.py", "cpu.py", "memory.py"} == found
