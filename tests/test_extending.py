@@ -42,7 +42,7 @@ def follow(block: Block, tree: Path) -> None:
         return
     lines = block.text.splitlines(keepends=True)
     before = "".join(line[1:] for line in lines if not line.startswith("+"))
-    after = "".join(line[1:] for line in lines)
+    after = "".join(line[1:] for line in lines if not line.startswith("-"))
     content = file.read_text()
     assert 1 == content.count(before), f"{block.path} has {content.count(before)} times:\n{before}"
     file.write_text(content.replace(before, after))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from topoalign.core.hints.cpu import cpu_hints
 from topoalign.core.hints.devices import device_hints
 from topoalign.core.hints.memory import MemoryNode, memory_hints
-from topoalign.core.hints.providers import answer, hints_for, question
+from topoalign.core.hints.providers import PROVIDERS, answer, hints_for, question
 from topoalign.core.hints.rules import hints_of_rule
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.events import MemoryUse
@@ -185,7 +185,7 @@ def test_an_answer_from_the_question_alone_is_the_answer_from_the_state() -> Non
     given_answer = answer(question(state, asked, ContainerName("main"), rules), state.topology)
 
     assert hints_for(state, asked, ContainerName("main"), rules) == given_answer.providers
-    assert ["device", "cpu", "memory"] == list(given_answer.providers)
+    assert list(PROVIDERS) == list(given_answer.providers)
     assert (TopologyHint(0b10, True), TopologyHint(0b11, False)) == given_answer.providers["device"][GPU]
 
 

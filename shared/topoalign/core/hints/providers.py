@@ -33,7 +33,12 @@ from topoalign.core.model.topology.offers import base_of
 from topoalign.core.state.fold import NodeState
 
 PROVIDERS: Mapping[str, HintProvider] = {
-    each.name: each for each in (DeviceProvider(), CpuProvider(), MemoryProvider())
+    each.name: each
+    for each in (
+        DeviceProvider(),
+        CpuProvider(),
+        MemoryProvider(),
+    )
 }
 """By name, in the order in which the kubelet asks them."""
 
