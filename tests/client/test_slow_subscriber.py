@@ -65,7 +65,7 @@ async def test_a_sleeping_subscriber_delays_no_publisher_is_told_and_catches_up_
                 numbers = [fact.seq for fact in [(await anext(events)).event] if isinstance(fact, LedgerFact)]
                 come_and_go(ledger, FACTS)
                 await emptied(ledger)
-                failures = outbox.failures
+                failures = outbox.publisher.failures
                 expected = list(range(1, ledger.state.seq + 1))
                 while numbers[-1] < ledger.state.seq:
                     fact = (await anext(events)).event

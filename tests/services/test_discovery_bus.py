@@ -13,10 +13,11 @@ from topoalign.core.model.errors import BadRequest, DriverFault, Unavailable
 from topoalign.core.model.events import DeviceHealthChanged, TopologyDiscovered
 from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.model.requests import AliveRequest, AnnounceRequest
-from topoalign.discovery.announcer import FIRST_PAUSE, LONGEST_PAUSE, POLL_SECONDS
+from topoalign.discovery.announcer import POLL_SECONDS
 from topoalign.discovery.device_health import HealthKeeper
 from topoalign.discovery.record import RecordFile
 from topoalign.discovery.xids import XidRules
+from topoalign.runtime.publisher import FIRST_PAUSE, LONGEST_PAUSE
 
 pytestmark = pytest.mark.anyio
 

@@ -5,12 +5,13 @@ import pytest
 
 from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ledger.outbox import LONGEST_PAUSE, POLL_SECONDS, Outbox
+from topoalign.allocator.ledger.outbox import POLL_SECONDS, Outbox
 from topoalign.core.model.errors import BusRefused, BusUnavailable, Unavailable
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Message, Stream
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.publisher import LONGEST_PAUSE
 
 pytestmark = pytest.mark.anyio
 
@@ -65,7 +66,7 @@ async def test_a_refusal_is_told_for_as_long_as_it_lasts_and_no_longer() -> None
             bus.reason = reason
             ledger.announce() if not ledger.pending else None
             await clock.advance(LONGEST_PAUSE)
-            told.append((outbox.refusal, min(outbox.failures, 1)))
+            told.append((outbox.publisher.refusal, min(outbox.publisher.failures, 1)))
         tasks.cancel_scope.cancel()
 
     assert [("the store is full", 1), (None, 1), ("the store is full", 1), (None, 0), ("the store is full", 1)] == told

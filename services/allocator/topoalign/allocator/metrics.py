@@ -53,7 +53,7 @@ FIGURES = (
         GaugeMetricFamily,
         "topoalign_allocator_outbox_refused",
         "1 while the bus refuses the oldest fact: its store is full, or this user is not permitted.",
-        lambda allocator: int(allocator.outbox.refusal is not None),
+        lambda allocator: int(allocator.outbox.publisher.refusal is not None),
     ),
     Figure(
         CounterMetricFamily,

@@ -116,8 +116,8 @@ class Allocator:
     def outbox_full(self) -> str | None:
         """Readiness: allocations go on, but somebody should look at the bus."""
         waiting, limit = len(self.ledger.pending), self.ledger.pending_limit
-        if self.outbox.refusal is not None:
-            return f"{waiting} facts wait for the bus, which refuses them: {self.outbox.refusal}"
+        if self.outbox.publisher.refusal is not None:
+            return f"{waiting} facts wait for the bus, which refuses them: {self.outbox.publisher.refusal}"
         return None if waiting < limit else f"{waiting} facts wait for the bus, {limit} are kept"
 
 

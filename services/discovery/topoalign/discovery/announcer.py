@@ -1,14 +1,13 @@
 """
-Says on the bus what is newest, and says it for as long as it takes.
+Publishes what is newest, for as long as it takes.
 
-Of topology and health only the newest matters, so at most one message of each kind waits. One that is not confirmed may
-have been stored all the same and is repeated under the same id. A stream that was lost or rolled back no longer has what
-was said, and where another machine has this node's name by mistake the stream has what that one said last, although its
-agent was refused; so it is where somebody forges what the node says. So it is looked at every few seconds, and before
-something is published, and everything is said anew.
+Of topology and health only the newest matters, so at most one message of each kind waits. A stream that was lost or rolled
+back no longer has what was said, and where another machine has this node's name by mistake the stream has what that one
+said last, although its agent was refused; so it is where somebody forges what the node says. So it is looked at every few
+seconds, and before something is published, and everything is said anew.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import anyio
 import structlog
@@ -20,11 +19,9 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import Said, SaidRequest
 from topoalign.core.ports import Bus, Clock, Endpoint, Message, Stream
 from topoalign.runtime.answers import answering
-from topoalign.runtime.backoff import backoff_seconds
+from topoalign.runtime.publisher import Publisher
 from topoalign.runtime.speaker import Speaker
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
-"""Seconds between tries while the bus does not confirm; doubled each time."""
 POLL_SECONDS = 10.0
 """Between two looks at whether what was said is still the newest that the stream has."""
 
@@ -37,14 +34,11 @@ class Announcer:
     def __init__(self, bus: Bus, hub: Bus, clock: Clock) -> None:
         """`hub` is the bus that everybody hears, where `bus` also has a shorter way to the services of this process."""
         self.speaker = Speaker(bus, clock)
+        self.publisher = Publisher(self, self._publish, clock)
         self._hub, self._clock = hub, clock
         self._waiting: dict[str, Message] = {}
         self._news = anyio.Event()
         self._positions: dict[str, int] = {}
-        self._failures = 0
-        """Rounds in a row in which something was not confirmed."""
-        self._told: set[str] = set()
-        """Why something was not confirmed, since the bus last confirmed something."""
         self._spoken_over = False
         """Whether somebody else had said something of this node at the last look."""
         self._overheard = False
@@ -82,33 +76,28 @@ class Announcer:
         self._news.set()
 
     async def run(self) -> None:
-        while True:
-            await self._news.wait()
-            self._news = anyio.Event()
-            while self._waiting:
-                confirmed = [await self._publish(message) for message in list(self._waiting.values())]
-                if not all(confirmed):
-                    self._failures += 1
-                    await self._clock.sleep(backoff_seconds(self._failures, FIRST_PAUSE, LONGEST_PAUSE))
+        """Until cancelled."""
+        await self.publisher.run()
 
-    async def _publish(self, message: Message) -> bool:
-        """Tries once; whether the bus has confirmed it."""
-        try:
-            await self._look_before(message.subject)
-            position = await self.speaker.publish(message)
-        except Unavailable as error:
-            if error.finding not in self._told:
-                self._told.add(error.finding)
-                log.warning("bus does not confirm", finding=error.finding, remedy=error.remedy)
-            return False
-        if self._failures:
-            log.info("bus confirms again", tries=self._failures)
-        self._failures = 0
-        self._told.clear()
+    def due(self) -> Sequence[Message]:
+        """The newest message of each subject that waits."""
+        return list(self._waiting.values())
+
+    def confirm(self, message: Message, position: int) -> None:
+        """The bus has this message, at this position; a newer one of its subject waits on."""
         self._positions[message.subject] = position
         if self._waiting.get(message.subject) is message:
             del self._waiting[message.subject]
-        return True
+
+    async def wait(self) -> None:
+        """Until there is a newer message."""
+        await self._news.wait()
+        self._news = anyio.Event()
+
+    async def _publish(self, message: Message) -> int:
+        """Tries once, after a look at what the stream has. Raises Unavailable."""
+        await self._look_before(message.subject)
+        return await self.speaker.publish(message)
 
     async def _look_before(self, subject: str) -> None:
         """What others have said is not the newest any more once this node has spoken, and could not be noticed then."""
