@@ -130,8 +130,8 @@ class MemoryDesk:
                 raise InvalidField("devices_ids", "empty or repeated", "name each device once")
             if unknown := [device for device in devices if device not in known]:
                 raise UnknownDevice(unknown)
-            if busy := [device for device in devices if device in state.holders]:
-                raise DeviceInUse(busy, state.holders[busy[0]])
+            if busy := [device for device in devices if device in state.ownership.holders]:
+                raise DeviceInUse(busy, state.ownership.holders[busy[0]])
             allocation = Allocation(
                 id=AllocationID(f"a{len(state.allocations)}"), devices={resource: tuple(sorted(devices))}
             )

@@ -132,7 +132,7 @@ class KnowingDesk(MemoryDesk):
         self, resource: ResourceName, available: Sequence[DeviceID], must_include: Sequence[DeviceID], size: int
     ) -> tuple[DeviceID, ...]:
         assert self.kubelet is not None
-        beside = PlacementContext(free=self.kubelet.state().free(resource))
+        beside = PlacementContext(free=self.kubelet.state().ownership.free(resource))
         hardware = self.state.hardware
         return prefer(hardware, resource, available, must_include, size, self._rules.placement, beside=beside)
 

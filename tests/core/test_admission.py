@@ -504,8 +504,8 @@ def test_no_sequence_of_pods_is_given_more_than_there_is(
             assert decision.code and decision.remedy and decision.finding
             continue
         for got in admitted(decision).values():
-            assert not got.device_ids & state.holders.keys()
-            assert not parse_cpuset(got.cpus) & state.cpus_in_use
+            assert not got.device_ids & state.ownership.holders.keys()
+            assert not parse_cpuset(got.cpus) & state.ownership.cpus_in_use
             assert not parse_cpuset(got.cpus) & parse_cpuset(rules.reserved_cpus)
             assert "GPU-3" not in got.device_ids
         for each in (*asked.init_containers, *asked.containers):

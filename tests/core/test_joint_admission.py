@@ -346,7 +346,7 @@ def test_restricted_aligns_to_the_fewest_nodes_that_have_the_devices_and_never_f
             for name, devices in got.devices.items()
             for device in devices
         )
-        assert got.device_ids.isdisjoint(state.holders)
+        assert got.device_ids.isdisjoint(state.ownership.holders)
 
 
 def can_give(question: Asked, mask: int | None) -> bool:
@@ -409,8 +409,8 @@ def test_a_decision_of_all_devices_asks_each_question_once() -> None:
     decision: Decision = admit(state, joint(container(gpus=8, nics=8)), RESTRICTED)
 
     after = granted(state, decision)
-    assert () == after.free(GPU)
-    assert 2 == len(after.free(ResourceName(NIC)))
+    assert () == after.ownership.free(GPU)
+    assert 2 == len(after.ownership.free(ResourceName(NIC)))
 
 
 EIGHT_NODES = machine(nodes=8, gpus=[i // 2 for i in range(16)], nics=[i // 2 for i in range(16)])

@@ -67,9 +67,9 @@ def test_two_pods_share_a_nic_by_its_functions_and_a_third_gets_the_next_nic() -
 def test_a_nic_with_a_function_in_use_is_given_to_nobody_as_a_whole() -> None:
     state, _ = held(node(sriov()), by_function(container(nics=1)))
 
-    assert ("mlx5_1",) == state.free(NIC)
-    assert frozenset() == state.held_whole
-    assert {"mlx5_0"} == state.holders.keys()
+    assert ("mlx5_1",) == state.ownership.free(NIC)
+    assert frozenset() == state.ownership.held_whole
+    assert {"mlx5_0"} == state.ownership.holders.keys()
     together = msgspec.structs.replace(by_function(container(nics=1), name="c"), annotations={JOINT_ANNOTATION: "{}"})
     for asked in (
         together,
@@ -78,7 +78,7 @@ def test_a_nic_with_a_function_in_use_is_given_to_nobody_as_a_whole() -> None:
     ):
         after, got = held(state, asked)
         assert ({NIC: ("mlx5_1",)}, {}) == (got["main"].devices, got["main"].virtual_functions)
-        assert () == after.free(NIC)
+        assert () == after.ownership.free(NIC)
         refused(admit(after, msgspec.structs.replace(asked, name="again"), BEST))
 
 
@@ -200,7 +200,7 @@ def test_no_function_is_given_twice_and_no_nic_is_shared_by_who_has_it_whole(
 
     again = replay(NODE, facts)
     assert again.digest == state.digest
-    assert state.functions_in_use == again.functions_in_use
+    assert state.ownership.functions_in_use == again.ownership.functions_in_use
     assert start.digest == NodeState(node=NODE).digest
 
 
@@ -217,6 +217,6 @@ def check(state: NodeState) -> None:
             parts.setdefault(address, set()).add(each.owner.pod)
     assert all(len(pods) == 1 for pods in (*whole.values(), *parts.values()))
     assert all(sharing.get(device, set()) <= pods for device, pods in whole.items())
-    assert {*state.free(NIC)}.isdisjoint({*whole, *sharing})
-    assert {*state.free(GPU)}.isdisjoint(whole)
-    assert {*state.free(ResourceName(NIC)), *whole, *sharing} >= state.hardware.nic_by_id.keys()
+    assert {*state.ownership.free(NIC)}.isdisjoint({*whole, *sharing})
+    assert {*state.ownership.free(GPU)}.isdisjoint(whole)
+    assert {*state.ownership.free(ResourceName(NIC)), *whole, *sharing} >= state.hardware.nic_by_id.keys()

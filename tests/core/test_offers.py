@@ -171,32 +171,32 @@ def test_a_cordoned_card_keeps_its_shares_back() -> None:
 def test_shares_of_a_gpu_that_is_still_held_whole_wait_until_it_is_released() -> None:
     state = holding(SHARES, whole=(G0,))
 
-    assert {G0} == state.blocked
-    assert [f"{G1}::{n}" for n in range(3)] == list(state.free(SHARED))
-    assert ["whole"] == state.overlapping(ids(f"{G0}::1"))
+    assert {G0} == state.ownership.blocked
+    assert [f"{G1}::{n}" for n in range(3)] == list(state.ownership.free(SHARED))
+    assert ["whole"] == state.ownership.overlapping(ids(f"{G0}::1"))
 
 
 def test_a_gpu_of_which_a_share_is_still_held_waits_too() -> None:
     state = holding(PLAIN, share=ids(f"{G0}::1"))
 
-    assert {G0} == state.blocked
-    assert (G1, G2, G3) == state.free(GPU)
-    assert ["share"] == state.overlapping((G0,))
+    assert {G0} == state.ownership.blocked
+    assert (G1, G2, G3) == state.ownership.free(GPU)
+    assert ["share"] == state.ownership.overlapping((G0,))
 
 
 def test_other_shares_of_a_shared_gpu_stay_free_also_those_above_a_smaller_number() -> None:
     state = holding(SHARES, SHARED, one=ids(f"{G0}::1"), beyond=ids(f"{G1}::7"))
 
-    assert frozenset() == state.blocked
-    assert 5 == len(state.free(SHARED))
-    assert [] == state.overlapping(ids(f"{G0}::2", f"{G1}::0"))
+    assert frozenset() == state.ownership.blocked
+    assert 5 == len(state.ownership.free(SHARED))
+    assert [] == state.ownership.overlapping(ids(f"{G0}::2", f"{G1}::0"))
 
 
 def test_shares_that_are_still_held_under_another_name_keep_their_card_back() -> None:
     """The kubelet knows nothing of the former name, and would give the same share again."""
     state = holding(SHARES, GPU, one=ids(f"{G0}::1"))
 
-    assert {G0} == state.blocked
+    assert {G0} == state.ownership.blocked
 
 
 def test_a_gpu_waits_for_who_held_an_instance_of_it_that_is_gone() -> None:
@@ -204,15 +204,15 @@ def test_a_gpu_waits_for_who_held_an_instance_of_it_that_is_gone() -> None:
     held = Allocation(id=AllocationID("a"), devices={SLICE: ids("MIG-0::1")}, cards={DeviceID("MIG-0"): G3})
     state = node(PLAIN).holding(held)
 
-    assert {G3} == state.blocked
-    assert ["a"] == state.overlapping((G3,)) == state.overlapping(ids(f"{G3}::0", "MIG-0"))
+    assert {G3} == state.ownership.blocked
+    assert ["a"] == state.ownership.overlapping((G3,)) == state.ownership.overlapping(ids(f"{G3}::0", "MIG-0"))
     assert {*held.device_ids} == {*state.ailing(held)}, "the instance is not as well as its card: it is gone"
 
 
 def test_instances_of_a_gpu_that_is_held_whole_wait() -> None:
     topology = offering(Offer(resource=SLICE, devices=ids("MIG-0", "MIG-1")), topology=with_mig())
 
-    assert () == holding(topology, whole=(G3,)).free(SLICE)
+    assert () == holding(topology, whole=(G3,)).ownership.free(SLICE)
 
 
 def naive_overlap(topology: Topology, one: DeviceID, other: DeviceID) -> bool:
@@ -242,7 +242,7 @@ def test_overlap_is_that_of_wholes_and_parts(held: list[DeviceID], asked: list[D
         f"a{i}" for i, device in enumerate(held) if any(naive_overlap(topology, device, each) for each in asked)
     ]
 
-    assert expected == state.overlapping(asked)
+    assert expected == state.ownership.overlapping(asked)
 
 
 @given(st.data())
@@ -322,7 +322,7 @@ def test_admission_gives_shares_and_refuses_more_than_a_container_may_ask_for(mo
 
     assert {G0, G1} == {base_of(device) for device in given_two.devices[SHARED]}
     assert "TooLarge" == refusal.code
-    assert 4 == len(granted(state, admit(state, two, rules)).free(SHARED))
+    assert 4 == len(granted(state, admit(state, two, rules)).ownership.free(SHARED))
 
 
 def test_offers_travel_with_the_topology() -> None:

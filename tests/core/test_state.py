@@ -43,7 +43,7 @@ def histories(draw: st.DrawFn) -> Writer:
     writer.snapshot()
     for number in range(draw(st.integers(0, 12))):
         live = list(writer.state.allocations)
-        free = [device for device in DEVICES if device not in writer.state.holders]
+        free = [device for device in DEVICES if device not in writer.state.ownership.holders]
         match draw(st.sampled_from(["grant", "bind", "release", "refuse", "snapshot"])):
             case "grant":
                 chosen = draw(st.lists(st.sampled_from(free), unique=True, max_size=3)) if free else []
@@ -125,7 +125,7 @@ def test_what_is_live_is_what_was_granted_and_not_released(writer: Writer) -> No
                 touched[node] += 1
 
     assert live == dict(writer.state.allocations)
-    assert set(held) == set(writer.state.holders)
+    assert set(held) == set(writer.state.ownership.holders)
     assert all(count == 1 for count in held.values()), "I1: a device in two live allocations"
     for node, use in writer.state.memory.items():
         assert reserved[node] == use.reserved.get(MEMORY, 0)
@@ -190,14 +190,14 @@ def test_every_device_is_free_or_held_or_unusable(writer: Writer, states: list[s
     state = writer.state.apply(
         TopologyDiscovered(node=NODE, epoch=1, revision=1, boot_id="b", source="test", topology=HARDWARE)
     ).apply(DeviceHealthChanged(node=NODE, epoch=1, revision=1, devices=health))
-    free, held = set(state.free(GPU)), set(state.holders)
+    free, held = set(state.ownership.free(GPU)), set(state.ownership.holders)
     unusable = {device for device in DEVICES if not state.health_of(device).usable}
 
     assert set(DEVICES) == free | held | unusable
     assert not free & held
     assert not free & unusable
     assert held <= set(DEVICES)
-    assert sorted(free) == sorted(state.free(GPU))
+    assert sorted(free) == sorted(state.ownership.free(GPU))
 
 
 @given(st.permutations(range(1, 6)))
@@ -251,7 +251,7 @@ def test_a_device_nobody_judged_is_not_offered() -> None:
         TopologyDiscovered(node=NODE, epoch=1, revision=1, boot_id="b", source="test", topology=HARDWARE)
     )
 
-    assert () == state.free(GPU)
+    assert () == state.ownership.free(GPU)
 
 
 def test_the_cpus_of_an_allocation_are_read_once_for_all_containers_of_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:

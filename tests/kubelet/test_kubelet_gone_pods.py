@@ -100,9 +100,9 @@ def test_where_the_directories_do_not_tell_all_counts_as_held_and_a_note_says_so
 
     found = read(tmp_path)
 
-    assert (held.cpus_in_use, held.holders.keys(), held.memory) == (
-        found.state.cpus_in_use,
-        found.state.holders.keys(),
+    assert (held.ownership.cpus_in_use, held.ownership.holders.keys(), held.memory) == (
+        found.state.ownership.cpus_in_use,
+        found.state.ownership.holders.keys(),
         found.state.memory,
     )
     assert found.findings[0].startswith(note)
@@ -120,7 +120,7 @@ def test_directories_that_cannot_be_read_change_nothing_and_are_named(
 
     found = read(tmp_path)
 
-    assert 2 == len(found.state.holders)
+    assert 2 == len(found.state.ownership.holders)
     assert "pods cannot be read: Permission denied: pods that are gone count as holding" in found.findings[0]
 
 
@@ -325,7 +325,7 @@ def test_the_node_is_read_with_the_second_reading(tmp_path: Path, name: str, mon
     monkeypatch.setattr(checkpoint, "read", read_between)
     monkeypatch.setattr(checkpoint, "BETWEEN_READS", 0.0)
 
-    assert 2 == len(read(tmp_path).state.holders)
+    assert 2 == len(read(tmp_path).state.ownership.holders)
     assert [name] * 2 == reads
 
 

@@ -73,8 +73,8 @@ def test_a_decision_from_the_files_is_the_decision_from_the_state_they_were_writ
         found = read(held, Path(root), rules)
 
     assert () == found.findings
-    assert held.cpus_in_use == found.state.cpus_in_use
-    assert held.holders.keys() == found.state.holders.keys()
+    assert held.ownership.cpus_in_use == found.state.ownership.cpus_in_use
+    assert held.ownership.holders.keys() == found.state.ownership.holders.keys()
     assert held.memory == found.state.memory
     expected, actual = (admit(state, pod(container("main", *last)), rules) for state in (held, found.state))
     assert without_reasons(expected) == without_reasons(actual)
@@ -118,7 +118,7 @@ def test_a_device_that_its_plugin_has_not_listed_as_healthy_is_not_given(tmp_pat
     (tmp_path / "device-plugins").mkdir()
     device_checkpoint.store(tmp_path / "device-plugins", CheckpointData(None, {GPU: ["GPU-1", "GPU-2"]}))
 
-    assert ("GPU-1", "GPU-2") == read(state, tmp_path).state.free(GPU)
+    assert ("GPU-1", "GPU-2") == read(state, tmp_path).state.ownership.free(GPU)
 
 
 def test_of_a_resource_whose_plugin_has_gone_nothing_more_is_given_while_containers_have_some(tmp_path: Path) -> None:

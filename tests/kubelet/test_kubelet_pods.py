@@ -52,7 +52,7 @@ async def test_the_main_job_under_restricted() -> None:
         assert ("GPU-0", "GPU-1", "GPU-2") == gpus(first)
         (mixed,) = admitted(second).allocations
         assert (("GPU-4", "GPU-5", "GPU-6"), ("mlx5_1",)) == (mixed.devices[GPU], mixed.devices[NIC])
-        assert {1} == {cpu.node for cpu in machine.cpus if cpu.id in before.cpus_in_use and cpu.id > 15}
+        assert {1} == {cpu.node for cpu in machine.cpus if cpu.id in before.ownership.cpus_in_use and cpu.id > 15}
         assert "TopologyAffinityError" == third.reason
         assert before.allocations == it.kubelet.state().allocations
         assert [{"GPU-0", "GPU-1", "GPU-2"}, {"GPU-4", "GPU-5", "GPU-6"}, {"mlx5_1"}] == [
@@ -133,7 +133,7 @@ async def test_a_plugin_that_cannot_record_refuses_the_pod_and_nothing_is_left()
         assert "UnexpectedAdmissionError" == refusal.reason
         assert "the journal cannot grow; free some space" in refusal.finding
         assert {} == it.kubelet.running
-        assert 8 == len(it.kubelet.state().free(GPU))
+        assert 8 == len(it.kubelet.state().ownership.free(GPU))
 
 
 async def test_an_unhealthy_gpu_is_not_given_to_anyone() -> None:

@@ -68,7 +68,7 @@ async def test_what_a_pod_had_stays_in_all_three_files_when_it_goes_and_its_dire
 
         assert ({kind: {"default_train"} for kind in ("cpus", "memory", "devices")}, {"default_train"}) == running
         assert (running[0], set()) == (listed(it.directory), directories(it.directory))
-        assert 8 == len(it.kubelet.state().free(GPU))
+        assert 8 == len(it.kubelet.state().ownership.free(GPU))
 
 
 async def test_the_next_admission_drops_it_but_from_the_device_checkpoint_only_where_it_allocates_devices() -> None:
@@ -192,7 +192,7 @@ async def test_a_pod_that_has_ended_keeps_its_directory_with_its_volumes_torn_do
         running = [path.name for path in volumes.glob("*/*")]
         await it.kubelet.end(DEFAULT, PodName("job"))
         ended = [path.name for path in volumes.glob("*")], [path.name for path in volumes.glob("*/*")]
-        free = len(it.kubelet.state().free(GPU))
+        free = len(it.kubelet.state().ownership.free(GPU))
         await it.kubelet.remove(DEFAULT, PodName("job"))
 
         assert ["kube-api-access"] == running

@@ -377,10 +377,10 @@ async def test_forged_health_is_healed_within_one_period() -> None:
         told = world.view.health
         assert told is not None
         await world.forge(DeviceHealthChanged(node=NODE, epoch=told.epoch, revision=LARGEST_NUMBER, devices={}))
-        believed = len(world.view.free(GPU))
+        believed = len(world.view.ownership.free(GPU))
         await world.clock.advance(PERIOD)
 
-        assert (0, 1) == (believed, len(world.view.free(GPU)))
+        assert (0, 1) == (believed, len(world.view.ownership.free(GPU)))
         assert 2 == len(world.ledger.state.healthy(GPU))
 
 

@@ -221,7 +221,7 @@ async def test_what_an_init_container_leaves_over_stays_held_until_its_pod_goes(
     async with node() as it:
         fits(await it.kubelet.admit(request))
         await it.handouts.reconcile()
-        held = set(it.ledger.state.holders)
+        held = set(it.ledger.state.ownership.holders)
         await it.kubelet.remove(DEFAULT, PodName("train"))
         for _ in range(2):
             await it.handouts.reconcile()
@@ -229,7 +229,7 @@ async def test_what_an_init_container_leaves_over_stays_held_until_its_pod_goes(
         await it.handouts.reconcile()
 
         assert {"GPU-0", "GPU-1", "GPU-2"} == held
-        assert {} == it.ledger.state.holders
+        assert {} == it.ledger.state.ownership.holders
 
 
 async def test_what_an_init_container_left_over_has_ended_once_the_kubelet_has_written_without_its_pod() -> None:

@@ -220,7 +220,7 @@ def test_what_is_healthy_is_the_same_wherever_it_is_asked(case: Case) -> None:
         assert list(case.listed(resource)) == list(devices)
         assert expected == [device for device in devices if state.health_of(device).usable]
         assert expected == list(state.healthy(resource))
-        assert case.free(resource) == list(state.free(resource)) == list(seen.free(resource))
+        assert case.free(resource) == list(state.ownership.free(resource)) == list(seen.ownership.free(resource))
         assert expected == listed_healthy(state, resource)
         standing = Standing(NODE, case.topology, tuple(state.allocations.values()), case.told)
         assert expected == [device for device in devices if standing.health_of(device).usable]

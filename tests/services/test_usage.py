@@ -245,7 +245,7 @@ async def test_a_prediction_counts_what_podresources_showed_where_the_checkpoint
     assert isinstance(with_usage, Admission) and isinstance(blind, Admission)
     assert ((1,), (0,)) == (with_usage.allocations[0].affinity, blind.allocations[0].affinity)
     assert 2 == sum("what PodResources showed last counts instead" in note for note in known.notes)
-    assert msgspec.structs.replace(running, id=running.id).cpu_ids <= known.state.cpus_in_use
+    assert msgspec.structs.replace(running, id=running.id).cpu_ids <= known.state.ownership.cpus_in_use
 
 
 async def test_memory_that_podresources_showed_leaves_free_what_the_configuration_keeps(tmp_path: Path) -> None:

@@ -95,8 +95,8 @@ class Checks:
         if self.kubelet is None or not self.kubelet.serial:
             return
         running = {device for places in self.running().values() for _, device in places}
-        spare = [device for device in available if device in must_include or not state.overlapping([device])]
-        bad = sorted({*chosen} & running - {*must_include} & {d for d in chosen if state.overlapping([d])})
+        spare = [device for device in available if device in must_include or not state.ownership.overlapping([device])]
+        bad = sorted({*chosen} & running - {*must_include} & {d for d in chosen if state.ownership.overlapping([d])})
         self.expect("F21", not bad or len(spare) < len(chosen), f"{bad} are preferred, of {spare} that are free")
 
     def subscriber_hears(self, hub: Hub, heard: Heard) -> None:
@@ -144,7 +144,7 @@ class Checks:
         places = [place for _, held in live.values() for place in held]
         self.expect("I1", len(places) == len(set(places)), "a device is held twice")
         for resource, devices in state.hardware.devices.items():
-            free = set(state.free(resource))
+            free = set(state.ownership.free(resource))
             allocated = {device for kind, device in places if kind == resource and device in devices}
             unavailable = {device for device in devices if not state.health_of(device).usable}
             self.expect("I3", free | allocated | unavailable == devices.keys(), f"some {resource} are in no set")

@@ -30,6 +30,7 @@ from topoalign.core.model.requests import AdmissionRules, PodRequest
 from topoalign.core.placement.preference import prefer
 from topoalign.core.ports import Message
 from topoalign.core.state.fold import NodeState
+from topoalign.core.state.ownership import Ownership
 from topoalign.runtime import stores
 
 
@@ -109,11 +110,19 @@ class TerseHandouts(DeviceAllocations):
             raise
 
 
-class GenerousState(NodeState, frozen=True, kw_only=True, dict=True):
+class GenerousOwnership(Ownership):
     """What is held is free, too."""
 
     def free(self, resource: ResourceName) -> tuple[DeviceID, ...]:
-        return self.healthy(resource)
+        return self.handed_out.healthy(resource)
+
+
+class GenerousState(NodeState, frozen=True, kw_only=True, dict=True):
+    """Hands out what is held."""
+
+    @cached_property
+    def ownership(self) -> Ownership:
+        return GenerousOwnership(self.hardware, self.allocations, self.told)
 
 
 class GenerousLedger(Ledger):
@@ -122,12 +131,24 @@ class GenerousLedger(Ledger):
         self.state = GenerousState(**msgspec.structs.asdict(self.state))
 
 
-class WhimsicalState(NodeState, frozen=True, kw_only=True, dict=True):
+class WhimsicalOwnership(Ownership):
     """Goes by something that no fact tells."""
+
+    whim = 0
 
     @cached_property
     def cpus_in_use(self) -> frozenset[int]:
-        return super().cpus_in_use | {self.seq % 2}
+        return super().cpus_in_use | {self.whim}
+
+
+class WhimsicalState(NodeState, frozen=True, kw_only=True, dict=True):
+    """Every other state takes another CPU for held."""
+
+    @cached_property
+    def ownership(self) -> Ownership:
+        found = WhimsicalOwnership(self.hardware, self.allocations, self.told)
+        found.whim = self.seq % 2
+        return found
 
 
 class WhimsicalLedger(Ledger):

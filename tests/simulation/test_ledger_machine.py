@@ -256,7 +256,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def every_device_is_in_its_place(self) -> None:
         """I3."""
         state = self.ledger.state
-        free, allocated = set(state.free(GPU)), set(self.held)
+        free, allocated = set(state.ownership.free(GPU)), set(self.held)
         unavailable = {device for device in GPUS if not self.health[device].usable}
         assert set(GPUS) == free | allocated | unavailable
         assert not free & (allocated | unavailable)

@@ -140,10 +140,10 @@ class DeviceAllocations:
         state, kept = without(self.state, ended), devices_displaced_by(ended)
         among, required = available, must_include
         if {*must_include} <= {*available} and len(must_include) <= size <= len(available):
-            held = {d for d in available if state.overlapping([d]) or touches(state, d, kept)}
+            held = {d for d in available if state.ownership.overlapping([d]) or touches(state, d, kept)}
             spare = [d for d in available if d in must_include or d not in held]
             among, required = (spare, must_include) if len(spare) >= size else (available, spare)
-        beside = PlacementContext(free=state.free(resource))
+        beside = PlacementContext(free=state.ownership.free(resource))
         chosen = prefer(state.hardware, resource, among, required, size, self._placement, beside=beside)
         self._preferences.give(resource, available, chosen)
         return chosen
@@ -176,7 +176,7 @@ class DeviceAllocations:
                 look = await self._look()
                 self._settle_doubt(look)
                 listing = look.listing
-            elif self.state.overlapping(asked):
+            elif self.state.ownership.overlapping(asked):
                 listing = (await self._look()).listing
             if self._ledger.version != checked:  # the hardware may have changed while this waited
                 self._check(resource, containers)
@@ -266,7 +266,7 @@ class DeviceAllocations:
         gone: dict[AllocationID, Allocation] = {}
         for devices in containers:
             asked = frozenset(devices)
-            records = [self.state.allocations[name] for name in self.state.overlapping(asked)]
+            records = [self.state.allocations[name] for name in self.state.ownership.overlapping(asked)]
             if len(records) == 1 and records[0].device_ids == asked and shown.issuperset(places(records[0])):
                 assert listing is not None
                 self._reconciliation.seen(records[0].id, listing)
@@ -283,7 +283,7 @@ class DeviceAllocations:
                     devices={resource: in_order(self.state.hardware, resource, asked)},
                     boot=self._ledger.boot,
                     machine=self._ledger.machine,
-                    cards=self.state.cards_of(devices),
+                    cards=self.state.ownership.cards_of(devices),
                     displaced=displaced_by(self._reconciliation.liveness, self._ledger, records, asked, listing),
                 )
             )

@@ -102,7 +102,7 @@ def gauges() -> tuple[GaugeMetricFamily, GaugeMetricFamily, GaugeMetricFamily]:
 
 def state_of(state: NodeState, device: DeviceID) -> str:
     """Which of STATES a GPU is in."""
-    if state.overlapping((device,)):
+    if state.ownership.overlapping((device,)):
         return "allocated"
     health = state.health_of(device)
     if health.cordoned:

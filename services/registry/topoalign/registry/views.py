@@ -105,7 +105,7 @@ def summary(member: Member) -> NodeSummary:
         gpus=len(state.hardware.gpus),
         nics=len(state.hardware.nics),
         numa_nodes=len(state.hardware.nodes),
-        cpus=CpuCount(total=len(state.hardware.cpus), exclusive=len(state.cpus_in_use)),
+        cpus=CpuCount(total=len(state.hardware.cpus), exclusive=len(state.ownership.cpus_in_use)),
         resources={resource: count(state, resource) for resource in state.hardware.devices},
         allocations=len(state.allocations),
         epoch=state.epoch,
@@ -118,8 +118,8 @@ def summary(member: Member) -> NodeSummary:
 
 def count(state: NodeState, resource: ResourceName) -> ResourceCount:
     devices = state.hardware.devices[resource]
-    free = len(state.free(resource))
-    allocated = sum(device in state.holders for device in devices)
+    free = len(state.ownership.free(resource))
+    allocated = sum(device in state.ownership.holders for device in devices)
     return ResourceCount(total=len(devices), free=free, allocated=allocated, unhealthy=len(devices) - free - allocated)
 
 

@@ -56,7 +56,7 @@ def chooser(state: NodeState, rules: AdmissionRules) -> Chooser | None:
 def by_policy(state: NodeState, placement: str, gpus: Sequence[Candidate], count: int) -> list[Candidate]:
     by_id = {DeviceID(gpu.device.id): gpu for gpu in gpus}
     left = [device for device, gpu in by_id.items() if gpu.device.left]
-    beside = PlacementContext(free=state.free(GPU))
+    beside = PlacementContext(free=state.ownership.free(GPU))
     chosen = prefer(state.hardware, GPU, tuple(by_id), left[:count], count, placement, beside=beside)
     return [by_id[device] for device in chosen]
 
@@ -67,7 +67,7 @@ def sets_of(
     """As `considered` has them, with reasons of joint allocation."""
     left = left_to(state, pod).devices
     for resource, chosen in got.devices.items():
-        free = frozenset((*state.free(resource), *left, *chosen))
+        free = frozenset((*state.ownership.free(resource), *left, *chosen))
         could_have = [device for device in state.hardware.devices[resource] if device in free]
         near = got.devices.get(GPU, ()) if resource == NIC else ()
         for each in considered(state.hardware, resource, could_have, None, chosen, near, ""):

@@ -158,7 +158,7 @@ class AdmissionRun:
         near: tuple[DeviceID, ...],
     ) -> Steps[tuple[DeviceID, ...]]:
         check_amount(self.state.hardware, resource, amount)
-        devices, free = self.state.hardware.devices[resource], frozenset(self.state.free(resource))
+        devices, free = self.state.hardware.devices[resource], frozenset(self.state.ownership.free(resource))
         reusable = reusable_devices(allocations_of(self.state, self.pod), resource)
         if self.profile.takes_over_at_random and 0 < amount < len(reusable):
             self.by_chance.append(
@@ -167,7 +167,7 @@ class AdmissionRun:
             )
         healthy = frozenset(self.state.healthy(resource))
         choosing = choose_devices(
-            resource, devices, healthy, self.state.holders.keys(), reusable, amount, hint.affinity
+            resource, devices, healthy, self.state.ownership.holders.keys(), reusable, amount, hint.affinity
         )
         asking: PreferenceQuestion | None = None
         try:
@@ -195,7 +195,9 @@ class AdmissionRun:
     def beside(self, resource: ResourceName, container: ContainerRequest) -> PlacementContext:
         nics = device_limits(container).get(NIC, 0) if self.state.hardware.kind_of(resource) == "gpu" else 0
         return PlacementContext(
-            free=self.state.free(resource), nics=self.state.free(NIC) if nics else (), nics_wanted=nics
+            free=self.state.ownership.free(resource),
+            nics=self.state.ownership.free(NIC) if nics else (),
+            nics_wanted=nics,
         )
 
     def preferred(self, asking: PreferenceQuestion) -> Steps[tuple[DeviceID, ...] | None]:

@@ -57,8 +57,8 @@ def inventory_of(state: NodeState, left: LeftOver = NOTHING, *, by_function: boo
     """
     topology = state.hardware
     places = places_of(topology)
-    held = state.held_whole.difference(left.devices)
-    functions_held = state.functions_in_use.difference(left.functions)
+    held = state.ownership.held_whole.difference(left.devices)
+    functions_held = state.ownership.functions_in_use.difference(left.functions)
 
     def device(found: Gpu | Nic, kind: DeviceType, labels: dict[str, str], resources: dict[str, int]) -> Device:
         functions = found.virtual_functions if isinstance(found, Nic) else ()

@@ -130,7 +130,7 @@ def shared_cpus(state: NodeState, rules: AdmissionRules) -> frozenset[int]:
     """
     online = frozenset(state.hardware.cpu_topology.node_of)
     strict = CpuOption.STRICT_RESERVATION in rules.cpu_options
-    return online - state.cpus_in_use - (reserved_cpus(state.hardware, rules) if strict else frozenset())
+    return online - state.ownership.cpus_in_use - (reserved_cpus(state.hardware, rules) if strict else frozenset())
 
 
 class CpuProvider:

@@ -101,7 +101,7 @@ def device_answer(
         if name in together
         else device_hints(
             state.hardware.devices[name],
-            state.free(name),
+            state.ownership.free(name),
             reusable_devices(held, name),
             amount,
             state.hardware.node_ids,

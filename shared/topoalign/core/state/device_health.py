@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from topoalign.core.model.events import DeviceHealth, HealthState
-from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import base_of
 
@@ -35,7 +35,7 @@ class HandedOut:
     def __init__(
         self, topology: Topology, told: Mapping[DeviceID, DeviceHealth], blocked: Collection[DeviceID] = ()
     ) -> None:
-        """`blocked`: bases that wait for an allocation of a former offer, as `NodeState.blocked`."""
+        """`blocked`: bases that wait for an allocation of a former offer, as `Ownership.blocked`."""
         self._topology, self._told, self._blocked = topology, told, blocked
         self._instances: dict[DeviceID, list[DeviceHealth]] = {}
         for device, health in told.items():
@@ -55,6 +55,11 @@ class HandedOut:
         if base not in self._bases:
             self._bases[base] = self._worst_told(base)
         return self._bases[base]
+
+    def healthy(self, resource: ResourceName) -> tuple[DeviceID, ...]:
+        """Devices of a resource that may be handed out, busy or not, in the hardware's order."""
+        listed = self._topology.devices.get(resource, {})
+        return tuple(device for device in listed if self.health_of(device).usable)
 
     def _worst_told(self, *names: DeviceID) -> DeviceHealth:
         """`names`: a device and what it is a share of."""

@@ -6,7 +6,7 @@ the stream, and starting up is nothing but folding again, so there is one truth 
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import TypeVar, assert_never
 
@@ -32,9 +32,8 @@ from topoalign.core.model.events import (
 )
 from topoalign.core.model.ids import AllocationID, DeviceID, NodeName, ResourceName
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import base_of, is_share
-from topoalign.core.state.device_health import HandedOut
 from topoalign.core.state.memory import given_back, taken
+from topoalign.core.state.ownership import Ownership
 
 R = TypeVar("R", bound=Reading)
 
@@ -130,7 +129,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def health_of(self, device: DeviceID) -> DeviceHealth:
         """Of anything that is handed out, by the rule of `device_health`."""
-        return self.handed_out.health_of(device)
+        return self.ownership.handed_out.health_of(device)
 
     @property
     def told(self) -> Mapping[DeviceID, DeviceHealth]:
@@ -138,81 +137,9 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.health.devices if self.health is not None else {}
 
     @cached_property
-    def handed_out(self) -> HandedOut:
-        """The health of everything that is offered."""
-        return HandedOut(self.hardware, self.told, self.blocked)
-
-    @cached_property
-    def holders(self) -> Mapping[DeviceID, AllocationID]:
-        """Device -> the newest live allocation that holds it, or a function of it."""
-        return {device: name for name, allocation in self.allocations.items() for device in allocation.device_ids}
-
-    def overlapping(self, devices: Iterable[DeviceID]) -> list[AllocationID]:
-        """
-        The live allocations that hold one of these devices, the whole of which one is a part, or a part of one: after a
-        change of what is offered, `GPU-x::1` overlaps `GPU-x`. In order of their names.
-        """
-        found: set[AllocationID] = set()
-        for device in devices:
-            found.update(self.whole_holders[way] for way in self.ways_to(device) if way in self.whole_holders)
-            if not is_share(device):
-                found.update(self.part_holders.get(device, ()))
-        return sorted(found)
-
-    def ways_to(self, device: DeviceID) -> tuple[DeviceID, ...]:
-        """The device, and what it is a part of; of an instance that is gone, what it was a part of when it was given."""
-        base = base_of(device)
-        card = self.hardware.cards.get(base) or self.former_cards.get(base, base)
-        return tuple(dict.fromkeys((device, base, card)))
-
-    def cards_of(self, devices: Iterable[DeviceID]) -> dict[DeviceID, DeviceID]:
-        """Those of the devices, without the numbers of shares, that are parts -> what they are parts of."""
-        cards = self.hardware.cards
-        return {base: cards[base] for base in map(base_of, devices) if base in cards}
-
-    @cached_property
-    def former_cards(self) -> Mapping[DeviceID, DeviceID]:
-        return {part: card for held in self.allocations.values() for part, card in held.cards.items()}
-
-    @cached_property
-    def whole_holders(self) -> Mapping[DeviceID, AllocationID]:
-        """What was handed out -> the newest live allocation that holds it as it was handed out."""
-        return {
-            device: name
-            for name, held in self.allocations.items()
-            for device in (*held.whole_ids, *map(DeviceID, held.function_addresses))
-        }
-
-    @cached_property
-    def part_holders(self) -> Mapping[DeviceID, Sequence[AllocationID]]:
-        """A device -> the live allocations that hold something which is a part of it."""
-        parts: dict[DeviceID, list[AllocationID]] = {}
-        for device, name in self.whole_holders.items():
-            for whole in self.ways_to(device)[1:]:
-                parts.setdefault(whole, []).append(name)
-        return parts
-
-    @cached_property
-    def blocked(self) -> frozenset[DeviceID]:
-        """
-        What is offered, but is held under a former offer, of another resource, as a part or a whole: it waits until that is
-        released.
-
-        Numbers of shares that are no longer offered block nothing: their card is shared as before.
-        """
-        offered = self.hardware.offer_by_base
-        former = {
-            held
-            for allocation in self.allocations.values()
-            for resource, devices in allocation.devices.items()
-            for held in allocation.whole_ids.intersection(devices)
-            if (offer := offered.get(base_of(held))) is None
-            or (offer.resource, offer.replicas > 1) != (resource, is_share(held))
-        }
-        if not former:
-            return frozenset()
-        wholes = {way for held in former for way in self.ways_to(held)}
-        return frozenset(base for base in offered if base in wholes or not former.isdisjoint(self.ways_to(base)))
+    def ownership(self) -> Ownership:
+        """Who holds what, what is left, what overlaps."""
+        return Ownership(self.hardware, self.allocations, self.told)
 
     @cached_property
     def stale(self) -> tuple[AllocationID, ...]:
@@ -220,29 +147,9 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         boot = self.topology.boot_id if self.topology is not None else ""
         return tuple(name for name, held in self.allocations.items() if boot and held.boot and held.boot != boot)
 
-    @cached_property
-    def held_whole(self) -> frozenset[DeviceID]:
-        """Devices that some allocation holds as a whole, and not only functions of it."""
-        return frozenset().union(*(allocation.whole_ids for allocation in self.allocations.values()))
-
-    @cached_property
-    def functions_in_use(self) -> frozenset[str]:
-        """PCI addresses of the virtual functions that some allocation holds."""
-        return frozenset().union(*(allocation.function_addresses for allocation in self.allocations.values()))
-
-    @cached_property
-    def cpus_in_use(self) -> frozenset[int]:
-        """CPUs that some container has to itself."""
-        return frozenset().union(*(allocation.cpu_ids for allocation in self.allocations.values()))
-
     def healthy(self, resource: ResourceName) -> tuple[DeviceID, ...]:
         """Devices of a resource that may be handed out, busy or not, in the hardware's order."""
-        listed = self.hardware.devices.get(resource, {})
-        return tuple(device for device in listed if self.handed_out.health_of(device).usable)
-
-    def free(self, resource: ResourceName) -> tuple[DeviceID, ...]:
-        """Devices of a resource that may be handed out whole now, in the hardware's order."""
-        return tuple(device for device in self.healthy(resource) if device not in self.holders)
+        return self.ownership.handed_out.healthy(resource)
 
     def ailing(self, allocation: Allocation) -> dict[DeviceID, DeviceHealth]:
         """What an allocation holds that would not be handed out now: it keeps them, and somebody should look."""

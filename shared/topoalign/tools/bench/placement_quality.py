@@ -93,13 +93,13 @@ class Node:
         """Pods arrive while less than `load` of the GPUs is in use; otherwise, or after a pod did not fit, one departs."""
         full = False
         for step in range(STEPS):
-            free = len(self.state.free(GPU))
+            free = len(self.state.ownership.free(GPU))
             if full or self.gpus - free >= load * self.gpus:
                 self.depart()
                 full = False
             else:
                 full = not self.arrive(step)
-            self.broken.append(fragmentation(self.topology, self.state.free(GPU)).overall)
+            self.broken.append(fragmentation(self.topology, self.state.ownership.free(GPU)).overall)
         return Run(
             average(self.links),
             [self.refused / self.asked] if self.asked else [],
@@ -111,7 +111,7 @@ class Node:
         """Whether a pod of random size was admitted."""
         size = self.arrivals.choices(SIZES, SHARES)[0]
         nics = size * len(self.topology.nics) // self.gpus
-        if size > len(self.state.free(GPU)) or nics > len(self.state.free(NIC)):
+        if size > len(self.state.ownership.free(GPU)) or nics > len(self.state.ownership.free(NIC)):
             return False
         self.asked += 1
         amounts = {resource: amount for resource, amount in {GPU: size, NIC: nics}.items() if amount}

@@ -230,7 +230,7 @@ class Sequence:
         }
         return After(
             shared_cpus=format_cpuset(shared_cpus(state, self.rules)),
-            free_devices={name: sorted(state.free(name)) for name in self.plugins},
+            free_devices={name: sorted(state.ownership.free(name)) for name in self.plugins},
             memory=memory if self.rules.memory_manager == "Static" else None,
         )
 

@@ -143,7 +143,7 @@ async def play(kubelet: FakeKubelet, ear: "Ear", topology: Topology) -> None:
     """The three pods, and the release of the first."""
     first = await admitted(kubelet, ear, first_pods(topology), topology)
     second = await admitted(kubelet, ear, second_pods(topology), topology)
-    free = len(kubelet.state().free(GPU))
+    free = len(kubelet.state().ownership.free(GPU))
     third = await choose(kubelet, third_pods(topology, free), misaligned)
     output.say(f"\n{output.heading(f'pod {third.name}')} asks for {worded(third)}: {REFUSED_BECAUSE[third.name]}")
     show(await kubelet.admit(third), topology)

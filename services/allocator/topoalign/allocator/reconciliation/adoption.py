@@ -29,8 +29,8 @@ def unrecorded(
     parted: set[DeviceID] = set()  # what has been found is a part of these, or these themselves
 
     def is_free(device: DeviceID) -> bool:
-        ways = state.ways_to(device)
-        return not state.overlapping([device]) and device not in parted and taken.isdisjoint(ways)
+        ways = state.ownership.ways_to(device)
+        return not state.ownership.overlapping([device]) and device not in parted and taken.isdisjoint(ways)
 
     def take_in(owner: Owner | None, resource: ResourceName, devices: tuple[DeviceID, ...], pod_uid: str) -> None:
         displaced = of_devices([former for each in contradicted for former in each.displaced], devices)
@@ -41,13 +41,13 @@ def unrecorded(
                 devices={resource: devices},
                 boot=ledger.boot,
                 machine=ledger.machine,
-                cards=state.cards_of(devices),
+                cards=state.ownership.cards_of(devices),
                 pod_uid=pod_uid,
                 displaced=displaced,
             )
         )
         taken.update(devices)
-        parted.update(way for device in devices for way in state.ways_to(device))
+        parted.update(way for device in devices for way in state.ownership.ways_to(device))
 
     for holding in listing.holdings:
         ours = ordered(state, holding.resource, holding.devices)
@@ -79,7 +79,7 @@ def returned(
         devices = {
             resource: free
             for resource, ids in former.devices.items()
-            if (free := tuple(device for device in ids if not state.overlapping([device])))
+            if (free := tuple(device for device in ids if not state.ownership.overlapping([device])))
         }
         if devices:
             found.append(
@@ -89,7 +89,7 @@ def returned(
                     devices=devices,
                     boot=ledger.boot,
                     machine=ledger.machine,
-                    cards=state.cards_of(device for ids in devices.values() for device in ids),
+                    cards=state.ownership.cards_of(device for ids in devices.values() for device in ids),
                     pod_uid=former.pod_uid,
                 )
             )

@@ -19,7 +19,7 @@ log = structlog.get_logger("topoalign.allocator.reconciliation.displacement")
 
 def touches(state: NodeState, device: DeviceID, others: Collection[DeviceID]) -> bool:
     """Whether one of the others is this device, a part of it, or what it is a part of."""
-    ways = state.ways_to
+    ways = state.ownership.ways_to
     return not frozenset(others).isdisjoint(ways(device)) or any(device in ways(other) for other in others)
 
 
