@@ -245,7 +245,7 @@ def test_explain_shows_hints_merge_and_every_set_considered(node: Node, capsys: 
 
 
 def test_explain_says_where_nothing_is_remembered(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "not known: the kubelet decided it" in Ran(capsys, "explain a-1").err
+    assert "not known: the kubelet made this decision" in Ran(capsys, "explain a-1").err
 
 
 def test_watch_words_every_event_for_people(node: Node, capsys: pytest.CaptureFixture[str]) -> None:

@@ -91,7 +91,7 @@ def test_a_variable_that_no_service_reads_is_named(
     monkeypatch.setenv("TOPOALIGN_REGISTRY_SERVICE_HOST", "10.0.0.1")  # a kubelet's, for a Service
     monkeypatch.setenv("TOPOALIGN_REGISTRY_PORT_80_TCP_ADDR", "10.0.0.1")
 
-    assert ["TOPOALIGN_POLCY is set and is no setting: did you mean TOPOALIGN_POLICY?"] == shown(capsys)["notes"]
+    assert ["TOPOALIGN_POLCY is set but is not a setting: did you mean TOPOALIGN_POLICY?"] == shown(capsys)["notes"]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_file_is_checked_where_there_is_no_machine(capsys: pytest.CaptureFixtu
     assert 0 == root.run(["config", "check", str(file)])
     printed = capsys.readouterr()
 
-    assert f"{file} is a configuration\n" == printed.out
+    assert f"{file} is a valid configuration\n" == printed.out
     assert "--machine" in printed.err
 
 

@@ -137,7 +137,7 @@ def test_people_get_a_line_per_finding_and_the_remedy_below_it(capsys: pytest.Ca
 
     out = capsys.readouterr().out
     assert 0 == status
-    assert "warning  node name          Upper has capitals" in out
+    assert "warning  node name          Upper has upper-case letters" in out
     assert "do: Kubernetes node names are lower case" in out
     assert "\x1b" not in out
 
@@ -206,7 +206,7 @@ MEMORY = "memoryManagerPolicy: Static\nreservedMemory: [{numaNode: 0, limits: {m
             "about 1.1e+12 combinations of hints (255 of nvidia.com/gpu x 255 of topoalign.io",
         ),
         ("0-7", "best-effort", "warning", "about 3 days; it admits no other pod meanwhile"),
-        ("0-7", "single-numa-node", "ok", "5 resources on 8 NUMA nodes are merged at once"),
+        ("0-7", "single-numa-node", "ok", "5 resources on 8 NUMA nodes are merged without delay"),
         ("0-1", "restricted", "ok", "5 resources on 2 NUMA nodes"),
         ("0-7", "none", "", ""),
         ("0-33", "restricted", "", ""),
@@ -268,7 +268,7 @@ def test_a_checkpoint_that_cannot_be_read_leaves_cpus_and_memory_to_be_counted(
 
     found = examined(capsys, "--sysfs-root", str(tmp_path), "--kubelet-dir", str(plugins))[1]
 
-    assert "2 resources on 8 NUMA nodes are merged at once" == found["kubelet merge"]["detail"]
+    assert "2 resources on 8 NUMA nodes are merged without delay" == found["kubelet merge"]["detail"]
 
 
 def test_a_kubelet_without_a_configuration_file_is_a_warning(
@@ -300,8 +300,8 @@ def test_who_holds_the_state_directory_and_who_serves_the_kubelet_are_the_same(
     with locked_elsewhere(state / "lock"):
         _, silent = examined(capsys, *where)
 
-    assert ("ok", "none runs here") == (nobody["allocator"]["verdict"], nobody["allocator"]["detail"][:14])
-    assert "nobody has the lock" in elsewhere["allocator"]["detail"]
+    assert ("ok", "no allocator runs") == (nobody["allocator"]["verdict"], nobody["allocator"]["detail"][:17])
+    assert "no process has the lock" in elsewhere["allocator"]["detail"]
     assert ("ok", True) == (one["allocator"]["verdict"], f"process {os.getpid()} runs" in one["allocator"]["detail"])
     assert ("failure", True) == (two["allocator"]["verdict"], "two allocators" in two["allocator"]["detail"])
     assert ("warning", True) == (silent["allocator"]["verdict"], "serves no resource" in silent["allocator"]["detail"])
@@ -330,7 +330,7 @@ def test_a_kubelet_directory_that_is_open_to_all_or_too_deep_is_told(
         _, open_to_all = examined(capsys, "--kubelet-dir", str(short_dir))
     _, deep = examined(capsys, "--kubelet-dir", str(short_dir / ("d" * 90)))
 
-    assert ("warning", "chmod o-w: only root need write there") == (
+    assert ("warning", "chmod o-w: only root needs to write there") == (
         open_to_all["kubelet"]["verdict"],
         open_to_all["kubelet"]["remedy"],
     )

@@ -73,12 +73,12 @@ def test_with_json_the_error_is_an_object_on_stdout_too(capsys: pytest.CaptureFi
 )
 def test_a_file_that_the_system_refuses_has_a_remedy(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert 3 == root.run(arguments)
-    assert "do: give a path that is there" in capsys.readouterr().err
+    assert "do: give a path that exists" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("redirected", "status", "said"),
-    [(">/dev/full", 1, "error: No space left on device\n  do: make room"), (">&-", 0, "")],
+    [(">/dev/full", 1, "error: No space left on device\n  do: free space"), (">&-", 0, "")],
 )
 @pytest.mark.parametrize("command", ["topo --machine cpu-only", "topo --machine cpu-only --json"])
 def test_an_answer_that_cannot_be_printed_is_told_and_is_no_defect(
@@ -118,7 +118,7 @@ def test_a_defect_is_not_hidden() -> None:
         ("allocate --gpus 1.5", "'--gpus': '1.5' is not a whole number"),
         ("allocate --memory lots", "'--memory': 'lots' is not a size"),
         ("allocate --policy strict", "'--policy'"),
-        ("allocate", "nothing is asked for"),
+        ("allocate", "nothing is requested"),
         ("allocate --gpus 1 --pod a/b/c", "--pod: 'a/b/c' is not NAMESPACE/NAME"),
         ("conformance kubelet/merg", "did you mean kubelet/merge"),
         ("bench admt", "did you mean admit"),

@@ -101,7 +101,7 @@ def test_a_refusal_and_its_explanation_say_everything_and_obey_nothing(capsys: p
         "the pod as a whole, by the topology policy",
         "{0}* {0-1}",
         "cannot be met",
-        "no opinion",
+        "no preference",
         "merged: {0-1}, refused by the policy",
         "GPU1",
     ):

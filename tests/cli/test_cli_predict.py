@@ -172,8 +172,8 @@ def hold_cpu_1() -> None:
 @pytest.mark.parametrize(
     ("arguments", "finding"),
     [
-        (["--gpus", "1", "--pod-file", "pod.yaml"], "--pod-file says it all"),
-        (["--pod", "a/b", "--pod-file", "pod.yaml"], "--pod-file says it all"),
+        (["--gpus", "1", "--pod-file", "pod.yaml"], "--pod-file describes the whole pod"),
+        (["--pod", "a/b", "--pod-file", "pod.yaml"], "--pod-file describes the whole pod"),
         (["--gpus", "1", "--kubelet-config", "config.yaml"], "go with --machine"),
         (["--gpus", "1", "--kubelet-root", "kubelet"], "go with --machine"),
     ],

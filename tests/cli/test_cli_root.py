@@ -95,5 +95,5 @@ def test_a_package_brings_commands_along_by_entry_point_and_cannot_replace_ours(
     out = capsys.readouterr().out
     assert (0, 0, 0) == statuses
     assert out.startswith("from outside\n")
-    assert "How the GPUs and NICs of a machine are connected" in out
+    assert "Show how the GPUs and NICs of a machine are connected" in out
     assert "hello  See `topoalign hello --help`." in out

@@ -60,7 +60,7 @@ def test_where_no_file_can_be_written_it_runs_all_the_same(tmp_path: Path, capsy
     with running.announced(up(), {"XDG_RUNTIME_DIR": str(tmp_path / "file")}):
         pass
 
-    assert "must say --nats" in capsys.readouterr().err
+    assert "give --nats in other terminals" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"pid": "x"}', b"\xff"])

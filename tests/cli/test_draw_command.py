@@ -59,7 +59,9 @@ def test_a_name_that_asks_for_a_form_that_is_not_drawn_is_refused_unless_the_for
     out = tmp_path / "a.pdf"
 
     assert 2 == root.run(["topo", "draw", "--machine", "dgx2", "--out", str(out)])
-    assert "no picture is drawn as .pdf: end the name in .svg, .png or .txt, or say --of" in capsys.readouterr().err
+    assert (
+        "the format .pdf is not supported: end the name in .svg, .png or .txt, or give --of" in capsys.readouterr().err
+    )
     assert not out.exists()
     assert 0 == root.run(["topo", "draw", "--machine", "dgx2", "--of", "svg", "--out", str(out)])
     assert out.read_bytes().startswith(b"<?xml")

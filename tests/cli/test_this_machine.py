@@ -47,7 +47,7 @@ def test_what_the_hardware_says_is_not_told_of_a_described_machine(
     status = root.run(["topo"])
 
     assert 0 == status
-    assert "what the machine's hardware says" in capsys.readouterr().err
+    assert "the hardware of this machine" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("eight_gpus")
@@ -88,7 +88,7 @@ def test_who_names_a_node_wants_that_node_and_not_this_machine(capsys: pytest.Ca
 
     error = capsys.readouterr().err
     assert 69 == status
-    assert "no NATS to ask" in error
+    assert "no NATS is known" in error
     assert "--machine" in error
 
 

@@ -77,5 +77,5 @@ async def test_five_requests_that_gave_up_while_it_was_stopped_are_refused_when_
             assert ["after"] == await held(bus)
     told = capsys.readouterr().err
     assert 69 == status
-    assert "the allocation for pod q/x was not asked for" in told
+    assert "the allocation for pod q/x was not requested" in told
     assert "`topoalign explain q/x`" in told

@@ -1,9 +1,9 @@
 """
 The `topoalign` command.
 
-Answers go to stdout, everything else to stderr; `--json` everywhere; the exit codes are those of `topoalign.cli.errors`.
-Each command is a module that is imported when it is called, so that `topoalign topo` does not wait for what only
-`topoalign up` needs.
+Answers go to stdout, everything else to stderr. Every command has `--json`. The exit codes are those of
+`topoalign.cli.errors`. Each command is a module that is imported only when the command runs, so that `topoalign topo` does
+not load the libraries of `topoalign up`.
 """
 
 import os
@@ -11,8 +11,8 @@ import sys
 
 
 def main() -> None:
-    """What the `topoalign` script calls."""
-    if sys.stdout is None:  # who closed it wants no answer
+    """Run the command line: the entry point of the `topoalign` script. Ends the process with the exit code."""
+    if sys.stdout is None:  # its reader has closed it and wants no answer
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # for as long as the process lives
     if sys.argv[1:2] == ["health"]:
         from topoalign.cli.probe import quick  # which imports no library

@@ -1,4 +1,4 @@
-"""`topoalign allocate`, `release` and `trust`: asking the allocator of a node that has no kubelet."""
+"""`topoalign allocate`, `release` and `trust`: requests to the allocator of a node that has no kubelet."""
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -35,12 +35,12 @@ Command = Callable[..., Any]
 
 
 def request_options(command: Command) -> Command:
-    """Adds the options that say what is asked for, and under which rules."""
+    """Add the options for the requested resources and for the rules of the decision."""
     for option in reversed(
         (
             click.option("--gpus", type=Count(), default=0, help="GPUs (nvidia.com/gpu)."),
-            click.option("--cpus", type=Count(), default=0, help="CPUs for the container alone."),
-            click.option("--memory", type=Size(), default=0, help="Memory: 64Gi, 1.5G or bytes."),
+            click.option("--cpus", type=Count(), default=0, help="Exclusive CPUs."),
+            click.option("--memory", type=Size(), default=0, help="Memory: 64Gi, 1.5G or a number of bytes."),
             click.option("--nics", type=Count(), default=0, help="NICs (topoalign.io/nic)."),
             click.option(
                 "--annotation",
@@ -50,19 +50,23 @@ def request_options(command: Command) -> Command:
                 help="An annotation of the pod; may be repeated.",
             ),
             click.option(
-                "--pod", metavar="NS/NAME", help="For whom. Without a namespace: default.  [default: a new name]"
+                "--pod",
+                metavar="NS/NAME",
+                help="Name of the pod. Namespace `default` if none is given.  [default: a new name]",
             ),
             click.option("--policy", type=click.Choice([p.value for p in Policy]), help="Topology policy."),
-            click.option("--scope", type=click.Choice([s.value for s in Scope]), help="What is aligned as one."),
+            click.option("--scope", type=click.Choice([s.value for s in Scope]), help="What is aligned as one unit."),
             click.option(
                 "--placement",
                 type=click.Choice([p.value for p in Placement]),
                 help="Device policy.",
             ),
+            click.option("--compat", type=click.Choice(["koordinator"]), help="Treat annotations as Koordinator does."),
             click.option(
-                "--compat", type=click.Choice(["koordinator"]), help="Answer annotations as Koordinator does."
+                "--mode",
+                type=click.Choice([m.value for m in Mode]),
+                help="Decide exactly as the kubelet does, or as topoalign does by itself.",
             ),
-            click.option("--mode", type=click.Choice([m.value for m in Mode]), help="Decide as the kubelet, or best."),
         )
     ):
         command = option(command)
@@ -74,9 +78,9 @@ def request_options(command: Command) -> Command:
 @on_node
 def allocate(link: Link, **asked: Any) -> int | None:
     """
-    Ask a node for GPUs, CPUs, memory and NICs, for one container.
+    Request GPUs, CPUs, memory and NICs of a node for one container.
 
-    Rules that are not given are the node's own. A refusal ends with exit code 4.
+    The node's own rules apply where no option is given. A refusal ends with exit code 4.
 
     \b
     Examples:
@@ -89,28 +93,26 @@ def allocate(link: Link, **asked: Any) -> int | None:
 def decide(link: Link, verb: str, pod: PodRequest, rules: Changes) -> int | None:
     """Asks the node's allocator for a decision and prints it. Returns the exit code of a refusal."""
     if pod.qos is Qos.BURSTABLE and rules.get("mode") == Mode.KUBELET:
-        output.note(
-            "note: without both --cpus and --memory the pod is Burstable: a kubelet gives it no CPUs of its own"
-        )
+        output.note("note: without both --cpus and --memory the pod is Burstable: a kubelet gives it no exclusive CPUs")
     name = clean(f"{pod.namespace}/{pod.name}", 520)
     request = AllocateRequest(node=link.node, pod=pod, rules=rules)
     if verb != "allocate":
         return show(link.node, *link.ask(verb, request, Decision), link.as_json)
     effect = Effect(
         f"the allocation for pod {name}",
-        f"`topoalign explain {name}` shows what the pod holds, `topoalign release {name}` gives it back; "
-        "asking again for the same is safe",
+        f"`topoalign explain {name}` shows what the pod holds, `topoalign release {name}` releases it; "
+        "repeating the request is safe",
     )
     decision, topology = link.ask(verb, request, Decision, effect)
     with printing(effect):
         status = show(link.node, decision, topology, link.as_json)
     if status is None and not link.as_json:
-        output.note(f"give it back with: topoalign release {name}")
+        output.note(f"to release it: topoalign release {name}")
     return status
 
 
 def show(node: NodeName, decision: Decision, topology: Topology, as_json: bool) -> int | None:
-    """Prints a decision, and what was not known for it. Returns the exit code of a refusal."""
+    """Print a decision and its notes. Returns the exit code of a refusal, None for an admission."""
     if as_json:
         output.document({"node": node, "decision": decision})
     else:
@@ -127,7 +129,7 @@ def pod_request(
     every = {GPU: gpus, CPU: cpus * 1000, MEMORY: memory, NIC: nics}
     amounts = {resource: amount for resource, amount in every.items() if amount}
     if not amounts:
-        raise click.UsageError("nothing is asked for: give at least one of --gpus, --cpus, --memory, --nics")
+        raise click.UsageError("nothing is requested: give at least one of --gpus, --cpus, --memory, --nics")
     namespace, name = pod_name(f"cli-{secrets.token_hex(3)}" if pod is None else pod)
     container = ContainerRequest(name=ContainerName("main"), requests=amounts, limits=amounts)
     request = PodRequest(
@@ -162,7 +164,7 @@ def pod_name(text: str) -> tuple[Namespace, PodName]:
 @on_node
 def release(link: Link, target: str) -> None:
     """
-    Give back one allocation by its id, or all allocations of a pod.
+    Release one allocation by its id, or all allocations of a pod.
 
     \b
     Examples:
@@ -171,7 +173,7 @@ def release(link: Link, target: str) -> None:
     """
     name = clean(target, 520)
     effect = Effect(
-        f"the release of {name}", f"`topoalign explain {name}` shows what is still held; releasing it again is safe"
+        f"the release of {name}", f"`topoalign explain {name}` shows what is still held; repeating the release is safe"
     )
     request = ReleaseRequest(node=link.node, target=target)
     released, _ = link.ask("release", request, tuple[AllocationID, ...], effect)
@@ -189,15 +191,16 @@ def trust(link: Link) -> None:
     """
     Confirm a node's record of allocations after its journal was damaged.
 
-    Until then nothing more is given out there, because something may be held that the record does not have. Look first at
-    what runs on the node; cordon devices that are busy without an allocation. A node with a kubelet needs no such word.
+    Until then the node gives out no device, because containers may hold devices that the record does not have. First check
+    what runs on the node, and cordon devices that are in use without an allocation. A node with a kubelet does not need
+    this command: the kubelet confirms the record.
 
     \b
     Examples:
       topoalign watch --node gpu-7
       topoalign trust --node gpu-7
     """
-    effect = Effect("the confirmation of the record", "`topoalign trust` can be said again")
+    effect = Effect("the confirmation of the record", "`topoalign trust` can be repeated")
     doubt, _ = link.ask("trust", TrustRequest(node=link.node), str | None, effect)
     with printing(effect):
         if link.as_json:

@@ -1,4 +1,4 @@
-"""`topoalign completion`: the script with which a shell completes commands and options."""
+"""`topoalign completion`: the script for the completion of commands and options in a shell."""
 
 import click
 from click.shell_completion import get_completion_class
@@ -11,7 +11,7 @@ from topoalign.cli import output
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
     """
-    The completion script of your shell.
+    Print the completion script of your shell.
 
     \b
     Examples:

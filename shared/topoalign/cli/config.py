@@ -1,8 +1,8 @@
 """
-`topoalign config`: what a node would run with, and whether a configuration file is right.
+`topoalign config`: the settings and configuration of a node, and the check of a configuration file.
 
-`show` reads exactly what the services read, the same flags, environment and file, so what it prints is what `topoalign node`
-would use. `check` tells a file's errors by their paths before a node meets it, and what a machine would offer by it.
+`show` reads the same flags, environment and file as the services, so it prints the values that `topoalign node` would use.
+`check` reports the errors of a file by their paths before a node uses it, and what a machine would offer with it.
 """
 
 import os
@@ -40,12 +40,12 @@ def config() -> None:
 
 
 @config.command()
-@click.option("--origin", is_flag=True, help="Say of each value where it is from.")
+@click.option("--origin", is_flag=True, help="Show the origin of each value.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, always with origins.")
 @options("machine", *ALLOCATING)
 def show(origin: bool, as_json: bool, **flags: Any) -> None:
     """
-    Every setting of all services, and the whole configuration, as `topoalign node` with these flags would have them.
+    Show every setting of all services and the whole configuration, with the values of `topoalign node` with these flags.
 
     Secrets are not shown.
 
@@ -113,18 +113,20 @@ def at(document: Any, path: str) -> Any:
 
 @config.command()
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
-@click.option("--machine", metavar="NAME|FILE", help="Make the offers of this machine.  [default: of the running node]")
-@click.option("--node", envvar="TOPOALIGN_NODE", metavar="NODE", help="Which running node.")
-@click.option("--nats", envvar="TOPOALIGN_NATS_URL", metavar="URL", help="NATS to ask for it.  [default: that of `up`]")
-@click.option("--fail-on-findings", is_flag=True, help="End with exit code 6 if something asked for is not offered.")
+@click.option("--machine", metavar="NAME|FILE", help="Show the offers of this machine.  [default: of the running node]")
+@click.option("--node", envvar="TOPOALIGN_NODE", metavar="NODE", help="A running node.")
+@click.option("--nats", envvar="TOPOALIGN_NATS_URL", metavar="URL", help="URL of NATS.  [default: that of `up`]")
+@click.option(
+    "--fail-on-findings", is_flag=True, help="End with exit code 6 if the machine lacks something that the file names."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def check(
     file: Path, machine: str | None, node: str | None, nats: str | None, fail_on_findings: bool, as_json: bool
 ) -> int | None:
     """
-    Whether a configuration file is right, and what a machine offers by it.
+    Check a configuration file, and show what a machine offers with it.
 
-    Takes the files of NVIDIA's device plugin, too. Environment variables are left aside.
+    Files of NVIDIA's device plugin are accepted too. Environment variables are ignored.
 
     \b
     Examples:
@@ -140,7 +142,7 @@ def check(
         made = None if topology is None else offering.offers
         output.document({"file": str(file), "ok": not severe, "offers": made, "findings": findings})
     else:
-        output.say(f"{clean(str(file), 200)} is a configuration")
+        output.say(f"{clean(str(file), 200)} is a valid configuration")
         if topology is not None:
             output.say()
             output.columns(("RESOURCE", "DEVICES", "SHARES", "MOST", "OFFERED"), map(offered, offering.offers))

@@ -1,11 +1,13 @@
 """
-Questions that change something, and what is known of the change when no answer comes.
+Requests that change something, and the outcome when no answer comes.
 
-Three outcomes are told apart. The answer came: then it is what the command says, whatever fails after it. Nobody got the
-question: nothing has changed. Anything else is not known: the error names what may have changed and the command that tells.
+There are three outcomes. If the answer came, it is the result of the command, whatever fails after it. If no service
+received the request, nothing has changed. Otherwise the outcome is unknown: the error names what may have changed and the
+command that shows it.
 
-A request to an allocator carries a deadline, so that it does nothing once its asker has given up (`core.requests.Deadline`).
-The asker reads the allocator's clock first; an allocator without such a clock is of an earlier version and gets no deadline.
+A request to an allocator carries a deadline, so that it has no effect after its asker has given up
+(`core.model.requests.Deadline`). The asker reads the allocator's clock first; an allocator without such a clock is of an
+earlier version and gets no deadline.
 """
 
 import sys
@@ -48,11 +50,11 @@ class NodeSilent(Unavailable):
     code = "NodeSilent"
 
     def __init__(self, node: NodeName, finding: str, service: str, effect: Effect | None = None) -> None:
-        undone = f"; {effect.what} was not asked for" if effect is not None else ""
+        undone = f"; {effect.what} was not requested" if effect is not None else ""
         settle = f"; {effect.settle}" if effect is not None else ""
         super().__init__(
             f"the {service} of node {node} does not answer: {finding}{undone}",
-            f"give the node's name with --node, and see whether `topoalign up` or `topoalign node` runs there{settle}",
+            f"give the node's name with --node, and check that `topoalign up` or `topoalign node` runs there{settle}",
         )
 
 

@@ -1,9 +1,9 @@
 """
-What the command line says when something goes wrong, and with which exit code it ends.
+Error messages and exit codes of the command line.
 
-One mapping from the three bases of `topoalign.core.model.errors` (whose fault is it?) to exit codes. An error is shown
-as what failed, then what to do; with `--json` the same goes to stdout as an object, so that whoever reads the one reads
-the other. A defect of this program is none of these: it ends in a traceback and exit code 1.
+One mapping turns the three base classes of `topoalign.core.model.errors` (who can fix it?) into exit codes. An error is
+printed as a finding, then a remedy; with `--json` the same goes to stdout as an object. A defect of this program is none of
+these: it ends in a traceback and exit code 1.
 """
 
 import errno
@@ -27,10 +27,10 @@ BY_CODE = {"NotFound": NOT_FOUND, "KubeletOwnsDevices": REFUSED, "Interrupted": 
 """Codes that say more than the base they stand on, also where they come from another process."""
 
 REMEDIES = {
-    errno.ENOENT: "give a path that is there; a file is written only into a directory that is there",
-    errno.EACCES: "run as a user who may use it, or give another path",
-    errno.ENOSPC: "make room on the disk that the output goes to",
-    errno.EROFS: "give a path on a file system that is writable",
+    errno.ENOENT: "give a path that exists; a file is written only into a directory that exists",
+    errno.EACCES: "run as a user with permission for it, or give another path",
+    errno.ENOSPC: "free space on the disk of the output",
+    errno.EROFS: "give a path on a writable file system",
 }
 """What to do where the operating system refuses a file."""
 

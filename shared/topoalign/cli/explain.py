@@ -1,4 +1,4 @@
-"""`topoalign explain` and `topoalign what-if`: how a decision came about, and how one would."""
+"""`topoalign explain` and `topoalign what-if`: the reasons of a decision, and a decision without effect."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,10 +18,10 @@ FILE = click.Path(path_type=Path)
 
 @click.command(name="what-if")
 @request_options
-@click.option("--pod-file", type=FILE, metavar="FILE", help="Ask for this Pod (YAML or JSON) instead of one container.")
-@click.option("--machine", metavar="NAME|FILE", help="Ask no service: predict for this machine.")
-@click.option("--kubelet-config", type=FILE, metavar="FILE", help="The KubeletConfiguration there.")
-@click.option("--kubelet-root", type=FILE, metavar="DIR", help="The kubelet's root directory there.")
+@click.option("--pod-file", type=FILE, metavar="FILE", help="Use this Pod (YAML or JSON) instead of one container.")
+@click.option("--machine", metavar="NAME|FILE", help="Predict for this machine, without any service.")
+@click.option("--kubelet-config", type=FILE, metavar="FILE", help="The machine's KubeletConfiguration.")
+@click.option("--kubelet-root", type=FILE, metavar="DIR", help="The machine's kubelet root directory.")
 @on_node
 def what_if(
     link: Link,
@@ -32,10 +32,11 @@ def what_if(
     **asked: Any,
 ) -> int | None:
     """
-    What `allocate`, or the kubelet of the node, would answer now, without effect.
+    Show what `allocate`, or the kubelet of the node, would decide now, without effect.
 
-    With --machine no service is asked: the answer is what the kubelet v1.36 of such a machine would decide with this
-    configuration, and with what it holds by the files in its root directory (an empty machine without --kubelet-root).
+    With --machine no service is asked: the answer is the decision of kubelet v1.36 on such a machine with this
+    configuration, and with the devices, CPUs and memory that the files in its root directory show as held (without
+    --kubelet-root nothing is held).
 
     \b
     Examples:
@@ -67,7 +68,7 @@ def pod_in(
     """The pod of a manifest, and the rules that are to differ. Raises UsageError if a pod is described twice."""
     if any((gpus, cpus, memory, nics, annotations, pod)):
         raise click.UsageError(
-            "--pod-file says it all: leave out --gpus, --cpus, --memory, --nics, --annotation and --pod"
+            "--pod-file describes the whole pod: leave out --gpus, --cpus, --memory, --nics, --annotation and --pod"
         )
     from topoalign.kubelet.files import manifest  # brings in YAML
 
@@ -79,7 +80,7 @@ def pod_in(
 @on_node
 def explain(link: Link, target: str) -> None:
     """
-    What an allocation or pod got, the hints of each provider, what the merge made of them, and the sets considered.
+    Show what an allocation or pod got, the hints of each provider, the merged hint, and the sets considered.
 
     \b
     Examples:
@@ -103,9 +104,9 @@ def explain(link: Link, target: str) -> None:
     if explained.decision is None:
         if not explained.allocations:
             return
-        output.note("how this was decided is not known: the kubelet decided it, or the allocator has restarted since")
+        output.note("the reasons are not known: the kubelet made this decision, or the allocator has restarted since")
         return
     if not explained.allocations:
-        output.say("nothing is held now; the latest decision was:")
+        output.say("the pod holds nothing now; the latest decision was:")
         formatting.show_decision(explained.decision, topology)
     formatting.show_explanation(explained.decision.explanation, topology)

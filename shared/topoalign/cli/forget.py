@@ -1,4 +1,4 @@
-"""`topoalign forget`: what a node said that is gone for good is deleted, so that nobody shows it any more."""
+"""`topoalign forget`: deletes the facts of a node that is gone for good, so that no registry shows it any more."""
 
 import os
 
@@ -41,17 +41,17 @@ class NodeMayLive(Unavailable):
 
     def __init__(self, node: NodeName, why: str) -> None:
         super().__init__(
-            f"it is not known whether node {clean(node)} is gone, so nothing was deleted: {why}",
+            f"node {clean(node)} may still run, so nothing was deleted: {why}",
             "stop the node's agent if it still runs, and try again; NATS notices within minutes that a machine is gone",
         )
 
 
 async def forget_gone(url: str, node: NodeName) -> None:
     """
-    Deletes what a node said, if nobody serves its allocator.
+    Delete the facts of a node, if no allocator of it is connected.
 
-    Raises NodeLives, NodeMayLive where the question is not answered in time, and NotFound for a node that nobody ever heard
-    of.
+    Raises NodeLives, NodeMayLive if the question is not answered in time, and NotFound for a node that has published
+    nothing.
     """
     async with connected(url) as bus:
         question = msgspec.json.encode(ExplainRequest(node=node, target=""))
@@ -70,13 +70,13 @@ async def forget_gone(url: str, node: NodeName) -> None:
 
 @click.command()
 @click.argument("node")
-@click.option("--nats", envvar="TOPOALIGN_NATS_URL", metavar="URL", help="NATS.  [default: that of `up`]")
+@click.option("--nats", envvar="TOPOALIGN_NATS_URL", metavar="URL", help="URL of NATS.  [default: that of `up`]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def forget(node: str, nats: str | None, as_json: bool) -> None:
     """
-    Delete what a node said that is gone for good; registries stop showing it at their next look.
+    Delete the facts of a node that is gone for good; registries stop showing it at their next check.
 
-    Refused while the node's allocator is connected to NATS. Needs the permission to purge streams.
+    The command is refused while the node's allocator is connected to NATS. It needs the permission to purge streams.
 
     \b
     Examples:

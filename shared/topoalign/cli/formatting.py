@@ -1,4 +1,4 @@
-"""How allocations and decisions are worded for people."""
+"""Allocations and decisions as text for people."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -66,7 +66,7 @@ def show_allocation(allocation: Allocation, topology: Topology, *, decided: bool
     if len(gpus) > 1:
         output.say(f"link score  {set_score(topology, gpus)}")
     if not decided:
-        output.say("CPUs        the kubelet's own affair, as are memory and alignment: not in this record")
+        output.say("CPUs        given by the kubelet, as are memory and alignment: not in this record")
         return
     output.say(f"CPUs        {allocation.cpus or 'shared pool'}")
     for block in allocation.memory:
@@ -144,7 +144,7 @@ def show_alignment(alignment: Alignment) -> None:
 
 def hints_text(hints: Hints) -> str:
     if hints is None:
-        return "no opinion"
+        return "no preference"
     if isinstance(hints, HintRule):
         besides = "".join(
             f" or {hint_text(TopologyHint(mask, mask.bit_count() == hints.least))}" for mask in hints.besides

@@ -1,4 +1,4 @@
-"""`topoalign fragmentation`: how good the sets of GPUs are that can still be had on a node."""
+"""`topoalign fragmentation`: the quality of the GPU sets that are still free on a node."""
 
 import os
 from typing import TYPE_CHECKING
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     metavar="NODE",
     help="A running node.  [default: this host, or the one `up` plays]",
 )
-@click.option("--nats", envvar="TOPOALIGN_NATS_URL", metavar="URL", help="NATS to ask for it.  [default: that of `up`]")
+@click.option("--nats", envvar="TOPOALIGN_NATS_URL", metavar="URL", help="URL of NATS.  [default: that of `up`]")
 @click.option("--json", "as_json", is_flag=True, help="Print one object.")
 def fragmentation(node: str | None, nats: str | None, as_json: bool) -> None:
     """
-    What the GPUs that are free on a node are still good for.
+    Compare the best free sets of GPUs with the best sets of the machine.
 
-    For sets of 2, 4 and 8 GPUs: the link score of the best that is free, against the best that the machine has. What is
-    lost comes back when the GPUs in between are released.
+    For sets of 2, 4 and 8 GPUs: the link score of the best free set, the best score on the empty machine, and the loss in
+    percent. The loss shrinks when GPUs are released.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`topoalign gpu`: how the devices of a node are, who holds them, and an operator's word on them."""
+"""`topoalign gpu`: device status, the pods that hold each device, and operator overrides."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,9 +20,9 @@ from topoalign.core.model.topology.offers import base_of
 @click.group()
 def gpu() -> None:
     """
-    How the GPUs and NICs of a node are, and an operator's word on them.
+    Show the status of GPUs and NICs, or override it.
 
-    A device is named as `topo` prints it (GPU3, NIC2), by its id or its PCI address; a GPU also by its index alone, a MIG
+    Name a device as `topo` prints it (GPU3, NIC2), by its id or its PCI address; a GPU also by its index alone, a MIG
     instance by its uuid.
 
     \b
@@ -38,7 +38,7 @@ def gpu() -> None:
 @on_node
 def list_devices(link: Link) -> None:
     """
-    How each device is, and which pods hold it.
+    Show the status of each device, and which pods hold it.
 
     \b
     Examples:
@@ -114,13 +114,13 @@ def held_by(standing: Standing, held: Mapping[DeviceID, tuple[str, ...]], device
 
 @gpu.command()
 @click.argument("devices", metavar="ID...", nargs=-1, required=True)
-@click.option("--reason", default="", metavar="TEXT", help="For whoever looks at the device later.")
+@click.option("--reason", default="", metavar="TEXT", help="Reason, shown with the device's status.")
 @on_node
 def cordon(link: Link, devices: Sequence[str], reason: str) -> None:
     """
-    Keep devices back: the kubelet sees them as unhealthy, and nothing new is put on them. What holds them keeps them.
+    Stop giving out devices: the kubelet sees them as unhealthy. Containers that hold them keep them.
 
-    A cordon outlives restarts and reboots, until it is taken back.
+    A cordon survives restarts and reboots, until `uncordon` removes it.
 
     \b
     Examples:
@@ -135,7 +135,7 @@ def cordon(link: Link, devices: Sequence[str], reason: str) -> None:
 @on_node
 def uncordon(link: Link, devices: Sequence[str]) -> None:
     """
-    Offer devices again that were kept back.
+    Remove the cordon of devices.
 
     \b
     Examples:
@@ -149,9 +149,9 @@ def uncordon(link: Link, devices: Sequence[str]) -> None:
 @on_node
 def heal(link: Link, devices: Sequence[str]) -> int | None:
     """
-    Trust devices again, whatever they have done: after a reset that nobody saw, or where you know better.
+    Forget the errors of devices, for example after a reset that the service did not notice.
 
-    What the driver says of them now still holds. Ends with exit code 1 if one of them stays out of use.
+    The newest reading of the driver still counts. The exit code is 1 if a device stays out of use.
 
     \b
     Examples:
@@ -163,7 +163,7 @@ def heal(link: Link, devices: Sequence[str]) -> int | None:
 
 
 def tell(link: Link, word: Word, devices: Sequence[str], reason: str = "") -> Mapping[DeviceID, DeviceHealth]:
-    """Tells the node's discovery, and prints the health of each device from now on."""
+    """Send the override to the node's discovery, and print the resulting health of each device."""
     health = link.tell(word, devices, reason)
     with printing(links.spoken(word, devices)):
         show(link, health)

@@ -1,4 +1,4 @@
-"""`topoalign health` on the command line: what the quick way in `topoalign.cli.probe` leaves to click."""
+"""`topoalign health` with all its options. The common forms are answered faster by `topoalign.cli.probe`."""
 
 import os
 
@@ -15,19 +15,19 @@ class NotReady(Unavailable):
     code = "NotReady"
 
     def __init__(self, lines: list[str]) -> None:
-        super().__init__("; ".join(lines), "see whether the process runs, and the checks that fail in its log")
+        super().__init__("; ".join(lines), "check that the process runs, and see its log for the checks that fail")
 
 
 @click.command()
 @click.argument("url", required=False)
-@click.option("--live", is_flag=True, help="Ask only whether it lives, whatever NATS or the kubelet do.")
+@click.option("--live", is_flag=True, help="Check only that the process is alive, not NATS and the kubelet.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def health(url: str | None, live: bool, as_json: bool) -> None:
     """
-    Whether a process is ready: the health check of containers.
+    Check whether a process is ready: the health check of containers.
 
-    Asks the service that TOPOALIGN_HTTP_HOST and TOPOALIGN_HTTP_PORT configure, or an HTTP URL. Where it does not answer
-    with status 200 within two seconds, the exit code is 69, and the checks that fail are printed.
+    The request goes to the service that TOPOALIGN_HTTP_HOST and TOPOALIGN_HTTP_PORT configure, or to an HTTP URL. If the
+    answer is not status 200 within two seconds, the exit code is 69, and the checks that fail are printed.
 
     \b
     Examples:
@@ -38,10 +38,10 @@ def health(url: str | None, live: bool, as_json: bool) -> None:
     path = LIVE if live else READY
     page = page_at(url, path) if url is not None else page_of(os.environ, path)
     if page is None and url is not None:
-        raise InvalidField("URL", "it is not http://HOST:PORT/PATH", "give host and port; the path may be left out")
+        raise InvalidField("URL", "it is not http://HOST:PORT/PATH", "give host and port; the path is optional")
     if page is None:
         raise InvalidField(
-            "TOPOALIGN_HTTP_PORT", "it names no port to ask", "set it as for the service, or give http://HOST:PORT"
+            "TOPOALIGN_HTTP_PORT", "it is not a port", "set it to the port of the service, or give http://HOST:PORT"
         )
     ready, lines = check(page)
     if not ready:

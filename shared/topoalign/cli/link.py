@@ -1,9 +1,9 @@
 """
-The way from the command line to running services: which NATS, which node, and one question over it.
+The connection from the command line to running services: which NATS, which node, and one request over it.
 
-An option says it, else the environment, else the `up` that this user runs; the node is then the one that `up` plays, else
-this host. Nothing here waits longer than a few seconds for an answer. How a question is put that changes something is in
-`effects`.
+NATS and node come from an option, else from the environment, else from the `topoalign up` of this user; without any of
+them the node is this host. No call here waits longer than a few seconds for an answer. Requests that change something are
+in `effects`.
 """
 
 import os
@@ -56,7 +56,7 @@ class NothingRuns(Unavailable):
 
     def __init__(self, remedy: str = "start `topoalign up` in another terminal, or give --nats URL") -> None:
         super().__init__(
-            "no NATS to ask: neither --nats nor TOPOALIGN_NATS_URL is set, and no `topoalign up` of this user runs",
+            "no NATS is known: neither --nats nor TOPOALIGN_NATS_URL is set, and no `topoalign up` of this user runs",
             remedy,
         )
 
@@ -127,7 +127,7 @@ class Link:
 
 def spoken(word: Word, devices: Sequence[str]) -> Effect:
     """What an operator's override of devices does, for errors after it was sent."""
-    return Effect(f"the {word} of {quoted(devices)}", "`topoalign gpu list` shows it; saying it again is safe")
+    return Effect(f"the {word} of {quoted(devices)}", "`topoalign gpu list` shows it; repeating it is safe")
 
 
 def located(nats: str | None, node: str | None, environment: Mapping[str, str]) -> tuple[str, NodeName]:
@@ -146,9 +146,9 @@ def on_node(command: Callable[..., Any]) -> Callable[..., Any]:
         "--node",
         envvar="TOPOALIGN_NODE",
         metavar="NODE",
-        help="The node to ask.  [default: that of `up`, or this host]",
+        help="Name of the node.  [default: that of `up`, or this host]",
     )
-    @click.option("--nats", envvar="TOPOALIGN_NATS_URL", metavar="URL", help="NATS.  [default: that of `up`]")
+    @click.option("--nats", envvar="TOPOALIGN_NATS_URL", metavar="URL", help="URL of NATS.  [default: that of `up`]")
     @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     @wraps(command)
     def linked(node: str | None, nats: str | None, as_json: bool, **rest: Any) -> Any:
@@ -247,7 +247,7 @@ def discovered(node: str | None, nats: str | None, environment: Mapping[str, str
         async with connected(url) as bus:
             topology = await newest_topology(bus, meant)
             if topology is None:
-                raise NotFound("node", meant, "give its name with --node, and see whether `topoalign node` runs there")
+                raise NotFound("node", meant, "give its name with --node, and check that `topoalign node` runs there")
             health = await newest_reading(bus, meant, DeviceHealthChanged)
             allocations = await live_allocations(bus, meant)
             return Standing(meant, topology, allocations, health.devices if health is not None else {})
@@ -269,9 +269,9 @@ def discovered_or_read(node: str | None, nats: str | None, environment: Mapping[
     inventory = this_machine.read()
     machine = this_machine.played()
     if machine:
-        shown = f"{clean(machine, 200)}, the machine that TOPOALIGN_MACHINE describes, and not this machine's hardware"
+        shown = f"{clean(machine, 200)}, the machine that TOPOALIGN_MACHINE describes, not this machine's hardware"
     else:
-        shown = "what the machine's hardware says, and who holds it is not known"
+        shown = "the hardware of this machine; which pods hold it is not known"
     output.note(f"no node runs here: this is {shown}")
     here = NodeName(socket.gethostname().lower())
     return Standing(here, inventory.topology, (), inventory.health, announced=False)
@@ -289,6 +289,6 @@ def self_test(url: str) -> str:
             began = time.perf_counter()
             positions = [await bus.last_position(stream) for stream in Stream]
             milliseconds = (time.perf_counter() - began) * 1000 / len(positions)
-            return f"version and stores are right, {milliseconds:.1f} ms a question"
+            return f"version and stores are right, {milliseconds:.1f} ms for a request"
 
     return anyio.run(test)

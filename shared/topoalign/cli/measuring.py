@@ -1,4 +1,4 @@
-"""Timing a call for a benchmark."""
+"""Measures the duration of a call, for benchmarks."""
 
 import time
 from collections.abc import Callable, Sequence

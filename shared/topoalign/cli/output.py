@@ -1,8 +1,8 @@
 """
-How answers are printed: JSON for programs, aligned columns for people, and colours only where a person looks on.
+Output of the command line: JSON for programs, aligned columns for people, colours only on a terminal.
 
-Data goes to stdout, everything else to stderr. Names of pods, GPUs and machines come from outside: whatever is shown to
-people goes through `clean`, and JSON is escaped so that no terminal takes part of a name for a command.
+Data goes to stdout, everything else to stderr. Names of pods, GPUs and machines come from outside: text for
+people goes through `clean`, and JSON is escaped, so that a terminal does not execute part of a name as a command.
 """
 
 import os

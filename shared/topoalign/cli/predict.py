@@ -1,8 +1,8 @@
 """
-A prediction without any service: what the kubelet of a described machine would decide.
+A prediction without any service: the decision of the kubelet of a described machine.
 
-The rules come from its configuration file, what is given away from the files in its root directory. Without a configuration
-the rules are topoalign's own, without a root directory the machine is empty.
+The rules come from the kubelet's configuration file, the held resources from the files in its root directory. Without a
+configuration the rules are topoalign's own; without a root directory nothing is held.
 """
 
 import time

@@ -1,10 +1,9 @@
 """
 `topoalign health` as health checks call it: `health`, `health --live`, `health URL`.
 
-The `topoalign` script calls `quick` before it imports the command line, because a check that runs every few seconds must not
-cost more than what it checks. So this module imports no library, and `topoalign.core.model.errors` only where something
-fails. What it does not answer itself (help, mistakes, --json) is left to `topoalign.cli.health`, which gives the same
-answers.
+The `topoalign` script calls `quick` before it imports the command line, because a check that runs every few seconds must
+be cheap. So this module imports no library, and `topoalign.core.model.errors` only if a check fails. All other forms (help,
+mistakes, --json) are left to `topoalign.cli.health`, which gives the same answers.
 """
 
 import os

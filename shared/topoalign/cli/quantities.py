@@ -1,4 +1,4 @@
-"""Numbers as people write them on the command line, refused with the name of the option where they cannot be meant."""
+"""Numbers and sizes in options of the command line. A wrong one is refused with the name of its option."""
 
 import re
 

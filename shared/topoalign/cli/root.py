@@ -1,8 +1,8 @@
 """
-The table of all commands, and how one is found and run.
+The table of all commands; finds and runs one.
 
-The table carries the line that `--help` prints, because importing every command for its help would take longer than
-running one. Commands that services bring along are found by entry point (group `topoalign.commands`).
+The table has the line that `--help` prints, because importing every command for its help would take longer than
+running one. Commands of services are found by entry point (group `topoalign.commands`).
 """
 
 import sys
@@ -28,41 +28,43 @@ class Entry(NamedTuple):
 
 SECTIONS: dict[str, dict[str, Entry]] = {
     "Run": {
-        "up": Entry("cli.up:up", "All services in one process, with NATS and the HTTP API."),
-        "node": Entry("cli.serve:node", "discovery, hinting and allocator: the agent of a GPU node."),
-        "discovery": Entry("cli.serve:discovery", "Only the service that reads the hardware."),
-        "hinting": Entry("cli.serve:hinting", "Only the service that answers hint questions."),
-        "allocator": Entry("cli.serve:allocator", "Only the service that gives devices to containers."),
-        "registry": Entry("cli.serve:registry", "Only the service that folds the cluster and answers over HTTP."),
+        "up": Entry("cli.up:up", "Run all services in one process, with NATS and the HTTP API."),
+        "node": Entry("cli.serve:node", "Run discovery, hinting and allocator: the agent of a GPU node."),
+        "discovery": Entry("cli.serve:discovery", "Run only the service that reads the hardware."),
+        "hinting": Entry("cli.serve:hinting", "Run only the service that answers hint questions."),
+        "allocator": Entry("cli.serve:allocator", "Run only the service that gives devices to containers."),
+        "registry": Entry("cli.serve:registry", "Run only the service that shows the cluster over HTTP."),
     },
     "Look": {
-        "topo": Entry("cli.topo:topo", "How the GPUs and NICs of a machine are connected."),
-        "fragmentation": Entry("cli.fragmentation:fragmentation", "What the GPUs that are free are still good for."),
-        "watch": Entry("cli.watch:watch", "Allocations as they happen."),
-        "explain": Entry("cli.explain:explain", "How a decision came about."),
-        "what-if": Entry("cli.explain:what_if", "What `allocate` would answer, without effect."),
+        "topo": Entry("cli.topo:topo", "Show how the GPUs and NICs of a machine are connected."),
+        "fragmentation": Entry(
+            "cli.fragmentation:fragmentation", "Compare the best free GPU sets with the machine's best."
+        ),
+        "watch": Entry("cli.watch:watch", "Print allocation events as they occur."),
+        "explain": Entry("cli.explain:explain", "Show the reasons of a decision."),
+        "what-if": Entry("cli.explain:what_if", "Show what `allocate` would decide, without effect."),
     },
     "Change": {
-        "allocate": Entry("cli.allocate:allocate", "Ask a node for GPUs, CPUs, memory and NICs."),
-        "release": Entry("cli.allocate:release", "Give an allocation back."),
-        "gpu": Entry("cli.gpu:gpu", "How the devices of a node are, and an operator's word on them."),
-        "forget": Entry("cli.forget:forget", "Delete what a node said that is gone for good."),
+        "allocate": Entry("cli.allocate:allocate", "Request GPUs, CPUs, memory and NICs of a node."),
+        "release": Entry("cli.allocate:release", "Release an allocation."),
+        "gpu": Entry("cli.gpu:gpu", "Show the status of a node's devices, or override it."),
+        "forget": Entry("cli.forget:forget", "Delete the facts of a node that is gone for good."),
         "trust": Entry("cli.allocate:trust", "Confirm a node's record after its journal was damaged."),
     },
     "Check": {
-        "health": Entry("cli.health:health", "Whether a process is ready: the health check of containers."),
-        "doctor": Entry("cli.doctor:doctor", "What is wrong on this machine, and what to do about it."),
-        "config": Entry("cli.config:config", "Every setting, with where it is from; checks a file."),
+        "health": Entry("cli.health:health", "Check whether a process is ready, as a health check does."),
+        "doctor": Entry("cli.doctor:doctor", "Check this machine, and print a remedy for each problem."),
+        "config": Entry("cli.config:config", "Show every setting with its origin, or check a file."),
         "conformance": Entry(
             "tools.conformance:conformance", "Run published case files through the services' own functions."
         ),
-        "bench": Entry("tools.bench:bench", "Measure what a pod would wait for."),
-        "completion": Entry("cli.completion:completion", "The completion script of your shell."),
-        "version": Entry("cli.version:version", "The versions of this program and of what it stands on."),
+        "bench": Entry("tools.bench:bench", "Measure the time of decisions and of kubelet calls."),
+        "completion": Entry("cli.completion:completion", "Print the completion script of your shell."),
+        "version": Entry("cli.version:version", "Print the versions of this program and its dependencies."),
     },
 }
-BROUGHT_ALONG = {"demo": "The main job in a few seconds: a kubelet admits pods on this or a described machine."}
-"""What the commands do that our own services bring along: to load them for one line of help would take half a second."""
+BROUGHT_ALONG = {"demo": "Run an example in a few seconds: a kubelet admits pods on this or a described machine."}
+"""Help of commands of our own services: loading the commands for one line of help would take half a second."""
 COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
 
 EXAMPLES = """\

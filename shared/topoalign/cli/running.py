@@ -1,8 +1,8 @@
 """
-Where `topoalign up` runs, so that `topoalign allocate` in another terminal finds it without being told.
+The file with which `topoalign allocate` in another terminal finds a running `topoalign up`.
 
-`up` writes a small file when it serves and removes it when it ends; one that was killed leaves it behind, which is told by
-its process being gone. The file is the user's own, in a directory that nobody else can read.
+`up` writes a small file when it is ready and removes it when it ends. A killed `up` leaves the file behind; it is ignored,
+because its process does not exist. The file belongs to the user, in a directory that no other user can read.
 """
 
 import os
@@ -44,7 +44,7 @@ def announced(running: Running, environment: Mapping[str, str]) -> Iterator[None
         fresh.write_bytes(msgspec.json.encode(running))
         fresh.rename(file)
     except OSError as error:
-        output.note(f"note: other terminals must say --nats, as {file.parent} cannot be written: {error.strerror}")
+        output.note(f"note: give --nats in other terminals, because {file.parent} cannot be written: {error.strerror}")
     try:
         yield
     finally:

@@ -1,7 +1,8 @@
 """
-`topoalign node` and the four services: what runs, and how its flags become settings.
+`topoalign node` and the commands of the four services, and the translation of their flags into settings.
 
-A flag is a `TOPOALIGN_*` setting by another name: it goes before the environment, and the services read nothing else.
+A flag is another name for a `TOPOALIGN_*` setting. It takes precedence over the environment; the services read nothing
+else.
 """
 
 import os
@@ -36,27 +37,25 @@ class Address(click.ParamType[tuple[str, int]]):
 
 
 OPTIONS: dict[str, Callable[[Command], Command]] = {
-    "machine": click.option(
-        "--machine", metavar="NAME|FILE", help="Play this machine instead of reading the hardware."
-    ),
+    "machine": click.option("--machine", metavar="NAME|FILE", help="Use this machine in place of the hardware."),
     "node": click.option("--node", metavar="NAME", help="Name of the Kubernetes node.  [default: host name]"),
-    "nats": click.option("--nats", "nats_url", metavar="URL", help="Where NATS is."),
-    "state_dir": click.option("--state-dir", metavar="DIR", help="Where the allocator's journal lives."),
+    "nats": click.option("--nats", "nats_url", metavar="URL", help="URL of NATS."),
+    "state_dir": click.option("--state-dir", metavar="DIR", help="Directory of the allocator's journal."),
     "take_over": click.option(
-        "--take-over", flag_value="true", help="Follow an allocator of this node that is running: it hands over."
+        "--take-over", flag_value="true", help="Replace the running allocator of this node: it hands over."
     ),
     "kubelet_dir": click.option("--kubelet-dir", metavar="DIR", help="The kubelet's device plugin directory."),
     "kubelet_config": click.option("--kubelet-config", metavar="FILE", help="The kubelet's configuration file."),
     "config": click.option("--config", metavar="FILE", help="What devices are offered as: resources, sharing, health."),
     "policy": click.option("--policy", type=click.Choice([p.value for p in Policy]), help="Topology policy."),
-    "scope": click.option("--scope", type=click.Choice([s.value for s in Scope]), help="What is aligned as one."),
+    "scope": click.option("--scope", type=click.Choice([s.value for s in Scope]), help="What is aligned as one unit."),
     "placement": click.option("--placement", type=click.Choice([p.value for p in Placement]), help="Device policy."),
-    "http": click.option("--http", type=Address(), help="Serve HTTP there; port 0 is any."),
+    "http": click.option("--http", type=Address(), help="Address of the HTTP pages; port 0 picks a free one."),
     "log_format": click.option(
-        "--log-format", type=click.Choice(["console", "json"]), help="How logs look, on stderr."
+        "--log-format", type=click.Choice(["console", "json"]), help="Format of the log on stderr."
     ),
     "log_level": click.option(
-        "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="The least that is logged."
+        "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Lowest level that is logged."
     ),
 }
 EVERYWHERE = ("nats", "http", "log_format", "log_level")
@@ -115,10 +114,10 @@ def on_a_node(environment: Mapping[str, str]) -> dict[str, str]:
 @settings("machine", *ALLOCATING)
 def node(environment: dict[str, str]) -> None:
     """
-    discovery, hinting and allocator in one process: the agent of a GPU node.
+    Run discovery, hinting and allocator in one process: the agent of a GPU node.
 
-    Where the kubelet's device plugin directory exists, the kubelet hands out the devices; elsewhere requests come over
-    NATS. `--kubelet-dir ""` is for nodes whose kubelet is not to be spoken to.
+    If the kubelet's device plugin directory exists, the kubelet gives out the devices; otherwise requests come over
+    NATS. Use `--kubelet-dir ""` to ignore the node's kubelet.
 
     \b
     Examples:
@@ -132,7 +131,7 @@ def node(environment: dict[str, str]) -> None:
 @settings("machine", "node", "config")
 def discovery(environment: dict[str, str]) -> None:
     """
-    Only the service that reads the hardware.
+    Run only the service that reads the hardware.
 
     \b
     Examples:
@@ -145,7 +144,7 @@ def discovery(environment: dict[str, str]) -> None:
 @settings("node")
 def hinting(environment: dict[str, str]) -> None:
     """
-    Only the service that answers hint questions.
+    Run only the service that answers hint questions.
 
     \b
     Examples:
@@ -158,7 +157,7 @@ def hinting(environment: dict[str, str]) -> None:
 @settings(*ALLOCATING)
 def allocator(environment: dict[str, str]) -> None:
     """
-    Only the service that gives devices to containers.
+    Run only the service that gives devices to containers.
 
     \b
     Examples:
@@ -171,7 +170,7 @@ def allocator(environment: dict[str, str]) -> None:
 @settings()
 def registry(environment: dict[str, str]) -> None:
     """
-    Only the service that folds the cluster and answers over HTTP.
+    Run only the service that folds the facts of the cluster and answers over HTTP.
 
     \b
     Examples:

@@ -1,8 +1,8 @@
 """
-Every setting of every service that is installed, with its value and where that is from.
+Every setting of every installed service, with its value and the origin of the value.
 
-A service's settings are the Struct in the module `settings` beside its entry (group `topoalign.services`). Nothing is shown
-of what is secret: credentials in addresses, seeds, and whatever is called a password or a token.
+A service's settings are the Struct in the module `settings` beside its entry (group `topoalign.services`). Secrets are
+not shown: credentials in addresses, seeds, and values whose names contain password or token.
 """
 
 import re
@@ -83,7 +83,7 @@ def unread(environment: Mapping[str, str]) -> Iterator[str]:
     for variable in sorted(environment):
         if variable.startswith(PREFIX) and variable not in known and not _OF_A_SERVICE.search(variable):
             near = get_close_matches(variable, known, n=1)
-            yield f"{clean(variable)} is set and is no setting" + (f": did you mean {near[0]}?" if near else "")
+            yield f"{clean(variable)} is set but is not a setting" + (f": did you mean {near[0]}?" if near else "")
 
 
 def as_text(value: object) -> str:

@@ -1,8 +1,8 @@
 """
-The hardware of the machine that a command runs on, for commands that find no running node to ask.
+The hardware of the machine on which a command runs, for commands that find no running node.
 
-It is read by discovery's own drivers, which are found by entry point (group `topoalign.hardware`), as services are. They do
-not know who holds which device.
+Discovery's own drivers read it; like services they are found by entry point (group `topoalign.hardware`). They do
+not know which pods hold which device.
 """
 
 import os
@@ -17,8 +17,8 @@ from topoalign.runtime.settings import PREFIX
 
 ENTRY_POINTS = "topoalign.hardware"
 PLAY = (
-    "show a described machine with `topoalign topo --machine NAME|FILE` (see `topoalign topo --help`), play one with "
-    "`topoalign up --machine NAME|FILE`, or give --nats URL to ask a node that runs elsewhere"
+    "show a described machine with `topoalign topo --machine NAME|FILE` (see `topoalign topo --help`), run one with "
+    "`topoalign up --machine NAME|FILE`, or give --nats URL to use a node that runs elsewhere"
 )
 
 

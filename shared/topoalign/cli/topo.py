@@ -1,4 +1,4 @@
-"""`topoalign topo`: the matrix that everybody knows from `nvidia-smi topo -m`, of a described machine or a running node."""
+"""`topoalign topo`: the matrix in the format of `nvidia-smi topo -m`, of a described machine or a running node."""
 
 import os
 from collections.abc import Mapping
@@ -31,8 +31,8 @@ class Topo(click.Group):
     metavar="NODE",
     help="A running node.  [default: this host, or the one `up` plays]",
 )
-@click.option("--nats", envvar="TOPOALIGN_NATS_URL", metavar="URL", help="NATS to ask for it.  [default: that of `up`]")
-@click.option("--wide", is_flag=True, help="More columns, to the right of the familiar ones.")
+@click.option("--nats", envvar="TOPOALIGN_NATS_URL", metavar="URL", help="URL of NATS.  [default: that of `up`]")
+@click.option("--wide", is_flag=True, help="More columns, to the right of those of nvidia-smi.")
 @click.option("--json", "as_json", is_flag=True, help="Print the whole topology as JSON.")
 @click.pass_context
 def topo(
@@ -44,9 +44,9 @@ def topo(
     as_json: bool,
 ) -> None:
     """
-    How the GPUs and NICs of a machine are connected, in the format of `nvidia-smi topo -m`.
+    Show how the GPUs and NICs of a machine are connected, in the format of `nvidia-smi topo -m`.
 
-    FILE is anything `topo import` reads. Without --machine: what a running node has discovered, else this machine.
+    FILE is any file that `topo import` reads. Without --machine: the topology of a running node, else of this machine.
 
     \b
     Examples:
@@ -86,10 +86,10 @@ topo.add_command(draw)
 )
 def import_machine(source: str, target: Path | None) -> None:
     """
-    Read any description of a machine and print it as topoalign's own JSON, which --machine takes.
+    Read a description of a machine and print it as topoalign's own JSON, which --machine accepts.
 
-    Reads the output of `nvidia-smi topo -m`, lstopo's XML, a captured sysfs tree (a folder, or an archive of one) and our
-    own JSON.
+    The input is the output of `nvidia-smi topo -m`, lstopo's XML, a captured sysfs tree (a folder, or an archive of one) or
+    topoalign's own JSON.
 
     \b
     Examples:

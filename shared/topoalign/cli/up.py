@@ -1,9 +1,8 @@
 """
-`topoalign up`: everything in one process, and what a laptop lacks besides.
+`topoalign up`: all services in one process, with everything that a laptop lacks.
 
-That is a NATS server, a described machine where there is no GPU driver, and a place for the state that is gone when it
-ends. It says that it runs only once a fact of the hardware has gone all the way to the registry, so that the first command
-in another terminal finds everything there.
+It adds a NATS server, a described machine if there is no GPU driver, and a temporary state directory. It reports that
+it runs only when the hardware facts have reached the registry, so that the first command in another terminal works.
 """
 
 import json
@@ -44,10 +43,10 @@ READY_TRIES, READY_PAUSE = 500, 0.02
 @settings("machine", *ALLOCATING)
 def up(environment: dict[str, str]) -> None:
     """
-    All services in one process, with NATS and the HTTP API, until Ctrl-C.
+    Run all services in one process, with NATS and the HTTP API, until Ctrl-C.
 
-    Plays a dgx-a100 where there is no GPU driver. NATS is a server of its own on port 4222 of the loopback, or on a free
-    one, and what was allocated is forgotten at the end, unless --nats and --state-dir say where both are.
+    Without a GPU driver the machine is a described dgx-a100. Without --nats a NATS server is started on port 4222 of the
+    loopback address, or on a free port. Without --state-dir allocations are lost at the end.
 
     \b
     Examples:
@@ -136,7 +135,9 @@ def welcome(ready: Running, environment: Mapping[str, str], while_running: ExitS
     found = running.Running(pid=os.getpid(), nats=environment[PREFIX + "NATS_URL"], http=ready.http, node=ready.node)
     while_running.enter_context(running.announced(found, environment))
     machine = environment.get(PREFIX + "MACHINE")
-    output.note(f"node    {clean(ready.node)}" + (f", playing {clean(machine, 200)}" if machine else ""))
+    output.note(
+        f"node    {clean(ready.node)}" + (f", with the described machine {clean(machine, 200)}" if machine else "")
+    )
     output.note(f"http    {ready.http}/v1/nodes  /v1/allocations  /metrics  /readyz?verbose")
     output.note(f"nats    {ready.nats}")
     output.note("")

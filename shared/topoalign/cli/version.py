@@ -14,7 +14,7 @@ STANDS_ON = ("anyio", "betterproto2", "grpclib", "msgspec", "nats-py", "nats-ser
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def version(as_json: bool) -> None:
-    """The versions of this program and of what it stands on."""
+    """Print the versions of this program and of its main dependencies."""
     packages = {name: installed(name) for name in STANDS_ON}
     ours = metadata.version("topoalign")
     if as_json:

@@ -1,4 +1,4 @@
-"""`topoalign watch`: allocations as they happen, a line each, for people or as NDJSON."""
+"""`topoalign watch`: prints allocation events as they occur, one line each, for people or as NDJSON."""
 
 from contextlib import aclosing
 from datetime import datetime
@@ -30,7 +30,7 @@ from topoalign.core.ports import Bus, Stream
 
 @click.command()
 @click.option(
-    "--since", type=Count(most=LARGEST_QUANTITY), metavar="SEQ", help="Begin after this position of the stream."
+    "--since", type=Count(most=LARGEST_QUANTITY), metavar="SEQ", help="Start after this position of the stream."
 )
 @click.option(
     "--count", type=Count(least=1, most=LARGEST_QUANTITY), metavar="N", help="End after N events.  [default: Ctrl-C]"
@@ -38,9 +38,9 @@ from topoalign.core.ports import Bus, Stream
 @on_node
 def watch(link: Link, since: int | None, count: int | None) -> None:
     """
-    Allocations as they happen: of all nodes, or with --node of one. What is held already comes first.
+    Print allocation events as they occur, of all nodes, or with --node of one. Live allocations come first.
 
-    The number at the beginning of a line is its position, to go on from with --since.
+    The number at the beginning of a line is its position; continue from there with --since.
 
     \b
     Examples:

@@ -1,8 +1,8 @@
 """
-`topoalign doctor`: looks at what people get stuck on, and says what to do about each finding.
+`topoalign doctor`: checks this machine for common problems, and prints a remedy for each finding.
 
-A finding is ok, a warning (it works, but not as you may expect) or a failure. Failures alone do not change the exit code,
-so that the command can be run to look; `--fail-on-findings` makes it a gate.
+A finding is ok, a warning (it works, but perhaps not as expected) or a failure. Failures do not change the exit code;
+with `--fail-on-findings` they do, for use in scripts.
 """
 
 import ctypes
@@ -35,7 +35,9 @@ def host_name() -> str:
 
 
 @click.command()
-@click.option("--nats", envvar="TOPOALIGN_NATS_URL", metavar="URL", help="NATS to test.  [default: that of `up`]")
+@click.option(
+    "--nats", envvar="TOPOALIGN_NATS_URL", metavar="URL", help="URL of the NATS to test.  [default: that of `up`]"
+)
 @click.option(
     "--kubelet-dir",
     metavar="DIR",
@@ -56,7 +58,7 @@ def host_name() -> str:
     default=Path("/var/lib/topoalign"),
     envvar="TOPOALIGN_STATE_DIR",
     show_default=True,
-    help="Where the allocator's journal is to live.",
+    help="Directory of the allocator's journal.",
 )
 @click.option("--sysfs-root", type=click.Path(path_type=Path), default=Path("/sys"), show_default=True, hidden=True)
 @click.option(
@@ -70,7 +72,7 @@ def host_name() -> str:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(fail_on_findings: bool, as_json: bool, **given: object) -> int | None:
     """
-    What is wrong on this machine, and what to do about it.
+    Check this machine, and print a remedy for each problem.
 
     \b
     Examples:
@@ -120,7 +122,7 @@ def node_name(subject: Subject) -> Finding:
         )
     if name != name.lower():
         remedy = "Kubernetes node names are lower case: set TOPOALIGN_NODE if this one differs"
-        return warning("node name", f"{name} has capitals", remedy)
+        return warning("node name", f"{name} has upper-case letters", remedy)
     return ok("node name", name)
 
 
@@ -162,7 +164,7 @@ def hardware(subject: Subject) -> Finding:
         found += f" (described by TOPOALIGN_MACHINE: {clean(machine, 200)})"
     if inventory.findings:
         detail = f"{found}; {'; '.join(inventory.findings)}"
-        return warning("hardware", detail, "what these words name is not offered, or not as it should be")
+        return warning("hardware", detail, "the devices named here are not offered, or only in part")
     return ok("hardware", found)
 
 
@@ -194,7 +196,9 @@ def nats(subject: Subject) -> Finding:
     try:
         detail = link.self_test(url)
     except BusUnavailable as error:
-        return failure("NATS", error.finding, "see that nats-server runs there and can be reached, or give --nats URL")
+        return failure(
+            "NATS", error.finding, "check that nats-server runs there and can be reached, or give --nats URL"
+        )
     except TopoalignError as error:
         return failure("NATS", error.finding, error.remedy)
     return ok("NATS", detail)

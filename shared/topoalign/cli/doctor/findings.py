@@ -1,4 +1,4 @@
-"""What a check finds, and what it looks at."""
+"""The types of `topoalign doctor`: the subject of the checks, and their findings."""
 
 from enum import StrEnum
 from pathlib import Path

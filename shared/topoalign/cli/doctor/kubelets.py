@@ -1,7 +1,7 @@
 """
-What of the kubelet's part can be seen from outside: its socket, its directory, its configuration, and who serves it.
+Checks of the kubelet's side: its socket, its directory, its configuration, and the process that serves it.
 
-Everything is looked at and nothing is touched: a lock is read in /proc, and a socket is only connected to.
+The checks change nothing: a lock is read in /proc, and a socket is only connected to.
 """
 
 import os
@@ -38,7 +38,7 @@ def kubelet(subject: Subject) -> Finding | None:
     if subject.kubelet_dir is None:
         return None
     path = subject.kubelet_dir / "kubelet.sock"
-    remedy = "see that the kubelet runs, check --kubelet-dir, mount the directory into the container, and run as root"
+    remedy = "check that the kubelet runs, check --kubelet-dir, mount the directory into the container, and run as root"
     if len(os.fsencode(subject.kubelet_dir)) > LONGEST_DIRECTORY:
         detail = f"the path of {clean(str(subject.kubelet_dir), 200)} is too long for a socket in it"
         return failure("kubelet", detail, f"mount the directory at a path of {LONGEST_DIRECTORY} bytes at most")
@@ -53,8 +53,8 @@ def kubelet(subject: Subject) -> Finding | None:
     if not os.access(subject.kubelet_dir, os.W_OK):
         return failure("kubelet", f"{subject.kubelet_dir} is not writable, so no socket can be put there", remedy)
     if subject.kubelet_dir.stat().st_mode & stat.S_IWOTH:
-        detail = f"everybody may write in {subject.kubelet_dir}, and put a socket of their own there"
-        return warning("kubelet", detail, "chmod o-w: only root need write there")
+        detail = f"every user may write in {subject.kubelet_dir}, and create a socket there"
+        return warning("kubelet", detail, "chmod o-w: only root needs to write there")
     return ok("kubelet", f"{path} answers")
 
 
@@ -117,16 +117,16 @@ def allocator(subject: Subject) -> Finding:
     if others:
         return failure(
             name,
-            f"process {min(others)} serves {subject.kubelet_dir}, and nobody has the lock of {subject.state_dir}",
-            "its state directory is another one: give --state-dir, and start no second allocator here",
+            f"process {min(others)} serves {subject.kubelet_dir}, and no process has the lock of {subject.state_dir}",
+            "it uses another state directory: give it with --state-dir, and start no second allocator here",
         )
     if holder is None:
-        return ok(name, f"none runs here with {subject.state_dir}")
+        return ok(name, f"no allocator runs with {subject.state_dir}")
     if subject.kubelet_dir is not None and not served:
         return warning(
             name, f"process {holder} runs, and serves no resource in {subject.kubelet_dir}", "see its log and /readyz"
         )
-    return ok(name, f"process {holder} runs; to follow it, start another one with --take-over")
+    return ok(name, f"process {holder} runs; to replace it, start another one with --take-over")
 
 
 def lock_holder(lock: Path, locks: Path) -> int | None:
@@ -161,5 +161,5 @@ def state_directory(subject: Subject) -> Finding:
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         remedy = "run as root, as the allocator does; or create it for this user, or set TOPOALIGN_STATE_DIR"
         whose = "" if nearest == path else f"{path}: "
-        return failure("state directory", f"{whose}{nearest} is not a directory this user may write to", remedy)
+        return failure("state directory", f"{whose}{nearest} is not a directory that this user may write to", remedy)
     return ok("state directory", str(path) if nearest == path else f"{path} (to be created in {nearest})")

@@ -1,8 +1,8 @@
 """
-How long the kubelet's merge of hints may take on this machine, for a pod that asks for all that there is.
+An estimate of the kubelet's merge of hints on this machine, for a container that asks for every resource.
 
-Counted from what can be seen without asking anybody: the NUMA nodes, the sizes of hugepages, the kubelet's configuration,
-and the resources in its checkpoint.
+It is computed from files alone: the NUMA nodes, the sizes of hugepages, the kubelet's configuration, and the resources in
+its checkpoint.
 """
 
 from topoalign.cli.doctor.findings import Finding, Subject, ok, warning
@@ -32,7 +32,7 @@ def kubelet_merge(subject: Subject) -> Finding | None:
     found = slow({name: longest(few, rules.policy) for name, few in on_nodes.items()})
     if found is not None:
         return warning("kubelet merge", f"for a container that asks for everything {found}", REMEDY)
-    return ok("kubelet merge", f"{len(on_nodes)} resources on {nodes} NUMA nodes are merged at once")
+    return ok("kubelet merge", f"{len(on_nodes)} resources on {nodes} NUMA nodes are merged without delay")
 
 
 def resources(subject: Subject, rules: AdmissionRules, nodes: int) -> dict[ResourceName, int]:

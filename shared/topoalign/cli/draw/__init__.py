@@ -1,7 +1,7 @@
 """
-Drawing a machine: what people draw on a whiteboard when they talk about one.
+`topoalign topo draw`: pictures of machines.
 
-`diagram` says what is to be seen (sockets, NUMA nodes, the tree of PCIe switches, devices and their holders, NVLinks),
-`layout` turns that into a scene of boxes, lines and texts, and `svg` and `png` only write a scene down. `text` sets the
-same diagram in characters, whose grid needs a layout of its own.
+`diagram` collects the content (sockets, NUMA nodes, the tree of PCIe switches, devices and their holders, NVLinks),
+`layout` turns it into a scene of boxes, lines and texts, and `svg` and `png` write a scene as a file. `text` draws the
+same diagram in characters, with a layout of its own.
 """

@@ -1,4 +1,4 @@
-"""`topoalign topo draw`: a picture of a machine, with who holds what."""
+"""`topoalign topo draw`: the command."""
 
 import os
 import shutil
@@ -22,14 +22,21 @@ WIDTH, WIDEST = 100, 160
 
 
 @click.command()
-@click.option("--of", "form", type=click.Choice(["svg", "png", "ascii"]), help="Form.  [default: by --out, else ascii]")
+@click.option(
+    "--of",
+    "form",
+    type=click.Choice(["svg", "png", "ascii"]),
+    help="Format.  [default: from the name in --out, else ascii]",
+)
 @click.option("--machine", metavar="NAME|FILE", help="A machine of the catalogue, or a file that describes one.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write it to this file.")
-@click.option("--ascii-only", is_flag=True, help="No line-drawing characters.")
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write the picture to this file."
+)
+@click.option("--ascii-only", is_flag=True, help="Use no line-drawing characters.")
 @click.option(
     "--node", envvar="TOPOALIGN_NODE", metavar="NODE", help="A running node.  [default: that of `up`, or this host]"
 )
-@click.option("--nats", envvar="TOPOALIGN_NATS_URL", metavar="URL", help="NATS to ask for it.  [default: that of `up`]")
+@click.option("--nats", envvar="TOPOALIGN_NATS_URL", metavar="URL", help="URL of NATS.  [default: that of `up`]")
 def draw(
     form: str | None,
     machine: str | None,
@@ -39,10 +46,10 @@ def draw(
     nats: str | None,
 ) -> None:
     """
-    A picture of a machine: sockets, NUMA nodes, PCIe switches, GPUs, NICs and NVLinks.
+    Draw a machine: sockets, NUMA nodes, PCIe switches, GPUs, NICs and NVLinks.
 
-    Without --machine: a running node, else this machine. Of a running node it also shows who holds which devices, and which
-    are unhealthy or cordoned.
+    Without --machine: a running node, else this machine. The picture of a running node also shows which pods hold which
+    devices, and which devices are unhealthy or cordoned.
 
     \b
     Examples:
@@ -52,7 +59,9 @@ def draw(
     """
     form = form or form_of(out)
     if form != "ascii" and out is None and sys.stdout.isatty():
-        raise click.UsageError(f"no terminal shows {form}: give --out FILE, or pipe it into a file or a program")
+        raise click.UsageError(
+            f"a terminal cannot show {form}: give --out FILE, or redirect the output to a file or a program"
+        )
     diagram = of_machine(machine) if machine is not None else of_node(node, nats)
     if form == "ascii":
         say(diagram, out, ascii_only)
@@ -80,7 +89,7 @@ def form_of(out: Path | None) -> str:
     suffix = out.suffix.lower() if out is not None else ""
     if suffix not in FORMATS:
         raise click.UsageError(
-            f"no picture is drawn as {clean(suffix)}: end the name in .svg, .png or .txt, or say --of"
+            f"the format {clean(suffix)} is not supported: end the name in .svg, .png or .txt, or give --of"
         )
     return FORMATS[suffix]
 
