@@ -1,14 +1,14 @@
 """
-Telling news from repetitions and gaps, per node, by the same `NodeState` that the node itself uses.
+Recognises news, repetitions and gaps, per node, with the same `NodeState` that the node itself uses.
 
-A snapshot of a later epoch, or one that comes next, is believed at once, since a node that restarts must be shown at once.
-Where it comes next in the sequence it can be checked all the same: its digest is that of the state before it, and if ours
-differs, a writer or a reader has a defect.
+A snapshot of a later epoch, or one that comes next in the sequence, is believed at once, because a restarted node must
+be shown at once. One that comes next in the sequence can be checked: its digest is that of the state before it, and if
+the digests differ, a writer or a reader has a defect.
 
-Anybody who may publish can forge a fact. So what is believed is compared with what the node's allocator stands by
-(`verifying`). Where the two differ, the node is in doubt: nothing is believed of it but a snapshot of the epoch that its
-allocator confirms, at the seq that it confirms or a later one, whatever numbers were heard before. Two different facts with
-the same number are such a difference, too: one of them is forged.
+A client with the permission to publish can forge a fact. So the view is compared with the facts that the node's
+allocator confirms (`verifying`). If they differ, the node is in doubt: only a snapshot of the epoch that its allocator
+confirms, at the confirmed seq or a later one, is believed, whatever numbers were received before. Two different facts
+with the same number are such a difference, too: one of them is forged.
 """
 
 from collections import Counter

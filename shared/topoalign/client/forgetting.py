@@ -1,4 +1,4 @@
-"""Deleting what a node said that is gone for good, and seeing that somebody has."""
+"""Deletes the facts of a node that is gone for good, and detects that they were deleted."""
 
 from topoalign.core import wire
 from topoalign.core.model.events import LedgerFact

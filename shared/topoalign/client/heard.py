@@ -1,4 +1,4 @@
-"""What a subscriber is given."""
+"""The type that a subscriber receives for each event."""
 
 from datetime import datetime
 

@@ -1,17 +1,17 @@
 """
-A subscriber that makes the stream easy to rely on: snapshot first, then events, each once, in order, without gaps.
+A subscriber with guarantees: snapshot first, then events, each once, in order, without gaps.
 
 The stream delivers at least once, and an outbox may repeat an event long after the broker has forgotten its id; a store
-may be lost, or too short for what is asked. So every allocation event is folded here, per node, by the same `NodeState`
-that the node itself uses: what the fold has had is dropped, and where the fold misses something, the node's allocator is
-asked for a snapshot, and the node's events wait until it has come. What cannot be decoded is counted and put on the
-dead-letter stream, and the subscriber goes on.
+may be lost, or too short. So every allocation event is folded here, per node, with the same `NodeState`
+that the node itself uses: repetitions are dropped, and if the fold finds a gap, it requests a snapshot from the node's
+allocator, and the node's events wait for it. An event that cannot be decoded is counted and put on the
+dead-letter stream, and the subscriber continues.
 
-A stream whose positions go back was lost or rolled back. Everything in the one that took its place is read as news, and
-what the fold has had already is dropped as ever.
+A stream whose positions go back was lost or rolled back. All events of its replacement are read as new, and the fold
+drops repetitions as usual.
 
-Nothing here acknowledges or blocks anything: a slow subscriber is only slow itself. Nor does anything here give up: a bus
-that refuses is waited for like one that is away, and the refusal is logged once.
+Nothing here acknowledges or blocks anything: a slow subscriber delays only itself. No call gives up: if the bus
+refuses, the subscriber waits as for a bus that is away, and logs the refusal once.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator

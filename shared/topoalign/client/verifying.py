@@ -1,22 +1,23 @@
 """
-Whether what a client believes of a node is what the node's own services stand by.
+Checks whether a client's view of a node is what the node's own services confirm.
 
-The numbers of a fact do not tell who said it: whoever may publish can forge one, with any epoch, seq or revision. So the
-allocator is asked what it stands by, and its answer is compared with what was believed **before** it was asked. The rules:
+The numbers of a fact do not prove its writer: a client with the permission to publish can forge one, with any epoch,
+seq or revision. So the allocator is asked for its newest fact, and the answer is compared with the view from **before**
+the question. The rules:
 
 - same epoch and seq: the digests must be equal;
-- a view that is ahead of the answer holds something that the writer has not said: it was believed before the question, and
-  the writer answered after it. Facts that arrive after the question are of no concern;
+- a view that is ahead of the answer holds something that the writer has not published: it was believed before the
+  question, and the writer answered after it. Facts that arrive after the question do not matter;
 - a view that is behind may have a fact under way. It differs only if it is still the same at the next question.
 
 Two different facts with one number are a difference, too.
 
-Where allocations differ, the node is in doubt (`Fold.doubt`) and its allocator is asked for a snapshot. The allocator tells
-topology and health as discovery confirmed them some seconds ago, so where those seem to differ, discovery is asked before
-anything is concluded, and is then asked to announce both, which it does under a new epoch.
+If allocations differ, the node is in doubt (`Fold.doubt`) and its allocator is asked for a snapshot. The allocator
+reports topology and health as discovery confirmed them some seconds ago; so if those seem to differ, discovery is asked
+before a conclusion, and is then asked to publish both again, which it does under a new epoch.
 
-What differs again although the writer has said it anew is asked about ever more rarely: an allocator of another version may
-compute digests that this one cannot.
+If a difference remains after the writer has published again, the questions become less and less frequent: an allocator
+of another version may compute digests that this one cannot.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping

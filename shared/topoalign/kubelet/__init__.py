@@ -1,5 +1,5 @@
 """
-What a kubelet writes and says: its files, and its protocols over gRPC.
+The kubelet's files, and its protocols over gRPC.
 
-Nothing here decides anything: that is `topoalign.core`.
+Nothing here makes decisions: that is `topoalign.core`.
 """

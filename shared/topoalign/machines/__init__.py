@@ -1,9 +1,9 @@
 """
-Describing a machine: by name, or by any file that tells what hardware a node has.
+Descriptions of machines: by a name of the catalogue, or by a file.
 
-`load` takes a name of the catalogue, a file or `-`, and finds out by its content what the file is: the output of
-`nvidia-smi topo -m`, lstopo's XML, a captured sysfs tree (a folder or an archive of one), or topoalign's own JSON. Readers
-are imported when they are needed, because a command that prints a matrix must not wait for an XML parser.
+`load_machine` takes a name of the catalogue, a file or `-`. The content of a file decides its format: the output of
+`nvidia-smi topo -m`, lstopo's XML, a captured sysfs tree (a folder or an archive of one), or topoalign's own JSON.
+Readers are imported when they are needed, because a command that prints a matrix must not load an XML parser.
 """
 
 import sys

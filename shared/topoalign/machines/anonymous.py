@@ -1,8 +1,8 @@
 """
-A machine without what tells whose it is: its shape stays, and names that are unique in the world are replaced.
+Removes from a machine everything that identifies its owner: the shape stays, globally unique names are replaced.
 
-Gone are the uuids of GPUs, MIG instances and NVLink clusters, the names of network interfaces, which may hold MAC addresses,
-and what only means something on that very host.
+Removed are the uuids of GPUs, MIG instances and NVLink clusters, the names of network interfaces, which may contain MAC
+addresses, and values that have a meaning only on that host.
 """
 
 import re

@@ -1,10 +1,11 @@
 """
-topoalign's own description of a machine: JSON, strict, and the only form that tells all that a `Topology` holds.
+topoalign's own description of a machine: strict JSON, and the only format with everything that a `Topology` holds.
 
     {"kind": "topoalign.machine", "version": 1, "name": "lab-7", "source": "…", "topology": {"cpus": [{"id": 0, …}], …}}
 
-The fields below `topology` are those of `core.topology.model`. What is left out has its default; what is not known there
-is refused, so that a misspelt field is no silent loss. A topology alone, as `topoalign topo --json` prints it, is read too.
+The fields below `topology` are those of `core.model.topology.model`. A missing field has its default. An unknown field
+is refused, so that a misspelt field is not lost silently. A topology alone, as `topoalign topo --json` prints it, is
+accepted too.
 """
 
 from collections.abc import Mapping

@@ -1,14 +1,14 @@
 """
-A machine out of the XML that hwloc's lstopo exports, of its versions 1, 2 and 3.
+Reads a machine from the XML of hwloc's lstopo, of its versions 1, 2 and 3.
 
-Objects stand inside one another: a CPU (PU) in its core, caches and package. In version 2 memory stands beside what it is
-near to, so a CPU is on the node of the nearest object around it that has one; in version 1 a NUMA node is around its
-CPUs. PCI devices stand in their bridges, these in what they are near to: a package if it is known which, else the whole
-machine, which tells nothing on a machine of several nodes.
+Objects are nested: a CPU (PU) in its core, caches and package. In version 2 memory is a child of the object that it is
+near to, so a CPU is on the node of the nearest enclosing object that has one; in version 1 a NUMA node encloses its
+CPUs. PCI devices are nested in their bridges, and bridges in the object that they are near to: a package if it is
+known, else the whole machine, which leaves the NUMA node open on a machine of several nodes.
 
-GPUs are NVIDIA's display devices, named by the uuid that NVML told lstopo, else `GPU-<PCI address>`, and numbered as NVML
-or CUDA did, else by PCI address. NICs are the OpenFabrics devices of PCI devices, as `lstopo_osdev` tells them. A virtual
-function looks like any other device here and is a NIC of its own. NVLinks are not read.
+GPUs are NVIDIA's display devices. Their id is the uuid that NVML reported to lstopo, else `GPU-<PCI address>`; their
+index is that of NVML or CUDA, else the order of PCI addresses. NICs are the OpenFabrics devices of PCI devices
+(`lstopo_osdev`). A virtual function cannot be recognised here and is a NIC of its own. NVLinks are not read.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""CPUs, NUMA nodes and distances out of the objects of an lstopo export."""
+"""Reads CPUs, NUMA nodes and distances from the objects of an lstopo export."""
 
 import re
 from collections.abc import Callable, Sequence

@@ -1,12 +1,12 @@
 """
-What an OS device of an lstopo export is: a disk, memory, a GPU, a network interface, an RDMA device.
+The kind of an OS device of an lstopo export: a disk, memory, a GPU, a network interface, an RDMA device.
 
-hwloc changed the meaning of `osdev_type` with its version 3, and the version of the document tells which one applies:
+hwloc changed the meaning of `osdev_type` with its version 3; the version of the document decides which meaning applies:
 
-- from 3.0 on it is a set of bits: 1 storage, 2 memory, 4 GPU, 8 co-processor, 16 network, 32 OpenFabrics, 64 DMA. An RDMA
-  device is 48, and a CXL memory device with persistent memory is 3
-- before 3.0 it is one number: 0 block, 1 GPU, 2 network, 3 OpenFabrics, 4 DMA, 5 co-processor. There a BXI interface is 3
-  as well, with subtype `BXI`, although it has no RDMA device; from 3.0 on it is network alone
+- from 3.0 on it is a set of bits: 1 storage, 2 memory, 4 GPU, 8 co-processor, 16 network, 32 OpenFabrics, 64 DMA. An
+  RDMA device is 16 + 32 = 48, and a CXL memory device with persistent memory is 1 + 2 = 3
+- before 3.0 it is one number: 0 block, 1 GPU, 2 network, 3 OpenFabrics, 4 DMA, 5 co-processor. There a BXI interface is
+  3 as well, with subtype `BXI`, although it has no RDMA device; from 3.0 on it is network alone
 """
 
 import re

@@ -1,9 +1,9 @@
 """
 Reads lstopo's XML into plain objects, safely.
 
-The document comes from anywhere, so it is read as a stream with a limit on everything: bytes, elements, depth. Entities
-are refused as soon as one is declared, whatever it would expand to, and nothing outside the document is ever opened; the
-DOCTYPE that names hwloc's own DTD is fine, since nobody reads it.
+The document may come from an untrusted source, so it is read as a stream with a limit on bytes, elements and depth.
+Entities are refused as soon as one is declared, whatever it would expand to, and nothing outside the document is
+opened. The DOCTYPE that names hwloc's own DTD is accepted and ignored.
 """
 
 from collections.abc import Iterator

@@ -1,19 +1,19 @@
 """
-A machine as `nvidia-smi topo -m` shows it: read from a paste, and printed again in the same form.
+Reads a machine from the output of `nvidia-smi topo -m`.
 
-A matrix tells less than a machine has. What it leaves open is read so:
+A matrix has less information than a machine. Missing information is derived:
 
-- CPUs are the union of the CPU affinities, with one thread per core; a socket, and its last-level cache, is what lies on
-  one NUMA node, and nobody is told that it is one (`sockets_known`). A CPU belongs to the first node of the NUMA affinity
-  beside it; of several, to that of the first GPU.
-- Where the column NUMA Affinity is missing, GPUs with equal CPU affinities are on one node, because the driver prints the
+- CPUs are the union of the CPU affinities, with one thread per core. The CPUs of one NUMA node count as one socket and
+  one last-level cache, and the output does not show this socket (`sockets_known`). A CPU belongs to the first node of
+  the NUMA affinity beside it; if several GPUs list it, to that of the first GPU.
+- If the column NUMA Affinity is missing, GPUs with equal CPU affinities are on one node, because the driver prints the
   CPUs of the GPU's node; the nodes are numbered in the order of their lowest CPU.
-- Where it is there but says `N/A` or nothing, the GPU's node is unknown. If no GPU's is known, CPUs are put on nodes as if
-  the column were missing; else CPUs that stand beside unknown nodes only are left out.
+- If the column exists but has `N/A` or nothing, the GPU's node is unknown. If no GPU's node is known, CPUs are put on
+  nodes as if the column were missing; else CPUs that are listed only beside unknown nodes are left out.
 - Memory is unknown. The node of a GPU's own memory (GPU NUMA ID) exists and has no CPUs.
-- A NIC is near the nodes of the nearest GPU that it reaches without leaving the NUMA node (PIX before PXB, NODE at most),
-  of several the first.
-- `NV4` tells the NVLinks of a pair and hides their PCIe path. GPUs have no uuid: they are called `GPU-<index>`.
+- A NIC is near the nodes of the nearest GPU that it reaches without leaving the NUMA node (PIX before PXB, NODE at
+  most), of several the first.
+- `NV4` states the number of NVLinks of a pair and hides its PCIe path. GPUs have no uuid: their id is `GPU-<index>`.
 """
 
 from collections.abc import Mapping, Sequence

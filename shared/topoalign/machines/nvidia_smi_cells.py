@@ -1,9 +1,9 @@
 """
-What the cells of a matrix may hold: `X`, `NV4` or a PCIe class; behind them lists of CPUs and of NUMA nodes.
+The cells of a matrix: `X`, `NV4` or a PCIe class; after them lists of CPUs and of NUMA nodes.
 
-Besides the classes of today's legend there are `SOC`, which older drivers print for `SYS`, and `N/A`: not known.
-Affinities are lists as the kernel writes them. nvidia-smi cuts long lists to fit; that a list was cut inside a number
-cannot be seen, but one that begins with `-` or ends in `-` or `,` can, and is a fault.
+Besides the classes of the current legend there are `SOC`, which older drivers print for `SYS`, and `N/A`: not known.
+Affinities are lists in the kernel's format. nvidia-smi cuts long lists. A list that was cut inside a number cannot be
+recognised; a list that begins with `-` or ends in `-` or `,` can, and is an error.
 """
 
 import re

@@ -1,8 +1,9 @@
 """
-The header of a matrix: which devices have a column, and which affinity columns follow them.
+The header of a matrix: the devices that have a column, and the affinity columns that follow them.
 
-It is looked for in the whole text, because prompts, warnings and other output may stand before it. A line counts as the
-header if it begins with a GPU's label and every word of it is a label or part of a title; it may go on on the next line.
+The header may be anywhere in the text, because prompts, warnings and other output may precede it. A line counts as the
+header if it begins with a GPU's label and every word of it is a label or part of a title; it may continue on the next
+line.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""What a text is that holds no matrix: other output of `nvidia-smi` that people paste in place of it."""
+"""Recognises other output of `nvidia-smi` that people paste in place of a matrix."""
 
 import re
 

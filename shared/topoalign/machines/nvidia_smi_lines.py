@@ -1,7 +1,7 @@
 """
-The text of a paste, line by line: cleaned of what a terminal or a comment adds, every word with its line and column.
+The text of a paste, line by line: without additions of a terminal or a comment, every word with its line and column.
 
-Nothing is copied before it is looked at: ten megabytes of noise are passed over by one search, and only the lines of the
+Nothing is copied before it is searched: one search skips ten megabytes of noise, and only the lines of the
 matrix itself become objects.
 """
 

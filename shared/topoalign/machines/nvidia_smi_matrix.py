@@ -1,17 +1,17 @@
 """
-Reads the matrix of `nvidia-smi topo -m` out of a text: labels, cells and affinities as they stand there.
+Reads the matrix of `nvidia-smi topo -m` from a text: labels, cells and affinities.
 
-People paste it with prompts before it and more output after it, as a comment, as a Markdown table, with tabs turned to
-blanks, from drivers of ten years. All of that is read. What is refused is a paste that lost something, for then the machine
-would be a guess:
+People paste it with prompts before it and more output after it, as a comment, as a Markdown table, with tabs turned
+into spaces, from drivers of the past ten years. All of that is read. A paste that lost something is refused, because
+the machine would be a guess:
 
 - a row of a GPU is missing, or shorter than the header
-- some rows of NICs are missing; if all of them are, they were left out, and what the rows of the GPUs say of the NICs is
-  what is known
+- some rows of NICs are missing; if all of them are missing, they were left out, and the cells of the GPUs' rows are
+  used
 - the text ends in the middle of a row
 - a line begins with cells: the terminal wrapped it
-- two outputs are in one text: it cannot be told which machine is meant
-- two labels or two cells are glued together, a row or a column is there twice, or the matrix is not symmetric
+- two outputs are in one text: it is unknown which machine is meant
+- two labels or two cells are joined, a row or a column occurs twice, or the matrix is not symmetric
 
 Time and memory are linear in the length of the text.
 """

@@ -1,10 +1,10 @@
 """
-Prints a machine as `nvidia-smi topo -m` does, byte for byte: the form that people and their scripts know.
+Prints a machine as `nvidia-smi topo -m` does, byte for byte, for people and for scripts that read this format.
 
-Columns are split by tabs, the header begins with one, `X` has a blank on either side, no line ends in blanks. In the rows
-of GPUs an empty cell stands before GPU NUMA ID, as drivers print it; rows of NICs end with their last device. What is not
-known is `N/A`, and NUMA nodes that are a guess have no column, as with older drivers. The wide form adds columns on the
-right and changes nothing else, so that whatever reads the first columns still reads them.
+Columns are separated by tabs, the header begins with one, `X` has a space on either side, no line ends in spaces. In
+the rows of GPUs an empty cell precedes GPU NUMA ID, as drivers print it; rows of NICs end with their last device.
+Unknown values are `N/A`, and NUMA nodes that are a guess have no column, as with older drivers. The wide form adds
+columns on the right and changes nothing else, so that scripts for the first columns still work.
 """
 
 from collections.abc import Mapping, Sequence

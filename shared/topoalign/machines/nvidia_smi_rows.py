@@ -1,9 +1,9 @@
 """
-The rows of a matrix: a device's label, a cell per device column, and behind them, for a GPU, its affinities.
+The rows of a matrix: a device's label, a cell per device column, and, for a GPU, its affinities.
 
-Rows are found by their labels, in any order, with other lines between them. Affinity cells may be empty: a row split by
-tabs shows where; one split by blanks does if its words stand where tabs of 8 columns put them, or right below the titles;
-else, if the first of them stands below the first title, the others follow it from the left.
+Rows are found by their labels, in any order, with other lines between them. Affinity cells may be empty. In a row with
+tabs the tabs show the columns. In a row with spaces the columns are known if the words are at tab stops of 8 columns,
+or right below the titles; else, if the first word is below the first title, the others follow it from the left.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Hugepages: the names of their sizes, as Kubernetes writes them, and how many of them there can be."""
+"""Hugepages: the resource names of their sizes in Kubernetes, and the largest plausible number of them."""
 
 from collections.abc import Mapping
 

@@ -1,14 +1,14 @@
 """
-What lies between two devices on PCIe, judged by the bridges above each of them.
+The PCIe class between two devices, derived from the bridges above each of them.
 
-A device hangs at the end of a chain: the host bridge, then every bridge and switch port on the way down. A switch shows
+A device is at the end of a chain: the host bridge, then every bridge and switch port on the way down. A switch appears
 as one upstream port with a downstream port per device, so two devices under one switch share all but their last bridge.
 
-The rule (classes and meanings as in the legend of `nvidia-smi topo -m`; the way to decide is inferred, not NVIDIA's):
+The rule (classes and meanings as in the legend of `nvidia-smi topo -m`; the derivation is inferred, not NVIDIA's):
 
 - different host bridges: NODE if both are on the same NUMA node, else SYS
-- nothing shared but the host bridge: PHB
-- each at most one bridge below the last one they share: PIX
+- only the host bridge is shared: PHB
+- each at most one bridge below the last shared one: PIX
 - otherwise: PXB
 """
 

@@ -1,4 +1,4 @@
-"""Ids of sockets, where the kernel's cannot be used as they are."""
+"""Socket ids for machines whose kernel reports no usable ones."""
 
 from collections.abc import Hashable, Mapping
 

@@ -1,10 +1,10 @@
 """
-A machine out of the files of /sys and /proc: of the running host, or of a tree that was captured from another one.
+Reads a machine from the files of /sys and /proc: of the running host, or of a tree that was captured on another one.
 
-Nothing is remembered between calls, and no content makes it fail, except that there must be CPUs. GPUs are NVIDIA's
-display devices in the order of their PCI addresses, which is that of `nvidia-smi`; NVIDIA's driver tells their uuid and
-the NUMA node of their memory under /proc, where it is loaded; without it a GPU is called `GPU-<PCI address>`. NVLinks are
-not to be seen in files.
+Nothing is kept between calls, and no content makes it fail, except that there must be CPUs. GPUs are NVIDIA's display
+devices in the order of their PCI addresses, which is that of `nvidia-smi`. If NVIDIA's driver is loaded, their uuid and
+the NUMA node of their memory come from /proc; without it the id of a GPU is `GPU-<PCI address>`. Files do not show
+NVLinks.
 """
 
 import re

@@ -1,9 +1,9 @@
 """
-A captured sysfs tree that is still packed, as hwloc-gather-topology leaves it: `.tar.bz2`, `.tar.gz`, `.tar.xz` or `.tar`.
+A captured sysfs tree in an archive of hwloc-gather-topology: `.tar.bz2`, `.tar.gz`, `.tar.xz` or `.tar`.
 
-It is read in memory and never unpacked: nothing can be written outside a folder, no link can lead out of one, and what is
-neither a file nor a link is not there. The bytes are counted as they come out of the packing, so that no archive, however
-well packed, fills the memory.
+It is read in memory and never unpacked: no file can be written outside a folder, no link can leave the tree, and
+entries that are neither a file nor a link are ignored. The unpacked bytes are counted while they are read, so that no
+archive can fill the memory.
 """
 
 import bz2

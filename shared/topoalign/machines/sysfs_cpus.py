@@ -1,15 +1,15 @@
 """
-CPUs and NUMA nodes out of /sys/devices/system.
+Reads CPUs and NUMA nodes from /sys/devices/system.
 
-Only CPUs that are online are there; cpu0 need not be. A cgroup that limited whoever captured the tree limits nothing here.
-Node ids are the kernel's and may have gaps. Where the kernel says nothing, or contradicts itself:
+Only online CPUs are listed; cpu0 need not be among them. A cgroup that limited the capturing process has no effect.
+Node ids are the kernel's and may have gaps. If the kernel reports nothing, or contradicts itself:
 
-- a CPU without siblings is its own core. Siblings with different `core_id` are different cores: the two halves of an AMD
-  compute unit (Bulldozer) share a list of siblings, and the kubelet counts them as two
+- a CPU without siblings is its own core. Siblings with different `core_id` are different cores: the two halves of an
+  AMD compute unit (Bulldozer) share a list of siblings, and the kubelet counts them as two
 - the CPUs of one package are those that list one another as siblings there and have one `physical_package_id`
 - a CPU that no node lists is on the lowest node that has CPUs
-- a CPU that several nodes list is on the lowest of them, and a node that lists only CPUs of lower nodes is left out: some
-  virtual machines have eight nodes with all CPUs each
+- a CPU that several nodes list is on the lowest of them, and a node that lists only CPUs of lower nodes is left out:
+  some virtual machines have eight nodes with all CPUs each
 - a kernel without NUMA has node 0 with all memory and all hugepages
 """
 

@@ -1,9 +1,9 @@
 """
-The files of a /sys and /proc tree below any root, read so that nothing in them can do harm.
+Reads the files of a /sys and /proc tree below any root, safely.
 
-A tree may be the running host's, a captured one that lost half its files, or one that somebody made up; it may be a folder
-or still packed (`sysfs_archive`). A file that is missing, unreadable, too long or no text reads as None; a number that is
-none likewise; and no link is followed out of the tree.
+A tree may be the running host's, a captured one that lost half its files, or an invented one; it may be a folder or an
+archive (`sysfs_archive`). A file that is missing, unreadable, too long or not text reads as None; so does a number that
+is not a number. No link is followed out of the tree.
 """
 
 import os

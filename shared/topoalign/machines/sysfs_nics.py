@@ -1,8 +1,8 @@
 """
-RDMA-capable NICs out of /sys/class/infiniband.
+Reads RDMA-capable NICs from /sys/class/infiniband.
 
-A virtual function is listed with the NIC it belongs to and is no NIC of its own, unless the NIC itself is not there, as in
-a virtual machine. Software RDMA devices, which have no PCI device, are left out.
+A virtual function is listed with the NIC to which it belongs. It is a NIC of its own only if the NIC itself is missing,
+as in a virtual machine. Software RDMA devices, which have no PCI device, are left out.
 """
 
 import re

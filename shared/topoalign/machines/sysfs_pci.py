@@ -1,8 +1,9 @@
 """
-PCI devices out of /sys/bus/pci: where they sit, and which NUMA node is near.
+Reads PCI devices from /sys/bus/pci: their place in the tree, and the NUMA node that is near.
 
-The NUMA node is the device's own `numa_node`; if the kernel does not know it (-1), that of the first bridge above that has
-one; else the one node that holds all CPUs of its `local_cpulist`. A list that spans several nodes tells nothing.
+The NUMA node is the device's own `numa_node`; if the kernel does not know it (-1), that of the first bridge above that
+has one; else the one node that holds all CPUs of its `local_cpulist`. If that list spans several nodes, the node is
+unknown.
 """
 
 from collections.abc import Mapping

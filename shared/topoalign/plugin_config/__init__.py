@@ -1,6 +1,6 @@
 """
-How a node's devices are served: which resources they make up, how they are shared, and what a container is told of them.
+The configuration of what a node offers: the resources, how devices are shared, and how a container receives them.
 
-The configuration has the shape of the one that NVIDIA's device plugin reads, so that a file written for it can be used as it
-is; what that plugin does not know stands beside it.
+The format is that of the configuration file of NVIDIA's device plugin, so a file for that plugin works unchanged;
+additional fields are topoalign's own.
 """

@@ -1,11 +1,11 @@
 """
-The devices that there are to offer, before any of them is shared: whole GPUs, MIG instances, NICs, virtual functions.
+The devices that can be offered, before time slicing: whole GPUs, MIG instances, NICs, virtual functions.
 
 Under the strategy `none` MIG is ignored and every GPU is whole. Under `single` and `mixed` a GPU in MIG mode is its
-instances. `mixed` makes each profile a resource of its own, and leaves out instances that have only a part of their slice's
-compute units. `single` calls all of them `nvidia.com/gpu`, so all must be the same: where they are not, NVIDIA's device
-plugin (v0.20.0) does not start. Here the GPUs are not offered either, and a node that comes to be so while it runs goes on
-offering what it offered before, as far as that is still there.
+instances. `mixed` makes each profile a resource of its own, and leaves out instances that have only a part of their
+slice's compute units. `single` names all of them `nvidia.com/gpu`, so all must be the same: if they differ, NVIDIA's
+device plugin (v0.20.0) does not start. topoalign then offers no GPUs either; a node that gets into this state while it
+runs continues to offer what it offered before and what still exists.
 """
 
 import re

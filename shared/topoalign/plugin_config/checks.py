@@ -1,6 +1,6 @@
 """
-What a configuration must keep to beyond the types of its fields: names that Kubernetes takes, choices that choose in one
-way, nothing said twice.
+Checks of a configuration beyond the types of its fields: names that Kubernetes accepts, one selecting key per entry, no
+duplicates.
 """
 
 import re

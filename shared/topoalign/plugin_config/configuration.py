@@ -1,9 +1,10 @@
 """
-The configuration of a device plugin, as its file says it.
+The configuration of a device plugin, as types with the fields of its file.
 
-Names, nesting and defaults are those of NVIDIA's device plugin v0.20.0, version `v1`, in snake case; `nics` and `health` are
-ours, and so is whatever that plugin has in its schema and switches off. A configuration is complete: what the file does not
-say has its default here. What reads the file, and says what is wrong with it, is `topoalign.plugin_config.file`.
+Names, nesting and defaults are those of NVIDIA's device plugin v0.20.0, version `v1`, in snake case. `nics` and
+`health` are topoalign's own, and so is the behaviour of fields that NVIDIA's plugin has in its schema and ignores. A
+configuration is complete: fields that the file leaves out have their defaults. `topoalign.plugin_config.file` reads the
+file and reports its errors.
 """
 
 from typing import Annotated, Literal

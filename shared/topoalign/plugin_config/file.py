@@ -1,8 +1,8 @@
 """
-Reads a configuration: the file, under the variables of NVIDIA's device plugin, over the defaults.
+Reads a configuration. Precedence, lowest first: defaults, file, variables of NVIDIA's device plugin.
 
-All of it is checked before any of it is used, and what is wrong is named by its path, `nics[0].name`, or by the variable it
-came from. An unknown key is an error: a setting that is silently left out is found at night.
+All of it is checked before any of it is used. An error names its path, `nics[0].name`, or the variable that it
+came from. An unknown key is an error, because a setting that is silently ignored is noticed too late.
 """
 
 import os

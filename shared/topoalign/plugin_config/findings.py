@@ -1,4 +1,4 @@
-"""What is worth saying about a configuration that is in use all the same."""
+"""Findings about a configuration that is valid and in use."""
 
 import msgspec
 

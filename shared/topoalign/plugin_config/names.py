@@ -1,9 +1,9 @@
 """
-Names of resources, and patterns that choose devices by name.
+Names of resources, and patterns that select devices by name.
 
-A device plugin may register extended resources only. Their rule (Kubernetes v1.36, IsExtendedResourceName): a domain, `/`,
-and a name of at most 63 letters, digits, `-`, `_` and `.`, the first and the last a letter or a digit; nothing of
-`kubernetes.io`, and still a qualified name with `requests.` before it, because that is how a quota calls it.
+A device plugin may register extended resources only. Their rule (Kubernetes v1.36, IsExtendedResourceName): a domain,
+`/`, and a name of at most 63 letters, digits, `-`, `_` and `.`, the first and the last a letter or a digit; nothing of
+`kubernetes.io`, and still a qualified name with `requests.` before it, because a quota uses that name.
 """
 
 import re

@@ -1,9 +1,9 @@
 """
-What NVIDIA's device plugin reads beside what is read here, and the variables that go before its file.
+Fields of NVIDIA's device plugin without effect here, and the variables that take precedence over its file.
 
-Who swaps the image of a DaemonSet leaves its environment and its config map as they are. So the variables of that plugin
-mean here what they mean there, and each field of its file that has no meaning here is either named once, because the node
-does as well without it, or refused, because it would not.
+If only the image of a DaemonSet is replaced, its environment and its config map stay. So the variables of NVIDIA's
+plugin have the same meaning here. A field of its file that has no meaning here is either named once in the log, if the
+node works without it, or refused, if it would not.
 
 Source: k8s-device-plugin v0.20.0, its file of version v1 and the flags of its command.
 """

@@ -1,9 +1,9 @@
 """
-What a node offers to the kubelet: its devices, as a configuration makes resources of them.
+The offers of a node to the kubelet: its devices, grouped into resources by a configuration.
 
-First every device gets the resource that it would be on its own (`topoalign.plugin_config.bases`), then those that are to be
-shared in time are offered several times over. Each device is offered once, as a whole or in parts, and what a configuration
-asks for and this node does not have is said and left out: one file serves a whole fleet.
+First every device gets its resource as an unshared device (`topoalign.plugin_config.bases`); then devices with time
+slicing are offered several times. Each device is offered once, as a whole or in parts. If a configuration names
+something that this node does not have, a finding says so and it is skipped: one file can serve a whole fleet.
 """
 
 from collections.abc import Sequence

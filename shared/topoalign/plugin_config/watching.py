@@ -1,9 +1,9 @@
 """
-A configuration that is kept up with its file.
+A configuration that follows changes of its file.
 
-The file is looked at every two seconds and on SIGHUP, and what counts is what it holds: a ConfigMap is changed by swapping a
-link, and times and sizes say little. A content that is wrong changes nothing. The configuration that works stays, and why
-the new one is not used is said once in the log, and for as long as it lasts by /readyz?verbose and a metric.
+The file is read every two seconds and on SIGHUP, and its content is compared: a ConfigMap is changed by swapping a
+link, and times and sizes do not show every change. Invalid content changes nothing: the configuration in use stays. The
+log names the error once, and /readyz?verbose and a metric show it as long as it lasts.
 """
 
 from collections.abc import Awaitable, Callable, Mapping

@@ -1,1 +1,1 @@
-"""What every service stands on: the bus, settings, logging, health, and the runner that starts services in one process."""
+"""The base of every service: the bus, settings, logging, health, and the runner that starts services in one process."""

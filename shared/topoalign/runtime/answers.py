@@ -1,4 +1,4 @@
-"""Makes a function that answers a typed question into one that answers bytes, as `Bus.serve` takes it."""
+"""Wraps a function that answers a typed request into one that answers bytes, as `Bus.serve` expects it."""
 
 from collections.abc import Awaitable, Callable
 from typing import TypeVar

@@ -1,4 +1,4 @@
-"""The real clock, and one for tests and simulations that moves only when told to."""
+"""The real clock, and a controllable clock for tests and simulations."""
 
 import time
 from heapq import heappop, heappush

@@ -1,9 +1,9 @@
 """
-How many HTTP connections a process bears.
+A limit on the HTTP connections of a process.
 
-Each takes a file descriptor, and the process has others to open: its journal, the kubelet's socket. So there is a bound far
-below the limit; where it is reached the connection goes that has been silent longest, and whoever comes with a request is
-served. A probe of /livez gets through however many others hold connections and say nothing.
+Each connection takes a file descriptor, and the process needs others: its journal, the kubelet's socket. So there is a
+limit far below that of the system. At the limit, the connection that has been silent longest is closed, and the new one
+is served. A probe of /livez therefore succeeds however many other clients hold silent connections.
 """
 
 import asyncio

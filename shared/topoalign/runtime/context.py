@@ -1,4 +1,4 @@
-"""What a service is handed when it starts. Services differ in what they do with it, never in what they get."""
+"""The context that a service receives when it starts. It is the same type for all services."""
 
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field

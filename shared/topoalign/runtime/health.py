@@ -1,9 +1,9 @@
 """
-The HTTP pages of a process: /livez, /readyz, /metrics, and those that its services bring along.
+The HTTP pages of a process: /livez, /readyz, /metrics, and pages of its services.
 
-/livez answers as long as the event loop runs, and is 503 while that is too late to be of use. /readyz is 200 when every
-check of the context is content, else 503 with the reasons; `?verbose` lists all checks, and notes of what does not keep the
-process from its work. The server listens on the loopback unless told otherwise.
+/livez answers as long as the event loop runs, and is 503 while the loop is too late to be useful. /readyz is 200 when
+every check of the context passes, else 503 with the reasons; `?verbose` lists all checks, and notes of conditions that
+do not stop the process from working. The server listens on the loopback address by default.
 """
 
 import socket

@@ -1,9 +1,9 @@
 """
 Logs: one event name with key-values per line, on stderr, as JSON or for people.
 
-The records of the libraries (grpclib, nats, uvicorn, warnings) go the same way and come out the same. Names and messages
-from outside may hold anything, so control characters are escaped before a line is written; tracebacks show no values of
-local variables, because secrets live there.
+The records of the libraries (grpclib, nats, uvicorn, warnings) take the same path and have the same format. Names and
+messages from outside may contain anything, so control characters are escaped before a line is written. Tracebacks show
+no values of local variables, because these may be secrets.
 """
 
 import codecs

@@ -1,9 +1,9 @@
 """
 `MemoryBus`: the bus port within one process, for tests and simulation.
 
-It keeps the promises of the bus over NATS and is held to the same contract tests: streams with positions, repetitions of
-a message id stored once, the newest few of each subject where only those matter, questions answered one at a time.
-What it does not keep is anything beyond the process.
+It keeps the promises of the bus over NATS and passes the same contract tests: streams with positions, repetitions of
+a message id stored once, the newest few of each subject where only those matter, requests answered one at a time.
+It keeps nothing after the process ends.
 """
 
 from bisect import bisect_right

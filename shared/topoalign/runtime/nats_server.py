@@ -1,8 +1,8 @@
 """
-A nats-server of our own, for one machine: what `topoalign up` and the tests run on.
+A local nats-server, for one machine: for `topoalign up` and the tests.
 
-It listens on the loopback only, syncs every acknowledged message to disk, and lives no longer than the process that
-started it. Production uses a server of its own (docs: the settings are those of `configuration`).
+It listens on the loopback address only, syncs every acknowledged message to disk, and ends with the process that
+started it. Production needs a separate NATS server.
 """
 
 import ctypes

@@ -1,9 +1,9 @@
 """
-`NodeBus`: the bus of a node agent, whose services share a process and have one another whether or not NATS is there.
+`NodeBus`: the bus of a node agent, whose services share a process and reach one another with or without NATS.
 
-What concerns only the node stays in the process: its own topology and health are heard at once, and a question that a
-service here answers is answered here. All of it goes to NATS as well, for everybody else. So a node that comes up before
-its hub, or without one, discovers its hardware and allocates; the hub hears of it later.
+Messages that concern only the node stay in the process: its own topology and health are delivered at once, and a
+request to a service of this process is answered here. All messages go to NATS as well. So a node that starts before its
+hub, or without one, discovers its hardware and allocates; the hub receives the messages later.
 """
 
 from collections.abc import AsyncIterator, Sequence

@@ -1,8 +1,8 @@
 """
 Asks a process whether it is ready: one HTTP request over a raw socket.
 
-A health check runs every few seconds in every container, also where the machine is busy with something else. So this module
-imports nothing but `socket` and `time`: importing an HTTP library alone costs more CPU than the whole of `topoalign health`.
+A health check runs every few seconds in every container, also on a busy machine. So this module
+imports only `socket` and `time`: importing an HTTP library alone costs more CPU than the whole of `topoalign health`.
 """
 
 import socket

@@ -1,10 +1,10 @@
 """
 Runs services: one alone in its container, or all of them in one process.
 
-They are found by entry point (group `topoalign.services`), so shared code knows none of them. The order of nesting is the
-order of ending, reversed: the bus is opened first and closed last, the services start one after another, the HTTP pages
-come last and go first. A service that fails takes the process down, and what is raised is its own error. One that stops
-although nobody asked it to has failed as well.
+They are found by entry point (group `topoalign.services`), so shared code imports none of them. They end in the reverse
+order of their start: the bus is opened first and closed last, the services start one after another, the HTTP pages
+start last and end first. If a service fails, the process ends with the error of that service. A service that stops
+without a request to stop has failed as well.
 """
 
 import asyncio

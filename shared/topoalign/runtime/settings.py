@@ -1,8 +1,8 @@
 """
-Settings from the environment: the field `state_dir` of a service's settings is `TOPOALIGN_STATE_DIR`.
+Reads settings from the environment: the field `state_dir` of a service's settings is `TOPOALIGN_STATE_DIR`.
 
-A settings class is a frozen msgspec Struct whose fields carry unit, default and reason; the command line turns its flags
-into the same names, so there is one way in.
+A settings class is a frozen msgspec Struct whose field docstrings have unit, default and reason. The command line turns its
+flags into the same names, so the environment is the only source.
 """
 
 from collections.abc import Mapping
@@ -21,9 +21,9 @@ P = TypeVar("P", bound=Path)
 
 def from_environment(kind: type[S], environment: Mapping[str, str]) -> S:
     """
-    Fills the settings class from `TOPOALIGN_<FIELD>`. Raises InvalidField that names the variable.
+    Fill the settings class from `TOPOALIGN_<FIELD>`. Raises InvalidField, which names the variable.
 
-    Variables of other services are left alone: in one process all services read the same environment.
+    Variables of other services are ignored: in one process all services read the same environment.
     """
     values = {
         field.name: environment[PREFIX + field.name.upper()]
@@ -40,7 +40,7 @@ def from_environment(kind: type[S], environment: Mapping[str, str]) -> S:
 
 
 def remedy(kind: type[msgspec.Struct], name: str) -> str:
-    """What the setting may be."""
+    """The allowed values of a setting, as a remedy for an error."""
     hint = get_type_hints(kind).get(name)
     values: tuple[object, ...] = get_args(hint) if get_origin(hint) is Literal else ()
     if isinstance(hint, EnumType):
@@ -58,22 +58,22 @@ def made_of_text(kind: type[P], value: str) -> P:
 
 
 class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What every process can be told, whatever services run in it."""
+    """The settings of every process, whatever services run in it."""
 
     node: str = ""
-    """Name of the Kubernetes node, or of this host. Default: the host's name in lower case, as the kubelet has it."""
+    """Name of the Kubernetes node, or of this host. Default: the host name in lower case, as the kubelet uses it."""
 
     nats_url: str = "nats://127.0.0.1:4222"
-    """Where NATS is; several servers of a cluster are separated by commas."""
+    """Address of NATS; separate several servers of a cluster by commas."""
 
     nats_wait: float | None = None
     """
-    Seconds to wait for NATS at the start, and then to fail. Default: not at all, the process starts without it and
-    connects when it can, because a node goes on giving devices to pods while the hub is away.
+    Seconds to wait for NATS at the start; after that the process fails. Default: the process does not wait. It starts
+    without NATS and connects when it can, because a node continues to give devices to pods while the hub is away.
     """
 
     nats_replicas: Literal[1, 3] | None = None
-    """Copies of each store in a NATS cluster. Default: what exists stays, what is missing is created with one."""
+    """Copies of each store in a NATS cluster. Default: existing stores stay as they are, a missing one gets one copy."""
 
     nats_creds: str | None = None
     """Credentials file (JWT and seed)."""
@@ -82,23 +82,25 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """File with the seed of an nkey user."""
 
     nats_tls_ca: str | None = None
-    """PEM of the authority that signed the server's certificate, where it is not one of the machine's own."""
+    """PEM file of the authority that signed the server's certificate, if the machine does not trust it already."""
 
     nats_tls_cert: str | None = None
-    """PEM of our own certificate, where NATS asks for one."""
+    """PEM file of the client certificate, if NATS asks for one."""
 
     nats_tls_key: str | None = None
-    """PEM of its key."""
+    """PEM file of the client certificate's key."""
 
     http_host: str = "127.0.0.1"
-    """Address of the HTTP pages. The loopback, because they ask nobody who he is."""
+    """Address of the HTTP pages. The default is the loopback address, because the pages have no authentication."""
 
     http_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] | None = None
-    """Their port; 0 is any. Default: no HTTP."""
+    """HTTP port; 0 picks a free one. Default: no HTTP."""
 
     config: str = ""
-    """The file that says what devices are offered as. Read by discovery and allocator, again whenever it changes."""
+    """The file that says what devices are offered as. Discovery and allocator read it at the start and when it changes."""
 
     log_format: Literal["console", "json"] = "console"
+    """Format of the log on stderr."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Lowest level that is logged."""

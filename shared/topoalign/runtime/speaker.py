@@ -1,9 +1,10 @@
 """
-Publishing what only this process may say.
+Publishes facts of which this process is the only writer.
 
-The store on the bus drops a message whose id it has seen. Whoever else publishes under ids of this writer, by mistake or on
-purpose, would so have its facts dropped. A fact whose id is taken goes out under another one, which nobody can foresee.
-Subscribers tell facts by the numbers in the body, so a fact that is stored twice is heard once.
+The store on the bus drops a message whose id it has seen. If another client publishes under ids of this writer, by
+mistake or on purpose, the facts of this writer would be dropped. So a fact whose id is taken is published under another
+id, which nobody can predict. Subscribers identify facts by the numbers in the body, so a fact that is stored twice is
+delivered once.
 """
 
 from secrets import token_hex

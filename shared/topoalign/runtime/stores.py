@@ -1,11 +1,11 @@
 """
-The stores on the bus: which subjects they take, how long they keep, and how they are made and checked.
+The stores on the bus: their subjects, their limits, and how they are created and checked.
 
 They are data (the field names are those of NATS' stream configuration), so that the two buses and the documents agree.
-Whoever comes first creates what is missing. What exists is compared field by field and never changed: a store that
-somebody set up otherwise may hold what others rely on, so a difference is refused by name and left to people.
+The first client creates missing stores. An existing store is compared field by field and never changed: a store with
+other settings may hold data that others rely on, so a difference is refused by name and left to the operator.
 
-The bounds of age and bytes may cut off old events, because state never depends on old events: allocators announce
+The limits of age and bytes may cut off old events, because state never depends on old events: allocators publish
 snapshots, and of a node's hardware only the newest facts matter.
 """
 

@@ -1,8 +1,8 @@
 """
-Refuses JSON that can be read in two ways, or that is none, with the path of the field.
+Refuses JSON that is ambiguous or invalid, with the path of the field.
 
-A key that stands twice has one meaning to whoever checks the first and another to whoever obeys the last; `NaN` and
-`Infinity` are no JSON, though some readers take them. Whatever else is wrong with a body is left to its decoder.
+A duplicate key has one meaning for a reader that takes the first value and another for a reader that takes the last;
+`NaN` and `Infinity` are not JSON, although some readers accept them. Other errors of a body are left to its decoder.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What systemd is told, where it asks: that we run, that we stop, and that the event loop is alive."""
+"""Notifications for systemd, if it asks for them: the process runs, it stops, its event loop is alive."""
 
 import socket
 from collections.abc import Mapping

@@ -1,9 +1,9 @@
 """
-Task groups: one that raises what went wrong instead of a group around it, and one that waits for the first of several.
-Tasks that may only end when they are told to.
+Task groups: one that raises the error itself instead of a group around it, one that waits for the first of several
+tasks, and a check for tasks that end without a request to end.
 
-Structured concurrency wraps errors in ExceptionGroups, even a single one. Whoever reads our errors (the command line, a
-test, an operator) is meant to meet the error itself.
+Structured concurrency wraps errors in ExceptionGroups, even a single one. The readers of errors (the command line, a
+test, an operator) need the error itself.
 """
 
 import asyncio

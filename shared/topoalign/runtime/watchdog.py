@@ -1,9 +1,9 @@
 """
 Watches the event loop: how late it is, and that it is alive.
 
-Everything in a process takes turns on one loop, so what blocks it (a driver that hangs where it must not, a machine that
-swaps) blocks kubelet, bus and HTTP at once, and looks from outside like a network that is slow. The watchdog sleeps a second
-at a time and notes how much longer that took. It says so once when it begins and once when it is over, with the worst.
+All parts of a process share one loop. A blocking call (a driver that hangs in the wrong place, a machine that swaps)
+blocks kubelet, bus and HTTP at once, and looks from outside like a slow network. The watchdog sleeps a second at a time
+and measures how much longer that took. It logs once when a delay begins and once when it ends, with the maximum.
 """
 
 import structlog

@@ -1,5 +1,5 @@
 """
-Stand-ins that are product code: they are held to the same contract tests as what they stand for, and the demo runs on them.
+Test doubles that are product code: they pass the same contract tests as the real parts, and the demo uses them.
 
-The memory bus is not here: a node agent uses it to have its own services beside NATS (`runtime.node_bus`).
+The memory bus is not here: a node agent uses it as the bus of its own services (`runtime.node_bus`).
 """

@@ -1,1 +1,1 @@
-"""Discovery: reads the hardware of one node and says what it is and how it is."""
+"""Discovery: reads the hardware of one node and publishes its topology and health."""

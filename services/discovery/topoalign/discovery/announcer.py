@@ -1,10 +1,10 @@
 """
-Publishes what is newest, for as long as it takes.
+Publishes the newest topology and health on the bus, and retries until they are confirmed (`runtime.publisher`).
 
-Of topology and health only the newest matters, so at most one message of each kind waits. A stream that was lost or rolled
-back no longer has what was said, and where another machine has this node's name by mistake the stream has what that one
-said last, although its agent was refused; so it is where somebody forges what the node says. So it is looked at every few
-seconds, and before something is published, and everything is said anew.
+Only the newest topology and health matter, so at most one message of each kind waits. Three events can replace it in the
+stream: the stream was lost or rolled back; another machine uses this node's name by mistake and has published before its
+agent was refused; a message was forged. So the stream is checked every few seconds and before each publication, and if it
+has another message, everything is published again.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,8 +1,8 @@
 """
-Takes down what NVIDIA's driver tells of this machine, as a machine that anybody can play.
+Writes the machine that NVIDIA's driver reports as a description that `--machine` accepts.
 
-`python -m topoalign.discovery.capture` says what the machine is; with a folder it writes the machine there, without what
-tells whose it is. Ends with exit code 69 where there is no driver that works.
+`python -m topoalign.discovery.capture` prints a summary of the machine; with a folder it writes the machine there,
+without names that identify its owner. Ends with exit code 69 if no driver works.
 """
 
 import sys

@@ -1,8 +1,8 @@
 """
-Looks after the devices of a node: weighs what happens to them, keeps what operators say, and remembers both.
+Keeps the health of a node's devices: combines errors, readings and operator overrides, and remembers them.
 
-It puts together what each knows by itself: `xids` how grave an XID is, `health` whether a device is trusted, `record` what
-outlives a restart.
+The parts are: `xids` for the severity of an XID, `health` for the state of a device, `record` for what survives a
+restart.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

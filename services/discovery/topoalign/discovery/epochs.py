@@ -1,10 +1,10 @@
 """
-The epoch of what discovery says.
+The epoch of discovery's messages.
 
-A listener drops what has no greater revision than what it heard in the same epoch. Whoever speaks over discovery can so make
-everybody deaf to it: a forged reading with a large revision stands until the epoch ends. So discovery begins a new epoch
-whenever somebody else has spoken for its node or a listener asks for everything anew, at most one every few seconds,
-because each is recorded on disk and forged messages may come in any number.
+A subscriber drops a message whose revision is not greater than the newest one of the same epoch. So a forged reading
+with a large revision would make everybody ignore discovery until the epoch ends. Therefore discovery begins a new epoch
+when another client has published for its node or a subscriber requests everything again. It begins at most one every
+few seconds, because each is recorded on disk and forged messages may come in any number.
 """
 
 from collections.abc import Callable

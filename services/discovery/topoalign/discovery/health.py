@@ -1,14 +1,14 @@
 """
-Whether a device is to be trusted, from all that was ever heard of it.
+The health of each device, from all readings and errors so far.
 
-Two things tell how a device is: readings, each of which looks at all of them, and signs, such as an XID, which come in
-between. A bad sign takes a device out of use at once. Back comes it only when both are content: for a while no sign was
-seen, and a reading that was begun after that while finds the device all right. A device that often falls ill again waits
-longer each time. After some signs nothing short of a reset helps; they last until readings have seen the device go and
-come back, until the node was booted, or until an operator says that it is healed.
+There are two sources: readings, each of which covers all devices, and signs, such as an XID, between readings. A bad
+sign takes a device out of use at once. The device comes back when it has shown no sign for the quiet time and a reading
+that began after that is good. The quiet time doubles for each recovery within the past hour. After some signs only a
+reset helps; they last until readings have seen the device go and come back, until the node was booted, or until an
+operator heals it.
 
-Every device is judged by itself: nothing that happens to one changes what is said of another. A MIG instance is mentioned
-where it alone is ill; else it is as its card.
+Every device is judged by itself: an error of one changes the health of no other. A MIG instance is listed
+if it alone is unhealthy; else it has the health of its card.
 
 Nothing here reads a clock or hardware: `now` is in monotonic seconds.
 """

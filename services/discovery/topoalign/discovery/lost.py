@@ -1,9 +1,9 @@
 """
-What was there and is not found any more stays listed.
+Keeps devices listed that are no longer found.
 
-A GPU that falls off the bus still has a container on it, and a kubelet that no longer hears of a device forgets it. So
-whoever vanishes keeps its place with what was last known of it, until it comes back, by its uuid and whatever its index.
-Gone for good is only what another device has taken the PCI address of.
+A GPU that falls off the bus still has a container on it, and a kubelet forgets a device that is no longer listed. So
+a missing device keeps its place with its last known values, until it comes back under the same uuid, at any index.
+It is dropped only when another device has its PCI address.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Runs the discovery of one node."""
+"""Builds and runs the discovery of one node."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What Prometheus may ask of discovery."""
+"""Prometheus metrics of discovery."""
 
 from collections.abc import Mapping
 

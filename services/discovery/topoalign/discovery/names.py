@@ -1,4 +1,4 @@
-"""Which device an operator means."""
+"""Finds the devices that an operator names: by index, uuid, PCI address or name."""
 
 from collections.abc import Iterable, Sequence
 

@@ -1,9 +1,9 @@
 """
-Makes offers of the hardware that was found, as the configuration says, and says what of it does not come true.
+Adds the offers of the configuration to the hardware that was found, and reports what cannot be offered.
 
-A topology is announced with its offers, so whoever hears of it, predictions included, knows what the kubelet is offered.
-NVML counts anew when a GPU is lost. A configuration that goes by indexes must not come to mean other GPUs by that, so a GPU
-keeps the index under which it was first seen, for as long as this process runs.
+A topology is published with its offers, so every subscriber, predictions included, knows what the kubelet is offered.
+NVML renumbers GPUs when one is lost. A configuration with indexes must not select other GPUs for that reason, so a GPU
+keeps its first index as long as this process runs.
 """
 
 from collections.abc import Sequence

@@ -1,12 +1,12 @@
 """
-What discovery has to remember when it starts again: cordons, which devices wait for a reset, and its last epoch.
+The state of discovery that survives a restart: cordons, devices that wait for a reset, and its last epoch.
 
-A small file in the state directory, replaced as a whole or not at all. What waits for a reset is forgotten when the node
-was booted since, for that was one; cordons are an operator's and stand until he takes them back. A file that cannot be
-understood is set aside, never overwritten: somebody's cordons are in it.
+It is a small file in the state directory, replaced as a whole or not at all. The list of devices that wait for a reset
+is dropped if the node was booted since, because a boot is a reset; cordons stay until an operator removes them. A file
+that cannot be read is renamed, never overwritten, because it contains an operator's cordons.
 
-While a new version takes over two processes have the file, and operators are answered by either. So each takes in what the
-other has written, before it writes itself and now and then besides.
+While a new version takes over, two processes use the file, and either answers operators. So each reads the other's
+changes before it writes, and from time to time.
 """
 
 import os

@@ -1,10 +1,10 @@
 """
-Reads the hardware again and again, and says what it is and how it is when that changes.
+The service: reads the hardware repeatedly, and publishes topology and health when they change.
 
-A reading that fails changes what is known of nothing: the topology stays, and the health of all devices becomes unknown
-with the reason. A reading that lacks a device keeps it listed as lost. What happens between two readings, and what
-operators say of devices, is weighed by the `HealthKeeper`; health is announced at once, and then not again for the hold-down
-time, however often it changes meanwhile. Whoever asks is told everything anew, and so is a stream that has lost it.
+After a failed reading the topology stays, and the health of all devices becomes unknown
+with the reason. A device that is missing in a reading stays listed as lost. Errors between two readings and operator
+overrides are weighed by the `HealthKeeper`. A change of health is published at once, and the next one not before the
+hold-down time has passed. Everything is published again on request, and when the stream has lost it.
 """
 
 from collections.abc import Callable

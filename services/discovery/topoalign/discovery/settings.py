@@ -1,4 +1,4 @@
-"""What discovery can be told from outside."""
+"""The settings of discovery."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -17,19 +17,19 @@ class DiscoverySettings(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the Kubernetes node, or of this host."""
 
     machine: str = ""
-    """A machine to play: a name of the catalogue, or a file that describes one. Empty: the hardware is read."""
+    """A machine in place of the hardware: a name of the catalogue, or a file that describes one. Empty: the hardware."""
 
     driver: Literal["auto", "nvml", "sysfs", "described"] = "auto"
-    """What reads the hardware. Default: `described` if `machine` is set; else NVML, and /sys for as long as NVML fails."""
+    """The adapter that reads the hardware. `auto`: `described` if `machine` is set; else NVML, and /sys while NVML fails."""
 
     sysfs_root: Path = Path("/")
-    """What /sys and /proc are below: in a container, where the host's are mounted."""
+    """The directory that contains /sys and /proc. In a container: the mount point of the host's."""
 
     read_seconds: Seconds = 10.0
-    """Between two readings. On a machine with 256 CPUs one takes about a tenth of a second of one of them."""
+    """Seconds between two readings. On a machine with 256 CPUs one takes about a tenth of a second of one CPU."""
 
     driver_seconds: Seconds = 10.0
-    """For one call of a driver. Opening NVML takes some seconds where nothing else keeps the driver loaded."""
+    """Seconds for one call of a driver. Opening NVML takes some seconds if nothing else keeps the driver loaded."""
 
     state_dir: Path = Path("/var/lib/topoalign")
-    """Where cordons, and which GPUs wait for a reset, are kept: the same directory as the allocator's."""
+    """Directory of the cordons and of the list of GPUs that wait for a reset: the same as the allocator's."""

@@ -1,9 +1,9 @@
 """
-What an XID says about the GPU it happened to.
+The effect of an XID on the health of its GPU.
 
-An XID is the number that NVIDIA's driver gives to an error. Most of them tell of a program that did something wrong, and
-the GPU is as good as before; some tell of a GPU that computes nothing right until it was reset. What each one means for
-the next pod is decided here, once.
+An XID is the number that NVIDIA's driver gives to an error. Most XIDs report a defect of a program, and the GPU is as
+good as before; some report a GPU that gives wrong results until it was reset. This module alone decides what each XID
+means for the next pod.
 
 Sources: the XIDs that NVIDIA's device plugin v0.20.0 ignores and its variables to change that; NVIDIA's documents "Xid
 Errors" and "GPU Memory Error Management" for those after which a GPU needs a reset.

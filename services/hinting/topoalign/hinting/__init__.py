@@ -1,1 +1,1 @@
-"""Hinting: answers where a container or pod of one node could be placed."""
+"""Hinting: answers on which NUMA nodes a container or pod of one node could be placed."""

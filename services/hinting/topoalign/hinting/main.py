@@ -1,4 +1,4 @@
-"""Runs the hinting of one node."""
+"""Builds and runs the hinting service of one node."""
 
 import anyio
 from anyio.abc import TaskStatus

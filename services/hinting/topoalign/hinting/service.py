@@ -1,8 +1,9 @@
 """
-Answers hint questions of one node.
+The service: answers hint questions of one node.
 
-A question carries all that its answer depends on but the hardware, and names the revision of that. So an answer is the
-same whoever gives it and whenever; what is not known here is refused, and the asker asks its own providers instead.
+A question carries all data that its answer depends on, except the hardware, of which it names the revision. So the
+answer is the same from every process and at every time. If the revision is not known here, the question is refused, and
+the asker asks its own providers instead.
 """
 
 import anyio

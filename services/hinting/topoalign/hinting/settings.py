@@ -1,4 +1,4 @@
-"""What hinting can be told from outside."""
+"""The settings of hinting."""
 
 import msgspec
 

@@ -1,1 +1,1 @@
-"""The registry: folds what all nodes announce and answers questions about the cluster over HTTP."""
+"""The registry: folds the facts of all nodes and answers questions about the cluster over HTTP."""

@@ -1,8 +1,8 @@
 """
 The HTTP read API: `GET /v1/nodes`, `GET /v1/nodes/{name}`, `GET /v1/allocations`.
 
-It reads the fold and changes nothing. Every answer is JSON, errors too: {"code", "finding", "remedy"}. A query parameter
-that is not known is refused by name, because ignoring `?nod=a` would answer another question than the one asked.
+It reads the fold and changes nothing. Every answer is JSON, errors too: {"code", "finding", "remedy"}. An unknown query
+parameter is refused by name, because the answer to `?nod=a` without it would be an answer to another question.
 """
 
 from collections.abc import Awaitable, Callable, Iterator

@@ -1,9 +1,9 @@
 """
-All nodes as their facts have them, folded one fact at a time.
+All nodes, folded from their facts one by one.
 
-The fold is `NodeState.apply`, the same as in the allocators; beside it stands what only an onlooker needs: since when an
-allocation is held, when a node last said something, and whether its allocator answers. A node whose allocator is away is
-stale: what is shown of it was true, but nobody vouches for it now.
+The fold is `NodeState.apply`, the same as in the allocators. In addition the cluster keeps for each node when an
+allocation was granted, when the node last published, and whether its allocator answers. A node whose allocator does not
+answer is stale: its view was true, but no service confirms it now.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Runs the registry."""
+"""Builds and runs the registry."""
 
 import anyio
 from anyio.abc import TaskStatus

@@ -1,9 +1,9 @@
 """
-What Prometheus may ask of the registry.
+Prometheus metrics of the registry.
 
-States are read from the fold when they are asked for, so that a device or allocation that is gone leaves no series behind.
-GPU utilisation is DCGM's to export; `topoalign_gpu_allocation_info` joins with it on the GPU's uuid. It has one series per
-allocated GPU, so its labels, though they name pods, are bounded by the hardware.
+Values are computed from the fold at each scrape, so a device or allocation that is gone leaves no series behind. GPU
+utilisation is exported by DCGM; `topoalign_gpu_allocation_info` joins with it on the GPU's uuid. It has one series per
+allocated GPU, so the number of its label values, which include pod names, is limited by the hardware.
 """
 
 from collections import Counter as Tally

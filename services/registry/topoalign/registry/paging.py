@@ -1,8 +1,8 @@
 """
-Lists in pages: `limit` says how long one may be, `continue` goes on where the last one ended.
+Lists in pages: `limit` is the largest length of a page, `continue` starts after the previous page.
 
-Where a page ended is the key of its last row, so that rows that come and go between two pages shift nothing. The token is
-opaque to the reader and checked like everything that comes from outside.
+A page ends at the key of its last row, so rows that appear or disappear between two pages shift nothing. The token is
+opaque to the reader and checked like all input from outside.
 """
 
 import binascii

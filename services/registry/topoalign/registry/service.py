@@ -1,10 +1,10 @@
 """
-Listens to all nodes and keeps their fold.
+The service: subscribes to all nodes and keeps their fold.
 
-Two streams are read from their beginning, through the client that every subscriber uses: it drops repetitions, heals gaps
-and puts aside what cannot be read. Beside that each allocator is asked every so often whether it is there, since one that
-has nothing to say and one that is dead are equally silent. Its answer tells what it stands by, and what is believed here and
-is not that is asked for anew.
+Two streams are read from their beginning, with the client that every subscriber uses: it drops repetitions, closes gaps
+and sets aside messages that cannot be read. In addition each allocator is asked at intervals whether it is alive,
+because an allocator without news and a dead one are equally silent. Its answer contains its newest facts; if the view
+here differs, everything is requested again.
 """
 
 from collections.abc import AsyncGenerator

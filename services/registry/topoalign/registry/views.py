@@ -1,8 +1,8 @@
 """
-What the HTTP API shows, as types: `msgspec.json.schema` of these is its reference.
+The types of the HTTP API's answers; `msgspec.json.schema` of these types is its reference.
 
-Field names are part of the public contract: added to, never renamed. A device is always shown with its index, its id and
-its PCI address together.
+Field names are part of the public contract: later versions add fields and never rename one. A device is always shown
+with its index, its id and its PCI address together.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a drawing says about one GPU or NIC, and about who holds it."""
+"""The content of a drawing for one GPU or NIC: its lines, its holders and its problems."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""The boxes of GPUs and NICs: what stands in them, their colours, and the marks that say what is wrong."""
+"""The boxes of GPUs and NICs: their text, their colours, and the marks for problems."""
 
 from collections.abc import Iterable, Iterator
 

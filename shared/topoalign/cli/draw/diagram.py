@@ -1,4 +1,4 @@
-"""What there is to draw of a machine, in the order in which it is drawn, without a word about where."""
+"""The content of a drawing of a machine, in the order of drawing, without positions."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

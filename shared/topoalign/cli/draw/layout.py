@@ -1,6 +1,6 @@
 """
-Where everything goes: sockets side by side, in each its NUMA nodes, in each the tree of PCIe switches with the devices at
-the bottom, all GPUs of the machine in line, and below them what NVLink connects.
+Positions: sockets side by side, in each its NUMA nodes, in each the tree of PCIe switches with the devices at
+the bottom, all GPUs of the machine in line, and NVLinks below them.
 """
 
 from collections.abc import Iterable

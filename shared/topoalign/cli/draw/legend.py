@@ -1,4 +1,4 @@
-"""Below a drawing: who holds what, what the marks mean, and what is not drawn."""
+"""The legend below a drawing: holders, marks, and what is not drawn."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""NVLinks below the GPUs: bars that many hang on, and arcs from one GPU to another."""
+"""NVLinks below the GPUs: bars that connect many GPUs, and arcs from one GPU to another."""
 
 from collections.abc import Mapping
 from math import cos, pi, sin

@@ -1,9 +1,9 @@
 """
-NVLinks, grouped so that they can be drawn without a tangle.
+Groups NVLinks so that the drawing stays readable.
 
-GPUs on an NVSwitch hang on one bar. Where four or more GPUs are all linked to one another with equally many links they
-hang on a bar, too: what a pasted matrix shows of an NVSwitch, or of a small machine without one. Everything else is a
-link between two GPUs.
+GPUs on an NVSwitch are connected to one bar. So are four or more GPUs that are all linked to one another with equally
+many links: a pasted matrix shows an NVSwitch, or a small machine without one, in this way. Every other link is an arc
+between two GPUs.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,8 @@
 """
-Colours that people with any colour vision tell apart, light enough for dark text: Paul Tol's qualitative scheme `light`.
+Colours that people with any colour vision can distinguish, light enough for dark text: Paul Tol's qualitative scheme
+`light`.
 
-A colour is never alone: every holder has a letter, and whatever is wrong with a device is hatched, framed or written.
+A colour is never the only sign: every holder has a letter, and every problem of a device is hatched, framed or written.
 """
 
 HOLDERS = ("#77aadd", "#ee8866", "#eedd88", "#ffaabb", "#99ddff", "#44bb99", "#bbcc33", "#aaaa00")

@@ -1,4 +1,4 @@
-"""A scene as PNG, painted with Pillow in the font that comes with it, so that it looks the same on every machine."""
+"""Writes a scene as PNG with Pillow, in Pillow's own font, so that it looks the same on every machine."""
 
 from functools import lru_cache
 from io import BytesIO

@@ -1,7 +1,7 @@
 """
-A scene: boxes, lines and texts in user units, in the order in which they are painted. What SVG and PNG have in common.
+A scene: boxes, lines and texts in user units, in the order of painting. SVG and PNG share it.
 
-Widths of texts are judged here, once, on the generous side: an SVG is shown in whatever font the reader's machine has, so
+Widths of texts are estimated here, a little too large: an SVG is shown in a font of the reader's machine, and
 a text that fits by these widths fits in Arial, Helvetica and DejaVu Sans.
 """
 

@@ -1,8 +1,8 @@
 """
-How large everything is: the first half of the layout, which only measures.
+Sizes of all parts of a drawing: the first half of the layout, which only measures.
 
-Beneath a switch devices stand in columns, the NICs above the GPUs, so that every GPU's lower edge is free for its NVLinks.
-A machine with very many devices stacks them in its columns until it is no wider than a screen.
+Below a switch, devices are in columns, the NICs above the GPUs, so that every GPU's lower edge is free for its NVLinks.
+A machine with very many devices stacks them in its columns until the drawing is no wider than a screen.
 """
 
 from collections.abc import Iterable

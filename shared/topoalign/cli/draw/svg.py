@@ -1,4 +1,4 @@
-"""A scene as SVG: one file that stands on its own, without style sheets, fonts or scripts from elsewhere."""
+"""Writes a scene as SVG: one file without external style sheets, fonts or scripts."""
 
 from collections.abc import Iterator
 from html import escape

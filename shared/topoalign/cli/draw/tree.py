@@ -1,10 +1,10 @@
 """
-PCIe as people draw it: host bridges and switches, without the bridges on which nothing branches.
+The PCIe tree of a drawing: host bridges and switches, without bridges that do not branch.
 
-Linux shows every port of a switch as a bridge. Between two devices only the places matter where their ways part, so a
-chain of bridges counts as one, named after the last before the ways part: the switch's upstream port.
+Linux shows every port of a switch as a bridge. Between two devices only the points where their paths separate matter,
+so a chain of bridges counts as one, with the name of the last one before the branch: the switch's upstream port.
 
-Of a pasted matrix no bridge is known, only what lies between two devices. There groups stand in place of bridges.
+A pasted matrix has no bridges, only the path classes between devices. There groups take the place of bridges.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,10 +1,10 @@
 """
-What the checkpoints of the CPU and the memory manager have in common.
+The common format of the checkpoints of the CPU and the memory manager.
 
-Each is JSON with a checksum over the text of its struct. Which struct that is has changed with releases, and an alpha
-feature, pod-level resources, has added a field to it; every text that a kubelet up to v1.36.3 wrote is tried. A checksum of
-0 is an old file without one, and is taken as the kubelet takes it. Later releases put the content into the field `data`,
-with a checksum of its own, and that goes before all other fields.
+Each is JSON with a checksum over the text of its struct. The struct has changed with releases, and an alpha feature,
+pod-level resources, has added a field to it; every text that a kubelet up to v1.36.3 wrote is tried. A checksum of 0 is
+an old file without one, and is accepted as by the kubelet. Later releases put the content into the field `data`, with a
+checksum of its own, and that takes precedence over all other fields.
 """
 
 import time

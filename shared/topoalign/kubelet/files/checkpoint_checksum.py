@@ -1,8 +1,9 @@
 """
 The text of a Go value as go-spew prints it for hashing, and its hash.
 
-The checksum in a kubelet's checkpoint is not taken of the file: it is 32-bit FNV-1a over this text of the data. Map keys
-are sorted, a type stands before each field, and none before elements (kubelet v1.36.3, checkpointmanager/checksum).
+The checksum in a kubelet's checkpoint is not computed from the file: it is 32-bit FNV-1a over this text of the data.
+Map keys are sorted, a type precedes each field, and no type precedes elements (kubelet v1.36.3,
+checkpointmanager/checksum).
 """
 
 from collections.abc import Iterable

@@ -1,12 +1,12 @@
 """
-By which rules a kubelet decides, read from its configuration file.
+Reads the rules of a kubelet's decisions from its configuration file.
 
-Only what bears on a decision is read; the hundreds of other fields are left alone. What is absent has the kubelet's own
-default. What the kubelet itself would not start with is an error here, because no decision can be predicted from it: an
-option nobody knows, an alpha option whose gate is shut, a static policy with nothing reserved.
+Only fields that affect a decision are read; the hundreds of other fields are ignored. A missing field has the kubelet's
+own default. A configuration with which the kubelet would not start is an error here, because no decision can be
+predicted from it: an unknown option, an alpha option whose gate is off, a static policy with nothing reserved.
 
-Source: kubelet v1.36.3, KubeletConfiguration v1beta1 and the start of the topology, CPU and memory managers. Flags on the
-kubelet's command line and drop-in files (`--config-dir`) go before the file, and are not seen here.
+Source: kubelet v1.36.3, KubeletConfiguration v1beta1 and the start of the topology, CPU and memory managers. Flags on
+the kubelet's command line and drop-in files (`--config-dir`) take precedence over the file, and are not seen here.
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,10 @@
 """
-The file in which a kubelet keeps which CPUs it gave to whom: `cpu_manager_state`.
+The kubelet's file with the CPUs of each container: `cpu_manager_state`.
 
-It names the shared pool and the CPUs that containers have to themselves. With the static policy, the two together are the
-machine's CPUs (but for reserved ones under strict-cpu-reservation); where they are not, the kubelet refuses the file when it
-starts, and so is it refused here: a CPU that stands nowhere would be given to a pod that the kubelet would not give it to.
+It has the shared pool and the exclusive CPUs of containers. With the static policy, the two together are the machine's
+CPUs (except reserved ones under strict-cpu-reservation). If they are not, the kubelet refuses the file when it starts,
+and so does this reader: a CPU that is missing from the file would be given to a pod that the kubelet would not give it
+to.
 
 Source: kubelet v1.36.3, cm/cpumanager/state and the static policy's check of its state.
 """

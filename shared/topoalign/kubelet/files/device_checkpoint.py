@@ -1,5 +1,5 @@
 """
-The file in which a kubelet keeps which devices it gave to whom: `device-plugins/kubelet_internal_checkpoint`.
+The kubelet's file with the devices of each container: `device-plugins/kubelet_internal_checkpoint`.
 
 Source: kubelet v1.36.3, cm/devicemanager/checkpoint.
 """

@@ -1,9 +1,9 @@
 """
-YAML and JSON documents of Kubernetes, and the only door to PyYAML.
+YAML and JSON documents of Kubernetes; the only module that imports PyYAML.
 
-A document is small, is one mapping, and says everything once. Keys that stand twice are refused here, of which the kubelet
-takes one with no more than a line in its log (v1.36.3, lenient decoding), and so are aliases, with which a few lines stand
-for gigabytes. Types are those of the text (YAML 1.1): whoever wants text where a number stands gets an error, as in the
+A document is small, is one mapping, and has no duplicates. Duplicate keys are refused here; the kubelet accepts one
+with only a line in its log (v1.36.3, lenient decoding). Aliases are refused, because a few lines with aliases can
+expand to gigabytes. Types are those of the text (YAML 1.1): a number in the place of a text is an error, as in the
 kubelet, whose own reader is as strict.
 """
 

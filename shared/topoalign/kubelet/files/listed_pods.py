@@ -1,8 +1,8 @@
 """
-Which of the pods that the kubelet's files list it will have dropped when it decides on its next pod.
+The pods in the kubelet's files that the kubelet will have dropped at its next decision.
 
-They are judged by their directories (`pod_directories`). Where these do not tell, what the files list for a pod counts: a
-device that is wrongly taken for free makes a wrong admission. Static pods have an entry and a directory like others, by
+Their directories show it (`pod_directories`). If a directory does not show whether a pod is gone, its entries count: a
+device that is wrongly taken as free causes a wrong admission. Static pods have an entry and a directory like others, by
 their UID of 32 hexadecimal digits.
 """
 

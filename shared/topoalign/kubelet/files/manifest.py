@@ -1,8 +1,8 @@
 """
-A pod's manifest, as far as it bears on a decision: what each container requests and is limited to.
+Reads from a pod's manifest what affects a decision: requests and limits of each container, and annotations.
 
-A field that is null is as if it were not there, as Kubernetes reads it. A pod may come without `kind` and `apiVersion`: a
-kube-scheduler leaves them out, because where it sends a Pod nothing else can stand. What an API server would add, such as
+A field that is null counts as missing, as in Kubernetes. A pod may come without `kind` and `apiVersion`: a
+kube-scheduler leaves them out in places where only a Pod is possible. What an API server would add, such as
 the defaults of a LimitRange, is not known here.
 """
 

@@ -1,9 +1,9 @@
 """
-The file in which a kubelet keeps which memory it gave to whom: `memory_manager_state`.
+The kubelet's file with the memory of each container: `memory_manager_state`.
 
-It has a table per NUMA node, with what is given away of each resource and the group of nodes the node was last used with,
-and the blocks of each container. The two must agree, and the tables must fit the machine and its configuration; the kubelet
-refuses a file where they do not when it starts.
+It has a table per NUMA node, with the amount given away of each resource and the group of nodes with which the node was
+last used, and the blocks of each container. The two must agree, and the tables must fit the machine and its
+configuration; if they do not, the kubelet refuses the file when it starts.
 
 Source: kubelet v1.36.3, cm/memorymanager/state and the static policy's check of its state.
 """

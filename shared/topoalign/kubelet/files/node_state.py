@@ -1,12 +1,12 @@
 """
-What a node's kubelet holds, read from the files in its root directory.
+Reads the state of a node's kubelet from the files in its root directory.
 
-Three managers keep one file each. A file that is not there means that its manager has given nothing away, which is said; a
-file that cannot be read, or cannot be true of this machine and these rules, is an error: a guess about what is free would be
-a wrong prediction. Pods have their UID for a name there, and no namespace.
+Three managers keep one file each. A missing file means that its manager has given nothing away, and a finding says so.
+A file that cannot be read, or cannot be true for this machine and these rules, is an error: a guess about what is free
+would be a wrong prediction. Pods are identified by their UID there, without a namespace.
 
-The files are checked as they are. Then what they list for pods that are gone (`listed_pods`) is dropped, as the kubelet
-drops it before it decides on its next pod.
+The files are checked as they are. Then entries of pods that are gone (`listed_pods`) are dropped, as the kubelet
+drops them before its next decision.
 """
 
 import stat

@@ -1,10 +1,10 @@
 """
-Which pods are gone, by the directories that a kubelet keeps for them: `pods/<uid>` in its root directory.
+Finds pods that are gone from the kubelet's directories of pods: `pods/<uid>` in its root directory.
 
-The kubelet makes a pod's directory before the first of its containers starts, and removes it two or three seconds after the
-pod was deleted. A pod that it refused has none. A pod that has ended and is not deleted keeps it, with its volumes torn
-down. So the directories tell that a pod is gone before the kubelet's checkpoints do, which keep its entries until the
-kubelet writes them next.
+The kubelet makes a pod's directory before the first of its containers starts, and removes it two or three seconds after
+the pod was deleted. A pod that it refused has none. A pod that has ended and is not deleted keeps it, with its volumes
+torn down. So the directories show that a pod is gone earlier than the kubelet's checkpoints, which keep its entries
+until the kubelet writes them next.
 
 Source: kubelet v1.36.3, kubelet_pods and volumemanager; spec/kubelet.md section 12.
 """

@@ -1,4 +1,4 @@
-"""Opening the files that a kubelet, or who runs one, has written."""
+"""Opens files that a kubelet or an operator has written."""
 
 import errno
 import os

@@ -1,6 +1,6 @@
 """
-Whether a kubelet has just started: it drops nothing of pods that are gone until it has heard of its pods from all their
-sources.
+Whether a kubelet has just started. Until it has received its pods from all sources, it drops nothing of pods that are
+gone.
 """
 
 import stat

@@ -1,6 +1,6 @@
 """
-The kubelet's protocols over gRPC on unix sockets: the generated types, a client, and a server that bears any caller.
+The kubelet's protocols over gRPC on unix sockets: the generated types, a client, and a server for untrusted callers.
 
-The only door to grpclib and betterproto2. What is answered is decided elsewhere: in the allocator's device plugin, and in
-the fake kubelet.
+The only package that imports grpclib and betterproto2. The answers come from other packages: the allocator's device
+plugin, and the fake kubelet.
 """

@@ -1,9 +1,9 @@
 """
-Requests that are arriving, and the bytes that they hold until they are understood.
+Requests that are arriving, and the bytes that they hold until they are decoded.
 
-A request may end long after it began, or never, and what has come of it is kept meanwhile. So each has a bound, all
-together have one, and where that is reached the request that began first ends: a kubelet sends its requests in one go, so
-what has been arriving for longest is least likely to be one of those. Bytes are counted before anything of them is decoded.
+A request may end long after it began, or never, and its bytes are kept in the meantime. So each request has a limit,
+and all together have one. At the common limit the request that began first ends: a kubelet sends its requests in one
+go, so the oldest incomplete request is least likely to be the kubelet's. Bytes are counted before they are decoded.
 """
 
 from asyncio import get_running_loop

@@ -1,4 +1,4 @@
-"""One question to a gRPC server on a unix socket, with a deadline and one kind of failure."""
+"""One call to a gRPC server on a unix socket, with a deadline and one type of error."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,9 +1,9 @@
 """
-What arrives over gRPC, as messages: whole, and with every field of the type that the API gives it, or refused.
+Decodes messages that arrive over gRPC: complete, and with every field of the type in the API, or refused.
 
-Decoding is pure Python: four megabytes of the smallest fields take seconds, in which nothing else in this process would get
-its turn. So only what is at most a millisecond's work is decoded at once. Of what is larger, a request to us is decoded in
-turns (`decoding`), and an answer of the kubelet, which is asked for once at a time, in a thread.
+Decoding is pure Python: four megabytes of the smallest fields take seconds, in which no other task of this process
+could run. So only messages of at most a millisecond's work are decoded at once. A larger request to this process is
+decoded in turns (`decoding`); a larger answer of the kubelet, which is requested one at a time, in a thread.
 """
 
 from functools import cache

@@ -1,8 +1,8 @@
 """
-What is wrong with peers, in the log once per cause.
+Logs errors of peers, once per cause.
 
-A flood is one thing that happens, not a hundred thousand. So the first of a kind is logged at once, those that follow are
-counted, and one line a minute says how many there were, for as long as there are any.
+A flood is one event, not a hundred thousand. So the first error of a kind is logged at once, the following ones are
+counted, and one line a minute reports their number, as long as there are any.
 """
 
 from asyncio import TimerHandle, get_running_loop

@@ -1,9 +1,10 @@
 """
-One connection to a socket of ours, with a bound on all that its peer can make us do or keep.
+One connection to a socket of this process, with a limit on the work and memory that its peer can cause.
 
-grpclib and h2 do at once whatever a chunk of bytes asks for. Here a connection reads 16 KiB at most, then nothing until
-that is handled, a portion (`frames`) each time it is its turn (`turns`). What it sends waits for its peer to read it: as
-long as too much waits, its frames wait as well. The bytes of requests are counted before they are decoded (`arriving`).
+grpclib and h2 process at once whatever a chunk of bytes asks for. Here a connection reads 16 KiB at most, then nothing
+until that is handled, one portion (`frames`) at each of its turns (`turns`). Output waits for the peer to read it: as
+long as too much waits, the peer's frames wait as well. The bytes of requests are counted before they are decoded
+(`arriving`).
 """
 
 from asyncio import BaseTransport, BufferedProtocol, Task, TimerHandle, Transport, get_running_loop

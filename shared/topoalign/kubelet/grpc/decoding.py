@@ -1,12 +1,12 @@
 """
 Decodes large requests a piece at a time.
 
-Decoding is pure Python, five microseconds a device: 40,000 of them keep everything else waiting for 0.2 s, in a thread as
-well, because of the interpreter's lock. So a large request is cut at the borders of its fields and decoded in pieces, each
-in a turn of its connection (`turns`). A piece of a message is a message, and what a message says is the sum of its pieces
-(protobuf's encoding guide, "Last One Wins" and merging), so the generated code decodes each of them.
+Decoding is pure Python, five microseconds a device: 40,000 devices block everything else for 0.2 s, in a thread as
+well, because of the interpreter's lock. So a large request is cut at the borders of its fields and decoded in pieces,
+each in a turn of its connection (`turns`). A piece of a message is a message, and the value of a message is the merge
+of its pieces (protobuf's encoding guide, "Last One Wins" and merging), so the generated code decodes each of them.
 
-Where a request names more than a kubelet knows, or a device without a name, it ends there and the rest is not decoded.
+If a request names more devices than a kubelet knows, or a device without a name, decoding ends there.
 """
 
 from collections.abc import Awaitable, Callable, Iterator

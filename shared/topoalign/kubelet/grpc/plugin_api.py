@@ -1,4 +1,4 @@
-"""The words of the device plugin API that kubelet and plugins share (k8s.io/kubelet, deviceplugin v1beta1)."""
+"""Constants of the device plugin API that kubelet and plugins share (k8s.io/kubelet, deviceplugin v1beta1)."""
 
 KUBELET_SOCKET = "kubelet.sock"
 """In the directory of device plugins the one for registrations; in that of PodResources the only one."""

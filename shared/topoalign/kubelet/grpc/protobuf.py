@@ -1,5 +1,5 @@
 """
-The few bytes of protobuf's wire format that are put together by hand, where a codec would be too slow or is not there.
+Encodes parts of protobuf's wire format by hand, where a codec would be too slow or is not available.
 
 Source: protobuf's encoding, wire types 0 (varint) and 2 (bytes, strings, messages).
 """

@@ -1,10 +1,10 @@
 """
-Unix sockets in a directory that belongs to somebody else.
+Unix sockets in a directory that this process shares with others.
 
-The kubelet's directory is shared: the kubelet sweeps it when it starts, other plugins live in it, and an earlier process of
-ours may have left its socket behind. So a path is looked at before anything is done to it: only a socket that nobody
-serves is removed, never a link or a file, and never one that has come to be another's since we made it. A socket is
-ready for its owner alone from its first moment, and who connects is known by the uid that the kernel vouches for.
+The kubelet removes files of its directory when it starts, other plugins use it, and an earlier process of
+topoalign may have left its socket behind. So a path is checked before it is changed: only a socket that no process
+serves is removed, never a link or a file, and never one that another process has created since. A socket is
+accessible for its owner alone from its creation, and the kernel reports the uid of a peer.
 """
 
 import fcntl

@@ -1,12 +1,12 @@
 """
-A gRPC server on a unix socket that can be left alone with whoever connects.
+A gRPC server on a unix socket that stays safe with untrusted peers.
 
-grpclib carries the protocol; this adds what it leaves to its user. A peer of another user is closed before a byte is read.
-For one connection too many, the one that has been silent longest is closed. A request that grows past its bound ends with
-RESOURCE_EXHAUSTED while it is still arriving, one that cannot be decoded with INVALID_ARGUMENT, and one for a method that
-is not there with UNIMPLEMENTED. A large one is decoded in turns. Errors become gRPC statuses in one place, `answered`. A
-client that answers no pings is hung up on. A stream's generator is closed when its client goes, and stopping lets the calls
-that have begun end first.
+grpclib implements the protocol; this module adds the protection. A peer of another user is closed before a byte is
+read. At the limit of connections, the one that has been silent longest is closed. A request that grows past its limit
+ends with RESOURCE_EXHAUSTED while it is still arriving, one that cannot be decoded with INVALID_ARGUMENT, and one for
+an unknown method with UNIMPLEMENTED. A large request is decoded in turns. Errors become gRPC statuses in one place,
+`answered`. A client that answers no pings is disconnected. A stream's generator is closed when its client disconnects,
+and a stop lets calls end that have begun.
 """
 
 import os

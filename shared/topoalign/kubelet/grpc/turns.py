@@ -1,11 +1,11 @@
 """
-Whose bytes are worked on next.
+The order in which connections are served.
 
-One loop serves all connections of all resources, and bytes can arrive faster than they can be understood. So the work is
-cut into steps of about a millisecond, one step runs in each round of the loop, and connections take turns: who has had the
-fewest turns comes first. A connection that was quiet has `CREDIT` turns ahead of those that are busy, which is more than
-one call of the kubelet needs. So a flood on other connections costs the kubelet a step or two for each of its calls, not
-the whole flood.
+One loop serves all connections of all resources, and bytes can arrive faster than they can be processed. So the work is
+cut into steps of about a millisecond, one step runs in each round of the loop, and connections take turns: the one with
+the fewest turns comes first. A connection that was quiet has `CREDIT` turns ahead of busy ones, which is more than one
+call of the kubelet needs. So a flood on other connections delays each call of the kubelet by a step or two, not by the
+whole flood.
 
 The rule is start-time fair queueing (Goyal, Vin, Cheng 1996) with steps of equal cost.
 """

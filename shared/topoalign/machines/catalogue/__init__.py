@@ -1,10 +1,10 @@
 """
-Machines by name, written from public facts about them: for trying things without the hardware, for tests and for docs.
+Machines by name, from public facts about them: for trials without the hardware, for tests and for documents.
 
-Shapes are real: sockets, cores, NUMA nodes and their distances, PCIe switches, NVLinks, which GPU and which NIC hang where.
-Names of things are made up and readable: a GPU is `GPU-0`, PCI addresses are counted from the top of the tree.
+The shapes are real: sockets, cores, NUMA nodes and their distances, PCIe switches, NVLinks, and the place of each GPU
+and NIC. The names are invented and readable: a GPU is `GPU-0`, PCI addresses are counted from the top of the tree.
 
-Beside them stand machines that were captured on real hardware (`make test-gpu`), each in a file of the folder `captured`.
+Machines that were captured on real hardware (`make test-gpu`) are files in the folder `captured`.
 """
 
 from pathlib import Path

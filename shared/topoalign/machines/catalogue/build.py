@@ -1,9 +1,9 @@
 """
-The words that machines of the catalogue are described in.
+The building blocks of catalogue machines.
 
-A `Board` says what CPUs and memory there are; a `Root` is a PCIe host bridge with what hangs below it, through switches or
-straight on its root ports. `build` counts out CPU ids as Linux does (all first threads, then all second ones), gives out
-PCI addresses as firmware does (depth first), and derives every link from where the devices ended up.
+A `Board` has the CPUs and the memory; a `Root` is a PCIe host bridge with the devices below it, behind switches or
+directly on its root ports. `build` numbers CPUs as Linux does (all first threads, then all second ones), numbers
+PCI addresses as firmware does (depth first), and derives every link from the resulting positions of the devices.
 """
 
 from collections.abc import Iterator, Mapping

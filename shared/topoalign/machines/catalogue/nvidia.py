@@ -1,4 +1,4 @@
-"""NVIDIA's own machines and the boards that others build theirs around."""
+"""NVIDIA's own machines, and machines of other makers with NVIDIA's boards."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""Servers of many makers: PCIe boxes, bridged pairs, one socket, none with NVSwitch."""
+"""Servers of several makers without NVSwitch: PCIe servers, pairs with an NVLink bridge, and one-socket servers."""
 
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.topology.model import Topology

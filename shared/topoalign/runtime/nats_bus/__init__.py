@@ -1,4 +1,4 @@
-"""The bus over NATS: the only package that knows the NATS client library."""
+"""The bus over NATS: the only package that imports the NATS client library."""
 
 from topoalign.runtime.nats_bus.access import Access
 from topoalign.runtime.nats_bus.bus import NatsBus, connect_bus

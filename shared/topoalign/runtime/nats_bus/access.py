@@ -1,8 +1,8 @@
 """
-Who we are to NATS, and how its address is shown.
+The credentials for NATS, and its address without secrets.
 
-Credentials come from files, so that they stand neither in an address nor in a process list nor in a log. An address that
-carries them all the same works, and is shown without them.
+Credentials come from files, so that they are in no address, no process list and no log. An address with
+credentials works too, and is shown without them.
 """
 
 import ssl

@@ -1,9 +1,10 @@
 """
 `NatsBus`: the bus port over NATS and JetStream.
 
-One task keeps a connection: it opens one, checks server, stores and permissions, hands it to all who wait, and starts
-over when it is lost. Publishing and asking use the connection of the moment and fail at once if there is none, because
-whoever says something important has it in a journal and will say it again. Following and serving wait, and go on.
+One task keeps a connection: it opens one, checks server, stores and permissions, passes it to all waiting callers, and
+starts again when it is lost. Publishing and asking use the current connection and fail at once if there is none,
+because the caller has important facts in a journal and will publish them again. Following and serving wait and then
+continue.
 """
 
 import random

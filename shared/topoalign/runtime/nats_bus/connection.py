@@ -1,13 +1,13 @@
 """
-One connection to a NATS server, from connect to loss. It is never mended: whoever wants to go on opens a new one.
+One connection to a NATS server, from connect to loss. It is never repaired: to continue, open a new one.
 
-So there is a single way in: every connection, the first as the hundredth, is checked alike, and nothing that was sent on
-a lost one is sent later behind its caller's back (the client library would buffer it). The library's own reconnection is
-therefore parked, and its buffer switched off.
+So every connection, the first and the hundredth, passes the same checks, and nothing that was sent on a lost one is
+sent later without its caller's knowledge (the client library would buffer it). The library's own reconnection is
+therefore disabled, and its buffer switched off.
 
-A question on a connection ends as soon as its fate is known: answered, refused, timed out, or the connection lost. NATS
-tells of a missing permission not to the asker but beside the stream of answers; here it is matched to the question by its
-subject.
+A request on a connection ends as soon as its result is known: answered, refused, timed out, or the connection lost.
+NATS reports a missing permission not to the asker but beside the stream of answers; here the report is matched to the
+request by its subject.
 """
 
 import random

@@ -1,13 +1,13 @@
 """
-Following a stream: messages in order, each at least once, through any number of lost connections.
+Follows a stream: messages in order, each at least once, through any number of lost connections.
 
-The server keeps nothing for us but a short-lived consumer without acknowledgements; the position is ours. Messages are
+The server keeps only a short-lived consumer without acknowledgements; the position is kept here. Messages are
 fetched in small batches when the reader asks, so a slow reader costs the server nothing. While a batch is under way the
-server sends a sign of life every two seconds; if even that stays out, or a message is missing from the count, or the
-connection goes, the consumer is made anew from the position after the last message that the reader had.
+server sends a heartbeat every two seconds. If a heartbeat is missing, or a message is missing from the count, or the
+connection is lost, the consumer is created again from the position after the last message that the reader had.
 
-A refusal, too, is like a loss: permissions and limits are mended by people while we run, and whoever follows has other
-work to do meanwhile. It is logged once, with its remedy.
+A refusal is treated like a loss, because operators change permissions and limits while the process runs. It is logged
+once, with its remedy.
 """
 
 from collections import deque

@@ -1,10 +1,10 @@
 """
-The NATS client library, and what of it must not reach the rest of the program (nats-py 2.16.0).
+The NATS client library, and the containment of its cancellations (nats-py 2.16.0).
 
-The library cancels its own tasks. Where such a task waits for something that a task of ours waits for as well, as both wait
-for the end of the socket in `Client.close`, asyncio cancels what is waited for, and our task ends with a CancelledError that
-nobody asked for. A task group takes such an error for its own end: the block ends, and no error is raised. `contained` turns
-it into an error of the library.
+The library cancels its own tasks. If such a task waits for the same future as a task of ours, as both wait
+for the end of the socket in `Client.close`, asyncio cancels the future, and our task ends with a CancelledError that
+nobody requested. A task group takes such an error for its own end: the block ends, and no error is raised. `contained`
+turns it into an error of the library.
 """
 
 import asyncio

@@ -1,14 +1,14 @@
 """
-The self-test of a connection: whether we may publish what we will have to say, and read what is stored of it.
+The self-test of a connection: whether this client may publish its facts, and read them from the stores.
 
-It has a subject of its own, `topoalign.v1.selftest.<name>`. A subject of facts is tried with a message that the server only
-traces (headers `Nats-Trace-Only` and `Nats-Trace-Dest`, nats-server 2.11 and later). The server checks it like any other,
-neither stores nor delivers it, and reports to the subject of the self-test. It refuses the message where its sender may not
-publish on the subject of the report.
+It has a subject of its own, `topoalign.v1.selftest.<name>`. A subject of facts is tested with a message that the server
+only traces (headers `Nats-Trace-Only` and `Nats-Trace-Dest`, nats-server 2.11 and later). The server checks it like any
+other, neither stores nor delivers it, and reports to the subject of the self-test. It refuses the message if its sender
+may not publish on the subject of the report.
 
-Where the permission for that subject is missing, as in a configuration for an earlier version, a subject of facts is tried
-with a message for a stream that does not exist. It is not stored either, but whoever subscribes to the subject without
-JetStream hears it.
+If the permission for that subject is missing, as in a configuration for an earlier version, a subject of facts is
+tested with a message for a stream that does not exist. It is not stored either, but subscribers of the subject without
+JetStream receive it.
 """
 
 from collections.abc import Sequence

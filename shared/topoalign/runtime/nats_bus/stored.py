@@ -1,4 +1,4 @@
-"""What a store has, asked by the JetStream API: the newest message of a subject, or the one at a position."""
+"""Reads a store with the JetStream API: the newest message of a subject, or the message at a position."""
 
 import msgspec
 

@@ -1,6 +1,6 @@
 """
-A kubelet for places that have none: tests, the demo, a laptop. As untidy as a real one.
+A kubelet for tests, the demo and laptops. Its files are as untidy as those of a real one.
 
-One module per manager, as in the kubelet's own code; `kubelet` puts them together, `plugins` and `pod_resources` are its
-sides of the two APIs.
+There is one module per manager, as in the kubelet's own code; `kubelet` combines them, `plugins` and `pod_resources`
+are its sides of the two APIs.
 """

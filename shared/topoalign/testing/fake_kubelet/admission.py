@@ -1,11 +1,13 @@
 """
-An admission as the fake kubelet makes it: each manager holds what it gave as soon as it gave it.
+An admission as the fake kubelet makes it: each manager records what it gave as soon as it gave it.
 
-The decision is the one of `topoalign.core`; what is added is when the managers drop what pods had that are gone, and that
-a plugin's Allocate is called for each resource of a container before anything else of the pod is decided. So a pod that a
-later manager refuses leaves its devices in the device manager's record, and its CPUs in the CPU manager's.
+The decision is made by `topoalign.core`. Added here are the moment at which the managers drop resources of pods that
+are gone, and the order of calls: a plugin's Allocate is called for each resource of a container before anything else of
+the pod is decided. So a pod that a later manager refuses leaves its devices in the device manager's record, and its
+CPUs in the CPU manager's.
 
-Source: kubelet v1.36.3, cm/topologymanager (scopes) and the managers' `GetTopologyHints`, `GetPodTopologyHints`, `Allocate`.
+Source: kubelet v1.36.3, cm/topologymanager (scopes) and the managers' `GetTopologyHints`, `GetPodTopologyHints`,
+`Allocate`.
 """
 
 from dataclasses import dataclass

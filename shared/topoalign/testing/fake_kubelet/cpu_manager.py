@@ -1,9 +1,9 @@
 """
-The CPU manager of the fake kubelet: which containers have CPUs of their own, and its file.
+The CPU manager of the fake kubelet: the exclusive CPUs of containers, and its file.
 
-What it holds of pods that are gone it drops when it is asked for hints, when it allocates, and every 10 s. Each change is
-two writes of the file, as upstream makes them; between the two the CPUs stand nowhere. The decision which CPUs a container
-gets is `topoalign.core`'s.
+It drops CPUs of pods that are gone when it is asked for hints, when it allocates, and every 10 s. Each change is two
+writes of the file, as upstream makes them; between the two, the CPUs are missing from the file. The decision which CPUs
+a container gets is made by `topoalign.core`.
 
 Source: kubelet v1.36.3, cm/cpumanager (`removeStaleState`, `allocateCPUs`, `RemoveContainer`).
 """

@@ -1,10 +1,10 @@
 """
-The device manager's record in the fake kubelet: which containers have which devices, and its checkpoint.
+The device manager's record in the fake kubelet: the devices of each container, and its checkpoint.
 
-What it holds of pods that are gone it drops in memory when it is asked for hints, when it allocates for a container with
+It drops devices of pods that are gone from memory when it is asked for hints, when it allocates for a container with
 device resources, and when PodResources is listed. The checkpoint is written after an allocation of devices and when a
-plugin says something, and at no other time: until then it shows who had them. What a pod got that another manager refused
-afterwards stays as well.
+plugin sends a list, and at no other time: until then it shows the former holders. Devices of a pod that another manager
+refused afterwards stay as well.
 
 Source: kubelet v1.36.3, cm/devicemanager (`UpdateAllocatedDevices`, `allocateContainerResources`, `writeCheckpoint`).
 """

@@ -1,16 +1,17 @@
 """
-A kubelet for places that have none: tests, the demo, a laptop.
+A kubelet for tests, the demo and laptops.
 
-It does what a kubelet does for topology and devices, over the same sockets and protocols: plugins register with it, it keeps
-their devices, admits pods under a Topology Manager policy, hands out what it chose, and tells who holds what. A plugin
-cannot tell the difference. What it does not do is run containers: an admitted pod holds its resources until it is removed.
+It does what a kubelet does for topology and devices, over the same sockets and protocols: plugins register with it, it
+keeps their devices, admits pods under a Topology Manager policy, gives out devices, and lists their holders. A plugin
+cannot tell the difference. It does not run containers: an admitted pod holds its resources until it is removed.
 
-Its root directory is the one above the plugin directory, and has the files that a kubelet keeps there, as stale as a kubelet
-leaves them: `cpu_manager_state`, `memory_manager_state`, the device checkpoint, and a directory of each pod. What a pod had
-that is gone stays in them until its manager drops it (`standin_cpus`, `standin_memory`, `standin_devices`).
+Its root directory is the one above the plugin directory, and has the files of a real kubelet, as stale as a kubelet
+leaves them: `cpu_manager_state`, `memory_manager_state`, the device checkpoint, and a directory of each pod. Resources
+of a pod that is gone stay in these files until their manager drops them (`cpu_manager`, `memory_manager`,
+`device_manager`).
 
-The decisions are `topoalign.core.admission.admit` in mode `kubelet`, which is held to the results of the real managers;
-here its questions are answered, the one about preferred devices by the plugin itself.
+The decisions are made by `topoalign.core.admission.admit` in mode `kubelet`, which is tested against the results of the
+real managers. The question about preferred devices is answered by the plugin itself.
 
 Source: kubelet v1.36.3, cm/devicemanager and cm/topologymanager.
 """

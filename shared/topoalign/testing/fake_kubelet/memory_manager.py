@@ -1,9 +1,9 @@
 """
-The memory manager of the fake kubelet: which containers have memory of which NUMA nodes, and its file.
+The memory manager of the fake kubelet: the NUMA nodes of each container's memory, and its file.
 
-What it holds of pods that are gone it drops when it is asked for hints and when it allocates, and at no other time. Each
-change is two writes of the file, as upstream makes them; between the two the account of the NUMA nodes is ahead of, or
-behind, the blocks. The decision where a container's memory comes from is `topoalign.core`'s, and so is that account.
+It drops memory of pods that are gone when it is asked for hints and when it allocates, and at no other time. Each
+change is two writes of the file, as upstream makes them; between the two, the totals of the NUMA nodes are ahead of, or
+behind, the blocks. The decision about a container's memory is made by `topoalign.core`, and so are the totals.
 
 Source: kubelet v1.36.3, cm/memorymanager (`removeStaleState`, `AddContainer`, `RemoveContainer`).
 """

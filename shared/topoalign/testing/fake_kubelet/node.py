@@ -1,4 +1,4 @@
-"""The node as the managers of the fake kubelet see it: what they hold, by the pods' names."""
+"""The node as the managers of the fake kubelet see it: allocations by the names of the pods."""
 
 from collections.abc import Iterator, Mapping
 

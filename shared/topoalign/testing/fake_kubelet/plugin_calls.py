@@ -1,5 +1,5 @@
 """
-What the fake kubelet asks of plugins for a pod: what they prefer, to allocate, and to prepare its start.
+The calls of the fake kubelet to plugins for a pod: GetPreferredAllocation, Allocate, PreStartContainer.
 
 Source: kubelet v1.36.3, cm/devicemanager. There is no deadline on Allocate and GetPreferredAllocation.
 """

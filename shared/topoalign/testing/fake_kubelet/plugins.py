@@ -1,11 +1,11 @@
 """
-The kubelet's side of the device plugin API, as a real one behaves, its oddities included.
+The kubelet's side of the device plugin API, with the oddities of a real kubelet.
 
-A plugin registers; within that call it is dialled back and asked for its options, and from then on its ListAndWatch stream
-is all that is known of its devices. When a stream ends, for whatever reason, the devices of that resource are unhealthy
-and nobody dials again: only a new registration brings them back, and without one the resource is forgotten after five
-minutes. The old stream of a plugin that registered a second time takes the new client down with it, because the kubelet
-looks the client up by its resource's name.
+A plugin registers; within that call the kubelet dials back and asks for its options. From then on the devices of the
+plugin are known only from its ListAndWatch stream. When a stream ends, for whatever reason, the devices of that
+resource are unhealthy and the kubelet does not dial again: only a new registration brings them back, and without one
+the resource is dropped after five minutes. If a plugin registers a second time, the end of its old stream removes the
+new client too, because the kubelet finds the client by the name of its resource.
 
 Source: kubelet v1.36.3, cm/devicemanager/plugin/v1beta1 and devicemanager `genericDeviceUpdateCallback`, `GetCapacity`.
 """

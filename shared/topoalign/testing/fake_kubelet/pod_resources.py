@@ -1,7 +1,7 @@
 """
-The kubelet's PodResources API: who holds what on the node.
+The kubelet's PodResources API: the holders of all devices, CPUs and memory of the node.
 
-Devices are listed one by one, each with its NUMA nodes, and one without nodes is listed without a topology; pods have
+Devices are listed one by one, each with its NUMA nodes; a device without nodes is listed without a topology. Pods have
 names here and no UIDs. Init containers that end are not listed, only those that stay (sidecars).
 
 Source: kubelet v1.36.3, apis/podresources.

@@ -1,9 +1,9 @@
 """
-The pods of the fake kubelet: what an API server would tell it of them.
+The pods of the fake kubelet, in place of an API server.
 
-There is no API server to give out UIDs. A pod that comes without one gets `namespace_name`, with a number behind it where
-there was such a pod before: neither name can have an underscore, so a kubelet that starts on what another one left knows
-the names of its pods.
+No API server gives out UIDs. A pod without one gets `namespace_name`, with a number appended if there was such a pod
+before. Neither name can contain an underscore, so a kubelet that starts on the files of another one knows the names of
+its pods.
 """
 
 from collections.abc import Iterable, Iterator

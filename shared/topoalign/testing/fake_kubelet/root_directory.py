@@ -1,10 +1,10 @@
 """
 The directories of pods in the root directory of the fake kubelet.
 
-A pod that runs has `pods/UID` with its volumes; one that has no volume has an empty `volumes`. A pod that has ended keeps
-its directory until it is deleted, with its volumes torn down: the volume plugin's directory is there and nothing in it. A
-pod that was refused has none, but for one with a volume that was refused while the kubelet started. (Seen on a kubelet
-v1.36.2; spec/kubelet.md 12.)
+A running pod has `pods/UID` with its volumes; a pod without volumes has an empty `volumes`. A pod that has ended keeps
+its directory until it is deleted, with its volumes torn down: the volume plugin's directory exists and is empty. A
+pod that was refused has no directory, except one with a volume that was refused while the kubelet started. (Seen on a
+kubelet v1.36.2; spec/kubelet.md 12.)
 """
 
 import shutil

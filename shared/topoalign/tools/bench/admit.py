@@ -1,4 +1,4 @@
-"""How long the decision about one pod takes, hints and placement included, all in this process."""
+"""The time of the decision about one pod, hints and placement included, in one process."""
 
 from collections.abc import Iterator
 

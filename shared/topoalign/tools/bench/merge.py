@@ -1,9 +1,9 @@
 """
-How long merging the providers' hints takes.
+The time of merging the providers' hints.
 
-`8x5` and `12x5` are explicit lists of all hints, with no preferred hint common to all lists; `64x8` are hints by rule, of
-eight resources spread unevenly over 64 NUMA nodes; `gb200` is the whole decision about a pod on a machine whose 34 NUMA
-nodes all bear devices. The last three widths of `growth` show what more NUMA nodes cost the same pod.
+`8x5` and `12x5` are explicit lists of all hints, with no preferred hint common to all lists; `64x8` are hints by rule,
+of eight resources spread unevenly over 64 NUMA nodes; `gb200` is the whole decision about a pod on a machine whose 34
+NUMA nodes all have devices. The cases `growth` show the cost of the same pod on more NUMA nodes.
 """
 
 import random

@@ -1,5 +1,5 @@
 """
-How long it takes to read a machine, and to refuse what is none: ten megabytes of several kinds of noise.
+The time of reading a machine, and of refusing ten megabytes of several kinds of noise.
 
 Every kind runs in a process of its own, whose peak memory is that of the case, interpreter included.
 """

@@ -1,7 +1,7 @@
 """
-How long the search takes by which device policy `best-effort` chooses GPUs: of the sizes 1 to 8 the worst.
+The time of the search of device policy `best-effort`: the slowest request size of 1 to 8 GPUs.
 
-Nothing is remembered between calls but lists that depend on the number of devices and the size only. `warm` is a whole
+Only lists that depend on the number of devices and the size are kept between calls. `warm` is a whole
 answer to GetPreferredAllocation, for free GPUs that differ from call to call.
 """
 

@@ -1,16 +1,16 @@
 """
-How good the sets of GPUs are that each device policy grants, and what it leaves for the next pods.
+The quality of the GPU sets that each device policy grants, and of those that remain for the next pods.
 
-Pods with 1, 2, 4 or 8 GPUs come and go on a node, each with its share of the node's NICs, so that 60 to 95 % of the GPUs are
-in use. Every pod is decided by `admission` as the kubelet decides (policy `restricted`, container scope): the NUMA nodes are
-the merge's choice, and the device policy chooses among the GPUs there. Unlike by a kubelet it is told how many NICs the pod
-asks for, and NICs are chosen near its GPUs: device policies are compared by all that they look at. All of them see the same
-arrivals and departures. Four figures, each the mean over all runs with its standard error (`_se`):
+Pods with 1, 2, 4 or 8 GPUs arrive and leave on a node, each with its share of the node's NICs, so that 60 to 95 % of
+the GPUs are in use. Every pod is decided by `admission` as the kubelet decides (policy `restricted`, container scope):
+the merge chooses the NUMA nodes, and the device policy chooses among the GPUs there. Unlike with a kubelet, the device
+policy knows the number of NICs that the pod asks for, and NICs are chosen near its GPUs. All policies get the same
+arrivals and departures. There are four figures, each the mean over all runs with its standard error (`_se`):
 
-- `mean_score_ratio`: link score of a granted set of at least two GPUs, against the best set of an empty machine;
+- `mean_score_ratio`: link score of a granted set of at least two GPUs, relative to the best set of an empty machine;
 - `refused_ratio`: pods that were refused though enough GPUs and NICs were free, of all that asked;
 - `pairs_on_switch_ratio`: granted NICs that share a PCIe switch with a GPU of their container;
-- `fragmentation`: how much worse the best sets of 2, 4 and 8 GPUs are that are still free than the best possible with as
+- `fragmentation`: how much worse the best free sets of 2, 4 and 8 GPUs are than the best possible sets with as
   many free GPUs (`placement.fragmentation`).
 """
 

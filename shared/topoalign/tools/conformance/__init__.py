@@ -1,7 +1,7 @@
 """
-`topoalign conformance`: runs published case files through exactly the functions that the services use.
+`topoalign conformance`: runs published case files through the functions that the services use.
 
-Cases compare exactly. The last line is always `N passed, N failed`, and the exit code is 0 only if nothing failed.
+Cases compare exactly. The last line is always `N passed, N failed`, and the exit code is 0 only if no case failed.
 """
 
 import errno

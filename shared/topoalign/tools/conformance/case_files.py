@@ -1,7 +1,7 @@
 """
-Reading case files: JSON Lines, one case a line.
+Reads case files: JSON Lines, one case a line.
 
-Lines are read one by one, so that a line which is no case of its suite is one failed case, and the others still run.
+Lines are read one by one. A line that is not a case of its suite is one failed case, and the others still run.
 """
 
 from collections.abc import Callable, Iterator

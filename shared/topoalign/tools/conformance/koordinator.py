@@ -1,4 +1,4 @@
-"""The suites `koordinator/…`: device hints and joint allocation as Koordinator a7a1b76b has them, traps included."""
+"""The suites `koordinator/…`: device hints and joint allocation of Koordinator a7a1b76b, its oddities included."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,8 +1,8 @@
 """
-Answers of Koordinator as the cases of the suites `koordinator/…` expect them: only what a case says is compared.
+Compares answers with the expected ones of the suites `koordinator/…`: only fields that a case contains.
 
 A struct is a record: a key that the case leaves out is not compared. A map is data (device types, names of resources):
-it has to hold the same keys. Null is Go's nil: an empty list, an empty map, no error.
+it must have the same keys. Null is Go's nil: an empty list, an empty map, no error.
 """
 
 from collections.abc import Mapping, Sequence

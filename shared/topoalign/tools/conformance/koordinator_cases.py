@@ -1,7 +1,7 @@
 """
-Pods, nodes and answers as the cases of the suites `koordinator/…` write them.
+Reads pods, nodes and answers in the format of the suites `koordinator/…`.
 
-The inventories of the nodes stand in `devices.json` beside the file of the cases.
+The inventories of the nodes are in `devices.json` beside the file of the cases.
 """
 
 import json

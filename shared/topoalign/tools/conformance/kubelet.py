@@ -1,4 +1,4 @@
-"""The kubelet's resource managers, v1.36.3: the suites by name."""
+"""The suites of the kubelet's resource managers (v1.36.3), by name."""
 
 from topoalign.tools.conformance import kubelet_cpus, kubelet_devices, kubelet_memory
 from topoalign.tools.conformance.kubelet_admission import admissions

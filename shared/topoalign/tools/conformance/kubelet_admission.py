@@ -1,8 +1,8 @@
 """
-The suite `kubelet/admission`: sequences of pods admitted, started and removed, and of devices that turn bad.
+The suite `kubelet/admission`: sequences of pods admitted, started and removed, and of devices that become unhealthy.
 
-Each step goes through the decision and the fold of facts that the services use. After each, the answer and all that is left
-of the node must be the kubelet's; a case ends at its first step that is not.
+Each step goes through the decision and the fold of facts that the services use. After each, the answer and the
+remaining state of the node must be the kubelet's; a case ends at its first step that differs.
 """
 
 from collections.abc import Iterator

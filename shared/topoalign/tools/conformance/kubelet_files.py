@@ -1,8 +1,8 @@
 """
-The suite `kubelet/files`: root directories as the managers of a kubelet left them, and what it then decided on the next pod.
+The suite `kubelet/files`: root directories as the managers of a kubelet left them, and its next decision.
 
-Each case is laid out in a directory of its own and predicted from there, as `what-if --machine --kubelet-root` does it.
-Compared are whether the pod is admitted; if it is refused, the reason; if it is admitted, of each container its own CPUs and
+Each case is written to a directory of its own and predicted from there, as `what-if --machine --kubelet-root` does it.
+Compared are the admission; if the pod is refused, the reason; if it is admitted, for each container its exclusive CPUs,
 its memory, and its devices unless the kubelet picks them at random.
 """
 

@@ -1,4 +1,4 @@
-"""The suite `kubelet/merge`: what a topology policy makes of the providers' hints."""
+"""The suite `kubelet/merge`: the merged hint of a topology policy."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path

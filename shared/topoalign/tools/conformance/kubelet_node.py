@@ -1,4 +1,4 @@
-"""Machines and kubelet configurations as the cases of the suite `kubelet/admission` write them."""
+"""Reads machines and kubelet configurations in the format of the suite `kubelet/admission`."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""The suite `kubelet/pod_requests`, and pods as case files write them."""
+"""The suite `kubelet/pod_requests`, and pods in the format of case files."""
 
 from collections.abc import Iterator
 from pathlib import Path

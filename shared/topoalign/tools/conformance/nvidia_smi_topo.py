@@ -1,8 +1,8 @@
 """
-`nvidia_smi_topo FOLDER`: real `nvidia-smi topo -m` outputs, and what `expected.json` beside them says must be read.
+`nvidia_smi_topo FOLDER`: real `nvidia-smi topo -m` outputs, and their expected machines in `expected.json`.
 
-With the outcome `refuse` only the outcome is compared. An accepted file is printed and read again as well: that must be
-the same machine.
+With the outcome `refuse` only the outcome is compared. An accepted file is printed and read again as well: the result
+must be the same machine.
 """
 
 import json

@@ -1,4 +1,6 @@
-"""What a conformance suite is: it reads published case files and runs them through the functions the services use."""
+"""
+The type of a conformance suite: it reads published case files and runs them through the functions of the services.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -1,1 +1,1 @@
-"""What reads hardware: NVIDIA's driver library, the files of /sys, or a description."""
+"""Drivers that read hardware: NVIDIA's driver library, the files of /sys, or a description."""

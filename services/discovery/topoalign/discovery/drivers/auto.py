@@ -1,8 +1,8 @@
 """
-NVIDIA's driver from the moment it answers, and the files of /sys until then.
+NVIDIA's driver as soon as it answers, and the files of /sys until then.
 
-A node agent often starts before the driver is loaded (a driver container, a late module), and a laptop never has one. Once
-the driver has answered it is the only source: a failure is then a fault to report, and no reason to know less.
+A node agent often starts before the driver is loaded (a driver container, a late module), and a laptop never has one.
+Once the driver has answered it is the only source: a later failure is an error to report, and does not bring /sys back.
 """
 
 from topoalign.core.model.errors import DriverFault

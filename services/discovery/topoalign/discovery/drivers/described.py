@@ -1,7 +1,7 @@
 """
-A machine that somebody described: a name of the catalogue, or a file in any of the forms that `topoalign.machines` reads.
+A described machine: a name of the catalogue, or a file in any format that `topoalign.machines` reads.
 
-All its devices are healthy. A file is read anew each time, so that editing it is a change of the hardware.
+All its devices are healthy. A file is read again each time, so that an edit of it is a change of the hardware.
 """
 
 from pathlib import Path

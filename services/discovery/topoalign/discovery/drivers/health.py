@@ -1,4 +1,4 @@
-"""How a device is, as far as one reading can tell."""
+"""The health of a device from one reading."""
 
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.topology.model import Nic

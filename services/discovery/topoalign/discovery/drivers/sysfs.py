@@ -1,9 +1,9 @@
 """
-A node read from the files of /sys and /proc alone, for machines without NVIDIA's driver library.
+Reads a node from the files of /sys and /proc alone, for machines without NVIDIA's driver library.
 
-Files tell where a GPU sits but not whether it works, so its health is unknown and it is not offered. One whose uuid no
-driver has told is not even listed: the kubelet and the ledger remember devices by their ids, and an id made of a PCI
-address would be another card's after a swap.
+Files show the place of a GPU but not whether it works, so its health is unknown and it is not offered. A GPU whose uuid
+no driver has reported is not even listed: the kubelet and the ledger remember devices by their ids, and an id made of a
+PCI address would belong to another card after a swap.
 """
 
 from pathlib import Path

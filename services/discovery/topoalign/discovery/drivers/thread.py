@@ -1,13 +1,13 @@
 """
-The one thread in which a driver makes its blocking calls, and a deadline for each of them.
+The one thread in which a driver makes its blocking calls, with a deadline for each of them.
 
-A call into a driver library or a file of /sys may hang for ever, and nothing can stop a thread from outside. So work runs
-in a daemon thread, which does not keep the process from ending, and it says before each call what it is about to do. When
-a call takes too long, whoever waits is told its name and goes on; the work ends by itself at its next call. Until then no
-other work is begun, so a driver that hangs holds one thread and never two.
+A call into a driver library or a file of /sys may hang for ever, and a thread cannot be stopped from outside. So work
+runs in a daemon thread, which does not keep the process from ending, and it reports each call before it makes it. If a
+call takes too long, the caller gets an error with the name of the call and continues; the work ends at its next call.
+Until then no other work begins, so a driver that hangs blocks one thread and never two.
 
-A process that was stopped, or got no CPU, is no proof that a call hangs: if the loop itself wakes late, the deadline begins
-anew.
+If the process was stopped, or got no CPU, a late call does not prove that it hangs: if the loop itself wakes late, the
+deadline begins again.
 """
 
 import asyncio

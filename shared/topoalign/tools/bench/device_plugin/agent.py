@@ -1,4 +1,4 @@
-"""Runs a command of ours as a process of its own, as a node does, for as long as it is measured."""
+"""Runs a topoalign command as a process of its own, for as long as it is measured."""
 
 import os
 import signal

@@ -1,4 +1,7 @@
-"""Plays discovery for an allocator that runs alone: says what there is and how it is, and confirms it when asked."""
+"""
+Takes the place of discovery for an allocator that runs alone: publishes topology and health, and confirms them on
+request.
+"""
 
 import time
 from collections.abc import AsyncIterator

@@ -1,8 +1,8 @@
 """
-A kubelet that only measures: it takes registrations, calls the plugin, and looks at the clock when the last byte is there.
+A kubelet that only measures: it accepts registrations, calls the plugin, and takes the time at the last byte.
 
-It is made of gRPC's own C core (grpcio), which nothing else here uses, in a process without the plugin; what it gets is not
-decoded. As a real one it dials a plugin back while that registers, then listens to its devices on a stream of its own.
+It uses gRPC's own C core (grpcio), which no other module imports, in a process without the plugin; answers are not
+decoded. Like a real kubelet it dials a plugin back during its registration, then reads its devices on a stream.
 
 Source: kubelet v1.36.3, cm/devicemanager; the APIs v1beta1 (device plugin) and v1 (PodResources).
 """

@@ -1,8 +1,8 @@
 """
-An NVML whose every query takes 0.1 ms: the stand-in that the tests use, built when it is needed.
+An NVML whose every query takes 0.1 ms: the fake library of the tests, compiled when it is needed.
 
-It is the C library's place that is taken (libnvidia-ml.so.1), so the agent runs its own NVML driver. That needs a C compiler
-and the sources; where one of them is missing, the case is left out and says so.
+It replaces the C library (libnvidia-ml.so.1), so the agent runs its own NVML driver. This needs a C compiler
+and the sources; if one of them is missing, the case is skipped with a message.
 """
 
 import shutil

@@ -1,8 +1,8 @@
 """
-`python -m …observed COMMAND`: `topoalign COMMAND`, whose event loop tells what kept it longest.
+`python -m …observed COMMAND`: runs `topoalign COMMAND` and reports the longest callback of its event loop.
 
-Every callback of asyncio is timed by wrapping the one method that runs them. At SIGUSR1 the longest since the last time is
-printed, in milliseconds.
+Every callback of asyncio is timed by wrapping the one method that runs them. At SIGUSR1 the longest since the last
+signal is printed, in milliseconds.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """
-The hardware as NVIDIA's driver tells it through its library NVML, and as the files of /sys complete it.
+The hardware as NVIDIA's library NVML reports it, completed by the files of /sys.
 
-`library` is the door to pynvml and speaks plain Python; `gpus` reads one GPU, `nvlinks` makes pairs of what each end of a
-link says, and `driver` puts the machine together.
+`library` is the only module that imports pynvml; `gpus` reads one GPU, `nvlinks` makes pairs from the two ends of each
+link, and `driver` combines them into the machine.
 """

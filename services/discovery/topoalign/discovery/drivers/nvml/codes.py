@@ -1,4 +1,6 @@
-"""What a call of NVML may answer (nvmlReturn_t, as in nvidia-ml-py 13.615.71), and what that says of whom."""
+"""
+Return codes of NVML calls (nvmlReturn_t, as in nvidia-ml-py 13.615.71), and whether a code concerns one GPU or all.
+"""
 
 UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, INSUFFICIENT_SIZE = 1, 2, 3, 4, 6, 7
 DRIVER_NOT_LOADED, TIMEOUT, LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, GPU_IS_LOST, RESET_REQUIRED = 9, 10, 12, 13, 15, 16

@@ -1,12 +1,12 @@
 """
-The node as NVML and /sys tell it, read whole each time.
+Reads the whole node from NVML and /sys, at every reading.
 
-What connects the GPUs is asked for when other GPUs are there, and once a minute: it is most of the questions, and changes
-seldom, but NVLinks come up late where the fabric manager starts late, and go down when one breaks.
+The links between GPUs are read when the set of GPUs changes, and once a minute: they are most of the calls, and
+change seldom, but NVLinks come up late if the fabric manager starts late, and go down when one breaks.
 
-One GPU that fails never takes the others along: if it says who it is, it is listed as it was last known, and unhealthy; if
-not, it is a finding. NVML is opened anew every so often while a GPU fails, and once when /sys has other GPUs than before,
-because a process that has it open sees none that comes back or is added.
+One GPU that fails does not affect the others. If it still reports its identity, it is listed with its last known
+values, as unhealthy; if not, it is a finding. NVML is reopened at growing intervals while a GPU fails, and once when
+/sys has other GPUs than before, because a process that has NVML open does not see GPUs that come back or are added.
 """
 
 import re

@@ -1,17 +1,17 @@
 """
-What NVML reports between two readings: XIDs, memory errors, changes of MIG.
+Events of NVML between two readings: XIDs, memory errors, changes of MIG.
 
-NVML is asked to wait for events, which blocks; so that is done in a thread of its own, a second at a time, with a deadline
-on each call. Every GPU is registered by itself, MIG instances by their GPU, and one that cannot be registered takes no
-other along: it is tried again later, and until then nobody knows how it is. One that reports no events at all is as its
-readings say.
+Waiting for NVML's events blocks, so it is done in a thread of its own, a second at a time, with a deadline on each
+call. Every GPU is registered by itself, MIG instances by their GPU. A GPU that cannot be registered does not affect the
+others: it is tried again later, and until then its health is unknown. For a GPU without any events only the readings
+count.
 
-A wait that fails is tried again with all registered anew, at once for the first time and then at growing intervals. As long
-as it fails nobody knows how the GPUs are, unless what it says is that a GPU is lost: the readings tell which, and the
-others are none the worse. A call that hangs holds this one thread, and no second is begun before it has ended.
+After a failed wait all GPUs are registered again, at once the first time and then at growing intervals. As long as it
+fails, the health of all GPUs is unknown, unless the error says that a GPU is lost: the readings show which one, and the
+others are not affected. A call that hangs blocks this one thread, and no second thread is started before it has ended.
 
-A process that has NVML open does not see GPUs that come back or are added, so everybody in it has to close it now and then:
-`let_go` waits until that was done here.
+A process that has NVML open does not see GPUs that come back or are added, so every user in the process has to close it
+from time to time: `let_go` waits until that was done here.
 """
 
 import asyncio

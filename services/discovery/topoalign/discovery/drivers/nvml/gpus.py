@@ -1,8 +1,8 @@
 """
-One GPU, as NVML and /sys tell it together.
+One GPU, from NVML and /sys together.
 
-NVML knows who it is; the files know where it sits, since they show the bridges above it and NVML does not. For the NUMA
-node the files come first: they are the kernel's own word, while NVML's affinity can name every node of the machine.
+NVML has its identity; the files have its place, since they show the bridges above it and NVML does not. For the NUMA
+node the files take precedence: they come from the kernel, while NVML's affinity can name every node of the machine.
 """
 
 import re

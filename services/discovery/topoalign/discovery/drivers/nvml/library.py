@@ -2,8 +2,8 @@
 NVML in plain Python values: the only module that imports pynvml.
 
 pynvml is imported when the library is opened, so that a machine without it works. A value that this GPU, this driver or
-our rights do not give is None; anything else that goes wrong raises CallFailed. Every call is announced to `steps` first,
-so that one which hangs can be named. Functions and codes: NVML as in nvidia-ml-py 13.615.71.
+this user's rights do not provide is None; any other error raises CallFailed. Every call is reported to `steps` first,
+so that a call that hangs can be named. Functions and codes: NVML as in nvidia-ml-py 13.615.71.
 """
 
 from collections.abc import Sequence

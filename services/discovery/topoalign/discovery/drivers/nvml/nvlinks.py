@@ -1,10 +1,11 @@
 """
-NVLinks: each GPU tells where its own end, and pairs are made of two ends.
+NVLinks: each GPU reports where its end leads, and pairs are made of two ends.
 
-An end leads to another GPU, whose PCI address it gives, or to an NVSwitch, behind which every other GPU on the switch is
-reached. The number of NVLinks of a pair is that of its direct links if it has any, else the smaller of both GPUs' links to
-the switch, which is what `nvidia-smi topo -m` prints. In a virtual machine the switch may be hidden, so an end that leads
-to nothing that is known counts as a switch (both rules: HAMi, as in its pull request 2103).
+An end leads to another GPU, whose PCI address it reports, or to an NVSwitch, behind which every other GPU on the switch
+is reached. The number of NVLinks of a pair is that of its direct links if it has any, else the smaller of both GPUs'
+links to the switch, which is what `nvidia-smi topo -m` prints. Example: GPUs with 12 and 11 links to the switch are a
+pair with NV11. In a virtual machine the switch may be hidden, so an end that leads to an unknown device counts as a
+switch (both rules: HAMi, as in its pull request 2103).
 
 Reading is one pass per GPU and not per pair; on a slow driver the difference is half a second.
 """
