@@ -1,13 +1,13 @@
 """What a node predicts of a pod is what its kubelet does with it next: pods come and go by chance, over real sockets."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 
 import anyio
 import pytest
 from faults_support import sample
-from kubelet_support import NODE, MemoryDesk, offers, short_directory, two_nodes
+from kubelet_support import NODE, MemoryDesk, offers, short_directory
+from prediction_support import MACHINES, PATIENT_SECONDS, configured, some_pod, told
 
 from topoalign.allocator import device_allocations
 from topoalign.allocator.device_allocations import DeviceAllocations
@@ -20,11 +20,8 @@ from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.requests.kubelet_files import KubeletFiles
 from topoalign.allocator.requests.kubelet_watch import KubeletWatch
-from topoalign.core.model.decisions import Admission, Decision
-from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, ContainerName, PodName
-from topoalign.core.model.requests import AdmissionRules, AllocateRequest, ContainerRequest, Placement, PodRequest
+from topoalign.core.model.requests import AdmissionRules, AllocateRequest, Placement
 from topoalign.kubelet.files import configuration
-from topoalign.machines import catalogue
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
@@ -33,61 +30,6 @@ pytestmark = pytest.mark.anyio
 
 PODS = 12
 """Asked for, one after another; about half are admitted."""
-GIB = 1 << 30
-PATIENT_SECONDS = 60.0
-"""For a kubelet that answers slowly because the machine is busy: what is not answered in time is not predicted."""
-MACHINES = (two_nodes(gpus=8, nics=4), catalogue.machine("hgx-h100"), catalogue.machine("epyc-nps4-4gpu"))
-POLICIES = ("none", "best-effort", "restricted", "single-numa-node")
-OPTIONS: tuple[Mapping[str, str], ...] = (
-    {},
-    {"full-pcpus-only": "true"},
-    {"strict-cpu-reservation": "true"},
-    {"distribute-cpus-across-numa": "true"},
-)
-CONFIG = """
-apiVersion: kubelet.config.k8s.io/v1beta1
-kind: KubeletConfiguration
-topologyManagerPolicy: {policy}
-topologyManagerScope: {scope}
-cpuManagerPolicy: static
-cpuManagerPolicyOptions: {{{options}}}
-reservedSystemCPUs: "0"
-memoryManagerPolicy: Static
-reservedMemory: [{{numaNode: 0, limits: {{memory: 2Gi}}}}]
-"""
-
-
-def configured(chance: Random) -> str:
-    options = ", ".join(f'{name}: "{value}"' for name, value in chance.choice(OPTIONS).items())
-    return CONFIG.format(policy=chance.choice(POLICIES), scope=chance.choice(["container", "pod"]), options=options)
-
-
-def some_container(chance: Random, name: str, sidecar: bool = False) -> ContainerRequest:
-    amounts = {
-        resource: chance.choice(sizes)
-        for resource, sizes, share in ((GPU, (1, 1, 2, 3, 4), 0.8), (NIC, (1, 2), 0.5))
-        if chance.random() < share
-    }
-    if chance.random() < 0.85:
-        amounts |= {CPU: chance.choice((1000, 1500, 2000, 4000, 8000)), MEMORY: chance.choice((1, 4, 20, 70)) * GIB}
-    return ContainerRequest(name=ContainerName(name), requests=amounts, limits=amounts, sidecar=sidecar)
-
-
-def some_pod(chance: Random, name: str) -> PodRequest:
-    return PodRequest(
-        name=PodName(name),
-        init_containers=tuple(
-            some_container(chance, f"init-{i}", chance.random() < 0.4) for i in range(chance.choice((0, 0, 0, 1, 2)))
-        ),
-        containers=tuple(some_container(chance, f"main-{i}") for i in range(chance.choice((1, 1, 2)))),
-    )
-
-
-def told(decision: Decision) -> object:
-    """Who gets what, or the kubelet's word for why not."""
-    if not isinstance(decision, Admission):
-        return decision.reason, decision.container
-    return [(got.owner, got.role, got.device_ids, got.cpus, got.memory) for got in decision.allocations]
 
 
 async def predicted_and_done(seed: int, directory: Path) -> list[tuple[object, object]]:

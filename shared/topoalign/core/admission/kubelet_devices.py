@@ -37,12 +37,15 @@ def with_others(state: NodeState, listed: Mapping[ResourceName, Sequence[ListedD
     is left as discovery announces it. None: what they list is not known, and nothing changes.
     """
     hardware = state.hardware
-    found = tuple(
-        PluginDevice(id=device, resource=resource, nodes=part.nodes)
-        for resource, parts in sorted((listed or {}).items())
-        if resource not in hardware.offers_of
-        for part in parts
-        for device in part.ids
+    found = sorted(
+        (
+            PluginDevice(id=device, resource=resource, nodes=part.nodes)
+            for resource, parts in (listed or {}).items()
+            if resource not in hardware.offers_of
+            for part in parts
+            for device in part.ids
+        ),
+        key=lambda other: (other.resource, other.id),  # kubelets list them in no order
     )
     if not found or state.topology is None or state.health is None:
         return state

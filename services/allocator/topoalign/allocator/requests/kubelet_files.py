@@ -7,7 +7,7 @@ longer than a second. What they come to is decided elsewhere (`core.admission.pr
 on the bus; what cannot be read is said in its place.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import anyio
@@ -116,12 +116,11 @@ class KubeletFiles:
         memory = given("memory", lambda: held_memory(self._root, hardware, rules, pods))
         devices = given("resources", lambda: held_devices(self._root, hardware, pods))
         held = Held(cpus=cpus.cpus, blocks=memory.blocks, devices=devices.devices)
-        running = frozenset(uid for uid, _ in devices.devices if pods.is_known_to_run(uid))
         return KubeletObserved(
             version=self._version,
             rules=kubelet_rules(rules, clean(unknown, LONGEST)),
             registered=tuple(sorted(devices.registered)) if devices.registered is not None else None,
-            entries=entries_of(held, running),
+            entries=entries_of(held, pods.is_known_to_run),
             dropped={resource: tuple(sorted(ids)) for resource, ids in sorted(devices.dropped.items()) if ids},
             ended=ended,
             memory=dict(memory.memory),
@@ -144,8 +143,8 @@ def given(what: str, read: Callable[[], Held]) -> Held:
         return Held(finding=f"which {what} the kubelet has is not known: {error.finding}")
 
 
-def entries_of(held: Held, running: Collection[str]) -> tuple[CheckpointEntry, ...]:
-    """One of each container that has something, by pod and name. `running`: pods with a mounted volume, by UID."""
+def entries_of(held: Held, is_mounted: Callable[[str], bool]) -> tuple[CheckpointEntry, ...]:
+    """One of each container that has something, by pod and name. `is_mounted`: whether a pod of this UID has a volume."""
     return tuple(
         CheckpointEntry(
             pod_uid=uid,
@@ -153,7 +152,7 @@ def entries_of(held: Held, running: Collection[str]) -> tuple[CheckpointEntry, .
             cpus=format_cpuset(held.cpus.get((uid, container), ())),
             memory=held.blocks.get((uid, container), ()),
             devices=dict(held.devices.get((uid, container), {})),
-            mounted=uid in running,
+            mounted=is_mounted(uid),
         )
         for uid, container in sorted({*held.cpus, *held.blocks, *held.devices})
     )

@@ -1,0 +1,171 @@
+"""A prediction stands on what a node has said, and tells what it does not know."""
+
+import msgspec
+import pytest
+from decision_support import container, machine, node, pod
+
+from topoalign.core.admission.admit import admit
+from topoalign.core.admission.prediction import KubeletUnknown, admission_rules, kubelet_rules, predict
+from topoalign.core.model.decisions import Admission, Refusal
+from topoalign.core.model.errors import InvalidField
+from topoalign.core.model.events import ContainerUsage, MemoryBlock, Owner, UsageObserved
+from topoalign.core.model.ids import GPU, MEMORY, ContainerName, DeviceID, Namespace, PodName, ResourceName
+from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved, KubeletRules, ListedDevices
+from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode, Placement, Policy, Scope
+from topoalign.core.state.fold import NodeState
+
+FPGA, VPU = ResourceName("example.com/fpga"), ResourceName("example.com/vpu")
+RESTRICTED = AdmissionRules(mode=Mode.KUBELET, policy=Policy.RESTRICTED, reserved_cpus="0")
+RULES = kubelet_rules(RESTRICTED)
+STATE = node(machine())
+GIB = 1 << 30
+
+
+def told(kubelet: KubeletObserved | None, *containers: ContainerUsage, known: bool = True) -> NodeState:
+    """A node of two NUMA nodes with two GPUs and eight CPUs each that has said this."""
+    usage = UsageObserved(
+        node=STATE.node, epoch=1, revision=1, containers=containers, containers_known=known, kubelet=kubelet
+    )
+    return STATE.apply(usage)
+
+
+def listed(*devices: tuple[str, tuple[int, ...] | None]) -> tuple[ListedDevices, ...]:
+    return tuple(ListedDevices(nodes=nodes, ids=(DeviceID(name),)) for name, nodes in devices)
+
+
+def used(cpus: str = "", *memory: MemoryBlock) -> ContainerUsage:
+    owner = Owner(namespace=Namespace("default"), pod=PodName("db"), container=ContainerName("main"))
+    return ContainerUsage(owner=owner, cpus=cpus, memory=memory)
+
+
+def test_a_node_that_has_said_nothing_of_its_kubelet_is_not_predicted() -> None:
+    """An earlier version, or a node without a kubelet: its policy is not guessed."""
+    for state in (STATE, told(None)):
+        with pytest.raises(KubeletUnknown, match="has not said it"):
+            predict(state, pod(container("main", gpus=1)), 0)
+
+
+def test_a_policy_of_a_later_kubelet_is_not_predicted() -> None:
+    later = msgspec.structs.replace(RULES, policy="balanced")
+
+    with pytest.raises(KubeletUnknown, match="balanced"):
+        predict(told(KubeletObserved(rules=later)), pod(container("main", gpus=1)), 0)
+
+
+def test_rules_come_back_from_the_bus_as_they_were() -> None:
+    """All of them: a rule that the wire forgets makes listeners predict otherwise than the node."""
+    rules = AdmissionRules(
+        policy=Policy.SINGLE_NUMA_NODE,
+        scope=Scope.POD,
+        mode=Mode.KUBELET,
+        placement=Placement.SIMPLE,
+        prefer_closest_numa_nodes=True,
+        max_allowable_numa_nodes=12,
+        cpu_manager="none",
+        reserved_cpus="0-1",
+        reserved_cpu_count=3,
+        cpu_options=frozenset(CpuOption),
+        memory_manager="None",
+        reserved_memory={1: {MEMORY: GIB}},
+    )
+    said = msgspec.json.decode(msgspec.json.encode(kubelet_rules(rules, "why")), type=KubeletRules)
+
+    assert rules == admission_rules(said, STATE.node)
+    changed = {
+        name for name in AdmissionRules.__struct_fields__ if getattr(rules, name) != getattr(AdmissionRules(), name)
+    }
+    assert {*AdmissionRules.__struct_fields__} - {"compat"} == changed, "each rule is tried here"
+
+
+def test_devices_of_other_plugins_take_part_in_the_alignment() -> None:
+    """FPGAs are on NUMA node 1, so the GPU comes from there; without them it comes from node 0."""
+    asked = pod(container("main", gpus=1, others={FPGA: 1}))
+    kubelet = KubeletObserved(rules=RULES, devices={FPGA: listed(("f-0", (1,)), ("f-1", (1,)))})
+    decision = predict(told(kubelet), asked, 0)
+    alone = predict(told(kubelet), pod(container("main", gpus=1)), 0)
+
+    assert isinstance(decision, Admission) and isinstance(alone, Admission)
+    assert ((1,), (0,)) == (decision.allocations[0].affinity, alone.allocations[0].affinity)
+    assert {"GPU-2", "f-0"} == decision.allocations[0].device_ids
+
+
+def test_devices_of_other_plugins_that_are_in_use_are_held() -> None:
+    """The record has none of them; the checkpoint counts, whether or not a volume of the pod is mounted."""
+    held = CheckpointEntry(pod_uid="u", container=ContainerName("c"), devices={FPGA: (DeviceID("f-0"),)})
+    kubelet = KubeletObserved(rules=RULES, devices={FPGA: listed(("f-0", (0,)))}, entries=(held,))
+    decision = predict(told(kubelet), pod(container("main", others={FPGA: 1})), 0)
+
+    assert isinstance(decision, Refusal)
+
+
+def test_devices_that_two_resources_list_under_one_id_are_noted() -> None:
+    kubelet = KubeletObserved(rules=RULES, devices={FPGA: listed(("0", (0,))), VPU: listed(("0", (1,)))})
+    notes = predict(told(kubelet), pod(container("main", others={FPGA: 1})), 0).explanation.notes
+    without = predict(told(kubelet), pod(container("main", gpus=1)), 0).explanation.notes
+
+    assert 1 == len(notes) and "example.com/fpga" in notes[0]
+    assert () == without
+
+
+@pytest.mark.parametrize("unknown", ["its socket is not there", ""])
+def test_a_resource_is_passed_over_only_where_its_absence_is_known(unknown: str) -> None:
+    kubelet = KubeletObserved(rules=RULES, devices=None if unknown else {}, devices_unknown=unknown, registered=())
+    (note,) = predict(told(kubelet), pod(container("main", others={FPGA: 1})), 0).explanation.notes
+
+    assert bool(unknown) == note.startswith("whether a plugin lists example.com/fpga is not known")
+
+
+def test_a_known_resource_without_healthy_devices_is_not_predicted() -> None:
+    kubelet = KubeletObserved(rules=RULES, devices={}, registered=(FPGA,))
+
+    with pytest.raises(InvalidField, match="fpga"):
+        predict(told(kubelet), pod(container("main", others={FPGA: 1})), 0)
+
+
+def test_a_resource_that_is_offered_here_stays_as_discovery_announces_it() -> None:
+    """The kubelet's list may be older than a card that has just gone, and knows no links."""
+    kubelet = KubeletObserved(rules=RULES, devices={GPU: listed(("GPU-9", (0,)))})
+    decision = predict(told(kubelet), pod(container("main", gpus=1)), 0)
+
+    assert isinstance(decision, Admission)
+    assert {"GPU-0"} == decision.allocations[0].device_ids
+
+
+def test_what_podresources_showed_counts_only_once_it_has_answered() -> None:
+    """Six of the seven free CPUs of NUMA node 0 are shown as held where no checkpoint tells."""
+    kubelet = KubeletObserved(rules=RULES, cpus_unknown="there is no file")
+    asked = pod(container("main", cpus=4, gib=1))
+    shown, silent = (predict(told(kubelet, used("1-3,8-10"), known=known), asked, 0) for known in (True, False))
+
+    assert isinstance(shown, Admission) and isinstance(silent, Admission)
+    assert ((1,), (0,)) == (shown.allocations[0].affinity, silent.allocations[0].affinity)
+    assert ("there is no file; what PodResources showed last counts instead",) == shown.explanation.notes
+    assert ("there is no file",) == silent.explanation.notes
+
+
+def test_another_version_of_the_kubelet_is_noted() -> None:
+    notes = {
+        version: predict(
+            told(KubeletObserved(rules=RULES, version=version)), pod(container("main", gpus=1)), 0
+        ).explanation.notes
+        for version in ("", "v1.36.3", "v1.35.1")
+    }
+
+    assert [0, 0, 1] == [len(each) for each in notes.values()]
+    assert "v1.35.1" in notes["v1.35.1"][0]
+
+
+def test_a_kubelet_that_has_just_started_is_noted_until_it_has_settled() -> None:
+    state = told(KubeletObserved(rules=RULES, started=1000.0, settle_seconds=120))
+    notes = [predict(state, pod(container("main", gpus=1)), now).explanation.notes for now in (999, 1005, 1120)]
+
+    assert [0, 1, 0] == [len(each) for each in notes]
+    assert "started 5 s ago" in notes[1][0]
+
+
+def test_rules_of_the_question_go_before_those_of_the_kubelet() -> None:
+    state, asked = told(KubeletObserved(rules=RULES)), pod(container("main", gpus=3))
+    single = predict(state, asked, 0, {"policy": "single-numa-node"})
+
+    assert isinstance(single, Refusal)
+    assert admit(state, asked, RESTRICTED) == predict(state, asked, 0)

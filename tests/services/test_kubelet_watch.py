@@ -1,0 +1,235 @@
+"""What the kubelet decides by is announced within a second of a change, and what cannot be read is said."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import pytest
+from kubelet_support import NODE, MemoryDesk, pod, short_directory, two_nodes
+from prediction_support import FPGA, Listener, OtherPlugin, listening
+
+from topoalign.allocator.ledger.journal import MemoryJournal
+from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
+from topoalign.allocator.requests.kubelet_files import KubeletFiles
+from topoalign.allocator.requests.kubelet_watch import POLL_SECONDS, KubeletWatch
+from topoalign.core.admission.prediction import predict
+from topoalign.core.model.decisions import Decision
+from topoalign.core.model.ids import ContainerName, DeviceID, PodName
+from topoalign.core.model.kubelet import KubeletObserved, ListedDevices
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest
+from topoalign.kubelet.files import configuration
+from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.tasks import background
+from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
+
+pytestmark = pytest.mark.anyio
+MACHINE = two_nodes(gpus=2, nics=0)
+CONFIG = """
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+topologyManagerPolicy: restricted
+cpuManagerPolicy: static
+reservedSystemCPUs: "0"
+"""
+OWN = AdmissionRules()
+TWO = {"f-0": (0,), "f-1": (1,)}
+
+
+class CountedWatch(KubeletWatch):
+    """Tells when it has looked."""
+
+    polls = 0
+    looked = anyio.Event()
+
+    async def poll(self) -> None:
+        await super().poll()
+        self.polls += 1
+        self.looked.set()
+        self.looked = anyio.Event()
+
+
+@dataclass
+class Node:
+    directory: Path
+    kubelet: FakeKubelet
+    plugin: OtherPlugin
+    ledger: Ledger
+    clock: ManualClock
+    watch: CountedWatch
+    listener: Listener
+
+    async def half_a_second(self) -> KubeletObserved:
+        """What the listener knows of the kubelet after the next look."""
+        seen = self.watch.polls
+        await self.clock.advance(POLL_SECONDS)
+        while self.watch.polls == seen:
+            await self.watch.looked.wait()
+        await self.listener.caught_up()
+        return self.known
+
+    @property
+    def known(self) -> KubeletObserved:
+        usage = self.listener.state.usage
+        assert usage is not None and usage.kubelet is not None
+        return usage.kubelet
+
+    def predicted(self, asked: PodRequest) -> Decision:
+        return predict(self.listener.state, asked, self.clock.wall())
+
+    async def lists(self, devices: Mapping[str, tuple[int, ...]]) -> None:
+        """The plugin of somebody else lists these, and the kubelet has heard it."""
+        self.plugin.change(devices)
+        await self.kubelet.until(lambda kubelet: kubelet.capacity(FPGA) == len(devices))
+
+
+@asynccontextmanager
+async def node() -> AsyncIterator[Node]:
+    """A node that has looked once, its kubelet with a plugin of two FPGAs."""
+    with short_directory() as directory:
+        plugins, resources = directory / "device-plugins", directory / "pod-resources"
+        for each in (plugins, resources):
+            each.mkdir()
+        (directory / "config.yaml").write_text(CONFIG)
+        clock, known = ManualClock(), MemoryDesk(MACHINE).state
+        ledger = Ledger(NODE, MemoryJournal(), clock)
+        assert known.topology is not None and known.health is not None
+        ledger.hear(known.topology)
+        ledger.hear(known.health)
+        client = PodResourcesClient(resources / "kubelet.sock", plugins, clock)
+        files = KubeletFiles(directory / "config.yaml", directory, OWN, 60.0)
+        watch = CountedWatch(ledger, files, clock, client.devices)
+        rules = configuration.load_configuration(directory / "config.yaml")
+        kubelet, plugin = FakeKubelet(plugins, resources, MACHINE, rules), OtherPlugin(TWO)
+        async with background() as tasks:
+            await tasks.start(kubelet.run)
+            async with plugin.running(plugins):
+                await kubelet.until(lambda kubelet: kubelet.capacity(FPGA) == 2)
+                listener = await listening(ledger, clock, tasks)
+                it = Node(directory, kubelet, plugin, ledger, clock, watch, listener)
+                tasks.start_soon(watch.run)
+                await it.half_a_second()
+                yield it
+
+
+def asking_for_fpgas(count: int) -> PodRequest:
+    limits = {FPGA: count}
+    return PodRequest(
+        name=PodName("next"),
+        containers=(ContainerRequest(name=ContainerName("main"), requests=limits, limits=limits),),
+    )
+
+
+async def test_a_changed_configuration_is_heard_within_a_second() -> None:
+    async with node() as it:
+        before = it.known.rules
+        (it.directory / "config.yaml").write_text(CONFIG.replace("restricted", "single-numa-node"))
+        after = (await it.half_a_second()).rules
+
+        assert ("restricted", "single-numa-node", "") == (before.policy, after.policy, after.unknown)
+        assert "0" == after.reserved_cpus
+
+
+async def test_a_configuration_that_cannot_be_read_is_said() -> None:
+    """The node's own settings stand for it, and the listener's prediction says so."""
+    async with node() as it:
+        (it.directory / "config.yaml").write_text("kind: [")
+        rules = (await it.half_a_second()).rules
+        notes = it.predicted(pod("next", cpus=1)).explanation.notes
+
+        assert (OWN.policy, True) == (rules.policy, bool(rules.unknown))
+        assert rules.unknown.startswith("the node's own settings stand for the kubelet's configuration")
+        assert rules.unknown in notes
+
+
+async def test_what_another_plugin_lists_is_heard_within_a_second() -> None:
+    async with node() as it:
+        before = it.known.devices
+        await it.lists({**TWO, "f-2": (0, 1)})
+        after = (await it.half_a_second()).devices
+
+        def devices(*found: tuple[tuple[int, ...], str]) -> object:
+            return {FPGA: tuple(ListedDevices(nodes=nodes, ids=(DeviceID(name),)) for nodes, name in found)}
+
+        assert devices(((0,), "f-0"), ((1,), "f-1")) == before
+        assert devices(((0,), "f-0"), ((0, 1), "f-2"), ((1,), "f-1")) == after
+
+
+async def test_a_plugin_that_has_ended_is_heard_within_a_second() -> None:
+    """Its devices are not healthy any more, and the kubelet writes nothing down."""
+    async with node() as it:
+        it.kubelet.plugins.endpoints[FPGA].stop(0.0)
+
+        assert {} == (await it.half_a_second()).devices
+
+
+async def test_cpus_that_a_container_got_are_heard_within_a_second() -> None:
+    async with node() as it:
+        await it.kubelet.admit(pod("db", cpus=3))
+        (entry,) = (await it.half_a_second()).entries
+
+        assert ("main", "1-3", True) == (entry.container, entry.cpus, entry.mounted)
+
+
+async def test_nothing_is_said_while_nothing_changes() -> None:
+    async with node() as it:
+        before = it.ledger.state.usage
+        for _ in range(30):
+            await it.half_a_second()
+
+        assert before is it.ledger.state.usage
+
+
+async def test_devices_that_cannot_be_asked_for_are_not_known() -> None:
+    """They are not taken to be gone: whoever asks for one is told."""
+    async with node() as it:
+        (it.directory / "pod-resources" / "kubelet.sock").unlink()
+        known = await it.half_a_second()
+
+        assert known.devices is None
+        assert "its socket is not there" in known.devices_unknown
+        assert () == it.predicted(pod("next", gpus=1)).explanation.notes
+
+
+async def test_the_topology_of_other_devices_counts_in_a_prediction() -> None:
+    """One FPGA of each NUMA node: two are aligned to both, and one that is in use leaves one."""
+    async with node() as it:
+        both = it.predicted(asking_for_fpgas(2))
+        await it.kubelet.admit(asking_for_fpgas(1))
+        await it.half_a_second()
+        one, two = it.predicted(asking_for_fpgas(1)), it.predicted(asking_for_fpgas(2))
+
+        assert [(0, 1)] == [got.affinity for got in getattr(both, "allocations", ())]
+        assert [{"f-1"}] == [got.device_ids for got in getattr(one, "allocations", ())]
+        assert "TopologyAffinityError" == getattr(two, "reason", None)
+
+
+async def test_many_questions_at_once_ask_the_kubelet_once_or_twice() -> None:
+    """It answers at most a hundred calls a second, whoever asks."""
+    async with node() as it:
+        asked = 0
+        listed = it.watch._devices
+        assert listed is not None
+
+        async def counted() -> object:
+            nonlocal asked
+            asked += 1
+            return await listed()
+
+        it.watch._devices = counted  # type: ignore[assignment]
+        async with anyio.create_task_group() as tasks:
+            for _ in range(50):
+                tasks.start_soon(it.watch.look)
+
+        assert asked in (1, 2)
+
+
+async def test_before_the_hardware_is_known_nothing_is_read() -> None:
+    """The files would be judged by a machine without CPUs."""
+    ledger = Ledger(NODE, MemoryJournal(), ManualClock())
+    watch = KubeletWatch(ledger, KubeletFiles(Path("/none"), Path("/none"), OWN), ledger.clock)
+    await watch.poll()
+
+    assert ledger.state.usage is None

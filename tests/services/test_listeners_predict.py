@@ -1,0 +1,114 @@
+"""Whoever hears the events of a node predicts what the node predicts, and what its kubelet then does."""
+
+from pathlib import Path
+from random import Random
+
+import anyio
+import pytest
+from faults_support import sample
+from kubelet_support import NODE, MemoryDesk, offers, short_directory
+from prediction_support import (
+    FPGA,
+    MACHINES,
+    PATIENT_SECONDS,
+    OtherPlugin,
+    configured,
+    listening,
+    some_pod,
+    told,
+)
+
+from topoalign.allocator import device_allocations
+from topoalign.allocator.device_allocations import DeviceAllocations
+from topoalign.allocator.device_plugin.front import KubeletFront
+from topoalign.allocator.ledger.journal import MemoryJournal
+from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.reconciliation import pod_resources as podresources
+from topoalign.allocator.reconciliation.liveness import UNWRITTEN_SECONDS
+from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
+from topoalign.allocator.requests.admissions import Admissions
+from topoalign.allocator.requests.kubelet_files import KubeletFiles
+from topoalign.allocator.requests.kubelet_watch import READ_SECONDS, KubeletWatch
+from topoalign.core.admission.prediction import predict
+from topoalign.core.model.decisions import Decision
+from topoalign.core.model.requests import AdmissionRules, AllocateRequest, Placement
+from topoalign.kubelet.files import configuration
+from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
+
+pytestmark = pytest.mark.anyio
+
+PODS = 12
+"""Asked for, one after another."""
+SPOILT = 0.1
+"""How often the kubelet's configuration cannot be read for a while."""
+
+Predicted = tuple[Decision, Decision, Decision | None]
+"""By the listener, by the node, and what the kubelet did; None where the node says that it cannot be sure."""
+
+
+async def run(seed: int, directory: Path) -> list[Predicted]:
+    """Pods come and go by chance on a node with a plugin of FPGAs beside ours."""
+    chance = Random(seed)
+    plugins, resources = directory / "device-plugins", directory / "pod-resources"
+    for each in (plugins, resources):
+        each.mkdir()
+    machine, placement = chance.choice(MACHINES), chance.choice(list(Placement)[:3])
+    own, config, content = AdmissionRules(placement=placement), directory / "config.yaml", configured(chance)
+    config.write_text(content)
+    clock, known = ManualClock(), MemoryDesk(machine).state
+    ledger = Ledger(NODE, MemoryJournal(), clock)
+    assert known.topology is not None and known.health is not None
+    ledger.hear(known.topology)
+    ledger.hear(known.health)
+    pod_resources = PodResourcesClient(resources / "kubelet.sock", plugins, clock)
+    desk = DeviceAllocations(ledger, clock, pod_resources, placement=placement, settle_seconds=0)
+    files = KubeletFiles(config, directory, own, PATIENT_SECONDS)
+    watch = KubeletWatch(ledger, files, clock, pod_resources.devices, desk.ended)
+    admissions = Admissions(ledger, MemoryBus(), own, kubelet_owns_devices=True, kubelet=watch)
+    kubelet = FakeKubelet(plugins, resources, machine, configuration.load_configuration(config, placement))
+    last = machine.node_ids[-1]
+    fpgas = OtherPlugin({f"f-{at}": (0 if at < 3 else last,) for at in range(6)})
+    predicted: list[Predicted] = []
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(kubelet.run)
+        async with fpgas.running(plugins):
+            await tasks.start(KubeletFront(desk, plugins, clock).run)
+            await kubelet.until(lambda kubelet: offers(machine)(kubelet) and kubelet.allocatable(FPGA) == 6)
+            listener = await listening(ledger, clock, tasks)
+            for number in range(PODS):
+                if kubelet.running and chance.random() < 0.3:
+                    await kubelet.remove(*chance.choice(sorted(kubelet.running)))
+                spoilt = chance.random() < SPOILT
+                config.write_text("{" if spoilt else content)
+                await clock.advance(READ_SECONDS)
+                await watch.poll()
+                await listener.caught_up()
+                asked = some_pod(chance, f"pod-{number}", fpgas=0.4)
+                theirs = predict(listener.state, asked, clock.wall())
+                ours = await admissions.what_if(AllocateRequest(node=NODE, pod=asked, rules={}))
+                done = await kubelet.admit(asked)
+                unsure = spoilt or any("lists no container with them" in note for note in ours.explanation.notes)
+                predicted.append((theirs, ours, None if unsure else done))
+                if chance.random() < 0.7:
+                    await desk.reconcile()
+                if chance.random() < 0.7:  # by then it is known which pods were refused
+                    await clock.advance(UNWRITTEN_SECONDS)
+        tasks.cancel_scope.cancel()
+    return predicted
+
+
+@pytest.mark.parametrize("seed", sample(list(range(200)), 8))
+async def test_a_listener_predicts_what_the_node_predicts(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decision, explanation and notes are the same, and the kubelet then does it."""
+    monkeypatch.setattr(device_allocations, "PREFER_SECONDS", PATIENT_SECONDS)
+    monkeypatch.setattr(podresources, "READ_SECONDS", PATIENT_SECONDS)
+    monkeypatch.setattr(podresources, "LIST_SECONDS", PATIENT_SECONDS)
+    with short_directory() as directory:
+        predicted = await run(seed, directory)
+
+    assert [ours for _, ours, _ in predicted] == [theirs for theirs, _, _ in predicted]
+    sure = [(told(ours), told(done)) for _, ours, done in predicted if done is not None]
+    assert [done for _, done in sure] == [ours for ours, _ in sure]
+    assert PODS // 2 < len(sure)
