@@ -14,8 +14,8 @@ from grpclib.client import Channel
 from kubelet_support import MemoryDesk, node, offers, short_directory, two_nodes
 
 from topoalign.allocator.device_plugin.front import KubeletFront
-from topoalign.allocator.device_plugin.plugin import FIRST_RETRY_SECONDS, LISTEN_SECONDS, POLL_SECONDS
 from topoalign.allocator.device_plugin.registration import REGISTER_SECONDS
+from topoalign.allocator.device_plugin.registration_states import FIRST_RETRY_SECONDS, LISTEN_SECONDS, POLL_SECONDS
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, NIC, DeviceID

@@ -8,7 +8,8 @@ from grpclib.exceptions import GRPCError
 from kubelet_support import Node, node, short_directory, two_nodes
 
 from topoalign.allocator.device_plugin.guard import Guard
-from topoalign.allocator.device_plugin.plugin import FIRST_DOUBT_SECONDS, FIRST_RETRY_SECONDS, POLL_SECONDS, Plugin
+from topoalign.allocator.device_plugin.plugin import Plugin
+from topoalign.allocator.device_plugin.registration_states import FIRST_DOUBT_SECONDS, FIRST_RETRY_SECONDS, POLL_SECONDS
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU
 from topoalign.kubelet.grpc.api import v1

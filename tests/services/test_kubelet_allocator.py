@@ -16,7 +16,7 @@ from kubelet_support import NODE, RESTRICTED, MemoryDesk, offers, pod, short_dir
 from topoalign.allocator import device_allocations
 from topoalign.allocator.device_allocations import DeviceAllocations
 from topoalign.allocator.device_plugin.front import KubeletFront
-from topoalign.allocator.device_plugin.plugin import POLL_SECONDS
+from topoalign.allocator.device_plugin.registration_states import POLL_SECONDS
 from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient

@@ -18,8 +18,9 @@ from anyio.abc import TaskStatus
 
 from topoalign.allocator.device_plugin.containers import Containers
 from topoalign.allocator.device_plugin.guard import Guard
-from topoalign.allocator.device_plugin.plugin import FIELD, JITTER, Jitter, Plugin
+from topoalign.allocator.device_plugin.plugin import FIELD, JITTER, Plugin
 from topoalign.allocator.device_plugin.registration import digest_name
+from topoalign.allocator.device_plugin.registration_states import Jitter
 from topoalign.allocator.ports import Desk
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.ports import Clock

@@ -4,13 +4,13 @@ One resource's place in the kubelet: its socket, its registration, and the strea
 The kubelet forgets its plugins when it restarts, and tells nobody. It may come up long after us, may sweep its directory
 with our socket in it, may accept a registration and never listen. So nothing here waits for an event that might not come:
 twice a second a plugin looks at what is there, and mends what is not as it should be. Nothing that the kubelet does ends
-this process.
+this process. What it does with the registration is an event of `registration_states`, whose tables say what follows.
 
 The order matters in one place: a stream to the kubelet is ended before a new registration, because the kubelet drops its
 newest client when an old stream ends late (kubelet v1.36.3, devicemanager runClient).
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 from random import SystemRandom
 
@@ -18,6 +18,7 @@ import structlog
 
 from topoalign.allocator.device_plugin.containers import Containers
 from topoalign.allocator.device_plugin.registration import register, socket_path
+from topoalign.allocator.device_plugin.registration_states import POLL_SECONDS, Event, Jitter, Registration, Sign
 from topoalign.allocator.device_plugin.server import DevicePlugin
 from topoalign.allocator.ports import Desk
 from topoalign.core.model.errors import StateFault
@@ -27,30 +28,10 @@ from topoalign.kubelet.grpc import sockets
 from topoalign.kubelet.grpc.client import KubeletAway
 from topoalign.kubelet.grpc.plugin_api import KUBELET_SOCKET
 from topoalign.kubelet.grpc.transport import Load, Server
-from topoalign.runtime.backoff import backoff_seconds
 
 log = structlog.get_logger()
 
 FIELD = "TOPOALIGN_KUBELET_DIR"
-
-POLL_SECONDS = 0.5
-"""Between two looks. A kubelet that restarts has its resources back within a second."""
-
-LISTEN_SECONDS = 5.0
-"""How long a kubelet that has registered us may go without a ListAndWatch stream before we register anew."""
-
-FIRST_RETRY_SECONDS = 1.0
-LAST_RETRY_SECONDS = 16.0
-
-UNSEEN_LOOKS = 2
-"""So often in a row the kubelet must show nothing of ours: once may be the moment before it has read a list."""
-
-FIRST_DOUBT_SECONDS = 10.0
-LAST_DOUBT_SECONDS = 640.0
-"""Between two registrations with a kubelet that listens and shows nothing."""
-
-Jitter = Callable[[], float]
-"""A number from 0 to 1."""
 
 JITTER: Jitter = SystemRandom().random
 
@@ -79,33 +60,19 @@ class Plugin:
         self._directory = directory
         self._clock = clock
         self._drain_seconds = drain_seconds
-        self._jitter = jitter
         self._load = load or Load()
         self._server: Server | None = None
-        self._registered: sockets.Identity | None = None
-        """The kubelet that knows us. None: none does."""
-        self._tried: sockets.Identity | None = None
-        """The kubelet that was asked last."""
-        self._failures = 0
-        """Registrations in a row that were refused, or after which it did not go on listening."""
-        self._again = 0.0
-        """Monotonic seconds before which `_tried` is not asked again."""
-        self._registered_at = 0.0
-        self._heard_until = 0.0
-        """Monotonic seconds until which a registered kubelet need not have a stream."""
+        self._registration = Registration(jitter)
         self._former = self.service.watch
         """The stream from before the registration."""
-        self._doubt: str | None = None
-        """Why a kubelet that listens is not believed to have heard. None: it is."""
-        self._unseen = self._doubts = 0
-        self._doubt_again = 0.0
-        """Monotonic seconds before which doubt is no reason to register anew."""
+        self._hidden = 0
+        """Healthy devices of which a kubelet that is doubted showed none."""
 
     async def run(self) -> None:
         """Until cancelled, or no longer wanted."""
         try:
             while self.wanted:
-                self.settle(await self.look() or self._doubt)
+                self.settle(await self.look() or self.doubt())
                 await self._clock.sleep(POLL_SECONDS)
         finally:
             await self.stop()
@@ -115,8 +82,7 @@ class Plugin:
         if self._server is not None and not self._server.in_place:
             log.info("the socket has gone, made anew", socket=self.path.name)
             await self.stop()
-            # the kubelet, if it lives, must see its stream end before it hears from us again
-            self._again = self._clock.monotonic() + POLL_SECONDS
+            self._registration.apply(Event.SOCKET_LOST, self._clock.monotonic())
         if self._server is None:
             server = Server(self.service, self.path, FIELD, self._load)
             try:
@@ -124,23 +90,25 @@ class Plugin:
             except StateFault as fault:
                 return f"{fault.finding}; {fault.remedy}"
             self._server = server
-        kubelet = sockets.identity(self._directory / KUBELET_SOCKET)
+        return await self.look_at_kubelet()
+
+    async def look_at_kubelet(self) -> str | None:
+        """Registers the resource if it is time to; says what is missing."""
+        kubelet, now = sockets.identity(self._directory / KUBELET_SOCKET), self._clock.monotonic()
         if kubelet is None:
-            self._registered = None
+            self._registration.apply(Event.KUBELET_AWAY, now)
             return (
                 f"the kubelet has no {KUBELET_SOCKET} in {self._directory}; see that it runs, and that {FIELD} is right"
             )
-        if kubelet == self._registered:
-            return self.heard()
-        if kubelet != self._tried:
-            self._tried, self._failures, self._doubts = kubelet, 0, 0
-            self._doubt, self._doubt_again = None, 0.0
-        elif self._clock.monotonic() < self._again:
-            return self.reason or f"{self.resource} is about to be registered again"
-        return await self.register(kubelet)
+        if not self._registration.meet(kubelet, now):
+            if self._registration.is_registered:
+                return self.listen(now)
+            if now < self._registration.ask_at:
+                return self.reason or f"{self.resource} is about to be registered again"
+        return await self.register()
 
-    async def register(self, kubelet: sockets.Identity) -> str | None:
-        self._registered = None
+    async def register(self) -> str | None:
+        """Ends the former streams, then asks the kubelet once; says what is missing."""
         await self.service.watches.end()
         if self.service.watches.open:
             await self.stop()
@@ -151,63 +119,56 @@ class Plugin:
             with self.service.watches.registering(listener.pid if listener is not None else 0):
                 await register(self.path, self.resource, self._clock)
         except KubeletAway as away:
-            self.later()
+            self._registration.apply(Event.REFUSED, self._clock.monotonic())
             return f"{away.finding}; {away.remedy}"
-        now = self._clock.monotonic()
-        self._registered, self._registered_at, self._heard_until = kubelet, now, now + LISTEN_SECONDS
+        self._registration.apply(Event.ACCEPTED, self._clock.monotonic())
         return None
 
-    def later(self) -> None:
-        """The kubelet is asked again after a while, the longer the more often it was in vain."""
-        self._failures += 1
-        wait = backoff_seconds(self._failures, FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS)
-        self._again = self._clock.monotonic() + wait * (0.5 + self._jitter() / 2)
-
-    def heard(self) -> str | None:
+    def listen(self, now: float) -> str | None:
         """
         A kubelet that ends its stream, or never opens one, has dropped the resource and will not dial again: only a new
         registration brings it back.
         """
-        now, watch = self._clock.monotonic(), self.service.watch
-        if watch.open:
-            self._heard_until = now + LISTEN_SECONDS
-            if now >= self._registered_at + LISTEN_SECONDS:
-                self._failures = 0
+        watch = self.service.watch
+        has_ended = watch is not self._former and watch.ended.is_set()
+        match self._registration.listen(is_open=watch.open, has_ended=has_ended, now=now):
+            case None:
+                return self.reason
+            case Event.UNHEARD:
+                return f"the kubelet does not listen to {self.resource}"
+            case _:
+                return None
+
+    def doubt(self) -> str | None:
+        """Why a kubelet that listens is not believed to have heard; None: it is."""
+        if not self._registration.doubt.is_held:
             return None
-        ended = watch is not self._former and watch.ended.is_set()
-        if now < self._heard_until and not ended:
-            return self.reason
-        self._registered = None
-        self.later()
-        return f"the kubelet does not listen to {self.resource}"
+        return f"the kubelet listens to {self.resource}, and shows none of its {self._hidden} healthy devices"
 
     def compare(self, shown: Collection[DeviceID]) -> None:
         """
         Judges what the kubelet shows as allocatable of this resource. One that listens, was told of healthy devices and
         shows none of them has lost us without knowing: only a new registration helps, and not at once if one did not.
         """
-        if not self.service.watch.open or self._registered is None:
-            self._unseen = 0
+        doubt, now = self._registration.doubt, self._clock.monotonic()
+        if not self.service.watch.open or not self._registration.is_registered:
+            doubt.apply(Sign.DEAF, now)
             return
         listed = self._desk.state.hardware.devices.get(self.resource, {})
         seen = any(device in listed for device in shown)
         told = [] if seen else [device for device in listed if self._desk.state.health_of(device).usable]
         if not told:
-            if self._doubt is not None:
+            if doubt.is_held:
                 log.info("the kubelet shows our devices again", resource=self.resource)
-            self._doubt, self._unseen, self._doubts = None, 0, 0
+            doubt.apply(Sign.SHOWN, now)
             return
-        self._unseen += 1
-        if self._unseen < UNSEEN_LOOKS:
-            return
-        self._doubt = f"the kubelet listens to {self.resource}, and shows none of its {len(told)} healthy devices"
-        now = self._clock.monotonic()
-        if now >= self._doubt_again:
+        if doubt.is_unseen:
+            self._hidden = len(told)
+        sign = doubt.hidden(now)
+        doubt.apply(sign, now)
+        if sign is Sign.HIDDEN_AGAIN:
             log.error("the kubelet has lost our devices: registering anew", resource=self.resource, devices=len(told))
-            self._doubts += 1
-            self._doubt_again = now + backoff_seconds(self._doubts, FIRST_DOUBT_SECONDS, LAST_DOUBT_SECONDS)
-            self._unseen = 0
-            self._registered, self._again = None, now
+            self._registration.apply(Event.LOST, now)
 
     def settle(self, reason: str | None) -> None:
         """Logs once per change of state, not once per look."""
@@ -220,6 +181,7 @@ class Plugin:
 
     async def stop(self) -> None:
         """Lets calls that have begun end, then closes and removes the socket."""
-        server, self._server, self._registered = self._server, None, None
+        server, self._server = self._server, None
+        self._registration.apply(Event.STOPPED, self._clock.monotonic())
         if server is not None:
             await server.stop(self._drain_seconds)

@@ -1,0 +1,257 @@
+"""
+Where one resource stands with the kubelet, as a state with a table of transitions. It does no I/O: the time is an argument.
+
+The rule: whatever happens to the registration is an `Event`, and `TRANSITIONS` says what follows from it in each state. An
+event that is not in the table of a state cannot happen there. What an event does to the counters and deadlines depends on
+the event alone (`Registration.apply`).
+
+A kubelet that listens may have lost the devices all the same. That is judged apart from the registration, by what the
+kubelet shows as allocatable (`Doubt`): once may be the moment before it has read a list, twice in a row is a loss. Each loss
+leads to a new registration, at once, then at least 10, 20, 40 ... 640 s after the one before.
+"""
+
+from collections.abc import Callable, Mapping
+from enum import Enum, auto
+
+from topoalign.kubelet.grpc.sockets import Identity
+from topoalign.runtime.backoff import backoff_seconds
+
+POLL_SECONDS = 0.5
+"""Between two looks at the sockets. A kubelet that restarts has its resources back within a second."""
+
+LISTEN_SECONDS = 5.0
+"""How long a kubelet that has registered us may go without a ListAndWatch stream before we register anew."""
+
+FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 1.0, 16.0
+"""Between two registrations with a kubelet that refuses, or that does not go on listening; doubled each time."""
+
+FIRST_DOUBT_SECONDS, LAST_DOUBT_SECONDS = 10.0, 640.0
+"""Between two registrations with a kubelet that listens and shows nothing; doubled each time."""
+
+Jitter = Callable[[], float]
+"""A number from 0 to 1."""
+
+
+class State(Enum):
+    """What the kubelet knows of the resource."""
+
+    UNREGISTERED = auto()
+    """Nothing: it is asked to register the resource when `ask_at` has come."""
+    REGISTERED = auto()
+    """It has accepted the registration, and is to open its stream until `listen_by`."""
+    LISTENING = auto()
+    """Its stream was open at the last look."""
+
+
+class Event(Enum):
+    """What may happen to the registration."""
+
+    KUBELET_AWAY = auto()
+    """The kubelet's socket is not there."""
+    KUBELET_CHANGED = auto()
+    """Another kubelet serves the socket than the one that was asked last."""
+    ACCEPTED = auto()
+    """The kubelet has registered the resource."""
+    REFUSED = auto()
+    """It refused to, or did not answer."""
+    HEARD = auto()
+    """Its stream is open."""
+    HEARD_ON = auto()
+    """Its stream is open `LISTEN_SECONDS` after the registration: only then was that a success."""
+    UNHEARD = auto()
+    """Its stream has ended, or did not come in time: it will not dial again by itself."""
+    LOST = auto()
+    """It listens and has lost the devices."""
+    SOCKET_LOST = auto()
+    """Our own socket was gone and is closed: the kubelet must see its stream end before it hears from us again."""
+    STOPPED = auto()
+    """Our own socket was closed."""
+
+
+S, E = State, Event
+TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
+    S.UNREGISTERED: {
+        E.KUBELET_AWAY: S.UNREGISTERED,
+        E.KUBELET_CHANGED: S.UNREGISTERED,
+        E.ACCEPTED: S.REGISTERED,
+        E.REFUSED: S.UNREGISTERED,
+        E.SOCKET_LOST: S.UNREGISTERED,
+        E.STOPPED: S.UNREGISTERED,
+    },
+    S.REGISTERED: {
+        E.KUBELET_AWAY: S.UNREGISTERED,
+        E.KUBELET_CHANGED: S.UNREGISTERED,
+        E.HEARD: S.LISTENING,
+        E.HEARD_ON: S.LISTENING,
+        E.UNHEARD: S.UNREGISTERED,
+        E.LOST: S.UNREGISTERED,
+        E.STOPPED: S.UNREGISTERED,
+    },
+    S.LISTENING: {
+        E.KUBELET_AWAY: S.UNREGISTERED,
+        E.KUBELET_CHANGED: S.UNREGISTERED,
+        E.HEARD: S.LISTENING,
+        E.HEARD_ON: S.LISTENING,
+        E.UNHEARD: S.UNREGISTERED,
+        E.LOST: S.UNREGISTERED,
+        E.STOPPED: S.UNREGISTERED,
+    },
+}
+
+
+class Trust(Enum):
+    """Whether a kubelet that listens is believed to have the devices."""
+
+    BELIEVED = auto()
+    UNSEEN = auto()
+    """It is believed, and showed none of them at the last look."""
+    DOUBTED = auto()
+    """It has lost them, and was registered with anew since."""
+    DOUBTED_UNSEEN = auto()
+    """It has lost them, and showed none of them at the last look either."""
+
+
+class Sign(Enum):
+    """What a look at the kubelet's allocatable devices says."""
+
+    SHOWN = auto()
+    """It shows some of them, or none of them is healthy."""
+    HIDDEN = auto()
+    """It shows none, and no loss is to be told from that yet."""
+    HIDDEN_AGAIN = auto()
+    """It shows none for the second time in a row, and may be registered with anew."""
+    DEAF = auto()
+    """It does not listen: what it shows means nothing."""
+    CHANGED = auto()
+    """It is another kubelet."""
+
+
+T, G = Trust, Sign
+DOUBTS: Mapping[Trust, Mapping[Sign, Trust]] = {
+    T.BELIEVED: {
+        G.SHOWN: T.BELIEVED,
+        G.HIDDEN: T.UNSEEN,
+        G.DEAF: T.BELIEVED,
+        G.CHANGED: T.BELIEVED,
+    },
+    T.UNSEEN: {
+        G.SHOWN: T.BELIEVED,
+        G.HIDDEN: T.DOUBTED_UNSEEN,
+        G.HIDDEN_AGAIN: T.DOUBTED,
+        G.DEAF: T.BELIEVED,
+        G.CHANGED: T.UNSEEN,
+    },
+    T.DOUBTED: {
+        G.SHOWN: T.BELIEVED,
+        G.HIDDEN: T.DOUBTED_UNSEEN,
+        G.DEAF: T.DOUBTED,
+        G.CHANGED: T.BELIEVED,
+    },
+    T.DOUBTED_UNSEEN: {
+        G.SHOWN: T.BELIEVED,
+        G.HIDDEN: T.DOUBTED_UNSEEN,
+        G.HIDDEN_AGAIN: T.DOUBTED,
+        G.DEAF: T.DOUBTED,
+        G.CHANGED: T.UNSEEN,
+    },
+}
+
+
+class Doubt:
+    """Judges what the kubelet shows of the resource."""
+
+    def __init__(self) -> None:
+        self.trust = Trust.BELIEVED
+        self.losses = 0
+        """In a row, since the kubelet last showed a device."""
+        self.again_at = 0.0
+        """Monotonic seconds before which a loss is no reason to register anew."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the kubelet is taken to have lost the devices."""
+        return self.trust in (Trust.DOUBTED, Trust.DOUBTED_UNSEEN)
+
+    @property
+    def is_unseen(self) -> bool:
+        """Whether the kubelet showed no device at the last look."""
+        return self.trust in (Trust.UNSEEN, Trust.DOUBTED_UNSEEN)
+
+    def hidden(self, now: float) -> Sign:
+        """What it means if the kubelet shows none of the devices now."""
+        return Sign.HIDDEN_AGAIN if self.is_unseen and now >= self.again_at else Sign.HIDDEN
+
+    def apply(self, sign: Sign, now: float) -> None:
+        """Raises KeyError for a sign that cannot follow: a defect of the caller."""
+        self.trust = DOUBTS[self.trust][sign]
+        match sign:
+            case Sign.SHOWN:
+                self.losses = 0
+            case Sign.HIDDEN_AGAIN:
+                self.losses += 1
+                self.again_at = now + backoff_seconds(self.losses, FIRST_DOUBT_SECONDS, LAST_DOUBT_SECONDS)
+            case Sign.CHANGED:
+                self.losses, self.again_at = 0, 0.0
+
+
+class Registration:
+    """Where the resource stands with the kubelet."""
+
+    def __init__(self, jitter: Jitter) -> None:
+        self.state = State.UNREGISTERED
+        self.kubelet: Identity | None = None
+        """The one that was asked last."""
+        self.doubt = Doubt()
+        self.failures = 0
+        """Registrations in a row that were refused, or after which the kubelet did not go on listening."""
+        self.ask_at = 0.0
+        """Monotonic seconds before which `kubelet` is not asked again."""
+        self.listen_by = 0.0
+        """Monotonic seconds until which a kubelet that has registered the resource need not have a stream."""
+        self._success_at = 0.0
+        self._jitter = jitter
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether the kubelet knows the resource, as far as is known."""
+        return self.state is not State.UNREGISTERED
+
+    def meet(self, kubelet: Identity, now: float) -> bool:
+        """Takes note of the kubelet that serves the socket. Returns whether it is another one than before."""
+        if kubelet == self.kubelet:
+            return False
+        self.kubelet = kubelet
+        self.apply(Event.KUBELET_CHANGED, now)
+        return True
+
+    def listen(self, *, is_open: bool, has_ended: bool, now: float) -> Event | None:
+        """What follows from the kubelet's stream as it is now; None: it is still waited for."""
+        if is_open:
+            event = Event.HEARD_ON if now >= self._success_at else Event.HEARD
+        elif has_ended or now >= self.listen_by:
+            event = Event.UNHEARD
+        else:
+            return None
+        self.apply(event, now)
+        return event
+
+    def apply(self, event: Event, now: float) -> None:
+        """Raises KeyError for an event that cannot happen in this state: a defect of the caller."""
+        self.state = TRANSITIONS[self.state][event]
+        match event:
+            case Event.KUBELET_CHANGED:
+                self.failures = 0
+                self.doubt.apply(Sign.CHANGED, now)
+            case Event.ACCEPTED:
+                self._success_at = self.listen_by = now + LISTEN_SECONDS
+            case Event.REFUSED | Event.UNHEARD:
+                self.failures += 1
+                wait = backoff_seconds(self.failures, FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS)
+                self.ask_at = now + wait * (0.5 + self._jitter() / 2)
+            case Event.HEARD | Event.HEARD_ON:
+                self.listen_by = now + LISTEN_SECONDS
+                self.failures = 0 if event is Event.HEARD_ON else self.failures
+            case Event.LOST:
+                self.ask_at = now
+            case Event.SOCKET_LOST:
+                self.ask_at = now + POLL_SECONDS

@@ -1,0 +1,196 @@
+"""The registration with the kubelet, by its tables: what follows from an event in a state, and when it is asked again."""
+
+from collections.abc import Mapping
+from enum import Enum
+from itertools import pairwise
+
+import pytest
+
+from topoalign.allocator.device_plugin.registration_states import (
+    DOUBTS,
+    FIRST_DOUBT_SECONDS,
+    LAST_DOUBT_SECONDS,
+    LISTEN_SECONDS,
+    POLL_SECONDS,
+    TRANSITIONS,
+    Doubt,
+    Event,
+    Registration,
+    Sign,
+    State,
+    Trust,
+)
+from topoalign.kubelet.grpc.sockets import Identity
+
+KUBELET, OTHER = Identity(1, 2, 3), Identity(1, 5, 6)
+NOW = 1000.0
+
+
+def registration(state: State = State.UNREGISTERED, jitter: float = 1.0) -> Registration:
+    """Of a kubelet that was met, in this state since `NOW`."""
+    made = Registration(lambda: jitter)
+    made.meet(KUBELET, NOW)
+    if state is not State.UNREGISTERED:
+        made.apply(Event.ACCEPTED, NOW)
+    if state is State.LISTENING:
+        made.apply(Event.HEARD, NOW)
+    assert state is made.state
+    return made
+
+
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("event", Event)
+def test_an_event_leads_where_the_table_says(state: State, event: Event) -> None:
+    """Each event leads from each state to the one in the table, and one that is not there is refused without a change."""
+    made = registration(state)
+    if event not in TRANSITIONS[state]:
+        with pytest.raises(KeyError):
+            made.apply(event, NOW)
+
+        assert state is made.state
+        return
+    made.apply(event, NOW)
+
+    assert TRANSITIONS[state][event] is made.state
+
+
+@pytest.mark.parametrize(
+    ("state", "events"),
+    [
+        (State.UNREGISTERED, {Event.ACCEPTED: State.REGISTERED}),
+        (State.REGISTERED, {Event.HEARD: State.LISTENING, Event.HEARD_ON: State.LISTENING}),
+        (State.LISTENING, {Event.HEARD: State.LISTENING, Event.HEARD_ON: State.LISTENING}),
+    ],
+)
+def test_only_these_events_keep_or_make_a_registration(state: State, events: Mapping[Event, State]) -> None:
+    """Whatever else happens ends the registration, and the kubelet is asked anew."""
+    kept = {event: then for event, then in TRANSITIONS[state].items() if then is not State.UNREGISTERED}
+
+    assert events == kept
+
+
+@pytest.mark.parametrize("table", [TRANSITIONS, DOUBTS], ids=["registration", "doubt"])
+def test_every_state_can_be_reached(table: Mapping[Enum, Mapping[Enum, Enum]]) -> None:
+    """Each table begins in its first state, leads to all others, and leads nowhere without a row."""
+    reached = {next(iter(table))}
+    while new := {then for state in reached for then in table[state].values()} - reached:
+        reached |= new
+
+    assert {*table} == reached == {*type(next(iter(table)))}
+
+
+@pytest.mark.parametrize("state", [State.REGISTERED, State.LISTENING])
+@pytest.mark.parametrize(
+    ("is_open", "has_ended", "seconds", "event"),
+    [
+        (True, False, 0.5, Event.HEARD),
+        (True, False, LISTEN_SECONDS, Event.HEARD_ON),
+        (False, True, 0.5, Event.UNHEARD),
+        (False, False, LISTEN_SECONDS - 0.5, None),
+        (False, False, LISTEN_SECONDS, Event.UNHEARD),
+    ],
+)
+def test_the_stream_says_whether_the_kubelet_listens(
+    state: State, is_open: bool, has_ended: bool, seconds: float, event: Event | None
+) -> None:
+    """So many seconds after the registration a stream is heard, waited for, or given up."""
+    made = registration(state)
+
+    assert event is made.listen(is_open=is_open, has_ended=has_ended, now=NOW + seconds)
+    assert (state if event is None else TRANSITIONS[state][event]) is made.state
+
+
+@pytest.mark.parametrize(("jitter", "share"), [(0.0, 0.5), (0.5, 0.75), (1.0, 1.0)])
+def test_a_kubelet_that_refuses_is_asked_less_and_less_often(jitter: float, share: float) -> None:
+    """After 1, 2, 4, 8, 16 and then every 16 seconds, of which chance takes up to a half."""
+    made, waits = registration(jitter=jitter), []
+    for _ in range(7):
+        made.apply(Event.REFUSED, NOW)
+        waits.append(made.ask_at - NOW)
+
+    assert [share * wait for wait in (1, 2, 4, 8, 16, 16, 16)] == waits
+
+
+def test_only_a_stream_that_goes_on_ends_the_row_of_failures() -> None:
+    """A stream that was open for a moment is no success; one that is open five seconds after the registration is."""
+    made, failures = registration(), []
+    for seconds in (LISTEN_SECONDS - POLL_SECONDS, LISTEN_SECONDS):
+        made.apply(Event.REFUSED, NOW)
+        made.apply(Event.ACCEPTED, NOW)
+        made.listen(is_open=True, has_ended=False, now=NOW + seconds)
+        failures.append(made.failures)
+        made.apply(Event.STOPPED, NOW + seconds)
+
+    assert [1, 0] == failures
+
+
+def test_another_kubelet_starts_without_failures_and_doubts() -> None:
+    """It is noticed once, and neither the failures nor the losses of the one before count against it."""
+    made = registration()
+    made.apply(Event.REFUSED, NOW)
+    for sign in (Sign.HIDDEN, Sign.HIDDEN_AGAIN):
+        made.doubt.apply(sign, NOW)
+    met = [made.meet(OTHER, NOW), made.meet(OTHER, NOW)]
+
+    assert [True, False] == met
+    assert (OTHER, 0, 0, 0.0, False) == (
+        made.kubelet,
+        made.failures,
+        made.doubt.losses,
+        made.doubt.again_at,
+        made.doubt.is_held,
+    )
+
+
+@pytest.mark.parametrize(
+    ("event", "state", "seconds"),
+    [(Event.SOCKET_LOST, State.UNREGISTERED, POLL_SECONDS), (Event.LOST, State.LISTENING, 0.0)],
+)
+def test_a_registration_that_we_end_is_soon_made_anew(event: Event, state: State, seconds: float) -> None:
+    """No failure is counted for it: the kubelet did not refuse."""
+    made = registration(state)
+    made.apply(event, NOW)
+
+    assert (NOW + seconds, 0) == (made.ask_at, made.failures)
+
+
+B, U, D, DU = Trust.BELIEVED, Trust.UNSEEN, Trust.DOUBTED, Trust.DOUBTED_UNSEEN
+
+
+@pytest.mark.parametrize(
+    ("signs", "trusts"),
+    [
+        ("hidden shown hidden shown", [U, B, U, B]),  # once may be too early
+        ("hidden deaf hidden shown", [U, B, U, B]),  # nor does what it showed before its stream ended count
+        ("hidden again hidden hidden shown", [U, D, DU, DU, B]),
+        ("hidden again deaf hidden again", [U, D, D, DU, D]),
+        ("deaf hidden shown", [B, U, B]),
+        ("hidden again hidden deaf hidden again", [U, D, DU, D, DU, D]),
+        ("hidden again changed hidden", [U, D, B, U]),
+        ("hidden changed hidden", [U, U, DU]),
+    ],
+)
+def test_a_loss_is_told_by_two_looks_in_a_row(signs: str, trusts: list[Trust]) -> None:
+    """One look at a kubelet that shows none of the devices is not believed, and doubt ends when it shows one again."""
+    doubt, found = Doubt(), []
+    words = {"again": Sign.HIDDEN_AGAIN}
+    for word in signs.split():
+        doubt.apply(words.get(word) or Sign[word.upper()], NOW)
+        found.append(doubt.trust)
+
+    assert trusts == found
+
+
+def test_losses_lead_to_new_registrations_at_growing_intervals() -> None:
+    """At once, then 10, 20, 40 and at last 640 seconds after the one before, while the kubelet is looked at every second."""
+    registered: list[float] = []
+    doubt, now = Doubt(), NOW
+    while len(registered) < 10:
+        sign = doubt.hidden(now)
+        doubt.apply(sign, now)
+        if sign is Sign.HIDDEN_AGAIN:
+            registered.append(now)
+        now += 1.0
+
+    waits = [after - before for before, after in pairwise(registered)]
+    assert [FIRST_DOUBT_SECONDS, 20, 40, 80, 160, 320, 640, LAST_DOUBT_SECONDS, LAST_DOUBT_SECONDS] == waits
