@@ -94,6 +94,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def configured_fields(read: Loaded) -> Iterator[Field]:
+    """Each field of a configuration with its value as JSON and its origin, in the order of the schema."""
     document = msgspec.to_builtins(read.configuration)
     for path in leaves(document):
         origin = read.origins.get(path, DEFAULT)

@@ -36,6 +36,7 @@ def numa(nodes: Sequence[int] | None) -> str:
 
 
 def named_devices(allocation: Allocation, topology: Topology) -> Iterator[NamedDevice]:
+    """Each device of an allocation with its resource, index, PCI address and NUMA nodes."""
     for resource, devices in allocation.devices.items():
         for device in devices:
             yield named(topology, resource, device)
@@ -81,6 +82,7 @@ def gpus_of(allocation: Allocation, topology: Topology) -> tuple[DeviceID, ...]:
 
 
 def memory(block: MemoryBlock) -> str:
+    """`64 GiB on NUMA 0`."""
     return f"{binary(block.size)} on NUMA {format_cpuset(block.nodes)}"
 
 
@@ -127,6 +129,7 @@ def show_explanation(explanation: Explanation, topology: Topology) -> None:
 
 
 def show_alignment(alignment: Alignment) -> None:
+    """Print the hints of each provider for a container or pod, and the merged hint."""
     whose = "pod as a whole" if alignment.container is None else f"container {clean(alignment.container)}"
     output.say()
     output.say(output.heading(f"Hints for {whose}"))
@@ -143,6 +146,7 @@ def show_alignment(alignment: Alignment) -> None:
 
 
 def hints_text(hints: Hints) -> str:
+    """The hints of one resource on one line, at most `MOST_HINTS` of a list."""
     if hints is None:
         return "no preference"
     if isinstance(hints, HintRule):
@@ -157,11 +161,13 @@ def hints_text(hints: Hints) -> str:
 
 
 def hint_text(hint: TopologyHint) -> str:
+    """`{0-1}*`: the NUMA nodes of a hint; `*` marks a preferred one."""
     affinity = "{any}" if hint.affinity is None else "{" + format_cpuset(nodes_of(hint.affinity)) + "}"
     return affinity + ("*" if hint.preferred else "")
 
 
 def considered(one: Considered, topology: Topology) -> tuple[str, str, str, int, str]:
+    """A row of the table of considered sets."""
     return (
         "chosen" if one.chosen else "",
         one.resource,

@@ -89,10 +89,12 @@ def places(standing: Standing, device: DeviceID) -> dict[str, int | str | None]:
 
 
 def facts(health: DeviceHealth) -> dict[str, object]:
+    """The health of a device as fields of the JSON output."""
     return {"state": health.state, "cordoned": health.cordoned, "reason": health.reason}
 
 
 def word(health: DeviceHealth) -> str:
+    """The state of a device, and whether it is cordoned: `healthy, cordoned`."""
     return f"{health.state}, cordoned" if health.cordoned else health.state.value
 
 
@@ -171,6 +173,7 @@ def tell(link: Link, word: Word, devices: Sequence[str], reason: str = "") -> Ma
 
 
 def show(link: Link, health: Mapping[DeviceID, DeviceHealth]) -> None:
+    """Print the health of these devices, as a table or as JSON."""
     if link.as_json:
         output.document({"node": link.node, "devices": {device: facts(known) for device, known in health.items()}})
         return

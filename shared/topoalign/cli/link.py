@@ -76,10 +76,12 @@ class Link:
 
     @property
     def nats(self) -> str:
+        """URL of NATS. Raises NothingRuns."""
         return self.found[0]
 
     @property
     def node(self) -> NodeName:
+        """Name of the node. Raises NothingRuns."""
         return self.found[1]
 
     def ask(self, verb: str, request: object, kind: Any, effect: Effect | None = None) -> tuple[Any, Topology]:

@@ -68,6 +68,7 @@ def pipe() -> int | None:
 
 
 def heading(text: str) -> str:
+    """The text in bold; `say` removes the style if stdout is no terminal."""
     return click.style(text, bold=True)
 
 

@@ -22,6 +22,7 @@ class Count(click.ParamType[int]):
         self.least, self.most = least, most
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number. Fails with a usage error for any other text or a number out of range."""
         if isinstance(value, int):
             return value
         text = str(value)
@@ -36,6 +37,7 @@ class Size(click.ParamType[int]):
     name = "SIZE"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The size in bytes, fractions rounded up. Fails with a usage error for any other text."""
         if isinstance(value, int):
             return value
         size = whole(str(value))

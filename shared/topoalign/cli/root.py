@@ -85,9 +85,11 @@ class Commands(click.Group):
     """A group that imports a command when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """The commands of the table, then those of other packages by name."""
         return [*COMMANDS, *sorted(brought_along())]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of this name, imported now; None if there is none."""
         if cmd_name in COMMANDS:
             module, name = COMMANDS[cmd_name].target.split(":")
             found = getattr(import_module(f"topoalign.{module}"), name)
@@ -99,11 +101,13 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, but an unknown name fails with suggestions."""
         if not ctx.resilient_parsing and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             raise errors.unknown("command", args[0], self.list_commands(ctx), ctx)
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Completions of command names from the table, without an import of the commands."""
         commands = [
             CompletionItem(name, help=COMMANDS[name].help if name in COMMANDS else None)
             for name in self.list_commands(ctx)
@@ -112,6 +116,7 @@ class Commands(click.Group):
         return commands + click.Command.shell_complete(self, ctx, incomplete)  # the group's own would import them all
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the help: commands by section, those of other packages in the section `More`."""
         sections = {
             title: [(name, entry.help) for name, entry in section.items()] for title, section in SECTIONS.items()
         }

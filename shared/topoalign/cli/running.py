@@ -63,12 +63,14 @@ def find(environment: Mapping[str, str]) -> Running | None:
 
 
 def read(file: Path) -> Running | None:
+    """The content of such a file; None if it is missing or damaged."""
     with suppress(OSError, msgspec.DecodeError):
         return msgspec.json.decode(file.read_bytes(), type=Running)
     return None
 
 
 def alive(pid: int) -> bool:
+    """Whether a process with this id exists, of this user or another."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

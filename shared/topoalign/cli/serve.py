@@ -30,6 +30,7 @@ class Address(click.ParamType[tuple[str, int]]):
     name = "HOST:PORT"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
+        """Host, without the brackets of IPv6, and port from 0 to 65535. Fails with a usage error for any other text."""
         host, colon, port = str(value).rpartition(":")
         if not (colon and host and port.isascii() and port.isdigit() and int(port) < 65_536):
             self.fail(f"{clean(str(value), 80)!r} is not HOST:PORT", param, ctx)

@@ -87,6 +87,7 @@ def unread(environment: Mapping[str, str]) -> Iterator[str]:
 
 
 def as_text(value: object) -> str:
+    """The value as it is written in an environment variable; None is empty."""
     if value is None:
         return ""
     return str(value).lower() if isinstance(value, bool) else str(value)

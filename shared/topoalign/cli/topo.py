@@ -17,6 +17,7 @@ class Topo(click.Group):
     """Its help names the machines of the catalogue."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the names of the catalogue below the help."""
         from topoalign.machines import catalogue  # only for the help
 
         with formatter.section("Machines of the catalogue"):
@@ -68,6 +69,7 @@ def topo(
 
 
 def show(topology: Topology, used_by: Mapping[DeviceID, str], wide: bool, as_json: bool) -> None:
+    """Print a topology as a matrix or as JSON. `used_by`: device -> its holders, for the wide form."""
     if as_json:
         output.document(topology)
         return

@@ -96,10 +96,12 @@ class Started:
         self._running: Running | None = None
 
     def tell(self, running: Running) -> None:
+        """Store what runs, and wake the waiting task."""
         self._running = running
         self._event.set()
 
     async def wait(self) -> Running:
+        """Wait until the services have started; returns what runs."""
         await self._event.wait()
         assert self._running is not None
         return self._running

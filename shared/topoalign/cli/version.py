@@ -27,6 +27,7 @@ def version(as_json: bool) -> None:
 
 
 def installed(package: str) -> str | None:
+    """The version of an installed package; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

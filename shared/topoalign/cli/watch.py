@@ -67,6 +67,10 @@ async def end_with_reader(scope: anyio.CancelScope) -> None:
 
 
 async def follow(link: Link, since: int | None, count: int | None) -> None:
+    """
+    Print events of all nodes or of one, until `count` of them are printed or for ever.
+    Raises BusUnavailable, BusRefused and what the client raises.
+    """
     async with connected(link.nats, log_level="warning") as bus:
         node = NodeName(link.node_option) if link.node_option is not None else None
         teller = Teller(bus)
@@ -98,6 +102,7 @@ class Teller:
         self._topologies: dict[NodeName, Topology] = {}
 
     async def tell(self, heard: Heard) -> None:
+        """Print one event, with its position and its local time of day."""
         event = heard.event
         topology = await self.topology(event)
         time = datetime.fromtimestamp(heard.time).strftime("%H:%M:%S") if heard.time is not None else "--:--:--"
@@ -112,6 +117,7 @@ class Teller:
         return known
 
     def lines(self, event: Event, topology: Topology) -> list[str]:
+        """The lines for an event, the first one with its kind."""
         match event:
             case AllocationsSnapshot():
                 held = [self.holds(event.node, allocation, topology) for allocation in event.allocations]
@@ -140,11 +146,13 @@ class Teller:
                 return [clean(type(event).__name__)]
 
     def holds(self, node: NodeName, allocation: Allocation, topology: Topology) -> str:
+        """The line of a live allocation, which is remembered for its release."""
         self._held[node, allocation.id] = allocation
         return worded(allocation, topology)
 
 
 def worded(allocation: Allocation, topology: Topology) -> str:
+    """An allocation on one line, its owner first and its id last."""
     return (
         f"{formatting.owner(allocation.owner)}: {formatting.brief(allocation, topology)} [{clean(allocation.id, 120)}]"
     )
@@ -159,4 +167,5 @@ def displaced(allocation: Allocation) -> list[str]:
 
 
 def has(topology: Topology, allocation: Allocation) -> bool:
+    """Whether all GPUs of an allocation are in this topology."""
     return all(topology.card_of(gpu) in topology.gpu_by_id for gpu in allocation.devices.get(GPU, ()))

@@ -31,6 +31,7 @@ def anonymous(topology: Topology) -> Topology:
 
 
 def nameless_gpu(gpu: Gpu, ids: Mapping[DeviceID, DeviceID], clusters: Mapping[str, str]) -> Gpu:
+    """The GPU with replaced ids. `ids`: old id -> new id; `clusters`: NVLink cluster -> new name."""
     parts = gpu.mig and tuple(
         msgspec.structs.replace(part, uuid=DeviceID(f"MIG-{gpu.index}-{part.gpu_instance}-{part.compute_instance}"))
         for part in gpu.mig
@@ -40,6 +41,7 @@ def nameless_gpu(gpu: Gpu, ids: Mapping[DeviceID, DeviceID], clusters: Mapping[s
 
 
 def nameless_nic(nic: Nic, ids: Mapping[DeviceID, DeviceID]) -> Nic:
+    """The NIC with a replaced id, without network interfaces, verbs device and ids of virtual functions."""
     functions = tuple(VirtualFunction(pci=function.pci) for function in nic.virtual_functions)
     return msgspec.structs.replace(nic, id=ids[nic.id], netdevs=(), verbs=None, virtual_functions=functions)
 

@@ -46,6 +46,7 @@ class Element:
     text: str = ""
 
     def get(self, name: str) -> str:
+        """The value of an attribute; "" if it is missing."""
         return self.attributes.get(name, "")
 
     @property

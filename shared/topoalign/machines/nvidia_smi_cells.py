@@ -25,6 +25,7 @@ _P2P = frozenset({"OK", "NS", "CNS", "GNS", "TNS"})
 
 
 def is_cell(word: str) -> bool:
+    """Whether a word can be a cell of a matrix: `X`, `NV4`, `PIX`, `N/A` and so on."""
     return _CELL.fullmatch(word) is not None
 
 
@@ -34,6 +35,7 @@ def is_affinity(word: str) -> bool:
 
 
 def is_nvlink(cell: str) -> bool:
+    """Whether a cell gives a number of NVLinks, as `NV4` does."""
     return cell.startswith("NV")
 
 

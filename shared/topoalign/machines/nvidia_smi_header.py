@@ -31,6 +31,8 @@ TITLE_WORDS = frozenset({"CPU", "NUMA", "Affinity", "GPU", "ID"})
 
 @dataclass(frozen=True)
 class Header:
+    """The header of a matrix: labels, titles, and where they are in the text."""
+
     labels: tuple[str, ...]
     """Of the device columns, in order."""
     titles: tuple[str, ...]
@@ -46,10 +48,12 @@ class Header:
 
     @property
     def gpus(self) -> tuple[str, ...]:
+        """The labels of GPUs, in the order of their columns."""
         return tuple(label for label in self.labels if is_gpu(label))
 
 
 def is_gpu(label: str) -> bool:
+    """Whether a label is that of a GPU: `GPU0`."""
     return _GPU.fullmatch(label) is not None
 
 
@@ -61,10 +65,12 @@ def is_label(word: str) -> bool:
 
 
 def is_glued(word: str) -> bool:
+    """Whether a word is two labels without a space between them, which a damaged paste has."""
     return _GLUED.match(word) is not None
 
 
 def is_header_line(line: Line) -> bool:
+    """Whether a line begins with a GPU's label and has only labels and parts of titles."""
     return len(line.words) > 1 and is_gpu(line.first) and all(_is_header_word(word.text) for word in line.words)
 
 

@@ -37,6 +37,8 @@ class Word(NamedTuple):
 
 @dataclass(frozen=True)
 class Line:
+    """One line of a paste, cleaned; `number` counts from 1."""
+
     number: int
     text: str
     """Without terminal codes; a comment sign has become a blank and a Markdown cell's edge a tab, so that columns stay."""
@@ -45,10 +47,12 @@ class Line:
 
     @cached_property
     def words(self) -> tuple[Word, ...]:
+        """The words of the line with their columns, which count from 1."""
         return tuple(Word(match[0], self.number, match.start() + 1) for match in _WORD.finditer(self.text))
 
     @property
     def first(self) -> str:
+        """The text of the first word; "" for an empty line."""
         return self.words[0].text if self.words else ""
 
 

@@ -59,6 +59,7 @@ class Matrix:
 
     @property
     def nics_are_numbered(self) -> bool:
+        """Whether NICs are called `NIC0`, as in newer drivers, and not by their RDMA names."""
         return all(is_gpu(label) or label.startswith("NIC") for label in self.labels)
 
     def name(self, label: str) -> str:

@@ -32,6 +32,8 @@ LEGEND = re.compile(r"^[ \t\xa0#>]{0,64}(?:NIC )?Legend:", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Row:
+    """One row of a matrix: label, cells and, for a GPU, affinities."""
+
     label: Word
     cells: tuple[Word, ...]
     affinities: Mapping[str, str]

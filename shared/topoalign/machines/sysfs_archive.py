@@ -55,14 +55,17 @@ class Archive(Tree):
                 self._add(name.removeprefix(top), content)
 
     def content(self, path: str) -> bytes | None:
+        """The bytes of a file; None if it does not exist in the archive."""
         place = self.real(path)
         return self._files.get(str(place)) if place is not None else None
 
     def names(self, path: str) -> list[str]:
+        """The names in a folder, sorted; none if it does not exist."""
         place = self.real(path)
         return sorted(self._folders.get(str(place), ())) if place is not None else []
 
     def real(self, path: str) -> PurePosixPath | None:
+        """The path without links and `..`; None if it leaves the tree or has too many links."""
         ahead = path.split("/")[::-1]
         behind: list[str] = []
         hops = 0

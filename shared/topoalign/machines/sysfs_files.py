@@ -78,6 +78,7 @@ class Folder(Tree):
         self.root = Path(os.path.realpath(root))
 
     def content(self, path: str) -> bytes | None:
+        """The bytes of a file; None if it is missing, unreadable or longer than LONGEST_FILE."""
         place = self.real(path)
         if place is None:
             return None
@@ -89,6 +90,7 @@ class Folder(Tree):
         return raw if len(raw) <= LONGEST_FILE else None
 
     def names(self, path: str) -> list[str]:
+        """The names in a folder, sorted; none if it cannot be listed."""
         place = self.real(path)
         try:
             return [] if place is None else sorted(os.listdir(self.root / place))
@@ -96,6 +98,7 @@ class Folder(Tree):
             return []
 
     def real(self, path: str) -> PurePosixPath | None:
+        """The path without links, relative to the root; None if it does not exist or leaves the root."""
         try:
             place = os.path.realpath(self.root / path, strict=True)
             return PurePosixPath(place).relative_to(self.root)
@@ -111,6 +114,7 @@ def missing(finding: str, names: Iterable[str]) -> str:
 
 
 def opened(root: Path | Tree) -> Tree:
+    """A folder as a tree; a tree stays as it is."""
     return root if isinstance(root, Tree) else Folder(root)
 
 

@@ -20,6 +20,7 @@ DISPLAY_CLASSES = (0x0300, 0x0302)
 
 
 def addresses(tree: Tree) -> list[str]:
+    """The PCI addresses of all devices, sorted."""
     return [name for name in tree.names(DEVICES) if pcie.is_address(name)]
 
 
@@ -43,5 +44,6 @@ def numa_nodes(tree: Tree, address: str, nodes: Mapping[int, frozenset[int]]) ->
 
 
 def local_cpus(tree: Tree, address: str) -> frozenset[int]:
+    """The ids of the CPUs near a device; empty if the kernel does not list them."""
     device = f"{DEVICES}/{address}"
     return tree.ids(f"{device}/local_cpulist") or tree.mask(f"{device}/local_cpus") or frozenset()

@@ -141,6 +141,7 @@ def why_unlike(gpus: Sequence[Gpu]) -> str | None:
 
 
 def say_unused(topology: Topology, choices: Sequence[MigChoice], findings: list[Finding]) -> None:
+    """Add a finding for each entry of `resources.mig` that matches no instance."""
     instances = [instance for gpu in topology.gpus for instance in gpu.mig or ()]
     for place, choice in enumerate(choices):
         if not any(chooses_instance(choice, instance) for instance in instances):
@@ -169,19 +170,23 @@ def nic_bases(topology: Topology, choices: Sequence[NicChoice], findings: list[F
 
 
 def chooses_gpu(choice: GpuChoice, gpu: Gpu) -> bool:
+    """Whether an entry of `resources.gpus` matches this GPU."""
     if choice.pattern:
         return names.found_in(choice.pattern, gpu.name)
     return gpu.id in choice.uuids or gpu.index in choice.indexes
 
 
 def chooses_instance(choice: MigChoice, instance: MigDevice) -> bool:
+    """Whether an entry of `resources.mig` matches this MIG instance."""
     return names.fits(choice.pattern, instance.profile) if choice.pattern else instance.uuid in choice.uuids
 
 
 def chooses_nic(choice: NicChoice, nic: Nic) -> bool:
+    """Whether an entry of `nics` matches this NIC, by name or PCI address."""
     by_name = any(names.fits(name, nic.id) for name in choice.names)
     return by_name or (nic.pci is not None and any(names.fits(pattern, nic.pci) for pattern in choice.pci))
 
 
 def say(findings: list[Finding], field: str, finding: str, remedy: str = "") -> None:
+    """Add a finding about a field of the configuration."""
     findings.append(Finding(field=field, finding=finding, remedy=remedy))

@@ -68,16 +68,19 @@ def told(flags: Flags) -> None:
 
 
 def gpu_choice(path: str, choice: GpuChoice) -> GpuChoice:
+    """The entry with its complete resource name. Raises InvalidField with its path."""
     one_way(path, {"pattern": choice.pattern, "uuids": choice.uuids, "indexes": choice.indexes})
     return replace(choice, name=outcome(path, choice.name, exclude=choice.exclude))
 
 
 def mig_choice(path: str, choice: MigChoice) -> MigChoice:
+    """The entry with its complete resource name. Raises InvalidField with its path."""
     one_way(path, {"pattern": choice.pattern, "uuids": choice.uuids})
     return replace(choice, name=outcome(path, choice.name, exclude=choice.exclude))
 
 
 def nic_choice(path: str, choice: NicChoice) -> NicChoice:
+    """The entry with its complete resource name. Raises InvalidField with its path."""
     one_way(path, {"names": choice.names, "pci": choice.pci})
     if choice.virtual_functions and choice.exclude:
         raise InvalidField(f"{path}.exclude", "excludes what virtualFunctions offers", "keep one of them")
@@ -101,6 +104,7 @@ def outcome(path: str, name: str, *, exclude: bool, domain: str = names.GPU_DOMA
 
 
 def time_slicing(path: str, slicing: TimeSlicing) -> TimeSlicing:
+    """The section with complete resource names. Raises InvalidField for a duplicate or missing resource."""
     if slicing != TimeSlicing() and not slicing.resources:
         raise InvalidField(
             f"{path}.resources", "is missing", "say which resources are shared, or leave timeSlicing out"
@@ -118,6 +122,7 @@ def time_slicing(path: str, slicing: TimeSlicing) -> TimeSlicing:
 
 
 def shared(path: str, resource: SharedResource, slicing: TimeSlicing) -> SharedResource:
+    """The shared resource with complete names. Raises InvalidField with its path."""
     name = names.resource(f"{path}.name", resource.name)
     rename = resource.rename or (f"{name}{names.SHARED}" if slicing.rename_by_default else "")
     if isinstance(resource.devices, tuple):

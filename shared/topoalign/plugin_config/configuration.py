@@ -47,6 +47,8 @@ class PluginFlags(Section, frozen=True, kw_only=True):
 
 
 class Flags(Section, frozen=True, kw_only=True):
+    """The section `flags`."""
+
     mig_strategy: MigStrategy = "none"
     """MIG ignored; every instance as `nvidia.com/gpu`; or each profile as a resource of its own."""
     nvidia_driver_root: str = "/"
@@ -120,6 +122,8 @@ class SharedResource(Section, frozen=True, kw_only=True):
 
 
 class TimeSlicing(Section, frozen=True, kw_only=True):
+    """The section `sharing.timeSlicing`."""
+
     rename_by_default: bool = False
     """Shares are called `<name>.shared`."""
     fail_requests_greater_than_one: bool = False
@@ -128,6 +132,8 @@ class TimeSlicing(Section, frozen=True, kw_only=True):
 
 
 class Sharing(Section, frozen=True, kw_only=True):
+    """The section `sharing`."""
+
     time_slicing: TimeSlicing = TimeSlicing()
 
 

@@ -78,6 +78,7 @@ def sourced(error: InvalidField, sources: Mapping[str, str]) -> tuple[str, str, 
 
 
 def below(path: str, field: str) -> bool:
+    """Whether a path is this field or inside it: `nics[0].name` is below `nics`."""
     return path == field or path.startswith((f"{field}.", f"{field}["))
 
 
@@ -111,6 +112,7 @@ def value(content: object, kind: Any, path: str) -> Any:
 
 
 def is_choice(kind: Any) -> bool:
+    """Whether a type is a Literal, whose values an error can list."""
     return get_origin(kind) is Literal
 
 
@@ -136,10 +138,12 @@ def unknown(path: str, key: object, kind: type[msgspec.Struct]) -> InvalidField:
 
 
 def keys(kind: type[msgspec.Struct]) -> list[str]:
+    """The keys of a section, as the file writes them."""
     return [field.encode_name for field in msgspec.structs.fields(kind)]
 
 
 def join(path: str, key: str) -> str:
+    """The path of a key below a path: `flags` and `plugin` give `flags.plugin`."""
     return f"{path}.{key}" if path else key
 
 

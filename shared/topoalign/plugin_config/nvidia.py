@@ -21,6 +21,7 @@ FILE = "CONFIG_FILE"
 
 
 def text(value: str) -> object:
+    """The value of a variable, unchanged."""
     return value
 
 
@@ -30,10 +31,12 @@ def boolean(value: str) -> object:
 
 
 def words(value: str) -> list[str]:
+    """The values of a comma-separated variable, without spaces and empty ones."""
     return [word.strip() for word in value.split(",") if word.strip()]
 
 
 def numbers(value: str) -> object:
+    """The numbers of a comma-separated variable. Other words stay as text, which the field's type refuses."""
     return [int(word) if word.isascii() and word.isdigit() and len(word) < 10 else word for word in words(value)]
 
 

@@ -80,6 +80,7 @@ def chosen(mine: Sequence[Base], resource: SharedResource, field: str, findings:
 
 
 def division(base: Base, shared: SharedResource | None, configuration: Configuration) -> Division:
+    """How a device is offered: its resource, its replicas, the most that a container may ask for, and its packing."""
     policy = configuration.flags.plugin.shared_devices_allocation_policy
     resource = base.resource if shared is None else ResourceName(shared.rename or shared.name)
     if shared is None or shared.replicas == 1:

@@ -47,6 +47,7 @@ class ConfigurationFile:
 
     @property
     def current(self) -> Configuration:
+        """The configuration in use."""
         return self.loaded.configuration
 
     async def keep_up(self, clock: Clock, asked: Callable[[], Awaitable[None]]) -> None:

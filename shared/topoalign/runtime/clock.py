@@ -11,12 +11,15 @@ class SystemClock:
     """The clock of this machine."""
 
     def wall(self) -> float:
+        """Seconds since 1970, UTC."""
         return time.time()
 
     def monotonic(self) -> float:
+        """Seconds since an arbitrary moment; they never go back."""
         return time.monotonic()
 
     async def sleep(self, seconds: float) -> None:
+        """Wait for this many seconds."""
         await anyio.sleep(seconds)
 
 
@@ -29,12 +32,15 @@ class ManualClock:
         self._order = count()
 
     def wall(self) -> float:
+        """The time of this clock, in seconds."""
         return self._now
 
     def monotonic(self) -> float:
+        """The same as `wall`."""
         return self._now
 
     async def sleep(self, seconds: float) -> None:
+        """Wait until the clock was advanced by this many seconds."""
         if seconds <= 0:
             await anyio.lowlevel.checkpoint()
             return

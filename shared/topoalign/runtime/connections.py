@@ -24,6 +24,7 @@ class Connection(H11Protocol):
     """uvicorn's connection, which makes room for itself."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        """Accept the connection; at the limit, close the one that has been silent longest."""
         super().connection_made(transport)
         self.since = self.loop.time()
         live = [each for each in self.connections if isinstance(each, Connection) and not each.transport.is_closing()]

@@ -24,6 +24,7 @@ class Reload:
         self._asked = anyio.Event()
 
     def ask(self) -> None:
+        """Request that files are read again, as SIGHUP does."""
         self._asked.set()
 
     async def wait(self) -> None:

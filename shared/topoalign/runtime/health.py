@@ -45,9 +45,11 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the runner."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, then report the URL to the task group."""
         await super().startup(sockets)
         self._task_status.started(self._url)
 
@@ -87,6 +89,7 @@ async def exit_when_cancelled(server: Server) -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
+    """A listening TCP socket; port 0 picks a free one. Raises InvalidField if the address cannot be used."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
@@ -107,6 +110,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def application(context: Context) -> Starlette:
+    """The HTTP application with the pages of the process and of its services."""
+
     async def livez(request: Request) -> Response:
         return verdict(context.life, "not alive", verbose="verbose" in request.query_params)
 

@@ -42,6 +42,7 @@ class Seldom(logging.Filter):
         self._said: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to log a record: the same first line passes once in SELDOM_SECONDS."""
         line, now = record.getMessage().partition("\n")[0], time.monotonic()
         if now - self._said.get(line, -SELDOM_SECONDS) < SELDOM_SECONDS:
             return False
@@ -104,6 +105,7 @@ def escaped(logger: Any, name: str, event: EventDict) -> EventDict:
 
 
 def printable(value: object) -> object:
+    """The value with control characters escaped and long texts cut, in all its parts."""
     match value:
         case str():
             return escape(value if len(value) <= LONGEST else f"{value[: LONGEST - 1]}…")

@@ -38,6 +38,10 @@ class Log:
         self._ids: dict[str, int] = {}
 
     def append(self, message: Message) -> int:
+        """
+        Store a message and return its position, or that of an equal message with its id.
+        Raises IdTaken if another message has the id.
+        """
         name = message.headers.get("Nats-Msg-Id")
         if name is not None and name in self._ids:
             position = self._ids[name]
@@ -54,6 +58,7 @@ class Log:
         return self.last
 
     def drop_old(self, subject: str) -> None:
+        """Drop messages beyond the limits of the stream after a message on this subject."""
         if self._per_subject is not None:
             positions = self._of_subject[subject]
             positions.append(self.last)
@@ -76,6 +81,7 @@ class Log:
                 self.drop(index, index + 1)
 
     def index_after(self, position: int) -> int:
+        """The index of the first kept message behind a position."""
         return bisect_right(self.kept, position, key=lambda received: received.position)
 
     def after(self, position: int, subject: str) -> Received | None:
@@ -106,6 +112,8 @@ class Follower:
 
 
 class Question:
+    """A request with its reply, once it is answered."""
+
     def __init__(self, body: bytes) -> None:
         self.body = body
         self.reply = b""
@@ -121,6 +129,7 @@ class Desk:
         self._news = anyio.Event()
 
     async def run(self) -> None:
+        """Answer the requests of this endpoint, one at a time, for ever."""
         while True:
             while self._questions:
                 question = self._questions.popleft()
@@ -130,6 +139,7 @@ class Desk:
             await self._news.wait()
 
     async def ask(self, body: bytes, within: float) -> bytes:
+        """The answer to a request. Raises BusUnavailable after `within` seconds without one."""
         question = Question(body)
         self._questions.append(question)
         self._news.set()
@@ -148,18 +158,22 @@ class MemoryBus:
 
     @property
     def connected(self) -> bool:
+        """Always true."""
         return True
 
     async def publish(self, message: Message) -> int:
+        """Store a message and return its position. Raises IdTaken."""
         stream = stores.store_of(message)
         await anyio.lowlevel.checkpoint()
         return self._logs[stream].append(message)
 
     @asynccontextmanager
     async def follow(self, stream: Stream, subject: str, after: int = 0) -> AsyncIterator[AsyncIterator[Received]]:
+        """Yields the messages of a stream on this subject, stored and new, after a position."""
         yield Follower(self._logs[stream], subject, after)
 
     async def last_position(self, stream: Stream, subject: str = ">") -> int:
+        """The position of the newest message on a subject; 0 if there is none."""
         await anyio.lowlevel.checkpoint()
         for received in reversed(self._logs[stream].kept):
             if stores.matches(subject, received.message.subject):
@@ -167,6 +181,7 @@ class MemoryBus:
         return 0
 
     async def forget(self, stream: Stream, subject: str) -> None:
+        """Delete all messages on a subject."""
         await anyio.lowlevel.checkpoint()
         self._logs[stream].forget(subject)
 
@@ -175,6 +190,7 @@ class MemoryBus:
         return any(stores.matches(desk.endpoint.subject, subject) for desk in self._desks)
 
     async def ask(self, subject: str, body: bytes, within: float) -> bytes:
+        """The answer to a request. Raises NobodyAnswers, and BusUnavailable after `within` seconds."""
         stores.check_size(subject, body)
         for desk in self._desks:
             if stores.matches(desk.endpoint.subject, subject):
@@ -183,6 +199,7 @@ class MemoryBus:
 
     @asynccontextmanager
     async def serve(self, service: str, endpoints: Sequence[Endpoint]) -> AsyncIterator[None]:
+        """Answer these endpoints while the context is open."""
         desks = [Desk(endpoint) for endpoint in endpoints]
         async with background() as tasks:
             for desk in desks:

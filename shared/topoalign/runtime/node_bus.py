@@ -25,9 +25,14 @@ class NodeBus:
 
     @property
     def connected(self) -> bool:
+        """Whether the hub is connected."""
         return self.hub.connected
 
     async def publish(self, message: Message) -> int:
+        """
+        Store a message at the hub; one of this node's hardware is delivered in the process first.
+        Returns the position at the hub. Raises what the hub raises.
+        """
         if self._is_own(message.subject):
             await self._local.publish(message)
         return await self.hub.publish(message)
@@ -40,19 +45,23 @@ class NodeBus:
         return bus.follow(stream, subject, after)
 
     async def last_position(self, stream: Stream, subject: str = ">") -> int:
+        """As the hub answers; for this node's hardware, as the process answers."""
         bus = self._local if stream is Stream.NODES and self._is_own(subject) else self.hub
         return await bus.last_position(stream, subject)
 
     async def forget(self, stream: Stream, subject: str) -> None:
+        """Delete the messages on a subject, in the process and at the hub."""
         await self._local.forget(stream, subject)
         await self.hub.forget(stream, subject)
 
     async def ask(self, subject: str, body: bytes, within: float) -> bytes:
+        """The answer of a service of this process if one serves the subject, else of the hub."""
         bus = self._local if self._local.answers(subject) else self.hub
         return await bus.ask(subject, body, within)
 
     @asynccontextmanager
     async def serve(self, service: str, endpoints: Sequence[Endpoint]) -> AsyncIterator[None]:
+        """Answer these endpoints in the process and at the hub."""
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._local.serve(service, endpoints))
             await stack.enter_async_context(self.hub.serve(service, endpoints))

@@ -111,6 +111,11 @@ async def serve_all(
     ready: Callable[[Running], None] | None = None,
     hangup_stops: bool = False,
 ) -> None:
+    """
+    Run these services until one of them fails or a signal arrives.
+    `bus` replaces the connection to NATS; `ready` is called when all services and the HTTP pages run. Raises the error
+    of the service that failed.
+    """
     settings = from_environment(RuntimeSettings, environment)
     node = NodeName(settings.node or socket.gethostname().lower())
     environment = {**environment, "TOPOALIGN_NODE": node}
@@ -154,6 +159,7 @@ async def serve_all(
 async def bus_of(
     settings: RuntimeSettings, services: Mapping[str, Serve], node: NodeName, bus: Bus | None
 ) -> AsyncIterator[Bus]:
+    """The given bus, else a connection to NATS for these services, with a NodeBus around it on a node."""
     if bus is not None:
         yield bus
         return
@@ -200,6 +206,7 @@ def order(name: str) -> tuple[int, str]:
 
 
 async def start(tasks: TaskGroup, name: str, serve: Serve, context: Context) -> None:
+    """Start a service and wait until it is ready. Raises ServiceFailed after START_SECONDS."""
     with anyio.move_on_after(START_SECONDS) as scope:
         await tasks.start(named(name, serve), context)
     if scope.cancelled_caught:

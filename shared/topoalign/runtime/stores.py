@@ -106,6 +106,8 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
+    """The number of messages in a stream, and its first and last position."""
+
     messages: int = 0
     first_seq: int = 0
     last_seq: int = 0
@@ -171,6 +173,7 @@ async def ensure(request: Request, replicas: int | None) -> None:
 
 
 async def stream_info(request: Request, name: str) -> Info:
+    """The configuration and state of a stream, or the error of the server."""
     return msgspec.json.decode(await request(f"$JS.API.STREAM.INFO.{name}", b""), type=Info)
 
 

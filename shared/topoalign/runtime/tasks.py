@@ -82,6 +82,7 @@ def telling(error: BaseException) -> BaseException:
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
+    """The errors inside an ExceptionGroup, at any depth; another error itself."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from leaves(inner)

@@ -49,6 +49,7 @@ class Watchdog:
         return max(0.0, self._clock.monotonic() - self._due) if self._due is not None else 0.0
 
     def note(self, lag: float) -> None:
+        """Record how many seconds late the loop woke, and log the beginning and the end of a delay."""
         self.lag = lag
         late = lag > LATE_SECONDS
         self.blocks += late
@@ -68,6 +69,7 @@ class Watchdog:
         return f"the event loop is {late:.1f} s late" if late >= STUCK_SECONDS else None
 
     def watch(self, metrics: CollectorRegistry) -> None:
+        """Add the lag and the number of delays to the metrics."""
         metrics.register(Readings(self))
 
 
@@ -78,6 +80,7 @@ class Readings(Collector):
         self._watchdog = watchdog
 
     def collect(self):  # type: ignore[no-untyped-def]  # prometheus_client leaves its Metric types unexported
+        """The metrics with their current values."""
         yield GaugeMetricFamily(
             "topoalign_event_loop_lag_seconds",
             "How late the event loop is.",

@@ -69,6 +69,7 @@ class Announcer:
         self._owed = True
 
     def say(self, event: TopologyDiscovered | DeviceHealthChanged) -> None:
+        """Publish this message in the place of an earlier one of its kind that still waits."""
         message = wire.encode(event, self._clock.wall())
         self._waiting[message.subject] = message
         kind = "topology" if isinstance(event, TopologyDiscovered) else "health"

@@ -30,6 +30,7 @@ async def captured(driver: Driver) -> Machine:
 
 
 def main(arguments: Sequence[str], driver: Driver) -> int:
+    """Print a summary of the machine and write it into each folder of `arguments`. Returns the exit code."""
     try:
         machine = anyio.run(captured, driver)
     except DriverFault as fault:

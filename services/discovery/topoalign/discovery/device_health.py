@@ -46,6 +46,7 @@ class HealthKeeper:
 
     @property
     def cordons(self) -> Mapping[DeviceID, str]:
+        """Device id -> the operator's reason."""
         return self._record.kept.cordons
 
     def new_epoch(self) -> int:
@@ -70,6 +71,7 @@ class HealthKeeper:
         self._xids, self._judge.quiet_seconds = xids, quiet_seconds
 
     def verdicts(self) -> dict[DeviceID, DeviceHealth]:
+        """The health of each device, with cordons, as it is published."""
         return self._judge.verdicts(self.cordons)
 
     def read(self, found: Mapping[DeviceID, DeviceHealth], inventory: Inventory, began: float) -> None:
@@ -82,10 +84,12 @@ class HealthKeeper:
         self._remember()
 
     def failed(self, reason: str) -> None:
+        """A reading failed for this reason: the health of all devices is unknown."""
         self._look()
         self._judge.failed(reason)
 
     def deaf(self, reason: str | None, gpus: Iterable[DeviceID]) -> None:
+        """Events of these GPUs cannot be received for this reason; None: all can be received."""
         self._judge.deaf(reason, gpus)
 
     def heard(self, event: HardwareEvent, topology: Topology) -> bool:

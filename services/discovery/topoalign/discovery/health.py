@@ -167,6 +167,7 @@ HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
 
 
 def unhealthy(*reasons: str) -> DeviceHealth:
+    """The unhealthy state with these reasons, each once."""
     return DeviceHealth(state=HealthState.UNHEALTHY, reason="; ".join(dict.fromkeys(reasons)))
 
 

@@ -76,6 +76,7 @@ def links(
     found: Mapping[tuple[DeviceID, DeviceID], Link],
     ids: Sequence[DeviceID],
 ) -> tuple[Link, ...]:
+    """The links between these devices in the order of `ids`: as found now, else as they were before."""
     pairs = list(combinations(ids, 2))
     known = [found.get(pair) or had.get(pair) for pair in pairs]
     return tuple(link for link in known if link is not None)

@@ -27,6 +27,7 @@ from topoalign.runtime.tasks import background
 
 
 async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+    """Build the service from the context's settings and run it. Raises InvalidField for a wrong setting."""
     settings = from_environment(DiscoverySettings, context.environment)
     driver = driver_for(settings, context.clock)
     boot = boot_of(settings.sysfs_root, context.clock)

@@ -50,11 +50,13 @@ class Metrics:
         )
 
     def heard(self, event: HardwareEvent) -> None:
+        """Count an event of the driver, ignored XIDs too."""
         self.events.labels(event.kind).inc()
         if event.xid is not None:
             self.xids.labels(event.xid if event.xid < MOST_XIDS else "other").inc()
 
     def announced(self, before: Mapping[DeviceID, DeviceHealth], now: Mapping[DeviceID, DeviceHealth]) -> None:
+        """Count the changes between two published healths, and set the number of devices in each state."""
         for device, health in now.items():
             if device not in before or state(before[device]) != state(health):
                 self.health_changes.labels(state(health)).inc()

@@ -27,6 +27,7 @@ def meant(topology: Topology, names: Sequence[str], former: Iterable[DeviceID] =
 
 
 def found(topology: Topology, known: dict[str, DeviceID], name: str) -> DeviceID:
+    """The device of a name; `known`: name -> device. Raises NotFound with the devices of the node."""
     device = known.get(name) or known.get(name.lower()) or known.get(short(name.lower()))
     device = device or part_of_card(topology, known, name)
     if device is None:
@@ -63,6 +64,7 @@ def short(address: str) -> str:
 
 
 def device_names(topology: Topology) -> str:
+    """The devices of the node for an error message, at most MOST_LISTED."""
     names = [f"GPU{gpu.index} {clean(gpu.id)}" + (f" {clean(gpu.pci)}" if gpu.pci else "") for gpu in topology.gpus]
     names += [clean(part.uuid) for gpu in topology.gpus for part in gpu.mig or ()]
     names += [f"NIC{nic.index} {clean(nic.id)}" + (f" {clean(nic.pci)}" if nic.pci else "") for nic in topology.nics]

@@ -73,6 +73,7 @@ class XidRules(msgspec.Struct, frozen=True, kw_only=True):
     """Whatever the other two say."""
 
     def gravity(self, xid: int) -> Gravity:
+        """The severity of an XID by these rules."""
         if xid not in self.heeded and (self.all_ignored or xid in self.ignored):
             return Gravity.IGNORED
         if xid == RECOVERY_ACTION_XID:

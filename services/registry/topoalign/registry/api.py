@@ -89,6 +89,7 @@ class Api:
 
 
 def keyed(member: Member) -> Iterator[tuple[Key, tuple[Member, Allocation]]]:
+    """The live allocations of a node with their keys for paging."""
     for allocation in member.state.allocations.values():
         yield (member.state.node, allocation.id), (member, allocation)
 
@@ -117,10 +118,12 @@ def parameters(request: Request, *known: str) -> dict[str, str]:
 
 
 def json(body: object, status: int = 200) -> Response:
+    """A JSON response."""
     return Response(msgspec.json.encode(body), status, HEADERS, "application/json")
 
 
 def error(code: str, finding: str, remedy: str, status: int) -> Response:
+    """A JSON response for an error, its texts cleaned and bounded."""
     return json({"code": code, "finding": clean(finding, 1000), "remedy": clean(remedy, 1000)}, status)
 
 

@@ -52,6 +52,7 @@ class Cluster:
         self._members: dict[NodeName, Member] = {}
 
     def apply(self, heard: Heard) -> None:
+        """Fold an event into its node, which is added at its first event."""
         node = heard.event.node
         self._members.setdefault(node, Member(NodeState(node=node))).apply(heard)
 

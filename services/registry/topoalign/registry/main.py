@@ -14,6 +14,7 @@ from topoalign.runtime.settings import from_environment
 
 
 async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+    """Build the service from the context's settings and run it. Raises InvalidField for a wrong setting."""
     settings = from_environment(RegistrySettings, context.environment)
     client, cluster = Client(context.bus, context.clock, "registry"), Cluster()
     metrics = Metrics(context.metrics, cluster, client)

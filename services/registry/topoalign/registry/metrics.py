@@ -55,6 +55,7 @@ class Readings(Collector):
         yield from gauges()
 
     def collect(self) -> Iterator[Metric]:
+        """The metrics of all nodes with their current values."""
         gpus, held, stale = gauges()
         for member in self._cluster:
             state = member.state
@@ -87,6 +88,7 @@ class Readings(Collector):
 
 
 def gauges() -> tuple[GaugeMetricFamily, GaugeMetricFamily, GaugeMetricFamily]:
+    """The three empty metrics: GPUs by state, allocated GPUs, stale nodes."""
     return (
         GaugeMetricFamily("topoalign_gpus", "GPUs by state.", labels=["node", "state"]),
         GaugeMetricFamily(

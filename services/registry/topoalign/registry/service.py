@@ -57,6 +57,7 @@ class Registry:
         return None
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Follow both streams and ask the allocators, until it is cancelled."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._follow, self._client.nodes())
             tasks.start_soon(self._follow, self._client.allocations(since=0))

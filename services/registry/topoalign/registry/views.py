@@ -31,6 +31,8 @@ class ResourceCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CpuCount(msgspec.Struct, frozen=True, kw_only=True):
+    """CPUs of a node: all of them, and those of one container alone."""
+
     total: int
     exclusive: int
     """Held by one container alone."""
@@ -95,6 +97,7 @@ class NodeDetail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summary(member: Member) -> NodeSummary:
+    """The view of a node in the list of nodes."""
     state = member.state
     discovered = state.topology
     return NodeSummary(
@@ -117,6 +120,7 @@ def summary(member: Member) -> NodeSummary:
 
 
 def count(state: NodeState, resource: ResourceName) -> ResourceCount:
+    """How many devices of a resource are free, allocated and unhealthy."""
     devices = state.hardware.devices[resource]
     free = len(state.ownership.free(resource))
     allocated = sum(device in state.ownership.holders for device in devices)
@@ -124,6 +128,7 @@ def count(state: NodeState, resource: ResourceName) -> ResourceCount:
 
 
 def detail(member: Member) -> NodeDetail:
+    """The view of one node: hardware, health of each device, allocations."""
     state = member.state
     return NodeDetail(
         summary=summary(member),
@@ -140,6 +145,7 @@ def allocations(member: Member) -> tuple[AllocationView, ...]:
 
 
 def allocation_view(member: Member, allocation: Allocation) -> AllocationView:
+    """The view of one allocation."""
     return AllocationView(
         node=member.state.node,
         id=allocation.id,
@@ -156,6 +162,7 @@ def allocation_view(member: Member, allocation: Allocation) -> AllocationView:
 
 
 def devices(topology: Topology, allocation: Allocation) -> tuple[NamedDevice, ...]:
+    """The devices of an allocation with index, id and PCI address."""
     held: Sequence[tuple[ResourceName, tuple[DeviceID, ...]]] = tuple(allocation.devices.items())
     return tuple(named(topology, resource, device) for resource, of_resource in held for device in of_resource)
 

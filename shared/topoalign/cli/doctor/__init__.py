@@ -31,6 +31,7 @@ NVML = "libnvidia-ml.so.1"
 
 
 def host_name() -> str:
+    """The host name in lower case: the default name of the node."""
     return socket.gethostname().lower()
 
 
@@ -89,6 +90,7 @@ def doctor(fail_on_findings: bool, as_json: bool, **given: object) -> int | None
 
 
 def show(findings: tuple[Finding, ...]) -> None:
+    """Print each finding with its verdict, and its remedy on the line below."""
     colour = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILURE: "red"}
     for finding in findings:
         verdict = click.style(f"{finding.verdict:<8}", fg=colour[finding.verdict])
@@ -110,6 +112,7 @@ def examine(subject: Subject) -> Iterator[Finding]:
 
 
 def python(subject: Subject) -> Finding:
+    """The version and path of the Python interpreter; always ok."""
     return ok("Python", f"{platform.python_version()} at {sys.executable}")
 
 
@@ -127,6 +130,7 @@ def node_name(subject: Subject) -> Finding:
 
 
 def numa_nodes(subject: Subject) -> Finding:
+    """The number of online NUMA nodes, and whether it is above the kubelet's default limit of 8 (v1.36.3)."""
     file = subject.sysfs_root / "devices/system/node/online"
     try:
         count = len(parse_cpuset(file.read_text()))
@@ -143,6 +147,7 @@ def numa_nodes(subject: Subject) -> Finding:
 
 
 def nvml(subject: Subject) -> Finding:
+    """Whether the library of NVIDIA's driver can be loaded."""
     reason = why_no_driver()
     if reason is not None:
         remedy = "without an NVIDIA driver use --machine; in a container, run it with the NVIDIA runtime"
@@ -178,6 +183,7 @@ def why_no_driver() -> str | None:
 
 
 def nats_server(subject: Subject) -> Finding:
+    """Whether the `nats-server` program is found, which only `topoalign up` without --nats starts."""
     from topoalign.runtime.nats_server import find_nats_server  # as below
 
     try:
@@ -187,6 +193,7 @@ def nats_server(subject: Subject) -> Finding:
 
 
 def nats(subject: Subject) -> Finding:
+    """Whether NATS answers, with the version, permissions and stores that a service needs."""
     up = running.find(os.environ)
     url = subject.nats or (up.nats if up is not None else None)
     if url is None:

@@ -7,6 +7,8 @@ import msgspec
 
 
 class Verdict(StrEnum):
+    """The result of a check, as the command prints it."""
+
     OK = "ok"
     WARNING = "warning"
     FAILURE = "failure"
@@ -33,12 +35,15 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ok(check: str, detail: str) -> Finding:
+    """A finding without a problem."""
     return Finding(check=check, verdict=Verdict.OK, detail=detail)
 
 
 def warning(check: str, detail: str, remedy: str) -> Finding:
+    """A finding that works, but perhaps not as expected."""
     return Finding(check=check, verdict=Verdict.WARNING, detail=detail, remedy=remedy)
 
 
 def failure(check: str, detail: str, remedy: str) -> Finding:
+    """A finding that stops something from working; `--fail-on-findings` turns it into exit code 6."""
     return Finding(check=check, verdict=Verdict.FAILURE, detail=detail, remedy=remedy)

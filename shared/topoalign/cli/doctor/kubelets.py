@@ -156,6 +156,7 @@ def served_sockets(directory: Path) -> Mapping[str, int]:
 
 
 def state_directory(subject: Subject) -> Finding:
+    """Whether this user can write to the state directory, or create it in its nearest existing parent."""
     path = subject.state_dir
     nearest = next(parent for parent in (path, *path.parents) if parent.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):

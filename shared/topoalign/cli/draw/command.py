@@ -95,6 +95,7 @@ def form_of(out: Path | None) -> str:
 
 
 def of_machine(source: str) -> "Diagram":
+    """The diagram of a described machine. Raises what `load_machine` raises."""
     from topoalign.cli.draw.diagram import diagram_of
     from topoalign.machines import load_machine  # the readers are not needed for a running node
 
@@ -103,6 +104,7 @@ def of_machine(source: str) -> "Diagram":
 
 
 def of_node(node: str | None, nats: str | None) -> "Diagram":
+    """The diagram of a running node, else of this machine. Devices of unknown health get no mark."""
     from topoalign.cli import link  # brings in what talks to the network
     from topoalign.cli.draw.diagram import diagram_of
 
@@ -128,4 +130,5 @@ def say(diagram: "Diagram", out: Path | None, ascii_only: bool) -> None:
 
 
 def written(out: Path) -> None:
+    """Note on stderr that a file was written."""
     output.note(f"written to {clean(str(out), 200)}")

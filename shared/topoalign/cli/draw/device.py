@@ -36,6 +36,7 @@ class Device:
 
     @property
     def name(self) -> str:
+        """`GPU0` or `NIC3`, as `topoalign topo` prints it."""
         return f"{'GPU' if self.gpu else 'NIC'}{self.index}"
 
     @property
@@ -45,6 +46,7 @@ class Device:
 
     @property
     def troubles(self) -> tuple[str, ...]:
+        """The words for its problems: `unhealthy`, `cordoned`, both or none."""
         return ("unhealthy",) * self.broken + ("cordoned",) * self.cordoned
 
 
@@ -100,6 +102,7 @@ def device_of(
 
 
 def gpu_lines(gpu: Gpu, topology: Topology) -> tuple[str, ...]:
+    """The lines below a GPU's name. NVLinks to the switch appear only if the GPUs of the machine differ in them."""
     uneven = len({other.nvswitch_links for other in topology.gpus}) > 1
     lines = {
         clean(gpu.pci or ""): gpu.pci is not None,
@@ -112,6 +115,7 @@ def gpu_lines(gpu: Gpu, topology: Topology) -> tuple[str, ...]:
 
 
 def gpu_facts(gpu: Gpu) -> dict[str, str]:
+    """Label -> text for a GPU's tooltip; an empty text is left out later."""
     return {
         "": clean(gpu.name),
         "memory": binary(gpu.memory) if gpu.memory is not None else "",
@@ -121,6 +125,7 @@ def gpu_facts(gpu: Gpu) -> dict[str, str]:
 
 
 def nic_facts(nic: Nic) -> dict[str, str]:
+    """Label -> text for a NIC's tooltip; an empty text is left out later."""
     return {
         "network devices": clean(", ".join(nic.netdevs)),
         "virtual functions": str(len(nic.virtual_functions) or ""),
@@ -129,6 +134,7 @@ def nic_facts(nic: Nic) -> dict[str, str]:
 
 
 def health_facts(health: DeviceHealth | None) -> dict[str, str]:
+    """The tooltip's line about health; none if the health is not known."""
     if health is None:
         return {}
     words = clean(f"{health.state.value} {health.reason}".strip(), 200)

@@ -57,6 +57,7 @@ def shares(box: Box, fills: list[str]) -> Iterator[Item]:
 
 
 def words(device: Device, box: Box) -> Iterator[Item]:
+    """The texts in a device's box, with a plain plate below them on a hatched box."""
     size, first = (13.0, 18.0) if device.gpu else (11.5, 14.5)
     room = WIDTH - 2 * INSET
     lines = device.lines + device.troubles if device.gpu else (" ".join(device.troubles) or device.lines[0],)

@@ -50,10 +50,12 @@ class Diagram:
 
     @property
     def devices(self) -> list[Device]:
+        """All GPUs and NICs in the order of drawing."""
         return [device for group in self.groups for place in group.places for device in devices_in(place.children)]
 
     @property
     def names(self) -> dict[DeviceID, str]:
+        """Device id -> `GPU0` or `NIC3`."""
         return {device.id: device.name for device in self.devices}
 
 
@@ -109,6 +111,7 @@ def grouped(topology: Topology, homes: Mapping[int | None, list[Device]]) -> tup
 
 
 def socket_title(sockets: tuple[int, ...]) -> str:
+    """The title of a group: its sockets, that it belongs to none, or that sockets are unknown."""
     if sockets == UNKNOWN:
         return "Sockets unknown"
     if not sockets:

@@ -51,6 +51,7 @@ class Layout:
     """Of the sockets."""
 
     def add(self, *items: Item) -> None:
+        """Append items to the scene, above all earlier ones."""
         self.items += items
 
     @property
@@ -59,6 +60,7 @@ class Layout:
         return self.top + SOCKET_HEAD + self.sizes.head + self.sizes.levels * LEVEL
 
     def draw(self) -> Scene:
+        """The whole scene, with its width and height in user units."""
         diagram = self.sizes.diagram
         head = max(text_width(diagram.title, TITLE, bold=True), *(text_width(fact, PLAIN) for fact in diagram.facts))
         inner = max(self.sizes.total_width, LEAST_WIDTH, min(head, WIDEST_HEAD))
@@ -88,6 +90,7 @@ class Layout:
         return MARGIN + 30 + 16 * len(facts)
 
     def group(self, group: Group, x: float, width: float) -> None:
+        """Place a group of sockets at `x`, `width` units wide, with its NUMA nodes in stacks."""
         stacks = self.sizes.stacks(group)
         widths = [max(map(self.sizes.place_width, stack)) for stack in stacks]
         spare = (width - 2 * PAD - sum(widths) - GAP * (len(widths) - 1)) / len(widths)
@@ -104,6 +107,7 @@ class Layout:
             x += own + spare + GAP
 
     def place(self, place: Place, x: float, y: float, width: float) -> None:
+        """Place a NUMA node with its upper left corner at (x, y), with its facts and its PCIe tree."""
         story = "\n".join((place.title, *place.facts))
         self.add(
             Box(x, y, width, self.sizes.height(place), "numa", palette.PLACE, radius=6, story=story),
@@ -158,6 +162,7 @@ class Layout:
                 self.wires(boxes, above)
 
     def device(self, device: Device, x: float, y: float, height: float) -> Box:
+        """Place a device with its upper left corner at (x, y). Returns its box, for lines that end there."""
         box, rest = device_items(device, x, y, height)
         self.add(box, *rest)
         return box

@@ -31,6 +31,8 @@ class Bar:
 
 @dataclass(frozen=True)
 class NvLinks:
+    """The NVLinks of a machine as they are drawn: bars for groups of GPUs, pairs for all other links."""
+
     bars: tuple[Bar, ...]
     pairs: tuple[Pair, ...]
     """What is on no bar, by the indexes of the GPUs."""
@@ -70,6 +72,7 @@ def nvlinks_of(topology: Topology) -> NvLinks:
 
 
 def switch_title(counts: Iterable[int]) -> str:
+    """The title of a bar with these numbers of NVLinks per GPU: `NVSwitch: 12 NVLinks per GPU`."""
     least, most = min(counts), max(counts)
     if least == most:
         return f"NVSwitch: {most} NVLink{'s' if most > 1 else ''} per GPU"

@@ -14,4 +14,5 @@ TROUBLE = "#cf222e"
 
 
 def of_holder(holder: int) -> str:
+    """The colour of the holder at this position of the legend; colours repeat after the last one."""
     return HOLDERS[holder % len(HOLDERS)]

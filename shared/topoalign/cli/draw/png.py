@@ -35,21 +35,26 @@ def png(scene: Scene) -> bytes:
 
 
 class Painter:
+    """Paints items on a Pillow image; `scale` is pixels per user unit."""
+
     def __init__(self, draw: ImageDraw.ImageDraw, scale: int) -> None:
         self.draw = draw
         self.scale = scale
 
     def box(self, box: Box) -> None:
+        """Paint a rounded rectangle, its outline at least one pixel wide."""
         s = self.scale
         corners = (box.x * s, box.y * s, box.right * s, box.bottom * s)
         radius, width = box.radius * s, max(1, round(box.stroke_width * s))
         self.draw.rounded_rectangle(corners, radius, box.fill, box.stroke, width)
 
     def line(self, line: Line) -> None:
+        """Paint a line through several points."""
         points = [(x * self.scale, y * self.scale) for x, y in line.points]
         self.draw.line(points, line.stroke, max(1, round(line.width * self.scale)), joint="curve")
 
     def text(self, text: Text) -> None:
+        """Paint a text at its baseline. Characters that the font lacks become `?`."""
         shown = "".join(c if c in KNOWN else "?" for c in text.text)
         at = (text.x * self.scale, text.y * self.scale)
         anchor = {"start": "ls", "middle": "ms", "end": "rs"}[text.anchor]
@@ -62,4 +67,5 @@ class Painter:
 
 @lru_cache
 def font(size: float) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """Pillow's own font at this size in pixels."""
     return ImageFont.load_default(size)

@@ -29,14 +29,17 @@ class Box:
 
     @property
     def right(self) -> float:
+        """The x coordinate of the right edge."""
         return self.x + self.w
 
     @property
     def bottom(self) -> float:
+        """The y coordinate of the lower edge."""
         return self.y + self.h
 
     @property
     def middle(self) -> float:
+        """The x coordinate of the centre."""
         return self.x + self.w / 2
 
 
@@ -65,6 +68,7 @@ class Text:
 
     @property
     def left(self) -> float:
+        """The x coordinate of the left edge, from the estimated width and the anchor."""
         return self.x - text_width(self.text, self.size, self.bold) * {"start": 0, "middle": 0.5, "end": 1}[self.anchor]
 
 

@@ -48,14 +48,17 @@ class Sizes:
 
     @cached_property
     def places(self) -> list[Place]:
+        """All NUMA nodes of the diagram, in the order of drawing."""
         return [place for group in self.diagram.groups for place in group.places]
 
     @cached_property
     def racks(self) -> list[tuple[list[Device], list[Device]]]:
+        """For each switch with devices: its NICs and its GPUs."""
         return [rack for place in self.places for rack in racks(place.children)]
 
     @cached_property
     def gpu_height(self) -> float:
+        """The height of every GPU's box, in user units."""
         return gpu_height(self.diagram.devices)
 
     @cached_property
@@ -65,10 +68,12 @@ class Sizes:
 
     @cached_property
     def levels(self) -> int:
+        """The largest number of bridges one below the other."""
         return max((levels(place.children) for place in self.places), default=0)
 
     @cached_property
     def nic_room(self) -> float:
+        """The height reserved for the rows of NICs above the GPUs, in user units."""
         return self.nic_rows * (NIC_HEIGHT + STACK)
 
     @cached_property
@@ -90,6 +95,7 @@ class Sizes:
         return own + sum(self.width(child.children) for child in children if isinstance(child, Bridge))
 
     def place_width(self, place: Place) -> float:
+        """The width of a NUMA node's box, in user units."""
         facts = max((min(text_width(fact, 11), 190.0) for fact in place.facts), default=0)
         head = max(text_width(place.title, 12, bold=True), facts)
         return max(self.width(place.children), head) + 2 * PAD
@@ -105,6 +111,7 @@ class Sizes:
         return self.head + self.levels * LEVEL + self.device_room + PAD
 
     def height(self, place: Place) -> float:
+        """The height of a NUMA node's box: the full height if it has devices, else only its head."""
         return self.full_height if place.children else self.head
 
     def stacks(self, group: Group) -> list[list[Place]]:
@@ -116,9 +123,11 @@ class Sizes:
         return full + [bare[i : i + high] for i in range(0, len(bare), high)]
 
     def stack_height(self, stack: list[Place]) -> float:
+        """The height of NUMA nodes that are drawn one below the other, gaps included."""
         return sum(map(self.height, stack)) + GAP * (len(stack) - 1)
 
     def group_width(self, group: Group) -> float:
+        """The width of a group of sockets, in user units: its stacks, or its title if that is wider."""
         stacks = [max(map(self.place_width, stack)) for stack in self.stacks(group)]
         return max(sum(stacks) + GAP * (len(stacks) - 1), text_width(group.title, 13, bold=True)) + 2 * PAD
 
@@ -130,6 +139,7 @@ class Sizes:
 
     @cached_property
     def total_width(self) -> float:
+        """The width of all groups side by side, gaps included."""
         return sum(map(self.group_width, self.diagram.groups)) + GAP * (len(self.diagram.groups) - 1)
 
 

@@ -22,6 +22,7 @@ def svg(scene: Scene) -> str:
 
 
 def written(item: Item) -> Iterator[str]:
+    """The SVG elements of one item; none for an empty text."""
     match item:
         case Box():
             yield box(item)
@@ -42,6 +43,7 @@ def written(item: Item) -> Iterator[str]:
 
 
 def box(item: Box) -> str:
+    """A `rect` element; its tooltip is a `title` element inside."""
     shape = (
         f'<rect class="{item.role}" x="{number(item.x)}" y="{number(item.y)}" width="{number(item.w)}"'
         f' height="{number(item.h)}" rx="{number(item.radius)}" fill="{item.fill}" stroke="{item.stroke}"'

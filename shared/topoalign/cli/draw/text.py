@@ -67,10 +67,12 @@ def coloured(drawn: str, diagram: Diagram) -> str:
 
 
 def socket(group: Group, width: int) -> Block:
+    """A group of sockets as lines of `width` columns, its NUMA nodes framed inside."""
     return framed(group.title, grid(group.places, width - 4, numa), width, SINGLE)
 
 
 def numa(place: Place, width: int) -> Block:
+    """A NUMA node as framed lines of `width` columns, its PCIe tree inside."""
     facts = [", ".join(place.facts)] if place.facts else []
     return framed(place.title, [*facts, *tree(place.children, width - 4)], width, SINGLE)
 
@@ -122,6 +124,7 @@ def token(device: Device) -> str:
 
 
 def legend(diagram: Diagram) -> Iterator[str]:
+    """The lines below a drawing: holders, GPUs with memory of their own, and the meaning of the marks."""
     for i, holder in enumerate(diagram.holders):
         yield f"[{key(i)}] {holder}"
     memory = [f"{one.name} is NUMA {one.memory_node}" for one in diagram.devices if one.memory_node is not None]
@@ -162,6 +165,7 @@ def grid(items: Sequence[T], width: int, draw: Callable[[T, int], Block]) -> Blo
 
 
 def wrapped(line: str, width: int) -> Block:
+    """A line wrapped between words to `width` columns, continuation lines indented by two."""
     return [cut(part, width) for part in textwrap.wrap(line, width, subsequent_indent="  ", break_on_hyphens=False)]
 
 

@@ -113,6 +113,10 @@ def way(bridge: str | None, parents: Mapping[str, str | None]) -> tuple[str, ...
 
 
 def children(ways: Ways, level: int) -> tuple[Child, ...]:
+    """
+    The bridges below a level of the tree, then the devices that are directly there. Deeper than `DEEPEST`, devices are
+    attached to the last level.
+    """
     branches: dict[str, Ways] = {}
     direct = []
     for bridges, device in ways:

@@ -96,6 +96,7 @@ def expect_checksum(name: str, said: int, texts: Iterable[str]) -> None:
 
 
 def damaged(name: str, finding: str) -> StateFault:
+    """The error for a checkpoint that cannot be used, with the file's name and the finding."""
     return StateFault(
         f"{name} cannot be trusted: {finding}",
         "see the kubelet's log; if it cannot use the file either, drain the node, delete the file and restart the kubelet",

@@ -18,6 +18,7 @@ def fnv1a(text: str) -> int:
 
 
 def sequence(items: Iterable[object] | None) -> str:
+    """A Go slice as go-spew prints it; None is a nil slice."""
     return "<nil>" if items is None else f"[{' '.join(map(str, items))}]"
 
 

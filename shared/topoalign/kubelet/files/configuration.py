@@ -108,6 +108,7 @@ def rules_of(document: documents.Document, placement: Placement = Placement.TOPO
 
 
 def one_of(field: str, given: str, values: Mapping[str, V], default: str) -> V:
+    """The value of a word, `default` for an empty one. Raises InvalidField with the known words."""
     try:
         return values[given or default]
     except KeyError:
@@ -115,6 +116,7 @@ def one_of(field: str, given: str, values: Mapping[str, V], default: str) -> V:
 
 
 def boolean(field: str, text: str) -> bool:
+    """The value of a Go boolean as text. Raises InvalidField."""
     if text not in TRUE | FALSE:
         raise InvalidField(field, f"{quoted([text])} is no boolean", 'use "true" or "false"')
     return text in TRUE
@@ -159,6 +161,7 @@ def cpu_options(found: KubeletConfiguration, manager: str) -> frozenset[CpuOptio
 
 
 def option_gate(option: CpuOption) -> str | None:
+    """The feature gate that an option of the CPU manager needs; None for a stable option."""
     if option in ALPHA_OPTIONS:
         return "CPUManagerPolicyAlphaOptions"
     return "CPUManagerPolicyBetaOptions" if option in BETA_OPTIONS else None
@@ -190,6 +193,7 @@ def reserved_count(found: KubeletConfiguration, manager: str) -> int:
 
 
 def reserved_cpus(text: str) -> frozenset[int]:
+    """The CPUs of `reservedSystemCPUs`. Raises InvalidField."""
     try:
         return parse_cpuset(text)
     except ValueError as error:

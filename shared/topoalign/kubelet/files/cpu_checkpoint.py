@@ -36,10 +36,12 @@ class CpuManagerState(Envelope, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def shared(self) -> frozenset[int]:
+        """The CPUs of the shared pool."""
         return parse_cpuset(self.default_cpu_set)
 
     @property
     def exclusive(self) -> Containers:
+        """(pod UID, container) -> its exclusive CPUs."""
         return {
             (uid, container): parse_cpuset(cpus)
             for uid, containers in (self.entries or {}).items()

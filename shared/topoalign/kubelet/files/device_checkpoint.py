@@ -45,6 +45,7 @@ class Checkpoint(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 def encode(data: CheckpointData) -> bytes:
+    """The file's content, with its checksum, as the kubelet writes it."""
     return msgspec.json.encode(Checkpoint(data, checksum(data)))
 
 
@@ -60,6 +61,7 @@ def decode(content: bytes) -> CheckpointData:
 
 
 def damaged(finding: str) -> StateFault:
+    """The error for a checkpoint that cannot be used, with the finding."""
     return StateFault(
         f"{NAME} cannot be trusted: {finding}", "remove it; pods that run keep their devices until they end"
     )
@@ -79,6 +81,7 @@ def store(directory: Path, data: CheckpointData) -> None:
 
 
 def checksum(data: CheckpointData) -> int:
+    """The kubelet's checksum: 32-bit FNV-1a over the text of the data."""
     return checkpoint_checksum.fnv1a(printed(data))
 
 
@@ -96,6 +99,7 @@ def printed(data: CheckpointData) -> str:
 
 
 def printed_entry(entry: PodDevicesEntry) -> str:
+    """One entry as go-spew prints it for hashing."""
     devices = checkpoint_checksum.mapping(
         (node, checkpoint_checksum.sequence(ids)) for node, ids in sorted(entry.device_ids.items())
     )

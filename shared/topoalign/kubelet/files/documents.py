@@ -47,6 +47,7 @@ class Once(Loader):  # type: ignore[valid-type, misc]  # chosen when PyYAML is i
     """Reads mappings whose keys stand once each."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """The mapping of a node. Raises ConstructorError for a duplicate key."""
         mapping: dict[Hashable, Any] = super().construct_mapping(node, deep)
         if len(mapping) != len(node.value):
             raise self.said_again(node)
@@ -135,6 +136,7 @@ def from_json(text: str) -> object:
 
 
 def said_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """The JSON object of these pairs. Raises ValueError for a duplicate key."""
     mapping = dict(pairs)
     if len(mapping) != len(pairs):
         times = Counter(key for key, _ in pairs)
@@ -143,6 +145,7 @@ def said_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def no_number(name: str) -> object:
+    """Refuse `NaN` and `Infinity`, which JSON does not have. Raises ValueError."""
     raise ValueError(f"{name} is no number")
 
 

@@ -24,23 +24,31 @@ Amounts = dict[str, str | int | float | None]
 
 
 class Resources(msgspec.Struct, frozen=True):
+    """The field `resources` of a container or pod."""
+
     requests: Amounts | None = None
     limits: Amounts | None = None
 
 
 class Container(msgspec.Struct, frozen=True, rename="camel"):
+    """The fields of a container that affect a decision."""
+
     name: str
     resources: Resources | None = None
     restart_policy: str | None = None
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The fields of `spec` that affect a decision."""
+
     containers: list[Container] | None = None
     init_containers: list[Container] | None = None
     resources: Resources | None = None
 
 
 class Metadata(msgspec.Struct, frozen=True, rename="camel"):
+    """The fields of `metadata` that affect a decision or name the pod."""
+
     annotations: dict[str, str | None] | None = None
     name: str | None = None
     generate_name: str | None = None
@@ -92,6 +100,7 @@ def expect_pod(document: documents.Document) -> None:
 
 
 def requests_of(group: str, containers: list[Container]) -> tuple[ContainerRequest, ...]:
+    """The requests of the containers in `spec.<group>`. Raises InvalidField with the path of an amount."""
     return tuple(
         ContainerRequest(
             name=ContainerName(container.name),
@@ -120,6 +129,7 @@ def amounts(path: str, given: Amounts) -> dict[ResourceName, int]:
 
 
 def amount(field: str, value: str | float, unit: Literal["cpu", "bytes", "devices"]) -> int:
+    """An amount in thousandths of a CPU, bytes or devices. Raises InvalidField with its path."""
     read = quantities.thousandths if unit == "cpu" else quantities.whole
     found = read(str(value))
     if found is None or (unit == "devices" and quantities.exact(str(value)) != found):

@@ -68,6 +68,7 @@ class MemoryManagerState(Envelope, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def nodes(self) -> dict[int, NumaNodeState]:
+        """NUMA node id -> its tables."""
         return self.machine_state or {}
 
     @property
@@ -191,6 +192,7 @@ def printed(state: MemoryManagerState) -> Iterator[str]:
 
 
 def printed_node(state: NumaNodeState) -> str:
+    """The state of a NUMA node as go-spew prints it for hashing."""
     tables = checkpoint_checksum.mapping(
         (name, printed_table(table)) for name, table in sorted(state.memory_map.items())
     )
@@ -202,6 +204,7 @@ def printed_node(state: NumaNodeState) -> str:
 
 
 def printed_table(table: MemoryTable) -> str:
+    """A memory table as go-spew prints it for hashing; all numbers are bytes."""
     return (
         f"<*>{{TotalMemSize:(uint64){table.total} SystemReserved:(uint64){table.system_reserved} "
         f"Allocatable:(uint64){table.allocatable} Reserved:(uint64){table.reserved} Free:(uint64){table.free}}}"
@@ -209,16 +212,19 @@ def printed_table(table: MemoryTable) -> str:
 
 
 def printed_blocks(containers: Mapping[str, list[Block] | None]) -> Iterator[tuple[str, str]]:
+    """Each container with its blocks as go-spew prints them, sorted by name."""
     for container, blocks in sorted(containers.items()):
         yield container, checkpoint_checksum.sequence(blocks if blocks is None else map(printed_block, blocks))
 
 
 def printed_block(block: Block) -> str:
+    """A block as go-spew prints it for hashing."""
     nodes = checkpoint_checksum.sequence(block.numa_affinity)
     return f"{{NUMAAffinity:([]int){nodes} Type:(v1.ResourceName){block.type} Size:(uint64){block.size}}}"
 
 
 def check_node(state: MemoryManagerState, node: int, each: NumaNodeState) -> None:
+    """Raises StateFault if the tables of a NUMA node do not add up, or its group is impossible."""
     for name, table in each.memory_map.items():
         if table.reserved + table.free != table.allocatable or table.allocatable + table.system_reserved > table.total:
             raise damaged(NAME, f"{clean(name)} of NUMA node {node} does not add up")

@@ -265,4 +265,5 @@ def listed_health(
 
 
 def absent(path: Path, what: str) -> str:
+    """The finding for a missing file."""
     return f"there is no {path}: the kubelet is taken to have given away no {what}"

@@ -24,6 +24,7 @@ class Codec(ProtoCodec):
     """Protobuf; bytes that are none are the sender's fault."""
 
     def decode(self, data: bytes, message_type: Any) -> Any:
+        """The decoded message. Raises the error of `broken` for bytes or fields of another type."""
         try:
             message: Any = super().decode(data, message_type)
         except Exception as error:  # betterproto2 lets many kinds through: EOFError, UnicodeDecodeError, KeyError, ...
@@ -52,6 +53,7 @@ class QuickCodec(ProtoCodec):
     """Protobuf, as far as it is quick; `decoded` does the rest."""
 
     def decode(self, data: bytes, message_type: Any) -> Any:
+        """The decoded message, or an Undecoded one if it is larger than DECODED_AT_ONCE bytes."""
         return CODEC.decode(data, message_type) if len(data) <= DECODED_AT_ONCE else Undecoded(data, message_type)
 
 
@@ -70,6 +72,7 @@ def sound(message: Message) -> bool:
 
 
 def fits(value: object, hint: Any) -> bool:
+    """Whether a value has the type of its field, with the elements of lists and maps."""
     inner = get_args(hint)
     if isinstance(value, list):
         return get_origin(hint) is list and all(fits(element, inner[0]) for element in value)

@@ -53,6 +53,7 @@ class Bounded(H2Connection):
     DEFAULT_MAX_HEADER_LIST_SIZE = LONGEST_HEADERS
 
     def initiate_connection(self) -> None:
+        """As h2 does, with this server's limits in the first SETTINGS frame."""
         values = {
             SettingCodes.MAX_CONCURRENT_STREAMS: MOST_CALLS,
             SettingCodes.MAX_HEADER_LIST_SIZE: self.DEFAULT_MAX_HEADER_LIST_SIZE,
@@ -86,6 +87,7 @@ class Connection(H2Protocol, BufferedProtocol, Client):
     _moments = count(1)
 
     def connection_made(self, transport: BaseTransport) -> None:
+        """Accept the peer if the server admits it; else close the connection at once."""
         self.transport = cast(Transport, transport)
         self.frames = Frames()
         self._parked = False
@@ -108,6 +110,7 @@ class Connection(H2Protocol, BufferedProtocol, Client):
         self.next_look = get_running_loop().call_later(PING_SECONDS, self.look)
 
     def get_buffer(self, sizehint: int) -> memoryview:
+        """The buffer for the next bytes; all connections share it."""
         return self.server.chunk
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -172,6 +175,7 @@ class Connection(H2Protocol, BufferedProtocol, Client):
             self.connection.ack(cast(int, stream.id), stream.buffer.unacked_size())
 
     def resume_writing(self) -> None:
+        """The peer reads again: continue with frames that waited."""
         if self._open:
             super().resume_writing()
             if self._parked:
@@ -179,6 +183,7 @@ class Connection(H2Protocol, BufferedProtocol, Client):
                 self.server.turns.ask(self, self.handle)
 
     def pause_writing(self) -> None:
+        """The peer reads too slowly: stop writing."""
         if self._open:
             super().pause_writing()
 
@@ -208,6 +213,7 @@ class Connection(H2Protocol, BufferedProtocol, Client):
             self._leave(reason)
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        """End the calls of the connection."""
         if self._open:
             self._leave("Connection lost")
 

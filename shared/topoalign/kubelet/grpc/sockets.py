@@ -57,6 +57,7 @@ def identity(path: Path) -> Identity | None:
 
 
 def peer(connection: socket.socket) -> Peer:
+    """Process and user of the other end of a unix socket, as the kernel reports them."""
     pid, uid, _ = UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))
     return Peer(pid, uid)
 

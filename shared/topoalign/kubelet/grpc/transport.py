@@ -87,6 +87,8 @@ class Servicer(ServiceBase):
         return {path: handler._replace(func=self.guarded(handler)) for path, handler in generated.items()}
 
     def guarded(self, handler: Handler) -> Method:
+        """The handler with a count of running calls, and with errors as gRPC statuses."""
+
         async def call(stream: Any) -> None:
             CALL.set(stream._stream)
             unary = handler.cardinality is Cardinality.UNARY_UNARY
@@ -136,6 +138,7 @@ async def answered(method: Method, stream: Any) -> None:
 
 
 async def no_such_method(stream: Any) -> None:
+    """The handler for unknown methods. Raises GRPCError UNIMPLEMENTED."""
     raise GRPCError(Status.UNIMPLEMENTED, "there is no such method here")
 
 
@@ -148,6 +151,7 @@ class Methods(dict[str, Handler]):
     OTHER = Handler(no_such_method, Cardinality.UNARY_UNARY, Message, Message)
 
     def get(self, path: str, default: Any = None) -> Handler:
+        """The handler of a path, never None."""
         return super().get(path, self.OTHER)
 
 

@@ -29,6 +29,7 @@ CAPTURED = Path(__file__).parent / "captured"
 
 
 def names() -> tuple[str, ...]:
+    """All names of the catalogue, captured machines last."""
     return (*_MACHINES, *sorted(file.stem for file in CAPTURED.glob("*.json") if file.stem not in _MACHINES))
 
 

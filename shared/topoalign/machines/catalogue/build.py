@@ -50,6 +50,8 @@ class Root:
 
 @dataclass(frozen=True, kw_only=True)
 class Board:
+    """The CPUs and the memory of a machine; all sockets are alike."""
+
     sockets: int
     cores: int
     """Of each socket."""
@@ -94,6 +96,7 @@ NVLinks = Mapping[tuple[int, int], int]
 
 
 def switch(*below: Switch | Card) -> Switch:
+    """A PCIe switch with these switches and cards below it."""
     return Switch(below)
 
 

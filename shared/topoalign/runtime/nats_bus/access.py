@@ -85,6 +85,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def content(setting: str, file: str) -> bytes:
+    """The text of a file that a setting names. Raises InvalidField with the setting."""
     try:
         with opened(Path(file)) as readable:
             return readable.read()

@@ -62,9 +62,14 @@ class NatsBus:
 
     @property
     def connected(self) -> bool:
+        """Whether there is a connection that has passed all checks."""
         return self._connection is not None
 
     async def publish(self, message: Message) -> int:
+        """
+        Store a message and return its position in the stream.
+        Raises BusUnavailable, BusRefused, and IdTaken if another message has its id.
+        """
         stream = stores.store_of(message)
         connection = self.live()
         try:
@@ -102,6 +107,7 @@ class NatsBus:
 
     @asynccontextmanager
     async def follow(self, stream: Stream, subject: str, after: int = 0) -> AsyncIterator[AsyncIterator[Received]]:
+        """Yields the messages of a stream on this subject after a position, across lost connections."""
         follower = Follower(self.up, self.repair, stream, subject, after)
         try:
             yield follower
@@ -109,6 +115,7 @@ class NatsBus:
             await follower.end()
 
     async def last_position(self, stream: Stream, subject: str = ">") -> int:
+        """The position of the newest message on a subject; 0 if there is none. Raises BusUnavailable, BusRefused."""
         connection = self.live()
         last = await found(connection, stream, {"last_by_subj": subject})
         if last.error is not None and last.error.err_code == stores.NOT_FOUND:
@@ -119,14 +126,17 @@ class NatsBus:
         return last.message.seq
 
     async def forget(self, stream: Stream, subject: str) -> None:
+        """Delete all messages on a subject from the stream. Raises BusUnavailable, BusRefused."""
         await purge(self.live(), stream, subject)
 
     async def ask(self, subject: str, body: bytes, within: float) -> bytes:
+        """The answer to a request. Raises NobodyAnswers, BusUnavailable, BusRefused, and for bodies above the limit."""
         stores.check_size(subject, body)
         return await self.live().request(subject, body, within)
 
     @asynccontextmanager
     async def serve(self, service: str, endpoints: Sequence[Endpoint]) -> AsyncIterator[None]:
+        """Answer these endpoints as a NATS micro service while the context is open, across lost connections."""
         async with background() as tasks:
             await tasks.start(self.keep_serving, service, endpoints)
             yield
@@ -235,6 +245,8 @@ class NatsBus:
 
 
 def handler(endpoint: Endpoint) -> Handler:
+    """The callback of an endpoint: answer a request, and ignore an asker that is gone."""
+
     async def handle(request: Request) -> None:
         reply = await reply_to(endpoint, request.data)
         with suppress(nats.errors.Error, OSError, ValueError), contained():  # the asker has gone, or wants no answer

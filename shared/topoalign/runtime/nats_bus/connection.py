@@ -136,11 +136,13 @@ class Connection:
             await self.client.publish(subject, body, reply=reply, headers=dict(headers) if headers else None)
 
     async def subscribe(self, subject: str, heard: Callable[[Msg], Awaitable[None]]) -> Subscription:
+        """Subscribe to a subject. Raises BusUnavailable, and BusRefused without the permission."""
         with self.waiting(subject, CONNECT_SECONDS), self.translated(subject):
             return await self.client.subscribe(subject, cb=heard)
 
     @contextmanager
     def translated(self, subject: str) -> Iterator[None]:
+        """Turn errors of the library into BusUnavailable, with the subject."""
         try:
             with contained():
                 yield
@@ -190,6 +192,7 @@ class Connection:
         return socket is not None and socket.is_closing()
 
     def lose(self) -> None:
+        """End the connection: every waiting request ends."""
         self.lost.set()
         for wait in self._waits:
             wait.scope.cancel()
@@ -208,6 +211,7 @@ class Connection:
             abandon(self.client)
 
     async def heard_error(self, error: Exception) -> None:
+        """Handle an error that the server reports; one about a permission ends the request on that subject."""
         text = str(error) or type(error).__name__
         if "permissions violation" in text:
             if text not in self._violations:  # what is tried again is refused again
@@ -223,6 +227,7 @@ class Connection:
             self._opening.cancel()
 
     async def heard_loss(self) -> None:
+        """Handle the end of the library's connection."""
         self.lose()
 
 
@@ -252,6 +257,7 @@ async def open_connection(urls: Sequence[str], name: str, access: Access) -> Con
 
 
 def check_server(connection: Connection, tls_wanted: bool) -> None:
+    """Raises BusRefused for a server older than 2.12, or without TLS where TLS is wanted."""
     version = connection.client.connected_server_version
     try:
         found = (version.major, version.minor)

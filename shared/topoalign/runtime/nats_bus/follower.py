@@ -60,6 +60,7 @@ class Pull:
         """Messages this consumer has brought."""
 
     async def begin(self, subject: str, after: int) -> None:
+        """Create the consumer, from the message after a position."""
         self._subscription = await self.connection.subscribe(self._inbox, self.heard)
         config = {
             "name": self._name,
@@ -94,6 +95,7 @@ class Pull:
                     await self._news.wait()
 
     async def fetch(self) -> None:
+        """Request the next batch; the server sends heartbeats until it ends."""
         self._due = BATCH
         wish = {
             "batch": BATCH,
@@ -136,6 +138,7 @@ class Pull:
             raise BusUnavailable(f"fetching from {self._stream}: {status} {clean(description, 100)}")
 
     async def heard(self, message: Msg) -> None:
+        """Handle a message of the server."""
         self._arrived.append(message)
         self._news.set()
 
@@ -202,6 +205,10 @@ class Follower:
         await anyio.sleep(backoff_seconds(self._failures, FIRST_PAUSE, longest))
 
     async def begin(self, connection: Connection) -> Pull:
+        """
+        Check the stream and start a consumer on it. A stream that went back is read from its beginning.
+        Raises BusUnavailable, BusRefused.
+        """
         info = await stream_info(connection.api, self._stream)
         if info.error is not None and info.error.err_code == NOT_FOUND:
             await self._repair(connection)
@@ -222,6 +229,7 @@ class Follower:
         return pull
 
     async def end(self, pull: Pull | None = None) -> None:
+        """End the consumer, within a second."""
         ending, self._pull = pull or self._pull, None
         if ending is not None:
             with anyio.CancelScope(shield=True), anyio.move_on_after(1):

@@ -52,6 +52,7 @@ class SelfTest:
             await self.read(connection, stream)
 
     async def may_use_own_subject(self, connection: Connection) -> bool:
+        """Whether this client may publish on the subject of its self-test; if not, logs it once."""
         try:
             await self.publish(connection, self.subject, KIND)
         except BusRefused as error:
@@ -60,6 +61,7 @@ class SelfTest:
         return True
 
     async def trace(self, connection: Connection, subject: str) -> None:
+        """Test a subject of facts with a message that the server traces and does not store."""
         headers = {"Nats-Trace-Only": "true", "Nats-Trace-Dest": self.subject}
         await self.publish(connection, subject, KIND | headers)
 
@@ -77,6 +79,7 @@ class SelfTest:
             await connection.api(f"$JS.API.STREAM.INFO.{stores.NODES.name}", b"")
 
     async def read(self, connection: Connection, stream: Stream) -> None:
+        """Test whether stored messages can be read; if not, log the missing permission once."""
         try:
             await found(connection, stream, {"seq": 1})
         except BusRefused as error:
@@ -84,6 +87,7 @@ class SelfTest:
             self.tell("repeated ids cannot be compared with what is stored: such facts are stored twice", error, remedy)
 
     def tell(self, event: str, error: BusRefused, remedy: str) -> None:
+        """Log a missing permission once for the life of the process."""
         if event not in self._told:
             self._told.add(event)
             log.warning(event, finding=error.finding, remedy=remedy)

@@ -71,11 +71,13 @@ class Admitting(AdmissionRun):
         self._uid, self._managers, self._active = uid, managers, active
 
     def align(self, container: ContainerName | None) -> Steps[Aligned]:
+        """As in the decision; before hints are asked, every manager drops pods that are gone."""
         if POLICIES[self.rules.policy].asks:
             self._managers.drop(self._active)
         return (yield from super().align(container))
 
     def devices(self, container: ContainerRequest, aligned: Aligned) -> Steps[ContainerDevices]:
+        """As in the decision; the device manager drops pods that are gone first and writes its checkpoint after."""
         if self.state.hardware.devices.keys() & device_limits(container).keys():
             self._managers.devices.drop(self._active)
         got = yield from super().devices(container, aligned)
@@ -91,6 +93,7 @@ class Admitting(AdmissionRun):
         hint: TopologyHint,
         near: tuple[DeviceID, ...],
     ) -> Steps[tuple[DeviceID, ...]]:
+        """As in the decision; then Allocate of the plugin is called and the devices are recorded."""
         chosen = yield from super().devices_of(resource, amount, container, hint, near)
         if chosen:
             size = len(chosen)
@@ -102,6 +105,7 @@ class Admitting(AdmissionRun):
         self._managers.devices.give(self._uid, (told.container, told.resource), told.available, response)
 
     def cpus(self, container: ContainerRequest, hint: TopologyHint) -> frozenset[int]:
+        """As in the decision; the CPU manager drops pods that are gone first and records the CPUs after."""
         self._managers.cpus.drop(self._active)
         got = super().cpus(container, hint)
         if got:
@@ -110,6 +114,7 @@ class Admitting(AdmissionRun):
         return got
 
     def allocate(self, container: ContainerRequest, aligned: Aligned) -> Steps[None]:
+        """As in the decision; then the memory manager records the container's memory."""
         yield from super().allocate(container, aligned)
         self._managers.memory.give(self._uid, allocations_of(self.state, self.pod), self.state.memory)
 

@@ -125,6 +125,7 @@ class FakeKubelet:
         self.changed()
 
     async def stop(self) -> None:
+        """Close all sockets and connections; the files stay. `start` begins again."""
         self._managers = None
         if self._plugins is not None:
             self._plugins.stop()
@@ -145,6 +146,7 @@ class FakeKubelet:
 
     @property
     def plugins(self) -> Plugins:
+        """The registered plugins. Only between `start` and `stop`."""
         assert self._plugins is not None, "the stand-in has not been started"
         return self._plugins
 

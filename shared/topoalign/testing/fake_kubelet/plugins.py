@@ -58,6 +58,7 @@ class Endpoint:
         """Monotonic seconds."""
 
     def health(self, device: DeviceID) -> HealthState:
+        """The health of a device; unhealthy without a connected plugin."""
         sound = self.plugin is not None and self.devices[device].health == HEALTHY
         return HealthState.HEALTHY if sound else HealthState.UNHEALTHY
 
@@ -68,6 +69,7 @@ class Endpoint:
         return self.plugin
 
     def stop(self, now: float) -> None:
+        """End the plugin: its devices are unhealthy from now on. `now`: monotonic seconds."""
         plugin, self.plugin = self.plugin, None
         if plugin is not None:
             self.stopped_at = now
@@ -93,6 +95,10 @@ class Plugins(Servicer, v1beta1.RegistrationBase):
         self._clock = clock
 
     async def register(self, message: v1beta1.RegisterRequest) -> v1beta1.Empty:
+        """
+        Register a plugin: dial back, ask for its options, then read its stream.
+        Raises GRPCError for another API version or a name that is no extended resource.
+        """
         self.registrations += 1
         self._changed()
         if self.fault == "mute":
@@ -166,20 +172,24 @@ class Plugins(Servicer, v1beta1.RegistrationBase):
             endpoint.stop(self._clock.monotonic())
 
     def listed(self) -> Iterator[tuple[Endpoint, DeviceID, v1beta1.Device]]:
+        """Each device that some plugin listed last, with its endpoint."""
         for endpoint in self.endpoints.values():
             for name, device in endpoint.devices.items():
                 yield endpoint, name, device
 
     def devices(self) -> tuple[PluginDevice, ...]:
+        """All devices with their resources and NUMA nodes."""
         return tuple(
             PluginDevice(id=name, resource=endpoint.resource, nodes=nodes_of(device))
             for endpoint, name, device in self.listed()
         )
 
     def health(self) -> dict[DeviceID, DeviceHealth]:
+        """Device id -> health."""
         return {name: DeviceHealth(state=endpoint.health(name)) for endpoint, name, _ in self.listed()}
 
     def healthy(self) -> dict[str, list[str]]:
+        """Resource -> ids of its healthy devices."""
         return {
             endpoint.resource: [name for name in endpoint.devices if endpoint.health(name) is HealthState.HEALTHY]
             for endpoint in self.endpoints.values()
@@ -199,4 +209,4 @@ def is_extended(name: str) -> bool:
 
 
 def deaf() -> None:
-    pass
+    """The default for a callback: do nothing."""

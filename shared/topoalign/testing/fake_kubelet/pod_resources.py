@@ -26,7 +26,7 @@ from topoalign.testing.fake_kubelet.pods import Running
 
 
 def nothing() -> None:
-    pass
+    """The default for a callback: do nothing."""
 
 
 class PodResources(Servicer, v1.PodResourcesListerBase):
@@ -46,11 +46,13 @@ class PodResources(Servicer, v1.PodResourcesListerBase):
         self._listed = listed
 
     async def list(self, message: v1.ListPodResourcesRequest) -> v1.ListPodResourcesResponse:
+        """Answer List: all active pods with what their containers hold."""
         self._listed()
         state = self._state()
         return v1.ListPodResourcesResponse(pod_resources=[pod_resources(running, state) for running in self._pods()])
 
     async def get(self, message: v1.GetPodResourcesRequest) -> v1.GetPodResourcesResponse:
+        """Answer Get: one pod. Raises GRPCError if it does not exist."""
         for running in self._pods():
             if (running.pod.namespace, running.pod.name) == (message.pod_namespace, message.pod_name):
                 return v1.GetPodResourcesResponse(pod_resources=pod_resources(running, self._state()))
@@ -59,6 +61,7 @@ class PodResources(Servicer, v1.PodResourcesListerBase):
     async def get_allocatable_resources(
         self, message: v1.AllocatableResourcesRequest
     ) -> v1.AllocatableResourcesResponse:
+        """Answer GetAllocatableResources: healthy devices, CPUs that are not reserved, and memory."""
         state = self._state()
         reserved = reserved_cpus(state.hardware, self._rules)
         return v1.AllocatableResourcesResponse(
@@ -90,10 +93,12 @@ def pod_resources(running: Running, state: NodeState) -> v1.PodResources:
 
 
 def is_sidecar(container: ContainerRequest) -> bool:
+    """Whether an init container stays for the life of its pod."""
     return container.sidecar
 
 
 def container_resources(name: str, held: Allocation | None, state: NodeState) -> v1.ContainerResources:
+    """The message about one container. None: it holds nothing."""
     if held is None:
         return v1.ContainerResources(name=name)
     return v1.ContainerResources(
@@ -107,6 +112,7 @@ def container_resources(name: str, held: Allocation | None, state: NodeState) ->
 def container_devices(
     resource: ResourceName, ids: Iterable[DeviceID], state: NodeState
 ) -> Iterator[v1.ContainerDevices]:
+    """One message per device, as a kubelet sends it, with its NUMA nodes if it has any."""
     known = state.hardware.devices.get(resource, {})
     for device in ids:
         nodes = known.get(device)
@@ -116,8 +122,10 @@ def container_devices(
 
 
 def memory(block: MemoryBlock) -> v1.ContainerMemory:
+    """The message about one memory block; sizes are in bytes."""
     return v1.ContainerMemory(memory_type=block.resource, size=block.size, topology=topology(block.nodes))
 
 
 def topology(nodes: Iterable[int]) -> v1.TopologyInfo:
+    """The message with these NUMA node ids."""
     return v1.TopologyInfo(nodes=[v1.NumaNode(id=node) for node in nodes])

@@ -18,9 +18,11 @@ class AutoDriver:
 
     @property
     def source(self) -> str:
+        """The source of the newest reading: `nvml` or `sysfs`."""
         return self._used.source
 
     async def read(self) -> Inventory:
+        """Read NVML; until it has answered once, /sys if NVML fails. Raises DriverFault."""
         try:
             inventory = await self._nvml.read()
         except DriverFault as fault:

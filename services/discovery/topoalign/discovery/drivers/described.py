@@ -26,6 +26,7 @@ class DescribedDriver:
         self._file = machine if loaded.source != "catalogue" and Path(machine).is_file() else None
 
     async def read(self) -> Inventory:
+        """The described machine, all devices healthy. Raises DriverFault for a file that cannot be read."""
         if self._file is not None:
             self._topology = await to_thread.run_sync(topology_in, self._file)
         devices = (*self._topology.gpu_by_id, *self._topology.nic_by_id)

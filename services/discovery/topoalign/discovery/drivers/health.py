@@ -7,10 +7,12 @@ HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
 
 
 def unhealthy(reason: str) -> DeviceHealth:
+    """The health of a device with an error."""
     return DeviceHealth(state=HealthState.UNHEALTHY, reason=reason)
 
 
 def unknown(reason: str) -> DeviceHealth:
+    """The health of a device that cannot be judged, with the reason."""
     return DeviceHealth(state=HealthState.UNKNOWN, reason=reason)
 
 

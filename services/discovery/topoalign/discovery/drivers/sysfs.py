@@ -29,6 +29,7 @@ class SysfsDriver:
         self._thread = DriverThread("sysfs", clock, deadline)
 
     async def read(self) -> Inventory:
+        """Read /sys and /proc; the health of GPUs is unknown. Raises DriverFault."""
         topology, findings = await self._thread.run(self._read)
         unjudged = unknown("only its driver can tell, and /sys is all that is read")
         return Inventory(

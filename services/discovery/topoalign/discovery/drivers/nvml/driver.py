@@ -94,6 +94,7 @@ class NvmlDriver:
         self._events = NvmlEvents(clock, deadline)
 
     async def read(self) -> Inventory:
+        """Read all GPUs and NICs. Raises DriverFault, also if a call exceeds its deadline."""
         if self._reopen:
             await self._events.let_go()
         inventory = await self._thread.run(self._read)

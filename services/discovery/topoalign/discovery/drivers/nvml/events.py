@@ -205,6 +205,7 @@ class Ears:
         return names, silent
 
     def wait(self) -> HardwareEvent | None:
+        """The next event, or None after WAIT_SECONDS without one. Raises CallFailed."""
         if self.unheard:
             return self.unheard.popleft()
         self._waits += 1
@@ -231,6 +232,7 @@ class Ears:
             return None
 
     def close(self) -> None:
+        """Close NVML here; `wait` needs new registrations after that."""
         if self._set is not None:
             self._nvml.free(self._set)
         self._nvml.close()

@@ -41,6 +41,8 @@ _PROFILE = re.compile(r"(?:\d+c\.)?\d+g\.\d+gb(?:[+-][a-z.]+)*")
 
 
 class Judged(NamedTuple):
+    """One GPU of a reading, with its health and findings."""
+
     gpu: Gpu
     health: DeviceHealth
     findings: tuple[str, ...]
@@ -75,6 +77,7 @@ def read_gpu(nvml: Library, index: int, uuid: DeviceID, device: Handle, files: T
 
 
 def among(known: Collection[int], ids: tuple[int, ...]) -> tuple[int, ...]:
+    """Those of these NUMA node ids that the machine has."""
     return tuple(i for i in ids if i in known)
 
 
@@ -116,6 +119,7 @@ def read_mig(nvml: Library, device: Handle, total: int | None) -> tuple[tuple[Mi
 
 
 def read_instance(nvml: Library, index: int, handle: Handle, total: int | None) -> MigDevice:
+    """One MIG instance. `total`: bytes of the whole GPU's memory. Raises CallFailed."""
     size = nvml.mig_size(handle)
     gpu_instance, compute_instance = nvml.mig_ids(handle)
     named = _PROFILE.search(size.name)

@@ -102,18 +102,23 @@ class Library:
                 self._call(pynvml, "nvmlShutdown")
 
     def count(self) -> int:
+        """The number of GPUs."""
         return int(self._ask("nvmlDeviceGetCount"))
 
     def handle(self, index: int) -> Handle:
+        """The handle of the GPU with this NVML index."""
         return self._ask("nvmlDeviceGetHandleByIndex", index)
 
     def uuid(self, device: Handle) -> str:
+        """The uuid of a GPU or MIG instance."""
         return str(self._ask("nvmlDeviceGetUUID", device))
 
     def name(self, device: Handle) -> str:
+        """The product name; "" if it is not reported."""
         return clean(self._maybe("nvmlDeviceGetName", device) or "")
 
     def minor(self, device: Handle) -> int | None:
+        """The number in /dev/nvidia<minor>."""
         return self._number("nvmlDeviceGetMinorNumber", device)
 
     def pci(self, device: Handle) -> str | None:
@@ -180,6 +185,7 @@ class Library:
         return self._number("nvmlDeviceGetNvLinkRemoteDeviceType", device, link)
 
     def mig_enabled(self, device: Handle) -> bool:
+        """Whether MIG mode is on now."""
         modes = self._maybe("nvmlDeviceGetMigMode", device)
         return modes is not None and modes[0] == 1
 
@@ -200,6 +206,7 @@ class Library:
         return int(self._ask(gpu, instance)), int(self._ask(compute, instance))
 
     def mig_size(self, instance: Handle) -> MigInstance:
+        """The slices and the memory, in bytes, of a MIG instance."""
         size = self._ask("nvmlDeviceGetAttributes", instance)
         return MigInstance(
             name=self.name(instance),
