@@ -126,7 +126,7 @@ class Client:
                     yield msgspec.structs.replace(heard, anew=True) if fold.anew else heard
 
     async def nodes(self, node: NodeName | None = None) -> AsyncGenerator[Heard, None]:
-        """TopologyDiscovered and DeviceHealthChanged of all nodes, or of one: the newest of each first, then all news."""
+        """Topology, health and usage as announced, of all nodes or of one: the newest of each first, then all news."""
         subject = f"{wire.PREFIX}.*.{'*' if node is None else wire.token(node)}"
         newest = await self._newest(Stream.NODES, subject)
         known: dict[tuple[NodeName, str], Heard] = {}

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import anyio
 from grpclib.client import Channel
+from grpclib.encoding.base import CodecBase
 from grpclib.events import RecvMessage, listen
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
@@ -29,11 +30,13 @@ class KubeletAway(Unavailable):
         super().__init__(finding, "see that the kubelet runs and that the directory is its own; this is tried again")
 
 
-async def ask(path: Path, question: Callable[[Channel], Awaitable[T]], clock: Clock, within: float) -> T:
+async def ask(
+    path: Path, question: Callable[[Channel], Awaitable[T]], clock: Clock, within: float, codec: CodecBase | None = None
+) -> T:
     """Connects, asks, hangs up. Raises KubeletAway if there is no good answer within so many seconds."""
     answers: list[T] = []
     failure = f"no answer within {within:g} s"
-    channel = Channel(path=str(path), codec=QuickCodec())
+    channel = Channel(path=str(path), codec=codec or QuickCodec())
     listen(channel, RecvMessage, decoded)
 
     async def call() -> None:

@@ -27,6 +27,7 @@ from topoalign.kubelet.files.pod_directories import PodDirectories
 from topoalign.kubelet.grpc import sockets
 from topoalign.kubelet.grpc.api import v1
 from topoalign.kubelet.grpc.client import KubeletAway, ask
+from topoalign.kubelet.grpc.unchanged import UNCHANGED, ComparingCodec, Fields
 from topoalign.runtime.clock import SystemClock
 
 LIST_SECONDS = 1.0
@@ -34,6 +35,9 @@ READ_SECONDS = 1.0
 
 Given = tuple[Part, ...]
 """What a checkpoint has given away."""
+
+Listed = dict[ResourceName, tuple[ListedDevices, ...]]
+"""Resource -> the devices of its plugin."""
 
 T = TypeVar("T")
 
@@ -54,6 +58,8 @@ class PodResourcesClient:
         """Of which file (inode, time of change, size), and what it says: it is read, and its checksum made, once."""
         self._checkpoints: Reader[Given | None] = Reader()
         self._directories: Reader[PodDirectories | None] = Reader()
+        self._listed: tuple[Fields | None, Listed] = (None, {})
+        """The devices of all plugins as they were listed last, and the fields of that answer."""
         self._unknown: str | None = None
         """Why the directories of pods tell nothing, as it was logged last."""
 
@@ -90,18 +96,25 @@ class PodResourcesClient:
             usage=usage,
         )
 
-    async def devices(self) -> dict[ResourceName, tuple[ListedDevices, ...]]:
+    async def devices(self) -> Listed:
         """The healthy devices of all plugins, in use or not. Raises KubeletAway, after `LIST_SECONDS` at most."""
+        known, listed = self._listed
+        codec = ComparingCodec(known)
         response = await ask(
             self._socket,
             lambda channel: v1.PodResourcesListerStub(channel).get_allocatable_resources(ALLOCATABLE),
             self._clock,
             LIST_SECONDS,
+            codec,
         )
+        if response is UNCHANGED:
+            return listed
         try:
-            return listed_devices(response)
+            listed = listed_devices(response)
         except ValueError as error:
             raise KubeletAway(f"PodResources says what cannot be: {clean(str(error), 200)}") from error
+        self._listed = codec.fields, listed
+        return listed
 
     def written(self) -> tuple[int, ...]:
         """The version of the checkpoint file; empty: there is none. Differs after every write."""
@@ -172,7 +185,7 @@ LIST = v1.ListPodResourcesRequest()
 ALLOCATABLE = v1.AllocatableResourcesRequest()
 
 
-def listed_devices(response: v1.AllocatableResourcesResponse) -> dict[ResourceName, tuple[ListedDevices, ...]]:
+def listed_devices(response: v1.AllocatableResourcesResponse) -> Listed:
     """
     Resource -> the healthy devices of its plugin, those with the same NUMA nodes together. A device with several nodes is
     listed once for each. Raises ValueError for NUMA nodes that cannot be, and for more than `MOST_OTHERS` devices.

@@ -6,27 +6,24 @@ one has changed, and every five seconds in any case, because the volumes of a po
 found becomes a part of the node's `UsageObserved` where it has changed. A prediction of the node reads everything first.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 import msgspec
 
 from topoalign.allocator.device_allocations import nothing_ended
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.reconciliation.pod_resources import Reader
+from topoalign.allocator.reconciliation.pod_resources import Listed, Reader
 from topoalign.allocator.requests.kubelet_files import LONGEST, KubeletFiles
 from topoalign.core.model.errors import Unavailable, clean
 from topoalign.core.model.events import Allocation
-from topoalign.core.model.ids import ResourceName
-from topoalign.core.model.kubelet import KubeletObserved, ListedDevices
+from topoalign.core.model.kubelet import KubeletObserved
 from topoalign.core.ports import Clock
 
 POLL_SECONDS = 0.5
 """Between two looks: what changes is announced within a second."""
 READ_SECONDS = 5.0
 """Between two readings of files that have not changed by their times."""
-
-Listed = Mapping[ResourceName, tuple[ListedDevices, ...]]
 
 
 class KubeletWatch:
@@ -116,6 +113,4 @@ class KubeletWatch:
 
 def with_devices(kubelet: KubeletObserved, listed: Listed | None, unknown: str) -> KubeletObserved:
     """The same with these devices of plugins."""
-    return msgspec.structs.replace(
-        kubelet, devices=dict(listed) if listed is not None else None, devices_unknown=unknown
-    )
+    return msgspec.structs.replace(kubelet, devices=listed, devices_unknown=unknown)
