@@ -59,7 +59,8 @@ def test_without_its_client_the_benchmark_says_what_to_install(monkeypatch: pyte
     assert "topoalign[bench]" in refused.value.remedy
 
 
-def test_without_a_compiler_the_case_with_slow_nvml_is_left_out_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_the_slow_nvml_case_is_skipped_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a C compiler the case with the slow NVML is left out, and the output says why."""
     monkeypatch.setattr(shutil, "which", lambda name: None)
     row = measure.slow_nvml({}, 1)
 

@@ -50,7 +50,7 @@ def test_every_finding_that_is_not_ok_has_a_remedy(capsys: pytest.CaptureFixture
     assert ["failure"] * 3 == [findings[name]["verdict"] for name in ("kubelet", "state directory", "node name")]
 
 
-def test_a_directory_that_its_user_may_not_look_into_is_a_failure_and_ends_no_other_check(
+def test_an_unreadable_directory_fails_its_check_and_no_other(
     capsys: pytest.CaptureFixture[str], short_dir: Path
 ) -> None:
     """On a node /var/lib/kubelet is root's alone, and who is called at night may not be root."""
@@ -89,9 +89,10 @@ def test_failures_change_the_exit_code_only_under_the_gate_flag(
     assert 0 == examined(capsys, "--state-dir", str(tmp_path), "--fail-on-findings")[0]
 
 
-def test_more_numa_nodes_than_the_kubelet_takes_are_a_warning_with_the_option_to_set(
+def test_more_numa_nodes_than_the_kubelet_accepts_are_a_warning(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    """The warning names the option of the kubelet that has to be set."""
     folder = tmp_path / "devices/system/node"
     folder.mkdir(parents=True)
     (folder / "online").write_text("0-33\n")
@@ -118,9 +119,10 @@ def test_a_kubelet_is_ok_only_if_its_socket_answers(capsys: pytest.CaptureFixtur
     assert "ok" == answering["kubelet"]["verdict"]
 
 
-def test_a_nats_that_is_not_there_is_a_failure_that_names_the_address_without_its_password(
+def test_a_missing_nats_is_a_failure_with_its_address_without_password(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A NATS that does not answer is a failure that names the address, without the password in it."""
     monkeypatch.setattr(link, "CONNECT_SECONDS", 0.2)
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -212,7 +214,7 @@ MEMORY = "memoryManagerPolicy: Static\nreservedMemory: [{numaNode: 0, limits: {m
         ("0-33", "restricted", "", ""),
     ],
 )
-def test_where_the_kubelets_merge_may_take_minutes_doctor_warns_before_a_pod_does_it(
+def test_doctor_warns_if_the_kubelets_merge_may_take_minutes(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, nodes: str, policy: str, verdict: str, detail: str
 ) -> None:
     """The worst that a pod can ask for: GPUs, NICs, CPUs, memory and one size of hugepages. 1 GiB pages there are none."""
@@ -260,9 +262,10 @@ def test_a_resource_counts_on_no_more_numa_nodes_than_it_has_devices(
 
 
 @pytest.mark.parametrize("content", ["{", ""])
-def test_a_checkpoint_that_cannot_be_read_leaves_cpus_and_memory_to_be_counted(
+def test_without_a_readable_checkpoint_cpus_and_memory_still_count(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str
 ) -> None:
+    """If the checkpoint cannot be read, the estimate still counts CPUs and memory."""
     plugins = eight_nodes(tmp_path)
     (plugins / device_checkpoint.NAME).write_text(content)
 
@@ -279,7 +282,7 @@ def test_a_kubelet_without_a_configuration_file_is_a_warning(
     assert "warning" == finding["verdict"] and "--kubelet-config" in finding["remedy"]
 
 
-def test_who_holds_the_state_directory_and_who_serves_the_kubelet_are_the_same(
+def test_the_lock_holder_and_the_socket_server_are_one_process(
     capsys: pytest.CaptureFixture[str], short_dir: Path
 ) -> None:
     """One allocator is well, one that serves nothing is a warning, and two are a failure."""

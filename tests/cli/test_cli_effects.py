@@ -105,7 +105,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return command
 
 
-def test_a_granted_pod_is_printed_although_the_topology_to_word_it_with_cannot_be_had(run: Callable[..., Ran]) -> None:
+def test_a_grant_is_printed_without_the_topology_that_words_it(run: Callable[..., Ran]) -> None:
     """F03: two of three servers were gone, and the command said failed of a pod that holds its GPU."""
     ran = run(ALLOCATE, {"clock": at_once(CLOCK), "allocate": at_once(GRANTED)})
 
@@ -143,13 +143,14 @@ def test_what_fails_after_the_answer_is_no_failure_of_the_request(
     ],
 )
 @pytest.mark.parametrize("said", [never, at_once(b"\xff{"), at_once(b'{"ok":{"type":"LaterDecision"}}')])
-def test_an_outcome_that_is_not_known_names_what_it_is_about_and_the_command_that_settles_it(
+def test_an_unknown_outcome_names_its_request_and_the_command_to_check(
     run: Callable[..., Ran],
     line: str,
     verb: str,
     words: tuple[str, ...],
     said: Callable[[], Awaitable[bytes]],
 ) -> None:
+    """An error about an unknown outcome names what was requested and the command that settles it."""
     ran = run(line, {"clock": at_once(CLOCK), verb: said})
 
     assert 69 == ran.status
@@ -177,9 +178,10 @@ def test_a_prediction_has_no_effect_to_settle(run: Callable[..., Ran]) -> None:
 
 
 @pytest.mark.parametrize(("line", "verb", "body"), [(ALLOCATE, "allocate", GRANTED), (RELEASE, "release", RELEASED)])
-def test_a_request_carries_a_deadline_on_the_allocators_clock_that_is_no_later_than_the_asker_waits(
+def test_a_request_has_a_deadline_on_the_allocators_clock(
     run: Callable[..., Ran], line: str, verb: str, body: bytes
 ) -> None:
+    """The deadline is on the allocator's clock and no later than the time for which the asker waits."""
     ran = run(line, {"clock": at_once(CLOCK), verb: at_once(body)})
 
     deadline = ran.bus.asked[verb]["deadline"]
@@ -232,7 +234,7 @@ def test_an_answer_that_cannot_be_printed_says_how_to_see_what_was_done(
     assert "topoalign" in ran.err.split("cannot be printed")[1]
 
 
-def test_over_nats_a_stream_that_is_lost_after_the_grant_makes_no_failure_of_it(
+def test_a_stream_lost_after_the_grant_is_no_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The server answers that the store is gone, just when the topology is looked for."""

@@ -118,7 +118,7 @@ def test_the_list_shows_every_device_how_it_is_and_who_holds_it(run: Any) -> Non
     assert ("GPU-7", 7, "0000:38:00.0", ["ml/train\x1b[2J"]) == (ill["id"], ill["index"], ill["pci"], ill["held_by"])
 
 
-def test_who_holds_a_part_of_a_gpu_is_told_of_the_part_and_of_the_gpu_each_pod_by_itself() -> None:
+def test_holders_of_a_part_are_listed_for_the_part_and_for_its_gpu() -> None:
     """Whoever looks at an instance that is ill wants to know whose it is."""
     part = MigDevice(uuid=DeviceID("MIG-1"), profile="1g.10gb", gpu_instance=1, compute_instance=0, memory=1)
     topology = Topology(gpus=(Gpu(id=DeviceID("GPU-0"), index=0, mig=(part,)), Gpu(id=DeviceID("GPU-1"), index=1)))

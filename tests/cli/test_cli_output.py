@@ -76,9 +76,10 @@ def unprintable(text: str) -> set[str]:
     return {c for c in text if not c.isprintable()}
 
 
-def test_people_see_devices_with_index_uuid_pci_and_numa_node_and_no_control_characters(
+def test_devices_are_shown_with_index_uuid_pci_and_numa_node(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """The output for people has index, uuid, PCI address and NUMA node, and no control characters."""
     formatting.show_allocation(allocation(), topology())
 
     out = capsys.readouterr().out

@@ -94,9 +94,10 @@ def test_what_the_kubelet_holds_is_not_given_again(capsys: pytest.CaptureFixture
     assert [] == second["decision"]["explanation"]["notes"]
 
 
-def test_a_refusal_ends_with_exit_code_4_and_a_rule_on_the_command_line_goes_before_the_file(
+def test_a_refusal_ends_with_4_and_an_option_overrides_the_file(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """A refusal ends with exit code 4, and a rule on the command line takes precedence over the file."""
     hold(gpus=2, cpus=4)
     refused = asked(capsys, *FROM_FILES, "--gpus", "3")
     admitted_so = asked(capsys, *FROM_FILES, "--gpus", "3", "--policy", "best-effort")
@@ -106,9 +107,10 @@ def test_a_refusal_ends_with_exit_code_4_and_a_rule_on_the_command_line_goes_bef
 
 
 @pytest.mark.parametrize("name", ["kubelte", "config.yaml"])
-def test_a_root_directory_that_is_not_there_is_an_error_and_no_prediction_about_an_empty_machine(
+def test_a_missing_root_directory_is_an_error_not_an_empty_machine(
     capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
+    """A root directory that does not exist is an error, not a prediction for an empty machine."""
     status, answer = asked(capsys, "--kubelet-config", "config.yaml", "--kubelet-root", name, "--gpus", "1")
 
     assert (3, "NotFound") == (status, answer["error"]["code"])
@@ -124,9 +126,10 @@ def test_people_are_told_on_stderr_what_was_not_known(capsys: pytest.CaptureFixt
     assert 3 == said.err.count("note: there is no kubelet/")
 
 
-def test_people_are_told_which_pods_are_gone_and_that_the_kubelet_has_just_started(
+def test_notes_name_pods_that_are_gone_and_a_kubelet_that_just_started(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """The notes list pods that are gone, and say that the kubelet has just started."""
     hold(gpus=2, cpus=4)
     asking = ("--pod", "p", "--gpus", "2", "--cpus", "4", "--memory", "8Gi")
     shutil.rmtree("kubelet/pods/uid")

@@ -35,7 +35,8 @@ def test_printing_a_machine_or_the_help_imports_nothing_that_talks_or_runs(argum
     assert set() == imported(*arguments) & set(HEAVY)
 
 
-def test_every_command_of_the_table_exists_under_its_name_and_has_an_example() -> None:
+def test_every_command_of_the_table_exists_and_has_an_example() -> None:
+    """Every command of the table can be loaded under its name, and its help has an example."""
     for name, entry in root.COMMANDS.items():
         module, attribute = entry.target.split(":")
         command = getattr(import_module(f"topoalign.{module}"), attribute)
@@ -76,9 +77,10 @@ def test_version_names_what_the_program_stands_on(capsys: pytest.CaptureFixture[
     assert shown["packages"]["msgspec"]
 
 
-def test_a_package_brings_commands_along_by_entry_point_and_cannot_replace_ours(
+def test_a_package_adds_commands_by_entry_point_and_replaces_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A package adds commands by entry point, and cannot replace a command of the table."""
     info = tmp_path / "extra-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: extra\nVersion: 1\n")

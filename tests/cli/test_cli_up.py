@@ -140,7 +140,8 @@ def test_watch_ends_when_its_reader_is_gone(runtime_dir: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_nats_listens_on_the_port_that_is_wanted_and_elsewhere_where_that_is_taken(tmp_path: Path) -> None:
+async def test_nats_uses_the_wanted_port_or_a_free_one_if_that_is_taken(tmp_path: Path) -> None:
+    """NATS listens on the wanted port; if that is in use, on a free one."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         async with AsyncExitStack() as servers:

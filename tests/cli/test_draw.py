@@ -62,7 +62,8 @@ def check_scene(scene: Scene, topology: Topology) -> None:
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_every_device_stands_once_in_the_scene_and_nothing_overlaps_or_is_cut_off(name: str) -> None:
+def test_every_device_is_drawn_once_without_overlap_or_cut(name: str) -> None:
+    """Every device is in the scene once, and nothing overlaps or is cut off."""
     check_scene(scene_of(drawn(name)), MACHINES[name])
 
 

@@ -53,9 +53,10 @@ def test_the_end_of_the_name_says_the_form(tmp_path: Path, capsys: pytest.Captur
     assert "" == capsys.readouterr().out
 
 
-def test_a_name_that_asks_for_a_form_that_is_not_drawn_is_refused_unless_the_form_is_said(
+def test_an_unsupported_file_name_is_refused_unless_of_is_given(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A file name with an unsupported ending is refused, unless --of gives the format."""
     out = tmp_path / "a.pdf"
 
     assert 2 == root.run(["topo", "draw", "--machine", "dgx2", "--out", str(out)])

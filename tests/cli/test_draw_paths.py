@@ -31,7 +31,8 @@ Legend:
 """
 
 
-def test_a_pasted_matrix_is_drawn_in_groups_by_its_paths_and_without_sockets() -> None:
+def test_a_pasted_matrix_is_drawn_by_path_groups_without_sockets() -> None:
+    """A pasted matrix is drawn in groups by its PCIe paths, and without sockets."""
     drawn = text(diagram_of("pasted", read(PAIRS)), 60, ascii_only=True)
 
     assert "\n".join(line.rstrip("| ") for line in drawn.splitlines()) == PICTURE

@@ -72,9 +72,10 @@ def test_gpu_list_says_that_the_holders_are_not_known(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("command", [["topo"], ["topo", "draw"], ["gpu", "list"]])
-def test_a_machine_without_devices_is_said_to_have_none_with_a_machine_to_name(
+def test_a_machine_without_devices_is_reported_with_what_to_name(
     command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """If the machine has no devices, the error says so and suggests a described machine."""
     status = root.run(command)
 
     error = capsys.readouterr().err

@@ -158,7 +158,7 @@ async def test_a_gap_is_healed_by_a_snapshot_that_the_allocator_is_asked_for() -
     assert writer.state.digest == replay(writer.node, [healed.event, news.event]).digest
 
 
-async def test_a_node_that_has_gone_for_good_before_it_could_heal_a_gap_is_told_once(
+async def test_a_node_gone_before_it_healed_a_gap_is_reported_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its last events stay for a month, and whoever starts reads them; it is asked all the same, for it may be back."""
@@ -207,7 +207,8 @@ async def test_an_allocator_is_asked_once_however_many_events_follow_a_gap() -> 
     assert (1, 1) == (len(asked), client.counts.gaps)
 
 
-async def test_a_node_whose_beginning_is_no_longer_in_the_stream_is_healed_too_and_others_do_not_wait() -> None:
+async def test_a_node_with_lost_beginning_is_healed_and_others_do_not_wait() -> None:
+    """If the beginning of a node's facts is no longer in the stream, a snapshot heals it; other nodes do not wait."""
     bus, lost, whole = MemoryBus(), Writer("lost"), Writer("whole")
     lost.snapshot(), lost.grant("1", "GPU-0")
     await publish(bus, lost.grant("2", "GPU-1"), whole.snapshot())
@@ -220,7 +221,7 @@ async def test_a_node_whose_beginning_is_no_longer_in_the_stream_is_healed_too_a
     assert [lost.node, whole.node] == [one.event.node for one in both]
 
 
-async def test_poison_is_counted_and_put_aside_with_the_reason_and_the_client_goes_on() -> None:
+async def test_poison_is_counted_and_set_aside_and_the_client_goes_on() -> None:
     """C41."""
     bus, writer = MemoryBus(), Writer()
     client = Client(bus, name="watcher")
@@ -294,7 +295,8 @@ def health(node: str, revision: int) -> DeviceHealthChanged:
     return DeviceHealthChanged(node=NodeName(node), epoch=1, revision=revision, devices=devices)
 
 
-async def test_of_every_node_the_newest_hardware_and_health_come_first_and_then_all_news() -> None:
+async def test_the_newest_hardware_and_health_of_each_node_come_first() -> None:
+    """The newest topology and health of every node come first, and then all later ones."""
     bus = MemoryBus()
     await publish(bus, *(topology("a", n) for n in range(1, 9)), health("a", 1), topology("b", 1))
     client = Client(bus)
@@ -465,7 +467,8 @@ async def test_a_bus_that_refuses_is_waited_for_and_the_refusal_is_logged_once(
     ]
 
 
-async def test_a_snapshot_that_differs_from_the_facts_before_it_is_counted_and_believed() -> None:
+async def test_a_snapshot_that_contradicts_earlier_facts_is_counted() -> None:
+    """A snapshot that differs from the facts before it is counted, and believed."""
     bus, writer = MemoryBus(), Writer()
     client = Client(bus)
     facts_before = [writer.snapshot(), writer.grant("1", "GPU-0"), writer.snapshot()]

@@ -24,7 +24,7 @@ def test_an_epoch_that_is_over_is_not_believed_when_it_comes_again() -> None:
     assert {NODE: None} == fold.broken, "the node is to be asked how it is"
 
 
-def test_a_snapshot_of_the_epoch_that_the_allocator_names_is_believed_although_it_is_a_lower_one() -> None:
+def test_a_confirmed_snapshot_of_a_lower_epoch_is_believed() -> None:
     """A journal that was lost on a machine whose clock was set back."""
     fold = Fold(Counts())
     former, present = Writer(epoch=2), Writer(epoch=1)
@@ -39,7 +39,7 @@ def test_a_snapshot_of_the_epoch_that_the_allocator_names_is_believed_although_i
     assert {} == fold.broken
 
 
-def test_an_epoch_that_is_over_is_not_believed_either_while_the_allocator_is_being_asked() -> None:
+def test_an_old_epoch_is_not_believed_while_the_allocator_is_asked() -> None:
     """It may come twice: the first time leads to the question, and the second must not pass for the answer."""
     fold = Fold(Counts())
     former, present = Writer(epoch=1), Writer(epoch=2)
@@ -56,7 +56,7 @@ def test_an_epoch_that_is_over_is_not_believed_either_while_the_allocator_is_bei
     assert {} == fold.broken
 
 
-def test_a_snapshot_that_was_overtaken_by_a_later_fact_leaves_the_node_to_be_asked_again() -> None:
+def test_an_overtaken_snapshot_leaves_the_node_to_be_asked_again() -> None:
     """The fact was of no use without the snapshot, and does not come a second time."""
     fold = Fold(Counts())
     writer = Writer(epoch=1)
@@ -73,7 +73,7 @@ def test_a_snapshot_that_was_overtaken_by_a_later_fact_leaves_the_node_to_be_ask
     assert {} == fold.broken
 
 
-def test_two_facts_with_one_number_leave_the_node_in_doubt_until_a_snapshot_comes() -> None:
+def test_two_facts_with_one_number_are_a_doubt_until_a_snapshot() -> None:
     """F06: one of them is forged. The allocator is to be asked; if it announces by itself, that will do."""
     counts = Counts()
     fold = Fold(counts)
@@ -90,7 +90,7 @@ def test_two_facts_with_one_number_leave_the_node_in_doubt_until_a_snapshot_come
     assert (True, False, ["GPU-0", "GPU-2"]) == (healed, fold.anew, held(fold))
 
 
-def test_a_doubt_ends_with_a_snapshot_of_the_place_that_the_allocator_confirms_and_with_no_other() -> None:
+def test_only_a_snapshot_of_the_confirmed_place_ends_a_doubt() -> None:
     """F06: also where what was believed has a later number; old ones and other epochs are not believed."""
     fold = Fold(Counts())
     writer, liar, other = Writer(epoch=5), Writer(epoch=5), Writer(epoch=9)

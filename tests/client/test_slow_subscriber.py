@@ -46,7 +46,7 @@ class Sleeper:
         self.errors.append(error)
 
 
-async def test_a_sleeping_subscriber_delays_no_publisher_is_told_and_catches_up_by_number(tmp_path: Path) -> None:
+async def test_a_sleeping_subscriber_delays_no_publisher_and_catches_up(tmp_path: Path) -> None:
     """
     C36: two subscribers sleep through all facts of a node, ours and one that is NATS' own with room for a hundred messages.
 

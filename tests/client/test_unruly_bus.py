@@ -93,7 +93,7 @@ async def announcing(bus: Bus, writer: Writer) -> AsyncIterator[list[int]]:
         yield asked
 
 
-async def test_messages_lost_doubled_and_out_of_order_come_to_the_same_as_each_once_in_order() -> None:
+async def test_lost_doubled_and_reordered_messages_give_the_same_state() -> None:
     """
     C34: of each seed's forty facts one in ten is lost, one in seven comes twice, and any may be late. What the listener was
     told is folded as it came; at the end its state is that of the node, and for each gap that it saw it asked the node.

@@ -103,7 +103,7 @@ async def test_a_dead_letter_keeps_what_a_later_version_said() -> None:
     assert "role" in letter.headers["topoalign-reason"]
 
 
-async def test_a_node_whose_snapshots_cannot_be_read_is_asked_for_them_ever_more_rarely(
+async def test_unreadable_snapshots_are_requested_less_and_less_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """C46: each question has the allocator write its journal anew, so a version that it cannot serve must not insist."""
@@ -146,7 +146,7 @@ def unreadable(writer: Writer) -> Message:
 @pytest.mark.parametrize(
     "kind", ["topoalign.v1.AllocationBlessed", "topoalign.v2.AllocationGranted", "topoalign.v10.TopologyDiscovered"]
 )
-async def test_events_of_unknown_types_and_versions_are_counted_and_change_nothing(kind: str) -> None:
+async def test_events_of_unknown_types_and_versions_are_only_counted(kind: str) -> None:
     """C46: a later version may mean something else by the same words, so nothing of it is applied."""
     bus, writer = MemoryBus(), Writer(NODE)
     await bus.publish(wire.encode(writer.snapshot(), 0))
@@ -177,7 +177,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {"TOPOALIGN_NODE": NODE, "TOPOALIGN_MACHINE": "dgx-a100", "TOPOALIGN_STATE_DIR": str(tmp_path)}
 
 
-async def test_questions_of_a_later_version_are_refused_by_field_and_the_services_go_on(
+async def test_requests_of_a_later_version_are_refused_by_their_field(
     environment: dict[str, str],
 ) -> None:
     """C46: to leave a field of a question out would answer another question. Discovery, hinting, allocator."""
@@ -220,7 +220,7 @@ def subjects() -> list[str]:
         b"",
     ],
 )
-async def test_the_allocator_bears_whatever_a_discovery_of_another_version_answers(reply: bytes) -> None:
+async def test_the_allocator_survives_answers_of_another_discovery_version(reply: bytes) -> None:
     """C46: what it cannot use is no answer; it asks again, and says why it believes nothing."""
     bus, clock, asked = MemoryBus(), ManualClock(), []
 

@@ -36,7 +36,7 @@ def taken(folder: Path, changes: Mapping[str, object], topology: Mapping[str, ob
     return [case.passed for case in suites()["kubelet/cpu_take"](file)]
 
 
-def test_what_is_expected_without_the_defects_goes_before_what_the_kubelet_does(tmp_path: Path) -> None:
+def test_expectations_without_the_defects_take_precedence(tmp_path: Path) -> None:
     """A case of which the kubelet never returns is passed with the result that it has without the defect."""
     fixed = {"expect": {"never_returns": True}, "expect_fixed": {"cpus": "0"}}
 
@@ -62,7 +62,8 @@ def test_a_line_that_is_no_case_is_a_failed_case(tmp_path: Path, changes: dict[s
     assert place in str(result.got)
 
 
-def test_a_topology_that_cannot_be_read_fails_its_cases_and_a_file_of_none_ends_the_run(tmp_path: Path) -> None:
+def test_an_unreadable_topology_fails_its_cases_an_odd_file_the_run(tmp_path: Path) -> None:
+    """A topology that cannot be read fails its cases; a file that is no table of topologies ends the run."""
     assert [False, False] == taken(tmp_path, {}, topology={"cpus": "none"})
     (tmp_path / "cpu_topologies.json").write_text("[]")
     with pytest.raises(Undecodable, match=r"cpu_topologies\.json"):

@@ -37,9 +37,10 @@ def first(vectors: Path, suite: str, meant: Callable[[Case], object] = bool) -> 
     return next(case for case in map(json.loads, lines) if meant(case))
 
 
-def test_lines_without_a_case_are_passed_over_and_lines_that_are_none_have_failed(
+def test_empty_lines_are_skipped_and_lines_without_a_case_fail(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Empty lines are ignored, and lines that are no case are failed cases."""
     good = json.dumps(MERGE)
     negative = {**MERGE, "id": "negative", "providers": [{"a": [{"nodes": [-1], "preferred": True}]}]}
     strange = {**MERGE, "id": "strange", "options": {"nobody_knows": True}}
@@ -66,9 +67,10 @@ def test_lines_without_a_case_are_passed_over_and_lines_that_are_none_have_faile
         ([[10, 20]], False),
     ],
 )
-def test_on_sparse_ids_a_row_of_distances_is_read_by_id_where_it_is_long_enough_else_by_position(
+def test_a_row_of_distances_is_read_by_id_if_long_enough(
     tmp_path: Path, distances: list[list[int]], passes: bool
 ) -> None:
+    """On sparse node ids a row of distances is read by id if it is long enough, else by position."""
     assert [passes] == [
         case.passed for case in run(tmp_path, "kubelet/merge", json.dumps({**MERGE, "distances": distances}))
     ]
@@ -105,9 +107,9 @@ def test_what_a_case_may_leave_out_has_a_default(tmp_path: Path, vectors: Path) 
         assert (suite, result.expected) == (suite, result.got)
 
 
-def test_a_device_that_is_requested_without_a_limit_is_passed_over_as_in_the_kubelet(
-    tmp_path: Path, vectors: Path
-) -> None:
+def test_a_device_requested_without_limit_is_ignored_as_in_the_kubelet(tmp_path: Path, vectors: Path) -> None:
+    """The kubelet reads limits of devices alone, and so does the decision."""
+
     def container(case: Case) -> Case:
         step = next(step for step in case["steps"] if step["op"] == "admit")
         found: Case = step["pod"]["containers"][0]

@@ -214,7 +214,8 @@ async def test_two_followers_each_hear_everything(bus: Bus) -> None:
         assert await heard(one, 10) == await heard(other, 10)
 
 
-async def test_of_a_node_only_the_newest_facts_are_kept_and_following_begins_with_the_oldest_of_them(bus: Bus) -> None:
+async def test_only_a_nodes_newest_facts_are_kept_and_followed(bus: Bus) -> None:
+    """Only the newest facts of a node are kept, and following begins with the oldest of them."""
     for number in range(1, 9):
         await bus.publish(said(number, "topoalign.v1.topology.node-1"))
     await bus.publish(said(9, "topoalign.v1.health.node-1"))

@@ -76,7 +76,7 @@ async def test_a_subscriber_may_be_allowed_to_do_no_more_than_read(tmp_path: Pat
                 await bus.publish(said(2))
 
 
-async def test_a_missing_permission_to_follow_is_said_once_and_following_begins_when_it_is_granted(
+async def test_a_missing_permission_to_follow_is_logged_once_until_granted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node agent follows for itself, beside the kubelet's requests: the hub must not be able to end it."""
@@ -103,9 +103,10 @@ async def test_a_missing_permission_to_follow_is_said_once_and_following_begins_
     assert sorted(set(beside)) == sorted(beside)
 
 
-async def test_an_nkey_opens_the_door_and_a_wrong_one_is_refused_without_its_text(
+async def test_an_nkey_is_accepted_and_a_wrong_one_refused_without_its_text(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The right nkey is accepted; a wrong one is refused, and its text is not printed."""
     seeds = {name: bytes(nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER)) for name in ("right", "wrong")}
     for name, seed in seeds.items():
         (tmp_path / name).write_bytes(seed + b"\n")
@@ -180,7 +181,8 @@ async def test_a_protected_connection_needs_the_right_authority(tmp_path: Path, 
                 raise AssertionError
 
 
-async def test_a_server_that_offers_no_protection_is_refused_where_it_is_asked_for(server: KillableServer) -> None:
+async def test_a_server_without_the_requested_protection_is_refused(server: KillableServer) -> None:
+    """A server without TLS is refused if TLS is requested."""
     with pytest.raises(BusRefused, match="does not offer TLS"):
         async with connect_bus(server.url.replace("nats://", "tls://")):
             raise AssertionError

@@ -138,7 +138,7 @@ async def test_a_cancellation_that_is_meant_for_the_task_passes() -> None:
     assert not scope.cancelled_caught
 
 
-async def test_a_cancellation_inside_is_told_from_one_that_was_meant_for_the_task_earlier() -> None:
+async def test_an_inner_cancellation_is_told_from_an_earlier_outer_one() -> None:
     """As in a `finally`: the task is being cancelled, and a shielded scope closes the connection."""
     closed = False
     with anyio.CancelScope() as scope:

@@ -38,9 +38,10 @@ async def test_a_message_that_got_lost_on_its_way_is_fetched_again(
     assert [said(number).body for number in range(10)] == bodies(received)
 
 
-async def test_tries_to_follow_are_made_ever_more_rarely_and_from_the_beginning_after_a_message(
+async def test_follow_retries_slow_down_and_start_over_after_a_message(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Tries to follow are made at growing intervals, and from the first interval again after a message."""
     away, refused = BusUnavailable("away"), BusRefused("no permission", "grant it")
     outcomes = chain([away] * 10, [None, away, None], [refused] * 11, [None])
     pauses: list[list[float]] = [[]]

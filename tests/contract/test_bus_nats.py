@@ -130,9 +130,11 @@ async def answered(bus: Bus, subject: str, body: bytes) -> bytes:
             await anyio.lowlevel.checkpoint()
 
 
-async def test_a_service_serves_again_after_the_server_was_killed_and_is_listed_as_micro_service(
+async def test_a_service_serves_again_after_the_server_was_killed(
     server: KillableServer,
 ) -> None:
+    """After the server was killed the service serves again and is listed as a micro service."""
+
     async def shout(body: bytes) -> bytes:
         return body.upper()
 
@@ -165,7 +167,7 @@ async def test_a_server_that_stops_moving_is_noticed_and_outcomes_are_unknown(se
         assert [said(1).body, said(2).body, said(3).body] == bodies(await heard(messages, 3))
 
 
-async def test_no_server_within_the_time_given_is_said_with_the_address_and_without_the_password() -> None:
+async def test_no_server_in_time_names_the_address_without_the_password() -> None:
     """C58."""
     with pytest.raises(BusUnavailable) as caught:
         async with connect_bus("nats://user:canary@127.0.0.1:9", wait=0.3):
@@ -228,9 +230,10 @@ async def test_the_stores_are_made_as_written_and_found_again(server: KillableSe
         ("TOPOALIGN_DEADLETTERS", "metadata", {"topoalign.owner": "topoalign", "topoalign.schema": "2"}),
     ],
 )
-async def test_a_store_that_is_set_up_otherwise_is_refused_by_name_and_left_alone(
+async def test_a_store_with_other_settings_is_refused_and_left_alone(
     server: KillableServer, store: str, field: str, value: object
 ) -> None:
+    """A store with other settings is refused by name and not changed."""
     async with connect_bus(server.url) as bus:
         info = await api(bus, f"STREAM.INFO.{store}")
         assert isinstance(info["config"], dict)
@@ -263,7 +266,7 @@ async def test_many_who_come_first_at_once_make_the_stores_together(server: Kill
             tasks.start_soon(come)
 
 
-async def test_a_stream_deleted_while_in_use_is_made_anew_and_followed_from_its_beginning(
+async def test_a_stream_deleted_in_use_is_made_again_and_followed_from_start(
     server: KillableServer,
 ) -> None:
     """C38."""
@@ -311,9 +314,10 @@ async def test_what_was_sent_has_reached_the_server_when_a_connection_is_closed(
 OVERLAPPING = {"name": "SOMEBODY_ELSES", "subjects": ["topoalign.v1.allocation.>"], "storage": "memory"}
 
 
-async def test_a_store_that_cannot_be_made_anew_stops_no_follower_and_the_reason_is_told(
+async def test_a_store_that_cannot_be_made_again_stops_no_follower(
     server: KillableServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """If a store cannot be created again, followers continue to wait, and the reason is logged."""
     monkeypatch.setattr(follower, "REFUSED_PAUSE", 0.02)
     async with connect_bus(server.url) as bus, bus.follow(Stream.ALLOCATIONS, ALL) as messages:
         await bus.publish(said(1))
@@ -368,7 +372,7 @@ def test_a_difference_names_what_was_expected_and_found() -> None:
         stores.check(stores.NODES, found, any_replicas=False)
 
 
-async def test_servers_that_cannot_be_reached_are_told_in_the_same_words_whichever_was_tried_first() -> None:
+async def test_unreachable_servers_are_reported_in_the_same_words() -> None:
     """Words that differ are taken for news by whoever writes a log."""
     nowhere = [f"nats://127.0.0.1:{port}" for port in (1, 2, 3)]
     findings = set()
@@ -380,7 +384,7 @@ async def test_servers_that_cannot_be_reached_are_told_in_the_same_words_whichev
     assert 1 == len(findings)
 
 
-async def test_a_bus_that_is_away_for_long_is_told_once_for_each_reason_although_they_alternate(
+async def test_a_bus_away_for_long_is_logged_once_for_each_reason(
     server: KillableServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where a name stands for several addresses, and each look names another one first."""

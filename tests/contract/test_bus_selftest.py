@@ -71,7 +71,7 @@ async def test_a_self_test_is_heard_on_its_own_subject_only_and_not_stored(tmp_p
     assert ["bus lost"] == warnings
 
 
-async def test_a_server_set_up_for_an_earlier_version_can_be_used_and_what_to_grant_is_said_once(
+async def test_a_server_set_up_for_an_earlier_version_works_with_one_log(
     tmp_path: Path,
 ) -> None:
     """It may publish on what it did before the self-test had a subject; the test is heard there, as it was then."""

@@ -182,7 +182,7 @@ class FaultyJournal(FileJournal):
             signal.signal(signal.SIGXFSZ, handler)
 
 
-def test_an_append_that_the_disk_takes_only_in_part_is_not_in_the_journal_and_the_next_one_works(
+def test_a_partial_append_is_not_in_the_journal_and_the_next_one_works(
     tmp_path: Path,
 ) -> None:
     """The kernel itself cuts the write short: a limit on the file's size, which behaves like a full disk."""
@@ -199,9 +199,7 @@ def test_an_append_that_the_disk_takes_only_in_part_is_not_in_the_journal_and_th
 
 
 @pytest.mark.parametrize("becomes", ["deleted", "moved away", "an old copy"])
-def test_a_journal_that_somebody_took_away_while_it_was_in_use_is_written_anew_with_all_it_had(
-    tmp_path: Path, becomes: str
-) -> None:
+def test_a_journal_taken_away_in_use_is_written_again_with_all_it_had(tmp_path: Path, becomes: str) -> None:
     """The open file takes what is appended all the same, and nobody would find it there after a restart."""
     state = tmp_path / "state"
     with open_journal(state, NODE) as journal:
@@ -221,7 +219,8 @@ def test_a_journal_that_somebody_took_away_while_it_was_in_use_is_written_anew_w
         assert journal.doubt is None
 
 
-def test_what_a_rewrite_left_out_does_not_come_back_when_the_journal_is_written_anew(tmp_path: Path) -> None:
+def test_what_a_rewrite_left_out_stays_out_when_written_again(tmp_path: Path) -> None:
+    """Facts that a rewrite left out do not come back when the journal is written again."""
     with open_journal(tmp_path, NODE) as journal:
         journal.load()
         journal.append(entry(1))
@@ -253,7 +252,8 @@ def test_a_mark_replaces_a_longer_one(tmp_path: Path) -> None:
             assert mark == journal.published()
 
 
-def test_a_mark_that_is_not_readable_means_that_it_is_not_known_what_was_published(tmp_path: Path) -> None:
+def test_an_unreadable_mark_means_that_the_published_place_is_unknown(tmp_path: Path) -> None:
+    """If the mark cannot be read, it is unknown what was published."""
     on_disk(tmp_path, 1)
     (tmp_path / "published").write_text("not numbers")
 
@@ -263,7 +263,7 @@ def test_a_mark_that_is_not_readable_means_that_it_is_not_known_what_was_publish
 
 @pytest.mark.parametrize("call", ["open", "write", "fsync", "replace", "close"])
 @pytest.mark.parametrize("nth", [1, 2])
-def test_whatever_call_of_a_rewrite_fails_what_is_appended_afterwards_is_there_after_a_restart(
+def test_appends_after_any_failed_rewrite_call_survive_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, nth: int
 ) -> None:
     """Above all where the new file is in place already: the old one, still open, must not be written any more."""

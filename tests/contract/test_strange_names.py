@@ -120,7 +120,7 @@ def test_tokens_can_be_turned_back_are_one_token_and_differ() -> None:
     )
 
 
-async def test_a_listener_of_one_node_is_not_told_of_another_whose_name_contains_its(bus: Bus) -> None:
+async def test_a_listener_of_a_node_hears_no_node_whose_name_contains_its(bus: Bus) -> None:
     """C42: `a.b` is no part of `a`, nor the other way round."""
     short, long = Writer("a"), Writer("a.b")
     for writer in (long, short):

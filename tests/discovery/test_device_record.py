@@ -41,7 +41,7 @@ def test_a_restart_remembers_both_and_a_boot_only_the_cordons(tmp_path: Path) ->
     assert 0o600 == (tmp_path / "state" / NAME).stat().st_mode & 0o777
 
 
-def test_a_file_of_the_first_version_is_read_and_loses_none_of_its_fields_by_a_change(tmp_path: Path) -> None:
+def test_a_file_of_the_first_version_is_read_and_keeps_its_fields(tmp_path: Path) -> None:
     """So the version before can be gone back to: it reads what it knows."""
     first = {"awaiting_reset": {B: "XID 79"}, "boot_id": "boot", "cordons": {A: "fan"}, "epoch": 7, "version": 1}
     (tmp_path / NAME).write_text(json.dumps(first))
@@ -53,7 +53,8 @@ def test_a_file_of_the_first_version_is_read_and_loses_none_of_its_fields_by_a_c
     assert {**first, "epoch": 8}.items() <= json.loads((tmp_path / NAME).read_text()).items()
 
 
-def test_what_waits_for_a_reset_since_the_last_boot_is_remembered_over_a_restart(tmp_path: Path) -> None:
+def test_a_wait_for_a_reset_since_the_last_boot_survives_a_restart(tmp_path: Path) -> None:
+    """Devices that wait for a reset since the last boot are remembered over a restart of the service."""
     written(tmp_path)
     file = RecordFile(tmp_path, "another")
     assert (None, {}) == (file.load(), file.kept.awaiting_reset)

@@ -41,7 +41,8 @@ def test_a_sign_takes_a_device_out_of_use_at_once_and_no_other() -> None:
     assert HealthState.HEALTHY == ward.state(B)
 
 
-def test_it_comes_back_by_a_reading_begun_after_the_quiet_time_and_by_nothing_else() -> None:
+def test_only_a_reading_begun_after_the_quiet_time_brings_it_back() -> None:
+    """A device comes back by a reading that began after the quiet time, and by nothing else."""
     ward = Ward()
     ward.judge.sign(A, "XID 94", 100.0)
     ward.judge.sign(A, "XID 94", 110.0)
@@ -65,7 +66,7 @@ def test_a_reading_that_finds_it_bad_is_a_sign_too() -> None:
     assert HealthState.HEALTHY == ward.state()
 
 
-def test_a_device_that_comes_up_late_is_in_use_as_soon_as_a_reading_finds_it_well() -> None:
+def test_a_device_that_comes_up_late_is_used_at_its_first_good_reading() -> None:
     """At boot a NIC's port is down until its switch has answered: that is no illness to recover from."""
     judge = HealthJudge(QUIET)
     judge.read({A: unhealthy("no port is active")}, {}, (), 0.0)
@@ -91,7 +92,7 @@ def test_who_falls_ill_again_soon_waits_twice_as_long_each_time() -> None:
     assert HealthState.HEALTHY == ward.state(), "what was long ago is forgotten"
 
 
-def test_a_reading_that_was_begun_before_a_sign_does_not_shorten_the_quiet_time() -> None:
+def test_a_reading_begun_before_a_sign_does_not_shorten_the_quiet() -> None:
     """The driver is slow just when a GPU fails: the XID comes while a reading that finds it bad is under way."""
     ward = Ward()
     ward.judge.sign(A, "XID 94", 130.0)
@@ -117,7 +118,8 @@ def test_without_a_quiet_time_a_device_may_fall_ill_as_often_as_it_likes() -> No
         assert HealthState.HEALTHY == judge.verdicts({})[A].state
 
 
-def test_a_lasting_sign_outlives_any_quiet_and_ends_with_a_reset_that_readings_have_seen() -> None:
+def test_a_lasting_sign_ends_only_with_a_reset_that_readings_saw() -> None:
+    """A lasting sign outlives any quiet time and ends with a reset that readings have seen."""
     ward = Ward()
     ward.judge.sign(A, "XID 79", 10.0, lasting=True)
     ward.read(10.0 + 100 * QUIET)
@@ -132,7 +134,7 @@ def test_a_lasting_sign_outlives_any_quiet_and_ends_with_a_reset_that_readings_h
     assert HealthState.HEALTHY == ward.state()
 
 
-def test_what_waits_for_a_reset_still_does_where_the_first_readings_do_not_know_it() -> None:
+def test_a_wait_for_a_reset_survives_readings_without_the_device() -> None:
     """A service that starts while NVML hangs reads /sys, which has neither GPUs without uuid nor MIG instances."""
     judge = HealthJudge(QUIET)
     judge.sign(A, "XID 119", 0.0, lasting=True)
@@ -188,7 +190,8 @@ def test_an_operator_heals_whatever_it_was_and_the_reading_still_counts() -> Non
     assert (HealthState.UNHEALTHY, "lost") == ward.of(A)
 
 
-def test_who_was_healed_by_an_operator_has_no_longer_wait_for_what_was_before() -> None:
+def test_a_healed_device_has_no_longer_quiet_time_for_old_relapses() -> None:
+    """After an operator has healed a device, earlier relapses no longer lengthen its quiet time."""
     ward = Ward()
     ward.judge.sign(A, "XID 94", 0.0)
     ward.read(QUIET)
@@ -260,7 +263,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 @settings(deadline=None)
-def test_whatever_happens_to_one_gpu_nothing_changes_for_the_other_and_bad_news_is_believed_at_once(
+def test_signs_of_one_gpu_change_no_other_and_count_at_once(
     steps: list[tuple[str, float]],
 ) -> None:
     """And no device is ever healthy within the quiet time after a sign, other than by an operator's word."""

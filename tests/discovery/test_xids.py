@@ -15,7 +15,8 @@ def rules(**environment: str) -> XidRules:
     return xid_rules(Health().ignored_xids, environment)
 
 
-def test_errors_of_programs_are_ignored_by_default_and_are_those_that_nvidia_ignores() -> None:
+def test_program_errors_are_ignored_and_are_those_of_nvidias_plugin() -> None:
+    """XIDs of programs are ignored by default, and are those that NVIDIA's plugin ignores."""
     assert (13, 31, 43, 45, 68, 109) == APPLICATION_XIDS == Health().ignored_xids
     assert {Gravity.IGNORED} == {rules().gravity(xid) for xid in APPLICATION_XIDS}
 

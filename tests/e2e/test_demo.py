@@ -67,7 +67,8 @@ def test_what_cannot_be_shown_is_refused_with_a_reason(options: tuple[str, ...],
     assert error in done.stderr
 
 
-def test_a_terminal_too_narrow_for_the_matrix_is_shown_the_gpus_and_told_of_the_rest() -> None:
+def test_a_narrow_terminal_shows_the_gpus_and_says_what_is_missing() -> None:
+    """If the terminal is too narrow for the matrix, the GPUs are shown and a line says what is left out."""
     topology = load_machine("dgx-a100").topology
 
     assert "NIC9" in matrix(topology, None)

@@ -82,9 +82,8 @@ def node(folder: Path, nats: str, bus: object, agents: Agents) -> Life:
     return life
 
 
-async def test_on_a_full_disk_a_pod_is_refused_with_the_remedy_and_fits_again_when_there_is_room(
-    short_folder: Path, agents: Agents
-) -> None:
+async def test_on_a_full_disk_a_pod_is_refused_and_fits_when_there_is_room(short_folder: Path, agents: Agents) -> None:
+    """The refusal on a full disk has the remedy, and the pod fits when there is space again."""
     state = short_folder / "node" / "state"
     async with local_nats(short_folder / "nats") as nats, connect_bus(nats) as bus, anyio.create_task_group() as tasks:
         with small_disk(state):
@@ -158,9 +157,10 @@ async def test_a_sync_that_fails_is_a_write_that_did_not_happen(short_folder: Pa
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x00" * 100, b"not a journal\n"], ids=["empty", "zeros", "text"])
-async def test_an_agent_with_a_damaged_journal_starts_and_makes_the_record_whole_from_the_kubelet(
+async def test_an_agent_with_a_damaged_journal_recovers_from_the_kubelet(
     short_folder: Path, agents: Agents, damage: bytes
 ) -> None:
+    """An agent with a damaged journal starts and completes the record from the kubelet."""
     async with local_nats(short_folder / "nats") as nats, connect_bus(nats) as bus, anyio.create_task_group() as tasks:
         life = node(short_folder / "node", nats, bus, agents)
         journal = life.folder / "state" / "journal"

@@ -22,7 +22,7 @@ afterwards.
 
 
 @pytest.mark.parametrize("compact_after", [1_000, 1])
-async def test_an_agent_killed_at_any_step_of_an_allocation_agrees_with_the_kubelet_afterwards(
+async def test_an_agent_killed_at_any_step_of_an_allocation_recovers(
     short_folder: Path, agents: Agents, compact_after: int
 ) -> None:
     """
@@ -49,9 +49,7 @@ async def test_an_agent_killed_at_any_step_of_an_allocation_agrees_with_the_kube
     assert max(STEPS[compact_after]) in survived, "an allocation has fewer steps than are tried"
 
 
-async def test_an_agent_killed_at_any_step_of_its_start_finds_everything_at_the_next(
-    short_folder: Path, agents: Agents
-) -> None:
+async def test_an_agent_killed_at_any_step_of_its_start_recovers(short_folder: Path, agents: Agents) -> None:
     """Starting writes the journal anew; whatever is left of that, the allocation made before is there."""
     async with local_nats(short_folder / "nats") as nats, connect_bus(nats) as bus:
         turn = anyio.CapacityLimiter(TOGETHER)

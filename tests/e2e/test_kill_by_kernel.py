@@ -19,9 +19,10 @@ CALLS = {"fsync": range(1, 25), "rename,renameat,renameat2": range(1, 11), "send
 
 
 @pytest.mark.parametrize("calls", CALLS)
-async def test_an_agent_killed_at_the_nth_call_of_an_allocation_agrees_with_the_kubelet_afterwards(
+async def test_an_agent_killed_at_the_nth_call_of_an_allocation_recovers(
     short_folder: Path, agents: Agents, calls: str
 ) -> None:
+    """An agent killed at the nth system call of an allocation agrees with the kubelet afterwards."""
     survived: dict[int, bool] = {}
     async with local_nats(short_folder / "nats") as nats, connect_bus(nats) as bus:
         turn = anyio.CapacityLimiter(4)

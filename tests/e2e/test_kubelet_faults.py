@@ -77,15 +77,13 @@ def recorded(folder: Path) -> NodeState:
         return Ledger(NODE, journal, ManualClock()).state
 
 
-def test_calls_that_go_on_and_then_their_connections_have_ten_seconds_in_all() -> None:
+def test_running_calls_and_then_connections_have_ten_seconds_in_all() -> None:
     """C57: what becomes of them is caused below, and not measured by a clock."""
     assert 2 * AllocatorSettings(node=NODE).drain_seconds <= 10
 
 
 @pytest.mark.parametrize("answers", [True, False], ids=["finishes", "refuses"])
-async def test_an_agent_told_to_stop_in_the_midst_of_an_allocate_ends_it_one_way_or_the_other(
-    folder: Path, answers: bool
-) -> None:
+async def test_an_agent_stopped_during_an_allocate_ends_it_either_way(folder: Path, answers: bool) -> None:
     """
     Allocate over the record of a pod that has gone waits for PodResources; SIGTERM comes just then. If PodResources
     answers the devices are given and recorded, else the call is refused and the record stays; the agent ends with 0.
@@ -133,7 +131,8 @@ async def test_an_agent_told_to_stop_in_the_midst_of_an_allocate_ends_it_one_way
         assert [8] == [len(each.device_ids) for each in held]
 
 
-async def test_an_agent_whose_kubelet_is_late_lives_says_what_it_waits_for_and_then_is_ready(folder: Path) -> None:
+async def test_an_agent_with_a_late_kubelet_waits_says_why_and_is_ready_later(folder: Path) -> None:
+    """An agent whose kubelet is late is alive, says what it waits for, and then is ready."""
     (folder / "device-plugins").mkdir()
     settings = {**environment(NODE, NOWHERE, folder), "TOPOALIGN_HTTP_PORT": "0"}
     names = ("discovery", "hinting", "allocator")

@@ -47,7 +47,7 @@ async def story(bus: Bus, granted: int) -> list[LedgerFact]:
     return events
 
 
-async def test_pods_come_and_go_while_nats_is_away_and_every_event_arrives_in_order_when_it_is_back(
+async def test_pods_go_on_while_nats_is_away_and_all_events_arrive_later(
     folder: Path,
 ) -> None:
     """NATS is not there when the node comes up, comes, goes again, and comes back with its store."""

@@ -43,7 +43,7 @@ def settings(folder: Path, port: int | None, room: str) -> str:
     )
 
 
-async def test_a_full_store_stops_no_allocation_is_told_and_everything_arrives_when_there_is_room(folder: Path) -> None:
+async def test_a_full_store_stops_no_allocation_and_all_arrives_later(folder: Path) -> None:
     """C37: NATS comes back with room for a kilobyte. Pods come and go; metrics and readiness say what the bus refuses."""
     plugins, resources = folder / "device-plugins", folder / "pod-resources"
     for directory in (plugins, resources):

@@ -63,9 +63,7 @@ def test_the_pings_notice_a_silent_peer_within_five_seconds() -> None:
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_a_partition_is_noticed_allocations_go_on_and_every_event_arrives_once_and_in_order_afterwards(
-    happened: dict[str, Any], direction: str
-) -> None:
+def test_a_partition_stops_no_allocation_and_events_arrive_once_after(happened: dict[str, Any], direction: str) -> None:
     """C33: forty facts while no packet comes through one way, or both, beside twenty before."""
     story = happened[direction]
 

@@ -142,7 +142,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     }
 
 
-async def test_poison_on_every_subject_is_counted_and_put_aside_once_by_each_service_and_all_go_on(
+async def test_poison_on_every_subject_is_set_aside_once_and_services_go_on(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
     """
@@ -200,7 +200,7 @@ def bodies(poisons: Sequence[Poison]) -> list[bytes]:
     return sorted(poison.message.body[: wire.LARGEST_BODY] for poison in poisons if not poison.unknown)
 
 
-async def test_a_subscriber_with_poison_before_and_behind_every_event_hears_each_event_once(tmp_path: Path) -> None:
+async def test_a_subscriber_with_poison_around_every_event_hears_each_once(tmp_path: Path) -> None:
     """C41."""
     writer = Writer(NODE)
     async with killable(tmp_path / "nats") as server, connect_bus(server.url) as bus, raw_nats(server.port or 0) as raw:

@@ -131,7 +131,8 @@ async def test_a_changed_file_is_used_without_being_asked() -> None:
         await node.lists(8)
 
 
-async def test_a_first_configuration_that_is_wrong_ends_with_exit_code_5_before_anything_is_registered() -> None:
+async def test_a_wrong_first_configuration_ends_with_5_before_registration() -> None:
+    """If the first configuration is invalid, the service ends with exit code 5 before anything is registered."""
     async with agent(SHARED % 0) as node:
         with anyio.fail_after(60):
             assert 5 == await node.process.wait()

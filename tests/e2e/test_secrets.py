@@ -75,7 +75,7 @@ def commands() -> list[tuple[str, ...]]:
     return [*found, ("doctor", "--json"), ("allocate", "--gpus", "1"), ("topo",)] if THOROUGH else found
 
 
-async def test_no_command_prints_the_password_in_the_address_that_the_server_refuses(hub: str, tmp_path: Path) -> None:
+async def test_no_command_prints_the_password_of_a_refused_address(hub: str, tmp_path: Path) -> None:
     """C58: services and questions, as text and as JSON, with all that can be logged."""
     environment = {
         "TOPOALIGN_NATS_URL": hub,

@@ -108,7 +108,7 @@ async def all_is_well(agent: Agent, bus: Bus) -> None:
     await release(bus, NODE, "default/afterwards")
 
 
-async def test_connections_that_say_nothing_leave_descriptors_for_everything_else(tmp_path: Path) -> None:
+async def test_silent_connections_leave_descriptors_for_everything_else(tmp_path: Path) -> None:
     """C56: `ulimit -n 64` and twice as many idle connections. The pages answer, devices are given, and no log overflows."""
     async with local_nats(tmp_path / "nats") as nats, connect_bus(nats) as bus, agent(nats, tmp_path, FILES) as running:
         await answering(bus, NODE)
@@ -122,7 +122,7 @@ async def test_connections_that_say_nothing_leave_descriptors_for_everything_els
     assert "out of system resource" not in await anyio.Path(running.log).read_text()
 
 
-async def test_an_agent_without_file_descriptors_gives_devices_on_and_is_whole_again_when_it_has_some(
+async def test_an_agent_without_descriptors_gives_devices_and_recovers(
     tmp_path: Path,
 ) -> None:
     """C56: it may have no more than it has, somebody keeps knocking, and NATS is asked for devices all the while."""

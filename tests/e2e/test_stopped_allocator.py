@@ -45,7 +45,7 @@ async def held(bus: Bus) -> list[str]:
     return [each.owner.pod for each in snapshot.allocations if each.owner is not None]
 
 
-async def test_five_requests_that_gave_up_while_it_was_stopped_are_refused_when_it_goes_on(
+async def test_requests_given_up_while_it_was_stopped_are_refused_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """F04. The command line, which cannot read the clock, asks for nothing, and names the pod and the command."""

@@ -98,7 +98,7 @@ async def stopped(process: Process) -> int:
         return await process.wait()
 
 
-async def test_a_new_version_takes_the_node_over_and_the_kubelet_never_loses_capacity(folder: Path) -> None:
+async def test_a_new_version_takes_over_and_the_kubelet_keeps_its_capacity(folder: Path) -> None:
     """
     The old stream ends before the new version registers, allocations are the same, and the old version is idle until it
     is stopped.
@@ -127,7 +127,8 @@ async def test_a_new_version_takes_the_node_over_and_the_kubelet_never_loses_cap
     assert b"nothing is served here any more" in (folder / "old.log").read_bytes()
 
 
-async def test_a_second_agent_without_the_flag_ends_and_names_the_first_one_which_goes_on(folder: Path) -> None:
+async def test_a_second_agent_without_the_flag_ends_and_names_the_first(folder: Path) -> None:
+    """A second agent without --take-over ends and names the first one, which continues."""
     async with place(folder) as it, it.agent("first.log") as first:
         await it.until(8, registrations=2)
         sockets = {path.name: path.stat().st_ino for path in (folder / "device-plugins").glob("topoalign-*")}

@@ -240,7 +240,7 @@ async def test_c21_a_driver_whose_calls_are_slow_costs_nothing(lab: Lab) -> None
 
 
 @pytest.mark.parametrize("missing", ["the driver", "the module"])
-async def test_c21_a_driver_or_a_module_that_is_not_there_lists_nothing_and_ends_nothing(
+async def test_c21_a_missing_driver_or_module_lists_nothing_and_ends_nothing(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
     """No device is listed that was never read. The tries come ever more rarely, and the first that works is enough."""
@@ -278,7 +278,7 @@ async def test_c21_events_that_hang_make_gpus_unknown_and_readings_go_on(lab: La
         assert "hardware events" not in node.not_ready()
 
 
-async def test_c21_a_lost_gpu_costs_the_others_neither_health_nor_the_best_choice(lab: Lab) -> None:
+async def test_c21_a_lost_gpu_affects_neither_health_nor_choice_of_others(lab: Lab) -> None:
     """With GPU 3 lost, preferred allocation among the others works as before (k8s-device-plugin 2038)."""
     async with lab.node() as node:
         await node.play(*switch_links(8, 18), "fail nvmlDeviceGetMemoryInfo 3 15", "fail nvmlEventSetWait_v2 * 15")
@@ -290,7 +290,8 @@ async def test_c21_a_lost_gpu_costs_the_others_neither_health_nor_the_best_choic
         assert GPUS - {"GPU-3"} == node.healthy()
 
 
-async def test_mig_that_is_set_up_while_the_node_runs_is_announced_without_a_restart(lab: Lab) -> None:
+async def test_mig_set_up_while_the_node_runs_is_announced_without_restart(lab: Lab) -> None:
+    """MIG that is set up while the node runs is published without a restart."""
     config = lab.folder / "config.yaml"
     config.write_text("flags: {migStrategy: mixed}\n")
     async with lab.node(config=str(config)) as node:
@@ -337,7 +338,8 @@ async def test_cordons_outlive_restarts_and_what_holds_the_device_keeps_it(lab: 
         await node.until(lambda: len(node.healthy()) == 8)
 
 
-async def test_a_gpu_that_waits_for_a_reset_still_does_after_a_restart_of_the_service(lab: Lab) -> None:
+async def test_a_gpu_waiting_for_a_reset_still_waits_after_a_restart(lab: Lab) -> None:
+    """A GPU that waits for a reset still does after a restart of the service."""
     async with lab.node() as node:
         await heard(node, 5, 48)
 

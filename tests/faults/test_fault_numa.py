@@ -97,9 +97,8 @@ def nodes_in(hints: Hints) -> set[int]:
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_c22_a_pod_gets_cpus_and_memory_near_its_gpu_and_nothing_is_hinted_where_there_are_no_cpus(
-    name: str, tmp_path: Path
-) -> None:
+def test_c22_a_pod_is_near_its_gpu_and_cpuless_nodes_give_no_hints(name: str, tmp_path: Path) -> None:
+    """A pod gets CPUs and memory near its GPU, and nodes without CPUs give no CPU hints."""
     machine = tree(tmp_path, MACHINES[name])
     with_cpus = set(machine.cpus_by_node)
 

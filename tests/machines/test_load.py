@@ -128,7 +128,7 @@ def test_a_folder_without_a_tree_is_refused(tmp_path: Path) -> None:
 
 
 def test_naming_a_machine_loads_no_reader_of_files() -> None:
-    program = "import sys; from topoalign.machines import load; load('dgx-a100'); print(*sys.modules)"
+    program = "import sys; from topoalign.machines import load_machine; load_machine('dgx-a100'); print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=30
     ).stdout.split()

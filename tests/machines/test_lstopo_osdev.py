@@ -107,7 +107,8 @@ def test_a_memory_of_a_gpu_that_is_no_number_of_kibibytes_is_unknown(size: str) 
     assert [None] == [gpu.memory for gpu in machine.gpus]
 
 
-def test_the_machines_of_hwlocs_own_tests_have_the_nics_and_gpus_that_their_list_says(vectors: Path) -> None:
+def test_hwlocs_own_test_machines_have_the_listed_nics_and_gpus(vectors: Path) -> None:
+    """The machines of hwloc's own tests have the NICs and GPUs of the expected list."""
     folder = vectors / "hwloc"
     if not folder.is_dir():
         pytest.skip("no machines of hwloc in the case files")

@@ -10,7 +10,8 @@ from topoalign.tools.bench.parse import KINDS
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_ten_megabytes_of_noise_are_refused_without_being_copied_many_times(kind: str) -> None:
+def test_ten_megabytes_of_noise_are_refused_with_little_memory(kind: str) -> None:
+    """Ten megabytes of noise are refused without being copied many times."""
     text = KINDS[kind]()
 
     tracemalloc.start()

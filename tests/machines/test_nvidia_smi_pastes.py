@@ -54,14 +54,16 @@ def test_an_empty_cpu_affinity_between_blanks_is_told_from_the_tab_stops() -> No
 
 
 @pytest.mark.parametrize("moved", [ROW.replace("  0  ", " 0   "), ROW.replace("NV18  ", "NV18 ", 1)])
-def test_blanks_that_no_tabs_have_left_cannot_be_told_and_the_remedy_is_to_keep_the_tabs(moved: str) -> None:
+def test_spaces_that_no_tabs_left_are_refused_with_the_remedy(moved: str) -> None:
+    """If spaces did not come from tabs, cells cannot be assigned to columns; the remedy is to keep the tabs."""
     finding, remedy = refused(EXPANDED.replace(ROW, moved))
 
     assert "line 3, " in finding and "cannot be told below which column 'N/A' stands" in finding
     assert "keep the tabs" in remedy
 
 
-def test_a_markdown_table_is_read_and_other_tables_below_it_are_not_its_rows() -> None:
+def test_a_markdown_table_is_read_without_other_tables_below_it() -> None:
+    """A Markdown table is read, and rows of other tables below it are not taken as its rows."""
     matrix = read_matrix(MARKDOWN)
 
     assert {"GPU0": ("X", "NV4"), "GPU1": ("NV4", "X")} == matrix.cells
@@ -87,7 +89,8 @@ def test_a_table_with_words_in_front_of_its_labels_is_refused_as_a_table() -> No
 
 
 @pytest.mark.parametrize("torn", ["", "SYS\t X ", "SYSX"])
-def test_two_outputs_in_one_text_are_refused_by_their_lines_whatever_is_wrong_with_either(torn: str) -> None:
+def test_two_outputs_in_one_text_are_refused_by_their_lines(torn: str) -> None:
+    """Two outputs in one text are refused with their line numbers, whatever else is wrong with either."""
     first = WHOLE.replace("SYS\t X ", torn) if torn else WHOLE
     finding, remedy = refused(f"[a@node-8 ~]$ nvidia-smi topo -m\n{first}[a@node-7 ~]$ nvidia-smi topo -m\n{WHOLE}")
 

@@ -89,7 +89,8 @@ def typed(matrix: Matrix) -> list[list[str]]:
 
 @given(matrices(), st.sampled_from(["", "  ", "# "]))
 @settings(max_examples=150)
-def test_a_matrix_whose_tabs_have_become_blanks_is_the_same_with_empty_cells_too(matrix: Matrix, before: str) -> None:
+def test_a_matrix_with_spaces_for_tabs_reads_the_same(matrix: Matrix, before: str) -> None:
+    """A matrix whose tabs have become spaces gives the same machine, also with empty cells."""
     lines = ["\t".join(row).expandtabs(8).rstrip() for row in typed(matrix)]
 
     assert (matrix.cells, matrix.cpu_affinity, matrix.numa_affinity, matrix.gpu_numa_id) == read_cells(lines, before)

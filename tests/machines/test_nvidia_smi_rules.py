@@ -126,7 +126,8 @@ def test_what_lost_something_is_refused_where_it_did(text: str, line: int, colum
 
 
 @pytest.mark.parametrize("keep", range(1, len(WHOLE)))
-def test_a_paste_cut_anywhere_is_refused_unless_only_its_affinities_or_the_last_diagonal_were_cut(keep: int) -> None:
+def test_a_cut_paste_is_refused_unless_only_affinities_are_cut(keep: int) -> None:
+    """A paste that is cut anywhere is refused, unless only affinities or the last diagonal cell are missing."""
     text = WHOLE[:keep]
     try:
         matrix = read_matrix(text)
@@ -273,13 +274,15 @@ def test_pcie_paths_alone_and_old_names_are_read() -> None:
     assert "SYS" == machine.link_by_pair[machine.gpus[0].id, machine.nics[1].id].label
 
 
-def test_a_nic_is_near_the_node_of_a_gpu_that_it_reaches_without_leaving_it() -> None:
+def test_a_nic_is_near_the_node_of_a_gpu_within_that_node() -> None:
+    """A NIC is near the NUMA node of a GPU that it reaches without leaving the node."""
     machine = read(WHOLE.replace("PXB", "SYS"))
 
     assert [(0,), ()] == [nic.numa_affinity for nic in machine.nics]
 
 
-def test_of_several_gpus_the_first_says_where_a_shared_cpu_is_and_the_nearest_where_a_nic_is() -> None:
+def test_the_first_gpu_places_a_shared_cpu_the_nearest_one_a_nic() -> None:
+    """If several GPUs list a CPU, the first one decides its node; for a NIC the nearest GPU decides."""
     text = (
         WHOLE.replace("8-15,24-31", "4-15,24-31")
         .replace("PIX\tSYS\t0-7", "PIX\tNODE\t0-7")

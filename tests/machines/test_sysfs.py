@@ -84,7 +84,8 @@ def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Topology:
     return read_archive(packed(TWO_SOCKETS, LINKS))
 
 
-def test_cpus_that_are_offline_are_not_there_and_siblings_share_the_lowest_that_is_online(machine: Topology) -> None:
+def test_offline_cpus_are_left_out_and_siblings_share_the_lowest(machine: Topology) -> None:
+    """Offline CPUs are left out, and siblings share the lowest online CPU as their core."""
     found = [(cpu.id, cpu.core, cpu.socket, cpu.node, cpu.uncore) for cpu in machine.cpus]
 
     assert [(i, {4: 4}.get(i, i if i < 4 else i - 4), i % 2, i % 2 * 8, i % 2 * 7) for i in range(1, 8)] == found

@@ -70,7 +70,8 @@ def test_a_machine_whose_kernel_knows_no_packages_has_one_socket() -> None:
     assert [0, 0] == sockets(read({f"{CPU}/online": "0-1"}))
 
 
-def test_halves_of_a_compute_unit_are_two_cores_and_threads_of_a_core_are_one() -> None:
+def test_compute_unit_halves_are_two_cores_and_threads_are_one() -> None:
+    """The halves of an AMD compute unit are two cores; the threads of a core are one."""
     siblings = each("thread_siblings_list", ["0-1", "0-1", "2-3", "2-3"])
 
     assert [0, 1, 2, 3] == [cpu.core for cpu in read(siblings | each("core_id", [0, 1, 2, 3])).cpus]
@@ -117,7 +118,8 @@ def test_a_cpu_that_two_nodes_list_is_on_the_lower_one_and_both_stay() -> None:
     assert ((11, 20, 30), (12, 20, 30), (13, 20, 30)) == machine.distances
 
 
-def test_with_cpu_0_and_node_0_offline_its_other_cpus_are_on_the_lowest_node_that_has_cpus() -> None:
+def test_cpus_of_an_offline_node_0_move_to_the_lowest_node_with_cpus() -> None:
+    """With CPU 0 and node 0 offline, the other CPUs of node 0 are on the lowest node that has CPUs."""
     machine = read(
         {
             f"{CPU}/online": "1-7",
@@ -146,7 +148,8 @@ def test_a_cgroup_of_whoever_captured_the_tree_limits_nothing() -> None:
     assert [0, 1, 2, 3] == [cpu.id for cpu in machine.cpus]
 
 
-def test_a_kernel_without_numa_has_one_node_with_all_memory_and_all_hugepages() -> None:
+def test_a_kernel_without_numa_has_one_node_with_all_memory() -> None:
+    """A kernel without NUMA has node 0 with all memory and all hugepages."""
     pages = "sys/kernel/mm/hugepages/hugepages"
     machine = read(
         {

@@ -127,7 +127,8 @@ async def test_a_system_without_threads_is_a_fault_for_as_long_as_it_has_none() 
     assert 42 == await thread.run(lambda steps: 42)
 
 
-async def test_a_reading_that_memory_runs_out_of_is_a_fault_and_no_end_of_the_service() -> None:
+async def test_a_reading_without_memory_is_a_fault_and_the_service_goes_on() -> None:
+    """A reading that runs out of memory is a fault, and the service continues."""
     thread = DriverThread("driver", ManualClock(), 1.0)
 
     def work(steps: Steps) -> bytearray:

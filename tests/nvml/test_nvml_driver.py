@@ -77,7 +77,8 @@ async def test_links_that_are_down_or_lead_to_a_cpu_are_no_nvlinks_between_gpus(
     assert {0} == {link.nvlinks for link in found.links}
 
 
-async def test_links_that_differ_from_either_end_are_reported_and_the_smaller_number_is_taken(node: Node) -> None:
+async def test_links_that_differ_by_end_are_reported_with_the_smaller_number(node: Node) -> None:
+    """If the ends of a pair report different numbers of links, a finding says so and the smaller one is taken."""
     found = await node.read("link 0 0 gpu 1", "link 0 1 gpu 1", "link 1 0 gpu 0")
 
     assert 1 == found.topology.link_by_pair[GPUS[0], GPUS[1]].nvlinks
@@ -171,7 +172,8 @@ async def test_only_a_gpu_that_has_joined_a_fabric_says_so(node: Node) -> None:
 
 
 @pytest.mark.parametrize("code", [13, 25])
-async def test_a_driver_without_the_newer_question_about_a_fabric_is_asked_the_older_one(node: Node, code: int) -> None:
+async def test_an_older_driver_is_asked_the_older_fabric_question(node: Node, code: int) -> None:
+    """A driver without the newer query for the fabric is asked the older one."""
     fabric = "fabric 0 7 3 0 00112233445566778899aabbccddeeff"
     found = await node.read(fabric, f"fail nvmlDeviceGetGpuFabricInfoV * {code}")
 

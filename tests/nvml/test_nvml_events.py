@@ -93,7 +93,8 @@ async def test_every_kind_of_event_is_asked_for_and_told_apart(node: Node, kind:
     assert [HardwareEvent(kind=occurrence, gpu=GPUS[0])] == heard.events
 
 
-async def test_an_event_of_a_mig_instance_names_it_and_its_card_is_what_was_registered(node: Node) -> None:
+async def test_an_event_of_a_mig_instance_names_it_by_its_card(node: Node) -> None:
+    """The event names the MIG instance; its card is what was registered."""
     async with listening(node, "mig 0 gi=7 ci=0 uuid=MIG-0 name=MIG_1g.10gb memory=9728 slices=1 compute=1") as heard:
         node.standin.xid(0, 94, gi=7, ci=0)
         await until(lambda: heard.events)
@@ -102,7 +103,8 @@ async def test_an_event_of_a_mig_instance_names_it_and_its_card_is_what_was_regi
 
 
 @pytest.mark.parametrize("call", ["nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"])
-async def test_a_gpu_that_has_no_events_is_as_its_readings_say_and_the_others_are_heard(node: Node, call: str) -> None:
+async def test_a_gpu_without_events_is_judged_by_readings_alone(node: Node, call: str) -> None:
+    """A GPU without events has the health of its readings, and events of the others are received."""
     async with listening(node, f"fail {call} 3 3") as heard:
         node.standin.xid(3, 79)
         node.standin.xid(4, 79)
@@ -125,7 +127,8 @@ async def test_a_driver_without_events_is_asked_no_further(tmp_path: Path) -> No
     assert (1, [], []) == (standin.calls("nvmlEventSetCreate"), recorder.events, recorder.deafness)
 
 
-async def test_a_gpu_that_cannot_be_registered_is_unknown_alone_and_registered_later(node: Node) -> None:
+async def test_a_gpu_that_cannot_be_registered_is_unknown_until_it_can(node: Node) -> None:
+    """A GPU that cannot be registered is unknown alone, and is registered later."""
     async with listening(node, "fail nvmlDeviceRegisterEvents 3 999") as heard:
         await until(lambda: heard.deafness)
         assert [frozenset({GPUS[3]})] == [gpus for _, gpus in heard.deafness]
@@ -140,7 +143,7 @@ async def test_a_gpu_that_cannot_be_registered_is_unknown_alone_and_registered_l
     assert [GPUS[4], GPUS[3]] == [event.gpu for event in heard.events]
 
 
-async def test_a_gpu_that_does_not_even_say_its_name_to_the_listener_is_unknown_alone(node: Node) -> None:
+async def test_a_gpu_without_identity_for_events_is_unknown_alone(node: Node) -> None:
     """The readings have found it: that nobody listens to it must not pass unnoticed."""
     await node.read()
     node.standin.play(script(more=["fail nvmlDeviceGetUUID 3 999"]))
@@ -154,7 +157,8 @@ async def test_a_gpu_that_does_not_even_say_its_name_to_the_listener_is_unknown_
     assert [frozenset({GPUS[3]})] == [gpus for _, gpus in recorder.deafness]
 
 
-async def test_a_gpu_that_could_not_be_registered_is_tried_again_while_the_others_are_heard(node: Node) -> None:
+async def test_registration_is_retried_while_events_of_others_are_received(node: Node) -> None:
+    """A GPU that could not be registered is tried again while events of the others are received."""
     async with listening(node, "fail nvmlDeviceRegisterEvents 3 999") as heard:
         await until(lambda: heard.deafness)
         node.standin.play(script(more=[HURRY]))
@@ -165,7 +169,7 @@ async def test_a_gpu_that_could_not_be_registered_is_tried_again_while_the_other
     assert ([GPUS[3]], (None, frozenset())) == ([event.gpu for event in heard.events], heard.deafness[1])
 
 
-async def test_a_library_that_fails_while_gpus_are_registered_leaves_nobody_heard(node: Node) -> None:
+async def test_a_library_that_fails_during_registration_leaves_all_unknown(node: Node) -> None:
     """As when the driver is unloaded: it is no matter of the GPU that was asked first."""
     await node.read()
     node.standin.play(script(more=["fail nvmlDeviceGetSupportedEventTypes 3 1"]))
@@ -188,7 +192,8 @@ async def test_tries_to_listen_that_fail_leave_no_event_set_behind(node: Node) -
     assert node.standin.calls("nvmlEventSetCreate") - node.standin.calls("nvmlEventSetFree") <= 1
 
 
-async def test_a_wait_that_fails_is_tried_at_once_and_then_ever_more_rarely_until_it_works(node: Node) -> None:
+async def test_a_failed_wait_is_retried_at_once_then_at_growing_intervals(node: Node) -> None:
+    """A wait that fails is tried again at once and then at growing intervals until it works."""
     async with listening(node) as heard:
         node.standin.play(script(more=[f"fail {WAIT} * 999"]))
         await until(lambda: heard.deafness)

@@ -31,7 +31,8 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.parametrize("call", ["nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID"])
-async def test_a_lost_gpu_that_does_not_say_who_it_is_is_skipped_and_the_others_are_read(node: Node, call: str) -> None:
+async def test_a_lost_gpu_without_identity_is_skipped_and_others_are_read(node: Node, call: str) -> None:
+    """A lost GPU that does not report its identity is skipped, and the others are read."""
     found = await node.read(*switch_links(8, 18), f"fail {call} 3 15")
 
     assert [gpu for i, gpu in enumerate(GPUS) if i != 3] == [gpu.id for gpu in found.topology.gpus]
@@ -43,7 +44,8 @@ async def test_a_lost_gpu_that_does_not_say_who_it_is_is_skipped_and_the_others_
     assert not found.nameless
 
 
-async def test_a_gpu_that_does_not_say_who_it_is_for_no_good_reason_may_be_any_that_is_missing(node: Node) -> None:
+async def test_a_gpu_without_identity_may_be_any_that_is_missing(node: Node) -> None:
+    """A GPU that does not report its identity for an unknown reason may be any GPU that is missing."""
     assert (await node.read("fail nvmlDeviceGetUUID 3 999")).nameless
     assert not (await node.read()).nameless
 
@@ -79,7 +81,8 @@ async def test_a_gpu_that_fails_from_the_start_is_listed_with_what_it_says(node:
     ]
 
 
-async def test_a_gpu_that_was_gone_and_comes_back_failing_is_listed_as_it_was_before_it_went(node: Node) -> None:
+async def test_a_gpu_that_returns_failing_is_listed_as_before_it_went(node: Node) -> None:
+    """A GPU that was gone and comes back with errors is listed with its values from before."""
     before = await node.read()
     await node.read("fail nvmlDeviceGetHandleByIndex_v2 3 15")
     after = await node.read("fail nvmlDeviceGetMemoryInfo 3 999")
@@ -99,7 +102,7 @@ async def test_a_gpu_that_fails_from_the_start_sits_where_the_files_say(node: No
     assert (before.pci, before.bridge, before.numa_affinity) == (found.pci, found.bridge, found.numa_affinity)
 
 
-async def test_a_gpu_that_we_have_no_rights_to_is_a_finding_and_no_reason_to_open_nvml_anew(node: Node) -> None:
+async def test_a_gpu_without_access_rights_is_a_finding_and_reopens_nothing(node: Node) -> None:
     """Every opening leaves the other GPUs unheard for a while, and gives no rights."""
     await node.read()
     for _ in range(3):
@@ -144,7 +147,8 @@ async def test_an_impossible_amount_of_memory_is_one_gpus_and_is_not_believed(no
     assert {HealthState.HEALTHY} == {health.state for health in found.health.values()}
 
 
-async def test_a_mig_instance_that_is_destroyed_while_it_is_read_costs_its_gpu_nothing(node: Node) -> None:
+async def test_a_mig_instance_destroyed_during_a_reading_harms_no_gpu(node: Node) -> None:
+    """A MIG instance that is destroyed while it is read does not affect the health of its GPU."""
     card, instance = "gpu uuid=GPU-x pci=00000000:F9:00.0 mig=1", "mig 8 gi=1 uuid=MIG-a"
     found = await node.read(card, instance, "fail nvmlDeviceGetAttributes_v2 * 6")
 
@@ -252,7 +256,7 @@ async def test_without_pynvml_there_is_a_driver_fault_with_a_remedy(
 
 
 @pytest.mark.parametrize("call", ["nvmlInitWithFlags", "nvmlDeviceGetName", "nvmlDeviceGetNvLinkState"])
-async def test_a_call_that_hangs_becomes_a_fault_that_names_it_while_the_loop_goes_on(node: Node, call: str) -> None:
+async def test_a_call_that_hangs_is_a_named_fault_and_the_loop_goes_on(node: Node, call: str) -> None:
     """Nothing is begun beside a call that hangs; once it ends, the next reading is whole."""
     node.standin.play(script(more=[f"hang {call}"]))
     async with background() as tasks:

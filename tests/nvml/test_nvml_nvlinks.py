@@ -33,7 +33,7 @@ def end(target: str) -> End:
 
 @given(machines)
 @settings(deadline=None)
-def test_the_links_of_a_pair_are_the_direct_ones_of_both_ends_else_those_that_both_have_to_the_switch(
+def test_pair_links_are_direct_ones_else_the_common_ones_to_the_switch(
     machine: list[list[str]],
 ) -> None:
     """Against a count by hand; every disagreement of two ends is reported once."""

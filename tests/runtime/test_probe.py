@@ -65,7 +65,8 @@ def test_a_host_that_stands_for_all_addresses_is_asked_at_the_loopback(host: str
         assert (True, "ok\n") == ask(host, port, "/readyz", 5)
 
 
-def test_who_accepts_and_says_nothing_is_not_waited_for_beyond_the_deadline() -> None:
+def test_a_peer_that_accepts_and_is_silent_ends_at_the_deadline() -> None:
+    """A server that accepts the connection and sends nothing is not waited for beyond the deadline."""
     with answering(None) as (port, _), pytest.raises(TimeoutError):
         ask("127.0.0.1", port, "/readyz", 0.01)
 
@@ -101,9 +102,8 @@ def test_what_is_no_http_server_is_not_ready(answer: bytes) -> None:
         ("http://h:٣/", None),
     ],
 )
-def test_a_url_has_a_host_a_port_and_perhaps_a_path_and_nothing_that_breaks_a_request(
-    url: str, expected: tuple[str, int, str] | None
-) -> None:
+def test_a_url_has_host_port_optional_path_and_nothing_else(url: str, expected: tuple[str, int, str] | None) -> None:
+    """A URL has a host, a port and an optional path, and nothing that would break a request."""
     assert expected == probe.page_at(url, "/readyz")
 
 

@@ -57,7 +57,8 @@ async def test_the_node_is_this_host_where_nothing_says_otherwise() -> None:
     assert (socket.gethostname().lower(), None) == (recorder.running.node, recorder.running.http)
 
 
-async def test_the_error_that_ends_a_service_comes_out_as_itself_and_ends_the_others() -> None:
+async def test_the_error_that_ends_a_service_is_raised_and_ends_the_others() -> None:
+    """The error that ends a service is raised as itself, and the other services end."""
     recorder = Recorder()
 
     async def fail(context: Context, *, task_status: TaskStatus[None]) -> None:
@@ -113,7 +114,8 @@ async def test_a_setting_that_cannot_be_meant_is_named() -> None:
             await serve_all({}, {f"TOPOALIGN_{variable}": value})
 
 
-async def test_the_pages_tell_life_readiness_and_metrics_and_carry_those_of_services() -> None:
+async def test_the_pages_show_life_readiness_metrics_and_service_pages() -> None:
+    """The pages show life, readiness and metrics, and include the pages of services."""
     recorder = Recorder()
     reasons: dict[str, str | None] = {"disk": "full of \x1b[31mred"}
 
@@ -206,7 +208,7 @@ async def test_services_speak_over_nats(tmp_path: Path) -> None:
         tasks.cancel_scope.cancel()
 
 
-async def test_a_service_that_may_not_speak_is_told_at_the_start_where_it_waits_for_nats(tmp_path: Path) -> None:
+async def test_a_service_without_publish_rights_is_refused_at_the_start(tmp_path: Path) -> None:
     """C40: tried before anything happens on the node, on the subjects of exactly the services that run."""
     rule = '{ user: u, password: p, permissions: { publish: { deny: ["topoalign.v1.allocation.node-1.granted"] } } }'
     async with killable(tmp_path, f"authorization {{ users: [ {rule} ] }}\n") as server:

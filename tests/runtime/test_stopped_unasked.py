@@ -84,7 +84,8 @@ async def test_what_runs_beside_the_services_does_not_end_them_without_a_word(mo
 
 
 @pytest.mark.parametrize("patient", [True, False])
-async def test_a_service_that_ends_in_whatever_way_when_it_is_asked_to_has_not_failed(patient: bool) -> None:
+async def test_a_service_that_ends_when_asked_to_has_not_failed(patient: bool) -> None:
+    """However a service ends after it was asked to stop, it has not failed."""
     recorder = Recorder()
 
     async def serve(context: Context, *, task_status: TaskStatus[None]) -> None:
@@ -118,7 +119,7 @@ main()
 """
 
 
-async def test_an_agent_whose_bus_ends_by_itself_ends_with_an_exit_code_and_says_why(tmp_path: Path) -> None:
+async def test_an_agent_whose_bus_ends_by_itself_exits_with_a_reason(tmp_path: Path) -> None:
     """In a process of its own: the exit code is what a supervisor restarts it by."""
     async with killable(tmp_path / "nats") as server:
         environment = {**os.environ, **ENVIRONMENT, "TOPOALIGN_NATS_URL": server.url}

@@ -60,7 +60,8 @@ def written(value: object) -> str:
     return f"[{', '.join(map(str, value))}]" if isinstance(value, list | tuple) else str(value)
 
 
-def test_every_variable_and_every_field_of_nvidias_that_is_not_taken_is_listed() -> None:
+def test_every_variable_and_unsupported_field_of_nvidias_is_listed() -> None:
+    """The page lists every variable of NVIDIA's plugin and every field of its file that is not supported."""
     variables = {name for row in rows("variable") for name in re.findall(r"`([A-Z_]+)`", row[0])}
     assert {*nvidia.VARIABLES, nvidia.FILE, *nvidia.DP_VARIABLES} == variables
     assert {} == nvidia.left_out(dict.fromkeys(variables, "1")), "what `topoalign up` leaves aside is all of them"

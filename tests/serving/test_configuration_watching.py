@@ -179,7 +179,8 @@ async def test_without_a_file_the_environment_says_all(tmp_path: Path) -> None:
     assert not await configuration.look(asked=True)
 
 
-async def test_the_services_of_a_process_have_one_configuration_and_its_trouble_is_noted(volume: ConfigMap) -> None:
+async def test_services_of_a_process_share_one_configuration_and_its_error(volume: ConfigMap) -> None:
+    """The services of a process share one configuration, and its error is a note of the process."""
     environment = {"TOPOALIGN_CONFIG": str(volume.file)}
     context = Context(bus=MemoryBus(), clock=ManualClock(), environment=environment)
     configuration = context.configuration
@@ -199,7 +200,8 @@ def test_nvidias_name_of_the_file_is_read_where_ours_is_not_set(volume: ConfigMa
     assert "single" == ConfigurationFile(both).current.flags.mig_strategy
 
 
-def test_of_a_field_of_the_first_file_the_file_is_named_and_of_a_variable_the_variable(tmp_path: Path) -> None:
+def test_an_error_of_the_first_file_names_the_file_or_the_variable(tmp_path: Path) -> None:
+    """An error in a field of the first file names the file; an error in a variable names the variable."""
     file = tmp_path / "topoalign.yaml"
     file.write_text(WRONG)
     with pytest.raises(InvalidField) as wrong_field:

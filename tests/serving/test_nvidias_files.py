@@ -129,7 +129,8 @@ def test_one_share_is_the_device_itself_under_the_name_of_the_shares() -> None:
         ("config: {map: {default: 'version: v1'}}", "config"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_the_very_field_that_the_file_has(text: str, field: str) -> None:
+def test_an_unsupported_value_is_refused_by_its_field_in_the_file(text: str, field: str) -> None:
+    """The error names the field with the spelling of the file."""
     with pytest.raises(InvalidField) as caught:
         configured(text)
 
@@ -165,7 +166,8 @@ def test_a_hook_that_a_variable_names_is_not_taken_for_the_one_in_the_file() -> 
     assert "NVIDIA_CTK_PATH" == caught.value.field
 
 
-def test_hooks_that_are_left_out_by_a_variable_of_nvidias_are_not_put_in_silently() -> None:
+def test_a_variable_that_disables_hooks_is_refused_not_ignored() -> None:
+    """A variable of NVIDIA's plugin that leaves out hooks is refused; the hooks are not added silently."""
     with pytest.raises(InvalidField) as caught:
         configured(CDI_DISABLE_HOOKS="enable-cuda-compat")
 

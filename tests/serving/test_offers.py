@@ -30,7 +30,8 @@ def test_mig_is_ignored_where_nothing_asks_for_it_and_that_is_said() -> None:
     assert ["flags.migStrategy: none offers GPUs that are in MIG mode as a whole: GPU 1, GPU 2"] == said(found)
 
 
-def test_mixed_makes_each_profile_a_resource_and_an_empty_gpu_is_only_warned_about() -> None:
+def test_mixed_makes_each_profile_a_resource_and_warns_of_empty_gpus() -> None:
+    """Strategy `mixed` makes each profile a resource, and only warns about a GPU without instances."""
     found = made(machine([gpu(0), gpu(1, ["1g.10gb", "3g.40gb", "1g.10gb+me"]), gpu(2, [])]), MIXED)
 
     assert {
@@ -43,7 +44,8 @@ def test_mixed_makes_each_profile_a_resource_and_an_empty_gpu_is_only_warned_abo
     assert "GPU 2 is in MIG mode and has no instance" in said(found)[0]
 
 
-def test_mixed_leaves_out_an_instance_with_a_part_of_its_compute_units_unless_it_is_named() -> None:
+def test_mixed_leaves_out_partial_compute_instances_unless_named() -> None:
+    """`mixed` leaves out an instance with a part of its slice's compute units, unless an entry names it."""
     topology = machine([gpu(0, ["1c.3g.40gb", "3g.40gb"])])
     named = made(topology, MIXED + "resources: {mig: [{pattern: 1c.*, name: slice}]}")
 
@@ -94,7 +96,8 @@ def test_excluded_gpus_do_not_count_for_single() -> None:
     assert {"nvidia.com/gpu": ["MIG-0-0"]} == listed(made(machine([gpu(0, ["1g.10gb"]), gpu(1)]), text))
 
 
-def test_gpus_are_chosen_by_model_uuid_or_index_and_the_first_that_fits_decides() -> None:
+def test_gpus_are_chosen_by_model_uuid_or_index_first_match_wins() -> None:
+    """GPUs are selected by model, uuid or index, and the first entry that matches decides."""
     text = """
 resources:
   gpus:
@@ -109,7 +112,8 @@ resources:
     assert () == found.findings
 
 
-def test_what_chooses_nothing_is_said_and_devices_nobody_chose_keep_their_resource() -> None:
+def test_an_entry_without_a_match_is_a_finding_others_keep_their_name() -> None:
+    """An entry that selects nothing is a finding, and devices without a matching entry keep their resource."""
     text = """
 resources:
   gpus:
@@ -195,7 +199,8 @@ def test_an_instance_whose_index_is_not_known_is_not_called_by_a_guess() -> None
     assert {"nvidia.com/mig-1g.10gb": ["MIG-0-0"]} == listed(made(topology, text))
 
 
-def test_parts_are_packed_where_the_configuration_says_so_and_whole_gpus_are_not() -> None:
+def test_parts_are_packed_if_configured_and_whole_gpus_never() -> None:
+    """Parts of GPUs are packed if the configuration says so; whole GPUs are not."""
     text = "flags: {migStrategy: mixed, plugin: {sharedDevicesAllocationPolicy: packed}}\n"
     topology = machine([gpu(0), gpu(1, ["1g.10gb"])])
 
