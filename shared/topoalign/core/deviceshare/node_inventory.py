@@ -25,6 +25,7 @@ from topoalign.core.deviceshare.names import CORE, GPU_BYTES, RATIO, RDMA, WHOLE
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.topology.links import PcieClass
 from topoalign.core.model.topology.model import Gpu, Nic, Topology
+from topoalign.core.model.topology.views import made_once
 from topoalign.core.state.fold import NodeState
 
 BELOW_A_ROOT_PORT = frozenset({PcieClass.PSB, PcieClass.PIX, PcieClass.PXB})
@@ -126,19 +127,13 @@ def table_of(topology: Topology) -> Table | None:
     return HOPPER_TABLE if hopper and [gpu.index for gpu in topology.gpus] == [*range(8)] else None
 
 
+@made_once
 def places_of(topology: Topology) -> Mapping[DeviceID, Place]:
     """
     Where each GPU and NIC sits, by the bridges above it; by its links to others where the bridges are not known.
 
-    A device of which nothing is known is absent. Found once and kept with the topology, which is frozen.
+    A device of which nothing is known is absent.
     """
-    kept: dict[str, Mapping[DeviceID, Place]] = topology.__dict__
-    if "places" not in kept:
-        kept["places"] = found_places(topology)
-    return kept["places"]
-
-
-def found_places(topology: Topology) -> Mapping[DeviceID, Place]:
     parents = {bridge.address: bridge.parent for bridge in topology.bridges}
     switches = connected(topology, BELOW_A_ROOT_PORT)
     complexes = connected(topology, BELOW_A_ROOT_COMPLEX)

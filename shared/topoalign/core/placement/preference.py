@@ -12,6 +12,7 @@ from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import Placement
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.queries import pair_score
+from topoalign.core.model.topology.views import made_once
 from topoalign.core.placement.gpus.best_effort import best_effort
 from topoalign.core.placement.gpus.scores import Scores, gpu_scores
 from topoalign.core.placement.gpus.simple import simple
@@ -108,12 +109,10 @@ def looked_at(topology: Topology, beside: PlacementContext) -> tuple[frozenset[i
     return frozenset(positions[gpu] for gpu in beside.free if gpu in positions), Nics(beside.nics_wanted, nearness)
 
 
+@made_once
 def outlook(topology: Topology) -> SetScorer:
-    """Made once and kept with the topology, which is frozen."""
-    kept: dict[str, SetScorer] = topology.__dict__
-    if "outlook" not in kept:
-        kept["outlook"] = SetScorer(gpu_scores(topology))
-    return kept["outlook"]
+    """The scorer of the sets of all GPUs."""
+    return SetScorer(gpu_scores(topology))
 
 
 def nearness(topology: Topology, device: DeviceID, near: Sequence[DeviceID]) -> tuple[bool, int]:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.views import made_once
 
 Places = Mapping[ResourceName, Mapping[DeviceID, int]]
 
@@ -14,9 +15,7 @@ def in_order(hardware: Topology, resource: ResourceName, devices: Iterable[Devic
     return tuple(sorted(devices, key=lambda device: (places.get(device, len(places)), device)))
 
 
+@made_once
 def places_of(hardware: Topology) -> Places:
-    """Counted once and kept with the topology, which is frozen: there may be 17,500 shares, and an Allocate names four."""
-    kept: dict[str, Places] = hardware.__dict__
-    if "places" not in kept:
-        kept["places"] = {name: {d: at for at, d in enumerate(ids)} for name, ids in hardware.devices.items()}
-    return kept["places"]
+    """The place of each device in its resource. Counted once: there may be 17,500 shares, and an Allocate names four."""
+    return {name: {device: at for at, device in enumerate(ids)} for name, ids in hardware.devices.items()}

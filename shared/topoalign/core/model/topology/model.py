@@ -16,6 +16,7 @@ from topoalign.core.model.topology.cpus import CpuTopology, cpu_topology, groups
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.links import Link
 from topoalign.core.model.topology.offers import Kind, Offer, base_of, handed_out
+from topoalign.core.model.topology.views import Viewed
 
 
 class Cpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,7 +169,7 @@ class PluginDevice(msgspec.Struct, frozen=True, kw_only=True):
     """As listed to the kubelet: None without topology, () with a topology that names no node."""
 
 
-class Topology(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
+class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
     """A whole node. Lists are ordered: CPUs and NUMA nodes by id, GPUs and NICs by index, links by their devices."""
 
     cpus: tuple[Cpu, ...] = ()

@@ -6,6 +6,7 @@ from itertools import combinations
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.queries import pair_score
+from topoalign.core.model.topology.views import made_once
 
 Scores = Sequence[Sequence[int]]
 """Row and column i belong to the i-th device; symmetric, 0 on the diagonal."""
@@ -19,12 +20,10 @@ def link_scores(topology: Topology, devices: Sequence[DeviceID]) -> Scores:
     return table
 
 
+@made_once
 def gpu_scores(topology: Topology) -> Scores:
-    """The pair scores of all GPUs, in the hardware's order. Worked out once and kept with the topology, which is frozen."""
-    kept: dict[str, Scores] = topology.__dict__
-    if "gpu_scores" not in kept:
-        kept["gpu_scores"] = link_scores(topology, tuple(topology.gpu_by_id))
-    return kept["gpu_scores"]
+    """The pair scores of all GPUs, in the hardware's order."""
+    return link_scores(topology, tuple(topology.gpu_by_id))
 
 
 def total(scores: Scores, members: Iterable[int]) -> int:

@@ -1,0 +1,40 @@
+"""
+Tables that the layers above work out of a topology, made once and kept with it.
+
+A topology is frozen, so a table made of it holds for as long as it does. Each table is kept under the function that makes
+it, so two tables never share a place, whatever they are called.
+"""
+
+from collections.abc import Callable
+from functools import cached_property, wraps
+from typing import Any, TypeVar
+
+import msgspec
+
+View = TypeVar("View")
+
+
+class Viewed(msgspec.Struct, frozen=True, dict=True):
+    """A frozen description that keeps what is worked out of it."""
+
+    @cached_property
+    def views(self) -> dict[Callable[..., Any], Any]:
+        """Function of `made_once` -> what it made of this description."""
+        return {}
+
+
+Subject = TypeVar("Subject", bound=Viewed)
+
+
+def made_once(make: Callable[[Subject], View]) -> Callable[[Subject], View]:
+    """Decorator of a pure function of one description: called once for each, later calls return the same object."""
+
+    @wraps(make)
+    def kept(subject: Subject) -> View:
+        views = subject.views
+        if make not in views:
+            views[make] = make(subject)
+        view: View = views[make]
+        return view
+
+    return kept
