@@ -5,7 +5,7 @@ import pytest
 from decision_support import container, machine, node, pod
 
 from topoalign.core.admission.admit import admit
-from topoalign.core.admission.prediction import KubeletUnknown, admission_rules, kubelet_rules, predict
+from topoalign.core.admission.prediction import KubeletUnknown, admission_rules, doubted, kubelet_rules, predict
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.events import ContainerUsage, MemoryBlock, Owner, UsageObserved
@@ -161,6 +161,14 @@ def test_a_kubelet_that_has_just_started_is_noted_until_it_has_settled() -> None
 
     assert [0, 1, 0] == [len(each) for each in notes]
     assert "started 5 s ago" in notes[1][0]
+
+
+def test_a_record_in_doubt_is_noted() -> None:
+    """As the node's own answer says it: something may be held that no event tells of."""
+    kubelet = KubeletObserved(rules=RULES, record_doubt="line 3 is not whole")
+    notes = predict(told(kubelet), pod(container("main", gpus=1)), 0).explanation.notes
+
+    assert (doubted("line 3 is not whole"),) == notes
 
 
 def test_rules_of_the_question_go_before_those_of_the_kubelet() -> None:

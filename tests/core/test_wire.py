@@ -26,6 +26,7 @@ from topoalign.core.model.events import (
     MemoryBlock,
     MemoryUse,
     Owner,
+    Reading,
     TopologyDiscovered,
     UsageObserved,
 )
@@ -331,6 +332,20 @@ def test_usage_with_more_of_the_kubelet_than_is_known_is_read() -> None:
 
     assert isinstance(event, UsageObserved) and event.kubelet is not None
     assert "later" == event.kubelet.rules.policy
+
+
+class OldUsage(Reading, frozen=True, kw_only=True, tag="UsageObserved"):
+    """As the version before the kubelet's rules were announced has it."""
+
+    containers: tuple[ContainerUsage, ...]
+
+
+@given(MAKERS[UsageObserved])
+def test_the_version_before_the_rules_reads_usage_with_them(event: UsageObserved) -> None:
+    old = msgspec.json.decode(wire.encode(event, 0).body, type=OldUsage)
+
+    assert (event.node, event.epoch, event.revision) == (old.node, old.epoch, old.revision)
+    assert event.containers == old.containers
 
 
 @pytest.mark.parametrize(

@@ -99,10 +99,11 @@ def prediction_basis(state: NodeState, pod: PodRequest, now: float) -> Predictio
     unlisted = kubelet.devices_unknown or kubelet.unknown if kubelet.devices is None else ""
     passed_over = check_resources(pod, state.hardware, kubelet.registered, unlisted)
     notes = [clean(note, 400) for note in (*notes, *other_version(kubelet))]
+    doubts = (doubted(kubelet.record_doubt),) if kubelet.record_doubt else ()
     return PredictionBasis(
         state=as_others(state, pod),
         rules=rules,
-        notes=(*notes, *lagging, *shared_ids(pod, state.hardware), *passed_over),
+        notes=(*notes, *lagging, *shared_ids(pod, state.hardware), *passed_over, *doubts),
     )
 
 
@@ -247,6 +248,11 @@ def starting(age: float) -> str:
         f"the kubelet started {age:.0f} s ago: until it has heard of all its pods it drops nothing of pods that are gone, "
         "and may refuse what is predicted to fit"
     )
+
+
+def doubted(doubt: str) -> str:
+    """What an answer says while the record is in doubt for this reason."""
+    return f"the journal was damaged ({doubt}): something may be held that is not in the record"
 
 
 def other_version(kubelet: KubeletObserved) -> tuple[str, ...]:

@@ -125,5 +125,10 @@ class KubeletObserved(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """When the kubelet began to listen for plugins, in seconds since 1970. None: not known."""
     settle_seconds: float = 0.0
     """For so long after `started` the kubelet may not have heard of all its pods."""
+    record_doubt: str = ""
+    """Why something may be held that is not in the allocator's record, whose journal was damaged. Empty: it is whole."""
     unknown: str = ""
-    """Why nothing of the above but `version` and `rules` is known: not read in time, or too large for one message."""
+    """
+    Why nothing of the above but `version`, `rules` and `record_doubt` is known: not read in time, or too large for one
+    message.
+    """

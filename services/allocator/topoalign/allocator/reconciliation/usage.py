@@ -117,7 +117,8 @@ def without_details(usage: UsageObserved, size: int) -> UsageObserved:
     if usage.kubelet is None:
         return usage
     why = f"what the kubelet holds is too much for one message: {size} bytes, and {wire.LARGEST_BODY} are the limit"
-    kubelet = KubeletObserved(version=usage.kubelet.version, rules=usage.kubelet.rules, unknown=why)
+    had = usage.kubelet
+    kubelet = KubeletObserved(version=had.version, rules=had.rules, record_doubt=had.record_doubt, unknown=why)
     return msgspec.structs.replace(usage, kubelet=kubelet)
 
 

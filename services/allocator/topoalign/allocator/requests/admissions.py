@@ -26,7 +26,7 @@ from topoalign.core import wire
 from topoalign.core.admission.admit import admission, admit, answer_to
 from topoalign.core.admission.drive import drive_async
 from topoalign.core.admission.pipeline import Question, Reply
-from topoalign.core.admission.prediction import predict
+from topoalign.core.admission.prediction import doubted, predict
 from topoalign.core.admission.validate import validate_pod
 from topoalign.core.hints.answers import check_answer
 from topoalign.core.hints.preconditions import check_resources_known
@@ -146,11 +146,10 @@ class Admissions:
         pod = validate_pod(request.pod)
         if self._kubelet is not None:
             await self._kubelet.look()
-            decision = predict(self._ledger.state, pod, self._ledger.clock.wall(), request.rules)
-        else:
-            mode = Mode.KUBELET if self._kubelet_owns_devices else self._rules.mode
-            rules = msgspec.structs.replace(self._rules, mode=mode)
-            decision = admit(self._ledger.state, pod, overridden(rules, request.rules))
+            return predict(self._ledger.state, pod, self._ledger.clock.wall(), request.rules)
+        mode = Mode.KUBELET if self._kubelet_owns_devices else self._rules.mode
+        rules = msgspec.structs.replace(self._rules, mode=mode)
+        decision = admit(self._ledger.state, pod, overridden(rules, request.rules))
         return noted(decision, () if self._ledger.doubt is None else (doubted(self._ledger.doubt),))
 
     async def release(self, request: ReleaseRequest) -> tuple[AllocationID, ...]:
@@ -287,8 +286,3 @@ class Admissions:
         self._decisions.move_to_end(name)
         while len(self._decisions) > REMEMBERED:
             self._decisions.popitem(last=False)
-
-
-def doubted(doubt: str) -> str:
-    """What an answer says while the record is in doubt."""
-    return f"the journal was damaged ({doubt}): something may be held that is not in the record"

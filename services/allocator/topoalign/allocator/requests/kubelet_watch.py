@@ -78,7 +78,7 @@ class KubeletWatch:
             if known is None or stamp is None or stamp != self._stamp or due:
                 await self._read(stamp)
             else:
-                self._ledger.observe(kubelet=with_devices(known, *await self._listed()))
+                self._observe(known, *await self._listed())
 
     async def _changed(self) -> tuple[object, ...] | None:
         """What differs when a file or the hardware has changed; None: the files cannot be looked at in time."""
@@ -99,7 +99,7 @@ class KubeletWatch:
             ended = [each.id for each in await self._ended()]
             kubelet = await self._files.read(self._ledger.state.hardware, ended)
         self._stamp, self._read_at = None if kubelet.unknown else stamp, self._clock.monotonic()
-        self._ledger.observe(kubelet=with_devices(kubelet, *found[0]))
+        self._observe(kubelet, *found[0])
 
     async def _listed(self) -> tuple[Listed | None, str]:
         """The devices of all plugins, or None and why they are not known."""
@@ -110,7 +110,8 @@ class KubeletWatch:
         except Unavailable as error:
             return None, clean(error.finding, LONGEST)
 
-
-def with_devices(kubelet: KubeletObserved, listed: Listed | None, unknown: str) -> KubeletObserved:
-    """The same with these devices of plugins."""
-    return msgspec.structs.replace(kubelet, devices=listed, devices_unknown=unknown)
+    def _observe(self, kubelet: KubeletObserved, listed: Listed | None, unknown: str) -> None:
+        """Takes in the kubelet with these devices of plugins; None: they are not known, and why."""
+        doubt = clean(self._ledger.doubt or "", LONGEST)
+        found = msgspec.structs.replace(kubelet, devices=listed, devices_unknown=unknown, record_doubt=doubt)
+        self._ledger.observe(kubelet=found)
