@@ -43,6 +43,7 @@ def benchmarks() -> dict[str, str]:
 
 
 def show(name: str, rows: list[dict[str, object]]) -> None:
+    """Print the rows of a benchmark as a table; a column for each key of any row."""
     titles = list(dict.fromkeys(key for row in rows for key in row))
     output.say(output.heading(name))
     output.columns(titles, [[cell(row.get(title, "-")) for title in titles] for row in rows])
@@ -50,4 +51,5 @@ def show(name: str, rows: list[dict[str, object]]) -> None:
 
 
 def cell(value: object) -> str:
+    """A value as text: fractions with three decimals."""
     return f"{value:.3f}" if isinstance(value, float) else str(value)

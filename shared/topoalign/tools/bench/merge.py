@@ -34,6 +34,7 @@ SLICE = ResourceName("example.com/slice")
 
 
 def cases() -> Iterator[dict[str, object]]:
+    """Measure each case; times in milliseconds."""
     for nodes, providers, n in LISTED:
         lists = [
             [TopologyHint(mask, mask.bit_count() == width) for mask in masks_by_size(range(nodes))]

@@ -25,6 +25,7 @@ CALLS = {"8": 300, "16-dgx2": 50, "16-random": 15, "72-clique": 50, "nvl72-trays
 
 
 def cases() -> Iterator[dict[str, object]]:
+    """Measure each case; times in milliseconds."""
     machines = {
         "8": at_random(8),
         "16-dgx2": gpu_scores(load_machine("dgx2").topology),

@@ -58,6 +58,7 @@ class Run(NamedTuple):
 
 
 def cases() -> Iterator[dict[str, object]]:
+    """The figures of each device policy on each machine."""
     for machine in MACHINES:
         topology = load_machine(machine).topology
         for policy in POLICIES:
@@ -129,6 +130,7 @@ class Node:
         return True
 
     def depart(self) -> None:
+        """Release a live allocation, drawn at random, if there is one."""
         live: list[AllocationID] = sorted(self.state.allocations)
         if live:
             gone = self.arrivals.choice(live)
@@ -142,6 +144,7 @@ class Node:
             self.state = self.state.apply(fact)
 
     def decide(self, pod: PodRequest) -> Decision:
+        """The decision about a pod; the questions on the way are answered by `answer`."""
         return drive(admission(self.state, pod, self.rules), self.answer)
 
     def answer(self, asked: Question) -> Reply:
@@ -166,6 +169,7 @@ class Node:
         )
 
     def judge(self, gpus: tuple[DeviceID, ...], nics: tuple[DeviceID, ...]) -> None:
+        """Record the figures of a granted set of GPUs and NICs."""
         if len(gpus) > 1:
             self.links.append(self.outlook.own(tuple(self.position[gpu] for gpu in gpus)))
         if nics:
@@ -174,4 +178,5 @@ class Node:
 
 
 def average(values: list[float]) -> list[float]:
+    """The mean in a list of its own; empty for no values."""
     return [mean(values)] if values else []

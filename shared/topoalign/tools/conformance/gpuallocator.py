@@ -37,11 +37,15 @@ NVLINKS = re.compile(r"([A-Z][a-z]+)NVLINKLinks?")
 
 
 class Machine(msgspec.Struct, frozen=True):
+    """The GPUs of a case; `links[a][b]` are go-gpuallocator's names of the links of a pair."""
+
     gpus: int
     links: list[list[list[str] | None]]
 
 
 class GpuCase(msgspec.Struct, frozen=True):
+    """A case of the suite: one of the `acceptable` sets, or exactly `expect`."""
+
     id: str
     topology: Machine
     available: list[int] | None
@@ -53,6 +57,7 @@ class GpuCase(msgspec.Struct, frozen=True):
 
 
 def gpuallocator(path: Path) -> Iterator[CaseResult]:
+    """The results of a case file."""
     return results(path, GpuCase, outcome)
 
 

@@ -22,22 +22,30 @@ from topoalign.tools.conformance.suite import CaseResult, Outcome, Suite
 
 
 class AnsweredCase(Protocol):
+    """Any case with an expected answer."""
+
     @property
-    def expect(self) -> Answer: ...
+    def expect(self) -> Answer:
+        """The expected answer."""
 
 
 C = TypeVar("C", bound=AnsweredCase)
 
 
 class Allocations(Answer, frozen=True, kw_only=True):
+    """The expected devices by type."""
+
     allocations: dict[DeviceType, list[Part] | None] | UnsetType | None = UNSET
 
 
 class AllocateCase(NodeCase, frozen=True, kw_only=True):
+    """A case of `koordinator/allocate`."""
+
     expect: Allocations
 
 
 def allocations(path: Path) -> Iterator[CaseResult]:
+    """The results of a file of `koordinator/allocate`."""
     inventories = Inventories(path)
 
     def answer(case: AllocateCase) -> Allocations:
@@ -48,20 +56,27 @@ def allocations(path: Path) -> Iterator[CaseResult]:
 
 
 class NumaHint(msgspec.Struct, frozen=True):
+    """A hint as Koordinator returns it, with its score."""
+
     numa: list[int] | UnsetType | None = UNSET
     preferred: bool | UnsetType = UNSET
     score: int | UnsetType = UNSET
 
 
 class Hints(Answer, frozen=True, kw_only=True):
+    """The expected hints by device type."""
+
     hints: dict[DeviceType, list[NumaHint] | None] | UnsetType | None = UNSET
 
 
 class HintsCase(NodeCase, frozen=True, kw_only=True):
+    """A case of `koordinator/numa_hints`."""
+
     expect: Hints
 
 
 def hints(path: Path) -> Iterator[CaseResult]:
+    """The results of a file of `koordinator/numa_hints`."""
     inventories = Inventories(path)
 
     def answer(case: HintsCase) -> Hints:
@@ -75,14 +90,19 @@ def hints(path: Path) -> Iterator[CaseResult]:
 
 
 class Score(Answer, frozen=True, kw_only=True):
+    """The expected score of a node."""
+
     node_score: int | UnsetType | None = UNSET
 
 
 class ScoreCase(NodeCase, frozen=True, kw_only=True):
+    """A case of `koordinator/node_score`."""
+
     expect: Score
 
 
 def scores(path: Path) -> Iterator[CaseResult]:
+    """The results of a file of `koordinator/node_score`."""
     inventories = Inventories(path)
 
     def answer(case: ScoreCase) -> Score:
@@ -92,11 +112,14 @@ def scores(path: Path) -> Iterator[CaseResult]:
 
 
 def score_of(asked: Asked, scorer: Scorer) -> int:
+    """The score of a node for a pod: the higher, the better it fits."""
     by_type = asked.inventory.by_type
     return node_score(scorer, [(by_type[kind], wanted(asked, kind).each) for kind in asked.demand.requests])
 
 
 class Gpu(msgspec.Struct, frozen=True):
+    """The expected request for GPUs of a prepared pod."""
+
     count: int | UnsetType = UNSET
     per_gpu: dict[str, int] | UnsetType | None = UNSET
     shared: bool | UnsetType = UNSET
@@ -107,6 +130,8 @@ class Gpu(msgspec.Struct, frozen=True):
 
 
 class Prepared(Answer, frozen=True, kw_only=True):
+    """The expected state of a pod after Koordinator's PreFilter."""
+
     skip: bool | UnsetType | None = UNSET
     normalized_requests: dict[DeviceType, dict[str, int] | None] | UnsetType | None = UNSET
     joint_device_types: list[DeviceType] | UnsetType | None = UNSET
@@ -115,16 +140,20 @@ class Prepared(Answer, frozen=True, kw_only=True):
 
 
 class PrepareCase(msgspec.Struct, frozen=True):
+    """A case of `koordinator/prepare`."""
+
     id: str
     pod: Pod
     expect: Prepared
 
 
 def prepare(path: Path) -> Iterator[CaseResult]:
+    """The results of a file of `koordinator/prepare`."""
     return results(path, PrepareCase, answered(lambda case: prepared(case.pod.demand)), without_nulls)
 
 
 def prepared(demand: Demand) -> Prepared:
+    """A demand in the fields of a case."""
     gpu = demand.gpu
     return Prepared(
         skip=not demand.requests,

@@ -16,6 +16,8 @@ from topoalign.tools.conformance.suite import Outcome
 
 
 class Error(msgspec.Struct, frozen=True):
+    """An expected error: its code and Koordinator's reasons."""
+
     code: str | UnsetType = UNSET
     reasons: list[str] | UnsetType | None = UNSET
 

@@ -23,17 +23,22 @@ INVENTORIES = "devices.json"
 
 
 class Pod(msgspec.Struct, frozen=True):
+    """A pod of a case; requests are in the units of its resources."""
+
     requests: dict[str, int]
     annotations: dict[str, Any] = {}
     """Decoded where they are JSON, else as text."""
 
     @property
     def demand(self) -> Demand:
+        """The demand, read as Koordinator reads it. Raises InvalidField."""
         texts = {key: each if isinstance(each, str) else json.dumps(each) for key, each in self.annotations.items()}
         return read_demand(texts, self.requests, compat=True)
 
 
 class VirtualFunction(msgspec.Struct, frozen=True, rename={"bus": "busID"}):
+    """A virtual function by PCI address and number."""
+
     bus: str
     minor: int
 
@@ -64,6 +69,7 @@ class NodeCase(msgspec.Struct, frozen=True, kw_only=True):
     """Of the scheduler. None: Reserve where there is a scorer, since Filter runs without."""
 
     def asked(self, inventories: "Inventories") -> Asked:
+        """The demand and the inventory of the case, with devices that are in use already."""
         inventory = inventories.read(self.device, self.node_labels)
         for kind, parts in self.assigned.items():
             for part in parts:
@@ -90,6 +96,7 @@ class Inventories:
             raise Undecodable(INVENTORIES, clean(str(error), 200)) from error
 
     def read(self, name: str, node_labels: Mapping[str, str] | None = None) -> Inventory:
+        """The inventory of this name. Raises Undecodable if it is missing or wrong."""
         if name not in self.described:
             raise Undecodable(INVENTORIES, f"{quoted([name])} is not in it")
         try:
@@ -99,6 +106,7 @@ class Inventories:
 
 
 def parts(given: Iterable[Given]) -> list[Part]:
+    """Allocated devices in the fields of a case."""
     return [
         Part(
             each.device.minor,

@@ -21,12 +21,15 @@ from topoalign.tools.conformance.suite import CaseResult, Outcome
 
 
 class Ranked(msgspec.Struct, frozen=True, rename={"pcie": "pcieID"}):
+    """A candidate device of an ordering case."""
+
     minor: int
     score: int
     pcie: str = ""
 
     @property
     def read(self) -> Candidate:
+        """The candidate in the types of the product."""
         device = Device(kind=DeviceType.RDMA, minor=self.minor, place=Place(pcie=self.pcie))
         return Candidate(device, {}, self.score)
 
@@ -45,6 +48,8 @@ class Input(msgspec.Struct, frozen=True):
 
 
 class RuleAnswer(Answer, frozen=True, kw_only=True):
+    """The expected answer of a rule; each kind of rule has its own fields."""
+
     valid: bool | UnsetType = UNSET
     normalized: dict[str, int] | UnsetType | None = UNSET
     ok: bool | UnsetType = UNSET
@@ -55,6 +60,8 @@ class RuleAnswer(Answer, frozen=True, kw_only=True):
 
 
 class RuleCase(msgspec.Struct, frozen=True):
+    """A case of `koordinator/small_rules`; `kind` names the rule."""
+
     id: str
     kind: str
     input: Input
@@ -62,6 +69,7 @@ class RuleCase(msgspec.Struct, frozen=True):
 
 
 def valid(given: Input, inventories: Inventories) -> RuleAnswer:
+    """Whether the requests are valid."""
     try:
         check(given.requests)
     except NotMeant as error:
@@ -70,10 +78,12 @@ def valid(given: Input, inventories: Inventories) -> RuleAnswer:
 
 
 def converted(given: Input, inventories: Inventories) -> RuleAnswer:
+    """The requests in Koordinator's normal form."""
     return RuleAnswer(normalized=dict(normalised(given.requests)), error=None)
 
 
 def counted(given: Input, inventories: Inventories) -> RuleAnswer:
+    """The number of devices of a type and the amount of each."""
     pod = Pod(given.requests, {HINT_ANNOTATION: {given.device_type.value: given.hint}})
     try:
         want = wanted(Asked(demand=pod.demand, inventory=inventories.read(given.device)), given.device_type)
@@ -83,16 +93,19 @@ def counted(given: Input, inventories: Inventories) -> RuleAnswer:
 
 
 def gpus_counted(given: Input, inventories: Inventories) -> RuleAnswer:
+    """The number of GPUs and the amount of each."""
     demand = gpu_demand(given.normalized_requests)
     return RuleAnswer(count=demand.count, per_instance=dict(demand.each), shared=demand.shared, error=None)
 
 
 def ordered_by_minor(given: Input, inventories: Inventories) -> RuleAnswer:
+    """The candidates by score, preferred numbers first."""
     order = by_minor([each.read for each in given.devices], given.preferred_minors or ())
     return RuleAnswer(order=[each.minor for each in order], error=None)
 
 
 def ordered_by_pcie(given: Input, inventories: Inventories) -> RuleAnswer:
+    """The candidates by score, those in preferred root complexes first."""
     order = by_preferred_pcie([each.read for each in given.devices], given.preferred_pcie)
     return RuleAnswer(order=[each.minor for each in order], error=None)
 
@@ -108,6 +121,7 @@ RULES: dict[str, Callable[[Input, Inventories], RuleAnswer]] = {
 
 
 def small_rules(path: Path) -> Iterator[CaseResult]:
+    """The results of a file of `koordinator/small_rules`."""
     inventories = Inventories(path)
 
     def run(case: RuleCase) -> Outcome:

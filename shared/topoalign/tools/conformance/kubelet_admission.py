@@ -58,6 +58,8 @@ class Given(msgspec.Struct, frozen=True):
 
 
 class Rejected(msgspec.Struct, frozen=True):
+    """A refusal: reason, kind of its message, container and manager."""
+
     reason: str
     code: str
     container: ContainerName | None
@@ -65,6 +67,8 @@ class Rejected(msgspec.Struct, frozen=True):
 
 
 class NodeMemory(msgspec.Struct, frozen=True):
+    """Memory of a NUMA node after a step: free bytes by resource, its group, and its number of assignments."""
+
     free: dict[ResourceName, int]
     cells: list[int]
     assignments: int
@@ -79,6 +83,8 @@ class After(msgspec.Struct, frozen=True):
 
 
 class Expected(msgspec.Struct, frozen=True):
+    """The expected answer of a step, and the state after it."""
+
     state_after: After
     admitted: bool | None = None
     containers: dict[ContainerName, Given] = {}
@@ -89,6 +95,7 @@ class Expected(msgspec.Struct, frozen=True):
 
     @property
     def answer(self) -> dict[ContainerName, Given] | Rejected:
+        """The expected containers, or the refusal with the kind of its message."""
         if self.admitted is not False:
             return self.containers
         kind = next((kind for text, kind in KINDS.items() if text in self.message), self.message)
@@ -96,31 +103,45 @@ class Expected(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True, tag_field="op"):
+    """A step of a sequence."""
+
     expect: Expected
 
 
 class Admit(Step, frozen=True, tag="admit"):
+    """Admit a pod."""
+
     pod: Pod
 
 
 class Remove(Step, frozen=True, tag="remove"):
+    """Remove a pod."""
+
     pod_name: PodName
 
 
 class Start(Step, frozen=True, tag="start"):
+    """Start the containers of a pod."""
+
     pod_name: PodName
 
 
 class Devices(Step, frozen=True, tag="devices"):
+    """Change which devices of a resource are unhealthy."""
+
     resource: ResourceName
     unhealthy: list[DeviceID]
 
 
 class InForce(msgspec.Struct, frozen=True):
+    """Values that the kubelet derives at its start."""
+
     reserved_cpus: str
 
 
 class AdmissionCase(msgspec.Struct, frozen=True):
+    """A case: a machine, a kubelet's configuration, and steps."""
+
     id: str
     machine: Machine
     config: Config
@@ -129,10 +150,12 @@ class AdmissionCase(msgspec.Struct, frozen=True):
 
 
 def admissions(path: Path) -> Iterator[CaseResult]:
+    """The results of a file of `kubelet/admission`."""
     return results(path, AdmissionCase, outcome)
 
 
 def outcome(case: AdmissionCase) -> Outcome:
+    """The first difference of a case, or its equal last step."""
     sequence = Sequence(case.machine, case.config.rules(case.machine))
     wanted: object = case.expect.reserved_cpus
     got: object = format_cpuset(reserved_cpus(sequence.state.hardware, sequence.rules))
@@ -160,6 +183,7 @@ class Sequence:
         self.judge()
 
     def judge(self) -> None:
+        """Apply the health of the devices to the state."""
         health = {
             device: DeviceHealth(state=HealthState.HEALTHY if good else HealthState.UNHEALTHY)
             for device, good in self.healthy.items()
@@ -197,6 +221,7 @@ class Sequence:
         return {}
 
     def decide(self, pod: PodRequest) -> Decision:
+        """The decision about a pod; the plugin of the case answers preference questions."""
         return drive(admission(self.state, pod, self.rules), self.answer)
 
     def answer(self, asked: Question) -> Reply:
@@ -206,19 +231,23 @@ class Sequence:
         return answer_to(asked, self.state, self.rules)
 
     def held_by(self, pod: PodName) -> list[Allocation]:
+        """The live allocations of a pod."""
         return [held for held in self.state.allocations.values() if held.owner and held.owner.pod == pod]
 
     def grant(self, allocation: Allocation) -> None:
+        """Apply a granted allocation to the state."""
         state = self.state
         fact = AllocationGranted(node=NODE, epoch=state.epoch, seq=state.seq + 1, allocation=allocation)
         self.state = state.apply(fact)
 
     def release(self, held: Allocation) -> None:
+        """Apply the release of an allocation to the state."""
         state = self.state
         fact = AllocationReleased(node=NODE, epoch=state.epoch, seq=state.seq + 1, allocation=held.id, reason="gone")
         self.state = state.apply(fact)
 
     def after(self) -> After:
+        """The remaining state of the node in the fields of a case."""
         state = self.state
         memory = {
             number: NodeMemory(

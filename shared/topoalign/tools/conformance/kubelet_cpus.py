@@ -50,6 +50,7 @@ class Listed(msgspec.Struct, frozen=True):
 
     @property
     def read(self) -> CpuTopology:
+        """The CPU topology in the types of the product."""
         found = cpu_topology(
             Cpu(id=cpu, core=core, socket=socket, node=node, uncore=uncore)
             for cpu, core, socket, node, uncore in self.cpus
@@ -65,6 +66,8 @@ class Listed(msgspec.Struct, frozen=True):
 
 
 class CpuCase(msgspec.Struct, frozen=True):
+    """The common fields of a case; `topology` names one in cpu_topologies.json."""
+
     id: str
     topology: str
 
@@ -119,20 +122,27 @@ class Expected(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def by_kind(self) -> "Expected":
+        """The expectation with the kind of its error in place of the kubelet's text."""
         error = self.error
         kind = next((kind for text, kind in KINDS.items() if error and text in error), error)
         return msgspec.structs.replace(self, error=kind)
 
 
 class HintsOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The options of a hints case."""
+
     align_by_socket: bool = False
 
 
 class HintsExpected(msgspec.Struct, frozen=True):
+    """The expected hints."""
+
     hints: list[Hint]
 
 
 class HintsCase(CpuCase, frozen=True, kw_only=True):
+    """A case of `kubelet/cpu_hints`."""
+
     available: str
     requested: int
     expect: HintsExpected
@@ -144,10 +154,12 @@ class HintsCase(CpuCase, frozen=True, kw_only=True):
 
 
 def hints(path: Path) -> Iterator[CaseResult]:
+    """The results of a file of `kubelet/cpu_hints`."""
     return with_topologies(path, HintsCase, hinted)
 
 
 def hinted(case: HintsCase, cpus: CpuTopology) -> Outcome:
+    """Expected and actual hints of a case."""
     available, reusable = known(cpus, case.available), known(cpus, case.reusable)
     by_socket = case.options.align_by_socket
     got = cpu_hints(cpus, available, reusable, case.requested, Mode.KUBELET, by_socket=by_socket)
@@ -155,11 +167,15 @@ def hinted(case: HintsCase, cpus: CpuTopology) -> Outcome:
 
 
 class TakeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The options of a take case."""
+
     prefer_uncore: bool = False
     group_size: Annotated[int, msgspec.Meta(ge=1)] = 1
 
 
 class TakeCase(CpuCase, frozen=True, kw_only=True):
+    """A case of `kubelet/cpu_take`."""
+
     available: str
     count: int
     strategy: Literal["packed", "spread", "distributed"]
@@ -172,6 +188,8 @@ class TakeCase(CpuCase, frozen=True, kw_only=True):
 
 
 def take(path: Path) -> Iterator[CaseResult]:
+    """The results of a file of `kubelet/cpu_take`."""
+
     def outcome(case: TakeCase, cpus: CpuTopology) -> Outcome:
         return (case.expect_fixed or case.expect).by_kind, taken(case, cpus)
 
@@ -179,6 +197,7 @@ def take(path: Path) -> Iterator[CaseResult]:
 
 
 def taken(case: TakeCase, cpus: CpuTopology) -> Expected:
+    """The CPUs that are taken, or the kind of the error."""
     available, options = known(cpus, case.available), case.options
     try:
         if case.strategy == "distributed":
@@ -192,6 +211,8 @@ def taken(case: TakeCase, cpus: CpuTopology) -> Expected:
 
 
 class AllocateOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The options of an allocate case."""
+
     align_by_socket: bool = False
     distribute_across_cores: bool = False
     distribute_across_numa: bool = False
@@ -200,6 +221,7 @@ class AllocateOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def read(self) -> frozenset[CpuOption]:
+        """The options in the types of the product."""
         names = {
             CpuOption.ALIGN_BY_SOCKET: self.align_by_socket,
             CpuOption.DISTRIBUTE_ACROSS_CORES: self.distribute_across_cores,
@@ -211,6 +233,8 @@ class AllocateOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AllocateCase(CpuCase, frozen=True, kw_only=True):
+    """A case of `kubelet/cpu_allocate`."""
+
     shared_pool: str
     requested: int
     expect: Expected
@@ -225,6 +249,8 @@ class AllocateCase(CpuCase, frozen=True, kw_only=True):
 
 
 def allocate(path: Path) -> Iterator[CaseResult]:
+    """The results of a file of `kubelet/cpu_allocate`."""
+
     def outcome(case: AllocateCase, cpus: CpuTopology) -> Outcome:
         return (case.expect_fixed or case.expect).by_kind, allocated(case, cpus)
 
@@ -232,6 +258,7 @@ def allocate(path: Path) -> Iterator[CaseResult]:
 
 
 def allocated(case: AllocateCase, cpus: CpuTopology) -> Expected:
+    """The CPUs that are allocated, or the kind of the error."""
     pool = known(cpus, case.shared_pool)
     try:
         got = allocate_cpus(

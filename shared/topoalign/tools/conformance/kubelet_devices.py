@@ -33,14 +33,19 @@ def in_text_order(devices: Listed) -> Devices:
 
 
 def mask_or_none(nodes: list[int] | None) -> Mask | None:
+    """NUMA node ids as a mask; None stays None."""
     return None if nodes is None else mask_of(nodes)
 
 
 class HintsExpected(msgspec.Struct, frozen=True):
+    """The expected hints; None means no preference."""
+
     hints: list[Hint] | None
 
 
 class DeviceHintsCase(msgspec.Struct, frozen=True):
+    """A case of `kubelet/device_hints`."""
+
     id: str
     numa_nodes: tuple[int, ...]
     devices: Listed
@@ -53,10 +58,12 @@ class DeviceHintsCase(msgspec.Struct, frozen=True):
 
 
 def hints(path: Path) -> Iterator[CaseResult]:
+    """The results of a file of `kubelet/device_hints`."""
     return results(path, DeviceHintsCase, hinted)
 
 
 def hinted(case: DeviceHintsCase) -> Outcome:
+    """Expected and actual hints of a case."""
     devices, mode = in_text_order(case.devices), Mode.KUBELET
     if case.level == "provider":
         got = device_hints(
@@ -68,12 +75,16 @@ def hinted(case: DeviceHintsCase) -> Outcome:
 
 
 class SidesExpected(msgspec.Struct, frozen=True):
+    """The expected groups of devices: on the nodes of the hint, on others, without NUMA nodes."""
+
     aligned: list[DeviceID]
     unaligned: list[DeviceID]
     no_affinity: list[DeviceID]
 
 
 class SidesCase(msgspec.Struct, frozen=True):
+    """A case of `kubelet/filter_affinity`."""
+
     id: str
     devices: Listed
     available: list[DeviceID]
@@ -82,39 +93,50 @@ class SidesCase(msgspec.Struct, frozen=True):
 
 
 def filter_affinity(path: Path) -> Iterator[CaseResult]:
+    """The results of a file of `kubelet/filter_affinity`."""
     return results(path, SidesCase, parted)
 
 
 def parted(case: SidesCase) -> Outcome:
+    """Expected and actual groups of a case."""
     got = sides(in_text_order(case.devices), case.available, mask_or_none(case.hint_nodes))
     return case.expect, SidesExpected(*map(list, got))
 
 
 class Plugin(msgspec.Struct, frozen=True):
+    """The answer of the plugin to GetPreferredAllocation, or that it fails."""
+
     preferred_available: bool = False
     answer: tuple[DeviceID, ...] = ()
     fails: bool = False
 
 
 class PreferredCall(msgspec.Struct, frozen=True):
+    """The expected call of GetPreferredAllocation."""
+
     available: list[DeviceID]
     must_include: list[DeviceID]
     size: int
 
 
 class AllocateExpected(msgspec.Struct, frozen=True):
+    """The expected devices and call, or the error."""
+
     devices: list[DeviceID] | None = None
     preferred_call: PreferredCall | None = None
     error: str | None = None
 
     @property
     def by_kind(self) -> "AllocateExpected":
+        """The expectation with the kind of its error in place of the kubelet's text."""
         error = self.error
         kind = next((kind for text, kind in KINDS.items() if error and text in error), error)
         return msgspec.structs.replace(self, error=kind)
 
 
 class AllocateCase(msgspec.Struct, frozen=True):
+    """A case of `kubelet/device_allocate`."""
+
     id: str
     devices: Listed
     healthy: list[DeviceID]
@@ -127,6 +149,7 @@ class AllocateCase(msgspec.Struct, frozen=True):
 
 
 def allocate(path: Path) -> Iterator[CaseResult]:
+    """The results of a file of `kubelet/device_allocate`."""
     return results(path, AllocateCase, lambda case: (case.expect.by_kind, allocated(case)))
 
 
@@ -159,4 +182,5 @@ def allocated(case: AllocateCase) -> AllocateExpected:
 
 
 def code_of(error: TopoalignError) -> str:
+    """The code of an error, for comparison."""
     return error.code

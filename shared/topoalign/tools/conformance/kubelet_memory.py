@@ -32,6 +32,8 @@ KINDS = {
 
 
 class Amounts(msgspec.Struct, frozen=True):
+    """A memory table of a NUMA node, in bytes."""
+
     total: int
     system_reserved: int
     allocatable: int
@@ -40,6 +42,8 @@ class Amounts(msgspec.Struct, frozen=True):
 
 
 class Node(msgspec.Struct, frozen=True):
+    """A NUMA node with its tables, its group and its number of assignments."""
+
     id: int
     resources: dict[ResourceName, Amounts]
     cells: list[int]
@@ -47,6 +51,8 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class Block(msgspec.Struct, frozen=True):
+    """Memory of a container: NUMA nodes, resource, bytes."""
+
     nodes: tuple[int, ...]
     type: ResourceName
     size: int
@@ -56,6 +62,8 @@ Held = dict[ContainerName, list[Block]]
 
 
 class MemoryCase(msgspec.Struct, frozen=True):
+    """The common fields of a case."""
+
     id: str
     numa_nodes: list[Node]
     pod: Pod
@@ -67,18 +75,24 @@ class MemoryCase(msgspec.Struct, frozen=True):
 
 
 class HintsExpected(msgspec.Struct, frozen=True):
+    """The expected hints by resource; None means no preference."""
+
     hints: dict[ResourceName, list[Hint]] | None
 
 
 class HintsCase(MemoryCase, frozen=True, kw_only=True):
+    """A case of `kubelet/memory_hints`."""
+
     expect: HintsExpected
 
 
 def hints(path: Path) -> Iterator[CaseResult]:
+    """The results of a file of `kubelet/memory_hints`."""
     return results(path, HintsCase, hinted)
 
 
 def hinted(case: HintsCase) -> Outcome:
+    """Expected and actual hints of a case."""
     state, pod, rules = situation(case)
     container = case.container if case.level == "container" else None
     answer = memory_answer(state, pod, container, rules)
@@ -87,6 +101,8 @@ def hinted(case: HintsCase) -> Outcome:
 
 
 class AllocateExpected(msgspec.Struct, frozen=True):
+    """The expected blocks and tables, or the error."""
+
     blocks: list[Block] | None = None
     held_blocks_after: Held | None = None
     reusable_after: list[Block] | None = None
@@ -95,17 +111,21 @@ class AllocateExpected(msgspec.Struct, frozen=True):
 
     @property
     def by_kind(self) -> "AllocateExpected":
+        """The expectation with the kind of its error in place of the kubelet's text."""
         error = self.error
         kind = next((kind for text, kind in KINDS.items() if error and text in error), error)
         return msgspec.structs.replace(self, error=kind)
 
 
 class AllocateCase(MemoryCase, frozen=True, kw_only=True):
+    """A case of `kubelet/memory_allocate`."""
+
     hint: Hint
     expect: AllocateExpected
 
 
 def allocate(path: Path) -> Iterator[CaseResult]:
+    """The results of a file of `kubelet/memory_allocate`."""
     return results(path, AllocateCase, lambda case: (case.expect.by_kind, allocated(case)))
 
 
@@ -184,10 +204,12 @@ def reusable(state: NodeState, pod: PodRequest) -> list[Block]:
 
 
 def in_order(blocks: Iterable[Block]) -> list[Block]:
+    """Blocks by NUMA nodes and resource, so that lists can be compared."""
     return sorted(blocks, key=lambda block: (block.nodes, block.type))
 
 
 def allocation(pod: PodRequest, container: ContainerName, blocks: tuple[MemoryBlock, ...]) -> Allocation:
+    """The allocation of a container that holds these blocks."""
     plain = any(each.name == container and not each.sidecar for each in pod.init_containers)
     return Allocation(
         id=AllocationID(container),
@@ -198,10 +220,12 @@ def allocation(pod: PodRequest, container: ContainerName, blocks: tuple[MemoryBl
 
 
 def written(blocks: tuple[MemoryBlock, ...]) -> list[Block]:
+    """Blocks in the fields of a case, in order."""
     return sorted((Block(block.nodes, block.resource, block.size) for block in blocks), key=lambda block: block.type)
 
 
 def nodes_after(case: MemoryCase, state: NodeState, rules: AdmissionRules) -> list[Node]:
+    """The tables of all NUMA nodes in the fields of a case."""
     after = memory_nodes(state, rules)
     return [
         Node(

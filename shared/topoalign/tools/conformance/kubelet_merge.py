@@ -24,29 +24,38 @@ class Hint(msgspec.Struct, frozen=True):
 
     @property
     def read(self) -> TopologyHint:
+        """The hint in the types of the product."""
         return TopologyHint(None if self.nodes is None else mask_of(self.nodes), self.preferred)
 
 
 def written(hint: TopologyHint) -> Hint:
+    """A hint in the fields of a case."""
     return Hint(None if hint.affinity is None else list(nodes_of(hint.affinity)), hint.preferred)
 
 
 def all_written(hints: Hints) -> list[Hint] | None:
+    """All hints of a resource in the fields of a case; None means no preference."""
     listed_hints = hints_of_rule(hints) if isinstance(hints, HintRule) else hints
     return None if listed_hints is None else [written(hint) for hint in listed_hints]
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The options of a case."""
+
     prefer_closest_numa_nodes: bool = False
 
 
 class Expected(msgspec.Struct, frozen=True):
+    """The expected merged hint, and whether the policy admits it."""
+
     nodes: list[int] | None
     preferred: bool
     admit: bool
 
 
 class MergeCase(msgspec.Struct, frozen=True):
+    """A case of `kubelet/merge`; None for a provider or resource means no preference."""
+
     id: str
     numa_nodes: list[int]
     policy: Policy
@@ -57,10 +66,12 @@ class MergeCase(msgspec.Struct, frozen=True):
 
 
 def merge(path: Path) -> Iterator[CaseResult]:
+    """The results of a file of `kubelet/merge`."""
     return results(path, MergeCase, outcome)
 
 
 def outcome(case: MergeCase) -> Outcome:
+    """Expected and actual merged hint of a case."""
     policy = POLICIES[case.policy]
     rows = case.distances if case.options.prefer_closest_numa_nodes else None
     distances = None if rows is None else distances_of(case.numa_nodes, rows)
@@ -83,4 +94,5 @@ def distances_of(nodes: Sequence[int], rows: Sequence[Sequence[int]]) -> dict[in
 
 
 def hints_of(hints: list[Hint] | None) -> Hints:
+    """The hints of a resource in the types of the product."""
     return None if hints is None else tuple(hint.read for hint in hints)

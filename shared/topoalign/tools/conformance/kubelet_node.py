@@ -14,6 +14,8 @@ NODE = NodeName("case")
 
 
 class Node(msgspec.Struct, frozen=True):
+    """A NUMA node of a machine; memory and hugepages are in bytes."""
+
     id: int
     memory_total: int
     cpus: list[tuple[int, int, int, int]]
@@ -24,11 +26,15 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class Device(msgspec.Struct, frozen=True):
+    """A device of a plugin; None: it has no NUMA nodes."""
+
     nodes: tuple[int, ...] | None = None
     healthy: bool = True
 
 
 class Plugin(msgspec.Struct, frozen=True):
+    """The devices of a resource, and the preference of its plugin."""
+
     devices: dict[DeviceID, Device]
     plugin: Literal["off", "lowest_ids", "highest_ids"] = "off"
 
@@ -39,6 +45,8 @@ class Plugin(msgspec.Struct, frozen=True):
 
 
 class Machine(msgspec.Struct, frozen=True):
+    """A machine of a case."""
+
     numa_nodes: list[Node]
     devices: dict[ResourceName, Plugin] = {}
 
@@ -72,6 +80,8 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 class Config(msgspec.Struct, frozen=True):
+    """The kubelet's configuration of a case."""
+
     topology_policy: Policy
     scope: Scope = Scope.CONTAINER
     prefer_closest_numa_nodes: bool = False
@@ -84,6 +94,7 @@ class Config(msgspec.Struct, frozen=True):
         parse_cpuset(self.reserved_cpus or "")
 
     def rules(self, machine: Machine) -> AdmissionRules:
+        """The rules in mode `kubelet` on this machine."""
         return AdmissionRules(
             policy=self.topology_policy,
             scope=self.scope,

@@ -13,6 +13,8 @@ from topoalign.tools.conformance.suite import CaseResult, Outcome
 
 
 class Pod(msgspec.Struct, frozen=True):
+    """A pod of a case."""
+
     name: PodName
     qos: Qos
     containers: tuple[ContainerRequest, ...]
@@ -20,6 +22,7 @@ class Pod(msgspec.Struct, frozen=True):
 
     @property
     def read(self) -> PodRequest:
+        """The pod in the types of the product."""
         return PodRequest(name=self.name, init_containers=self.init_containers, containers=self.containers)
 
 
@@ -35,6 +38,7 @@ def as_the_kubelet_reads(pod: PodRequest) -> PodRequest:
 
 
 def evened(container: ContainerRequest) -> ContainerRequest:
+    """The container with equal requests and limits: devices by their limits, hugepages by their requests."""
     requests, limits = dict(container.requests), dict(container.limits)
     for name, amount in container.requests.items():
         if is_hugepages(name):
@@ -47,6 +51,8 @@ def evened(container: ContainerRequest) -> ContainerRequest:
 
 
 class Expected(msgspec.Struct, frozen=True):
+    """The expected sums of a pod."""
+
     pod_requests: dict[ResourceName, int]
     pod_limits: dict[ResourceName, int]
     exclusive_cpus: int
@@ -55,6 +61,8 @@ class Expected(msgspec.Struct, frozen=True):
 
 
 class PodRequestsCase(msgspec.Struct, frozen=True):
+    """A case of `kubelet/pod_requests`."""
+
     id: str
     pod: Pod
     device_resources: list[ResourceName]
@@ -62,10 +70,12 @@ class PodRequestsCase(msgspec.Struct, frozen=True):
 
 
 def pod_requests(path: Path) -> Iterator[CaseResult]:
+    """The results of a file of `kubelet/pod_requests`."""
     return results(path, PodRequestsCase, outcome)
 
 
 def outcome(case: PodRequestsCase) -> Outcome:
+    """Expected and actual sums of a case."""
     pod = case.pod.read
     devices = {n: amount for n, amount in device_request(pod, None).items() if n in case.device_resources}
     got = Expected(

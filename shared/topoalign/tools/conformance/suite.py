@@ -28,6 +28,7 @@ class CaseResult:
 
     @property
     def passed(self) -> bool:
+        """Whether the result equals the expectation."""
         return self.expected == self.got
 
 

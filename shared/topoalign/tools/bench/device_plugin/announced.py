@@ -33,6 +33,8 @@ class Announced:
 
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[None]:
+        """Confirm the published topology and health on request while the context is open."""
+
         async def newest(_: AliveRequest) -> dict[str, tuple[int, int]]:
             self.asked.set()
             return self._newest

@@ -53,6 +53,7 @@ class Came(NamedTuple):
 
     @property
     def healthy(self) -> int:
+        """The number of healthy devices in the list, counted in the encoded bytes."""
         return self.message.count(HEALTHY_DEVICE)
 
 
@@ -86,6 +87,7 @@ class Kubelet:
         ]
 
     def stop(self) -> None:
+        """Close the sockets and the connection to the plugin."""
         for server in self._servers:
             server.stop(None).wait()
         if self._channel is not None:
@@ -115,6 +117,7 @@ class Kubelet:
         self.pods = field(1, field(1, b"bench") + field(2, b"default") + container)
 
     def show_nothing(self) -> None:
+        """Let PodResources list no pod, so that the agent releases all devices."""
         self.pods = NOTHING
 
     def _register(self, request: bytes) -> bytes:
@@ -151,6 +154,7 @@ def served(socket: Path, service: str, method: str, answer: Call) -> grpc.Server
 
 
 def next_of(queue: "SimpleQueue[T]", otherwise: str) -> T:
+    """The next item of the queue. Raises BenchStuck with `otherwise` after PATIENCE_SECONDS."""
     try:
         return queue.get(timeout=PATIENCE_SECONDS)
     except Empty as error:
@@ -158,12 +162,15 @@ def next_of(queue: "SimpleQueue[T]", otherwise: str) -> T:
 
 
 def preferred_allocation_request(available: Sequence[DeviceID], size: int) -> bytes:
+    """An encoded GetPreferredAllocation for `size` of these devices."""
     return field(1, b"".join(field(1, device.encode()) for device in available) + number_field(3, size))
 
 
 def allocate_request(devices: Sequence[DeviceID]) -> bytes:
+    """An encoded Allocate for one container."""
     return field(1, b"".join(field(1, device.encode()) for device in devices))
 
 
 def pre_start_request(devices: Sequence[DeviceID]) -> bytes:
+    """An encoded PreStartContainer."""
     return b"".join(field(1, device.encode()) for device in devices)

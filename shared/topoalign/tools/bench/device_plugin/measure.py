@@ -48,6 +48,7 @@ class NotReleased(Unavailable):
 
 
 def measure(calls: int, changes: int, starts: int) -> Iterator[Row]:
+    """All cases with this many calls, health changes and starts each."""
     with (
         start_blocking_portal() as portal,
         scratch() as folder,
@@ -66,11 +67,13 @@ def measure(calls: int, changes: int, starts: int) -> Iterator[Row]:
 
 
 def bare(kubelet: Kubelet, calls: int) -> Row:
+    """The case `bare`."""
     options = kubelet.method("GetDevicePluginOptions")
     return measured("bare", lambda: options(NOTHING), calls, WARM)
 
 
 def preferred(case: str, kubelet: Kubelet, calls: int) -> Row:
+    """The cases `preferred-4of8` and `preferred-4of8-slow-nvml`."""
     prefer, request = kubelet.method("GetPreferredAllocation"), preferred_allocation_request(GPUS, SIZE)
     return measured(case, lambda: prefer(request), calls, WARM)
 
@@ -117,6 +120,7 @@ def allocate(settings: Settings, calls: int) -> Row:
 
 
 def listed(case: str, settings: Settings, topology: Topology, portal: BlockingPortal, changes: int) -> Row:
+    """The cases `list-…`: one change of a GPU's health per measurement."""
     name = NodeName(case)
     devices = sum(len(offer.devices) * offer.replicas for offer in topology.offered)
     milliseconds = []
@@ -140,10 +144,12 @@ def listed(case: str, settings: Settings, topology: Topology, portal: BlockingPo
 
 
 def told(healthy: int) -> Callable[[Came], bool]:
+    """A test for a list with this number of healthy devices."""
     return lambda came: came.healthy == healthy
 
 
 def start(settings: Settings, starts: int) -> Row:
+    """The case `start`, with the memory of the last agent in MiB."""
     milliseconds = []
     for number in range(starts):
         with node(f"start-{number}", settings | {"MACHINE": MACHINE}, healthy=None) as (kubelet, agent):
@@ -154,6 +160,7 @@ def start(settings: Settings, starts: int) -> Row:
 
 
 def reregister(settings: Settings, starts: int) -> Row:
+    """The case `reregister`."""
     milliseconds = []
     with node("reregister", settings | {"MACHINE": MACHINE}) as (kubelet, agent):
         for _ in range(starts):

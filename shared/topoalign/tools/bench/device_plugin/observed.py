@@ -16,6 +16,7 @@ run = asyncio.Handle._run
 
 
 def timed(handle: asyncio.Handle) -> None:
+    """Run a callback of the event loop, and keep its duration if it is the longest."""
     global longest
     began = time.perf_counter()
     run(handle)
@@ -23,6 +24,7 @@ def timed(handle: asyncio.Handle) -> None:
 
 
 def tell(*_: object) -> None:
+    """Print the longest duration in milliseconds, and start again at zero. A signal handler."""
     global longest
     print(f"{longest * 1000:.3f}", flush=True)
     longest = 0.0
