@@ -19,11 +19,12 @@ from topoalign.core.model.events import (
     HealthState,
     TopologyDiscovered,
 )
+from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode
 from topoalign.core.model.topology.model import MigDevice, Topology, VirtualFunction
 from topoalign.core.model.topology.names import named
-from topoalign.core.model.topology.offers import Offer, base_of
+from topoalign.core.model.topology.offers import Offer
 from topoalign.core.model.topology.validate import validate
 from topoalign.core.placement.preference import prefer
 from topoalign.core.state.fold import NodeState
@@ -64,6 +65,12 @@ def holding(topology: Topology, resource: ResourceName = GPU, **held: tuple[Devi
     live = tuple(Allocation(id=AllocationID(name), devices={resource: devices}) for name, devices in held.items())
     snapshot = AllocationsSnapshot(node=NODE, epoch=9, seq=1, allocations=live, digest="")
     return node(topology).apply(snapshot)
+
+
+def overlapping(state: NodeState, *names: str) -> list[AllocationID]:
+    """The allocations that hold something which overlaps one of these ids."""
+    ownership = state.ownership
+    return ownership.overlapping(map(ownership.holding, ids(*names)))
 
 
 SHARES = offering(Offer(resource=SHARED, devices=(G0, G1), replicas=3), Offer(resource=GPU, devices=(G2, G3)))
@@ -173,7 +180,7 @@ def test_shares_of_a_gpu_that_is_still_held_whole_wait_until_it_is_released() ->
 
     assert {G0} == state.ownership.blocked
     assert [f"{G1}::{n}" for n in range(3)] == list(state.ownership.free(SHARED))
-    assert ["whole"] == state.ownership.overlapping(ids(f"{G0}::1"))
+    assert ["whole"] == overlapping(state, f"{G0}::1")
 
 
 def test_a_gpu_of_which_a_share_is_still_held_waits_too() -> None:
@@ -181,7 +188,7 @@ def test_a_gpu_of_which_a_share_is_still_held_waits_too() -> None:
 
     assert {G0} == state.ownership.blocked
     assert (G1, G2, G3) == state.ownership.free(GPU)
-    assert ["share"] == state.ownership.overlapping((G0,))
+    assert ["share"] == overlapping(state, G0)
 
 
 def test_other_shares_of_a_shared_gpu_stay_free_also_those_above_a_smaller_number() -> None:
@@ -189,7 +196,7 @@ def test_other_shares_of_a_shared_gpu_stay_free_also_those_above_a_smaller_numbe
 
     assert frozenset() == state.ownership.blocked
     assert 5 == len(state.ownership.free(SHARED))
-    assert [] == state.ownership.overlapping(ids(f"{G0}::2", f"{G1}::0"))
+    assert [] == overlapping(state, f"{G0}::2", f"{G1}::0")
 
 
 def test_shares_that_are_still_held_under_another_name_keep_their_card_back() -> None:
@@ -205,7 +212,7 @@ def test_a_gpu_waits_for_who_held_an_instance_of_it_that_is_gone() -> None:
     state = node(PLAIN).holding(held)
 
     assert {G3} == state.ownership.blocked
-    assert ["a"] == state.ownership.overlapping((G3,)) == state.ownership.overlapping(ids(f"{G3}::0", "MIG-0"))
+    assert ["a"] == overlapping(state, G3) == overlapping(state, f"{G3}::0", "MIG-0")
     assert {*held.device_ids} == {*state.ailing(held)}, "the instance is not as well as its card: it is gone"
 
 
@@ -242,7 +249,7 @@ def test_overlap_is_that_of_wholes_and_parts(held: list[DeviceID], asked: list[D
         f"a{i}" for i, device in enumerate(held) if any(naive_overlap(topology, device, each) for each in asked)
     ]
 
-    assert expected == state.ownership.overlapping(asked)
+    assert expected == overlapping(state, *asked)
 
 
 @given(st.data())

@@ -124,7 +124,12 @@ def blocked(case: Case) -> set[str]:
 def test_what_overlaps_is_the_same_thing_a_part_or_a_whole(case: Case, asked: list[DeviceID]) -> None:
     expected = {newest(case, thing) for thing in THINGS for each in asked if touch(case, thing, each)} - {None}
 
-    assert sorted(map(str, expected)) == case.state.ownership.overlapping(asked)
+    ownership = case.state.ownership
+
+    assert sorted(map(str, expected)) == ownership.overlapping(map(ownership.holding, asked))
+    assert [bool({newest(case, thing) for thing in THINGS if touch(case, thing, each)} - {None}) for each in asked] == [
+        ownership.is_held(each) for each in asked
+    ]
 
 
 @given(cases())
@@ -144,3 +149,22 @@ def test_free_is_what_is_offered_healthy_not_blocked_and_not_held(case: Case) ->
     assert held == ownership.holders.keys()
     for device, name in ownership.holders.items():
         assert name == next(each.id for each in reversed(case.allocations) if device in each.device_ids)
+
+
+@given(cases(), st.sampled_from(["GPU-0", CUT, SRIOV]))
+def test_what_is_left_of_a_card_is_offered_and_touches_nothing_held(case: Case, card: str) -> None:
+    held = {thing for each in case.allocations for thing in things_of(each)}
+    offered = [device for listed in case.topology.devices.values() for device in listed]
+    of_card = [device for device in offered if card in above(case, device)]
+
+    expected = [device for device in of_card if not any(touch(case, device, thing) for thing in held)]
+
+    assert expected == [holding.id for holding in case.state.ownership.left(DeviceID(card))]
+
+
+@given(cases())
+def test_held_whole_and_functions_in_use_are_read_from_all_fields(case: Case) -> None:
+    held = {thing for each in case.allocations for thing in things_of(each)}
+
+    assert {*map(str, FUNCTIONS)} & held == case.state.ownership.functions_in_use
+    assert {thing for thing in held if thing not in PARENT} == case.state.ownership.held_whole

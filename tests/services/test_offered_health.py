@@ -40,6 +40,7 @@ from topoalign.core.model.events import (
     Owner,
     TopologyDiscovered,
 )
+from topoalign.core.model.holdings import base_of, handed_out
 from topoalign.core.model.ids import (
     GPU,
     AllocationID,
@@ -52,7 +53,7 @@ from topoalign.core.model.ids import (
 )
 from topoalign.core.model.requests import AdmissionRules, AllocateRequest, Mode, PodRequest, Policy
 from topoalign.core.model.topology.model import Gpu, MigDevice, Nic, Topology, VirtualFunction
-from topoalign.core.model.topology.offers import Offer, base_of, handed_out
+from topoalign.core.model.topology.offers import Offer
 from topoalign.core.model.topology.validate import validate
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.files.node_state import node_state

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving_support import A100, L4, gpu, machine, nic
 
+from topoalign.core.model.holdings import handed_out
 from topoalign.core.model.topology.model import Gpu, Topology
-from topoalign.core.model.topology.offers import handed_out
 from topoalign.core.model.topology.validate import validate
 from topoalign.plugin_config.file import loaded
 from topoalign.plugin_config.offers import offers

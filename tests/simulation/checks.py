@@ -19,9 +19,9 @@ from topoalign.client import Heard
 from topoalign.core.admission.admit import admit
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.events import AllocationReleased, AllocationsSnapshot, LedgerEvent, LedgerFact, Owner
+from topoalign.core.model.holdings import SHARE
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.model.requests import PodRequest
-from topoalign.core.model.topology.offers import SHARE
 from topoalign.core.state.fold import NodeState
 
 UNHELD_SECONDS = 15.0
@@ -95,8 +95,8 @@ class Checks:
         if self.kubelet is None or not self.kubelet.serial:
             return
         running = {device for places in self.running().values() for _, device in places}
-        spare = [device for device in available if device in must_include or not state.ownership.overlapping([device])]
-        bad = sorted({*chosen} & running - {*must_include} & {d for d in chosen if state.ownership.overlapping([d])})
+        spare = [device for device in available if device in must_include or not state.ownership.is_held(device)]
+        bad = sorted({*chosen} & running - {*must_include} & {d for d in chosen if state.ownership.is_held(d)})
         self.expect("F21", not bad or len(spare) < len(chosen), f"{bad} are preferred, of {spare} that are free")
 
     def subscriber_hears(self, hub: Hub, heard: Heard) -> None:

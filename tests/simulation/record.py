@@ -17,8 +17,8 @@ from topoalign.core.model.events import (
     LedgerEvent,
     Owner,
 )
+from topoalign.core.model.holdings import SHARE
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
-from topoalign.core.model.topology.offers import SHARE
 from topoalign.core.ports import Entry
 
 Held = frozenset[tuple[ResourceName, DeviceID]]

@@ -11,10 +11,10 @@ from topoalign.cli.effects import printing
 from topoalign.cli.errors import FAILURE
 from topoalign.cli.link import Link, Standing, on_node
 from topoalign.core.model.events import DeviceHealth
+from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.maintenance import Word
 from topoalign.core.model.topology.model import Gpu
-from topoalign.core.model.topology.offers import base_of
 
 
 @click.group()

@@ -34,7 +34,7 @@ from topoalign.allocator.reconciliation.displacement import (
     displaced_by,
     remainders,
     tell_displaced,
-    touches,
+    touching,
 )
 from topoalign.allocator.reconciliation.liveness import Grant, places, shown_of
 from topoalign.allocator.reconciliation.reconciliation import Look, Reconciliation
@@ -137,14 +137,16 @@ class DeviceAllocations:
         """Counts what containers hold that have ended as free; the kubelet has `PREFER_SECONDS` to say which those are."""
         at, ended = self._clock.monotonic(), await self.ended()
         ended = self._reconciliation.liveness.dropped(ended, available, must_include, at)
-        state, kept = without(self.state, ended), devices_displaced_by(ended)
+        owned = without(self.state, ended).ownership
+        kept = owned.set_of(devices_displaced_by(ended))
         among, required = available, must_include
         if {*must_include} <= {*available} and len(must_include) <= size <= len(available):
-            held = {d for d in available if state.ownership.overlapping([d]) or touches(state, d, kept)}
-            spare = [d for d in available if d in must_include or d not in held]
+            spare = [
+                d for d in available if d in must_include or not (owned.is_held(d) or kept.overlaps(owned.holding(d)))
+            ]
             among, required = (spare, must_include) if len(spare) >= size else (available, spare)
-        beside = PlacementContext(free=state.ownership.free(resource))
-        chosen = prefer(state.hardware, resource, among, required, size, self._placement, beside=beside)
+        beside = PlacementContext(free=owned.free(resource))
+        chosen = prefer(self.state.hardware, resource, among, required, size, self._placement, beside=beside)
         self._preferences.give(resource, available, chosen)
         return chosen
 
@@ -176,7 +178,7 @@ class DeviceAllocations:
                 look = await self._look()
                 self._settle_doubt(look)
                 listing = look.listing
-            elif self.state.ownership.overlapping(asked):
+            elif any(map(self.state.ownership.is_held, asked)):
                 listing = (await self._look()).listing
             if self._ledger.version != checked:  # the hardware may have changed while this waited
                 self._check(resource, containers)
@@ -260,20 +262,20 @@ class DeviceAllocations:
         self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]], listing: Listing | None
     ) -> tuple[Allocation, ...]:
         """Judges and records in one go: from here on nothing else can get in between."""
-        shown = shown_of(listing)
+        shown, owned = shown_of(listing), self.state.ownership
         answers: list[Allocation] = []
         granted: list[Allocation] = []
         gone: dict[AllocationID, Allocation] = {}
         for devices in containers:
             asked = frozenset(devices)
-            records = [self.state.allocations[name] for name in self.state.ownership.overlapping(asked)]
+            records = [self.state.allocations[name] for name in owned.overlapping(map(owned.holding, asked))]
             if len(records) == 1 and records[0].device_ids == asked and shown.issuperset(places(records[0])):
                 assert listing is not None
                 self._reconciliation.seen(records[0].id, listing)
                 answers.append(records[0])
                 continue
             for record in records:
-                if in_use := [d for r, d in places(record) if (r, d) in shown and touches(self.state, d, asked)]:
+                if in_use := [d for _, d in shown.intersection(touching(owned, record, asked))]:
                     raise DeviceInUse(sorted(in_use), record.id)
                 gone[record.id] = record
             self._check_amount(resource, len(asked))

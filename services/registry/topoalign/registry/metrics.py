@@ -104,7 +104,7 @@ def gauges() -> tuple[GaugeMetricFamily, GaugeMetricFamily, GaugeMetricFamily]:
 
 def state_of(state: NodeState, device: DeviceID) -> str:
     """Which of STATES a GPU is in."""
-    if state.ownership.overlapping((device,)):
+    if state.ownership.is_held(device):
         return "allocated"
     health = state.health_of(device)
     if health.cordoned:

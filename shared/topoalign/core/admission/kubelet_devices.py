@@ -120,7 +120,7 @@ def unrecorded(state: NodeState, entry: CheckpointEntry, ended: Collection[Devic
     """
     hardware = state.hardware
     return {
-        resource: tuple(device for device in ids if device not in ended and not state.ownership.overlapping([device]))
+        resource: tuple(device for device in ids if device not in ended and not state.ownership.is_held(device))
         for resource, ids in entry.devices.items()
         if resource in hardware.devices and (entry.mounted or resource not in hardware.offers_of)
     }

@@ -27,9 +27,9 @@ from topoalign.core.hints.provider import HintProvider
 from topoalign.core.model.errors import InvalidField, clean
 from topoalign.core.model.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
 from topoalign.core.model.hints import HintAnswer, HintQuestion, Hints
+from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import ContainerName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, PodRequest
-from topoalign.core.model.topology.offers import base_of
 from topoalign.core.state.fold import NodeState
 
 PROVIDERS: Mapping[str, HintProvider] = {

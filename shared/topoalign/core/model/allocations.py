@@ -4,11 +4,13 @@ What facts about allocations are made of: who holds what.
 Fields are never renamed or re-used, only added, as in `events`.
 """
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Literal
 
 import msgspec
 
+from topoalign.core.model.holdings import Function, Holding, holding_of
 from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.topology.cpuset import parse_cpuset
 
@@ -116,14 +118,37 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
         return frozenset(device for devices in self.devices.values() for device in devices)
 
     @cached_property
+    def given(self) -> Mapping[ResourceName, tuple[Holding, ...]]:
+        """Resource -> what was given as it was offered, in its order: NICs of which it has functions only are left out."""
+        return {
+            resource: tuple(holding_of(each, self.cards) for each in devices if each not in self.virtual_functions)
+            for resource, devices in self.devices.items()
+        }
+
+    @cached_property
+    def holdings(self) -> tuple[Holding, ...]:
+        """All that it holds to itself, on the cards that its record tells (`Ownership` knows the node's as well)."""
+        functions = [
+            Holding(nic, Function(address))
+            for nic, addresses in self.virtual_functions.items()
+            for address in addresses
+        ]
+        return (*(holding for given in self.given.values() for holding in given), *functions)
+
+    @cached_property
+    def bases(self) -> frozenset[DeviceID]:
+        """The cards, instances and functions that it holds or shares."""
+        return frozenset(holding.base for holding in self.holdings)
+
+    @cached_property
     def whole_ids(self) -> frozenset[DeviceID]:
-        """The devices that nobody else can have a part of."""
+        """The devices, as they were handed out, that nobody else can have a part of."""
         return self.device_ids - self.virtual_functions.keys()
 
     @cached_property
     def function_addresses(self) -> frozenset[str]:
         """PCI addresses of all virtual functions that are held."""
-        return frozenset(address for addresses in self.virtual_functions.values() for address in addresses)
+        return frozenset(each.part.address for each in self.holdings if isinstance(each.part, Function))
 
 
 class MemoryUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

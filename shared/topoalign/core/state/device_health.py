@@ -15,9 +15,9 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from topoalign.core.model.events import DeviceHealth, HealthState
+from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import base_of
 
 UNKNOWN = DeviceHealth(state=HealthState.UNKNOWN, reason="not judged yet")
 

@@ -13,9 +13,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 from topoalign.core.model.events import Allocation, DeviceHealth
+from topoalign.core.model.holdings import (
+    Function,
+    Holding,
+    HoldingSet,
+    TimeSlice,
+    Whole,
+    base_of,
+    excluding,
+    handed_out,
+    holding_of,
+    may_have_parts,
+    wholes_of,
+)
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import base_of, is_share
 from topoalign.core.state.device_health import HandedOut
 
 
@@ -36,23 +48,43 @@ class Ownership:
         """Device as it is handed out -> the newest live allocation that holds it, or a virtual function of it."""
         return {device: name for name, allocation in self._allocations.items() for device in allocation.device_ids}
 
-    def overlapping(self, devices: Iterable[DeviceID]) -> list[AllocationID]:
+    def holding(self, device: DeviceID) -> Holding:
+        """What an id stands for: by the hardware, and of a part that is gone by what it was a part of when it was given."""
+        return holding_of(device, self._cards)
+
+    def overlapping(self, holdings: Iterable[Holding]) -> list[AllocationID]:
         """
-        The live allocations that hold one of these devices, the whole of which one is a part, or a part of one: after a
-        change of what is offered, `GPU-x::1` overlaps `GPU-x`. In order of their names.
+        The live allocations that hold one of these, the whole of which one is a part, or a part of one: after a change of
+        what is offered, `GPU-x::1` overlaps `GPU-x`. In order of their names.
         """
         found: set[AllocationID] = set()
-        for device in devices:
-            found.update(self._whole_holders[way] for way in self.ways_to(device) if way in self._whole_holders)
-            if not is_share(device):
-                found.update(self._part_holders.get(device, ()))
+        for holding in holdings:
+            found.update(self._holders[way] for way in excluding(holding) if way in self._holders)
+            if may_have_parts(holding):
+                found.update(self._part_holders.get(holding, ()))
         return sorted(found)
 
-    def ways_to(self, device: DeviceID) -> tuple[DeviceID, ...]:
-        """The device, and what it is a part of; of an instance that is gone, what it was a part of when it was given."""
-        base = base_of(device)
-        card = self._hardware.cards.get(base) or self._former_cards.get(base, base)
-        return tuple(dict.fromkeys((device, base, card)))
+    def is_held(self, device: DeviceID) -> bool:
+        """Whether a live allocation holds something that overlaps what this id stands for."""
+        holding = self.holding(device)
+        if any(way in self._holders for way in excluding(holding)):
+            return True
+        return may_have_parts(holding) and holding in self._part_holders
+
+    def set_of(self, devices: Iterable[DeviceID]) -> HoldingSet:
+        """What these ids stand for, to ask what overlaps it."""
+        return HoldingSet(map(self.holding, devices))
+
+    def left(self, card: DeviceID) -> tuple[Holding, ...]:
+        """What is offered of a GPU or NIC and overlaps nothing that is held, healthy or not, in the order of the offers."""
+        offered = (
+            self.holding(device)
+            for offer in self._hardware.offered
+            for base in offer.devices
+            if self._hardware.card_of(base) == card
+            for device in handed_out(base, offer.replicas)
+        )
+        return tuple(holding for holding in offered if not self.overlapping([holding]))
 
     def cards_of(self, devices: Iterable[DeviceID]) -> dict[DeviceID, DeviceID]:
         """Those of the devices, without the numbers of shares, that are parts -> what they are parts of."""
@@ -60,24 +92,32 @@ class Ownership:
         return {base: cards[base] for base in map(base_of, devices) if base in cards}
 
     @cached_property
-    def _former_cards(self) -> Mapping[DeviceID, DeviceID]:
-        return {part: card for held in self._allocations.values() for part, card in held.cards.items()}
+    def _cards(self) -> Mapping[DeviceID, DeviceID]:
+        """Instance or virtual function -> its card, those that are gone but held included."""
+        former = {part: card for held in self._allocations.values() for part, card in held.cards.items()}
+        now = self._hardware.cards
+        return now if former.keys() <= now.keys() else former | {**now}
+
+    def _placed(self, holding: Holding) -> Holding:
+        """The same on the card that the hardware tells: not every record has it."""
+        card = self._cards.get(holding.base)
+        return holding if card is None or card == holding.device else self.holding(holding.id)
 
     @cached_property
-    def _whole_holders(self) -> Mapping[DeviceID, AllocationID]:
-        """What was handed out -> the newest live allocation that holds it as it was handed out."""
-        return {
-            device: name
-            for name, held in self._allocations.items()
-            for device in (*held.whole_ids, *map(DeviceID, held.function_addresses))
-        }
+    def _holders(self) -> Mapping[Holding, AllocationID]:
+        """What is held -> the newest live allocation that holds it."""
+        holders: dict[Holding, AllocationID] = {}
+        for name, held in self._allocations.items():
+            whole = self._cards.keys().isdisjoint(held.bases)  # thousands of shares need not be placed one by one
+            holders.update(dict.fromkeys(held.holdings if whole else map(self._placed, held.holdings), name))
+        return holders
 
     @cached_property
-    def _part_holders(self) -> Mapping[DeviceID, Sequence[AllocationID]]:
-        """A device -> the live allocations that hold something which is a part of it."""
-        parts: dict[DeviceID, list[AllocationID]] = {}
-        for device, name in self._whole_holders.items():
-            for whole in self.ways_to(device)[1:]:
+    def _part_holders(self) -> Mapping[Holding, Sequence[AllocationID]]:
+        """A whole -> the live allocations that hold something which is a part of it."""
+        parts: dict[Holding, list[AllocationID]] = {}
+        for holding, name in self._holders.items():
+            for whole in wholes_of(holding):
                 parts.setdefault(whole, []).append(name)
         return parts
 
@@ -89,19 +129,20 @@ class Ownership:
 
         Numbers of shares that are no longer offered block nothing: their card is shared as before.
         """
-        offered = self._hardware.offer_by_base
-        former = {
-            held
+        former = HoldingSet(
+            self._placed(holding)
             for allocation in self._allocations.values()
-            for resource, devices in allocation.devices.items()
-            for held in allocation.whole_ids.intersection(devices)
-            if (offer := offered.get(base_of(held))) is None
-            or (offer.resource, offer.replicas > 1) != (resource, is_share(held))
-        }
-        if not former:
-            return frozenset()
-        wholes = {way for held in former for way in self.ways_to(held)}
-        return frozenset(base for base in offered if base in wholes or not former.isdisjoint(self.ways_to(base)))
+            for resource, given in allocation.given.items()
+            for holding in given
+            if not self._is_offered(holding, resource)
+        )
+        return frozenset(base for base in self._hardware.offer_by_base if former.overlaps(self.holding(base)))
+
+    def _is_offered(self, holding: Holding, resource: ResourceName) -> bool:
+        """Whether it is offered now as it was given: under this resource, and shared in time or not."""
+        offer = self._hardware.offer_by_base.get(holding.base)
+        shared = isinstance(holding.part, TimeSlice)
+        return offer is not None and (offer.resource, offer.replicas > 1) == (resource, shared)
 
     @cached_property
     def handed_out(self) -> HandedOut:
@@ -114,13 +155,13 @@ class Ownership:
 
     @cached_property
     def held_whole(self) -> frozenset[DeviceID]:
-        """Devices that some allocation holds as a whole, and not only functions of it."""
-        return frozenset().union(*(allocation.whole_ids for allocation in self._allocations.values()))
+        """Devices that some allocation holds as a whole, and not only a part of them."""
+        return frozenset(holding.device for holding in self._holders if isinstance(holding.part, Whole))
 
     @cached_property
     def functions_in_use(self) -> frozenset[str]:
         """PCI addresses of the virtual functions that some allocation holds."""
-        return frozenset().union(*(allocation.function_addresses for allocation in self._allocations.values()))
+        return frozenset(each.part.address for each in self._holders if isinstance(each.part, Function))
 
     @cached_property
     def cpus_in_use(self) -> frozenset[int]:

@@ -16,9 +16,9 @@ from typing import NamedTuple
 from anyio.lowlevel import checkpoint
 
 from topoalign.core.model.events import TopologyDiscovered
+from topoalign.core.model.holdings import SHARE, base_of, handed_out, is_share
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import SHARE, base_of, handed_out, is_share
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.plugin_api import HEALTHY, UNHEALTHY

@@ -21,9 +21,9 @@ from typing import NamedTuple
 from topoalign.allocator.device_plugin import cdi, device_nodes
 from topoalign.allocator.device_plugin.host import ContainerUnready, Root
 from topoalign.core.model.errors import quoted
+from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Gpu, MigDevice, Nic, Topology, VirtualFunction
-from topoalign.core.model.topology.offers import base_of
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.plugin_config.configuration import Configuration
 

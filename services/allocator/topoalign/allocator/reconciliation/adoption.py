@@ -10,6 +10,7 @@ from topoalign.allocator.reconciliation.device_order import in_order
 from topoalign.allocator.reconciliation.liveness import is_before, places, shown_of, still_displaced
 from topoalign.allocator.reconciliation.usage import is_ours
 from topoalign.core.model.events import Allocation, Displaced, Owner
+from topoalign.core.model.holdings import HoldingSet
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.state.fold import NodeState
 
@@ -25,12 +26,10 @@ def unrecorded(
     """
     state = without(ledger.state, contradicted)
     found: list[Allocation] = []
-    taken: set[DeviceID] = set()
-    parted: set[DeviceID] = set()  # what has been found is a part of these, or these themselves
+    ownership, taken = state.ownership, HoldingSet()
 
     def is_free(device: DeviceID) -> bool:
-        ways = state.ownership.ways_to(device)
-        return not state.ownership.overlapping([device]) and device not in parted and taken.isdisjoint(ways)
+        return not ownership.is_held(device) and not taken.overlaps(ownership.holding(device))
 
     def take_in(owner: Owner | None, resource: ResourceName, devices: tuple[DeviceID, ...], pod_uid: str) -> None:
         displaced = of_devices([former for each in contradicted for former in each.displaced], devices)
@@ -41,13 +40,12 @@ def unrecorded(
                 devices={resource: devices},
                 boot=ledger.boot,
                 machine=ledger.machine,
-                cards=state.ownership.cards_of(devices),
+                cards=ownership.cards_of(devices),
                 pod_uid=pod_uid,
                 displaced=displaced,
             )
         )
-        taken.update(devices)
-        parted.update(way for device in devices for way in state.ownership.ways_to(device))
+        taken.update(map(ownership.holding, devices))
 
     for holding in listing.holdings:
         ours = ordered(state, holding.resource, holding.devices)
@@ -79,7 +77,7 @@ def returned(
         devices = {
             resource: free
             for resource, ids in former.devices.items()
-            if (free := tuple(device for device in ids if not state.ownership.overlapping([device])))
+            if (free := tuple(device for device in ids if not state.ownership.is_held(device)))
         }
         if devices:
             found.append(

@@ -12,15 +12,15 @@ from topoalign.allocator.reconciliation.adoption import of_devices
 from topoalign.allocator.reconciliation.liveness import Liveness, Place, is_before, places, shown_of, still_displaced
 from topoalign.core.model.events import Allocation, Displaced
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
-from topoalign.core.state.fold import NodeState
+from topoalign.core.state.ownership import Ownership
 
 log = structlog.get_logger("topoalign.allocator.reconciliation.displacement")
 
 
-def touches(state: NodeState, device: DeviceID, others: Collection[DeviceID]) -> bool:
-    """Whether one of the others is this device, a part of it, or what it is a part of."""
-    ways = state.ownership.ways_to
-    return not frozenset(others).isdisjoint(ways(device)) or any(device in ways(other) for other in others)
+def touching(ownership: Ownership, record: Allocation, devices: Iterable[DeviceID]) -> list[Place]:
+    """What a record has that is one of these devices, a part of one, or what one is a part of."""
+    wanted = ownership.set_of(devices)
+    return [(resource, device) for resource, device in places(record) if wanted.overlaps(ownership.holding(device))]
 
 
 def displaced_by(
@@ -34,7 +34,7 @@ def displaced_by(
     found: list[Displaced] = []
     for record in records:
         if listing is not None and record.owner is not None and liveness.is_displaced(record, listing, ledger.boot):
-            both = by_resource([(r, d) for r, d in places(record) if touches(ledger.state, d, asked)])
+            both = by_resource(touching(ledger.state.ownership, record, asked))
             found.append(Displaced(allocation=record.id, owner=record.owner, pod_uid=record.pod_uid, devices=both))
         if not is_before(record, ledger.boot):
             found += still_displaced(of_devices(record.displaced, asked), listing)
@@ -81,7 +81,8 @@ def remainders(
     rests: list[tuple[Allocation, AllocationID]] = []
     for record in replaced:
         whole = unread or record.id in displaced
-        kept = [p for p in places(record) if (whole or p in held) and not touches(ledger.state, p[1], asked)]
+        given = touching(ledger.state.ownership, record, asked)
+        kept = [place for place in places(record) if (whole or place in held) and place not in given]
         if kept:
             rest = msgspec.structs.replace(
                 record,

@@ -11,11 +11,12 @@ from functools import cached_property
 
 import msgspec
 
+from topoalign.core.model.holdings import base_of, handed_out
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.topology.cpus import CpuTopology, cpu_topology, groups
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.links import Link
-from topoalign.core.model.topology.offers import Kind, Offer, base_of, handed_out
+from topoalign.core.model.topology.offers import Kind, Offer
 from topoalign.core.model.topology.views import Viewed
 
 

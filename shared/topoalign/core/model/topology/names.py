@@ -8,9 +8,9 @@ function) is called after the card.
 
 import msgspec
 
+from topoalign.core.model.holdings import SHARE
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Nic, Topology
-from topoalign.core.model.topology.offers import SHARE
 
 
 class NamedDevice(msgspec.Struct, frozen=True, kw_only=True):

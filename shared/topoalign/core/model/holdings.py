@@ -1,0 +1,157 @@
+"""
+What is held of a device: the whole, or which part of it.
+
+`Holding` is the only way in which the code inside says so. Outside, in journals, events and the kubelet's calls, a part is
+known by the id under which it is handed out; `holding_of` reads such an id, and this is the only module that knows how one
+is written. `cards` tells what is a part of what: MIG-y is an instance of GPU-x, 0000:99:00.1 a function of mlx5_1.
+
+    GPU-x           Holding("GPU-x")
+    GPU-x::3        Holding("GPU-x", TimeSlice(replica="3"))
+    MIG-y           Holding("GPU-x", Instance(uuid="MIG-y"))
+    MIG-y::0        Holding("GPU-x", TimeSlice(replica="0", of=Instance(uuid="MIG-y")))
+    0000:99:00.1    Holding("mlx5_1", Function(address="0000:99:00.1"))
+
+Two holdings overlap if they are the same, or one is a part of the other: the whole GPU overlaps each of its parts, an
+instance its time slices. Two parts beside each other do not overlap. Nor do amounts: whether they fit is a question of their
+sum.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from topoalign.core.model.ids import DeviceID
+
+SHARE = "::"
+"""Between a device and the number of its share, as NVIDIA's device plugin writes them (v0.20.0)."""
+
+INSTANCE = "MIG-"
+"""How NVML begins the uuid of a MIG instance. What else is a part of a card is a virtual function."""
+
+
+class Whole(msgspec.Struct, frozen=True, tag=True):
+    """All of a device."""
+
+
+class Instance(msgspec.Struct, frozen=True, tag=True):
+    """One MIG instance of a GPU."""
+
+    uuid: DeviceID
+    """Its own uuid, `MIG-…`."""
+
+
+class Function(msgspec.Struct, frozen=True, tag=True):
+    """One SR-IOV virtual function of a NIC."""
+
+    address: str
+    """Its PCI address in sysfs form."""
+
+
+WHOLE = Whole()
+
+
+class TimeSlice(msgspec.Struct, frozen=True, tag=True):
+    """One share of what is shared in time. All shares of it are equal; a number only tells them apart."""
+
+    replica: str
+    """Its number as the id has it: `3`."""
+    of: Whole | Instance | Function = WHOLE
+    """What is shared."""
+
+
+class Amount(msgspec.Struct, frozen=True, tag=True):
+    """So much of a GPU, no matter which part of it. Nothing gives out amounts yet."""
+
+    cores: int
+    """Hundredths of the GPU's computing time."""
+    memory: int
+    """Bytes."""
+
+
+Part = Whole | Instance | Function | TimeSlice | Amount
+
+
+class Holding(msgspec.Struct, frozen=True):
+    """What is held of one GPU or NIC."""
+
+    device: DeviceID
+    """The GPU or NIC; what a part belongs to, if that is known, and else the part itself."""
+    part: Part = WHOLE
+
+    @property
+    def base(self) -> DeviceID:
+        """The id of what is held or shared: of the card, the instance or the function."""
+        part = self.part.of if isinstance(self.part, TimeSlice) else self.part
+        if isinstance(part, Instance):
+            return part.uuid
+        return DeviceID(part.address) if isinstance(part, Function) else self.device
+
+    @property
+    def id(self) -> DeviceID:
+        """The id under which it is handed out. `holding_of` reads it; an amount has the id of its card."""
+        return DeviceID(f"{self.base}{SHARE}{self.part.replica}") if isinstance(self.part, TimeSlice) else self.base
+
+
+def holding_of(device: DeviceID, cards: Mapping[DeviceID, DeviceID]) -> Holding:
+    """What an id stands for. `cards`: instance or virtual function -> the GPU or NIC that it is a part of."""
+    base, share, replica = device.partition(SHARE)
+    card = cards.get(DeviceID(base))
+    if card is None:
+        return Holding(DeviceID(base), TimeSlice(replica) if share else WHOLE)
+    part = Instance(DeviceID(base)) if base.startswith(INSTANCE) else Function(base)
+    return Holding(card, TimeSlice(replica, part) if share else part)
+
+
+def wholes_of(holding: Holding) -> tuple[Holding, ...]:
+    """What a holding is a part of, the nearest first: of a slice of an instance the instance and the card."""
+    part = holding.part
+    if isinstance(part, Whole):
+        return ()
+    if isinstance(part, TimeSlice) and not isinstance(part.of, Whole):
+        return Holding(holding.device, part.of), Holding(holding.device)
+    return (Holding(holding.device),)
+
+
+def may_have_parts(holding: Holding) -> bool:
+    """Whether something else can be a part of it: of a time slice and of an amount nothing can."""
+    return not isinstance(holding.part, TimeSlice | Amount)
+
+
+def excluding(holding: Holding) -> tuple[Holding, ...]:
+    """Of which no other may be held beside this one: the same and its wholes. Of an amount the same may be held twice."""
+    wholes = wholes_of(holding)
+    return wholes if isinstance(holding.part, Amount) else (holding, *wholes)
+
+
+class HoldingSet:
+    """Some holdings, to ask whether another one overlaps any of them."""
+
+    def __init__(self, holdings: Iterable[Holding] = ()) -> None:
+        self._held: set[Holding] = set()
+        self._wholes: set[Holding] = set()
+        self.update(holdings)
+
+    def update(self, holdings: Iterable[Holding]) -> None:
+        """Takes these in, too."""
+        for holding in holdings:
+            self._held.add(holding)
+            self._wholes.update(wholes_of(holding))
+
+    def overlaps(self, holding: Holding) -> bool:
+        """Whether one of them is the same, a part of it, or what it is a part of."""
+        return holding in self._wholes or not self._held.isdisjoint(excluding(holding))
+
+
+def base_of(device: DeviceID) -> DeviceID:
+    """A device as handed out, without the number of its share: `GPU-x` of `GPU-x::3`."""
+    return DeviceID(device.partition(SHARE)[0])
+
+
+def is_share(device: DeviceID) -> bool:
+    """Whether an id is that of a time slice."""
+    return SHARE in device
+
+
+def handed_out(base: DeviceID, replicas: int) -> Iterator[DeviceID]:
+    """The ids under which a device is handed out."""
+    return iter((base,)) if replicas == 1 else (DeviceID(f"{base}{SHARE}{n}") for n in range(replicas))
