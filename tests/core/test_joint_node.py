@@ -23,6 +23,7 @@ from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID, ResourceN
 from topoalign.core.model.topology.bitmask import mask_of
 from topoalign.core.model.topology.links import PcieClass
 from topoalign.core.model.topology.model import NicPort, Topology, VirtualFunction
+from topoalign.core.model.topology.offers import Offer
 from topoalign.core.model.topology.queries import pcie_class
 from topoalign.core.state.fold import NodeState
 from topoalign.machines import catalogue
@@ -160,6 +161,21 @@ def test_a_virtual_function_is_named_with_the_nic_it_is_of() -> None:
 
     assert ("GPU-4",) == got.devices[GPU]
     assert {nics[4].id: ("0000:ff:00.2",)} == got.functions
+
+
+def test_gpus_that_are_offered_in_shares_are_left_out_of_joint_allocation() -> None:
+    """Nothing tells their NUMA node under the resource of whole GPUs; the pod still gets one of those that are whole."""
+    topology = catalogue.machine("hgx-h100")
+    shared, *whole = topology.gpu_by_id
+    offers = (
+        Offer(resource=ResourceName("nvidia.com/gpu.shared"), devices=(shared,), replicas=2),
+        Offer(resource=GPU, devices=tuple(whole)),
+        Offer(resource=NIC, devices=tuple(topology.nic_by_id)),
+    )
+
+    got = joint_devices(node(msgspec.structs.replace(topology, offers=offers)), SAME_PCIE, ONE_EACH, None)
+
+    assert {GPU: ("GPU-1",), NIC: ("mlx5_1",)} == got.devices
 
 
 def test_selectors_choose_by_model_link_layer_and_state() -> None:

@@ -170,7 +170,8 @@ def connected(topology: Topology, classes: Collection[PcieClass]) -> Mapping[Dev
 
 
 def node_of(topology: Topology, resource: ResourceName, device: DeviceID) -> int:
-    nodes = topology.devices[resource][device]
+    """The NUMA node that a device is listed with; ANYWHERE if that is not known, or the device not offered as a whole."""
+    nodes = topology.devices.get(resource, {}).get(device)
     return nodes[0] if nodes else ANYWHERE
 
 
