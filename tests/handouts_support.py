@@ -8,7 +8,7 @@ import anyio
 from topoalign.allocator.device_allocations import DeviceAllocations
 from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ports import Holding, Listing, Part
+from topoalign.allocator.ports import Listing, Part, ShownDevices
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.events import (
     Allocation,
@@ -38,7 +38,7 @@ class KubeletRecord:
     """A kubelet's PodResources as the test writes it."""
 
     def __init__(self) -> None:
-        self.shown: list[Holding] = []
+        self.shown: list[ShownDevices] = []
         self.answering = True
         self.kubelet = 1
         self.since = 0.0
@@ -81,7 +81,7 @@ class KubeletRecord:
         return (self.version,)
 
     def show(self, pod: str, *devices: DeviceID, resource: ResourceName = GPU) -> None:
-        self.shown.append(Holding(owner=owner(pod), resource=resource, devices=frozenset(devices)))
+        self.shown.append(ShownDevices(owner=owner(pod), resource=resource, devices=frozenset(devices)))
 
 
 class Node:

@@ -16,7 +16,7 @@ from handouts_support import GPUS, MACHINE, NODE, Node, owner
 from starlette.applications import Starlette
 
 from topoalign.allocator.ledger import record
-from topoalign.allocator.ports import Holding, Part
+from topoalign.allocator.ports import Part, ShownDevices
 from topoalign.client import Heard
 from topoalign.core import wire
 from topoalign.core.admission.admit import admit
@@ -123,7 +123,7 @@ async def displaced(node: Node) -> None:
     await node.handouts.allocate(GPU, [[gpu]])
     node.kubelet.version, node.kubelet.parts = 1, (Part(GPU, frozenset({gpu}), "uid-1", "main"),)
     node.kubelet.checkpoint = frozenset({(GPU, gpu)})
-    shown = Holding(owner=owner("x1"), resource=GPU, devices=frozenset({gpu}), pod_uid="uid-1")
+    shown = ShownDevices(owner=owner("x1"), resource=GPU, devices=frozenset({gpu}), pod_uid="uid-1")
     node.kubelet.shown.append(shown)
     node.kubelet.usage = (ContainerUsage(owner=owner("x1"), devices={GPU: (gpu,)}),)
     node.kubelet.directories = PodDirectories(torn_down={"uid-1": False})

@@ -11,7 +11,7 @@ import pytest
 from kubelet_support import MemoryDesk, Node, node, pod, short_directory, two_nodes
 from structlog.testing import capture_logs
 
-from topoalign.allocator.ports import Holding, Listing, Part
+from topoalign.allocator.ports import Listing, Part, ShownDevices
 from topoalign.allocator.reconciliation import pod_resources
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.core.model.events import Owner
@@ -155,8 +155,8 @@ async def test_the_devices_of_a_container_are_gathered_by_resource() -> None:
         (uid,) = it.kubelet.managers.devices.held
 
         assert {
-            Holding(owner=owner, resource=GPU, devices=frozenset(map(DeviceID, ("GPU-0", "GPU-1"))), pod_uid=uid),
-            Holding(owner=owner, resource=NIC, devices=frozenset([DeviceID("mlx5_0")]), pod_uid=uid),
+            ShownDevices(owner=owner, resource=GPU, devices=frozenset(map(DeviceID, ("GPU-0", "GPU-1"))), pod_uid=uid),
+            ShownDevices(owner=owner, resource=NIC, devices=frozenset([DeviceID("mlx5_0")]), pod_uid=uid),
         } == set((await listed(it)).holdings)
 
 
@@ -219,7 +219,7 @@ def test_a_container_has_the_uid_of_the_one_pod_that_the_checkpoint_lists_with_i
 ) -> None:
     owner = Owner(namespace=Namespace("ml"), pod=PodName("train"), container=ContainerName("main"))
     parts = [Part(GPU, devices, pod_uid, container) for pod_uid, container, devices in given]
-    holding = Holding(owner=owner, resource=GPU, devices=HELD)
+    holding = ShownDevices(owner=owner, resource=GPU, devices=HELD)
 
     assert [uid] == [each.pod_uid for each in pod_resources.identified([holding], parts, directories)]
 

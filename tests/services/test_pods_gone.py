@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.ledger.endings import REMEMBERED, TOLD, Endings
 from topoalign.allocator.metrics import AllocatorMetrics
-from topoalign.allocator.ports import Holding, Part
+from topoalign.allocator.ports import Part, ShownDevices
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.service import Allocator
 from topoalign.core.model.decisions import Explained
@@ -68,7 +68,7 @@ async def runs(node: Node, pod: str, uid: str, *devices: DeviceID) -> None:
 
 
 def show(node: Node, pod: str, uid: str, *devices: DeviceID) -> None:
-    node.kubelet.shown.append(Holding(owner=owner(pod), resource=GPU, devices=frozenset(devices), pod_uid=uid))
+    node.kubelet.shown.append(ShownDevices(owner=owner(pod), resource=GPU, devices=frozenset(devices), pod_uid=uid))
     node.kubelet.usage = (*node.kubelet.usage, ContainerUsage(owner=owner(pod), devices={GPU: devices}))
 
 

@@ -18,7 +18,7 @@ from typing import Protocol
 import anyio
 from simulation.pods import Container, Directories, Pod
 
-from topoalign.allocator.ports import Holding, Listing, Part
+from topoalign.allocator.ports import Listing, Part, ShownDevices
 from topoalign.core.model.errors import TopoalignError, Unavailable
 from topoalign.core.model.events import ContainerUsage, Owner
 from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, ResourceName
@@ -166,7 +166,7 @@ class Kubelet:
             usage=tuple(self.usage(shown)),
         )
 
-    def holdings(self, pod: Pod) -> Iterator[Holding]:
+    def holdings(self, pod: Pod) -> Iterator[ShownDevices]:
         """Of app containers and sidecars: plain init containers are not shown."""
         for container in pod.containers:
             for resource in container.limits:
@@ -174,7 +174,9 @@ class Kubelet:
                 if devices and container.role != "init":
                     owner = Owner(namespace=DEFAULT, pod=pod.name, container=container.name)
                     uid = pod.uid if self.readable and self.file.get((pod.uid, container.name, resource)) else ""
-                    yield Holding(owner=owner, resource=resource, devices=devices, pod_uid=uid if self.mounted else "")
+                    yield ShownDevices(
+                        owner=owner, resource=resource, devices=devices, pod_uid=uid if self.mounted else ""
+                    )
 
     def usage(self, shown: list[Pod]) -> Iterator[ContainerUsage]:
         """Of all containers but plain init containers, with devices or without."""

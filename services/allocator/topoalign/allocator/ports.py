@@ -47,7 +47,7 @@ class Desk(Protocol):
         """Compares the record with PodResources: binds owners, releases what is gone. Raises Unavailable."""
 
 
-class Holding(msgspec.Struct, frozen=True, kw_only=True):
+class ShownDevices(msgspec.Struct, frozen=True, kw_only=True):
     """What the kubelet's PodResources says: this container holds these devices of one resource."""
 
     owner: Owner
@@ -76,7 +76,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     """Wall seconds at which this kubelet began to listen."""
     pods: int
     """How many pods it listed, with devices or without."""
-    holdings: tuple[Holding, ...]
+    holdings: tuple[ShownDevices, ...]
     """Of app containers and sidecars: PodResources does not show plain init containers."""
     checkpoint: frozenset[tuple[ResourceName, DeviceID]] | None
     """Devices that its checkpoint has given to any container, init containers included. None: it cannot be read."""

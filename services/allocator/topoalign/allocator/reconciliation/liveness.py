@@ -13,7 +13,7 @@ is over from its memory before it asks for the next devices, and from the file o
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from topoalign.allocator.ports import Holding, Listing, Part
+from topoalign.allocator.ports import Listing, Part, ShownDevices
 from topoalign.core.model.events import Allocation, Displaced, Owner
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 
@@ -80,7 +80,7 @@ class Liveness:
         self._kept = {name: kubelet for name, kubelet in self._kept.items() if name in live}
         self._granted = {name: grant for name, grant in self._granted.items() if name in live}
 
-    def uid_of(self, allocation: Allocation, holdings: Sequence[Holding | None], listing: Listing) -> str:
+    def uid_of(self, allocation: Allocation, holdings: Sequence[ShownDevices | None], listing: Listing) -> str:
         """The UID of the pod that is shown with all of an allocation; empty: not known."""
         uids = {holding.pod_uid if holding is not None else "" for holding in holdings}
         return uids.pop() if len(uids) == 1 and self._is_written_since(allocation, listing) else ""

@@ -14,7 +14,7 @@ import anyio
 import msgspec
 import structlog
 
-from topoalign.allocator.ports import Holding, Listing, Part
+from topoalign.allocator.ports import Listing, Part, ShownDevices
 from topoalign.core.model.errors import StateFault, clean
 from topoalign.core.model.events import ContainerUsage, MemoryBlock, Owner
 from topoalign.core.model.ids import ContainerName, DeviceID, Namespace, PodName, ResourceName
@@ -77,7 +77,7 @@ class PodResourcesClient:
         except ValueError as error:
             raise KubeletAway(f"PodResources says what cannot be: {clean(str(error), 200)}") from error
         holdings = tuple(
-            Holding(owner=used.owner, resource=resource, devices=frozenset(devices))
+            ShownDevices(owner=used.owner, resource=resource, devices=frozenset(devices))
             for used in usage
             for resource, devices in used.devices.items()
         )
@@ -255,8 +255,8 @@ def given_out(file: Path) -> Given | None:
 
 
 def identified(
-    holdings: Sequence[Holding], given: Iterable[Part], directories: PodDirectories | None
-) -> tuple[Holding, ...]:
+    holdings: Sequence[ShownDevices], given: Iterable[Part], directories: PodDirectories | None
+) -> tuple[ShownDevices, ...]:
     """
     The holdings with the UIDs of their pods, where the checkpoint tells: of the one pod that has an entry for a container of
     this name with these devices. Where two have, those that are gone do not count.
@@ -265,7 +265,7 @@ def identified(
     for part in given:
         uids.setdefault((part.container, part.resource, part.devices), set()).add(part.pod_uid)
 
-    def uid_of(holding: Holding) -> str:
+    def uid_of(holding: ShownDevices) -> str:
         found = uids.get((holding.owner.container, holding.resource, holding.devices), set())
         if len(found) > 1 and directories is not None:
             found = {uid for uid in found if not directories.is_gone(uid)}

@@ -29,7 +29,7 @@ import structlog
 from topoalign.allocator.ledger.drafts import Binding
 from topoalign.allocator.ledger.endings import titled
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ports import Holding, Listing
+from topoalign.allocator.ports import Listing, ShownDevices
 from topoalign.allocator.reconciliation.adoption import returned, unrecorded
 from topoalign.allocator.reconciliation.liveness import Liveness, Place, entries_of, is_before, places, still_displaced
 from topoalign.allocator.reconciliation.usage import is_ours, usage_of_others
@@ -213,7 +213,7 @@ class Reconciliation:
             )
         self._forgotten = {each.id for each in forgotten}
 
-    def _owner(self, held: Sequence[Place], holdings: Sequence[Holding | None]) -> Owner | None:
+    def _owner(self, held: Sequence[Place], holdings: Sequence[ShownDevices | None]) -> Owner | None:
         """
         Who is shown with just what a record has. None: several are, or one with a part of it, or one with more of ours,
         which is not to look free.
