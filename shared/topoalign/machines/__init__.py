@@ -13,7 +13,7 @@ from topoalign.core.model.errors import InvalidMachine, NotFound, quoted
 from topoalign.core.model.topology.model import Topology
 from topoalign.machines.document import Machine
 
-__all__ = ["MOST_BYTES", "Machine", "load", "read"]
+__all__ = ["MOST_BYTES", "Machine", "load_machine", "read"]
 
 MOST_BYTES = 64 << 20
 """Of a file, as it is. The largest that is useful, a packed sysfs tree, has less than one MiB."""

@@ -1,0 +1,61 @@
+"""No file and no function is too long to be read, and no modules import one another in a circle."""
+
+import ast
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ROOMS = (ROOT / "shared", *sorted((ROOT / "services").iterdir()))
+GENERATED = "topoalign/kubelet/grpc/api/"
+MOST_LINES_OF_A_FILE = 300
+MOST_LINES_OF_A_FUNCTION = 50
+
+
+def modules() -> Iterator[tuple[str, ast.Module, int]]:
+    """Dotted name, syntax tree and lines of every module of the product that was written by hand."""
+    for room in ROOMS:
+        for path in sorted(room.glob("topoalign/**/*.py")):
+            short = path.relative_to(room).as_posix()
+            if short.startswith(GENERATED):
+                continue
+            text = path.read_text()
+            name = short.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+            yield name, ast.parse(text), text.count("\n")
+
+
+def imports(tree: ast.Module, known: Mapping[str, object]) -> set[str]:
+    """What a module imports when it is imported itself: imports within functions come later."""
+    found: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for name in node.names:
+                whole = f"{node.module}.{name.name}"
+                found.add(whole if whole in known else node.module)
+    return found & known.keys()
+
+
+def test_no_file_has_more_than_300_lines() -> None:
+    assert [] == [name for name, _, lines in modules() if lines > MOST_LINES_OF_A_FILE]
+
+
+def test_no_function_has_more_than_50_lines() -> None:
+    """From `def` to its last line, docstring included."""
+    long = [
+        f"{name}.{node.name}: {node.end_lineno - node.lineno + 1}"
+        for name, tree, _ in modules()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno is not None
+        and node.end_lineno - node.lineno >= MOST_LINES_OF_A_FUNCTION
+    ]
+
+    assert [] == long
+
+
+def test_no_modules_import_one_another() -> None:
+    trees = {name: tree for name, tree, _ in modules()}
+    try:
+        TopologicalSorter({name: imports(tree, trees) for name, tree in trees.items()}).prepare()
+    except CycleError as error:
+        raise AssertionError(f"a circle of imports: {' -> '.join(error.args[1])}") from error
