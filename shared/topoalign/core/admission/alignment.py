@@ -2,6 +2,7 @@
 From the providers' hints to what a container is aligned to, and the refusal where the policy does not admit that.
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from topoalign.core.hints.providers import PROVIDERS
@@ -103,8 +104,13 @@ def distances_for(topology: Topology, rules: AdmissionRules) -> Distances | None
     wanted = rules.prefer_closest_numa_nodes or profile_of(rules.mode).always_compares_distances
     if topology.distances is None or not wanted:
         return None
-    nodes = topology.node_ids
-    return {node: dict(zip(nodes, row, strict=True)) for node, row in zip(nodes, topology.distances, strict=True)}
+    return distance_table(topology.node_ids, topology.distances)
+
+
+@lru_cache(maxsize=16)
+def distance_table(nodes: tuple[int, ...], distances: tuple[tuple[int, ...], ...]) -> Distances:
+    """The same by the ids of the NUMA nodes. Raises ValueError for distances that are not square."""
+    return {node: dict(zip(nodes, row, strict=True)) for node, row in zip(nodes, distances, strict=True)}
 
 
 def memory_within(merged: TopologyHint, answer: HintAnswer) -> TopologyHint:

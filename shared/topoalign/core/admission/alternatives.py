@@ -5,8 +5,8 @@ Only GPUs and NICs are told about; of the devices of foreign plugins no links ar
 compared, of a large one those that differ from the chosen set in a single device; the best few are kept.
 """
 
-from collections.abc import Iterable, Sequence
-from heapq import nsmallest
+from collections.abc import Callable, Iterable, Sequence
+from heapq import nlargest
 from itertools import combinations
 from math import comb
 
@@ -16,8 +16,8 @@ from topoalign.core.model.requests import Placement
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import Kind
 from topoalign.core.model.topology.queries import pair_score
-from topoalign.core.placement.gpus.scores import Scores, link_scores, total
-from topoalign.core.placement.gpus.topology import is_exact, most_weighed, worth
+from topoalign.core.placement.gpus.scores import Scores, Table, scores_among, total, totals
+from topoalign.core.placement.gpus.topology import Worth, is_exact, most_weighed, worth
 from topoalign.core.placement.partition import best_split
 from topoalign.core.placement.preference import looked_at, outlook
 
@@ -26,6 +26,10 @@ MOST_COMPARED = 256
 MOST_KEPT = 5
 TOLD = 0.0005
 """The least difference in worth that is shown."""
+
+Members = tuple[int, ...]
+"""A set of devices, as positions among those that are free, ascending."""
+Scored = tuple[int, Members]
 
 
 def considered(
@@ -47,25 +51,16 @@ def considered(
     if kind not in ("gpu", "nic") or not chosen:
         return ()
     taken = tuple(i for i, device in enumerate(free) if device in chosen)
-    table = link_scores(topology, free) if kind == "gpu" else ()
-    links = [sum(pair_score(topology, device, other) for other in near) for device in free]
-
-    def score(members: Iterable[int]) -> int:
-        return total(table, members) if kind == "gpu" else sum(links[member] for member in members)
-
+    table = scores_among(topology, free) if kind == "gpu" else ()
+    sets = sets_by_links(table, taken) if kind == "gpu" else sets_by_nearness(nearness_of(topology, free, near), taken)
     offered = () if asked is None else asked.available
     won = reason_for(kind, bool(offered), near, placement)
+    difference: Callable[[Sequence[DeviceID]], str] = unweighed
     if kind == "gpu" and asked is not None:
         won += limits_of(table, free, asked, placement)
-
-    def difference(devices: Sequence[DeviceID]) -> str:
-        if kind != "gpu" or placement != Placement.TOPOLOGY or asked is None:
-            return ""
-        return weighed_against(topology, chosen, devices, asked.beside)
-
-    best = nsmallest(MOST_KEPT, ((-score(members), members) for members in alternatives(len(free), taken)))
-    mine = score(taken)
-    sets = [(mine, taken)] + [(-negative, members) for negative, members in best]
+        if placement == Placement.TOPOLOGY:
+            difference = weighed_against(topology, chosen, asked.beside)
+    mine = sets[0][0]
     return tuple(
         Considered(
             resource=resource,
@@ -80,12 +75,47 @@ def considered(
     )
 
 
-def alternatives(devices: int, taken: tuple[int, ...]) -> Iterable[tuple[int, ...]]:
-    """Other sets of the same size, as positions, ascending."""
+def nearness_of(topology: Topology, devices: Sequence[DeviceID], near: Sequence[DeviceID]) -> list[int]:
+    """What the links of each device to these near ones are worth."""
+    return [sum(pair_score(topology, device, other) for other in near) for device in devices]
+
+
+def sets_by_links(table: Table, taken: Members) -> list[Scored]:
+    """`best_sets` by the links among the members."""
+    devices, mine = len(table), total(table, taken)
     if comb(devices, len(taken)) <= MOST_COMPARED:
-        return (members for members in combinations(range(devices), len(taken)) if members != taken)
+        return best_sets(mine, taken, totals(table, len(taken)), combinations(range(devices), len(taken)))
+    others = neighbours(devices, taken)
+    return best_sets(mine, taken, [total(table, each) for each in others], others)
+
+
+def sets_by_nearness(links: Sequence[int], taken: Members) -> list[Scored]:
+    """`best_sets` by the links of each member to other devices."""
+    devices, mine = len(links), sum(links[member] for member in taken)
+    if comb(devices, len(taken)) <= MOST_COMPARED:
+        sums = list(map(sum, combinations(links, len(taken))))
+        return best_sets(mine, taken, sums, combinations(range(devices), len(taken)))
+    others = neighbours(devices, taken)
+    return best_sets(mine, taken, [sum(links[member] for member in each) for each in others], others)
+
+
+def best_sets(mine: int, taken: Members, scores: Sequence[int], sets: Iterable[Members]) -> list[Scored]:
+    """The set that was taken, and the best few of the others; of equals those of the lowest positions."""
+    least = nlargest(MOST_KEPT + 1, scores)[-1]  # one more than are kept: the set that was taken may be among them
+    good = zip(scores, sets, strict=True)
+    best = sorted((-score, members) for score, members in good if score >= least and members != taken)
+    return [(mine, taken), *((-negative, members) for negative, members in best[:MOST_KEPT])]
+
+
+def neighbours(devices: int, taken: Members) -> list[Members]:
+    """The sets that differ from the one taken in a single device."""
     rest = [position for position in range(devices) if position not in taken]
-    return (tuple(sorted({*taken, new} - {old})) for old in taken for new in rest)
+    return [tuple(sorted({*taken, new} - {old})) for old in taken for new in rest]
+
+
+def unweighed(devices: Sequence[DeviceID]) -> str:
+    """What other device policies than `topology` hold against a set: nothing that they could tell."""
+    return ""
 
 
 def reason_for(kind: Kind, asked: bool, near: Sequence[DeviceID], placement: str) -> str:
@@ -130,21 +160,23 @@ def reason_against(more: int, offered: bool, weighed: str = "") -> str:
 
 
 def weighed_against(
-    topology: Topology, chosen: Sequence[DeviceID], other: Sequence[DeviceID], beside: PlacementContext
-) -> str:
-    """What policy `topology` holds against a set, part by part."""
+    topology: Topology, chosen: Sequence[DeviceID], beside: PlacementContext
+) -> Callable[[Sequence[DeviceID]], str]:
+    """Says of another set than the chosen one, part by part, what policy `topology` holds against it."""
     free, nics = looked_at(topology, beside)
     position = {gpu: i for i, gpu in enumerate(topology.gpu_by_id)}
-    mine, theirs = (
-        worth(
-            outlook(topology),
-            tuple(sorted(position[gpu] for gpu in gpus)),
-            free | {position[gpu] for gpu in gpus},
-            nics,
-        )
-        for gpus in (chosen, other)
-    )
-    parts = {"by its links": theirs.own - mine.own, "by what it leaves": theirs.left - mine.left}
-    parts["by its NICs"] = theirs.nics - mine.nics
-    told = [f"{change:+.3f} {part}" for part, change in parts.items() if abs(change) >= TOLD]
-    return f"worth {', '.join(told)}" if told else "worth the same; its indexes decided"
+
+    def judged(gpus: Sequence[DeviceID]) -> Worth:
+        members = tuple(sorted(position[gpu] for gpu in gpus))
+        return worth(outlook(topology), members, free.union(members), nics)
+
+    mine = judged(chosen)
+
+    def difference(devices: Sequence[DeviceID]) -> str:
+        theirs = judged(devices)
+        parts = {"by its links": theirs.own - mine.own, "by what it leaves": theirs.left - mine.left}
+        parts["by its NICs"] = theirs.nics - mine.nics
+        told = [f"{change:+.3f} {part}" for part, change in parts.items() if abs(change) >= TOLD]
+        return f"worth {', '.join(told)}" if told else "worth the same; its indexes decided"
+
+    return difference

@@ -16,6 +16,8 @@ from topoalign.core.profile import profile_of
 
 def take(cpus: CpuTopology, available: Set[int], count: int, options: Set[CpuOption], mode: Mode) -> frozenset[int]:
     """`count` of the available CPUs. Raises NotEnoughCpus, and TooMuchWork where they cannot be distributed in time."""
+    if count <= 0:
+        return frozenset()
     by_averages = profile_of(mode).counts_averages
     if CpuOption.DISTRIBUTE_ACROSS_NUMA in options:
         group = cpus.cpus_per_core if CpuOption.FULL_PCPUS_ONLY in options else 1

@@ -9,6 +9,7 @@ by ascending id.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set
+from itertools import repeat
 
 from topoalign.core.model.errors import NoFit
 from topoalign.core.model.topology.cpus import CpuTopology
@@ -149,8 +150,10 @@ class Taking:
         self, unit_of: Mapping[int, int], within: Mapping[int, int] | None = None, outer: Iterable[int] = ()
     ) -> list[int]:
         """The units with free CPUs, those of the first outer unit first, then by free CPUs, then by id."""
-        free = Counter(unit_of[cpu] for cpu in self.free)
+        units = [unit_of[cpu] for cpu in self.free]
+        free = Counter(units)
         rank = {unit: position for position, unit in enumerate(outer)}
-        places = {(rank[within[cpu]] if within is not None else 0, unit_of[cpu]) for cpu in self.free}
+        ranks = repeat(0) if within is None else [rank[within[cpu]] for cpu in self.free]
+        places = set(zip(ranks, units, strict=False))
         ordered = sorted(places, key=lambda place: (place[0], free[place[1]], place[1]))
         return list(dict.fromkeys(unit for _, unit in ordered))

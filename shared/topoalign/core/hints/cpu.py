@@ -10,6 +10,7 @@ nodes of a socket are then as good as one (align-by-socket). Mode `best` takes t
 
 from collections import Counter
 from collections.abc import Sequence, Set
+from itertools import chain
 
 from topoalign.core.cpu_assignment.reserved import reserved_cpus
 from topoalign.core.hints.provider import Largest
@@ -79,7 +80,7 @@ def possible(
     cpus: CpuTopology, available: Set[int], reusable: Set[int], requested: int, mode: Mode, machine: int
 ) -> tuple[TopologyHint, ...] | HintRule:
     nodes = mask_of(cpus.in_node)
-    free = Counter(1 << cpus.node_of[cpu] for each in (available, reusable) for cpu in each)
+    free = Counter(map(cpus.node_mask_of.__getitem__, chain(available, reusable)))
     obligatory = sorted({1 << cpus.node_of[cpu] for cpu in reusable})
     now = (Need(requested, dict(free)), *(Need(1, {node: 1}) for node in obligatory))
     empty = (Need(requested, {1 << node: len(inside) for node, inside in cpus.in_node.items()}),)
@@ -128,9 +129,9 @@ def shared_cpus(state: NodeState, rules: AdmissionRules) -> frozenset[int]:
 
     Those kept for the system are among them unless strict-cpu-reservation takes them out. Raises as `available_cpus`.
     """
-    online = frozenset(state.hardware.cpu_topology.node_of)
     strict = CpuOption.STRICT_RESERVATION in rules.cpu_options
-    return online - state.ownership.cpus_in_use - (reserved_cpus(state.hardware, rules) if strict else frozenset())
+    kept = reserved_cpus(state.hardware, rules) if strict else frozenset()
+    return state.hardware.cpu_topology.online - state.ownership.cpus_in_use - kept
 
 
 class CpuProvider:

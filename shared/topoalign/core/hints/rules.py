@@ -7,7 +7,8 @@ fits now.
 """
 
 from collections.abc import Iterable
-from itertools import accumulate
+from functools import lru_cache
+from itertools import accumulate, compress
 from typing import NamedTuple
 
 from topoalign.core.model.hints import HintRule, Need, TopologyHint
@@ -58,16 +59,22 @@ def hints_from(
 
 def hints_of_rule(rule: HintRule) -> tuple[TopologyHint, ...]:
     """The hints that a rule stands for, in the kubelet's order: by size, then by the positions of the nodes."""
-    space = subsets(nodes_of(union((rule.nodes, *rule.besides))))
-    fits = [not mask & ~rule.nodes for mask in space.masks]
-    for need in rule.needs:
-        enough = [total >= need.amount for total in totals(space.nodes, space.masks, need)]
-        fits = [so_far and here for so_far, here in zip(fits, enough, strict=True)]
+    everywhere = union((rule.nodes, *rule.besides))
+    space = subsets(nodes_of(everywhere))
+    enough = [list(map(need.amount.__le__, totals(space.nodes, space.masks, need))) for need in rule.needs]
+    if everywhere != rule.nodes or not enough:
+        enough.append([not mask & ~rule.nodes for mask in space.masks])
+    fits = list(map(all, zip(*enough, strict=True))) if len(enough) > 1 else enough[0]
     for mask in rule.besides:
         fits[space.numbers[mask]] = True
-    return tuple(
-        TopologyHint(space.masks[number], number.bit_count() == rule.least) for number in space.order if fits[number]
-    )
+    return tuple(compress(every_hint(space.nodes, rule.least), map(fits.__getitem__, space.order)))
+
+
+@lru_cache(maxsize=64)
+def every_hint(nodes: tuple[int, ...], least: int) -> tuple[TopologyHint, ...]:
+    """Every subset of these nodes as a hint, in the kubelet's order; those of `least` nodes are preferred."""
+    space = subsets(nodes)
+    return tuple(TopologyHint(space.masks[number], number.bit_count() == least) for number in space.order)
 
 
 def totals(nodes: tuple[int, ...], masks: tuple[Mask, ...], need: Need) -> list[int]:

@@ -244,5 +244,7 @@ def quoted(texts: Sequence[str], most: int = 8, width: int = 80) -> str:
 
 def clean(text: str, width: int = 80) -> str:
     """One line of printable text: control and format characters become `?`, and what is too long is cut."""
+    if len(text) <= width and text.isprintable():
+        return text
     line = "".join(c if c.isprintable() else "?" for c in text[: width + 1])
     return line if len(line) <= width else line[: width - 1] + "…"

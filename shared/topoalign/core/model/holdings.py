@@ -144,7 +144,7 @@ class HoldingSet:
 
 def base_of(device: DeviceID) -> DeviceID:
     """A device as handed out, without the number of its share: `GPU-x` of `GPU-x::3`."""
-    return DeviceID(device.partition(SHARE)[0])
+    return DeviceID(device.partition(SHARE)[0]) if SHARE in device else device
 
 
 def is_share(device: DeviceID) -> bool:

@@ -44,6 +44,7 @@ class HandedOut:
             if card is not None and not alone:  # blocked: somebody may hold the whole card still
                 self._instances.setdefault(card, []).append(health)
         self._bases: dict[DeviceID, DeviceHealth] = {}
+        self._healthy: dict[ResourceName, tuple[DeviceID, ...]] = {}
 
     def health_of(self, device: DeviceID) -> DeviceHealth:
         """Of a card, a share, a MIG instance or a virtual function: the worst that is told of it and of its card."""
@@ -52,25 +53,33 @@ class HandedOut:
             return BLOCKED
         if device != base and device in self._told:
             return self._worst_told(device, base)
-        if base not in self._bases:
-            self._bases[base] = self._worst_told(base)
-        return self._bases[base]
+        known = self._bases.get(base)
+        if known is None:
+            known = self._bases[base] = self._worst_told(base)
+        return known
 
     def healthy(self, resource: ResourceName) -> tuple[DeviceID, ...]:
         """Devices of a resource that may be handed out, busy or not, in the hardware's order."""
-        listed = self._topology.devices.get(resource, {})
-        return tuple(device for device in listed if self.health_of(device).usable)
+        listed = self._topology.devices.get(resource)
+        if listed is None:
+            return ()
+        if resource not in self._healthy:
+            self._healthy[resource] = tuple(device for device in listed if self.health_of(device).usable)
+        return self._healthy[resource]
 
     def _worst_told(self, *names: DeviceID) -> DeviceHealth:
         """`names`: a device and what it is a share of."""
         base = names[-1]
-        ways = dict.fromkeys((*names, self._topology.card_of(base)))
+        card = self._topology.cards.get(base, base)
+        ways = names if card in names else (*names, card)
         told = [self._told[name] for name in ways if name in self._told]
         return worst([*told, *self._instances.get(base, ())]) if told else UNKNOWN
 
 
 def worst(healths: Sequence[DeviceHealth]) -> DeviceHealth:
     """Of a part and of its card: the worse state with its reason; cordoned if either is."""
+    if len(healths) == 1:
+        return healths[0]
     found = max(reversed(healths), key=lambda health: (BADNESS.index(health.state), bool(health.reason)))
     cordoned = any(health.cordoned for health in healths)
     return found if found.cordoned == cordoned else msgspec.structs.replace(found, cordoned=cordoned)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from topoalign.core.model.topology.bitmask import Mask, mask_of
+
 if TYPE_CHECKING:
     from topoalign.core.model.topology.model import Cpu
 
@@ -35,6 +37,16 @@ class CpuTopology:
     sockets: int
     nodes: int
     uncores: int
+
+    @cached_property
+    def online(self) -> frozenset[int]:
+        """All CPUs."""
+        return frozenset(self.node_of)
+
+    @cached_property
+    def node_mask_of(self) -> Mapping[int, Mask]:
+        """CPU -> the mask of its NUMA node."""
+        return {cpu: mask_of((node,)) for cpu, node in self.node_of.items()}
 
     @cached_property
     def sockets_of_node(self) -> Mapping[int, frozenset[int]]:

@@ -36,8 +36,11 @@ def pair_score(topology: Topology, a: DeviceID, b: DeviceID) -> int:
     NVLinks between two cliques of a fabric carry nothing: the fabric manager keeps the cliques apart.
     """
     link = topology.link_by_pair.get((a, b))
-    nvlinks = link.nvlinks if link is not None and not kept_apart(topology, a, b) else 0
-    return PCIE_SCORE[pcie_class(topology, a, b)] + NVLINK_SCORE * nvlinks
+    if link is None:
+        return PCIE_SCORE[pcie_class(topology, a, b)]
+    score = PCIE_SCORE[link.pcie or pcie_class(topology, a, b)]
+    nvlinks = link.nvlinks and not kept_apart(topology, a, b)
+    return score + NVLINK_SCORE * link.nvlinks if nvlinks else score
 
 
 def kept_apart(topology: Topology, a: DeviceID, b: DeviceID) -> bool:

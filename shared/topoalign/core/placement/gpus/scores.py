@@ -1,6 +1,7 @@
 """What the links between some devices are worth, as a table of numbers that the choosing functions work on."""
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import combinations
 
 from topoalign.core.model.ids import DeviceID
@@ -10,6 +11,8 @@ from topoalign.core.model.topology.views import made_once
 
 Scores = Sequence[Sequence[int]]
 """Row and column i belong to the i-th device; symmetric, 0 on the diagonal."""
+Table = tuple[tuple[int, ...], ...]
+"""Scores that can be remembered by."""
 
 
 def link_scores(topology: Topology, devices: Sequence[DeviceID]) -> Scores:
@@ -26,6 +29,19 @@ def gpu_scores(topology: Topology) -> Scores:
     return link_scores(topology, tuple(topology.gpu_by_id))
 
 
+def scores_among(topology: Topology, gpus: Sequence[DeviceID]) -> Table:
+    """The pair scores of some of the machine's GPUs."""
+    scores, position = gpu_scores(topology), {gpu: i for i, gpu in enumerate(topology.gpu_by_id)}
+    rows = [position[gpu] for gpu in gpus]
+    return tuple(tuple(scores[row][column] for column in rows) for row in rows)
+
+
 def total(scores: Scores, members: Iterable[int]) -> int:
     """The sum over all pairs of a set."""
-    return sum(scores[a][b] for a, b in combinations(members, 2))
+    return sum([scores[a][b] for a, b in combinations(members, 2)])
+
+
+@lru_cache(maxsize=256)
+def totals(table: Table, size: int) -> tuple[int, ...]:
+    """The total of each set of `size`, in the order of `combinations`. What is free has few forms: they are remembered."""
+    return tuple(total(table, members) for members in combinations(range(len(table)), size))

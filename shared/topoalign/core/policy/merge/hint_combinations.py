@@ -42,8 +42,8 @@ def listed_masks(offer: Offer) -> set[Mask | None]:
 
 def narrowest_width(offer: Offer, work: SearchBudget | None = None) -> int:
     """NUMA nodes of the narrowest hint that names any; 0 if none does. Raises TooMuchWork."""
-    widths = [mask.bit_count() for mask in listed_masks(offer) if mask is not None]
-    if isinstance(offer, HintRule):
-        family = Choosing(offer.nodes, offer.needs, work or SearchBudget()).least_size()
-        widths += [] if family is None else [family]
-    return min(widths, default=0)
+    if not isinstance(offer, HintRule):
+        return min(map(int.bit_count, [mask for hint in offer if (mask := hint.affinity) is not None]), default=0)
+    widths = [mask.bit_count() for mask in offer.besides]
+    family = Choosing(offer.nodes, offer.needs, work or SearchBudget()).least_size()
+    return min(widths if family is None else [*widths, family], default=0)

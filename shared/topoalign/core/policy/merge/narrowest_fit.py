@@ -11,6 +11,7 @@ has no such nodes at all, and `restricted` refuses it there on an empty machine.
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import chain, repeat
 from operator import or_
 
 from topoalign.core.model.errors import TooMuchWork
@@ -51,9 +52,10 @@ def narrowest_mask(
     offers: Sequence[Offer], machine: Mask, distances: Distances | None, work: SearchBudget
 ) -> Mask | None:
     """The best mask that holds a hint of each of these offers, which all name nodes."""
-    named = union(mask for offer in offers for mask in masks_of(offer))
+    listed = [masks_of(offer) for offer in offers]
+    named = union(chain.from_iterable(listed))
     if all(not isinstance(offer, HintRule) for offer in offers) and (named & machine).bit_count() <= MOST_NODES:
-        masks = listed_fits(offers, subsets(nodes_of(named & machine)))
+        masks = listed_fits(listed, subsets(nodes_of(named & machine)))
     else:
         masks = searched_fits(offers, machine, distances, work)
     return narrowest(masks, distances) if masks else None
@@ -67,21 +69,28 @@ def masks_of(offer: Offer) -> set[Mask]:
     return {0} if 0 in masks else masks
 
 
-def listed_fits(offers: Sequence[Offer], space: Subsets) -> list[Mask]:
+def listed_fits(listed: Sequence[set[Mask]], space: Subsets) -> list[Mask]:
     """
-    The narrowest masks that hold a hint of each list.
+    The narrowest masks that hold one of each of these sets.
 
     A set of masks is one number: bit n stands for subset n, so that adding a node to all masks of a set is a shift.
     """
     without, sized = lattice(len(space.nodes))
+    bits = bit_of_each(space.nodes)
     fitting = -1
-    for offer in offers:
-        held = union(1 << space.numbers[mask] for mask in masks_of(offer) if mask in space.numbers)
+    for masks in listed:
+        held = sum(map(bits.get, masks, repeat(0)))
         for node, lacking in enumerate(without):
             held |= (held & lacking) << (1 << node)
         fitting &= held
     found = next((fitting & each for each in sized if fitting & each), 0)
     return [space.masks[number] for number in nodes_of(found)]
+
+
+@lru_cache(maxsize=8)
+def bit_of_each(nodes: tuple[int, ...]) -> dict[Mask, int]:
+    """The bit of each subset in a set of subsets."""
+    return {mask: 1 << number for mask, number in subsets(nodes).numbers.items()}
 
 
 @lru_cache(maxsize=MOST_NODES + 1)
