@@ -56,6 +56,7 @@ class Node:
     directory: Path
     kubelet: FakeKubelet
     plugin: OtherPlugin
+    journal: MemoryJournal
     ledger: Ledger
     clock: ManualClock
     watch: CountedWatch
@@ -94,7 +95,8 @@ async def node() -> AsyncIterator[Node]:
             each.mkdir()
         (directory / "config.yaml").write_text(CONFIG)
         clock, known = ManualClock(), MemoryDesk(MACHINE).state
-        ledger = Ledger(NODE, MemoryJournal(), clock)
+        journal = MemoryJournal()
+        ledger = Ledger(NODE, journal, clock)
         assert known.topology is not None and known.health is not None
         ledger.hear(known.topology)
         ledger.hear(known.health)
@@ -108,7 +110,7 @@ async def node() -> AsyncIterator[Node]:
             async with plugin.running(plugins):
                 await kubelet.until(lambda kubelet: kubelet.capacity(FPGA) == 2)
                 listener = await listening(ledger, clock, tasks)
-                it = Node(directory, kubelet, plugin, ledger, clock, watch, listener)
+                it = Node(directory, kubelet, plugin, journal, ledger, clock, watch, listener)
                 tasks.start_soon(watch.run)
                 await it.half_a_second()
                 yield it
@@ -171,6 +173,19 @@ async def test_cpus_that_a_container_got_are_heard_within_a_second() -> None:
         (entry,) = (await it.half_a_second()).entries
 
         assert ("main", "1-3", True) == (entry.container, entry.cpus, entry.mounted)
+
+
+async def test_a_doubt_about_the_record_is_heard_until_it_is_over() -> None:
+    """A journal that was damaged is no event of its own."""
+    async with node() as it:
+        it.journal.doubt = "line 3 is not whole"
+        during = (await it.half_a_second()).record_doubt
+        notes = it.predicted(pod("next", gpus=1)).explanation.notes
+        it.ledger.confirm("an operator")
+        after = (await it.half_a_second()).record_doubt
+
+        assert ("line 3 is not whole", "") == (during, after)
+        assert "line 3 is not whole" in notes[0]
 
 
 async def test_nothing_is_said_while_nothing_changes() -> None:
