@@ -36,7 +36,8 @@ from topoalign.allocator.reconciliation.displacement import (
     tell_displaced,
     touching,
 )
-from topoalign.allocator.reconciliation.liveness import Grant, places, shown_of
+from topoalign.allocator.reconciliation.liveness import places, shown_of
+from topoalign.allocator.reconciliation.memory import Grant
 from topoalign.allocator.reconciliation.reconciliation import Look, Reconciliation
 from topoalign.core.model.decisions import PlacementContext
 from topoalign.core.model.errors import (
@@ -291,12 +292,11 @@ class DeviceAllocations:
             )
             answers.append(granted[-1])
         deviations = self._preferences.deviations(resource, granted)
-        displaced = {former.allocation for each in granted for former in each.displaced}
+        reasons = {former.allocation: "displaced" for each in granted for former in each.displaced}
         for rest, former in remainders(self._ledger, gone.values(), containers, listing, granted):
             self._reconciliation.liveness.inherit(rest.id, former)
             granted.append(rest)
         granted += returned(self._ledger, [*gone.values()], listing, granted)
-        reasons = dict.fromkeys(displaced, "displaced")
         self._ledger.grant(granted, instead_of=list(gone), reasons=reasons, preferred=deviations)
         tell_displaced(answers)
         return tuple(answers)

@@ -10,10 +10,11 @@ An entry of the checkpoint that was there before an allocation was granted is no
 is over from its memory before it asks for the next devices, and from the file only when it writes that.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from topoalign.allocator.ports import Listing, Part, ShownDevices
+from topoalign.allocator.reconciliation.memory import Evidence, Grant, Kubelet
 from topoalign.core.model.events import Allocation, Displaced, Owner
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 
@@ -24,24 +25,11 @@ UNWRITTEN_SECONDS = 5.0
 """The kubelet writes its checkpoint as soon as a container has the devices of all its resources."""
 
 
-class Grant(NamedTuple):
-    """How an allocation came about."""
-
-    written: tuple[int, ...]
-    """The version of the checkpoint when the kubelet asked for it."""
-    at: float
-    """Monotonic seconds."""
-
-
 class Liveness:
     """Judges allocations by listings. What it remembers of them is this process's own and not in the record."""
 
     def __init__(self) -> None:
-        self._shown: dict[AllocationID, tuple[int, ...]] = {}
-        """The kubelet that showed this allocation last."""
-        self._kept: dict[AllocationID, tuple[int, ...]] = {}
-        """The kubelet that wrote last that the allocation's pod has something of it."""
-        self._granted: dict[AllocationID, Grant] = {}
+        self._evidence: defaultdict[AllocationID, Evidence] = defaultdict(Evidence)
 
     def granted(self, new: Iterable[Allocation], asked: Collection[Allocation], grant: Grant) -> None:
         """
@@ -51,19 +39,17 @@ class Liveness:
         names = {each.id for each in asked}
         for each in new:
             if each.id in names:
-                self._granted[each.id] = grant
+                self._evidence[each.id] = self._evidence[each.id].give(grant)
             elif each.owner is None:
-                self._granted[each.id] = grant._replace(written=NEVER)
+                self._evidence[each.id] = self._evidence[each.id].give(grant._replace(written=NEVER))
 
     def inherit(self, allocation: AllocationID, former: AllocationID) -> None:
         """An allocation is what is left of a former one: what is remembered of that holds for it, too."""
-        for remembered in (self._shown, self._kept):
-            if former in remembered:
-                remembered[allocation] = remembered[former]
+        self._evidence[allocation] = self._evidence[allocation].inherit(self._evidence[former])
 
-    def shown(self, allocation: AllocationID, kubelet: tuple[int, ...]) -> None:
+    def shown(self, allocation: AllocationID, kubelet: Kubelet) -> None:
         """This kubelet shows it."""
-        self._shown[allocation] = kubelet
+        self._evidence[allocation] = self._evidence[allocation].show(kubelet)
 
     def note_written(self, allocations: Iterable[Allocation], listing: Listing) -> None:
         """Takes note of the allocations for whose pods this kubelet wrote entries: what it drops of them later is over."""
@@ -72,13 +58,12 @@ class Liveness:
         entries = {(part.pod_uid, part.resource, device) for part in listing.parts for device in part.devices}
         for each in allocations:
             if each.pod_uid and any((each.pod_uid, *place) in entries for place in places(each)):
-                self._kept[each.id] = listing.kubelet
+                self._evidence[each.id] = self._evidence[each.id].write(listing.kubelet)
 
     def forget_all_but(self, live: Collection[AllocationID]) -> None:
         """Forgets what is remembered of allocations that are not live any more."""
-        self._shown = {name: kubelet for name, kubelet in self._shown.items() if name in live}
-        self._kept = {name: kubelet for name, kubelet in self._kept.items() if name in live}
-        self._granted = {name: grant for name, grant in self._granted.items() if name in live}
+        for name in self._evidence.keys() - live:
+            del self._evidence[name]
 
     def uid_of(self, allocation: Allocation, holdings: Sequence[ShownDevices | None], listing: Listing) -> str:
         """The UID of the pod that is shown with all of an allocation; empty: not known."""
@@ -102,7 +87,7 @@ class Liveness:
             return False
         if allocation.pod_uid:
             return directories.is_gone(allocation.pod_uid)
-        if allocation.id not in self._granted or not self._is_written_since(allocation, listing):
+        if self._evidence[allocation.id].grant is None or not self._is_written_since(allocation, listing):
             return False
         entries = entries_of(places(allocation), listing)
         return bool(entries) and all(directories.is_gone(part.pod_uid) for part in entries)
@@ -115,11 +100,12 @@ class Liveness:
         """
         if not shown_of(listing).isdisjoint(places(allocation)):
             return False
-        if self._shown.get(allocation.id) == listing.kubelet or self.is_gone(allocation, listing):
+        evidence = self._evidence[allocation.id]
+        if evidence.shown_by == listing.kubelet or self.is_gone(allocation, listing):
             return True
-        if allocation.owner is not None or allocation.id not in self._granted or self.is_kept(allocation, listing):
+        if allocation.owner is not None or evidence.grant is None or self.is_kept(allocation, listing):
             return False
-        late = at - self._granted[allocation.id].at >= UNWRITTEN_SECONDS
+        late = at - evidence.grant.at >= UNWRITTEN_SECONDS
         return late or self._is_written_since(allocation, listing)
 
     def dropped(
@@ -138,8 +124,8 @@ class Liveness:
         return [
             each
             for each in ended
-            if each.id not in self._granted
-            or at - self._granted[each.id].at >= UNWRITTEN_SECONDS
+            if (grant := self._evidence[each.id].grant) is None
+            or at - grant.at >= UNWRITTEN_SECONDS
             or not offered.isdisjoint(each.device_ids)
         ]
 
@@ -161,7 +147,7 @@ class Liveness:
         mounted: so it is while the API server is away, however long. The kubelet gives these devices to nobody else.
         """
         uid, directories = allocation.pod_uid, listing.directories
-        if not uid or directories is None or self._shown.get(allocation.id) == listing.kubelet:
+        if not uid or directories is None or self._evidence[allocation.id].shown_by == listing.kubelet:
             return False
         is_listed = any(part.pod_uid == uid for part in entries_of(places(allocation), listing))
         return is_listed and not directories.is_gone(uid) and uid not in directories.untold
@@ -179,8 +165,8 @@ class Liveness:
 
     def _is_unknown(self, allocation: Allocation, listing: Listing, boot: str) -> bool:
         """Whether the kubelet that answers has never told of an allocation of this boot, and its checkpoint does not."""
-        told = self._shown.get(allocation.id), self._kept.get(allocation.id)
-        if listing.kubelet in told or is_before(allocation, boot):
+        evidence = self._evidence[allocation.id]
+        if listing.kubelet in (evidence.shown_by, evidence.written_by) or is_before(allocation, boot):
             return False
         if has_other_devices(allocation.owner, allocation.pod_uid, allocation.devices, listing):
             return False
@@ -194,7 +180,7 @@ class Liveness:
 
     def _is_written_since(self, allocation: Allocation, listing: Listing) -> bool:
         """Whether entries of the checkpoint can be the allocation's."""
-        grant = self._granted.get(allocation.id)
+        grant = self._evidence[allocation.id].grant
         return grant is None or grant.written != listing.written
 
 

@@ -21,7 +21,8 @@ A record in doubt, after a journal that was damaged, is made whole here: beside 
 has given to containers that it does not show is taken in, too, and then the record is confirmed.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import structlog
@@ -32,6 +33,7 @@ from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import Listing, ShownDevices
 from topoalign.allocator.reconciliation.adoption import returned, unrecorded
 from topoalign.allocator.reconciliation.liveness import Liveness, Place, entries_of, is_before, places, still_displaced
+from topoalign.allocator.reconciliation.memory import Finding, Presence, Settling
 from topoalign.allocator.reconciliation.usage import is_ours, usage_of_others
 from topoalign.core.model.events import Allocation, Owner
 from topoalign.core.model.ids import AllocationID, Namespace, PodName
@@ -65,19 +67,11 @@ class Reconciliation:
         self.liveness = Liveness()
         self._ledger, self._clock = ledger, clock
         self._gone_seconds, self._unbound_seconds, self._settle_seconds = gone_seconds, unbound_seconds, settle_seconds
-        self._kubelet: tuple[int, ...] | None = None
-        self._boot_known = False
-        """Whether a look was taken since the hardware is known, and with it the boot."""
-        self._settled_at = 0.0
-        self._missing: dict[AllocationID, float] = {}
-        self._apart: set[AllocationID] = set()
-        """Allocations whose devices were shown with several owners, some with none, or with others, at the last look."""
-        self._unseen = set(ledger.state.allocations)
-        """Live at our start, and not shown since: should they have ended, then while nobody looked."""
+        self._settling = Settling()
+        self._presence: defaultdict[AllocationID, Presence] = defaultdict(Presence)
+        self._presence.update(dict.fromkeys(ledger.state.allocations, Presence(is_inherited=True)))
         self._listed: frozenset[tuple[Namespace, PodName]] | None = None
         """The pods of the last look; None: there was none yet."""
-        self._forgotten: set[AllocationID] = set()
-        """Whose containers the kubelet has lost, as it was logged last."""
         self._early: set[str] = set()
         """Pods whose allocations were released because they had no directory."""
 
@@ -95,31 +89,24 @@ class Reconciliation:
         shown = {(holding.resource, device): holding for holding in listing.holdings for device in holding.devices}
         bound: list[Binding] = []
         gone: list[Allocation] = []
-        apart: set[AllocationID] = set()
-        forgotten: list[Allocation] = []
+        findings: dict[AllocationID, Finding] = {}
         for allocation in self._ledger.state.allocations.values():
             if allocation.id not in look.live:
                 continue
-            held = places(allocation)
-            holdings = [shown.get(place) for place in held]
-            if any(holdings):
-                self.seen(allocation.id, listing)
-                owner, uid = self._owner(held, holdings), self.liveness.uid_of(allocation, holdings, listing)
-                if owner is None or (uid and allocation.pod_uid not in ("", uid)):
-                    apart.add(allocation.id)
-                elif binding := self._binding(allocation, owner, uid, listing):
-                    bound.append(binding)
-            elif self.liveness.is_forgotten(allocation, listing, self._ledger.boot):
-                forgotten.append(allocation)
-            elif self._is_gone(allocation, look):
+            finding, binding = self._find(allocation, shown, listing)
+            findings[allocation.id] = finding
+            if binding is not None:
+                bound.append(binding)
+            if finding is Finding.MISSING and self._is_gone(allocation, look):
                 gone.append(allocation)
         self._ledger.bind(bound)
         self._release(gone, listing)
-        self._tell_forgotten(forgotten)
+        self._tell_forgotten(findings)
         live = self._ledger.state.allocations
         if look.live >= live.keys():  # else the answer is older than the record
             # A record that the kubelet contradicts at two looks makes way for what it shows.
-            contradicted = [live[name] for name in sorted(apart & self._apart)]
+            apart = [name for name, finding in findings.items() if finding is Finding.APART]
+            contradicted = [live[name] for name in sorted(apart) if self._presence[name].finding is Finding.APART]
             directories = listing.directories
             late = {uid for uid in self._early if directories is not None and not directories.is_gone(uid)}
             found = unrecorded(self._ledger, listing, contradicted, late)
@@ -127,10 +114,11 @@ class Reconciliation:
             if found:
                 log.warning("containers with devices that were not in the record are taken in", containers=len(found))
             self._confirm(look)
-        self._apart = apart
         live = self._ledger.state.allocations
-        self._missing = {name: since for name, since in self._missing.items() if name in live}
-        self._unseen &= live.keys()
+        for name in self._presence.keys() - live.keys():
+            del self._presence[name]
+        for name, presence in self._presence.items():
+            self._presence[name] = presence.find(findings.get(name, Finding.NOTHING))
         self._early &= {part.pod_uid for part in listing.parts}
         self.liveness.forget_all_but(live.keys())
         self._ledger.observe(containers=usage_of_others(listing.usage, self._ledger.state.hardware))
@@ -140,16 +128,15 @@ class Reconciliation:
         Takes note of a new kubelet. Its age is told by the wall clock, which may have been set since; after a reboot it
         has been, often enough, and then the kubelet counts as new however old it looks.
         """
-        state = self._ledger.state
-        rebooted = not self._boot_known and bool(state.stale)
-        self._boot_known |= state.topology is not None
-        if look.listing.kubelet == self._kubelet and not rebooted:
+        state, before = self._ledger.state, self._settling
+        rebooted = not before.is_boot_known and bool(state.stale)
+        age = self._clock.wall() - look.listing.since
+        settling = before.meet(look.listing.kubelet, look.at, self._settle_seconds, age, rebooted=rebooted)
+        self._settling = settling.know_boot(state.topology is not None)
+        if settling is before:
             return
-        known = self._kubelet is not None or rebooted
-        age = 0.0 if known else max(0.0, self._clock.wall() - look.listing.since)
-        self._settled_at = look.at + max(0.0, self._settle_seconds - age)
-        self._kubelet = look.listing.kubelet
-        self._missing.clear()
+        for name, presence in self._presence.items():
+            self._presence[name] = presence.await_anew()
         if stale := state.stale:
             log.info(
                 "allocations from before the reboot are kept until the kubelet has settled", allocations=len(stale)
@@ -164,9 +151,24 @@ class Reconciliation:
 
     def seen(self, allocation: AllocationID, listing: Listing) -> None:
         """The kubelet has just shown or named it as held: whatever was asked of it before says nothing against that."""
-        self._missing.pop(allocation, None)
-        self._unseen.discard(allocation)
+        self._presence[allocation] = self._presence[allocation].show()
         self.liveness.shown(allocation, listing.kubelet)
+
+    def _find(
+        self, allocation: Allocation, shown: Mapping[Place, ShownDevices], listing: Listing
+    ) -> tuple[Finding, Binding | None]:
+        """Where the kubelet shows an allocation, and what there is to record of its owner."""
+        held = places(allocation)
+        holdings = [shown.get(place) for place in held]
+        if any(holdings):
+            self.seen(allocation.id, listing)
+            owner, uid = self._owner(held, holdings), self.liveness.uid_of(allocation, holdings, listing)
+            if owner is None or (uid and allocation.pod_uid not in ("", uid)):
+                return Finding.APART, None
+            return Finding.SHOWN, self._binding(allocation, owner, uid, listing)
+        if self.liveness.is_forgotten(allocation, listing, self._ledger.boot):
+            return Finding.FORGOTTEN, None
+        return Finding.MISSING, None
 
     def _binding(self, allocation: Allocation, owner: Owner, uid: str, listing: Listing) -> Binding | None:
         """What there is to say of an allocation that is shown with this owner; None: nothing new."""
@@ -188,8 +190,8 @@ class Reconciliation:
     def _release(self, gone: Sequence[Allocation], listing: Listing) -> None:
         """Records that these have ended, and in the same entry of the journal what returns in their place."""
         for word, ended in (
-            ("gone", [each for each in gone if each.id not in self._unseen]),
-            ("orphan", [each for each in gone if each.id in self._unseen]),
+            ("gone", [each for each in gone if not self._presence[each.id].is_inherited]),
+            ("orphan", [each for each in gone if self._presence[each.id].is_inherited]),
         ):
             back = returned(self._ledger, ended, listing)
             if back:
@@ -203,15 +205,16 @@ class Reconciliation:
             uids = {part.pod_uid for each in without_owner for part in entries_of(places(each), listing)}
             self._early |= {uid for uid in uids if directories.is_gone(uid) and uid not in directories.torn_down}
 
-    def _tell_forgotten(self, forgotten: Sequence[Allocation]) -> None:
+    def _tell_forgotten(self, findings: Mapping[AllocationID, Finding]) -> None:
         """Once of each: that the kubelet may give its devices to others."""
-        if new := [each for each in forgotten if each.id not in self._forgotten]:
+        live = self._ledger.state.allocations
+        forgotten = [live[name] for name, finding in findings.items() if finding is Finding.FORGOTTEN]
+        if new := [each for each in forgotten if self._presence[each.id].finding is not Finding.FORGOTTEN]:
             log.error(
                 "the kubelet has lost which devices these containers have, and may give them to others: drain the node",
                 containers=[titled(each.owner) for each in new],
                 devices=sorted(device for each in new for device in each.device_ids),
             )
-        self._forgotten = {each.id for each in forgotten}
 
     def _owner(self, held: Sequence[Place], holdings: Sequence[ShownDevices | None]) -> Owner | None:
         """
@@ -229,12 +232,12 @@ class Reconciliation:
         return owners.pop() if len(owners) == 1 and whole <= {*held} else None
 
     def _is_settled(self, look: Look) -> bool:
-        return look.at >= self._settled_at and look.listing.pods > 0
+        return look.at >= self._settling.until and look.listing.pods > 0
 
     def _is_gone(self, allocation: Allocation, look: Look) -> bool:
         """Whether a container that is not shown has been missing for long enough."""
-        first_look = allocation.id not in self._missing
-        since = self._missing.setdefault(allocation.id, look.at)
+        before = self._presence[allocation.id]
+        presence = self._presence[allocation.id] = before.miss(look.at)
         kept = self.liveness.is_kept(allocation, look.listing)
         settled = self._is_settled(look)
         patience = self._gone_seconds
@@ -245,11 +248,11 @@ class Reconciliation:
                 patience = self._unbound_seconds
         elif self.liveness.is_waited_for(allocation, look.listing):
             return False
-        elif allocation.id in self._unseen and settled and not kept:
+        elif presence.is_inherited and settled and not kept:
             return True
         if not settled:
             patience = max(patience, self._settle_seconds)
-        return not first_look and look.at - since >= patience
+        return before.missing_since is not None and look.at - before.missing_since >= patience
 
     def _confirm(self, look: Look) -> None:
         """

@@ -1,0 +1,119 @@
+"""
+What this process remembers between two looks at the kubelet: small values with named transitions, without I/O.
+
+Of each allocation it remembers where it was found (`Presence`) and what the kubelet has told of it (`Evidence`); of the
+kubelet, how long it needs to settle (`Settling`). None of it is in the record: a process that starts anew knows nothing of
+this but which allocations are live.
+
+A presence goes one way at each look: `show` where the kubelet shows the container, `miss` where it does not and the wait for
+its end goes on, or neither where the kubelet has lost the container. What the look found is kept by `find`.
+"""
+
+from enum import Enum, auto
+from typing import NamedTuple
+
+Kubelet = tuple[int, ...]
+"""Tells one run of the kubelet from another (`Listing.kubelet`)."""
+
+
+class Finding(Enum):
+    """What a look finds of an allocation."""
+
+    NOTHING = auto()
+    """It is not looked at, as when it was granted since the kubelet was asked."""
+    SHOWN = auto()
+    """Its devices are shown with one owner."""
+    APART = auto()
+    """Its devices are shown with several owners, some with none, or with others: twice in a row contradicts the record."""
+    FORGOTTEN = auto()
+    """The kubelet has lost its container, which runs."""
+    MISSING = auto()
+    """The kubelet does not show it."""
+
+
+class Presence(NamedTuple):
+    """Where an allocation was found."""
+
+    is_inherited: bool = False
+    """Live at our start, and not shown since: should it have ended, then while nobody looked."""
+    missing_since: float | None = None
+    """Monotonic seconds of the first look at which it was missing; None: it is not missing."""
+    finding: Finding = Finding.NOTHING
+    """What the last look found."""
+
+    def show(self) -> "Presence":
+        """The kubelet shows it, or names it as held."""
+        return Presence(finding=self.finding)
+
+    def miss(self, at: float) -> "Presence":
+        """It is missing at a look of monotonic second `at`; the wait runs from the first such look."""
+        return self if self.missing_since is not None else self._replace(missing_since=at)
+
+    def await_anew(self) -> "Presence":
+        """Another kubelet answers: what the former one did not show means nothing."""
+        return self._replace(missing_since=None)
+
+    def find(self, finding: Finding) -> "Presence":
+        """A look has found this."""
+        return self._replace(finding=finding)
+
+
+class Grant(NamedTuple):
+    """How an allocation came about."""
+
+    written: tuple[int, ...]
+    """The version of the checkpoint when the kubelet asked for it."""
+    at: float
+    """Monotonic seconds."""
+
+
+class Evidence(NamedTuple):
+    """What the kubelet has told of an allocation."""
+
+    shown_by: Kubelet | None = None
+    """The kubelet that showed it last."""
+    written_by: Kubelet | None = None
+    """The kubelet that wrote last that the allocation's pod has something of it."""
+    grant: Grant | None = None
+    """None: it was there before this process."""
+
+    def show(self, kubelet: Kubelet) -> "Evidence":
+        """This kubelet shows it."""
+        return self._replace(shown_by=kubelet)
+
+    def write(self, kubelet: Kubelet) -> "Evidence":
+        """This kubelet has written that the allocation's pod has something of it."""
+        return self._replace(written_by=kubelet)
+
+    def give(self, grant: Grant) -> "Evidence":
+        """It was granted so."""
+        return self._replace(grant=grant)
+
+    def inherit(self, former: "Evidence") -> "Evidence":
+        """It is what is left of a former allocation: what was told of that holds for it, too."""
+        return self._replace(shown_by=former.shown_by or self.shown_by, written_by=former.written_by or self.written_by)
+
+
+class Settling(NamedTuple):
+    """How far the kubelet that answers has come: one that has just started lists fewer pods than run."""
+
+    kubelet: Kubelet | None = None
+    """None: none has answered yet."""
+    until: float = 0.0
+    """Monotonic seconds until which it settles."""
+    is_boot_known: bool = False
+    """Whether a look was taken since the hardware is known, and with it the boot."""
+
+    def meet(self, kubelet: Kubelet, at: float, seconds: float, age: float, *, rebooted: bool) -> "Settling":
+        """
+        The kubelet that answers at monotonic second `at` needs `seconds` from its start to settle. By the wall clock it is
+        `age` seconds old, which is believed only of the first one, and not after a reboot.
+        """
+        if kubelet == self.kubelet and not rebooted:
+            return self
+        is_new = self.kubelet is not None or rebooted
+        return self._replace(kubelet=kubelet, until=at + max(0.0, seconds - (0.0 if is_new else max(0.0, age))))
+
+    def know_boot(self, known: bool) -> "Settling":
+        """The hardware, and with it the boot, was known at this look, or was not."""
+        return self._replace(is_boot_known=self.is_boot_known or known)

@@ -1,0 +1,87 @@
+"""What the reconciliation remembers between two looks, by its transitions."""
+
+from collections.abc import Callable
+
+import pytest
+
+from topoalign.allocator.reconciliation.memory import Evidence, Finding, Grant, Presence, Settling
+
+OLD, NEW = (1, 1), (2, 2)
+GRANT = Grant(written=(7,), at=3.0)
+
+
+@pytest.mark.parametrize(
+    ("before", "transition", "after"),
+    [
+        (Presence(), lambda it: it.miss(5.0), Presence(missing_since=5.0)),
+        (Presence(missing_since=5.0), lambda it: it.miss(9.0), Presence(missing_since=5.0)),
+        (Presence(is_inherited=True), lambda it: it.miss(0.0), Presence(is_inherited=True, missing_since=0.0)),
+        (Presence(missing_since=0.0), lambda it: it.miss(9.0), Presence(missing_since=0.0)),
+        (Presence(is_inherited=True, missing_since=5.0), Presence.show, Presence()),
+        (Presence(finding=Finding.APART), Presence.show, Presence(finding=Finding.APART)),
+        (Presence(is_inherited=True, missing_since=5.0), Presence.await_anew, Presence(is_inherited=True)),
+        (
+            Presence(missing_since=5.0, finding=Finding.MISSING),
+            lambda it: it.find(Finding.FORGOTTEN),
+            Presence(missing_since=5.0, finding=Finding.FORGOTTEN),
+        ),
+    ],
+)
+def test_a_presence_changes_as_looks_find_it(
+    before: Presence, transition: Callable[[Presence], Presence], after: Presence
+) -> None:
+    """The wait for an end runs from the first look that misses it, until it is shown or another kubelet answers."""
+    assert after == transition(before)
+
+
+@pytest.mark.parametrize(
+    ("before", "transition", "after"),
+    [
+        (Evidence(grant=GRANT), lambda it: it.show(OLD), Evidence(shown_by=OLD, grant=GRANT)),
+        (Evidence(shown_by=OLD, written_by=OLD), lambda it: it.show(NEW), Evidence(shown_by=NEW, written_by=OLD)),
+        (Evidence(shown_by=OLD), lambda it: it.write(NEW), Evidence(shown_by=OLD, written_by=NEW)),
+        (Evidence(shown_by=OLD), lambda it: it.give(GRANT), Evidence(shown_by=OLD, grant=GRANT)),
+        (
+            Evidence(grant=GRANT),
+            lambda it: it.inherit(Evidence(shown_by=OLD, written_by=NEW, grant=Grant((1,), 1.0))),
+            Evidence(shown_by=OLD, written_by=NEW, grant=GRANT),
+        ),
+        (
+            Evidence(shown_by=NEW),
+            lambda it: it.inherit(Evidence(written_by=OLD)),
+            Evidence(shown_by=NEW, written_by=OLD),
+        ),
+    ],
+)
+def test_evidence_changes_as_the_kubelet_tells(
+    before: Evidence, transition: Callable[[Evidence], Evidence], after: Evidence
+) -> None:
+    """What the kubelet shows, writes and asks for is kept apart, and a rest inherits what was told of its former whole."""
+    assert after == transition(before)
+
+
+@pytest.mark.parametrize(
+    ("before", "kubelet", "age", "rebooted", "until"),
+    [
+        (Settling(), OLD, 4.0, False, 126.0),  # the first one, of which the wall clock tells the age
+        (Settling(), OLD, 500.0, False, 100.0),  # it has settled long ago
+        (Settling(), OLD, -50.0, False, 130.0),  # its start is in the future: the wall clock was set
+        (Settling(), OLD, 4.0, True, 130.0),  # after a reboot the wall clock is not believed
+        (Settling(kubelet=OLD, until=60.0), NEW, 500.0, False, 130.0),  # one that was seen to start
+        (Settling(kubelet=OLD, until=60.0), OLD, 500.0, False, 60.0),  # the same one
+        (Settling(kubelet=OLD, until=60.0), OLD, 500.0, True, 130.0),
+    ],
+)
+def test_a_new_kubelet_has_time_to_settle(
+    before: Settling, kubelet: tuple[int, ...], age: float, rebooted: bool, until: float
+) -> None:
+    """At second 100, with 30 seconds to settle: from its start as far as that is known, else from now."""
+    assert Settling(kubelet=kubelet, until=until) == before.meet(kubelet, 100.0, 30.0, age, rebooted=rebooted)
+
+
+def test_a_known_boot_stays_known() -> None:
+    """Once the hardware was known at a look, the boot is known, whatever later looks know."""
+    settling = Settling()
+    known = [(settling := settling.know_boot(each)).is_boot_known for each in (False, True, False)]
+
+    assert [False, True, True] == known
