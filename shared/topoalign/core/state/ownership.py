@@ -42,6 +42,7 @@ class Ownership:
     ) -> None:
         """`allocations`: the live ones, oldest first. `told`: what discovery says of health."""
         self._hardware, self._allocations, self._told = hardware, allocations, told
+        self._free: dict[ResourceName, tuple[DeviceID, ...]] = {}
 
     @cached_property
     def holders(self) -> Mapping[DeviceID, AllocationID]:
@@ -129,14 +130,17 @@ class Ownership:
 
         Numbers of shares that are no longer offered block nothing: their card is shared as before.
         """
-        former = HoldingSet(
+        former = [
             self._placed(holding)
             for allocation in self._allocations.values()
             for resource, given in allocation.given.items()
             for holding in given
             if not self._is_offered(holding, resource)
-        )
-        return frozenset(base for base in self._hardware.offer_by_base if former.overlaps(self.holding(base)))
+        ]
+        if not former:
+            return frozenset()
+        held = HoldingSet(former)
+        return frozenset(base for base in self._hardware.offer_by_base if held.overlaps(self.holding(base)))
 
     def _is_offered(self, holding: Holding, resource: ResourceName) -> bool:
         """Whether it is offered now as it was given: under this resource, and shared in time or not."""
@@ -151,7 +155,10 @@ class Ownership:
 
     def free(self, resource: ResourceName) -> tuple[DeviceID, ...]:
         """Devices of a resource that may be handed out whole now, in the hardware's order."""
-        return tuple(device for device in self.handed_out.healthy(resource) if device not in self.holders)
+        if resource not in self._free:
+            free = (device for device in self.handed_out.healthy(resource) if device not in self.holders)
+            self._free[resource] = tuple(free)
+        return self._free[resource]
 
     @cached_property
     def held_whole(self) -> frozenset[DeviceID]:
