@@ -47,6 +47,8 @@ class KubeletRecord:
         """Pods without devices."""
         self.checkpoint: frozenset[tuple[ResourceName, DeviceID]] | None = frozenset()
         self.parts: tuple[Part, ...] = ()
+        self.written_by: int | None = None
+        """The kubelet that wrote the checkpoint; None: another one, long ago."""
         self.version = 0
         """Of the checkpoint."""
         self.directories: PodDirectories | None = None
@@ -72,7 +74,7 @@ class KubeletRecord:
             checkpoint=self.checkpoint,
             parts=self.parts,
             written=(self.version,),
-            is_own=self.version > 0,
+            is_own=self.written_by == self.kubelet,
             directories=self.directories,
             usage=self.usage,
         )

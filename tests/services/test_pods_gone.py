@@ -13,7 +13,7 @@ from topoalign.allocator.ports import Part, ShownDevices
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.service import Allocator
 from topoalign.core.model.decisions import Explained
-from topoalign.core.model.errors import NotFound
+from topoalign.core.model.errors import NotFound, StateFault
 from topoalign.core.model.events import (
     Allocation,
     AllocationBound,
@@ -47,7 +47,7 @@ def directories(node: Node, *pods: str, torn_down: tuple[str, ...] = ()) -> None
 
 def write(node: Node, *parts: Part) -> None:
     """The kubelet writes its checkpoint: these entries, and no others."""
-    node.kubelet.version += 1
+    node.kubelet.version, node.kubelet.written_by = node.kubelet.version + 1, node.kubelet.kubelet
     node.kubelet.parts = parts
     node.kubelet.checkpoint = frozenset((part.resource, device) for part in parts for device in part.devices)
 
@@ -286,6 +286,88 @@ async def test_a_container_that_is_given_other_devices_does_not_run_with_its_for
 
     assert {"GPU-1,GPU-2": "pod-a"} == node.live()
     assert all(not each.displaced for each in node.ledger.state.allocations.values())
+
+
+async def test_an_entry_that_another_kubelet_wrote_tells_nothing_of_this_one(node: Node) -> None:
+    """The next kubelet has not written it, so that without it a container that runs may be lost."""
+    await runs(node, "pod-a", "uid-a", GPUS[0])
+    node.kubelet.kubelet += 1
+    node.kubelet.shown.clear()
+    await node.handouts.reconcile()
+    write(node)
+    await later(node, 3600)
+
+    assert {"GPU-0": "pod-a"} == node.live()
+
+
+async def api_server_is_away(node: Node) -> None:
+    """A kubelet has started, writes its checkpoint as plugins register, and lists no pod but a static one."""
+    node.kubelet.kubelet, node.kubelet.since, node.kubelet.usage = 2, node.clock.wall(), ()
+    node.kubelet.shown.clear()
+    write(node, *node.kubelet.parts)
+    await later(node, 300)
+
+
+@pytest.mark.parametrize("what", ["checkpoint", "directories"])
+async def test_one_look_that_cannot_be_read_releases_nothing_that_was_waited_for(what: str) -> None:
+    """A disk that stalls for a second is no evidence against a pod that was waited for until now."""
+    node = Node(settle_seconds=120)
+    directories(node)
+    await runs(node, "pod-a", "uid-a", GPUS[0])
+    await api_server_is_away(node)
+    kubelet = node.kubelet
+    had = kubelet.checkpoint, kubelet.parts, kubelet.directories
+    if what == "checkpoint":
+        kubelet.checkpoint, kubelet.parts = None, ()
+    else:
+        kubelet.directories = None
+    await later(node, 600)
+    meanwhile = node.live()
+    kubelet.checkpoint, kubelet.parts, kubelet.directories = had
+    directories(node)  # it is deleted
+    await later(node, 300)
+
+    assert ({"GPU-0": "pod-a"}, {}) == (meanwhile, node.live())
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_looks_that_cannot_be_read_release_nothing_that_the_kubelet_lost(restarts: bool) -> None:
+    """Neither one of them after a start of the agent, nor two that lie an hour apart."""
+    node = Node(settle_seconds=120)
+    directories(node)
+    await runs(node, "pod-a", "uid-a", GPUS[0])
+    await lost(node)
+    if restarts:
+        node.restart()
+    await later(node, 600)
+    known = node.kubelet.directories
+    for _ in range(2):
+        node.kubelet.directories = None
+        await node.handouts.reconcile()
+        node.kubelet.directories = known
+        await later(node, 3600)
+
+    assert {"GPU-0": "pod-a"} == node.live()
+
+
+async def test_a_grant_that_the_disk_refuses_leaves_nothing_to_the_next_one(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ids are used again, and what is known of the record that made way belongs to none of them."""
+
+    def refuse(entry: object) -> None:
+        raise StateFault("the disk is full", "make room")
+
+    await runs(node, "pod-a", "uid-a", GPUS[0], GPUS[1])
+    node.kubelet.shown.clear()
+    with monkeypatch.context() as disk, pytest.raises(StateFault):
+        disk.setattr(node.journal, "append", refuse)
+        await node.handouts.allocate(GPU, [[GPUS[0]]])
+    await node.handouts.allocate(GPU, [[GPUS[5]]])
+    await node.handouts.allocate(GPU, [[GPUS[6]]])
+    ended = {device for each in await node.handouts.ended() for device in each.device_ids}
+
+    assert ended.isdisjoint({GPUS[5], GPUS[6]})
 
 
 async def test_a_preference_avoids_what_the_record_holds_whatever_the_kubelet_believes_free(node: Node) -> None:

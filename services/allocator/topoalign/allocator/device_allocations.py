@@ -22,7 +22,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 import anyio
-import structlog
 
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import Listing, PodResources
@@ -65,8 +64,6 @@ LOOKS = 3
 """So often it is asked again for a fresh one."""
 PREFER_SECONDS = 1.0
 """How long a preference waits for the kubelet's list; without it, all that the record has counts as held."""
-
-log = structlog.get_logger("topoalign.allocator.device_allocations")
 
 
 async def nothing_to_ask() -> None:
@@ -293,10 +290,10 @@ class DeviceAllocations:
             answers.append(granted[-1])
         deviations = self._preferences.deviations(resource, granted)
         reasons = {former.allocation: "displaced" for each in granted for former in each.displaced}
-        for rest, former in remainders(self._ledger, gone.values(), containers, listing, granted):
-            self._reconciliation.liveness.inherit(rest.id, former)
-            granted.append(rest)
+        rests = remainders(self._ledger, gone.values(), containers, listing, granted)
+        granted += [rest.allocation for rest in rests]
         granted += returned(self._ledger, [*gone.values()], listing, granted)
         self._ledger.grant(granted, instead_of=list(gone), reasons=reasons, preferred=deviations)
+        self._reconciliation.liveness.inherit(rests)
         tell_displaced(answers)
         return tuple(answers)

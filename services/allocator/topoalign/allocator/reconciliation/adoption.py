@@ -32,7 +32,7 @@ def unrecorded(
         return not ownership.is_held(device) and not taken.overlaps(ownership.holding(device))
 
     def take_in(owner: Owner | None, resource: ResourceName, devices: tuple[DeviceID, ...], pod_uid: str) -> None:
-        displaced = of_devices([former for each in contradicted for former in each.displaced], devices)
+        displaced = of_devices(state, [former for each in contradicted for former in each.displaced], devices)
         found.append(
             Allocation(
                 id=ledger.next_id(len(found)),
@@ -102,9 +102,14 @@ def without(state: NodeState, allocations: Sequence[Allocation]) -> NodeState:
     return msgspec.structs.replace(state, allocations=others)
 
 
-def of_devices(displaced: Sequence[Displaced], devices: Collection[DeviceID]) -> tuple[Displaced, ...]:
-    """Those that have one of these devices."""
-    return tuple(each for each in displaced if any(not set(ids).isdisjoint(devices) for ids in each.devices.values()))
+def of_devices(
+    state: NodeState, displaced: Sequence[Displaced], devices: Collection[DeviceID]
+) -> tuple[Displaced, ...]:
+    """Those that have one of these devices, a part of one, or what one is a part of."""
+    wanted, holding = state.ownership.set_of(devices), state.ownership.holding
+    return tuple(
+        each for each in displaced if any(wanted.overlaps(holding(d)) for ids in each.devices.values() for d in ids)
+    )
 
 
 def ordered(state: NodeState, resource: ResourceName, devices: frozenset[DeviceID]) -> tuple[DeviceID, ...]:

@@ -10,8 +10,9 @@ from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import Listing
 from topoalign.allocator.reconciliation.adoption import of_devices
 from topoalign.allocator.reconciliation.liveness import Liveness, Place, is_before, places, shown_of, still_displaced
+from topoalign.allocator.reconciliation.memory import Rest
 from topoalign.core.model.events import Allocation, Displaced
-from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
+from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.state.ownership import Ownership
 
 log = structlog.get_logger("topoalign.allocator.reconciliation.displacement")
@@ -37,7 +38,7 @@ def displaced_by(
             both = by_resource(touching(ledger.state.ownership, record, asked))
             found.append(Displaced(allocation=record.id, owner=record.owner, pod_uid=record.pod_uid, devices=both))
         if not is_before(record, ledger.boot):
-            found += still_displaced(of_devices(record.displaced, asked), listing)
+            found += still_displaced(of_devices(ledger.state, record.displaced, asked), listing)
     return tuple(found)
 
 
@@ -66,9 +67,9 @@ def remainders(
     containers: Sequence[Sequence[DeviceID]],
     listing: Listing | None,
     granted: Sequence[Allocation],
-) -> list[tuple[Allocation, AllocationID]]:
+) -> list[Rest]:
     """
-    What is left of replaced records, each with the id of what it is left of.
+    What is left of replaced records, and of which.
 
     Of most that is what the kubelet still has given out: an app container takes over some devices of an init container,
     and the others stay the init container's until the pod goes. Of those that were displaced it is all, for their
@@ -78,7 +79,7 @@ def remainders(
     held = shown_of(listing) | ((listing.checkpoint or frozenset()) if listing is not None else frozenset())
     unread = listing is not None and listing.checkpoint is None  # then what is not shown may be held all the same
     displaced = {former.allocation for each in granted for former in each.displaced}
-    rests: list[tuple[Allocation, AllocationID]] = []
+    rests: list[Rest] = []
     for record in replaced:
         whole = unread or record.id in displaced
         given = touching(ledger.state.ownership, record, asked)
@@ -88,9 +89,9 @@ def remainders(
                 record,
                 id=ledger.next_id(len(granted) + len(rests)),
                 devices=by_resource(kept),
-                displaced=of_devices(record.displaced, [device for _, device in kept]),
+                displaced=of_devices(ledger.state, record.displaced, [device for _, device in kept]),
             )
-            rests.append((rest, record.id))
+            rests.append(Rest(rest, record.id))
     return rests
 
 

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from topoalign.allocator.ports import Listing, Part, ShownDevices
-from topoalign.allocator.reconciliation.memory import Evidence, Grant, Kubelet
+from topoalign.allocator.reconciliation.memory import Evidence, Grant, Kubelet, Rest
 from topoalign.core.model.events import Allocation, Displaced, Owner
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 
@@ -43,9 +43,10 @@ class Liveness:
             elif each.owner is None:
                 self._evidence[each.id] = self._evidence[each.id].give(grant._replace(written=NEVER))
 
-    def inherit(self, allocation: AllocationID, former: AllocationID) -> None:
-        """An allocation is what is left of a former one: what is remembered of that holds for it, too."""
-        self._evidence[allocation] = self._evidence[allocation].inherit(self._evidence[former])
+    def inherit(self, rests: Iterable[Rest]) -> None:
+        """What is remembered of the former allocations holds for what is left of them, too."""
+        for rest in rests:
+            self._evidence[rest.allocation.id] = self._evidence[rest.allocation.id].inherit(self._evidence[rest.former])
 
     def shown(self, allocation: AllocationID, kubelet: Kubelet) -> None:
         """This kubelet shows it."""
@@ -195,8 +196,9 @@ def has_other_devices(
     """
     Whether the kubelet shows this very container with none of these devices, and with others of their resources.
 
-    A kubelet gives nothing to a container that runs already (v1.36.3, `isContainerAlreadyRunning`), so one that it has
-    given other devices to was not running with these: it was admitted once more, after a lost checkpoint.
+    A kubelet that starts gives nothing to a container that it finds running (v1.36.3, `isContainerAlreadyRunning`), so one
+    that it has given other devices to was not running with these: it was admitted once more, after a lost checkpoint. It
+    finds none running while the container runtime is down, which docs/limits.md tells of; the log names each such case.
     """
     return bool(pod_uid) and any(
         holding.owner == owner and holding.pod_uid == pod_uid and holding.devices.isdisjoint(devices[holding.resource])

@@ -12,6 +12,9 @@ its end goes on, or neither where the kubelet has lost the container. What the l
 from enum import Enum, auto
 from typing import NamedTuple
 
+from topoalign.core.model.events import Allocation
+from topoalign.core.model.ids import AllocationID
+
 Kubelet = tuple[int, ...]
 """Tells one run of the kubelet from another (`Listing.kubelet`)."""
 
@@ -40,6 +43,8 @@ class Presence(NamedTuple):
     """Monotonic seconds of the first look at which it was missing; None: it is not missing."""
     finding: Finding = Finding.NOTHING
     """What the last look found."""
+    is_explained: bool = False
+    """A look has told why it is not shown although it may run. One at which less can be read says nothing against that."""
 
     def show(self) -> "Presence":
         """The kubelet shows it, or names it as held."""
@@ -48,6 +53,10 @@ class Presence(NamedTuple):
     def miss(self, at: float) -> "Presence":
         """It is missing at a look of monotonic second `at`; the wait runs from the first such look."""
         return self if self.missing_since is not None else self._replace(missing_since=at)
+
+    def explain(self) -> "Presence":
+        """It may run unshown: the kubelet has lost it, or waits for its pod. It is not missing yet."""
+        return self._replace(missing_since=None, is_explained=True)
 
     def await_anew(self) -> "Presence":
         """Another kubelet answers: what the former one did not show means nothing."""
@@ -65,6 +74,14 @@ class Grant(NamedTuple):
     """The version of the checkpoint when the kubelet asked for it."""
     at: float
     """Monotonic seconds."""
+
+
+class Rest(NamedTuple):
+    """What is left of an allocation that made way for others."""
+
+    allocation: Allocation
+    former: AllocationID
+    """What it is left of."""
 
 
 class Evidence(NamedTuple):

@@ -32,7 +32,15 @@ from topoalign.allocator.ledger.endings import titled
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import Listing, ShownDevices
 from topoalign.allocator.reconciliation.adoption import returned, unrecorded
-from topoalign.allocator.reconciliation.liveness import Liveness, Place, entries_of, is_before, places, still_displaced
+from topoalign.allocator.reconciliation.liveness import (
+    Liveness,
+    Place,
+    entries_of,
+    has_other_devices,
+    is_before,
+    places,
+    still_displaced,
+)
 from topoalign.allocator.reconciliation.memory import Finding, Presence, Settling
 from topoalign.allocator.reconciliation.usage import is_ours, usage_of_others
 from topoalign.core.model.events import Allocation, Owner
@@ -97,6 +105,8 @@ class Reconciliation:
             findings[allocation.id] = finding
             if binding is not None:
                 bound.append(binding)
+            if finding is Finding.FORGOTTEN:
+                self._presence[allocation.id] = self._presence[allocation.id].explain()
             if finding is Finding.MISSING and self._is_gone(allocation, look):
                 gone.append(allocation)
         self._ledger.bind(bound)
@@ -189,6 +199,7 @@ class Reconciliation:
 
     def _release(self, gone: Sequence[Allocation], listing: Listing) -> None:
         """Records that these have ended, and in the same entry of the journal what returns in their place."""
+        self._tell_readmitted(gone, listing)
         for word, ended in (
             ("gone", [each for each in gone if not self._presence[each.id].is_inherited]),
             ("orphan", [each for each in gone if self._presence[each.id].is_inherited]),
@@ -204,6 +215,16 @@ class Reconciliation:
             without_owner = [each for each in gone if each.owner is None]
             uids = {part.pod_uid for each in without_owner for part in entries_of(places(each), listing)}
             self._early |= {uid for uid in uids if directories.is_gone(uid) and uid not in directories.torn_down}
+
+    def _tell_readmitted(self, gone: Sequence[Allocation], listing: Listing) -> None:
+        """Names each container whose record goes because the kubelet has given it other devices."""
+        for each in gone:
+            if has_other_devices(each.owner, each.pod_uid, each.devices, listing):
+                log.error(
+                    "a container was admitted once more, with other devices: see that it does not use its former ones",
+                    container=titled(each.owner),
+                    devices=sorted(each.device_ids),
+                )
 
     def _tell_forgotten(self, findings: Mapping[AllocationID, Finding]) -> None:
         """Once of each: that the kubelet may give its devices to others."""
@@ -247,12 +268,23 @@ class Reconciliation:
             if not self.liveness.is_gone(allocation, look.listing):
                 patience = self._unbound_seconds
         elif self.liveness.is_waited_for(allocation, look.listing):
+            self._presence[allocation.id] = before.explain()
+            return False
+        elif (
+            before.is_explained
+            and self._is_unread(look.listing)
+            and not self.liveness.is_gone(allocation, look.listing)
+        ):
             return False
         elif presence.is_inherited and settled and not kept:
             return True
         if not settled:
             patience = max(patience, self._settle_seconds)
         return before.missing_since is not None and look.at - before.missing_since >= patience
+
+    def _is_unread(self, listing: Listing) -> bool:
+        """Whether the checkpoint or the directories of pods could not be read at this look."""
+        return None in (listing.checkpoint, listing.directories)
 
     def _confirm(self, look: Look) -> None:
         """
