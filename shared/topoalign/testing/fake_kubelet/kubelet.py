@@ -147,13 +147,13 @@ class FakeKubelet:
     @property
     def plugins(self) -> Plugins:
         """The registered plugins. Only between `start` and `stop`."""
-        assert self._plugins is not None, "the stand-in has not been started"
+        assert self._plugins is not None, "the fake kubelet has not been started"
         return self._plugins
 
     @property
     def managers(self) -> Managers:
         """Of the kubelet as it was last started."""
-        assert self._managers is not None, "the stand-in has not been started"
+        assert self._managers is not None, "the fake kubelet has not been started"
         return self._managers
 
     def active(self, *admitting: str) -> frozenset[str] | None:

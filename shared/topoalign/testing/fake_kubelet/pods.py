@@ -98,7 +98,7 @@ class Pods:
         return uid is not None
 
     def find(self, devices: DeviceManager) -> None:
-        """The pods that another stand-in has left running in this root directory, with their devices and nothing else."""
+        """Find the pods that another fake kubelet left running in this root directory, with their devices alone."""
         found = self._directories.active() - self._used
         for uid in sorted(found):
             running = restored(uid, devices.held.get(uid, {}), devices.responses.get(uid, {}))
@@ -112,7 +112,7 @@ def restored(
     held: dict[Part, tuple[DeviceID, ...]],
     responses: dict[Part, v1beta1.ContainerAllocateResponse],
 ) -> Running | None:
-    """A pod of another stand-in's checkpoint, with its devices and nothing else. None for one that has no name in it."""
+    """A pod of another fake kubelet's checkpoint, with its devices alone. None for one that has no name in it."""
     names = uid.split("_")
     if len(names) < 2:
         return None
