@@ -205,10 +205,7 @@ class DeviceAllocations:
                 raise Unavailable(self._failure.finding, self._failure.remedy)
 
     async def _look(self) -> Look:
-        """
-        What the kubelet says now. An answer that lay about while this process was stopped is asked for again: the kubelet
-        went on meanwhile.
-        """
+        """What the kubelet says now. Asks again where this process was stopped meanwhile: the kubelet went on."""
         for _ in range(LOOKS):
             live, at = frozenset(self.state.allocations), self._clock.monotonic()
             listing = await self._pod_resources.listing()
