@@ -143,6 +143,32 @@ def test_what_podresources_showed_counts_only_once_it_has_answered() -> None:
     assert ("there is no file",) == silent.explanation.notes
 
 
+def test_of_an_unknown_kubelet_what_podresources_showed_counts() -> None:
+    """
+    Not read in time, or too large for a message: six CPUs of NUMA node 0, 60 of its 64 GiB and a device are shown as held,
+    and they do not count as free.
+    """
+    memory = MemoryBlock(resource=MEMORY, nodes=(0,), size=60 * GIB, taken=(60 * GIB,))
+    shown = msgspec.structs.replace(used("1-3,8-10", memory), devices={FPGA: (DeviceID("f-0"),)})
+    devices = {FPGA: listed(("f-0", (0,)))}
+    state = told(KubeletObserved(rules=RULES, devices=devices, unknown="late"), shown)
+    cpus, ram, fpga = (
+        predict(state, pod(container("main", **asked)), 0)
+        for asked in ({"cpus": 4, "gib": 1}, {"cpus": 1, "gib": 8}, {"others": {FPGA: 1}})
+    )
+
+    assert isinstance(cpus, Admission) and isinstance(ram, Admission)
+    assert ((1,), (1,)) == (cpus.allocations[0].affinity, ram.allocations[0].affinity)
+    assert isinstance(fpga, Refusal)
+    assert ("late; what PodResources showed last counts instead",) == cpus.explanation.notes
+
+
+def test_where_nothing_of_a_kubelet_is_known_nothing_is_predicted() -> None:
+    """Neither the files nor PodResources: an empty node would be a guess."""
+    with pytest.raises(KubeletUnknown, match="late, and PodResources has not answered"):
+        predict(told(KubeletObserved(rules=RULES, unknown="late"), known=False), pod(container("main", gpus=1)), 0)
+
+
 def test_another_version_of_the_kubelet_is_noted() -> None:
     notes = {
         version: predict(

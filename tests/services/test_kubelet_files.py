@@ -17,8 +17,9 @@ from topoalign.allocator.requests.kubelet_files import KubeletFiles
 from topoalign.allocator.requests.kubelet_watch import KubeletWatch
 from topoalign.allocator.settings import AllocatorSettings
 from topoalign.core.admission.admit import admit
+from topoalign.core.admission.prediction import INSTEAD
 from topoalign.core.model.decisions import Admission, Decision, Refusal
-from topoalign.core.model.events import Allocation
+from topoalign.core.model.events import Allocation, UsageObserved
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID, NodeName
 from topoalign.core.model.requests import AdmissionRules, AllocateRequest, Mode, Placement, PodRequest, Policy, Scope
 from topoalign.kubelet.files import configuration
@@ -180,14 +181,15 @@ async def test_without_any_file_the_answer_is_that_of_our_own_rules_in_mode_kube
     assert 4 == len(decision.explanation.notes)
 
 
-LATE = ("the kubelet's files could not be read in time",)
+LATE = (f"the kubelet's files could not be read in time; {INSTEAD}",)
 
 
 async def test_a_disk_that_hangs_costs_one_thread_and_a_note_not_the_answer(tmp_path: Path, disk: SlowDisk) -> None:
     files = KubeletFiles(tmp_path / "config.yaml", tmp_path, OWN, seconds=0.05)
+    state = STATE.apply(UsageObserved(node=STATE.node, epoch=1, revision=1, containers=()))
     threads = []
     for _ in range(3):
-        known = await basis_from(files, STATE, ASKING)
+        known = await basis_from(files, state, ASKING)
         assert (STATE.allocations, STATE.memory, LATE) == (known.state.allocations, known.state.memory, known.notes)
         threads.append(threading.active_count())
 

@@ -8,7 +8,7 @@ from prediction_support import FPGA
 
 from topoalign.allocator.reconciliation.usage import UsageTeller
 from topoalign.client import Client
-from topoalign.core.admission.prediction import kubelet_rules, predict
+from topoalign.core.admission.prediction import INSTEAD, kubelet_rules, predict
 from topoalign.core.model.events import ContainerUsage, UsageObserved
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.kubelet import KubeletObserved, ListedDevices
@@ -43,7 +43,7 @@ async def test_what_is_too_large_for_a_message_is_left_out_and_said() -> None:
 
     assert (rules, None) == (heard.kubelet.rules, heard.kubelet.devices)
     assert "too much for one message" in heard.kubelet.unknown
-    assert heard.kubelet.unknown == notes[0]
+    assert f"{heard.kubelet.unknown}; {INSTEAD}" == notes[0]
     assert "whether a plugin lists example.com/fpga is not known" in notes[1]
     assert USED == heard.containers
     assert whole is newest(it).kubelet

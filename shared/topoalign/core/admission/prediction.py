@@ -70,8 +70,9 @@ def predict(state: NodeState, pod: PodRequest, now: float, changes: Mapping[str,
     What the node's kubelet would decide about this pod at wall second `now`. `changes`: rules that differ from the
     kubelet's, by field name.
 
-    Raises KubeletUnknown where the node has not said what its kubelet decides by, and InvalidField for a pod or rules that
-    cannot be meant, or a resource that the kubelet knows and nothing else does.
+    Raises KubeletUnknown where the node has not said what its kubelet decides by, or knows neither what its kubelet holds
+    nor what PodResources shows. Raises InvalidField for a pod or rules that cannot be meant, or a resource that the kubelet
+    knows and nothing else does.
     """
     basis = prediction_basis(state, pod, now)
     return noted(admit(basis.state, pod, overridden(basis.rules, changes)), basis.notes)
@@ -79,23 +80,19 @@ def predict(state: NodeState, pod: PodRequest, now: float, changes: Mapping[str,
 
 def prediction_basis(state: NodeState, pod: PodRequest, now: float) -> PredictionBasis:
     """What `predict` decides on. Raises as it does."""
-    kubelet = state.usage.kubelet if state.usage is not None else None
-    if kubelet is None:
-        raise KubeletUnknown(state.node, "the node has not said it")
+    kubelet = kubelet_of(state)
     rules = admission_rules(kubelet.rules, state.node)
     over = frozenset[DeviceID]().union(
         *(state.allocations[each].device_ids for each in kubelet.ended if each in state.allocations)
     )
     state, lagging = without_ended(with_others(state, kubelet.devices), kubelet.ended)
-    notes: list[str] = [kubelet.unknown] if kubelet.unknown else []
-    if not kubelet.unknown:
-        entries, memory, missing = held_by_kubelet(state, kubelet, rules)
-        state = without_dropped(state, kubelet.dropped)
-        notes += (*missing, *kubelet.notes, *unaccounted(state, kubelet))
-        notes += (each for each in (kubelet.memory_doubt, settling(kubelet, now)) if each)
-        others = [allocation_of(state, each, over) for each in entries]
-        merged = {**state.allocations, **{each.id: each for each in others}}
-        state = msgspec.structs.replace(state, allocations=merged, memory=memory or state.memory)
+    entries, memory, missing = held_by_kubelet(state, kubelet, rules)
+    state = without_dropped(state, kubelet.dropped)
+    notes = [*missing, *kubelet.notes, *unaccounted(state, kubelet)]
+    notes += (each for each in (kubelet.memory_doubt, settling(kubelet, now)) if each)
+    others = [allocation_of(state, each, over) for each in entries]
+    merged = {**state.allocations, **{each.id: each for each in others}}
+    state = msgspec.structs.replace(state, allocations=merged, memory=memory or state.memory)
     unlisted = kubelet.devices_unknown or kubelet.unknown if kubelet.devices is None else ""
     passed_over = check_resources(pod, state.hardware, kubelet.registered, unlisted)
     notes = [clean(note, 400) for note in (*notes, *other_version(kubelet))]
@@ -105,6 +102,22 @@ def prediction_basis(state: NodeState, pod: PodRequest, now: float) -> Predictio
         rules=rules,
         notes=(*notes, *lagging, *shared_ids(pod, state.hardware), *passed_over, *doubts),
     )
+
+
+def kubelet_of(state: NodeState) -> KubeletObserved:
+    """
+    What the node has said of its kubelet; where nothing of it is known, nothing of its parts is. Raises KubeletUnknown
+    where the node has not said it, or where nothing is known that could count instead.
+    """
+    usage = state.usage
+    if usage is None or usage.kubelet is None:
+        raise KubeletUnknown(state.node, "the node has not said it")
+    why = usage.kubelet.unknown
+    if not why:
+        return usage.kubelet
+    if not usage.containers_known:
+        raise KubeletUnknown(state.node, f"{why}, and PodResources has not answered yet")
+    return msgspec.structs.replace(usage.kubelet, cpus_unknown=why, memory_unknown=why, checkpoint_unknown=why)
 
 
 def admission_rules(rules: KubeletRules, node: NodeName) -> AdmissionRules:
@@ -150,7 +163,7 @@ def held_by_kubelet(
     instead = f"; {INSTEAD}" if shown is not None else ""
     missing = [kubelet.rules.unknown]
     missing += [f"{each}{instead}" if each else "" for each in (kubelet.cpus_unknown, kubelet.memory_unknown)]
-    missing += [kubelet.checkpoint_unknown, kubelet.pods_unknown]
+    missing += [kubelet.checkpoint_unknown if not kubelet.unknown else "", kubelet.pods_unknown]
     if kubelet.cpus_unknown:
         entries += (entry_of(each, cpus=True) for each in shown or () if each.cpus)
     if kubelet.memory_unknown and shown is not None:
@@ -163,7 +176,7 @@ def held_by_kubelet(
         memory = dict(alone.memory)
     if kubelet.checkpoint_unknown:
         entries += (entry_of(each, devices=True) for each in shown or () if each.devices)
-    return together(entries), memory, [each for each in missing if each]
+    return together(entries), memory, [each for each in dict.fromkeys(missing) if each]
 
 
 def entry_of(

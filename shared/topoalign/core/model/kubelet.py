@@ -129,6 +129,6 @@ class KubeletObserved(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """Why something may be held that is not in the allocator's record, whose journal was damaged. Empty: it is whole."""
     unknown: str = ""
     """
-    Why nothing of the above but `version`, `rules` and `record_doubt` is known: not read in time, or too large for one
-    message.
+    Why nothing that the files list is known: not read in time, or too large for one message. What PodResources showed last
+    counts instead.
     """
