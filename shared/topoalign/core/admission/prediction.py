@@ -161,7 +161,7 @@ def held_by_kubelet(
     shown = usage.containers if usage is not None and usage.containers_known else None
     entries, memory = list(kubelet.entries), kubelet.memory
     instead = f"; {INSTEAD}" if shown is not None else ""
-    missing = [kubelet.rules.unknown]
+    missing = [kubelet.stale, kubelet.rules.unknown]
     missing += [f"{each}{instead}" if each else "" for each in (kubelet.cpus_unknown, kubelet.memory_unknown)]
     missing += [kubelet.checkpoint_unknown if not kubelet.unknown else "", kubelet.pods_unknown]
     if kubelet.cpus_unknown:

@@ -125,6 +125,8 @@ class KubeletObserved(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """When the kubelet began to listen for plugins, in seconds since 1970. None: not known."""
     settle_seconds: float = 0.0
     """For so long after `started` the kubelet may not have heard of all its pods."""
+    stale: str = ""
+    """Why this is not what the files list now but what they listed before, and when. Empty: they were read in time."""
     record_doubt: str = ""
     """Why something may be held that is not in the allocator's record, whose journal was damaged. Empty: it is whole."""
     unknown: str = ""

@@ -28,6 +28,7 @@ from topoalign.kubelet.files.settling import SETTLE_SECONDS, SOCKET, started
 
 READ_SECONDS = 1.0
 LATE = "the kubelet's files could not be read in time"
+OWN_SETTINGS = "the node's own settings stand for the kubelet's configuration"
 LONGEST = 400
 """Characters of a reason."""
 
@@ -63,9 +64,8 @@ class KubeletFiles:
         All of it as it is now. `ended`: live allocations whose containers are known to have ended. The devices of other
         plugins are in no file.
         """
-        found = KubeletObserved(
-            version=self._version, rules=kubelet_rules(self._rules), ended=tuple(ended), unknown=LATE
-        )
+        rules = kubelet_rules(self._rules, f"{OWN_SETTINGS}: {LATE}")
+        found = KubeletObserved(version=self._version, rules=rules, ended=tuple(ended), unknown=LATE)
         with anyio.move_on_after(self._seconds):
             async with self._turn:
                 if not self._reading:  # else a thread that nobody waits for any more hangs in there: one is enough
@@ -110,7 +110,7 @@ class KubeletFiles:
         try:
             rules = configuration.load_configuration(self._config, rules.placement)
         except TopoalignError as error:
-            unknown = f"the node's own settings stand for the kubelet's configuration: {error.finding}"
+            unknown = f"{OWN_SETTINGS}: {error.finding}"
         pods = ListedPods(self._root)
         cpus = given("CPUs", lambda: held_cpus(self._root, hardware, rules, pods))
         memory = given("memory", lambda: held_memory(self._root, hardware, rules, pods))

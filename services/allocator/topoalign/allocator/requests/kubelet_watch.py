@@ -4,9 +4,13 @@ Keeps up with what the node's kubelet decides by, so that the node and every lis
 Every half second the files are looked at, by their times alone, and plugins' devices are asked for; the files are read where
 one has changed, and every five seconds in any case, because the volumes of a pod go without a trace in their times. What is
 found becomes a part of the node's `UsageObserved` where it has changed. A prediction of the node reads everything first.
+
+Where the files cannot be read in time, what was read last stands, with the time of that reading, and they are read again
+after 1, 2, 4 ... 30 seconds.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
 
 import anyio
 import msgspec
@@ -19,11 +23,14 @@ from topoalign.core.model.errors import Unavailable, clean
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.kubelet import KubeletObserved
 from topoalign.core.ports import Clock
+from topoalign.runtime.backoff import backoff_seconds
 
 POLL_SECONDS = 0.5
 """Between two looks: what changes is announced within a second."""
 READ_SECONDS = 5.0
 """Between two readings of files that have not changed by their times."""
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
+"""Seconds before files that could not be read in time are read again, doubled each time."""
 
 
 class KubeletWatch:
@@ -51,6 +58,10 @@ class KubeletWatch:
         """Of the files as they were read last; None: they are to be read anew."""
         self._read_at = 0.0
         """Monotonic seconds."""
+        self._late, self._again = 0, 0.0
+        """Readings in a row that were late, and the monotonic seconds before which `poll` begins no other."""
+        self._last: tuple[KubeletObserved, float] | None = None
+        """What was read last, and when, in seconds since 1970."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -72,9 +83,12 @@ class KubeletWatch:
         async with self._turn:
             if self._ledger.state.topology is None:
                 return
-            stamp, usage = await self._changed(), self._ledger.state.usage
+            usage, now = self._ledger.state.usage, self._clock.monotonic()
             known = usage.kubelet if usage is not None else None
-            due = self._clock.monotonic() >= self._read_at + READ_SECONDS
+            if known is not None and now < self._again:
+                self._observe(known, *await self._listed())
+                return
+            stamp, due = await self._changed(), now >= self._read_at + READ_SECONDS
             if known is None or stamp is None or stamp != self._stamp or due:
                 await self._read(stamp)
             else:
@@ -98,8 +112,22 @@ class KubeletWatch:
             tasks.start_soon(ask)
             ended = [each.id for each in await self._ended()]
             kubelet = await self._files.read(self._ledger.state.hardware, ended)
-        self._stamp, self._read_at = None if kubelet.unknown else stamp, self._clock.monotonic()
-        self._observe(kubelet, *found[0])
+        self._read_at = self._again = self._clock.monotonic()
+        if kubelet.unknown:
+            self._stamp, self._late = None, self._late + 1
+            self._again += backoff_seconds(self._late, FIRST_PAUSE, LONGEST_PAUSE)
+        else:
+            self._stamp, self._late = stamp, 0
+            self._last = kubelet, self._clock.wall()
+        self._observe(self._instead_of(kubelet), *found[0])
+
+    def _instead_of(self, kubelet: KubeletObserved) -> KubeletObserved:
+        """What was read last where this was not read in time, and when it was; else this."""
+        if not kubelet.unknown or self._last is None:
+            return kubelet
+        last, at = self._last
+        stale = f"{kubelet.unknown}: what they said at {datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%SZ} counts"
+        return msgspec.structs.replace(last, ended=kubelet.ended, stale=stale)
 
     async def _listed(self) -> tuple[Listed | None, str]:
         """The devices of all plugins, or None and why they are not known."""

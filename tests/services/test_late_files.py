@@ -1,0 +1,102 @@
+"""What is announced of a kubelet whose files cannot be read in time."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from kubelet_support import NODE, MemoryDesk, pod, two_nodes
+
+from topoalign.allocator.ledger.journal import MemoryJournal
+from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.requests.kubelet_files import LATE, KubeletFiles
+from topoalign.allocator.requests.kubelet_watch import LONGEST_PAUSE, POLL_SECONDS, READ_SECONDS, KubeletWatch
+from topoalign.core.admission.prediction import predict
+from topoalign.core.model.ids import AllocationID
+from topoalign.core.model.kubelet import KubeletObserved
+from topoalign.core.model.requests import AdmissionRules
+from topoalign.core.model.topology.model import Topology
+from topoalign.runtime.clock import ManualClock
+
+pytestmark = pytest.mark.anyio
+CONFIG = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\ntopologyManagerPolicy: restricted\n"
+
+
+class SlowFiles(KubeletFiles):
+    """Files that are read at once, or too late; counts the readings."""
+
+    late = False
+    readings = 0
+
+    async def read(self, hardware: Topology, ended: Sequence[AllocationID] = ()) -> KubeletObserved:
+        self.readings += 1
+        self._seconds = 0.0 if self.late else 60.0
+        return await super().read(hardware, ended)
+
+
+class Node:
+    def __init__(self, root: Path) -> None:
+        (root / "device-plugins").mkdir()
+        (root / "config.yaml").write_text(CONFIG)
+        self.clock, known = ManualClock(), MemoryDesk(two_nodes(gpus=2, nics=0)).state
+        self.ledger = Ledger(NODE, MemoryJournal(), self.clock)
+        assert known.topology is not None and known.health is not None
+        self.ledger.hear(known.topology)
+        self.ledger.hear(known.health)
+        self.ledger.observe(containers=())
+        self.files = SlowFiles(root / "config.yaml", root, AdmissionRules())
+        self.watch = KubeletWatch(self.ledger, self.files, self.clock)
+
+    async def look(self, seconds: float = READ_SECONDS) -> KubeletObserved:
+        """What is known of the kubelet after a look so much later."""
+        await self.clock.advance(seconds)
+        await self.watch.poll()
+        usage = self.ledger.state.usage
+        assert usage is not None and usage.kubelet is not None
+        return usage.kubelet
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return predict(self.ledger.state, pod("next", gpus=1), self.clock.wall()).explanation.notes
+
+
+async def test_a_late_reading_leaves_what_was_read_last_and_says_so(tmp_path: Path) -> None:
+    """The note names the time of the last reading, and is the same at every late one."""
+    it = Node(tmp_path)
+    good, before = await it.look(), it.notes
+    it.files.late = True
+    first, revised = await it.look(), it.ledger.state.usage
+    notes = it.notes
+    await it.look()
+    later = it.ledger.state.usage
+    it.files.late = False
+    after = await it.look(LONGEST_PAUSE)
+
+    assert ("restricted", good.rules, "") == (good.rules.policy, first.rules, first.unknown)
+    assert f"{LATE}: what they said at 2023-11-14T22:13:25Z counts" == first.stale
+    assert (first.stale, *before) == notes
+    assert revised is later, "nothing new is announced"
+    assert good == after
+
+
+async def test_rules_that_were_never_read_are_said_to_be_unknown(tmp_path: Path) -> None:
+    """They are the allocator's own, whatever the kubelet has."""
+    it = Node(tmp_path)
+    it.files.late = True
+    known = await it.look()
+
+    assert (AdmissionRules().policy, LATE) == (known.rules.policy, known.unknown)
+    assert known.rules.unknown.startswith("the node's own settings stand for the kubelet's configuration")
+    assert known.rules.unknown in it.notes
+
+
+async def test_a_slow_disk_is_read_again_after_growing_pauses(tmp_path: Path) -> None:
+    """After 1, 2, 4, 8, 16 and then every 30 seconds: not at every look."""
+    it = Node(tmp_path)
+    it.files.late = True
+    when = []
+    for number in range(200):
+        had = it.files.readings
+        await it.look(POLL_SECONDS)
+        when += [number * POLL_SECONDS] * (it.files.readings - had)
+
+    assert [0, 1, 3, 7, 15, 31, 61, 91] == when
