@@ -83,7 +83,7 @@ async def more(life: Life, admitted: list[str]) -> None:
         await life.kubelet.until(lambda _: len(admitted) >= enough)
 
 
-@pytest.mark.skipif(not THOROUGH, reason="waits a minute; tests/services have it in virtual time")
+@pytest.mark.skipif(not THOROUGH, reason="waits a minute; tests/allocator have it in virtual time")
 async def test_an_agent_stopped_for_a_minute_answers_with_the_current_state(short_folder: Path, agents: Agents) -> None:
     """A pod ends, another is admitted while the agent is stopped, and a third afterwards; the kubelet waits for answers."""
     async with local_nats(short_folder / "nats") as nats, connect_bus(nats) as bus, anyio.create_task_group() as tasks:

@@ -85,7 +85,7 @@ def test_a_lost_gpu_forgets_a_numa_node_that_is_gone_too() -> None:
 
 @given(st.lists(st.lists(st.integers(0, 7), unique=True), min_size=2, max_size=6))
 @settings(deadline=None)
-def test_whatever_comes_and_goes_every_gpu_ever_seen_is_listed_once_and_the_machine_is_valid(
+def test_every_gpu_ever_seen_is_listed_once(
     readings: list[list[int]],
 ) -> None:
     """A GPU that is there has the index it was found with."""

@@ -53,9 +53,10 @@ async def test_only_what_changed_is_said(world: World) -> None:
         assert 3 == len((await world.topology()).topology.gpus)
 
 
-async def test_a_lost_gpu_stays_listed_as_unhealthy_and_is_itself_when_it_returns_with_another_index(
+async def test_a_lost_gpu_stays_listed_and_is_itself_when_it_returns(
     world: World,
 ) -> None:
+    """A lost gpu stays listed as unhealthy and is itself when it returns with another index."""
     async with world.running():
         await world.becomes(inventory(1, index=(1,)))
         lost = await world.health()
@@ -70,7 +71,8 @@ async def test_a_lost_gpu_stays_listed_as_unhealthy_and_is_itself_when_it_return
         assert {HEALTHY} == set((await world.health()).devices.values()), "once it has been found for a while"
 
 
-async def test_a_reading_that_fails_makes_every_health_unknown_and_leaves_the_topology(world: World) -> None:
+async def test_a_reading_that_fails_makes_all_health_unknown(world: World) -> None:
+    """A reading that fails makes every health unknown and leaves the topology."""
     async with world.running():
         await world.becomes(DriverFault("NVML hangs", "restart it"), seconds=5 * READ_SECONDS)
 

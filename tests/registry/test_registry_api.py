@@ -95,9 +95,8 @@ async def get(http: httpx.AsyncClient, path: str, status: int = 200) -> Any:
     return response.json()
 
 
-async def test_a_node_is_listed_with_its_devices_counted_by_what_can_be_done_with_them(
-    cluster: Cluster, http: httpx.AsyncClient
-) -> None:
+async def test_a_node_is_listed_with_its_devices_counted_by_use(cluster: Cluster, http: httpx.AsyncClient) -> None:
+    """A node is listed with its devices counted by what can be done with them."""
     announce(cluster, "node-1", allocation("a", "train", 0, 1))
 
     (node,) = (await get(http, "/v1/nodes"))["items"]
@@ -250,7 +249,8 @@ async def test_hostile_names_are_data_in_json_and_clean_in_metrics(cluster: Clus
     assert 'pod="?[31mred?[0m<script>{{x}}?"' in metrics
 
 
-async def test_each_gpu_is_counted_in_one_state_and_an_allocated_one_joins_with_dcgm_by_uuid(cluster: Cluster) -> None:
+async def test_each_gpu_is_counted_in_one_state_and_joins_dcgm_by_uuid(cluster: Cluster) -> None:
+    """Each gpu is counted in one state and an allocated one joins with dcgm by uuid."""
     registry = CollectorRegistry()
     Metrics(registry, cluster, Client(MemoryBus()))
     announce(cluster, "node-1", allocation("a", "train", 0, 3))

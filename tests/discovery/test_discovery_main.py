@@ -178,7 +178,8 @@ async def test_a_root_without_a_machine_is_a_driver_fault(tmp_path: Path) -> Non
         await SysfsDriver(tmp_path, SystemClock(), 30.0).read()
 
 
-async def test_what_the_configuration_says_of_health_counts_as_soon_as_it_changes(tmp_path: Path) -> None:
+async def test_health_settings_count_as_soon_as_they_change(tmp_path: Path) -> None:
+    """What the configuration says of health counts as soon as it changes."""
     world, first, second = World(), DeviceID("GPU-0"), DeviceID("GPU-1")
     file = tmp_path / "topoalign.yaml"
     file.write_text("version: v1\n")

@@ -154,7 +154,8 @@ async def test_a_stream_whose_beginning_is_gone_is_healed_too(world: World) -> N
         assert ["late"] == list(cluster.member(NODE).state.allocations)
 
 
-async def test_what_cannot_be_read_is_put_aside_with_the_reason_and_the_rest_goes_on(world: World) -> None:
+async def test_an_unreadable_message_is_put_aside_with_the_reason(world: World) -> None:
+    """What cannot be read is put aside with the reason and the rest goes on."""
     async with world.registry() as (cluster, metrics, _):
         good = wire.encode(topology(1, 8), TIME)
         await world.bus.publish(Message(subject=good.subject, headers={}, body=b'{"type": "TopologyDisc'))
@@ -171,9 +172,8 @@ async def test_what_cannot_be_read_is_put_aside_with_the_reason_and_the_rest_goe
     ("true", "false"),
     [(b'"cpus":"0-3"', b'"cpus":"0-x"'), (b'"taken":[1,1]', b'"taken":[2]'), (b'"GPU-0"', b"7")],
 )
-async def test_an_allocation_that_cannot_be_is_put_aside_and_a_snapshot_goes_on_without_it(
-    world: World, true: bytes, false: bytes
-) -> None:
+async def test_an_impossible_allocation_is_put_aside(world: World, true: bytes, false: bytes) -> None:
+    """An allocation that cannot be is put aside and a snapshot goes on without it."""
     memory = (MemoryBlock(resource=MEMORY, nodes=(0, 1), size=2, taken=(1, 1)),)
     allocation = msgspec.structs.replace(granted(2, "a").allocation, cpus="0-3", memory=memory)
     message = wire.encode(AllocationGranted(node=NODE, epoch=3, seq=2, allocation=allocation), TIME)
@@ -213,7 +213,8 @@ async def test_a_node_is_stale_while_its_allocator_does_not_answer(world: World)
         assert (False, True, False, True) == (unheard, there, gone, cluster.member(NODE).answering)
 
 
-async def test_a_node_that_is_away_and_of_which_everything_was_deleted_is_shown_no_more(world: World) -> None:
+async def test_a_node_whose_facts_were_deleted_is_shown_no_more(world: World) -> None:
+    """A node that is away and of which everything was deleted is shown no more."""
     await world.say(topology(1, 8), snapshot(1), granted(2, "a"))
     async with world.registry() as (cluster, _, _):
         async with world.allocator():
@@ -260,7 +261,7 @@ async def test_only_a_fact_of_the_allocator_is_a_sign_of_its_life(world: World) 
         assert (False, True) == (after_readings, cluster.member(NODE).answering)
 
 
-def test_the_last_event_is_the_time_of_the_newest_fact_whatever_comes_after_it() -> None:
+def test_the_last_event_is_the_time_of_the_newest_fact() -> None:
     """Facts that come late are older, and some carry no time."""
     member = Member(NodeState(node=NODE))
     facts: list[tuple[Event, float | None]] = [(snapshot(1), None), (granted(2, "a"), TIME)]

@@ -194,7 +194,7 @@ sharing: {timeSlicing: {resources: [{name: gpu, rename: shared, replicas: 2, dev
 """
 
 
-async def test_a_configuration_by_index_means_the_same_gpus_when_one_of_them_is_lost(tmp_path: Path) -> None:
+async def test_an_index_names_the_same_gpu_when_another_one_is_lost(tmp_path: Path) -> None:
     """NVML counts anew then. The GPU that was kept back stays so, and nobody's whole GPU becomes a shared one."""
     world = World(tmp_path, BY_INDEX, machine([gpu(0), gpu(1), gpu(2), gpu(3)]))
     async with world.running() as messages:

@@ -43,7 +43,8 @@ async def test_a_bus_that_was_away_gets_only_the_newest(world: World) -> None:
         ]
 
 
-async def test_a_bus_that_is_away_for_long_is_told_once_for_each_reason_although_they_alternate(world: World) -> None:
+async def test_a_bus_that_is_away_is_logged_once_for_each_reason(world: World) -> None:
+    """A bus that is away for long is told once for each reason although they alternate."""
     with capture_logs() as logs:
         async with world.running():
             for _ in range(2):
@@ -59,7 +60,8 @@ async def test_a_bus_that_is_away_for_long_is_told_once_for_each_reason_although
     assert ["no way to 0", "no way to 1"] * 2 == told
 
 
-async def test_news_that_comes_while_the_bus_is_storing_something_older_is_said_too(world: World) -> None:
+async def test_news_that_comes_during_a_publication_is_published_too(world: World) -> None:
+    """News that comes while the bus is storing something older is said too."""
     world.bus.open = anyio.Event()
     async with world.running():
         await world.becomes(inventory(0, 1, 2))
@@ -95,7 +97,8 @@ async def test_whoever_asks_has_everything_said_anew_under_new_revisions(world: 
         assert 4 == len(await world.said())
 
 
-async def test_whoever_asks_whether_it_lives_is_told_what_is_newest_and_nothing_is_said(world: World) -> None:
+async def test_a_question_for_liveness_is_answered_and_publishes_nothing(world: World) -> None:
+    """Whoever asks whether it lives is told what is newest and nothing is said."""
     async with world.running():
         await world.becomes(inventory(0, 1, sick="XID 79"))
         answer = await world.bus.ask(wire.alive_subject(NODE), msgspec.json.encode(AliveRequest(node=NODE)), within=1.0)
@@ -106,7 +109,8 @@ async def test_whoever_asks_whether_it_lives_is_told_what_is_newest_and_nothing_
         assert 3 == len(await world.said())
 
 
-async def test_a_question_before_the_first_reading_or_for_another_node_is_refused(world: World) -> None:
+async def test_a_question_before_the_first_reading_is_refused(world: World) -> None:
+    """A question before the first reading or for another node is refused."""
     world.hardware.now = DriverFault("NVML hangs", "restart it")
     async with world.running():
         for node, kind in ((NODE, Unavailable), (NodeName("other"), BadRequest)):
@@ -129,7 +133,7 @@ async def test_a_stream_that_has_lost_what_was_said_is_told_anew(world: World) -
         assert [2, 2] == [event.revision for event in (await world.topology(), await world.health())]
 
 
-async def test_what_another_machine_of_the_same_name_has_said_does_not_stand_and_is_told_once(world: World) -> None:
+async def test_facts_of_another_machine_of_the_same_name_are_corrected(world: World) -> None:
     """Its agent was refused, but had read its hardware by then, and it tries again and again."""
     other = World()
     other.hardware.now = inventory(5, 6, 7)
@@ -164,7 +168,7 @@ async def test_a_restart_begins_a_new_epoch(world: World) -> None:
     assert (before.epoch + 1000, 1) == (after.epoch, after.revision)
 
 
-async def test_a_restart_at_a_moment_that_the_clock_shows_again_is_heard_all_the_same(tmp_path: Path) -> None:
+async def test_a_restart_at_a_repeated_time_of_the_clock_is_heard(tmp_path: Path) -> None:
     """A clock was set back; under the numbers of the run before it, the news would be dropped as a repetition."""
     world = World(tmp_path)
     async with world.running():

@@ -58,7 +58,8 @@ class World:
         return wire.answered(body, HintAnswer)
 
 
-async def test_an_answer_is_what_the_providers_say_of_the_hardware_that_was_heard() -> None:
+async def test_an_answer_is_of_the_hardware_that_was_announced() -> None:
+    """An answer is what the providers say of the hardware that was heard."""
     world = World()
     async with background() as tasks:
         await world.say(topology(1))
@@ -71,7 +72,7 @@ async def test_an_answer_is_what_the_providers_say_of_the_hardware_that_was_hear
         assert answer.providers["device"][GPU]
 
 
-async def test_a_question_about_hardware_that_is_not_known_is_refused_by_a_code_that_says_so() -> None:
+async def test_a_question_about_unknown_hardware_has_its_own_code() -> None:
     """Whether nothing was heard yet, or another revision, or only another node's: the asker falls back."""
     world = World()
     async with background() as tasks:

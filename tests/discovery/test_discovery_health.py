@@ -78,7 +78,8 @@ async def test_what_comes_and_goes_within_the_hold_down_is_not_said(world: World
         assert 1 == len(await said(world))
 
 
-async def test_a_passing_xid_is_over_after_the_quiet_time_and_a_lasting_one_is_not(world: World) -> None:
+async def test_a_passing_xid_ends_with_the_quiet_time_and_a_lasting_one_does_not(world: World) -> None:
+    """A passing xid is over after the quiet time and a lasting one is not."""
     async with world.running():
         await happens(world, Occurrence.XID, A, xid=94)
         await happens(world, Occurrence.XID, B, xid=95)
@@ -92,7 +93,8 @@ async def test_a_passing_xid_is_over_after_the_quiet_time_and_a_lasting_one_is_n
         assert 1 == world.registry.get_sample_value("topoalign_discovery_devices", {"state": "unhealthy"})
 
 
-async def test_an_xid_of_a_mig_instance_costs_that_instance_and_an_unknown_instance_the_card(tmp_path: Path) -> None:
+async def test_an_xid_of_a_mig_instance_costs_that_instance_alone(tmp_path: Path) -> None:
+    """An xid of a mig instance costs that instance and an unknown instance the card."""
     world = World(tmp_path, environment={"MIG_STRATEGY": "mixed"})
     world.hardware.now = parted()
     async with world.running():
@@ -121,7 +123,8 @@ async def test_an_xid_of_a_mig_instance_costs_a_gpu_that_is_offered_as_a_whole(w
         assert [A] == [device for device, health in (await world.health()).devices.items() if not health.usable]
 
 
-async def test_what_is_said_to_an_operator_of_an_instance_is_no_better_than_its_card(world: World) -> None:
+async def test_an_instance_is_reported_no_better_than_its_card(world: World) -> None:
+    """What is said to an operator of an instance is no better than its card."""
     world.hardware.now = parted()
     async with world.running():
         await happens(world, Occurrence.XID, A, xid=79)
@@ -149,7 +152,8 @@ async def test_an_event_of_nobody_makes_nobody_ill_and_is_looked_into(world: Wor
         assert (reads + 1, 1) == (world.hardware.reads, len(await said(world)))
 
 
-async def test_gpus_that_cannot_be_heard_are_unknown_with_the_reason_until_they_can(world: World) -> None:
+async def test_gpus_without_events_are_unknown_with_the_reason(world: World) -> None:
+    """Gpus that cannot be heard are unknown with the reason until they can."""
     async with world.running():
         assert world.hardware.listener is not None
         reads = world.hardware.reads
@@ -204,7 +208,8 @@ async def test_a_part_is_named_with_its_own_card_or_not_at_all(world: World, nam
             await word(world, "cordon", name, reason="fan")
 
 
-async def test_an_unknown_device_is_refused_with_the_list_and_nothing_of_the_request_is_done(world: World) -> None:
+async def test_a_request_with_an_unknown_device_changes_nothing(world: World) -> None:
+    """An unknown device is refused with the list and nothing of the request is done."""
     async with world.running():
         with pytest.raises(BadRequest, match="7") as caught:
             await word(world, "cordon", "0", "7\x1b[31m")
@@ -240,7 +245,8 @@ async def test_a_cordon_that_cannot_be_kept_does_not_hold() -> None:
         assert {HEALTHY} == set((await world.health()).devices.values())
 
 
-async def test_a_gpu_that_fails_is_out_of_use_whether_or_not_that_can_be_written_down() -> None:
+async def test_a_gpu_that_fails_is_out_of_use_although_the_disk_is_full() -> None:
+    """A gpu that fails is out of use whether or not that can be written down."""
     world = World()
     async with world.running():
         await happens(world, Occurrence.XID, xid=79)
@@ -248,7 +254,7 @@ async def test_a_gpu_that_fails_is_out_of_use_whether_or_not_that_can_be_written
         assert HealthState.UNHEALTHY == (await world.health()).devices[A].state
 
 
-async def test_a_gpu_that_waits_for_a_reset_and_was_gone_meanwhile_is_back_after_its_quiet_time(world: World) -> None:
+async def test_a_gpu_that_was_gone_for_its_reset_is_back_after_the_quiet_time(world: World) -> None:
     """It has left the bus and come back: that was one."""
     async with world.running():
         await happens(world, Occurrence.XID, xid=79)
@@ -282,7 +288,7 @@ async def test_an_uncorrectable_memory_error_costs_the_gpu_its_quiet_time(world:
         assert HEALTHY == (await world.health()).devices[A]
 
 
-async def test_where_all_health_checks_are_disabled_a_memory_error_costs_no_gpu_and_a_reading_still_does(
+async def test_without_health_checks_only_readings_cost_a_gpu(
     world: World,
 ) -> None:
     """As `DP_DISABLE_HEALTHCHECKS=all` has it."""
@@ -368,7 +374,7 @@ async def test_a_damaged_record_is_loud_until_an_operator_has_spoken(tmp_path: P
         assert (tmp_path / f"{NAME}.corrupt-1").exists()
 
 
-async def test_a_damaged_record_is_loud_over_restarts_too_until_an_operator_has_spoken(tmp_path: Path) -> None:
+async def test_a_damaged_record_is_reported_until_an_operator_overrides(tmp_path: Path) -> None:
     """A restart is what people try first; what was cordoned would be given out, and nobody would say so."""
     (tmp_path / NAME).write_text('{"version": 2, "cordons": {"GPU-0": "fan"}}')
     said = []
