@@ -1,7 +1,6 @@
 """Deletes the facts of a node that is gone for good, and detects that they were deleted."""
 
 from topoalign.core import wire
-from topoalign.core.model.events import LedgerFact
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Bus, Stream
 
@@ -9,10 +8,7 @@ from topoalign.core.ports import Bus, Stream
 def subjects_of(node: NodeName) -> list[tuple[Stream, str]]:
     """Stream and subject of everything that a node can have said."""
     return [
-        (
-            Stream.ALLOCATIONS if issubclass(event, LedgerFact) else Stream.NODES,
-            f"{wire.PREFIX}.{pattern.format(node=wire.token(node))}",
-        )
+        (wire.STORED[event], f"{wire.PREFIX}.{pattern.format(node=wire.token(node))}")
         for event, (pattern, _) in wire.SUBJECTS.items()
     ]
 

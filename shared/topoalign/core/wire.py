@@ -32,7 +32,7 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.model.maintenance import Word
 from topoalign.core.model.remote_errors import Failure, RemoteFailure, remote
 from topoalign.core.model.topology.validate import check_bounds
-from topoalign.core.ports import Message
+from topoalign.core.ports import Message, Stream
 
 T = TypeVar("T")
 
@@ -75,6 +75,11 @@ SUBJECTS: dict[type[Fact], tuple[str, str]] = {
 
 KINDS = frozenset(f"{PREFIX}.{event.__name__}" for event in SUBJECTS)
 """What `ce-type` may be; of another version of this contract, `topoalign.v2.…`, no meaning is known here."""
+
+STORED: dict[type[Fact], Stream] = {
+    event: Stream.ALLOCATIONS if issubclass(event, LedgerFact) else Stream.NODES for event in SUBJECTS
+}
+"""Event -> the stream that keeps it, by its base: entries of the journal in one, readings in the other."""
 
 _SAFE = re.compile(r"[A-Za-z0-9_-]")
 _ESCAPE = re.compile(r"=([0-9A-F]{2})")

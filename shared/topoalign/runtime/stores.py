@@ -5,17 +5,21 @@ They are data (the field names are those of NATS' stream configuration), so that
 The first client creates missing stores. An existing store is compared field by field and never changed: a store with
 other settings may hold data that others rely on, so a difference is refused by name and left to the operator.
 
+The subjects of the two stores of facts follow from the table of events (`wire.SUBJECTS`). A store that another version
+has made may take fewer events or more. It is used for what it takes, as long as it has the subjects of `FIRST`.
+
 The limits of age and bytes may cut off old events, because state never depends on old events: allocators publish
 snapshots, and of a node's hardware only the newest facts matter.
 """
 
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import Awaitable, Callable, Collection
 
 import msgspec
 
 from topoalign.core.model.errors import BusRefused, BusUnavailable, clean
 from topoalign.core.ports import Message, Stream
-from topoalign.core.wire import LARGEST_BODY
+from topoalign.core.wire import LARGEST_BODY, PREFIX, STORED, SUBJECTS
 
 SECOND = 1_000_000_000
 """NATS writes durations in nanoseconds."""
@@ -24,6 +28,16 @@ DAY = 24 * 3600 * SECOND
 
 SCHEMA = {"topoalign.owner": "topoalign", "topoalign.schema": "1"}
 """Written into every store: whose it is, and the version of these settings."""
+
+FIRST: dict[str, tuple[str, ...]] = {
+    Stream.ALLOCATIONS: (f"{PREFIX}.allocation.>", f"{PREFIX}.reservation.>"),
+    Stream.NODES: (f"{PREFIX}.topology.>", f"{PREFIX}.health.>", f"{PREFIX}.usage.>"),
+}
+"""Store -> what it takes in every version. Later events are not added here: stores that exist do not take them."""
+ANSWERED = ("admission", "discovery", "hints", "devices", "selftest")
+"""Subjects below the prefix that no store may take: NATS would answer there, and not the service that is asked."""
+OF_EVENTS = re.compile(rf"{re.escape(PREFIX)}\.(?!(?:{'|'.join(ANSWERED)})\.)[a-z0-9_-]+\.>")
+"""Subjects of one kind of event, of this version or another."""
 
 NOT_FOUND = 10059
 SUBJECTS_OVERLAP = 10065
@@ -55,10 +69,17 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] = msgspec.field(default_factory=SCHEMA.copy)
 
 
+def subjects_of(stream: Stream) -> tuple[str, ...]:
+    """What a stream takes: the subjects of `FIRST`, then those of the events that are stored there."""
+    patterns = (pattern for event, (pattern, _) in SUBJECTS.items() if STORED[event] is stream)
+    derived = (f"{PREFIX}.{pattern.split('.')[0]}.>" for pattern in patterns)
+    return tuple(dict.fromkeys((*FIRST[stream], *derived)))
+
+
 ALLOCATIONS = Store(
     name=Stream.ALLOCATIONS,
     description="Allocations and reservations, in the order in which they became true.",
-    subjects=("topoalign.v1.allocation.>", "topoalign.v1.reservation.>"),
+    subjects=subjects_of(Stream.ALLOCATIONS),
     max_age=30 * DAY,
     max_bytes=512 * MIB,  # some 800,000 events
     allow_atomic=True,
@@ -66,7 +87,7 @@ ALLOCATIONS = Store(
 NODES = Store(
     name=Stream.NODES,
     description="The newest hardware, health and usage facts of every node.",
-    subjects=("topoalign.v1.topology.>", "topoalign.v1.health.>", "topoalign.v1.usage.>"),
+    subjects=subjects_of(Stream.NODES),
     max_age=0,  # a node that has not changed for a year is still there
     max_bytes=1024 * MIB,  # five topologies of 40 kB of each of 5,000 nodes
     max_msgs_per_subject=5,
@@ -122,11 +143,34 @@ class Info(msgspec.Struct, frozen=True, kw_only=True):
     error: Refusal | None = None
 
 
+class Narrow(msgspec.Struct, frozen=True, kw_only=True):
+    """A store that an older version has made: it does not take every event of this one."""
+
+    store: Store
+    """As this version makes it."""
+    taken: tuple[str, ...]
+    """The subjects that it takes."""
+
+    @property
+    def error(self) -> BusRefused:
+        """What it does not take, and how an operator changes that."""
+        missing = [subject for subject in self.store.subjects if subject not in self.taken]
+        whole = ",".join([*self.taken, *missing])
+        return BusRefused(
+            f"store {self.store.name} was made by an older version and does not take {', '.join(missing)}",
+            f"`nats stream edit {self.store.name} --subjects '{whole}'`: what is stored stays",
+        )
+
+    def lacks(self, subject: str) -> bool:
+        """Whether it would take this subject if this version had made it."""
+        return takes(self.store.subjects, subject) and not takes(self.taken, subject)
+
+
 def store_of(message: Message) -> Stream:
     """The stream that stores this message. Raises BusRefused if none does, or if the message is too large for a bus."""
     check_size(message.subject, message.body)
     for store in (ALLOCATIONS, NODES, DEADLETTERS):
-        if any(matches(pattern, message.subject) for pattern in store.subjects):
+        if takes(store.subjects, message.subject):
             return Stream(store.name)
     raise BusRefused(f"no store takes {clean(message.subject, 200)}", "publish on the subjects of topoalign only")
 
@@ -140,6 +184,11 @@ def check_size(subject: str, body: bytes) -> None:
         )
 
 
+def takes(patterns: Collection[str], subject: str) -> bool:
+    """Whether a subject fits one of the patterns."""
+    return any(matches(pattern, subject) for pattern in patterns)
+
+
 def matches(pattern: str, subject: str) -> bool:
     """Whether a subject fits a pattern: `*` stands for one token, `>` at the end for one or more."""
     wanted, tokens = pattern.split("."), subject.split(".")
@@ -151,13 +200,14 @@ def matches(pattern: str, subject: str) -> bool:
     return len(wanted) == len(tokens) and all(w in ("*", t) for w, t in zip(wanted, tokens, strict=True))
 
 
-async def ensure(request: Request, replicas: int | None) -> None:
+async def ensure(request: Request, replicas: int | None) -> list["Narrow"]:
     """
-    Creates the stores that are missing and checks those that exist.
+    Creates the stores that are missing and checks those that exist. Returns those that do not take every event.
 
     `replicas` is 1 or 3; None creates with 1 and takes what exists. Raises BusRefused that names the store, the field,
     what is expected, what was found, and the remedy; raises BusUnavailable if NATS cannot say.
     """
+    narrow: list[Narrow] = []
     for store in STORES:
         wanted = msgspec.structs.replace(store, num_replicas=replicas or store.num_replicas)
         info = await stream_info(request, store.name)
@@ -170,6 +220,10 @@ async def ensure(request: Request, replicas: int | None) -> None:
         if info.error is not None:
             raise refused(f"store {store.name}", info.error)
         check(wanted, info.config, any_replicas=replicas is None)
+        taken = subjects_in(info.config)
+        if not {*wanted.subjects} <= {*taken}:
+            narrow.append(Narrow(store=wanted, taken=taken))
+    return narrow
 
 
 async def stream_info(request: Request, name: str) -> Info:
@@ -186,6 +240,8 @@ def check(wanted: Store, found: dict[str, object], any_replicas: bool) -> None:
     pairs = [(field, expected[field], found.get(field)) for field in expected if field not in ignored]
     pairs += [(f"metadata[{name}]", value, tags.get(name)) for name, value in wanted.metadata.items()]
     for field, want, have in pairs:
+        if field == "subjects" and is_of_another_version(wanted, subjects_in(found)):
+            continue
         have = type(want)() if have is None else have  # NATS leaves out what is false, empty or 0
         if want != have and not (isinstance(want, (list, tuple)) and isinstance(have, list) and list(want) == have):
             raise BusRefused(
@@ -193,6 +249,18 @@ def check(wanted: Store, found: dict[str, object], any_replicas: bool) -> None:
                 f"set it with `nats stream edit {wanted.name}`, or move the store away with `nats stream backup` and "
                 f"`nats stream rm {wanted.name}`: allocators announce everything live again",
             )
+
+
+def subjects_in(config: dict[str, object]) -> tuple[str, ...]:
+    """The subjects that a store takes, by its configuration as NATS has it."""
+    subjects = config.get("subjects")
+    return tuple(str(subject) for subject in subjects) if isinstance(subjects, list) else ()
+
+
+def is_of_another_version(wanted: Store, taken: Collection[str]) -> bool:
+    """Whether these are subjects of a store of facts as an older or a newer version makes it."""
+    first = FIRST.get(wanted.name)
+    return first is not None and {*first} <= {*taken} and all(OF_EVENTS.fullmatch(subject) for subject in taken)
 
 
 def refused(what: str, refusal: Refusal) -> BusRefused | BusUnavailable:

@@ -75,7 +75,9 @@ class NatsBus:
         try:
             body = await connection.request(message.subject, message.body, PUBLISH_SECONDS, message.headers)
         except NobodyAnswers as error:
-            await self.repair(connection)
+            for narrow in await self.repair(connection):
+                if narrow.lacks(message.subject):
+                    raise narrow.error from error
             raise BusUnavailable(f"no store took {clean(message.subject, 200)}; it was not stored") from error
         try:
             said = msgspec.json.decode(body, type=Acknowledgement)
@@ -187,10 +189,10 @@ class NatsBus:
             raise BusUnavailable(f"not connected to {self.url}: {self.trouble}")
         return self._connection
 
-    async def repair(self, connection: Connection) -> None:
-        """Makes stores that have gone missing. Raises what `stores.ensure` does."""
+    async def repair(self, connection: Connection) -> Sequence[stores.Narrow]:
+        """Makes stores that have gone missing. Returns and raises what `stores.ensure` does."""
         async with self._repairing:
-            await stores.ensure(connection.api, self._replicas)
+            return await stores.ensure(connection.api, self._replicas)
 
     async def keep_connected(self, strict: bool) -> None:
         """
@@ -236,8 +238,8 @@ class NatsBus:
         """A connection whose server, stores and permissions have been checked."""
         connection = await open_connection(self._urls, self._name, self._access)
         try:
-            await self.repair(connection)
-            await self._self_test.run(connection)
+            narrow = await self.repair(connection)
+            await self._self_test.run(connection, narrow)
         except BaseException:
             await connection.close()
             raise

@@ -158,7 +158,7 @@ class Follower:
     def __init__(
         self,
         connected: Callable[[], Awaitable[Connection]],
-        repair: Callable[[Connection], Awaitable[None]],
+        repair: Callable[[Connection], Awaitable[object]],
         stream: Stream,
         subject: str,
         after: int,

@@ -40,12 +40,19 @@ class SelfTest:
         self._speaks = tuple(speaks)
         self._told: set[str] = set()
 
-    async def run(self, connection: Connection) -> None:
-        """Raises BusRefused that names the first subject on which we may not publish, and BusUnavailable."""
+    async def run(self, connection: Connection, narrow: Sequence[stores.Narrow]) -> None:
+        """
+        Raises BusRefused that names the first subject on which we may not publish, and BusUnavailable. Subjects that the
+        stores of an older version do not take are logged, and not tried.
+        """
         if not self._speaks:
             return
+        lacking = [(store, subject) for store in narrow for subject in self._speaks if store.lacks(subject)]
+        for store, subject in lacking:
+            self.tell(f"facts cannot be published on {subject}", store.error, store.error.remedy)
+        missing = {subject for _, subject in lacking}
         traced = await self.may_use_own_subject(connection)
-        for subject in self._speaks:
+        for subject in [one for one in self._speaks if one not in missing]:
             await (self.trace(connection, subject) if traced else self.miss(connection, subject))
         streams = {stores.store_of(Message(subject=subject, headers={}, body=b"")) for subject in self._speaks}
         for stream in sorted(streams):
