@@ -210,6 +210,14 @@ def test_the_headers_are_those_of_the_contract() -> None:
     assert "topoalign.v1.allocation.node-1.granted" == GRANTED.subject
 
 
+def test_each_reading_has_a_kind_of_its_own_and_a_service_that_says_it() -> None:
+    """Readings are kept, compared and counted by kind: two of one kind would take the place of one another."""
+    readings = [event for event in wire.SUBJECTS if issubclass(event, Reading)]
+
+    assert len(readings) == len(wire.READINGS)
+    assert {"topology": "discovery", "health": "discovery", "usage": "allocator"}.items() <= wire.READINGS.items()
+
+
 @given(st.text())
 def test_a_token_can_be_turned_back_into_the_name(name: str) -> None:
     """C42. A lone surrogate is not text that a name can hold: it cannot be written as UTF-8."""

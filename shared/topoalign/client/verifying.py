@@ -30,7 +30,7 @@ from topoalign.client.fold import REMEDY, Counts, Fold, View
 from topoalign.client.heard import Heard
 from topoalign.core import wire
 from topoalign.core.model.errors import BadRequest, NoFit, Unavailable
-from topoalign.core.model.events import DeviceHealthChanged, Reading, TopologyDiscovered
+from topoalign.core.model.events import Reading
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AliveRequest, AnnounceRequest, ExplainRequest, Standing
 from topoalign.core.ports import Bus, Clock
@@ -56,13 +56,7 @@ log = structlog.get_logger("topoalign.client")
 
 def kind_of(reading: Reading) -> str:
     """By the name that `Standing.readings` has for it."""
-    match reading:
-        case TopologyDiscovered():
-            return "topology"
-        case DeviceHealthChanged():
-            return "health"
-        case _:
-            return "usage"
+    return wire.SUBJECTS[type(reading)][0].split(".")[0]
 
 
 class Verifier:
@@ -161,12 +155,14 @@ class Verifier:
 
     async def _verify_readings(self, node: NodeName, places: Mapping[str, Place], said: Mapping[str, Place]) -> None:
         odd = {kind for kind in places.keys() & said.keys() if self._is_odd((node, kind), places[kind], said[kind])}
-        if "usage" in odd and self._differs((node, "usage"), places["usage"]):
+        of_allocator = {kind for kind in odd if wire.READINGS[kind] == "allocator"}
+        if [kind for kind in sorted(of_allocator) if self._differs((node, kind), places[kind])]:
             await self._have_said(wire.admission_subject(node, "announce"), node)
-        if odd <= {"usage"}:
+        if odd == of_allocator:
             return
         confirmed = await self._confirmed(node)
-        odd = {kind for kind in odd & confirmed.keys() if self._is_odd((node, kind), places[kind], confirmed[kind])}
+        of_others = (odd - of_allocator) & confirmed.keys()
+        odd = {kind for kind in of_others if self._is_odd((node, kind), places[kind], confirmed[kind])}
         if [kind for kind in sorted(odd) if self._differs((node, kind), places[kind])]:
             await self._have_said(wire.announce_subject(node), node)
 
@@ -229,7 +225,7 @@ class Verifier:
 
 def places_of(known: Known, node: NodeName) -> dict[str, Place]:
     """The readings of a node that are believed, by kind."""
-    events = {kind: known[node, kind].event for kind in ("topology", "health", "usage") if (node, kind) in known}
+    events = {kind: known[node, kind].event for kind in wire.READINGS if (node, kind) in known}
     return {kind: (event.epoch, event.revision) for kind, event in events.items() if isinstance(event, Reading)}
 
 

@@ -81,6 +81,13 @@ STORED: dict[type[Fact], Stream] = {
 }
 """Event -> the stream that keeps it, by its base: entries of the journal in one, readings in the other."""
 
+READINGS = {
+    pattern.split(".")[0]: writer.split("-")[0]
+    for event, (pattern, writer) in SUBJECTS.items()
+    if STORED[event] is Stream.NODES
+}
+"""Kind of reading, by the name that `Standing.readings` has for it -> the service that says it."""
+
 _SAFE = re.compile(r"[A-Za-z0-9_-]")
 _ESCAPE = re.compile(r"=([0-9A-F]{2})")
 _events: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)

@@ -14,6 +14,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from topoalign.client import Client
+from topoalign.core import wire
 from topoalign.core.model.errors import clean
 from topoalign.core.model.events import HealthState
 from topoalign.core.model.ids import DeviceID
@@ -23,7 +24,7 @@ from topoalign.registry.cluster import Cluster
 STATES = ("free", "allocated", "unhealthy", "unknown", "cordoned")
 """Of a GPU, each in exactly one: held by an allocation first, then what keeps it from being handed out."""
 
-READINGS = ("allocations", "topology", "health", "usage")
+READINGS = ("allocations", *wire.READINGS)
 """What is believed of a node and compared with what its services stand by."""
 
 COUNTS = {
