@@ -64,6 +64,6 @@ async def basis_from(
     files: KubeletFiles, state: NodeState, pod: PodRequest, ended: Sequence[Allocation] = ()
 ) -> PredictionBasis:
     """What a prediction for this pod stands on when a node in this state has just read these files."""
-    kubelet = await files.read(state.hardware, [each.id for each in ended])
+    kubelet = await files.read(state, [each.id for each in ended])
     usage = msgspec.structs.replace(state.usage or unobserved(state.node, 1), kubelet=kubelet)
     return prediction_basis(msgspec.structs.replace(state, usage=usage), pod, 0.0)

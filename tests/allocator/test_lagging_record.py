@@ -134,6 +134,20 @@ async def test_what_another_pod_that_runs_has_as_well_is_held(tmp_path: Path) ->
     assert {"GPU-2", "GPU-3"} == (await it.asked(2))[0]
 
 
+async def test_what_is_dropped_is_announced_by_allocation(tmp_path: Path) -> None:
+    """With the devices: another pod that runs may have the rest. One whose container was not seen to run is left out."""
+    new = allocation("new", "GPU-1", owner=("uid-new", "main"))
+    other = allocation("1-2", "GPU-2")
+    it = Node(tmp_path, [OLD, new, allocation("third", "GPU-2", owner=("uid-third", "main"))], [RECORDED, other])
+    it.gone("uid-old")
+    it.gone("uid-third")
+    await it.asked(1)
+    usage = it.ledger.state.usage
+
+    assert usage is not None and usage.kubelet is not None
+    assert {"1-1": {GPU: ("GPU-0",)}} == usage.kubelet.dropped
+
+
 async def test_what_the_checkpoint_does_not_list_is_held_unless_its_container_is_known_to_have_ended(
     tmp_path: Path,
 ) -> None:

@@ -14,7 +14,7 @@ from topoalign.core.admission.prediction import predict
 from topoalign.core.model.ids import AllocationID
 from topoalign.core.model.kubelet import KubeletObserved
 from topoalign.core.model.requests import AdmissionRules
-from topoalign.core.model.topology.model import Topology
+from topoalign.core.state.fold import NodeState
 from topoalign.runtime.clock import ManualClock
 
 pytestmark = pytest.mark.anyio
@@ -27,10 +27,10 @@ class SlowFiles(KubeletFiles):
     late = False
     readings = 0
 
-    async def read(self, hardware: Topology, ended: Sequence[AllocationID] = ()) -> KubeletObserved:
+    async def read(self, state: NodeState, ended: Sequence[AllocationID] = ()) -> KubeletObserved:
         self.readings += 1
         self._seconds = 0.0 if self.late else 60.0
-        return await super().read(hardware, ended)
+        return await super().read(state, ended)
 
 
 class Node:

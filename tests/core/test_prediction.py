@@ -8,8 +8,17 @@ from topoalign.core.admission.admit import admit
 from topoalign.core.admission.prediction import KubeletUnknown, admission_rules, doubted, kubelet_rules, predict
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.errors import InvalidField
-from topoalign.core.model.events import ContainerUsage, MemoryBlock, Owner, UsageObserved
-from topoalign.core.model.ids import GPU, MEMORY, ContainerName, DeviceID, Namespace, PodName, ResourceName
+from topoalign.core.model.events import Allocation, ContainerUsage, MemoryBlock, Owner, UsageObserved
+from topoalign.core.model.ids import (
+    GPU,
+    MEMORY,
+    AllocationID,
+    ContainerName,
+    DeviceID,
+    Namespace,
+    PodName,
+    ResourceName,
+)
 from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved, KubeletRules, ListedDevices
 from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode, Placement, Policy, Scope
 from topoalign.core.state.fold import NodeState
@@ -96,6 +105,39 @@ def test_devices_of_other_plugins_that_are_in_use_are_held() -> None:
     decision = predict(told(kubelet), pod(container("main", others={FPGA: 1})), 0)
 
     assert isinstance(decision, Refusal)
+
+
+def holding(state: NodeState, name: str, *gpus: str) -> NodeState:
+    owner = Owner(namespace=Namespace("default"), pod=PodName(name), container=ContainerName("main"))
+    devices = {GPU: tuple(map(DeviceID, gpus))}
+    return state.holding(Allocation(id=AllocationID(name), owner=owner, devices=devices))
+
+
+def having_dropped(*gpus: str) -> KubeletObserved:
+    """A kubelet whose checkpoint lists these of the allocation `old` for pods that are gone."""
+    return KubeletObserved(rules=RULES, dropped={AllocationID("old"): {GPU: tuple(map(DeviceID, gpus))}})
+
+
+def test_what_was_given_anew_is_held_whatever_was_dropped() -> None:
+    """An older reading and a newer allocation of the same devices, as a listener of two streams may have them."""
+    state = told(having_dropped("GPU-0", "GPU-1"))
+    before, after = (
+        predict(holding(state, *held), pod(container("main", gpus=4)), 0)
+        for held in (
+            ("old", "GPU-0", "GPU-1"),
+            ("new", "GPU-0", "GPU-1"),
+        )
+    )
+
+    assert isinstance(before, Admission) and isinstance(after, Refusal)
+
+
+def test_of_an_allocation_that_was_dropped_in_part_the_rest_is_held() -> None:
+    state = holding(told(having_dropped("GPU-1")), "old", "GPU-0", "GPU-1")
+    three, four = (predict(state, pod(container("main", gpus=gpus)), 0) for gpus in (3, 4))
+
+    assert isinstance(three, Admission) and isinstance(four, Refusal)
+    assert {"GPU-1", "GPU-2", "GPU-3"} == three.allocations[0].device_ids
 
 
 def test_devices_that_two_resources_list_under_one_id_are_noted() -> None:

@@ -103,7 +103,7 @@ kubelets = st.builds(
         ),
         max_size=2,
     ).map(tuple),
-    dropped=devices,
+    dropped=st.dictionaries(text, devices, max_size=2),
     memory=st.dictionaries(st.integers(0, 9), st.builds(MemoryUse, assignments=numbers), max_size=2),
     notes=st.lists(text, max_size=2).map(tuple),
     started=st.none() | st.floats(0, 1e12),

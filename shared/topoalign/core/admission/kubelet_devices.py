@@ -95,22 +95,45 @@ def name_of(allocation: Allocation) -> str:
     return f"{owner.namespace}/{owner.pod}/{owner.container}" if owner is not None else allocation.id
 
 
-def without_dropped(state: NodeState, dropped: Devices) -> NodeState:
+def without_dropped(state: NodeState, dropped: Mapping[AllocationID, Devices]) -> NodeState:
     """The state without what the checkpoint has for pods that are gone alone (`KubeletObserved.dropped`)."""
-    kept = {name: left for name, held in state.allocations.items() if (left := remaining(held, dropped))}
+    if state.allocations.keys().isdisjoint(dropped):
+        return state
+    kept = {
+        name: left
+        for name, held in state.allocations.items()
+        if (left := remaining(held, dropped[name]) if name in dropped else held)
+    }
     return msgspec.structs.replace(state, allocations=kept)
 
 
-def remaining(held: Allocation, dropped: Mapping[ResourceName, Collection[DeviceID]]) -> Allocation | None:
-    """An allocation without what it has of these devices, if its container was seen to run. None: nothing is left."""
-    if held.owner is None or not held.devices:
-        return held
+def remaining(held: Allocation, dropped: Devices) -> Allocation | None:
+    """An allocation without these devices. None: nothing is left."""
     devices = {
         resource: left
         for resource, ids in held.devices.items()
         if (left := tuple(device for device in ids if device not in dropped.get(resource, ())))
     }
-    return None if not devices else held if devices == held.devices else msgspec.structs.replace(held, devices=devices)
+    return msgspec.structs.replace(held, devices=devices) if devices else None
+
+
+def dropped_of(
+    live: Mapping[AllocationID, Allocation], listed: Mapping[ResourceName, Collection[DeviceID]]
+) -> dict[AllocationID, dict[ResourceName, tuple[DeviceID, ...]]]:
+    """
+    What these allocations have of the devices that the checkpoint lists for pods that are gone alone, as it is announced:
+    by allocation, because an id is never used again and its devices are. Only those whose container was seen to run.
+    """
+    found = {
+        name: {
+            resource: gone
+            for resource, ids in held.devices.items()
+            if (gone := tuple(device for device in ids if device in listed.get(resource, ())))
+        }
+        for name, held in live.items()
+        if held.owner is not None
+    }
+    return {name: devices for name, devices in found.items() if devices}
 
 
 def unrecorded(state: NodeState, entry: CheckpointEntry, ended: Collection[DeviceID]) -> Devices:

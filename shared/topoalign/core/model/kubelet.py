@@ -103,8 +103,11 @@ class KubeletObserved(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """Resources that the device checkpoint knows a plugin or a device in use of. None: not known."""
     entries: tuple[CheckpointEntry, ...] = ()
     """What the checkpoints list for pods that are not gone, by UID and container."""
-    dropped: dict[ResourceName, tuple[DeviceID, ...]] = {}
-    """Resource -> devices that the device checkpoint lists for pods that are gone, and for no other: they are free."""
+    dropped: dict[AllocationID, dict[ResourceName, tuple[DeviceID, ...]]] = {}
+    """
+    Live allocation -> resource -> those of its devices that the device checkpoint lists for pods that are gone, and for no
+    other: they are free, unless another allocation has them.
+    """
     ended: tuple[AllocationID, ...] = ()
     """Live allocations whose containers have ended for sure, so that the kubelet counts their devices as free."""
     memory: dict[NumaNodeID, MemoryUse] = {}

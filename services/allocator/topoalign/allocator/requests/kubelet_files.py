@@ -14,13 +14,14 @@ import anyio
 import msgspec
 import structlog
 
+from topoalign.core.admission.kubelet_devices import dropped_of
 from topoalign.core.admission.prediction import kubelet_rules
 from topoalign.core.model.errors import TopoalignError, clean
 from topoalign.core.model.ids import AllocationID, ContainerName
 from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved
 from topoalign.core.model.requests import AdmissionRules, Mode
 from topoalign.core.model.topology.cpuset import format_cpuset
-from topoalign.core.model.topology.model import Topology
+from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.files import configuration, cpu_checkpoint, device_checkpoint, memory_checkpoint, pod_directories
 from topoalign.kubelet.files.listed_pods import ListedPods
 from topoalign.kubelet.files.node_state import DEVICE_PLUGINS, Held, held_cpus, held_devices, held_memory
@@ -59,17 +60,17 @@ class KubeletFiles:
         self._reading = False
         self._noted: tuple[str, ...] = ()
 
-    async def read(self, hardware: Topology, ended: Sequence[AllocationID] = ()) -> KubeletObserved:
+    async def read(self, state: NodeState, ended: Sequence[AllocationID] = ()) -> KubeletObserved:
         """
-        All of it as it is now. `ended`: live allocations whose containers are known to have ended. The devices of other
-        plugins are in no file.
+        All of it as it is now. `state`: of the node before this reading. `ended`: live allocations whose containers are
+        known to have ended. The devices of other plugins are in no file.
         """
         rules = kubelet_rules(self._rules, f"{OWN_SETTINGS}: {LATE}")
         found = KubeletObserved(version=self._version, rules=rules, ended=tuple(ended), unknown=LATE)
         with anyio.move_on_after(self._seconds):
             async with self._turn:
                 if not self._reading:  # else a thread that nobody waits for any more hangs in there: one is enough
-                    found = await anyio.to_thread.run_sync(self._read, hardware, tuple(ended), abandon_on_cancel=True)
+                    found = await anyio.to_thread.run_sync(self._read, state, tuple(ended), abandon_on_cancel=True)
         self._tell(missing(found))
         return found
 
@@ -98,15 +99,15 @@ class KubeletFiles:
         else:
             log.info("predictions have all that the kubelet has")
 
-    def _read(self, hardware: Topology, ended: tuple[AllocationID, ...]) -> KubeletObserved:
+    def _read(self, state: NodeState, ended: tuple[AllocationID, ...]) -> KubeletObserved:
         self._reading = True
         try:
-            return self._read_all(hardware, ended)
+            return self._read_all(state, ended)
         finally:
             self._reading = False
 
-    def _read_all(self, hardware: Topology, ended: tuple[AllocationID, ...]) -> KubeletObserved:
-        rules, unknown = self._rules, ""
+    def _read_all(self, state: NodeState, ended: tuple[AllocationID, ...]) -> KubeletObserved:
+        hardware, rules, unknown = state.hardware, self._rules, ""
         try:
             rules = configuration.load_configuration(self._config, rules.placement)
         except TopoalignError as error:
@@ -121,7 +122,7 @@ class KubeletFiles:
             rules=kubelet_rules(rules, clean(unknown, LONGEST)),
             registered=tuple(sorted(devices.registered)) if devices.registered is not None else None,
             entries=entries_of(held, pods.is_known_to_run),
-            dropped={resource: tuple(sorted(ids)) for resource, ids in sorted(devices.dropped.items()) if ids},
+            dropped=dropped_of(state.allocations, devices.dropped),
             ended=ended,
             memory=dict(memory.memory),
             memory_doubt=clean(memory.doubt or "", LONGEST),

@@ -111,7 +111,7 @@ class KubeletWatch:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(ask)
             ended = [each.id for each in await self._ended()]
-            kubelet = await self._files.read(self._ledger.state.hardware, ended)
+            kubelet = await self._files.read(self._ledger.state, ended)
         self._read_at = self._again = self._clock.monotonic()
         if kubelet.unknown:
             self._stamp, self._late = None, self._late + 1
