@@ -126,7 +126,10 @@ class UsageObserved(Reading, frozen=True, kw_only=True, tag="UsageObserved"):
     containers: tuple[ContainerUsage, ...]
     """Every container that the kubelet gave something to without asking us."""
     containers_known: bool = True
-    """False: PodResources has not answered yet, and `containers` is empty for that reason."""
+    """
+    False: PodResources has not answered yet, and `containers` is empty for that reason. Only said of a node of which nothing
+    was said before, or whose kubelet has not answered for a minute since the allocator's start.
+    """
     kubelet: KubeletObserved | None = None
     """What predictions stand on. None: said by an earlier version, or not read yet."""
 

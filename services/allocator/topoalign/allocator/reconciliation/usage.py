@@ -6,6 +6,10 @@ that predictions elsewhere know what is left. Only the newest reading matters: o
 A stream that was lost or rolled back no longer has it, and somebody else may have spoken over it; so every now and then it
 is looked at. Over a forged reading it is said anew under a new epoch, because listeners drop what has no greater revision
 than what they heard in the same epoch.
+
+After a start the kubelet's files may be read before PodResources has answered. An earlier version of a listener would take
+that for a node on which nobody holds anything, so while the stream has what was said before the start, a reading without
+containers waits: until PodResources has answered, at most `FIRST_SECONDS`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,6 +33,10 @@ AGAIN_SECONDS = 2.0
 """Between two tries while the bus does not confirm."""
 RENEW_SECONDS = 5.0
 """Between two epochs that begin because others have spoken over a reading: forged ones may come in any number."""
+FIRST_SECONDS = 60.0
+"""For so long after the start the first reading waits for PodResources: a kubelet that is away may stay away."""
+HELD_SECONDS = 0.5
+"""Between two looks whether the first reading still waits."""
 POLL_SECONDS = 60.0
 """Between two looks at whether the stream still has what was said."""
 
@@ -45,6 +53,10 @@ class UsageTeller:
         self._said: UsageObserved | None = None
         self._position = 0
         """Of that in the stream."""
+        self._waits_until = clock.monotonic() + FIRST_SECONDS
+        """Monotonic seconds until which a first reading without containers may wait."""
+        self._has_former = False
+        """Whether the stream was seen to have what was said before the start."""
         self._shortened = False
         """Whether the last one was too large to be said whole."""
         self._renewed: float | None = None
@@ -53,10 +65,30 @@ class UsageTeller:
     async def run(self) -> None:
         while True:
             version, usage = self._ledger.version, self._ledger.state.usage
-            if usage is not None and usage is not self._said and not await self._say(usage):
-                await self._clock.sleep(AGAIN_SECONDS)
-                continue
+            if usage is not None and usage is not self._said:
+                if await self._waits(usage):
+                    await self._clock.sleep(HELD_SECONDS)
+                    continue
+                if not await self._say(usage):
+                    await self._clock.sleep(AGAIN_SECONDS)
+                    continue
             await self._ledger.wait_past(version)
+
+    @property
+    def has_said(self) -> bool:
+        """Whether anything was said since the start."""
+        return self._said is not None
+
+    async def _waits(self, usage: UsageObserved) -> bool:
+        """Whether this is a first reading without containers that would stand over what was said before the start."""
+        if usage.containers_known or self.has_said or self._clock.monotonic() >= self._waits_until:
+            return False
+        if not self._has_former:
+            try:
+                self._has_former = await self._hub.last_position(Stream.NODES, wire.subject(usage)) > 0
+            except Unavailable:
+                return True  # a bus that cannot be asked does not take it either
+        return self._has_former
 
     async def watch(self) -> None:
         """Has the usage said anew, under a new revision, whenever the stream has lost it."""

@@ -46,8 +46,9 @@ class Standings:
         return self._usage_place()
 
     def _usage_place(self) -> dict[str, tuple[int, int]]:
+        """Nothing before it was said: nobody can have heard it."""
         usage = self._ledger.state.usage
-        return {"usage": (usage.epoch, usage.revision)} if usage is not None else {}
+        return {"usage": (usage.epoch, usage.revision)} if usage is not None and self._usage.has_said else {}
 
     def _own(self, node: NodeName) -> None:
         if node != self._ledger.node:
