@@ -12,12 +12,12 @@ from prediction_support import FPGA, Listener, OtherPlugin, listening
 
 from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
+from topoalign.allocator.reconciliation.pod_resources import Listed, PodResourcesClient
 from topoalign.allocator.requests.kubelet_files import KubeletFiles
 from topoalign.allocator.requests.kubelet_watch import POLL_SECONDS, KubeletWatch
 from topoalign.core.admission.prediction import predict
 from topoalign.core.model.decisions import Decision
-from topoalign.core.model.ids import ContainerName, DeviceID, PodName
+from topoalign.core.model.ids import GPU, ContainerName, DeviceID, PodName
 from topoalign.core.model.kubelet import KubeletObserved, ListedDevices
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest
 from topoalign.kubelet.files import configuration
@@ -219,6 +219,25 @@ async def test_the_topology_of_other_devices_counts_in_a_prediction() -> None:
         assert [(0, 1)] == [got.affinity for got in getattr(both, "allocations", ())]
         assert [{"f-1"}] == [got.device_ids for got in getattr(one, "allocations", ())]
         assert "TopologyAffinityError" == getattr(two, "reason", None)
+
+
+async def test_devices_that_are_offered_here_are_not_announced_again(tmp_path: Path) -> None:
+    """The topology has them; 17,500 shares would make every message 0.9 MB."""
+    theirs = (ListedDevices(nodes=(0,), ids=(DeviceID("f-0"),)),)
+    ours = (ListedDevices(nodes=(0,), ids=tuple(gpu.id for gpu in MACHINE.gpus)),)
+
+    async def devices() -> Listed:
+        return {GPU: ours, FPGA: theirs}
+
+    known = MemoryDesk(MACHINE).state
+    ledger = Ledger(NODE, MemoryJournal(), ManualClock())
+    assert known.topology is not None and known.health is not None
+    ledger.hear(known.topology)
+    ledger.hear(known.health)
+    await KubeletWatch(ledger, KubeletFiles(tmp_path, tmp_path, OWN, 60.0), ledger.clock, devices).poll()
+
+    assert ledger.state.usage is not None and ledger.state.usage.kubelet is not None
+    assert {FPGA: theirs} == ledger.state.usage.kubelet.devices
 
 
 async def test_many_questions_at_once_ask_the_kubelet_once_or_twice() -> None:

@@ -84,7 +84,7 @@ class CheckpointEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 class KubeletObserved(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
-    The kubelet of a node: its rules, what its checkpoints list, and the devices of all plugins. Together with topology,
+    The kubelet of a node: its rules, what its checkpoints list, and the devices of others' plugins. Together with topology,
     health and allocations it is all that the node's own prediction stands on.
     """
 
@@ -94,8 +94,8 @@ class KubeletObserved(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """By which it decides."""
     devices: dict[ResourceName, tuple[ListedDevices, ...]] | None = None
     """
-    Resource -> its healthy devices, in use or not, of every device plugin (PodResources GetAllocatableResources).
-    None: not known.
+    Resource -> its healthy devices, in use or not, of the device plugins of others (PodResources GetAllocatableResources).
+    Resources that are offered here are in TopologyDiscovered. None: not known.
     """
     devices_unknown: str = ""
     """Why `devices` is None."""

@@ -139,7 +139,11 @@ class KubeletWatch:
             return None, clean(error.finding, LONGEST)
 
     def _observe(self, kubelet: KubeletObserved, listed: Listed | None, unknown: str) -> None:
-        """Takes in the kubelet with these devices of plugins; None: they are not known, and why."""
-        doubt = clean(self._ledger.doubt or "", LONGEST)
-        found = msgspec.structs.replace(kubelet, devices=listed, devices_unknown=unknown, record_doubt=doubt)
+        """
+        Takes in the kubelet with these devices of plugins; None: they are not known, and why. Those that are offered here
+        are left out: discovery announces them, and there may be tens of thousands of shares.
+        """
+        doubt, ours = clean(self._ledger.doubt or "", LONGEST), self._ledger.state.hardware.offers_of
+        others = {name: parts for name, parts in listed.items() if name not in ours} if listed is not None else None
+        found = msgspec.structs.replace(kubelet, devices=others, devices_unknown=unknown, record_doubt=doubt)
         self._ledger.observe(kubelet=found)
