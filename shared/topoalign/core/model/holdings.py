@@ -81,6 +81,8 @@ class Holding(msgspec.Struct, frozen=True):
     @property
     def base(self) -> DeviceID:
         """The id of what is held or shared: of the card, the instance or the function."""
+        if self.part is WHOLE:
+            return self.device
         part = self.part.of if isinstance(self.part, TimeSlice) else self.part
         if isinstance(part, Instance):
             return part.uuid
@@ -95,7 +97,7 @@ class Holding(msgspec.Struct, frozen=True):
 def holding_of(device: DeviceID, cards: Mapping[DeviceID, DeviceID]) -> Holding:
     """What an id stands for. `cards`: instance or virtual function -> the GPU or NIC that it is a part of."""
     base, share, replica = device.partition(SHARE)
-    card = cards.get(DeviceID(base))
+    card = cards.get(DeviceID(base)) if cards else None
     if card is None:
         return Holding(DeviceID(base), TimeSlice(replica) if share else WHOLE)
     part = Instance(DeviceID(base)) if base.startswith(INSTANCE) else Function(base)
@@ -105,7 +107,7 @@ def holding_of(device: DeviceID, cards: Mapping[DeviceID, DeviceID]) -> Holding:
 def wholes_of(holding: Holding) -> tuple[Holding, ...]:
     """What a holding is a part of, the nearest first: of a slice of an instance the instance and the card."""
     part = holding.part
-    if isinstance(part, Whole):
+    if part is WHOLE or isinstance(part, Whole):
         return ()
     if isinstance(part, TimeSlice) and not isinstance(part.of, Whole):
         return Holding(holding.device, part.of), Holding(holding.device)

@@ -14,6 +14,7 @@ from functools import cached_property
 
 from topoalign.core.model.events import Allocation, DeviceHealth
 from topoalign.core.model.holdings import (
+    WHOLE,
     Function,
     Holding,
     HoldingSet,
@@ -145,7 +146,7 @@ class Ownership:
     def _is_offered(self, holding: Holding, resource: ResourceName) -> bool:
         """Whether it is offered now as it was given: under this resource, and shared in time or not."""
         offer = self._hardware.offer_by_base.get(holding.base)
-        shared = isinstance(holding.part, TimeSlice)
+        shared = holding.part is not WHOLE and isinstance(holding.part, TimeSlice)
         return offer is not None and (offer.resource, offer.replicas > 1) == (resource, shared)
 
     @cached_property
