@@ -252,7 +252,7 @@ async def test_many_questions_at_once_ask_the_kubelet_once_or_twice() -> None:
             asked += 1
             return await listed()
 
-        it.watch._devices = counted  # type: ignore[assignment]
+        it.watch._devices = counted  # type: ignore[assignment]  # a method is replaced by a counter
         async with anyio.create_task_group() as tasks:
             for _ in range(50):
                 tasks.start_soon(it.watch.look)

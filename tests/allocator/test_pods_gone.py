@@ -234,7 +234,8 @@ async def test_a_container_whose_devices_the_kubelet_has_lost_keeps_its_record_w
     assert [(["default/x1 main"], ["GPU-0"])] == [(line["containers"], line["devices"]) for line in said]
 
 
-async def test_what_a_kubelet_wrote_down_and_dropped_later_has_ended_and_is_not_lost(node: Node) -> None:
+async def test_what_a_kubelet_wrote_and_dropped_later_has_ended(node: Node) -> None:
+    """What a kubelet wrote down and dropped later has ended and is not lost."""
     await runs(node, "pod-a", "uid-a", GPUS[0])
     node.restart()
     node.kubelet.shown.clear()  # it ended while no agent ran; it is not deleted, and has no volume
@@ -247,7 +248,7 @@ async def test_what_a_kubelet_wrote_down_and_dropped_later_has_ended_and_is_not_
     assert not node.ledger.state.allocations
 
 
-async def test_what_is_left_of_a_record_ends_with_the_pod_that_the_kubelet_had_shown_with_all_of_it(
+async def test_what_is_left_of_a_record_ends_with_its_pod(
     node: Node,
 ) -> None:
     """Its checkpoint had the pod when a part of it was given on, and loses it with the next write."""
@@ -263,7 +264,8 @@ async def test_what_is_left_of_a_record_ends_with_the_pod_that_the_kubelet_had_s
     assert {"GPU-0,GPU-2": "pod-b"} == node.live()
 
 
-async def test_who_was_displaced_is_in_the_record_again_when_a_part_of_the_other_record_makes_way(node: Node) -> None:
+async def test_who_was_displaced_is_recorded_again_when_the_other_makes_way(node: Node) -> None:
+    """Who was displaced is in the record again when a part of the other record makes way."""
     await runs(node, "x1", "uid-1", GPUS[0])
     await lost(node)
     await node.handouts.allocate(GPU, [[GPUS[0], GPUS[2]]])
@@ -275,7 +277,7 @@ async def test_who_was_displaced_is_in_the_record_again_when_a_part_of_the_other
     assert ["x1"] == [former.owner.pod for former in again.displaced]
 
 
-async def test_a_container_that_is_given_other_devices_does_not_run_with_its_former_ones(node: Node) -> None:
+async def test_a_container_given_other_devices_leaves_its_former_ones(node: Node) -> None:
     """Its kubelet died with its checkpoint before it ran, and the next one admits it once more."""
     await runs(node, "pod-a", "uid-a", GPUS[0], GPUS[1])
     await lost(node)
@@ -288,7 +290,7 @@ async def test_a_container_that_is_given_other_devices_does_not_run_with_its_for
     assert all(not each.displaced for each in node.ledger.state.allocations.values())
 
 
-async def test_an_entry_that_another_kubelet_wrote_tells_nothing_of_this_one(node: Node) -> None:
+async def test_an_entry_of_another_kubelet_tells_nothing_of_this_one(node: Node) -> None:
     """The next kubelet has not written it, so that without it a container that runs may be lost."""
     await runs(node, "pod-a", "uid-a", GPUS[0])
     node.kubelet.kubelet += 1
@@ -309,7 +311,7 @@ async def api_server_is_away(node: Node) -> None:
 
 
 @pytest.mark.parametrize("what", ["checkpoint", "directories"])
-async def test_one_look_that_cannot_be_read_releases_nothing_that_was_waited_for(what: str) -> None:
+async def test_an_unreadable_look_releases_nothing_that_was_waited_for(what: str) -> None:
     """A disk that stalls for a second is no evidence against a pod that was waited for until now."""
     node = Node(settle_seconds=120)
     directories(node)
@@ -331,7 +333,7 @@ async def test_one_look_that_cannot_be_read_releases_nothing_that_was_waited_for
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-async def test_looks_that_cannot_be_read_release_nothing_that_the_kubelet_lost(restarts: bool) -> None:
+async def test_unreadable_looks_release_nothing_that_the_kubelet_lost(restarts: bool) -> None:
     """Neither one of them after a start of the agent, nor two that lie an hour apart."""
     node = Node(settle_seconds=120)
     directories(node)
