@@ -92,7 +92,8 @@ def test_a_container_sees_what_earlier_ones_of_its_pod_got() -> None:
     assert [(0,), (1,)] == [got["a"].affinity, got["b"].affinity]
 
 
-def test_what_an_init_container_held_is_reused_and_what_a_sidecar_holds_is_not() -> None:
+def test_devices_of_init_containers_are_reused_those_of_sidecars_are_not() -> None:
+    """A later container reuses the devices that an init container held, and gets none that a sidecar holds."""
     staged = pod(
         container("app", gpus=2, cpus=4, gib=6),
         init=[container("load", gpus=2, cpus=4, gib=4), container("proxy", gpus=1, cpus=2, gib=1, sidecar=True)],
@@ -175,7 +176,8 @@ def test_nics_are_chosen_near_the_gpus_of_the_container() -> None:
     assert {GPU: ("GPU-0",), NIC: ("mlx5_1",)} == got.devices
 
 
-def test_the_explanation_names_the_chosen_set_first_and_then_the_best_others() -> None:
+def test_the_explanation_names_the_chosen_set_first() -> None:
+    """The explanation names the chosen set first and then the best others."""
     decision = admit(node(machine()), pod(container(gpus=2)), BEST)
 
     assert isinstance(decision, Admission)
@@ -353,9 +355,10 @@ def test_in_mode_best_cpus_lie_on_the_aligned_nodes_whatever_the_sockets() -> No
 
 
 @pytest.mark.parametrize("ids", [{0: 0, 1: 70}, dict(enumerate(range(40)))])
-def test_without_a_topology_manager_the_kubelets_memory_manager_has_its_limits_all_the_same(
+def test_the_memory_manager_has_its_limits_without_a_topology_manager(
     ids: dict[int, int],
 ) -> None:
+    """The kubelet's memory manager keeps its limits where no topology manager runs."""
     state = node(with_ids(machine(nodes=len(ids), gpus=(), nics=()), ids))
     rules = AdmissionRules(policy=Policy.NONE, mode=Mode.KUBELET, max_allowable_numa_nodes=64)
 
@@ -365,8 +368,11 @@ def test_without_a_topology_manager_the_kubelets_memory_manager_has_its_limits_a
     admitted(admit(state, pod(container(gpus=0, cpus=0.5)), rules))
 
 
-def test_resources_are_given_in_the_order_of_their_names_as_the_kubelets_are() -> None:
-    """Both fail; the one whose name comes first is what the kubelet reports."""
+def test_resources_are_given_in_the_order_of_their_names() -> None:
+    """
+    Resources are given in the order of their names, as the kubelet gives them. Both requests fail; the one whose name
+    comes first is what the kubelet reports.
+    """
     nic = ResourceName("example.com/nic")
     sick = PluginDevice(id=DeviceID("n0"), resource=nic, nodes=(0,))
     state = node(machine(gpus=(0,), nics=(), others=(sick,)), unhealthy=("n0",))
@@ -527,10 +533,13 @@ def test_no_sequence_of_pods_is_given_more_than_there_is(
     st.data(),
     st.sampled_from([Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE]),
 )
-def test_strict_policies_in_mode_best_decide_as_a_walk_over_all_sets_of_gpus(
+def test_strict_policies_in_mode_best_agree_with_a_walk_over_all_sets(
     nodes: list[int], data: st.DataObject, policy: Policy
 ) -> None:
-    """single-numa-node admits where one node has enough free GPUs; restricted always, on as few nodes as possible."""
+    """
+    In mode `best` the strict policies decide as a walk over all sets of GPUs does. single-numa-node admits where one
+    node has enough free GPUs; restricted always, on as few nodes as possible.
+    """
     bad = data.draw(st.sets(st.sampled_from(range(len(nodes)))))
     wanted = data.draw(st.integers(1, 8))
     free = [i for i in range(len(nodes)) if i not in bad]

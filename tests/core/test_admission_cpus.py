@@ -21,7 +21,8 @@ def options(*names: CpuOption) -> AdmissionRules:
     return AdmissionRules(mode=Mode.KUBELET, cpu_options=frozenset(names))
 
 
-def test_a_container_that_would_split_a_core_is_refused_as_the_kubelet_refuses_it() -> None:
+def test_a_container_that_would_split_a_core_is_refused() -> None:
+    """A container that would split a core is refused with the error of the kubelet."""
     refusal = refused(admit(node(machine()), pod(container(cpus=3, gib=GUARANTEED)), WHOLE_CORES))
 
     assert ("SMTAlignmentError", "SplitCore") == (refusal.reason, refusal.code)
@@ -47,7 +48,8 @@ def test_too_few_cores_without_a_reserved_sibling_refuse_the_container() -> None
     assert ("SMTAlignmentError", "NotEnoughCores") == (refusal.reason, refusal.code)
 
 
-def test_reserved_cpus_stay_in_the_shared_pool_unless_reservation_is_strict() -> None:
+def test_reserved_cpus_stay_shared_unless_reservation_is_strict() -> None:
+    """Reserved CPUs stay in the shared pool unless reservation is strict."""
     state = node(machine())
     loose = AdmissionRules(reserved_cpu_count=2)
     strict = AdmissionRules(reserved_cpu_count=2, cpu_options=frozenset({CpuOption.STRICT_RESERVATION}))
@@ -69,8 +71,11 @@ FOUR_NODES = Topology(
 """Two sockets of two NUMA nodes of four CPUs."""
 
 
-def test_aligned_by_socket_all_nodes_of_one_socket_are_preferred_and_no_others() -> None:
-    """Two CPUs fit on one node. With the option the two nodes of a socket are as good, and two of different sockets not."""
+def test_aligned_by_socket_the_nodes_of_one_socket_are_preferred() -> None:
+    """
+    With CPUs aligned by socket, all NUMA nodes of one socket are preferred and no others. Two CPUs fit on one node.
+    With the option the two nodes of a socket are as good, and two of different sockets not.
+    """
 
     def preferred(rules: AdmissionRules) -> set[int]:
         asked = pod(container(cpus=2, gib=GUARANTEED))
@@ -98,9 +103,10 @@ def test_aligned_by_socket_all_nodes_of_one_socket_are_preferred_and_no_others()
         (AdmissionRules(reserved_cpu_count=-1), "reserved_cpu_count", "-1 is below 0"),
     ],
 )
-def test_options_that_contradict_one_another_are_an_error_that_names_the_field(
+def test_options_that_contradict_are_an_error_that_names_the_field(
     rules: AdmissionRules, field: str, what: str
 ) -> None:
+    """Options that contradict one another are an error that names the field."""
     with pytest.raises(InvalidField, match=what) as error:
         admit(node(machine()), pod(container(cpus=2)), rules)
 
@@ -136,8 +142,11 @@ def test_where_the_kubelet_would_not_start_a_pod_is_refused_and_told_so(
     assert "the kubelet does not start" in refusal.finding
 
 
-def test_cpus_that_are_not_known_at_all_are_no_reason_to_refuse_what_needs_none() -> None:
-    """A pasted matrix has GPUs and no CPUs; the CPUs kept for the system are no matter there."""
+def test_a_request_without_cpus_is_admitted_where_none_are_known() -> None:
+    """
+    A request that needs no CPUs is admitted where no CPUs are known. A pasted matrix has GPUs and no CPUs; the CPUs
+    kept for the system are no matter there.
+    """
     without_cpus = Topology(gpus=machine().gpus, nodes=machine().nodes)
 
     admitted(
@@ -159,12 +168,11 @@ def released(state: NodeState, name: str) -> NodeState:
 
 
 @pytest.mark.parametrize(("mode", "left"), [(Mode.KUBELET, {0: 14, 1: 56}), (Mode.BEST, {0: 64, 1: 6})])
-def test_shared_memory_goes_back_to_the_lowest_node_first_where_the_kubelet_decides(
-    mode: Mode, left: dict[int, int]
-) -> None:
+def test_in_kubelet_mode_shared_memory_returns_to_the_lowest_node_first(mode: Mode, left: dict[int, int]) -> None:
     """
-    Two pods have 70 GiB and 50 GiB of two nodes with 64 GiB each: the first 64 + 6, the second 0 + 50. When the second has
-    gone, the kubelet holds that its 50 GiB were of node 0; in mode `best` they go back to node 1.
+    In mode `kubelet`, released memory that spans several NUMA nodes goes back to the lowest node first. Two pods have
+    70 GiB and 50 GiB of two nodes with 64 GiB each: the first 64 + 6, the second 0 + 50. When the second has gone, the
+    kubelet holds that its 50 GiB were of node 0; in mode `best` they go back to node 1.
     """
     rules = AdmissionRules(mode=mode, policy=Policy.NONE)
     state = node(machine())
@@ -176,8 +184,11 @@ def test_shared_memory_goes_back_to_the_lowest_node_first_where_the_kubelet_deci
     assert left == {node: use.reserved.get(MEMORY, 0) >> 30 for node, use in state.memory.items()}
 
 
-def test_what_a_refused_pod_had_been_given_is_told_where_the_kubelet_decides() -> None:
-    """The init container was given its CPUs before the app container was refused."""
+def test_kubelet_mode_tells_what_a_refused_pod_had_been_given() -> None:
+    """
+    In mode `kubelet`, a refusal tells what the pod had been given before. The init container was given its CPUs before
+    the app container was refused.
+    """
     asked = pod(container(cpus=3, gib=1), init=[container("load", cpus=2, gib=1)])
     mine = AdmissionRules(cpu_options=WHOLE_CORES.cpu_options)
 

@@ -204,10 +204,13 @@ ANYWHERE = (TopologyHint(0b01, True),)
         ("device", Mode.KUBELET, {GPU: ANYWHERE, FPGA: ANYWHERE}),
     ],
 )
-def test_a_provider_that_leaves_out_what_was_asked_or_adds_to_it_is_refused(
+def test_a_provider_that_leaves_out_a_resource_or_adds_one_is_refused(
     provider: str, mode: Mode, resources: dict[ResourceName, Hints]
 ) -> None:
-    """What is left out reads as no opinion, and the pod would be admitted unaligned."""
+    """
+    The answer of a provider that leaves out a requested resource, or adds another, is refused. What is left out reads
+    as no opinion, and the pod would be admitted unaligned.
+    """
     state = node(machine())
     asked, answered = asked_and_answered(state, AdmissionRules(mode=mode))
     check_answer(asked, answered, state.hardware)
@@ -216,8 +219,11 @@ def test_a_provider_that_leaves_out_what_was_asked_or_adds_to_it_is_refused(
         check_answer(asked, with_hints(answered, provider, resources), state.hardware)
 
 
-def test_memory_may_be_left_out_by_the_kubelet_and_for_a_container_that_holds_some() -> None:
-    """To the kubelet what fits nowhere is no opinion; so is in every mode a request that differs from what is held."""
+def test_memory_may_be_left_out_in_kubelet_mode_and_when_held() -> None:
+    """
+    Memory may be left out in mode `kubelet`, and for a container that holds some. To the kubelet what fits nowhere is
+    no opinion; so is in every mode a request that differs from what is held.
+    """
     asked, answered = asked_and_answered(node(machine()), AdmissionRules(mode=Mode.KUBELET))
     check_answer(asked, with_hints(answered, "memory", {}), machine())
 

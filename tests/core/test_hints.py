@@ -108,9 +108,10 @@ def test_cpu_hints_are_the_subsets_with_enough_cpus_and_all_reusable_ones(
 
 @settings(max_examples=300, deadline=None)
 @given(st.data(), MODES, MORE)
-def test_memory_hints_are_the_subsets_with_enough_memory_that_mix_with_no_other_group(
+def test_memory_hints_are_sufficient_subsets_of_no_other_group(
     data: st.DataObject, mode: Mode, more: tuple[int, ...]
 ) -> None:
+    """Memory hints are the sets of NUMA nodes that have enough memory and share no node with another group."""
     ids = (0, 2, 5)
     amount = st.integers(0, 4)
     groups = st.sampled_from([None, None, (0, 2), (0, 2, 5)])
@@ -146,8 +147,11 @@ def test_memory_hints_are_the_subsets_with_enough_memory_that_mix_with_no_other_
     assert expected_hints(ids, could, fits, mode) == in_full(got)
 
 
-def test_preferred_means_as_narrow_as_an_empty_machine_to_the_kubelet_and_as_narrow_as_now_to_us() -> None:
-    """One GPU free on each node: two GPUs need both nodes, which on an empty machine one would do."""
+def test_preferred_is_measured_on_an_empty_machine_or_on_the_machine_now() -> None:
+    """
+    A preferred hint is as narrow as an empty machine allows in mode `kubelet`, and as narrow as possible now in `best`.
+    One GPU is free on each node: two GPUs need both nodes; on an empty machine one node would be enough.
+    """
     devices = {DeviceID("a"): (0,), DeviceID("b"): (0,), DeviceID("c"): (1,), DeviceID("d"): (1,)}
     free = [DeviceID("a"), DeviceID("c")]
 
@@ -168,7 +172,8 @@ def test_nodes_without_cpus_are_offered_by_the_kubelet_alone() -> None:
     assert {MEMORY: (TopologyHint(0b01, True), TopologyHint(0b11, False))} == kubelet["memory"]
 
 
-def test_memory_that_fits_nowhere_is_no_opinion_to_the_kubelet_and_cannot_be_met_to_us() -> None:
+def test_memory_that_fits_nowhere_is_no_opinion_or_cannot_be_met() -> None:
+    """Memory that fits nowhere is no opinion in mode `kubelet`, and a request that cannot be met in mode `best`."""
     state, big = node(machine()), pod(container(cpus=1, gib=1000))
 
     assert {} == hints_for(state, big, None, AdmissionRules(mode=Mode.KUBELET))["memory"]

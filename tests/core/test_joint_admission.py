@@ -80,8 +80,11 @@ def test_koordinator_chooses_gpus_without_a_look_at_the_nics_and_refuses() -> No
     assert "Joint-Allocate rules violation" in refusal.finding
 
 
-def test_hints_name_only_the_numa_nodes_on_which_the_devices_are_found_side_by_side() -> None:
-    """GPU-1 on node 1 has no NIC beside it, GPU-2 on node 2 has one. Koordinator asks the whole machine first."""
+def test_hints_name_only_the_numa_nodes_with_devices_side_by_side() -> None:
+    """
+    Hints name only the NUMA nodes on which the devices are found side by side. GPU-1 on node 1 has no NIC beside it,
+    GPU-2 on node 2 has one. Koordinator asks the whole machine first.
+    """
     state = holding(node(catalogue.machine("epyc-nps4-4gpu")), "GPU-0")
     asked = joint(container(gpus=1, nics=1))
 
@@ -92,7 +95,8 @@ def test_hints_name_only_the_numa_nodes_on_which_the_devices_are_found_side_by_s
         assert (2,) == got.affinity
 
 
-def test_what_fits_nowhere_is_refused_with_the_reason_that_joint_allocation_has() -> None:
+def test_what_fits_nowhere_is_refused_with_the_joint_reason() -> None:
+    """A request that fits nowhere is refused with the reason that joint allocation gives."""
     state = holding(node(catalogue.machine("epyc-nps4-4gpu")), "mlx5_0", "mlx5_1")
 
     for rules in (BEST, RESTRICTED, PER_POD):
@@ -101,8 +105,10 @@ def test_what_fits_nowhere_is_refused_with_the_reason_that_joint_allocation_has(
         assert "Insufficient rdma devices" in refusal.finding
 
 
-def test_a_policy_that_admits_without_alignment_takes_devices_of_other_nodes() -> None:
-    """Five GPUs are on no one node of hgx-h100."""
+def test_a_policy_without_alignment_takes_devices_of_other_nodes() -> None:
+    """
+    A policy that admits without alignment takes devices of other NUMA nodes. Five GPUs are on no one node of hgx-h100.
+    """
     state = node(catalogue.machine("hgx-h100"))
     asked = joint(container(gpus=5, nics=1), said=TOGETHER)
 
@@ -135,8 +141,11 @@ def test_apply_for_all_means_the_nodes_on_which_all_can_be_had() -> None:
     assert (0, 1) == got.affinity
 
 
-def test_a_pod_as_a_whole_is_aligned_where_all_its_containers_find_their_devices_one_after_another() -> None:
-    """On node 0 there are enough GPUs and NICs for both, but not side by side."""
+def test_a_pod_is_aligned_where_its_containers_fit_one_after_another() -> None:
+    """
+    A whole pod is aligned where all its containers find their devices one after another. On node 0 there are enough
+    GPUs and NICs for both, but not side by side.
+    """
     state = holding(node(catalogue.machine("hgx-h100")), "GPU-0", "mlx5_1", "mlx5_2")
     both = joint(container("a", gpus=1, nics=1), container("b", gpus=1, nics=1))
 
@@ -243,7 +252,8 @@ def test_annotations_that_cannot_be_meant_are_refused_by_name(annotations: dict[
         admit(node(catalogue.machine("hgx-h100")), asked, BEST)
 
 
-def test_annotations_of_others_and_what_koordinator_wrote_itself_are_passed_over() -> None:
+def test_annotations_that_are_not_requests_are_ignored() -> None:
+    """Annotations of other systems, and those that Koordinator writes itself, are ignored."""
     annotations = {
         "example.com/a": "{",
         "scheduling.koordinator.sh/device-allocated": "x",
@@ -317,10 +327,13 @@ hints_said = st.sampled_from(
 
 @settings(max_examples=150)
 @given(loaded(), requests, st.sampled_from([TOGETHER, SAME_PCIE]), hints_said, st.sampled_from(["", "koordinator"]))
-def test_restricted_aligns_to_the_fewest_nodes_that_have_the_devices_and_never_fails_after_that(
+def test_restricted_aligns_to_the_fewest_nodes_and_then_never_fails(
     state: NodeState, asked: ContainerRequest, said: object, hints: object, which: str
 ) -> None:
-    """Against trying all sets of nodes one by one; with Koordinator none will do where the whole machine does not."""
+    """
+    The policy restricted aligns to the fewest nodes that have the devices and never fails after that. The reference
+    tries all sets of nodes one by one; with Koordinator no set is enough where the whole machine does not.
+    """
     rules = msgspec.structs.replace(RESTRICTED, compat=which)
     request = joint(asked, said=said, hints=hints)
     question = asked_for(state, request, asked, rules)
@@ -359,9 +372,10 @@ def can_give(question: Asked, mask: int | None) -> bool:
 
 @settings(max_examples=60)
 @given(loaded(), st.lists(requests, min_size=2, max_size=3), st.sampled_from([TOGETHER, SAME_PCIE]), st.booleans())
-def test_the_containers_of_a_pod_that_is_admitted_share_nothing_and_stay_where_it_is_aligned(
+def test_containers_of_an_admitted_pod_share_nothing_and_stay_aligned(
     state: NodeState, containers: list[ContainerRequest], said: object, whole: bool
 ) -> None:
+    """The containers of an admitted pod share nothing and stay within its affinity."""
     named = [msgspec.structs.replace(each, name=f"c{i}") for i, each in enumerate(containers)]
 
     decision = admit(state, joint(*named, said=said), PER_POD if whole else RESTRICTED)
@@ -430,8 +444,11 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     return tried
 
 
-def test_a_pod_is_looked_for_where_all_its_containers_could_be_and_on_no_fewer_nodes(looks: list[int | None]) -> None:
-    """Seven containers with two GPUs each: on any nodes, and on the eight sets of seven."""
+def test_a_pod_is_searched_only_where_all_its_containers_could_be(looks: list[int | None]) -> None:
+    """
+    A pod is searched on the sets of nodes where all its containers could be, and on no fewer nodes. Seven containers
+    with two GPUs each: on any nodes, and on the eight sets of seven.
+    """
     asked = joint(*(container(f"c{i}", gpus=2, nics=2) for i in range(7)))
 
     given = admitted(admit(node(EIGHT_NODES), asked, PER_POD))
@@ -447,7 +464,8 @@ def test_an_init_container_is_not_counted_beside_those_after_it(looks: list[int 
     assert {None, *(1 << i for i in range(8))} == {*looks}
 
 
-def test_more_gpus_than_there_are_are_looked_for_nowhere_but_on_the_whole_machine(looks: list[int | None]) -> None:
+def test_more_gpus_than_exist_are_searched_on_the_whole_machine_only(looks: list[int | None]) -> None:
+    """A request for more GPUs than exist is searched on the whole machine only."""
     asked = joint(*(container(f"c{i}", gpus=2, nics=2) for i in range(9)))
 
     assert "DevicesDoNotFit" == refused(admit(node(EIGHT_NODES), asked, PER_POD)).code

@@ -54,7 +54,8 @@ def held(state: NodeState, asked: PodRequest, rules: AdmissionRules = BEST) -> t
     return state, got
 
 
-def test_two_pods_share_a_nic_by_its_functions_and_a_third_gets_the_next_nic() -> None:
+def test_two_pods_share_a_nic_by_its_functions_and_a_third_does_not() -> None:
+    """Two pods share a NIC by its functions, and a third gets the next NIC."""
     state = node(sriov())
     functions = []
     for i in range(3):
@@ -170,10 +171,11 @@ asked = st.one_of(
 
 @settings(max_examples=80)
 @given(st.lists(asked | st.integers(0, 9), max_size=14), st.sampled_from(["hgx-h100", "two-socket-8xpcie"]))
-def test_no_function_is_given_twice_and_no_nic_is_shared_by_who_has_it_whole(
-    steps: list[PodRequest | int], machine: str
-) -> None:
-    """Pods come and go (a number ends the pod of that place); folding the facts anew comes to the same node."""
+def test_no_function_is_given_twice_and_no_whole_nic_is_shared(steps: list[PodRequest | int], machine: str) -> None:
+    """
+    No function is given twice, and no NIC that is held whole is shared. Pods come and go (a number ends the pod of that
+    place); folding the facts anew comes to the same node.
+    """
     start = state = node(sriov(machine))
     facts: list[Event] = []
     for number, step in enumerate(steps):

@@ -201,8 +201,11 @@ def test_same_pcie_reaches_over_numa_nodes_unless_one_is_required(switches: bool
     assert VIOLATION == chosen(node, {GPUS: 2, UNITS: 1}, SAME_PCIE, hints)
 
 
-def test_same_pcie_prefers_one_root_complex_to_the_same_switches_of_two_numa_nodes() -> None:
-    """GPUs near one another count for more than the last step of a NIC."""
+def test_same_pcie_prefers_one_root_complex_to_two_numa_nodes() -> None:
+    """
+    The scope SamePCIe prefers one root complex to the same switches of two NUMA nodes. GPUs near one another count for
+    more than the last step of a NIC.
+    """
     gpus = [(0, "a", "a1"), (0, "a", "a2"), (1, "b", "b1")]
     node = box(gpus, [(0, "a", "a1"), (1, "b", "b1")])
 
@@ -232,8 +235,11 @@ def test_each_round_over_the_pcies_begins_with_the_best_score() -> None:
     assert [0, 2, 3, 1, 4] == [each.minor for each in by_preferred_pcie(cards, ["a", "b"])]
 
 
-def test_a_nic_more_than_asked_for_is_for_each_switch_where_koordinator_counts_root_complexes() -> None:
-    """Four GPUs on four switches below two root complexes, a NIC on each switch, and one asked for."""
+def test_each_switch_gets_a_nic_where_koordinator_counts_root_complexes() -> None:
+    """
+    Each switch gets a NIC, more than were asked for, where Koordinator counts root complexes. Four GPUs on four
+    switches below two root complexes, a NIC on each switch, and one asked for.
+    """
     spots = [(0, "ab"[i // 2], f"switch-{i}") for i in range(4)]
     node = box(spots, spots)
 

@@ -101,7 +101,8 @@ def test_a_container_gets_gpus_with_the_nics_beside_them() -> None:
     assert {} == got.functions
 
 
-def test_devices_stay_on_the_numa_nodes_of_the_affinity_unless_they_may_spill() -> None:
+def test_devices_stay_within_the_affinity_unless_they_may_spill() -> None:
+    """Devices stay on the NUMA nodes of the affinity unless they may spill."""
     state = node(catalogue.machine("hgx-h100"))
 
     assert ("GPU-4",) == joint_devices(state, SAME_PCIE, ONE_EACH, mask_of([1])).devices[GPU]
@@ -110,7 +111,8 @@ def test_devices_stay_on_the_numa_nodes_of_the_affinity_unless_they_may_spill() 
     assert 5 == len(joint_devices(state, TOGETHER, {GPU: 5, NIC: 1}, mask_of([1]), spill=True).devices[GPU])
 
 
-def test_what_an_allocation_holds_is_not_given_but_for_what_an_init_container_left() -> None:
+def test_held_devices_are_not_given_except_those_of_an_init_container() -> None:
+    """What an allocation holds is not given, except for what an init container left."""
     state = holding(node(catalogue.machine("two-socket-8xpcie")), *(f"GPU-{i}" for i in range(8)))
 
     with pytest.raises(DevicesDoNotFit):
@@ -121,8 +123,11 @@ def test_what_an_allocation_holds_is_not_given_but_for_what_an_init_container_le
 
 
 @pytest.mark.parametrize("name", ["two-socket-8xpcie", "hgx-h100"])
-def test_what_an_init_container_left_is_taken_before_others_that_are_as_near(name: str) -> None:
-    """By the topology tree, and by the partitions that a machine with Hopper GPUs has."""
+def test_what_an_init_container_left_is_taken_before_equally_near_ones(name: str) -> None:
+    """
+    What an init container left is taken before other devices that are as near. This holds for the topology tree and for
+    the partitions that a machine with Hopper GPUs has.
+    """
     state = holding(node(catalogue.machine(name)), "GPU-5", "GPU-0", "GPU-1", "mlx5_1")
     left = LeftOver([DeviceID("GPU-5"), DeviceID("mlx5_1")])
 
@@ -132,7 +137,8 @@ def test_what_an_init_container_left_is_taken_before_others_that_are_as_near(nam
     assert ("GPU-4", "GPU-5") == joint_devices(state, TOGETHER, {GPU: 2}, None, left=left).devices[GPU]
 
 
-def test_what_an_init_container_left_is_taken_first_where_pairs_are_searched() -> None:
+def test_a_search_for_pairs_first_takes_what_an_init_container_left() -> None:
+    """Where pairs are searched, what an init container left is taken first."""
     state = node(catalogue.machine("hgx-h100"))
 
     got = joint_devices(state, SAME_PCIE, ONE_EACH, None, left=LeftOver([DeviceID("GPU-6")]))

@@ -25,13 +25,15 @@ def minors(first_look: bool, requests: dict[str, int]) -> dict[DeviceType, list[
     return {kind: [each.device.minor for each in some] for kind, some in given.items()}
 
 
-def test_filter_looks_at_the_primary_type_of_a_well_planned_node_alone_and_reserve_at_all() -> None:
+def test_filter_reads_the_primary_type_of_a_well_planned_node_alone() -> None:
+    """On a well-planned node Filter looks at the primary type alone, and Reserve at all types."""
     assert {GPU: [0]} == minors(True, ONE_EACH)
     with pytest.raises(DevicesDoNotFit, match="Joint-Allocate rules violation"):
         minors(False, ONE_EACH)
 
 
-def test_filter_of_a_well_planned_node_passes_over_types_of_no_joint_list_and_of_which_there_is_no_device() -> None:
+def test_filter_of_a_well_planned_node_ignores_types_it_has_no_device_of() -> None:
+    """Filter of a well-planned node ignores types that are in no joint list and of which there is no device."""
     assert {GPU: [0]} == minors(True, {**ONE_EACH, "koordinator.sh/fpga": 100})
     with pytest.raises(DevicesDoNotFit, match="Insufficient fpga devices"):
         minors(False, {**ONE_EACH, "koordinator.sh/fpga": 100})
@@ -50,7 +52,8 @@ def test_a_case_that_names_its_phase_is_answered_for_it(
 
 
 @pytest.mark.parametrize("wanted", [3, 1_000_000])
-def test_more_than_all_numa_nodes_have_is_refused_for_that_before_any_search(wanted: int) -> None:
+def test_more_than_all_numa_nodes_have_is_refused_before_any_search(wanted: int) -> None:
+    """A request for more than all NUMA nodes have is refused for that reason before any search."""
     node = box([(0, "a"), (1, "b")], [(0, "a")])
     asked = Asked(demand=demand({"nvidia.com/gpu": wanted}, compat=True), inventory=node)
 

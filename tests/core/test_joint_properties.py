@@ -134,7 +134,8 @@ def test_nics_are_of_the_nearest_tier_that_has_enough(node: Node, gpus: int, amo
 
 
 @given(nodes(), counts, units)
-def test_every_switch_and_root_complex_of_the_gpus_gets_a_nic_if_it_has_one(node: Node, gpus: int, amount: int) -> None:
+def test_every_switch_of_the_gpus_gets_a_nic_if_it_has_one(node: Node, gpus: int, amount: int) -> None:
+    """Every switch and every root complex of the chosen GPUs gets a NIC if it has one."""
     count, each = wanted(amount)
 
     got = chosen(node.inventory, {GPUS: gpus, UNITS: amount}, TOGETHER)

@@ -59,10 +59,11 @@ WRONG_SHAPE = {
 
 @pytest.mark.parametrize("compat", [False, True])
 @pytest.mark.parametrize("key", ANNOTATIONS)
-def test_json_that_is_broken_or_of_another_shape_is_refused_by_the_name_of_its_annotation(
-    key: str, compat: bool
-) -> None:
-    """A hint that is null, of which Koordinator's scheduler dies, too."""
+def test_invalid_json_is_refused_by_the_name_of_its_annotation(key: str, compat: bool) -> None:
+    """
+    JSON that is broken or has another shape is refused by the name of its annotation. So is a hint that is null, on
+    which Koordinator's scheduler crashes.
+    """
     for text in (*MALFORMED, *WRONG_SHAPE[key]):
         with pytest.raises(NotMeant) as error:
             read_demand({key: text}, {GPUS: 1}, compat=compat)
@@ -82,8 +83,11 @@ def test_an_annotation_longer_than_kubernetes_takes_is_refused() -> None:
         read_demand({JOINT_ANNOTATION: " " * 262_145}, {GPUS: 1})
 
 
-def test_names_of_fields_are_found_in_any_case_where_koordinators_answers_are_wanted() -> None:
-    """As Go's decoder finds them; the default refuses another spelling."""
+def test_names_of_fields_are_found_in_any_case_for_koordinator() -> None:
+    """
+    The names of fields are found in any case where Koordinator's answers are wanted, as Go's decoder finds them; the
+    default refuses another spelling.
+    """
     text = '{"DEVICETYPES": ["gpu", "rdma"], "requiredscope": "SamePCIe", "else": 1}'
 
     assert read_demand({JOINT_ANNOTATION: text}, {GPUS: 1, UNITS: 1}, compat=True).same_pcie

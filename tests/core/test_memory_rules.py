@@ -53,7 +53,8 @@ def test_no_kubelet_runs_that_keeps_what_the_machine_does_not_have(
     assert admitted(admit(state, pod(container(cpus=1, gib=1)), msgspec.structs.replace(rules, memory_manager="None")))
 
 
-def test_all_that_a_node_has_may_be_kept_and_nothing_of_a_node_that_is_not_there() -> None:
+def test_all_memory_of_a_node_may_be_reserved_and_none_of_a_missing_node() -> None:
+    """All memory of a node may be reserved, and none of a node that does not exist."""
     rules = AdmissionRules(mode=Mode.KUBELET, reserved_memory={0: {MEMORY: 64 * GIB}, 9: {MEMORY: 0}})
 
     assert admitted(admit(node(machine()), pod(container(cpus=1, gib=1)), rules))

@@ -79,8 +79,11 @@ def test_a_wide_machine_costs_nothing_where_hints_are_narrow() -> None:
     assert TopologyHint(0b10, True) == merge([cpus, [TopologyHint(0b10, True)]], machine)
 
 
-def test_lists_that_are_wide_in_common_are_merged_without_listing_what_they_have_in_common() -> None:
-    """34 nodes have 2^34 subsets; the lists come to three masks."""
+def test_lists_with_wide_common_hints_are_merged_without_listing_them() -> None:
+    """
+    Lists that have many sets in common are merged without listing those sets. 34 nodes have 2^34 subsets; the lists
+    come to three masks.
+    """
     machine, work = mask_of(range(34)), SearchBudget(100)
     halves = [TopologyHint(machine >> 17, True), TopologyHint(machine ^ machine >> 17, True)]
 

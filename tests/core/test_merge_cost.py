@@ -131,10 +131,13 @@ KUBELET = AdmissionRules(mode=Mode.KUBELET, policy=Policy.NONE, cpu_manager="non
     ("init", "sidecar", "app", "chance"),
     [(3, False, 2, True), (3, False, 3, False), (3, False, 4, False), (3, True, 1, False)],
 )
-def test_an_app_container_that_takes_some_devices_of_an_init_container_gets_them_by_chance(
+def test_an_app_container_with_some_init_devices_gets_them_by_chance(
     init: int, sidecar: bool, app: int, chance: bool
 ) -> None:
-    """All of them, or all and more, are certain; a sidecar gives up none."""
+    """
+    An app container that takes some devices of an init container gets them by chance. All of them, or all and more, are
+    certain; a sidecar gives up none.
+    """
     first = container("init", gpus=init, sidecar=sidecar)
     decision = admit(node(machine()), pod(container("main", gpus=app), init=[first]), KUBELET)
 
@@ -154,8 +157,11 @@ def test_a_refusal_that_follows_from_such_a_choice_says_so_as_well() -> None:
     assert decision.explanation.notes[0].startswith("container one takes over 1 of the 2")
 
 
-def test_the_published_cases_in_which_the_kubelet_picks_by_chance_are_those_with_the_note(vectors: Path) -> None:
-    """A case is not compared by chance where the devices differ in the end; a note may be given for less."""
+def test_published_cases_that_the_kubelet_picks_by_chance_have_the_note(vectors: Path) -> None:
+    """
+    The published cases in which the kubelet picks by chance are those with the note. A case is not compared by chance
+    where the devices differ in the end; a note may be given for less.
+    """
     from topoalign.tools.conformance.kubelet_files import FilesCase, decided
 
     cases = [

@@ -219,12 +219,13 @@ def check_inside(state: NodeState, got: Mapping[str, Allocation], inside: Nodes,
 
 @settings(max_examples=300, deadline=None)
 @given(nodes_in_use(), pods(inits=0), st.sampled_from(Scope))
-def test_what_fits_as_narrowly_as_its_greediest_part_is_admitted_and_nothing_else(
+def test_a_pod_is_admitted_if_it_is_as_narrow_as_its_widest_request(
     given_node: tuple[NodeState, AdmissionRules], asked: PodRequest, scope: Scope
 ) -> None:
     """
-    restricted admits exactly if a set of NUMA nodes has all that is asked for and is no wider than what one of the requests
-    needs by itself; single-numa-node exactly if one node has it all. The set given is the narrowest, then the closest.
+    A pod that fits on as few nodes as its widest request needs is admitted, and no other pod is. restricted admits
+    exactly if a set of NUMA nodes has all that is asked for and is no wider than what one of the requests needs by
+    itself; single-numa-node exactly if one node has it all. The set given is the narrowest, then the closest.
     """
     state, rules = given_node
     scope = scope if len(asked.containers) == 1 else Scope.POD
@@ -291,10 +292,11 @@ def test_memory_that_fits_on_one_node_keeps_no_later_pod_off_the_next() -> None:
     assert {Mode.KUBELET: ([(0, 1)], False), Mode.BEST: ([(0,)], True)} == outcomes
 
 
-def test_a_container_takes_over_the_group_of_nodes_that_its_pod_needed_to_start() -> None:
+def test_a_container_takes_over_the_nodes_that_its_pod_started_with() -> None:
     """
-    The init container needs the memory of two nodes; the app container would fit on the third alone, but the pod is
-    aligned to those two, and they have enough as soon as what is taken over counts.
+    A container takes over the group of nodes that its pod needed to start. The init container needs the memory of two
+    nodes; the app container would fit on the third alone, but the pod is aligned to those two, and they have enough as
+    soon as what is taken over counts.
     """
     staged = pod(container(gib=6), init=[container("load", gib=12)])
     state, rules = node(machine(nodes=3, memory=8 * GIB)), AdmissionRules(policy=RESTRICTED, scope=Scope.POD)
@@ -304,8 +306,11 @@ def test_a_container_takes_over_the_group_of_nodes_that_its_pod_needed_to_start(
     assert [(0, 1), (0, 1)] == [got[name].memory[0].nodes for name in ("load", "main")]
 
 
-def test_what_only_init_containers_ask_for_is_there_before_the_pod_is_admitted() -> None:
-    """The kubelet leaves the hugepages of an init container out of the pod's request, and fails when it gives them out."""
+def test_requests_of_init_containers_count_before_a_pod_is_admitted() -> None:
+    """
+    What only init containers ask for must be there before the pod is admitted. The kubelet leaves the hugepages of an
+    init container out of the pod's request, and fails when it gives them out.
+    """
     topology = msgspec.structs.replace(
         machine(cores=1),
         nodes=tuple(NumaNode(id=i, memory=8 * GIB, hugepages={PAGES: i * 4 * GIB}) for i in range(2)),
@@ -318,7 +323,8 @@ def test_what_only_init_containers_ask_for_is_there_before_the_pod_is_admitted()
     assert ("memory", "UnexpectedAdmissionError") == (kubelet.provider, kubelet.reason)
 
 
-def test_too_few_devices_without_topology_are_refused_before_anything_is_given_out() -> None:
+def test_too_few_devices_without_topology_are_refused_before_giving() -> None:
+    """In mode `best`, too few devices without topology are refused before anything is given out."""
     asked = pod(container(others={LOOSE: 3}))
     refusals = {
         mode: refused(admit(node(machine(others=OTHERS)), asked, AdmissionRules(policy=RESTRICTED, mode=mode)))
@@ -346,8 +352,11 @@ def test_a_node_without_cpus_is_no_place_for_memory() -> None:
     assert (TopologyHint(0b10, True), TopologyHint(0b11, False)) == kubelet[MEMORY]
 
 
-def test_equally_many_nodes_are_settled_by_distance_in_every_policy_but_single_numa_node() -> None:
-    """Node 0 is near node 3. The kubelet, not told to prefer the closest, takes the lowest pair."""
+def test_distance_settles_equally_many_nodes_except_in_single_numa_node() -> None:
+    """
+    Distance decides between equally many nodes in every policy except single-numa-node. Node 0 is near node 3. The
+    kubelet, not told to prefer the closest, takes the lowest pair.
+    """
     rows = tuple(tuple(10 if a == b else 12 if {a, b} == {0, 3} else 32 for b in range(4)) for a in range(4))
     state = node(msgspec.structs.replace(machine(nodes=4, gpus=(0, 1, 2, 3), nics=()), distances=rows))
 

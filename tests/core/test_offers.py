@@ -76,7 +76,8 @@ def overlapping(state: NodeState, *names: str) -> list[AllocationID]:
 SHARES = offering(Offer(resource=SHARED, devices=(G0, G1), replicas=3), Offer(resource=GPU, devices=(G2, G3)))
 
 
-def test_without_offers_whole_gpus_and_nics_are_offered_under_their_usual_names() -> None:
+def test_without_offers_whole_devices_have_their_usual_names() -> None:
+    """Without offers, whole GPUs and NICs are offered under their usual names."""
     assert {GPU: [G0, G1, G2, G3], NIC: [N0, N1]} == {name: list(each) for name, each in PLAIN.devices.items()}
 
 
@@ -113,9 +114,8 @@ def test_mig_instances_and_virtual_functions_belong_to_their_card() -> None:
         ((Offer(resource=GPU, devices=(G0,), replicas=50_001),), "offers[0].replicas"),
     ],
 )
-def test_an_offer_of_what_is_not_there_or_of_a_thing_twice_is_refused_by_its_path(
-    offers: tuple[Offer, ...], path: str
-) -> None:
+def test_an_offer_of_a_missing_or_repeated_device_is_refused_by_its_path(offers: tuple[Offer, ...], path: str) -> None:
+    """An offer of a device that does not exist, or of one twice, is refused by its path."""
     with pytest.raises(InvalidField) as caught:
         offering(*offers, topology=with_mig())
 
@@ -154,10 +154,11 @@ def test_a_share_is_as_ill_as_its_card_and_an_instance_may_be_ill_alone() -> Non
 @pytest.mark.parametrize(
     "bad", [DeviceHealth(state=HealthState.HEALTHY, cordoned=True), DeviceHealth(state=HealthState.UNHEALTHY)]
 )
-def test_a_card_that_is_handed_out_whole_or_in_shares_is_no_better_than_its_instances(
-    replicas: int, bad: DeviceHealth
-) -> None:
-    """Whoever gets it gets them, too. One may have been cordoned, or have fallen ill when it was handed out itself."""
+def test_a_card_handed_out_whole_is_no_healthier_than_its_instances(replicas: int, bad: DeviceHealth) -> None:
+    """
+    A card that is handed out whole or in shares is no healthier than its instances: a container that gets the card gets
+    them, too. An instance may have been cordoned, or have become unhealthy when it was handed out itself.
+    """
     topology = offering(Offer(resource=SHARED, devices=(G0, G3), replicas=replicas), topology=with_mig())
     well = DeviceHealth(state=HealthState.HEALTHY)
     devices = {G0: well, G3: well, DeviceID("MIG-1"): bad}
@@ -175,7 +176,8 @@ def test_a_cordoned_card_keeps_its_shares_back() -> None:
     assert not state.health_of(DeviceID(f"{G0}::0")).usable
 
 
-def test_shares_of_a_gpu_that_is_still_held_whole_wait_until_it_is_released() -> None:
+def test_shares_of_a_gpu_that_is_held_whole_wait_for_its_release() -> None:
+    """Shares of a GPU that is still held whole wait until it is released."""
     state = holding(SHARES, whole=(G0,))
 
     assert {G0} == state.ownership.blocked
@@ -191,7 +193,8 @@ def test_a_gpu_of_which_a_share_is_still_held_waits_too() -> None:
     assert ["share"] == overlapping(state, G0)
 
 
-def test_other_shares_of_a_shared_gpu_stay_free_also_those_above_a_smaller_number() -> None:
+def test_other_shares_of_a_gpu_stay_free_also_above_a_smaller_number() -> None:
+    """Other shares of a shared GPU stay free, also those above a number of shares that has become smaller."""
     state = holding(SHARES, SHARED, one=ids(f"{G0}::1"), beyond=ids(f"{G1}::7"))
 
     assert frozenset() == state.ownership.blocked
@@ -199,8 +202,11 @@ def test_other_shares_of_a_shared_gpu_stay_free_also_those_above_a_smaller_numbe
     assert [] == overlapping(state, f"{G0}::2", f"{G1}::0")
 
 
-def test_shares_that_are_still_held_under_another_name_keep_their_card_back() -> None:
-    """The kubelet knows nothing of the former name, and would give the same share again."""
+def test_shares_held_under_another_name_keep_their_card_back() -> None:
+    """
+    Shares that are still held under another resource name keep their card back. The kubelet knows nothing of the former
+    name, and would give the same share again.
+    """
     state = holding(SHARES, GPU, one=ids(f"{G0}::1"))
 
     assert {G0} == state.ownership.blocked
@@ -277,8 +283,11 @@ def test_shares_come_from_the_least_or_the_most_held_card_one_by_one(data: st.Da
     assert sorted(naive.values()) == sorted(loads.values())
 
 
-def test_of_cards_with_as_many_shares_held_the_container_gets_one_that_it_has_none_of() -> None:
-    """Also where its own are nearer to one another."""
+def test_of_equally_used_cards_a_container_gets_one_it_has_none_of() -> None:
+    """
+    Of cards with equally many shares held, the container gets one of which it has no share, also where its own are
+    nearer to one another.
+    """
     topology = offering(Offer(resource=SHARED, devices=(G1, G2, G3), replicas=3))
     available = [device for device in topology.devices[SHARED] if device != f"{G1}::0"]
     own = ids(f"{G2}::0", f"{G3}::0")
@@ -286,7 +295,8 @@ def test_of_cards_with_as_many_shares_held_the_container_gets_one_that_it_has_no
     assert ids(f"{G1}::1", *own) == prefer(topology, SHARED, available, own, 3, "topology")
 
 
-def test_of_cards_with_as_many_shares_held_the_container_gets_the_one_nearest_to_its_own() -> None:
+def test_of_equally_used_cards_a_container_gets_the_nearest_to_its_own() -> None:
+    """Of cards with equally many shares held, the container gets the one nearest to its own."""
     topology = offering(Offer(resource=SHARED, devices=(G1, G2, G3), replicas=2))
     available, own = list(topology.devices[SHARED]), ids(f"{G3}::0")
 
@@ -302,7 +312,8 @@ def test_shares_beside_whole_gpus_of_one_resource_are_packed_too() -> None:
     assert ids(f"{G1}::1") == prefer(topology, GPU, available, [], 1, "topology")
 
 
-def test_size_0_too_many_or_too_small_for_what_is_required_has_no_preference() -> None:
+def test_a_size_that_cannot_be_met_has_no_preference() -> None:
+    """A size of 0, of too many or of fewer than are required has no preference."""
     available = list(SHARES.devices[SHARED])
 
     assert () == prefer(SHARES, SHARED, available, [], 0, "topology")
@@ -318,7 +329,8 @@ def test_whole_gpus_under_another_name_are_chosen_by_their_links() -> None:
 
 
 @pytest.mark.parametrize("mode", list(Mode))
-def test_admission_gives_shares_and_refuses_more_than_a_container_may_ask_for(mode: Mode) -> None:
+def test_admission_gives_shares_and_refuses_more_than_allowed(mode: Mode) -> None:
+    """Admission gives shares, and refuses more than one container may ask for."""
     topology = offering(Offer(resource=SHARED, devices=(G0, G1), replicas=3, most=2))
     rules = AdmissionRules(mode=mode)
     state = node(topology)

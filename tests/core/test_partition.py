@@ -89,8 +89,11 @@ def test_tree_and_prices_agree_on_machines_that_no_walk_can_do(seed: int) -> Non
     assert expected == best_by_tree(tree, devices, required, size, SearchBudget(MOST_STEPS))
 
 
-def test_no_more_than_one_set_is_smaller_even_if_small_sets_would_be_worth_more() -> None:
-    """Seven pairs would be worth 770; four sets of three and one of two are asked for."""
+def test_at_most_one_set_is_smaller_even_if_small_sets_are_worth_more() -> None:
+    """
+    No more than one set is smaller, even if small sets would be worth more. Seven pairs would be worth 770; four sets
+    of three and one of two are asked for.
+    """
     pairs = [[0 if a == b else 110 if a // 2 == b // 2 else 10 for b in range(14)] for a in range(14)]
     tree = tree_of(pairs, range(14))
 
@@ -182,9 +185,8 @@ def grown_greedily(scores: Scores, size: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("palette", ["any", "two"])
 @pytest.mark.parametrize("size", [3, 8, 20])
-def test_without_structure_more_gpus_are_split_at_least_as_well_as_greedily_and_it_is_said(
-    palette: str, size: int
-) -> None:
+def test_without_structure_the_split_is_no_worse_than_greedy_and_not_exact(palette: str, size: int) -> None:
+    """Without structure, more GPUs are split at least as well as greedily, and the answer says that it is not exact."""
     scores = at_random(Random(size), 32, palette)
     score, points = grown_greedily(scores, size)
 
@@ -226,7 +228,8 @@ def test_the_best_set_of_each_size_is_the_best_of_all_sets(seed: int) -> None:
     assert (tuple(expected), True) == best_sets(scores, free)
 
 
-def test_the_best_sets_of_a_large_machine_without_structure_are_not_called_exact() -> None:
+def test_best_sets_of_a_large_unstructured_machine_are_not_called_exact() -> None:
+    """The best sets of a large machine without structure are not called exact."""
     scores = at_random(Random(2), 24, "any")
     found = best_sets(scores, range(24))
 

@@ -79,8 +79,11 @@ def test_too_few_cpus_say_how_many_there_are() -> None:
         choose_cpus(TWO, {0, 1}, 5, 0b1, PLAIN)
 
 
-def test_spread_over_the_cores_a_container_gets_one_thread_of_each_and_not_both_of_one() -> None:
-    """The threads of a core of this machine are numbered apart, so ascending ids are different cores."""
+def test_spread_over_cores_a_container_gets_one_thread_of_each() -> None:
+    """
+    Spread over the cores, a container gets one thread of each core and not both of one. The threads of a core of this
+    machine are numbered apart, so ascending ids are different cores.
+    """
     spread = rules(CpuOption.DISTRIBUTE_ACROSS_CORES)
 
     assert {0, 1, 2} == choose_cpus(TWO, set(range(16)), 3, 0b1, spread)
@@ -112,8 +115,11 @@ def test_distributed_with_whole_cores_no_core_is_split_between_containers() -> N
     assert all(core <= taken or not core & taken for core in TWO.in_core.values())
 
 
-def test_aligned_by_socket_what_the_node_lacks_comes_from_the_rest_of_its_socket() -> None:
-    """Node 2 has three free CPUs; the other node of its socket comes before the emptier nodes of the other socket."""
+def test_aligned_by_socket_missing_cpus_come_from_the_same_socket() -> None:
+    """
+    Aligned by socket, the CPUs that the node lacks come from the rest of its socket. Node 2 has three free CPUs; the
+    other node of its socket comes before the emptier nodes of the other socket.
+    """
     free = {0, 1, 2, 3, 16, 18, 20} | set(range(24, 32))
     affinity = 0b0100
 
@@ -127,8 +133,11 @@ def test_with_whole_cores_only_a_request_that_splits_one_is_refused() -> None:
         allocate_cpus(TWO, set(range(16)), set(), set(), 3, None, rules(CpuOption.FULL_PCPUS_ONLY))
 
 
-def test_with_whole_cores_only_the_siblings_of_reserved_cpus_are_not_counted() -> None:
-    """Fifteen CPUs are not reserved, but CPU 8 shares its core with one that is."""
+def test_with_whole_cores_only_siblings_of_reserved_cpus_do_not_count() -> None:
+    """
+    With whole cores only, the siblings of reserved CPUs do not count as free. Fifteen CPUs are not reserved, but CPU 8
+    shares its core with one that is.
+    """
     whole = rules(CpuOption.FULL_PCPUS_ONLY)
 
     assert 14 == len(allocate_cpus(TWO, set(range(16)), {0}, set(), 14, None, whole))
@@ -136,8 +145,11 @@ def test_with_whole_cores_only_the_siblings_of_reserved_cpus_are_not_counted() -
         allocate_cpus(TWO, set(range(16)), {0}, set(), 16, None, whole)
 
 
-def test_with_whole_cores_only_cpus_left_by_init_containers_do_not_count_as_free() -> None:
-    """Without the option the same container gets them: the kubelet's check looks at the shared pool alone."""
+def test_with_whole_cores_only_cpus_of_init_containers_are_not_free() -> None:
+    """
+    With whole cores only, CPUs left by init containers do not count as free. Without the option the same container gets
+    them: the kubelet's check looks at the shared pool alone.
+    """
     shared, left = {6, 7, 14, 15}, {0, 8, 1, 9}
 
     assert 8 == len(allocate_cpus(TWO, shared, set(), left, 8, None, PLAIN))
@@ -145,7 +157,9 @@ def test_with_whole_cores_only_cpus_left_by_init_containers_do_not_count_as_free
         allocate_cpus(TWO, shared, set(), left, 8, None, rules(CpuOption.FULL_PCPUS_ONLY))
 
 
-def test_a_number_of_reserved_cpus_is_taken_with_the_options_with_which_containers_are_given_theirs() -> None:
+def test_a_number_of_reserved_cpus_is_taken_with_the_containers_options() -> None:
+    """A number of reserved CPUs is taken with the same options as the CPUs of containers."""
+
     def per_node(*options: CpuOption) -> list[int]:
         kept = reserved_cpus(PAIRS, rules(*options, reserved_cpu_count=10))
         return [len(kept & PAIRS.cpus_by_node[node]) for node in range(4)]
@@ -159,10 +173,11 @@ def test_reserved_cpus_that_are_named_go_before_their_number() -> None:
     assert {7, 9} == reserved_cpus(PAIRS, rules(reserved_cpus="7,9", reserved_cpu_count=4))
 
 
-def test_where_a_sibling_is_offline_only_the_kubelet_gives_away_a_cpu_that_is_in_use() -> None:
+def test_only_kubelet_mode_gives_a_used_cpu_where_a_sibling_is_offline() -> None:
     """
-    Three CPUs on two cores make one per core on average, so the kubelet holds core 0, of which one CPU is in use, to be free
-    and takes all of it. In mode `best` no CPU is given to two containers.
+    Where a sibling is offline, only mode `kubelet` gives away a CPU that is in use. Three CPUs on two cores make one
+    per core on average, so the kubelet holds core 0, of which one CPU is in use, to be free and takes all of it. In
+    mode `best` no CPU is given to two containers.
     """
     odd = cpu_topology(Cpu(id=cpu, core=core, socket=0, node=0, uncore=0) for cpu, core in ((0, 0), (1, 0), (2, 2)))
 

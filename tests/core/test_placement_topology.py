@@ -143,7 +143,8 @@ def test_nics_that_are_asked_for_are_weighed() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 8, 16])
-def test_on_machines_with_more_gpus_than_can_be_compared_the_set_is_no_worse_than_others(size: int) -> None:
+def test_on_machines_with_many_gpus_the_set_is_no_worse_than_others(size: int) -> None:
+    """On machines with more GPUs than can be compared, the chosen set is no worse than others."""
     topology = load_machine("dgx2").topology
     every = tuple(topology.devices[GPU])
     outlook = SetScorer([[0 if a == b else 650 if a // 8 == b // 8 else 610 for b in range(16)] for a in range(16)])
@@ -157,7 +158,8 @@ def test_on_machines_with_more_gpus_than_can_be_compared_the_set_is_no_worse_tha
 
 @given(st.data())
 @settings(max_examples=40, deadline=None)
-def test_the_order_of_the_input_has_no_say_and_what_is_required_is_included(data: st.DataObject) -> None:
+def test_the_order_of_the_input_is_irrelevant_and_required_gpus_included(data: st.DataObject) -> None:
+    """The order of the input has no influence, and what is required is included."""
     every = list(VOLTA.devices[GPU])
     free = data.draw(st.lists(st.sampled_from(every), unique=True, min_size=1))
     size = data.draw(st.integers(1, len(free)))
@@ -229,8 +231,11 @@ def test_explain_says_where_not_all_sets_were_weighed(name: str, size: int, said
     assert all("worth" in other.why for other in others)
 
 
-def test_sixty_four_gpus_without_structure_are_chosen_from_within_the_limits() -> None:
-    """At each size, and the answer holds what is required."""
+def test_sixty_four_gpus_without_structure_stay_within_the_limits() -> None:
+    """
+    A choice from sixty-four GPUs without structure stays within the limits of the search at each size, and the answer
+    holds what is required.
+    """
     chance = Random(1)
     table = [[0] * 64 for _ in range(64)]
     for a, b in combinations(range(64), 2):

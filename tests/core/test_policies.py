@@ -78,8 +78,11 @@ def test_policy_in_mode_best(
     assert (TopologyHint(affinity, preferred), admits) == (merged, topology_policy.admits(merged))
 
 
-def test_single_numa_node_on_a_machine_of_one_node_leaves_the_affinity_open() -> None:
-    """Its only node is the whole machine, so no node was singled out."""
+def test_single_numa_node_leaves_the_affinity_of_a_one_node_machine_open() -> None:
+    """
+    The policy single-numa-node leaves the affinity open on a machine of one node. Its only node is the whole machine,
+    so no node was singled out.
+    """
     merged = POLICIES[Policy.SINGLE_NUMA_NODE].merge([[TopologyHint(0b1, True)]], 0b1)
 
     assert TopologyHint(None, True) == merged
@@ -93,10 +96,11 @@ def test_every_policy_has_the_name_it_is_found_by() -> None:
     ("policy", "affinity"),
     [("restricted", 0b1001), ("best-effort", 0b1001), ("single-numa-node", None)],
 )
-def test_distances_settle_which_of_equally_many_nodes_but_not_for_single_numa_node(
-    policy: str, affinity: int | None
-) -> None:
-    """Nodes 0 and 3 are neighbours here, so they are taken before 0 and 1."""
+def test_distances_settle_equally_many_nodes_not_for_single_numa_node(policy: str, affinity: int | None) -> None:
+    """
+    Distances decide between equally many nodes, but not for single-numa-node. Nodes 0 and 3 are neighbours here, so
+    they are taken before 0 and 1.
+    """
     near = {(0, 3), (3, 0)}
     distances = {a: {b: 10 if a == b else 12 if (a, b) in near else 30 for b in range(4)} for a in range(4)}
     pairs = [TopologyHint(mask, True) for mask in (0b0011, 0b0101, 0b1001)]

@@ -201,7 +201,8 @@ def test_every_device_is_free_or_held_or_unusable(writer: Writer, states: list[s
 
 
 @given(st.permutations(range(1, 6)))
-def test_of_readings_the_newest_revision_counts_in_whatever_order_they_come(revisions: list[int]) -> None:
+def test_the_newest_revision_counts_in_whatever_order_readings_come(revisions: list[int]) -> None:
+    """Of several readings the newest revision counts, in whatever order they come."""
     state = NodeState(node=NODE)
     for revision in revisions:
         devices = {DeviceID("GPU-0"): DeviceHealth(state=HealthState.UNKNOWN, reason=str(revision))}
@@ -254,8 +255,11 @@ def test_a_device_nobody_judged_is_not_offered() -> None:
     assert () == state.ownership.free(GPU)
 
 
-def test_the_cpus_of_an_allocation_are_read_once_for_all_containers_of_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once when it is made, so that a bad list is found, and once when they are first needed."""
+def test_the_cpus_of_an_allocation_are_parsed_once_per_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    The CPUs of an allocation are parsed once for all containers of a pod: once when it is made, so that a bad list is
+    found, and once when they are first needed.
+    """
     read = Counter[str]()
 
     def counting(text: str) -> frozenset[int]:

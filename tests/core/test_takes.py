@@ -92,10 +92,10 @@ def test_distributed_takes_equal_the_reference(of: Situation, group: int) -> Non
 
 @settings(max_examples=500, deadline=None)
 @given(SITUATIONS, st.booleans(), st.booleans(), st.integers(1, 2))
-def test_in_mode_best_only_free_cpus_are_taken_and_exactly_as_many_as_asked(
+def test_in_mode_best_exactly_the_asked_number_of_free_cpus_is_taken(
     of: Situation, spread: bool, uncore: bool, group: int
 ) -> None:
-    """On machines of which CPUs are offline, too."""
+    """In mode `best` only free CPUs are taken, and exactly as many as asked for, also on machines with offline CPUs."""
     for taken in (
         packed(of.rig.topology, of.free, of.asked, spread=spread, prefer_uncore=uncore, by_averages=False),
         distributed(of.rig.topology, of.free, of.asked, group, by_averages=False),
@@ -119,10 +119,11 @@ def test_cpu_hints_equal_the_reference(of: Situation, left: int, percent: int, b
     assert reference_hints(of.rig, available, reusable, request, by_socket) == told
 
 
-def test_aligned_by_socket_fewer_sockets_than_the_least_number_of_nodes_fills_are_not_preferred() -> None:
+def test_aligned_by_socket_fewer_sockets_with_more_nodes_are_not_preferred() -> None:
     """
-    Five nodes on socket 0 and one on socket 1 make three per socket, so four nodes fill two sockets. The five nodes of
-    socket 0 are one socket and more nodes than needed.
+    Aligned by socket, fewer sockets than the least number of nodes fills are not preferred. Five nodes on socket 0 and
+    one on socket 1 make three per socket, so four nodes fill two sockets. The five nodes of socket 0 are one socket and
+    more nodes than needed.
     """
     of = Rig(tuple(Cpu(id=node, core=node, socket=node // 5, node=node, uncore=node) for node in range(6)))
     free = set(range(6))
@@ -138,7 +139,8 @@ def test_aligned_by_socket_fewer_sockets_than_the_least_number_of_nodes_fills_ar
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=16))
-def test_unevenness_is_the_rounded_standard_deviation_without_floating_point(amounts: list[int]) -> None:
+def test_unevenness_is_the_rounded_standard_deviation_in_integers(amounts: list[int]) -> None:
+    """Unevenness is the rounded standard deviation, computed without floating point."""
     assert deviation(amounts) == unevenness(amounts) / 1000
 
 
@@ -163,10 +165,11 @@ def test_fragments_of_cores_end_where_the_kubelet_never_returns() -> None:
     assert [4, 4, 4, 2] == [len(taken & of.of("node", node)) for node in range(4)]
 
 
-def test_the_best_combination_of_four_nodes_is_kept_whatever_is_looked_at_after_it() -> None:
+def test_the_best_combination_of_four_nodes_is_kept_to_the_end() -> None:
     """
-    The two emptiest nodes of sockets 0 and 1 each leave the machine most even. The kubelet remembers them in a place where
-    the combination with the last node of socket 2 is written afterwards.
+    The best combination of four nodes is kept, whatever is looked at after it. The two emptiest nodes of sockets 0 and
+    1 each leave the machine most even. The kubelet remembers them in a place where the combination with the last node
+    of socket 2 is written afterwards.
     """
     sockets, free_of = [0, 0, 0, 1, 1, 2, 2, 2, 2], [12, 12, 12, 18, 19, 10, 10, 10, 10]
     of = cpu_topology(
@@ -230,7 +233,8 @@ def test_thousands_of_equal_nodes_are_one_choice() -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.integers(1, 3), max_size=9), st.integers(1, 10))
-def test_choices_are_the_subsets_that_hold_the_first_of_equal_neighbours_in_order(free: list[int], size: int) -> None:
+def test_choices_hold_the_first_of_equal_neighbours_in_order(free: list[int], size: int) -> None:
+    """The choices are the subsets that hold the first of equal neighbours, in order."""
     runs = [[node for node, _ in run] for _, run in groupby(enumerate(free), key=lambda each: each[1])]
     expected = [
         subset

@@ -211,8 +211,11 @@ def test_a_knapsack_over_most_of_64_nodes_ends_at_the_limit_and_says_so(limit: i
         assert -128 <= work.steps < 0
 
 
-def test_where_the_closest_nodes_take_too_long_to_find_the_lowest_are_taken_and_that_is_said() -> None:
-    """Any 20 of 64 nodes would do: the narrowest is known, the closest of them is not."""
+def test_the_lowest_nodes_are_taken_where_the_closest_take_too_long() -> None:
+    """
+    Where the closest nodes take too long to find, the lowest are taken, and the answer says so. Any 20 of 64 nodes
+    would do: the narrowest is known, the closest of them is not.
+    """
     chance = random.Random(1)
     rows = tuple(tuple(10 if a == b else chance.randint(11, 99) for b in range(64)) for a in range(64))
     topology = msgspec.structs.replace(machine(nodes=64, cores=1), distances=rows)

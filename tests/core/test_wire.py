@@ -247,8 +247,11 @@ def refused(message: Message) -> TopoalignError:
 
 @pytest.mark.parametrize("number", [-1, 2**53 + 1, 2**63 - 1, 2**64])
 @pytest.mark.parametrize("field", ["epoch", "seq", "revision"])
-def test_a_number_that_not_every_reader_has_exactly_is_refused_with_its_field(field: str, number: int) -> None:
-    """F07: a revision after which no other can come is no revision."""
+def test_a_number_beyond_exact_json_integers_is_refused_with_its_field(field: str, number: int) -> None:
+    """
+    A number that not every JSON reader holds exactly is refused with its field. F07: a revision after which no other
+    can come is no revision.
+    """
     events: list[Event] = [
         AllocationsSnapshot(node=NodeName("n"), epoch=4, seq=5, allocations=(), digest=""),
         DeviceHealthChanged(node=NodeName("n"), epoch=4, revision=6, devices={}),
@@ -418,7 +421,8 @@ def test_a_dead_letter_takes_over_no_header_that_events_do_not_have(name: str) -
     assert names == letter.headers.keys()
 
 
-def test_a_failure_comes_back_as_an_error_of_the_same_fault_with_the_code_of_the_other_side() -> None:
+def test_a_failure_comes_back_with_the_fault_and_code_of_the_other_side() -> None:
+    """A failure comes back as an error of the same fault with the code of the other side."""
     for error, kind in (
         (NotFound("node", "n", "look"), RemoteBadRequest),
         (BusUnavailable("gone"), RemoteUnavailable),
