@@ -46,9 +46,10 @@ def test_compose_1_29_knows_every_key_of_depends_on_and_healthcheck(services: di
     assert checks <= {"test", "interval", "timeout", "retries", "start_period", "disable"}
 
 
-def test_every_health_check_is_one_that_the_probe_answers_without_the_command_line(
+def test_every_health_check_is_answered_without_the_command_line(
     services: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Every health check is one that the probe answers without the command line."""
     asked: list[probe.Page] = []
 
     def check(page: probe.Page) -> tuple[bool, list[str]]:
@@ -87,7 +88,8 @@ def test_ports_are_published_on_the_loopback_only(services: dict[str, dict[str, 
     assert [] == [port for port in published if not port.startswith("127.0.0.1:")]
 
 
-def test_the_server_takes_its_configuration_and_has_room_for_our_stores_and_no_more() -> None:
+def test_the_server_accepts_its_configuration_and_fits_our_stores() -> None:
+    """The server accepts its configuration and has room for our stores, but for no more than twice their size."""
     file = ROOT / "deploy" / "nats.conf"
     done = subprocess.run([find_nats_server(), "-t", "--config", file], capture_output=True, text=True, timeout=60)
     limit = re.search(r"max_file_store: (\d+)GB", file.read_text())

@@ -28,7 +28,8 @@ def test_the_tables_of_events_are_those_that_the_code_makes() -> None:
     assert event_documents.with_tables(page) == page, REMEDY
 
 
-def test_every_field_of_every_event_and_of_every_type_in_one_has_a_docstring() -> None:
+def test_every_field_of_events_and_of_their_types_has_a_docstring() -> None:
+    """Every field of every event, and of every type in one, has a docstring."""
     kinds = event_documents.structs()
 
     assert [] == [
@@ -40,7 +41,8 @@ def test_every_field_of_every_event_and_of_every_type_in_one_has_a_docstring() -
     assert {event.__name__ for event in wire.SUBJECTS} <= kinds.keys()
 
 
-def test_every_event_has_a_channel_with_its_subject_and_a_message_with_its_schema() -> None:
+def test_every_event_has_a_channel_and_a_message_with_its_schema() -> None:
+    """Every event has a channel with its subject and a message with its schema."""
     channels, components = document()["channels"], document()["components"]
 
     assert {event.__name__ for event in wire.SUBJECTS} == channels.keys() == components["messages"].keys()

@@ -24,7 +24,8 @@ def test_every_import_contract_is_kept() -> None:
     assert 0 == ended.returncode, ended.stdout + ended.stderr
 
 
-def test_the_namespace_has_no_root_package_and_every_package_below_it_is_typed() -> None:
+def test_the_namespace_has_no_root_package_and_its_packages_are_typed() -> None:
+    """The namespace has no root package, and every package below it is typed."""
     roots = [*ROOT.glob("services/*/topoalign"), ROOT / "shared" / "topoalign"]
     packages = [package for root in roots for package in root.iterdir() if package.is_dir()]
 

@@ -9,7 +9,7 @@ TESTS = Path(__file__).parent
 LONGEST = 70
 DONE = (
     *("cli", "client", "conformance", "contract", "core", "discovery", "e2e", "hinting"),
-    *("faults", "machines", "nvml", "plugin_config", "registry", "runtime"),
+    *("faults", "kubelet", "machines", "nvml", "plugin_config", "registry", "runtime", "simulation"),
 )
 """Folders whose tests have names of at most 70 characters. Add one when it is done."""
 

@@ -10,9 +10,10 @@ def limit(item: pytest.Item) -> float:
     return float(marker.args[0] if marker is not None else item.config.getini("timeout"))
 
 
-def test_no_test_of_virtual_time_has_a_limit_of_wall_time_and_no_other_a_short_one(
+def test_only_tests_of_wall_time_have_a_limit_and_no_short_one(
     request: pytest.FixtureRequest,
 ) -> None:
+    """No test of virtual time has a limit of wall time, and no other test a short one."""
     items = [item for item in request.session.items if isinstance(item, pytest.Function)]
     virtual = [item for item in items if lives_by_virtual_time(item)]
 

@@ -32,8 +32,11 @@ def written(host: Host, configuration: Configuration, topology: Topology | None 
     return host.specification()
 
 
-def test_every_gpu_and_instance_is_there_by_uuid_and_by_index_offered_or_not(host: Host) -> None:
-    """A container that runs is started again under a name that was handed out under a former configuration."""
+def test_every_gpu_and_instance_is_specified_by_uuid_and_by_index(host: Host) -> None:
+    """
+    Every GPU and every instance is in the CDI files by UUID and by index, offered or not: a running container is
+    started again under a name that was handed out under a former configuration.
+    """
     found = nodes_of(written(host, host.configuration("cdi-cri")))
 
     cards = {"GPU-a": 7, "GPU-b": 0, "GPU-c": 2, "GPU-d": 4, "GPU-e": 3, "0": 7, "2": 0, "3": 2, "4": 4, "5": 3}
@@ -75,8 +78,11 @@ def test_the_newer_hook_is_found_and_takes_its_own_arguments(host: Host) -> None
     ]
 
 
-def test_a_configured_hook_is_used_unseen_where_the_driver_is_in_a_container_of_its_own(host: Host) -> None:
-    """Then the driver's root is not where the programs of the host are."""
+def test_a_configured_hook_is_used_unseen_if_the_driver_is_containerised(host: Host) -> None:
+    """
+    A configured hook is used without a check where the driver is in a container of its own: then the driver's root is
+    not where the programs of the host are.
+    """
     path = "/usr/local/nvidia/toolkit/nvidia-cdi-hook"
     configuration = host.configuration(
         "cdi-cri", nvidiaDriverRoot="/run/nvidia/driver", plugin={"nvidiaCDIHookPath": path}

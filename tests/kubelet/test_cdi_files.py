@@ -55,9 +55,8 @@ def test_it_is_written_anew_when_the_configuration_changes(host: Host) -> None:
 
 
 @pytest.mark.parametrize("how", ["removed", "emptied", "unreadable", "link"])
-def test_it_is_put_back_before_the_next_allocation_when_somebody_touched_it(
-    host: Host, how: str, tmp_path: Path
-) -> None:
+def test_a_changed_file_is_written_again_before_the_next_allocation(host: Host, how: str, tmp_path: Path) -> None:
+    """A file that was removed or changed from outside is written again before the next allocation."""
     node = Following(host)
     file, bystander = host.cdi / FILE, tmp_path / "bystander"
     bystander.write_text("not ours")
@@ -90,7 +89,8 @@ def test_a_driver_that_was_replaced_is_seen_by_the_next_look(host: Host) -> None
     assert "libcuda.so.560.28.03" in (host.cdi / FILE).read_text()
 
 
-def test_a_channel_that_came_since_the_last_look_is_there_before_the_next_allocation(host: Host) -> None:
+def test_a_new_channel_is_in_the_file_before_the_next_allocation(host: Host) -> None:
+    """An IMEX channel that came since the last look is in the file before the next allocation."""
     node = Following(host)
     node.configuration = host.configuration("cdi-cri", imex={"channelIDs": [0]})
     node.allocate()
@@ -109,7 +109,8 @@ def test_the_capabilities_of_instances_are_read_anew_by_the_next_look(host: Host
     assert "/dev/nvidia-caps/nvidia-cap99" in nodes_of(host.specification())["MIG-x"]
 
 
-def test_the_driver_is_looked_for_where_the_host_has_it_if_it_is_not_mounted_apart(host: Host, tmp_path: Path) -> None:
+def test_a_driver_that_is_not_mounted_apart_is_looked_for_on_the_host(host: Host, tmp_path: Path) -> None:
+    """The driver is looked for where the host has it if it is not mounted separately."""
     node = Following(host)
     (host.cdi / FILE).unlink()
     apart = {"containerDriverRoot": str(tmp_path / "not mounted")}

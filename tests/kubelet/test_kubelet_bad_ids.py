@@ -56,7 +56,8 @@ CASES: dict[str, tuple[list[str], str]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-async def test_bad_ids_beside_good_ones_are_refused_by_name_and_nothing_is_recorded(name: str) -> None:
+async def test_bad_ids_beside_good_ones_are_refused_and_nothing_is_recorded(name: str) -> None:
+    """Bad ids beside good ones are refused by name, and nothing is recorded."""
     ids, shown = CASES[name]
     async with allocator() as (plugin, ledger, journal):
         before = len(journal.load())

@@ -31,7 +31,8 @@ def test_what_a_file_does_not_say_is_as_in_the_kubelet() -> None:
     assert expected == rules('topologyManagerPolicy: ""\ncpuManagerPolicy: null\nreservedMemory: null\n')
 
 
-def test_every_setting_that_bears_on_a_decision_is_read_and_all_others_are_left_alone() -> None:
+def test_the_settings_that_bear_on_a_decision_are_read() -> None:
+    """Every setting that bears on a decision is read, and all others are ignored."""
     text = """
 maxPods: 250
 evictionHard: {memory.available: 100Mi}
@@ -82,7 +83,8 @@ def test_cpus_kept_for_the_system_and_the_kubelet_are_added_and_rounded_up(syste
     assert 0 == rules(text + 'reservedSystemCPUs: "3"\n').reserved_cpu_count
 
 
-def test_options_of_the_topology_manager_are_not_looked_at_under_policy_none() -> None:
+def test_topology_manager_options_are_ignored_under_policy_none() -> None:
+    """Options of the topology manager are ignored under the policy none."""
     assert 8 == rules("topologyManagerPolicyOptions: {nobody-knows: x}").max_allowable_numa_nodes
 
 
@@ -99,9 +101,8 @@ def test_options_of_the_topology_manager_are_not_looked_at_under_policy_none() -
         ("AllBeta: false", "full-pcpus-only", True),
     ],
 )
-def test_an_option_whose_feature_gate_is_off_keeps_the_kubelet_from_starting(
-    gates: str, option: str, starts: bool
-) -> None:
+def test_an_option_whose_feature_gate_is_off_prevents_a_start(gates: str, option: str, starts: bool) -> None:
+    """An option whose feature gate is off prevents the kubelet from starting."""
     text = (
         f'cpuManagerPolicy: static\nreservedSystemCPUs: "0"\nfeatureGates: {{{gates}}}\n'
         f'cpuManagerPolicyOptions: {{{option}: "true"}}\n'

@@ -59,10 +59,13 @@ async def test_a_request_in_pieces_is_the_request(
 @given(
     st.sampled_from(NAMING), ALLOCATE | PREFER | START, st.integers(0, 400), st.integers(0, 255), st.integers(1, 400)
 )
-async def test_damaged_bytes_are_refused_or_mean_what_they_mean_to_the_generated_code(
+async def test_damaged_bytes_are_refused_or_read_as_the_generated_code_does(
     kind: type, request: v1beta1.AllocateRequest, position: int, byte: int, cut: int
 ) -> None:
-    """Except that a device without a name is refused here, and in small requests by who is asked."""
+    """
+    Damaged bytes are refused or read as the generated code reads them, except that a device without a name is refused
+    here, and in small requests by the called handler.
+    """
     damaged = bytearray(bytes(request)[:cut] or b"\n")
     damaged[position % len(damaged)] = byte
     whole = partial(CODEC.decode, bytes(damaged), kind)
@@ -100,7 +103,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-async def test_a_request_that_no_kubelet_sends_costs_no_more_than_the_largest_that_one_sends(name: str) -> None:
+async def test_an_abnormal_request_costs_no_more_than_the_largest_normal_one(name: str) -> None:
+    """A request that no kubelet sends costs no more than the largest request that a kubelet sends."""
     counted = Counted()
     with pytest.raises(GRPCError) as refused:
         await pieces(REFUSED[name], v1beta1.AllocateRequest, counted)

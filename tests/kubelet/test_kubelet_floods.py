@@ -104,10 +104,13 @@ async def sent(one: socket.socket, data: bytes) -> bool:
     return True
 
 
-async def test_unfinished_requests_hold_no_more_than_their_bound_and_the_oldest_go_first(
+async def test_unfinished_requests_stay_within_their_bound_oldest_dropped_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Thirty connections with thirty calls each, of which 16 KiB have come and the rest never does."""
+    """
+    Unfinished requests hold no more than their bound, and the oldest are dropped first. Thirty connections have thirty
+    calls each, of which 16 KiB have come and the rest never does.
+    """
     monkeypatch.setattr(arriving, "MOST_BYTES", 2**20)
     part = struct.pack(">?I", False, 10**6) + bytes(16_000)
     async with serving() as server, kubelet_of(server) as kubelet:
@@ -204,8 +207,11 @@ async def test_large_requests_of_names_that_are_none_are_not_decoded(monkeypatch
     assert sum(decoded) < 2**10
 
 
-async def test_for_one_connection_too_many_the_one_that_was_silent_longest_is_closed() -> None:
-    """Never the kubelet's, which has listened for longer than any. Whoever comes, comes in."""
+async def test_one_connection_too_many_closes_the_one_silent_for_longest() -> None:
+    """
+    For one connection too many, the one that was silent for longest is closed. It is never the kubelet's, which has
+    listened for longer than any; every new connection is accepted.
+    """
     async with serving() as server, kubelet_of(server) as kubelet:
         with ExitStack() as held, structlog.testing.capture_logs() as logs:
             idle = []
@@ -284,7 +290,8 @@ def still_open(one: socket.socket) -> bool:
     return False
 
 
-async def test_other_streams_are_served_beside_the_kubelets_and_none_ends_another() -> None:
+async def test_other_streams_are_served_beside_the_kubelets() -> None:
+    """Other streams are served beside the kubelet's, and none ends another."""
     desk = MemoryDesk(two_nodes())
     async with node(desk=desk, clock=ManualClock()) as it:
         plugin = it.front.plugins[GPU]
@@ -383,8 +390,11 @@ async def test_calls_that_are_reset_at_once_leave_nothing_and_end_the_connection
 
 
 @pytest.mark.parametrize("how", ["reset", "cut"])
-async def test_calls_that_are_ended_from_outside_leave_nothing_to_the_garbage_collector(how: str) -> None:
-    """A flood of them would stop everything for tenths of a second, whenever it looks for what nobody needs any more."""
+async def test_calls_ended_from_outside_leave_nothing_to_the_garbage_collector(how: str) -> None:
+    """
+    Calls that are ended from outside leave nothing to the garbage collector. A flood of them would stop everything for
+    tenths of a second whenever it searches for unreachable objects.
+    """
     large = frame(Kind.DATA, struct.pack(">?I", False, 10**6) + bytes(4_000), 0, 0)
     async with serving() as server:
         with ExitStack() as held:

@@ -116,7 +116,8 @@ async def made_anew(directory: Path, kubelet: FakeKubelet) -> Server:
     return fresh
 
 
-async def test_a_kubelet_socket_made_anew_beside_ours_is_enough_to_register_again() -> None:
+async def test_a_new_kubelet_socket_beside_ours_is_enough_to_register_again() -> None:
+    """A kubelet socket that is made anew beside ours is enough to register again."""
     clock = ManualClock()
     async with node(MACHINE, clock=clock) as it:
         before = it.kubelet.plugins.registrations
@@ -129,10 +130,13 @@ async def test_a_kubelet_socket_made_anew_beside_ours_is_enough_to_register_agai
         await fresh.stop(0)
 
 
-async def test_an_old_stream_that_does_not_end_is_cut_off_before_the_kubelet_hears_from_us_again(
+async def test_an_old_stream_that_does_not_end_is_cut_before_a_registration(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its client reads no more. Were it to end after the registration, the kubelet would drop the new one with it."""
+    """
+    An old stream that does not end is cut off before the plugin registers again. Its client reads no more. Were it to
+    end after the registration, the kubelet would drop the new one with it.
+    """
 
     async def stuck() -> None:
         pass
@@ -199,7 +203,8 @@ async def test_a_wiped_directory_gets_its_sockets_back() -> None:
         assert it.front.reason() is None
 
 
-async def test_a_resource_that_comes_back_while_its_plugin_drains_is_served_again() -> None:
+async def test_a_resource_that_returns_while_its_plugin_drains_is_served_again() -> None:
+    """A resource that comes back while its plugin drains is served again."""
     clock, desk = ManualClock(), MemoryDesk(MACHINE)
     async with node(MACHINE, desk=desk, clock=clock) as it:
         desk.pause = anyio.Event()
@@ -220,8 +225,11 @@ async def test_a_resource_that_comes_back_while_its_plugin_drains_is_served_agai
         assert {GPU, NIC} == set(it.front.plugins)
 
 
-async def test_if_only_our_socket_is_deleted_the_living_kubelet_hears_of_the_end_first() -> None:
-    """Registering before the kubelet has seen the old stream end would cost us the new client."""
+async def test_if_only_our_socket_is_deleted_the_kubelet_sees_the_end_first() -> None:
+    """
+    If only our socket is deleted, the kubelet sees the end of the stream first. Registering before the kubelet has seen
+    the old stream end would cost us the new client.
+    """
     clock = ManualClock()
     async with node(MACHINE, clock=clock) as it:
         (it.directory / "device-plugins" / "topoalign-nvidia.com_gpu.sock").unlink()
@@ -234,8 +242,11 @@ async def test_if_only_our_socket_is_deleted_the_living_kubelet_hears_of_the_end
         assert it.front.reason() is None
 
 
-async def test_a_kubelet_that_is_mute_and_then_refuses_is_asked_on_and_each_is_logged_once() -> None:
-    """It accepts the connection and never answers: that is given up at a deadline. Each state is said once, not each try."""
+async def test_a_kubelet_that_is_mute_and_then_refuses_is_asked_on() -> None:
+    """
+    A kubelet that does not answer and then refuses is asked on, and each state is logged once. It accepts the
+    connection and never answers: that is given up at a deadline. Each state is logged once, not each try.
+    """
     clock = ManualClock()
     async with node(two_nodes(nics=0), clock=clock) as it:
         plugins = it.kubelet.plugins
@@ -259,7 +270,8 @@ async def test_a_kubelet_that_is_mute_and_then_refuses_is_asked_on_and_each_is_l
     )
 
 
-async def test_a_kubelet_that_refuses_is_asked_less_and_less_often_and_logged_once() -> None:
+async def test_a_kubelet_that_refuses_is_asked_less_often_and_logged_once() -> None:
+    """A kubelet that refuses is asked less and less often, and logged once."""
     clock = ManualClock()
     asked = []
     with short_directory() as directory, structlog.testing.capture_logs() as logs:
@@ -281,8 +293,11 @@ async def test_a_kubelet_that_refuses_is_asked_less_and_less_often_and_logged_on
     assert 1 == len([line for line in logs if line["event"].startswith("not registered")])
 
 
-async def test_a_kubelet_that_drops_our_stream_without_restarting_hears_from_us_again() -> None:
-    """It never dials again by itself (kubernetes issue 125501)."""
+async def test_a_kubelet_that_drops_our_stream_is_registered_with_again() -> None:
+    """
+    A kubelet that drops our stream without restarting is registered with again. It never dials again by itself
+    (kubernetes issue 125501).
+    """
     clock = ManualClock()
     async with node(two_nodes(nics=0), clock=clock) as it:
         it.kubelet.plugins.endpoints[GPU].stop(clock.monotonic())
@@ -292,8 +307,11 @@ async def test_a_kubelet_that_drops_our_stream_without_restarting_hears_from_us_
         await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 8)
 
 
-async def test_a_kubelet_that_drops_our_stream_again_and_again_hears_from_us_less_and_less_often() -> None:
-    """That it listened for a moment in between is no success."""
+async def test_a_kubelet_that_keeps_dropping_our_stream_is_called_less_often() -> None:
+    """
+    A kubelet that drops our stream again and again is registered with less and less often. That it listened for a
+    moment in between is no success.
+    """
     clock = ManualClock()
     async with node(two_nodes(nics=0), clock=clock) as it:
         for wait in (FIRST_RETRY_SECONDS, 2 * FIRST_RETRY_SECONDS, 4 * FIRST_RETRY_SECONDS):
@@ -311,10 +329,13 @@ async def test_a_kubelet_that_drops_our_stream_again_and_again_hears_from_us_les
             assert 0 == too_early
 
 
-async def test_a_kubelet_that_is_slow_to_listen_is_given_time_before_it_hears_from_us_again(
+async def test_a_kubelet_that_is_slow_to_listen_is_given_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The stream that ended before the registration says nothing about the one that is to come."""
+    """
+    A kubelet that is slow to listen is given time before the plugin registers again. The stream that ended before the
+    registration says nothing about the one that is to come.
+    """
     clock = ManualClock()
     async with node(two_nodes(nics=0), clock=clock) as it:
         plugins = it.kubelet.plugins
@@ -336,7 +357,8 @@ async def test_a_kubelet_that_is_slow_to_listen_is_given_time_before_it_hears_fr
             endpoint.stop(clock.monotonic())
 
 
-async def test_a_new_kubelet_is_not_made_to_wait_for_the_failures_of_the_one_before() -> None:
+async def test_a_new_kubelet_does_not_wait_for_the_failures_of_the_old_one() -> None:
+    """A new kubelet is not made to wait for the failures of the one before."""
     clock = ManualClock()
     async with node(two_nodes(nics=0), clock=clock) as it:
         it.kubelet.plugins.fault = "error"
@@ -403,7 +425,8 @@ async def test_retries_are_spread_over_half_of_their_interval(jitter: float, sec
     assert seconds == again
 
 
-async def test_a_path_too_long_for_a_socket_is_refused_by_the_name_of_its_setting(tmp_path: Path) -> None:
+async def test_a_path_too_long_for_a_socket_is_refused_naming_its_setting(tmp_path: Path) -> None:
+    """A path too long for a socket is refused by the name of its setting."""
     front = KubeletFront(MemoryDesk(MACHINE), tmp_path / ("d" * 90), ManualClock())
     with pytest.raises(InvalidField, match=r"TOPOALIGN_KUBELET_DIR: the socket path .* has [0-9]+ bytes"):
         await front.run()

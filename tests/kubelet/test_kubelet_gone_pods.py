@@ -91,9 +91,10 @@ def test_what_a_pod_that_is_gone_had_is_free_and_the_answer_names_the_pod(
         (a_file, "there is no "),
     ],
 )
-def test_where_the_directories_do_not_tell_all_counts_as_held_and_a_note_says_so(
+def test_without_usable_directories_all_counts_as_held_and_a_note_tells(
     tmp_path: Path, end: Callable[[Path], None], note: str
 ) -> None:
+    """Where the directories of pods cannot tell, everything counts as held, and a note says so."""
     held = holding(FULL)
     write_files(tmp_path, held, RULES)
     end(tmp_path)
@@ -124,8 +125,11 @@ def test_directories_that_cannot_be_read_change_nothing_and_are_named(
     assert "pods cannot be read: Permission denied: pods that are gone count as holding" in found.findings[0]
 
 
-def test_a_pod_that_came_after_the_directories_were_looked_at_is_not_taken_for_gone(tmp_path: Path) -> None:
-    """The files are read one after the other: what the last one lists may have begun after the first was judged."""
+def test_a_pod_newer_than_the_directory_listing_is_not_taken_for_gone(tmp_path: Path) -> None:
+    """
+    A pod that came after the directories were read is not taken for gone. The files are read one after the other: what
+    the last one lists may have begun after the first was judged.
+    """
     (tmp_path / "pods/uid-1" / VOLUME).mkdir(parents=True)
     pods = ListedPods(tmp_path)
 
@@ -144,8 +148,11 @@ def test_files_are_checked_before_anything_is_dropped(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-def test_a_resource_that_only_pods_that_are_gone_have_and_no_plugin_lists_is_passed_over(tmp_path: Path) -> None:
-    """The kubelet knows it no more once it has dropped them."""
+def test_an_unlisted_resource_that_only_gone_pods_have_is_ignored(tmp_path: Path) -> None:
+    """
+    A resource that no plugin lists and only pods that are gone have is ignored. The kubelet does not know it any more
+    once it has dropped them.
+    """
     write_files(tmp_path, holding(FULL), RULES)
     plugins = tmp_path / "device-plugins"
     data = device_checkpoint.load_devices(plugins)
@@ -255,7 +262,8 @@ def test_memory_of_gone_pods_goes_back_as_the_memory_manager_releases_it(seed: i
     assert entries.keys() - gone == (left.entries or {}).keys()
 
 
-def test_memory_of_overlapping_groups_is_released_in_an_order_by_chance_and_a_note_says_so(tmp_path: Path) -> None:
+def test_overlapping_memory_groups_are_released_by_chance_with_a_note(tmp_path: Path) -> None:
+    """Memory of overlapping groups is released in a random order, and a note says so."""
     (tmp_path / "pods").mkdir()
     tables = {}
     for i, (reserved, assignments, cells) in enumerate([(8, 2, [0]), (7, 1, [0, 1])]):
@@ -279,7 +287,8 @@ SHARED = [cpu_file("static", pool, {"u": {"c": "3"}}) for pool in ("0-15", "0-2,
 """While the CPU manager gives CPU 3 away, and when it has."""
 
 
-def test_cpus_that_are_read_between_two_writes_of_their_manager_are_read_again(tmp_path: Path) -> None:
+def test_cpus_read_between_two_writes_of_their_manager_are_read_again(tmp_path: Path) -> None:
+    """CPUs that are read between two writes of their manager are read again."""
     file, waits = tmp_path / cpu_checkpoint.NAME, []
     file.write_bytes(SHARED[0])
 
@@ -329,10 +338,11 @@ def test_the_node_is_read_with_the_second_reading(tmp_path: Path, name: str, mon
     assert [name] * 2 == reads
 
 
-def test_memory_that_the_kubelet_has_lost_counts_as_given_away_and_a_note_tells_how_much(tmp_path: Path) -> None:
+def test_memory_that_the_kubelet_lost_counts_as_given_with_a_note(tmp_path: Path) -> None:
     """
-    The kubelet released a group of NUMA nodes of which one was used alone as well (`MemoryManagerState.lost`). Its file says
-    so from then on, and is read as it is.
+    Memory that the kubelet has lost counts as given away, and a note tells how much. The kubelet released a group of
+    NUMA nodes of which one was used alone as well (`MemoryManagerState.lost`). Its file says so from then on, and is
+    read as it is.
     """
     write_files(tmp_path, EMPTY, RULES)
     nodes = machine_state(EMPTY.hardware, RULES, {1: MemoryUse(reserved={MEMORY: GIB})})

@@ -21,7 +21,8 @@ pytestmark = pytest.mark.anyio
 MACHINE = two_nodes(nics=0)
 
 
-async def test_a_kubelet_that_has_lost_our_devices_is_registered_with_anew_at_growing_intervals() -> None:
+async def test_a_kubelet_that_lost_our_devices_is_called_less_and_less_often() -> None:
+    """A kubelet that has lost our devices is registered with again, at growing intervals."""
     clock = ManualClock()
     async with node(MACHINE, clock=clock) as it:
         guard = Guard(it.pod_resources, SystemClock(), it.front.plugins.values)
@@ -54,7 +55,8 @@ async def test_a_kubelet_that_has_lost_our_devices_is_registered_with_anew_at_gr
         assert 2 == len([line for line in logs if line["log_level"] == "error"])
 
 
-async def test_what_a_kubelet_did_not_show_before_its_stream_ended_does_not_count_after_it() -> None:
+async def test_missing_devices_of_an_ended_stream_do_not_count_for_the_next() -> None:
+    """What a kubelet did not show before its stream ended does not count after it."""
     clock = ManualClock()
     async with node(MACHINE, clock=clock) as it:
         plugin = it.front.plugins[GPU]
@@ -71,7 +73,8 @@ async def test_what_a_kubelet_did_not_show_before_its_stream_ended_does_not_coun
         assert 2 == it.kubelet.plugins.registrations
 
 
-async def test_a_node_whose_devices_are_all_ill_is_not_taken_for_one_that_was_forgotten() -> None:
+async def test_a_node_with_only_unhealthy_devices_is_not_taken_for_forgotten() -> None:
+    """A node whose devices are all unhealthy is not taken for one that the kubelet has forgotten."""
     async with node(MACHINE, clock=ManualClock()) as it:
         it.desk.judge(dict.fromkeys(MACHINE.gpu_by_id, DeviceHealth(state=HealthState.UNHEALTHY)))
         await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 0)

@@ -50,9 +50,10 @@ async def asked(kubelet: Kubelet) -> v1.AllocatableResourcesResponse:
 
 
 @pytest.mark.parametrize("devices", [8, 1000])
-async def test_an_answer_is_read_whole_and_a_long_one_is_read_beside_the_event_loop(
+async def test_a_long_answer_is_read_whole_and_outside_the_event_loop(
     devices: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """An answer is read whole, and a long one in a thread beside the event loop."""
     threads: list[tuple[type[Any], int]] = []
 
     class Recording(codec.Codec):

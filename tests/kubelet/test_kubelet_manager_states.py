@@ -67,7 +67,8 @@ def test_memory_state_that_a_kubelet_wrote_has_the_checksum_it_says(content: str
                 memory_checkpoint.decode(content.replace(field, field + "1").encode())
 
 
-def test_the_cpus_of_a_file_without_a_checksum_are_taken_as_the_kubelet_takes_them() -> None:
+def test_cpus_of_a_file_without_a_checksum_are_read_as_the_kubelet_does() -> None:
+    """The CPUs of a file without a checksum are accepted as the kubelet accepts them."""
     state = cpu_checkpoint.decode(
         b'{"policyName":"static","defaultCpuSet":"0","entries":{"u":{"c":"1-2"}},"checksum":0}'
     )
@@ -109,7 +110,8 @@ def test_what_is_no_checkpoint_is_refused_by_name(module: Any, content: bytes) -
 
 
 @pytest.mark.parametrize("module", [cpu_checkpoint, memory_checkpoint])
-def test_resources_of_whole_pods_are_refused_because_what_they_hold_cannot_be_told(module: Any) -> None:
+def test_resources_of_whole_pods_are_refused(module: Any) -> None:
+    """Resources of whole pods are refused, because what they hold cannot be told."""
     content = b'{"policyName":"static","defaultCpuSet":"","machineState":{},"podEntries":{"u":{"cpuSet":"1"}}}'
 
     with pytest.raises(StateFault, match="PodLevelResourceManagers"):
@@ -146,10 +148,11 @@ def test_cpu_state_that_cannot_be_true_of_the_machine_is_refused(
         cpu_checkpoint.check(state, machine(), rules)
 
 
-def test_containers_of_one_pod_may_have_the_same_cpus_and_a_state_without_any_is_a_kubelet_before_its_first_pod() -> (
-    None
-):
-    """An app container takes over those of an init container."""
+def test_containers_of_one_pod_may_share_cpus_and_a_state_may_have_none() -> None:
+    """
+    The containers of one pod may have the same CPUs: an app container takes over those of an init container. A state
+    without CPUs is that of a kubelet before its first pod.
+    """
     for shared, entries in (("0-7,12-15", {"u": {"init": "8-9", "app": "8-11"}}), ("", {})):
         cpu_checkpoint.check(cpu_checkpoint.decode(cpu_file("static", shared, entries)), machine(), RULES)
 

@@ -37,7 +37,8 @@ def read(text: str) -> PodRequest:
     return manifest.pod_of(documents.read(text.encode(), "pod.yaml"))
 
 
-def test_requests_limits_init_containers_and_sidecars_are_read_in_the_units_of_a_request() -> None:
+def test_a_manifest_is_read_in_the_units_of_a_request() -> None:
+    """Requests, limits, init containers and sidecars of a manifest are read in the units of a request."""
     pod = read(POD)
 
     assert ("ml", "train") == (pod.namespace, pod.name)
@@ -155,7 +156,8 @@ def test_null_is_as_good_as_nothing(path: tuple[str | int, ...]) -> None:
     assert manifest.pod_of(changed(path, null=False)) == manifest.pod_of(changed(path, null=True))
 
 
-def test_null_among_amounts_and_annotations_is_the_empty_value_as_kubernetes_reads_it() -> None:
+def test_null_among_amounts_and_annotations_is_the_empty_value() -> None:
+    """Null among amounts and annotations is the empty value, as Kubernetes reads it."""
     pod = changed(("metadata", "annotations", "a"), null=True)
     pod["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": None, "cpu": "2"}, "requests": None}
     read = manifest.pod_of(pod)

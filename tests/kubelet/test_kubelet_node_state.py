@@ -57,9 +57,10 @@ sizes = st.tuples(st.integers(0, 2), st.sampled_from([0, 0.5, 1, 2, 4]), st.samp
     st.sampled_from([Policy.RESTRICTED, Policy.BEST_EFFORT, Policy.NONE]),
     st.booleans(),
 )
-def test_a_decision_from_the_files_is_the_decision_from_the_state_they_were_written_of(
+def test_the_files_lead_to_the_decision_of_the_state_they_were_made_of(
     wanted: list[list[tuple[int, float, int]]], last: tuple[int, float, int], policy: Policy, strict: bool
 ) -> None:
+    """A decision from the files is the decision from the state of which they were written."""
     rules = msgspec.structs.replace(
         RULES, policy=policy, cpu_options=frozenset({CpuOption.STRICT_RESERVATION} if strict else ())
     )
@@ -80,7 +81,8 @@ def test_a_decision_from_the_files_is_the_decision_from_the_state_they_were_writ
     assert without_reasons(expected) == without_reasons(actual)
 
 
-def test_what_one_container_holds_is_one_allocation_of_a_pod_named_by_its_uid(tmp_path: Path) -> None:
+def test_what_a_container_holds_is_one_allocation_of_a_pod_named_by_uid(tmp_path: Path) -> None:
+    """What one container holds is one allocation of a pod that is named by its UID."""
     held = admitting(machine(), [pod(container("main", gpus=2, cpus=4, gib=8), name="uid-1")], RULES)
     write_files(tmp_path, held, RULES)
 
@@ -121,10 +123,11 @@ def test_a_device_that_its_plugin_has_not_listed_as_healthy_is_not_given(tmp_pat
     assert ("GPU-1", "GPU-2") == read(state, tmp_path).state.ownership.free(GPU)
 
 
-def test_of_a_resource_whose_plugin_has_gone_nothing_more_is_given_while_containers_have_some(tmp_path: Path) -> None:
+def test_a_resource_whose_plugin_has_gone_is_given_to_nobody(tmp_path: Path) -> None:
     """
-    Five minutes after its plugin went, the kubelet lists a resource no more, but it still knows it by what containers have:
-    "cannot allocate unregistered device". A resource of which nobody has any it passes over.
+    Nothing more is given of a resource whose plugin has gone while containers have some of it. Five minutes after its
+    plugin went, the kubelet lists a resource no more, but it still knows it by what containers have: "cannot allocate
+    unregistered device". A resource of which nobody has any it passes over.
     """
     fpga = ResourceName("example.com/fpga")
     entries = [
@@ -149,7 +152,10 @@ def test_devices_of_another_machine_are_an_error(tmp_path: Path) -> None:
         read(node(machine()), tmp_path)
 
 
-def test_a_resource_that_the_kubelet_knows_and_the_machine_does_not_cannot_be_predicted() -> None:
+def test_a_resource_that_only_the_kubelet_knows_cannot_be_predicted() -> None:
+    """
+    A resource that the kubelet knows and the machine does not cannot be predicted; one that nobody knows gets a note.
+    """
     fpga = ResourceName("example.com/fpga")
     asking = pod(container("main", others={fpga: 1}))
 

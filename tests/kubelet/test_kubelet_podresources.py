@@ -32,7 +32,8 @@ async def listed(it: Node) -> Listing:
     return await PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir, ManualClock()).listing()
 
 
-async def test_the_checkpoint_tells_of_init_containers_that_podresources_does_not_show() -> None:
+async def test_the_checkpoint_shows_init_containers_that_podresources_omits() -> None:
+    """The checkpoint tells of init containers that PodResources does not show."""
     one = {GPU: 1}
     staged = PodRequest(
         name=PodName("staged"),
@@ -160,7 +161,8 @@ async def test_the_devices_of_a_container_are_gathered_by_resource() -> None:
         } == set((await listed(it)).holdings)
 
 
-async def test_the_directories_of_pods_are_read_at_every_look_and_said_once_to_be_missing() -> None:
+async def test_pod_directories_are_read_at_every_look_and_logged_once_if_missing() -> None:
+    """The directories of pods are read at every look; that they are missing is logged once."""
     async with node(two_nodes()) as it:
         client = PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir, ManualClock())
         pods = it.kubelet.plugins_dir.parent / "pods"
@@ -214,9 +216,10 @@ DIRECTORIES = PodDirectories(torn_down={"uid-1": True, "uid-2": False, "uid-3": 
     ],
     ids=["one", "by the container", "other devices", "one is gone", "two", "two that live", "none"],
 )
-def test_a_container_has_the_uid_of_the_one_pod_that_the_checkpoint_lists_with_its_devices(
+def test_a_container_has_the_uid_of_the_pod_listed_with_its_devices(
     given: list[tuple[str, str, frozenset[DeviceID]]], directories: PodDirectories | None, uid: str
 ) -> None:
+    """A container has the UID of the one pod that the checkpoint lists with its devices."""
     owner = Owner(namespace=Namespace("ml"), pod=PodName("train"), container=ContainerName("main"))
     parts = [Part(GPU, devices, pod_uid, container) for pod_uid, container, devices in given]
     holding = ShownDevices(owner=owner, resource=GPU, devices=HELD)

@@ -212,8 +212,11 @@ async def test_a_pod_whose_kubelet_stops_while_a_plugin_is_asked_is_refused(
     refused(decisions[0])
 
 
-async def test_after_a_restart_pods_keep_their_devices_and_no_pod_is_let_in_without() -> None:
-    """Until the plugin is back the kubelet knows the resource and no device: a pod is refused, not started bare."""
+async def test_after_a_restart_pods_keep_their_devices_and_none_starts_without() -> None:
+    """
+    After a restart pods keep their devices, and no pod is admitted without devices that it asks for. Until the plugin
+    is back the kubelet knows the resource and no device: a pod is refused, not started bare.
+    """
     clock = ManualClock()
     async with node(MACHINE, clock=clock) as it:
         await it.kubelet.admit(pod("train", gpus=4))
@@ -228,7 +231,8 @@ async def test_after_a_restart_pods_keep_their_devices_and_no_pod_is_let_in_with
         assert {"GPU-4", "GPU-5", "GPU-6", "GPU-7"} == set(late)
 
 
-async def test_another_kubelet_on_the_same_directory_finds_the_pods_in_the_checkpoint() -> None:
+async def test_another_kubelet_on_the_same_directory_finds_the_pods() -> None:
+    """Another kubelet on the same directory finds the pods in the checkpoint."""
     clock = ManualClock()
     async with node(MACHINE, clock=clock) as it:
         await it.kubelet.admit(pod("train", gpus=2, nics=1))

@@ -126,10 +126,13 @@ async def kubelets(handouts: DeviceAllocations, asked: PodRequest, rules: Admiss
 @pytest.mark.parametrize("policy", [Policy.NONE, Policy.BEST_EFFORT])
 @pytest.mark.parametrize("placement", [Placement.TOPOLOGY, Placement.BEST_EFFORT, Placement.SIMPLE])
 @pytest.mark.parametrize("name", ["epyc-nps4-4gpu", "dgx-a100", "hgx-h100"])
-async def test_a_prediction_takes_the_devices_that_the_plugin_prefers_when_the_kubelet_asks_it(
+async def test_a_prediction_takes_the_devices_that_the_plugin_prefers(
     name: str, placement: Placement, policy: Policy
 ) -> None:
-    """The kubelet asks about one resource at a time, and says neither for whom nor what the container has besides."""
+    """
+    A prediction takes the devices that the plugin prefers when the kubelet asks it. The kubelet asks about one resource
+    at a time, and says neither for whom nor what the container has besides.
+    """
     machine = catalogue.machine(name)
     handouts, ledger, _ = recorded(MemoryDesk(machine).state, placement)
     ledger.grant([Allocation(id=AllocationID("a"), devices={GPU: tuple(machine.gpu_by_id)[:2]})])

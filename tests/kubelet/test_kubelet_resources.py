@@ -77,9 +77,10 @@ async def test_a_resource_of_which_nothing_is_held_ends_with_an_empty_list() -> 
         assert it.front.reason() is None
 
 
-async def test_a_resource_renamed_while_containers_run_stays_for_them_and_their_devices_are_given_to_nobody() -> None:
+async def test_a_resource_renamed_while_containers_run_stays_for_them() -> None:
     """
-    The kubelet calls PreStartContainer when a container restarts, so somebody must serve its resource; what it holds
+    A resource that is renamed while containers run stays for them, and their devices are given to nobody else. The
+    kubelet calls PreStartContainer when a container restarts, so somebody must serve its resource; what it holds
     becomes available under the new name when it has gone.
     """
     clock = ManualClock()
@@ -99,7 +100,8 @@ async def test_a_resource_renamed_while_containers_run_stays_for_them_and_their_
         await it.kubelet.until(lambda kubelet: kubelet.plugins.endpoints[GPU].plugin is None)
 
 
-async def test_a_container_that_holds_a_former_resource_is_served_after_our_restart_too() -> None:
+async def test_a_container_with_a_former_resource_is_served_after_our_restart() -> None:
+    """A container that holds a former resource is served after our restart, too."""
     desk = MemoryDesk(MACHINE)
     await desk.allocate(GPU, [[GPUS[0]]])
     desk.discover(RENAMED)
@@ -108,8 +110,11 @@ async def test_a_container_that_holds_a_former_resource_is_served_after_our_rest
         await until(it, A100, 8, 7)
 
 
-async def test_before_the_hardware_is_known_what_is_held_is_not_taken_for_all_there_is() -> None:
-    """After a restart the record is read before discovery is heard: nothing is listed until then, not four GPUs of eight."""
+async def test_held_devices_are_not_all_devices_before_the_hardware_is_known() -> None:
+    """
+    Before the hardware is known, what is held is not taken for all that exists. After a restart the record is read
+    before discovery is heard: nothing is listed until then, not four GPUs of eight.
+    """
     before = MemoryDesk(MACHINE)
     await before.allocate(GPU, [list(GPUS[:4])])
     desk = MemoryDesk(None)
@@ -144,7 +149,8 @@ async def test_a_resource_offered_again_before_it_has_ended_goes_on() -> None:
         assert registrations + 1 >= it.kubelet.plugins.registrations  # that of the resource that came and went
 
 
-async def test_a_resource_that_has_ended_is_served_again_when_it_is_offered_again() -> None:
+async def test_an_ended_resource_is_served_again_when_it_is_offered_again() -> None:
+    """A resource that has ended is served again when it is offered again."""
     clock = ManualClock()
     async with node(MACHINE, clock=clock) as it:
         it.desk.discover(RENAMED)

@@ -56,8 +56,11 @@ async def refused(call: Callable[[], Awaitable[object]]) -> GRPCError:
     return caught.value
 
 
-async def test_a_request_too_large_is_refused_while_it_arrives_and_others_are_served() -> None:
-    """64 MiB would cost seconds of the event loop and 200 MB if they were read first."""
+async def test_a_request_too_large_is_refused_while_it_arrives() -> None:
+    """
+    A request that is too large is refused while it arrives, and others are served. 64 MiB would cost seconds of the
+    event loop and 200 MB if they were read first.
+    """
     huge = v1beta1.AllocateRequest(
         container_requests=[v1beta1.ContainerAllocateRequest(devices_ids=["x" * LARGEST_REQUEST, "y" * 2**26])]
     )
@@ -128,7 +131,8 @@ async def test_a_method_that_is_not_there_is_unimplemented_to_every_client() -> 
         assert grpc.StatusCode.UNIMPLEMENTED is theirs.value.code()
 
 
-async def test_a_bad_timeout_and_a_foreign_content_type_are_refused_and_others_are_served() -> None:
+async def test_a_bad_timeout_and_a_foreign_content_type_are_refused() -> None:
+    """A bad timeout and a foreign content type are refused, and other requests are served."""
     async with serving() as server, client(server) as stub:
         timeout = await raw_headers(server, ALLOCATE, b"", **{"grpc-timeout": "soon"})
         kind = await raw_headers(server, ALLOCATE, b"{}", **{"content-type": "application/json"})
@@ -236,8 +240,11 @@ print("refused", os.getuid())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-async def test_a_process_of_another_user_is_closed_before_it_is_served_and_logged_once() -> None:
-    """Even where the mode of the socket would let it in. Its requests reach nobody."""
+async def test_a_process_of_another_user_is_not_served_and_logged_once() -> None:
+    """
+    A connection of another user's process is closed before it is served, and logged once, even where the mode of the
+    socket would let it in. Its requests reach nobody.
+    """
     desk = MemoryDesk(two_nodes())
     async with serving(desk) as server:
         os.chmod(server.path.parent, 0o755)
@@ -252,7 +259,8 @@ async def test_a_process_of_another_user_is_closed_before_it_is_served_and_logge
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-async def test_a_process_of_another_user_does_not_get_past_the_mode_of_the_socket() -> None:
+async def test_the_mode_of_the_socket_keeps_a_process_of_another_user_out() -> None:
+    """A process of another user does not get past the mode of the socket."""
     async with serving() as server:
         os.chmod(server.path.parent, 0o755)
         child = await anyio.run_process([sys.executable, "-c", FOREIGN, str(server.path)], check=False)
@@ -260,8 +268,11 @@ async def test_a_process_of_another_user_does_not_get_past_the_mode_of_the_socke
         assert b"PermissionError" in child.stderr
 
 
-async def test_the_list_of_a_stream_that_cannot_be_sent_to_has_ended_when_the_call_has() -> None:
-    """Not whenever it is collected: what held it goes on holding it for as long as somebody looks at the error."""
+async def test_the_list_of_a_stream_that_cannot_be_sent_to_ends_with_its_call() -> None:
+    """
+    The list of a stream that cannot be sent to has ended when the call has, not whenever it is collected: what held it
+    goes on holding it for as long as somebody looks at the error.
+    """
     ended: list[bool] = []
 
     class Gone:
@@ -388,8 +399,11 @@ print("still there", path.exists())
 """
 
 
-async def test_a_directory_that_nothing_can_be_removed_from_any_more_does_not_keep_us_from_stopping() -> None:
-    """A disk that became read-only, say. The socket is found stale by who comes next."""
+async def test_a_directory_that_became_read_only_does_not_prevent_a_stop() -> None:
+    """
+    A directory from which nothing can be removed any more does not keep the server from stopping. A disk may have
+    become read-only. The socket is found stale by the next server.
+    """
     with short_directory() as directory:
         theirs = directory / "theirs"
         theirs.mkdir()

@@ -97,8 +97,11 @@ async def test_a_client_that_was_quiet_waits_for_one_step_of_forty_busy_ones() -
     assert len(served) - before <= 2
 
 
-async def test_a_stream_of_new_clients_does_not_keep_one_that_waits_from_its_turn() -> None:
-    """In each round comes another one that was never there before."""
+async def test_a_stream_of_new_clients_does_not_delay_one_that_waits() -> None:
+    """
+    A stream of new clients does not keep one that waits from its turn. In each round comes another one that was never
+    there before.
+    """
     turns, served = Turns(), list[Client]()
     old, done = Client(), anyio.Event()
     for _ in range(3):

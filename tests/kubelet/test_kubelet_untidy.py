@@ -60,7 +60,8 @@ async def admitted(it: Node, name: str, **asked: int) -> None:
     assert isinstance(await it.kubelet.admit(pod(name, **asked)), Admission)
 
 
-async def test_what_a_pod_had_stays_in_all_three_files_when_it_goes_and_its_directory_does_not() -> None:
+async def test_a_gone_pod_stays_in_all_three_files_but_its_directory_goes() -> None:
+    """What a pod had stays in all three files when it goes, and its directory does not."""
     async with untidy() as it:
         await admitted(it, "train", gpus=1, cpus=2)
         running = listed(it.directory), directories(it.directory)
@@ -71,7 +72,8 @@ async def test_what_a_pod_had_stays_in_all_three_files_when_it_goes_and_its_dire
         assert 8 == len(it.kubelet.state().ownership.free(GPU))
 
 
-async def test_the_next_admission_drops_it_but_from_the_device_checkpoint_only_where_it_allocates_devices() -> None:
+async def test_the_next_admission_drops_a_gone_pod_from_the_files_it_writes() -> None:
+    """The next admission drops a gone pod, but from the device checkpoint only if that admission allocates devices."""
     async with untidy() as it:
         await admitted(it, "train", gpus=1, cpus=2)
         await it.kubelet.remove(DEFAULT, PodName("train"))
@@ -84,7 +86,8 @@ async def test_the_next_admission_drops_it_but_from_the_device_checkpoint_only_w
         assert {**kept, "devices": {"default_next"}} == listed(it.directory)
 
 
-async def test_under_policy_none_a_pod_that_the_device_manager_refuses_drops_no_cpus_and_no_memory() -> None:
+async def test_under_policy_none_a_pod_refused_for_devices_drops_nothing() -> None:
+    """Under the policy none, a pod that the device manager refuses drops no CPUs and no memory of gone pods."""
     async with untidy(AdmissionRules(policy=Policy.NONE, reserved_cpus="0")) as it:
         await admitted(it, "train", cpus=2)
         await it.kubelet.remove(DEFAULT, PodName("train"))
@@ -94,7 +97,8 @@ async def test_under_policy_none_a_pod_that_the_device_manager_refuses_drops_no_
         assert ({"default_train"}, {"default_train"}) == (listed(it.directory)["cpus"], listed(it.directory)["memory"])
 
 
-async def test_the_cpu_manager_drops_it_within_10_seconds_and_the_memory_manager_does_not() -> None:
+async def test_only_the_cpu_manager_drops_a_gone_pod_within_10_seconds() -> None:
+    """The CPU manager drops a gone pod within 10 seconds, and the memory manager does not."""
     clock = ManualClock()
     async with untidy(clock=clock) as it:
         await admitted(it, "train", gpus=1, cpus=2)
@@ -106,9 +110,13 @@ async def test_the_cpu_manager_drops_it_within_10_seconds_and_the_memory_manager
 
 
 @pytest.mark.parametrize(("asked_before", "left"), [(False, {"default_train"}), (True, set())])
-async def test_a_plugins_word_writes_the_device_checkpoint_and_a_look_at_pod_resources_cleans_what_is_written(
+async def test_a_plugin_writes_the_checkpoint_and_a_pod_resources_call_cleans_it(
     asked_before: bool, left: set[str]
 ) -> None:
+    """
+    A message of a plugin writes the device checkpoint; a call of PodResources before it removes gone pods from what is
+    written.
+    """
     async with untidy() as it:
         await admitted(it, "train", gpus=1)
         await it.kubelet.remove(DEFAULT, PodName("train"))
@@ -122,8 +130,11 @@ async def test_a_plugins_word_writes_the_device_checkpoint_and_a_look_at_pod_res
         assert left == listed(it.directory)["devices"]
 
 
-async def test_what_a_later_manager_refuses_has_its_devices_in_the_checkpoint_and_no_directory() -> None:
-    """Three CPUs are no whole cores: the device manager has allocated by then, and the plugin has been told."""
+async def test_a_pod_that_a_later_manager_refuses_leaves_devices_in_the_file() -> None:
+    """
+    A pod that a later manager refuses has its devices in the checkpoint and no directory. Three CPUs are no whole
+    cores: the device manager has allocated by then, and the plugin has been told.
+    """
     async with untidy(WHOLE_CORES) as it:
         refusal = await it.kubelet.admit(pod("odd", gpus=4, cpus=3))
         held, told = listed(it.directory), len(it.desk.state.allocations)
@@ -136,7 +147,8 @@ async def test_what_a_later_manager_refuses_has_its_devices_in_the_checkpoint_an
         assert {"default_all"} == listed(it.directory)["devices"]
 
 
-async def test_cpus_that_memory_was_refused_beside_stay_until_the_cpu_manager_looks() -> None:
+async def test_cpus_of_a_pod_refused_for_memory_stay_until_the_next_cleanup() -> None:
+    """CPUs of a pod that was refused for its memory stay until the CPU manager looks for gone pods."""
     clock = ManualClock()
     async with untidy(AdmissionRules(policy=Policy.NONE, reserved_cpus="0"), clock=clock) as it:
         amounts = {CPU: 2000, MEMORY: 200 * GIB}
@@ -185,7 +197,8 @@ async def test_a_change_is_two_writes_and_between_them_the_file_does_not_add_up(
         assert (True, True) == (given, adds_up())
 
 
-async def test_a_pod_that_has_ended_keeps_its_directory_with_its_volumes_torn_down_until_it_is_deleted() -> None:
+async def test_an_ended_pod_keeps_its_directory_until_it_is_deleted() -> None:
+    """A pod that has ended keeps its directory, with its volumes torn down, until it is deleted."""
     async with untidy() as it:
         await admitted(it, "job", gpus=1)
         volumes = it.directory / "pods/default_job/volumes"
@@ -223,7 +236,8 @@ async def test_a_pod_made_anew_under_its_name_has_another_uid() -> None:
         )
 
 
-async def test_memory_of_init_containers_is_free_once_the_containers_have_started() -> None:
+async def test_memory_of_init_containers_is_free_once_containers_have_started() -> None:
+    """Memory of init containers is free once the containers have started."""
     asked = {CPU: 1000, MEMORY: 60 * GIB}
     small = {CPU: 1000, MEMORY: GIB}
     staged = PodRequest(
@@ -261,8 +275,11 @@ async def until_offered(it: Node, clock: ManualClock) -> None:
         await clock.advance(1)
 
 
-async def test_a_kubelet_that_has_lost_its_checkpoint_gives_a_running_pods_devices_again() -> None:
-    """And shows that pod without its devices. F21 begins so."""
+async def test_a_kubelet_without_its_checkpoint_gives_devices_in_use_again() -> None:
+    """
+    A kubelet that has lost its checkpoint gives a running pod's devices again, and shows that pod without its devices.
+    F21 begins so.
+    """
     clock = ManualClock()
     async with untidy(clock=clock) as it:
         await admitted(it, "first", gpus=1)

@@ -69,8 +69,11 @@ async def test_a_list_in_mounts_is_believed_beside_one_in_a_variable(host: Host)
     assert [f"{LIST}/GPU-a"] == [mount.container_path for mount in response.mounts]
 
 
-async def test_cdi_devices_in_annotations_have_a_key_of_their_own_for_each_resource(host: Host) -> None:
-    """The kubelet keeps one value per key over all resources of a container."""
+async def test_cdi_annotations_have_a_separate_key_for_each_resource(host: Host) -> None:
+    """
+    CDI devices in annotations have a separate key for each resource: the kubelet keeps one value per key over all
+    resources of a container.
+    """
     configuration = host.configuration("cdi-annotations")
     whole = await told(host, configuration, "GPU-b", "GPU-a")
     parts = await told(host, configuration, "MIG-x", resource=MIG)
@@ -122,8 +125,11 @@ async def test_several_shares_of_a_gpu_are_told_as_the_gpu_and_once(host: Host) 
     assert 2 == len(response.mounts) == len(response.cdi_devices)
 
 
-async def test_device_nodes_are_passed_by_minor_with_those_that_are_there_beside_them(host: Host) -> None:
-    """A container that has them in its cgroup keeps them when systemd or the CPU manager writes that anew."""
+async def test_device_nodes_are_passed_by_minor_with_the_control_nodes(host: Host) -> None:
+    """
+    Device nodes are passed by minor number, together with the control nodes that exist. A container that has them in
+    its cgroup keeps them when systemd or the CPU manager writes the cgroup anew.
+    """
     configuration = host.configuration(
         "envvar", nvidiaDriverRoot="/run/nvidia/driver", plugin={"passDeviceSpecs": True}
     )
@@ -275,9 +281,10 @@ def standing(tmp_path_factory: pytest.TempPathFactory) -> Host:
         ),
     ),
 )
-def test_a_response_names_exactly_what_was_allocated_in_every_way_that_is_configured(
+def test_a_response_names_exactly_what_was_allocated_in_every_way(
     standing: Host, ways: list[str], by: str, specs: bool, of: tuple[ResourceName, list[str]]
 ) -> None:
+    """A response names exactly what was allocated, in every way that is configured."""
     resource, ids = of
     configuration = standing.configuration(*ways, plugin={"deviceIDStrategy": by, "passDeviceSpecs": specs})
     topology = machine()

@@ -34,7 +34,8 @@ async def refusal(host: Host, configuration: Configuration, *ids: str, on: Topol
     return str(refused.value.message)
 
 
-async def test_a_required_imex_channel_that_is_not_there_refuses_gpus_and_leaves_nics_alone(host: Host) -> None:
+async def test_a_missing_required_imex_channel_refuses_gpus_and_not_nics(host: Host) -> None:
+    """A required IMEX channel that does not exist refuses GPUs and leaves NICs alone."""
     configuration = host.configuration("envvar", imex={"channelIDs": [1], "required": True})
     message = await refusal(host, configuration, "GPU-a", on=machine(), resource=GPU)
 

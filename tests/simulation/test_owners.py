@@ -132,8 +132,11 @@ async def two_at_once(loop: SimulatedLoop, seed: int) -> Node:
     return node
 
 
-def test_every_allocation_ends_with_its_right_owner_and_none_ever_had_a_wrong_one() -> None:
-    """C13: the order of the calls is drawn, and so is what is late."""
+def test_every_allocation_ends_with_its_owner_and_never_had_a_wrong_one() -> None:
+    """
+    C13: every allocation ends with its right owner, and none ever had a wrong one. The order of the calls is drawn, and
+    so is what is late.
+    """
     swapped = 0
     with quietly():
         for seed in SEEDS:

@@ -35,23 +35,29 @@ def times(outcomes: list[Outcome], deed: str) -> int:
     return sum(what == "step" and details[1] == deed for o in outcomes for _, _, what, *details in o.trace)
 
 
-def test_a_registry_that_is_rebuilt_while_two_ask_for_the_same_devices_gives_none_twice() -> None:
-    """C14."""
+def test_a_registry_rebuilt_while_two_ask_gives_no_device_twice() -> None:
+    """C14: a registry that is rebuilt while two ask for the same devices gives none twice."""
     outcomes = runs("the registry is rebuilt", "two Allocates race")
 
     assert times(outcomes, "the registry is rebuilt") > len(SEEDS) // 4
     assert times(outcomes, "two Allocates race") + times(outcomes, "two ask at once") > len(SEEDS) // 4
 
 
-def test_a_wall_clock_that_jumps_by_a_day_either_way_ends_no_allocation_and_repeats_no_number() -> None:
-    """C29: the invariants hold, and what is released belongs to a pod that went."""
+def test_a_wall_clock_that_jumps_by_a_day_ends_no_allocation() -> None:
+    """
+    C29: a wall clock that jumps by a day either way ends no allocation and repeats no number. The invariants hold, and
+    what is released belongs to a pod that went.
+    """
     outcomes = runs("the clock jumps", "the allocator dies", "the kubelet restarts")
 
     assert times(outcomes, "the clock jumps") > len(SEEDS) // 4
 
 
-def test_the_bus_may_deliver_late_twice_again_in_another_order_or_not_at_all() -> None:
-    """C34: in the end the registry's fold has the digest of the node's."""
+def test_the_bus_may_deliver_late_repeatedly_in_any_order_or_never() -> None:
+    """
+    C34: the bus may deliver late, twice, again, in another order or not at all. In the end the registry's fold has the
+    digest of the node's.
+    """
     outcomes = runs("bad weather", "the bus is away", "the registry is rebuilt")
 
     assert times(outcomes, "bad weather") > len(SEEDS) // 4
@@ -126,10 +132,11 @@ def test_a_jump_of_the_clock_is_no_time_that_passed(seed: int, seconds: float) -
 
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("failed", [True, False])
-def test_a_process_that_was_stopped_for_a_minute_asks_how_the_devices_are_before_it_gives_one(
-    seed: int, failed: bool
-) -> None:
-    """C30: what it believed was confirmed a minute ago. A GPU that failed meanwhile is not given, and a sound one is."""
+def test_a_process_stopped_for_a_minute_checks_device_status_first(seed: int, failed: bool) -> None:
+    """
+    C30: a process that was stopped for a minute asks for the device status before it gives a device. What it believed
+    was confirmed a minute ago. A GPU that failed meanwhile is not given, and a healthy one is.
+    """
 
     async def play(scenario: Scenario) -> list[str]:
         agent, results = scenario.agent, []
@@ -157,8 +164,11 @@ def test_a_process_that_was_stopped_for_a_minute_asks_how_the_devices_are_before
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_an_answer_that_lay_about_while_the_process_was_stopped_decides_nothing(seed: int) -> None:
-    """C30: the kubelet's list from before the pause shows that nobody holds the device; meanwhile somebody does."""
+def test_an_answer_from_before_a_stop_of_the_process_decides_nothing(seed: int) -> None:
+    """
+    C30: an answer from before a stop of the process decides nothing. The kubelet's list from before the pause shows
+    that nobody holds the device; meanwhile somebody does.
+    """
 
     async def play(scenario: Scenario) -> str:
         agent, kubelet = scenario.agent, scenario.kubelet

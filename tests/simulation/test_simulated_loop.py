@@ -78,7 +78,8 @@ def test_a_killed_process_does_nothing_more_and_its_connections_break() -> None:
     assert [2.5] == broken
 
 
-def test_a_stopped_process_goes_on_where_it_was_and_what_was_due_is_due_at_once() -> None:
+def test_a_stopped_process_continues_and_overdue_timers_fire_at_once() -> None:
+    """A stopped process goes on where it was, and what was due meanwhile is due at once."""
     seen: list[float] = []
     others: list[float] = []
 

@@ -46,14 +46,16 @@ def broken(plant: str) -> Iterator[Outcome]:
 
 
 @pytest.mark.parametrize("plant", PLANTS)
-def test_a_planted_defect_is_found_within_these_seeds_by_the_invariant_that_it_breaks(plant: str) -> None:
+def test_a_planted_defect_is_found_within_these_seeds_by_its_invariant(plant: str) -> None:
+    """A planted defect is found within these seeds by the invariant that it breaks."""
     invariants = (outcome.violation.invariant for outcome in broken(plant) if outcome.violation is not None)
 
     assert PLANTS[plant].breaks in invariants
 
 
 @pytest.mark.parametrize("plant", list(PLANTS)[:3])
-def test_a_seed_that_found_a_planted_defect_finds_it_again_and_nothing_without_it(plant: str) -> None:
+def test_a_seed_finds_its_planted_defect_again_and_nothing_without_it(plant: str) -> None:
+    """A seed that found a planted defect finds it again, and finds nothing without it."""
     found = next(broken(plant))
     again = one(found.seed, plant)
 
