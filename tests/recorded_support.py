@@ -12,7 +12,7 @@ from pathlib import Path
 import anyio
 import httpx
 import msgspec
-from handouts_support import GPUS, MACHINE, NODE, Node, owner
+from device_allocations_support import GPUS, MACHINE, NODE, Node, owner
 from starlette.applications import Starlette
 
 from topoalign.allocator.ledger import record
@@ -92,10 +92,10 @@ async def by_kubelet(node: Node) -> None:
         ("short", GPU, "GPU-7"),
     ):
         devices = tuple(map(DeviceID, names))
-        await node.handouts.prefer(resource, list(node.topology.devices[resource]), (), len(devices))
-        await node.handouts.allocate(resource, [devices])
+        await node.device_allocations.prefer(resource, list(node.topology.devices[resource]), (), len(devices))
+        await node.device_allocations.allocate(resource, [devices])
         node.kubelet.show(pod, *devices, resource=resource)
-        await node.handouts.reconcile()
+        await node.device_allocations.reconcile()
 
 
 def by_bus(node: Node) -> None:
@@ -120,21 +120,21 @@ def by_bus(node: Node) -> None:
 async def displaced(node: Node) -> None:
     """A container that runs on when the kubelet, whose checkpoint was lost, gives its GPU to another one."""
     gpu = GPUS[5]
-    await node.handouts.allocate(GPU, [[gpu]])
+    await node.device_allocations.allocate(GPU, [[gpu]])
     node.kubelet.version, node.kubelet.parts = 1, (Part(GPU, frozenset({gpu}), "uid-1", "main"),)
     node.kubelet.checkpoint = frozenset({(GPU, gpu)})
     shown = ShownDevices(owner=owner("x1"), resource=GPU, devices=frozenset({gpu}), pod_uid="uid-1")
     node.kubelet.shown.append(shown)
     node.kubelet.usage = (ContainerUsage(owner=owner("x1"), devices={GPU: (gpu,)}),)
     node.kubelet.directories = PodDirectories(torn_down={"uid-1": False})
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
     node.kubelet.shown.remove(shown)
     node.kubelet.usage = (ContainerUsage(owner=owner("x1")),)
     node.kubelet.version, node.kubelet.parts, node.kubelet.checkpoint = 2, (), frozenset()
     node.kubelet.kubelet = 2
-    await node.handouts.allocate(GPU, [[gpu]])
+    await node.device_allocations.allocate(GPU, [[gpu]])
     node.kubelet.show("x2", gpu)
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
 
 
 def journal_of(node: Node) -> bytes:

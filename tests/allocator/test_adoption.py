@@ -6,7 +6,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from handouts_support import Node as Allocator
+from device_allocations_support import Node as Allocator
 from kubelet_support import NODE, RESTRICTED, pod, short_directory, two_nodes
 
 from topoalign.allocator.device_allocations import DeviceAllocations
@@ -95,16 +95,16 @@ class Node:
 
     @asynccontextmanager
     async def ours(self) -> AsyncIterator[Allocator]:
-        """An allocator with an empty state directory; its first look at the kubelet has been taken."""
+        """An allocator with an empty state directory; it has polled the kubelet once."""
         it = Allocator()
         it.topology = MACHINE
         it.hear_topology(it.ledger, 2)
         client = PodResourcesClient(self.resources / "kubelet.sock", self.plugins, it.clock)
-        it.handouts = DeviceAllocations(it.ledger, it.clock, client, settle_seconds=0)
+        it.device_allocations = DeviceAllocations(it.ledger, it.clock, client, settle_seconds=0)
         async with background() as tasks:
-            await tasks.start(KubeletFront(it.handouts, self.plugins, it.clock).run)
+            await tasks.start(KubeletFront(it.device_allocations, self.plugins, it.clock).run)
             await self.listed()
-            await it.handouts.reconcile()
+            await it.device_allocations.reconcile()
             yield it
 
     async def listed(self) -> None:
@@ -149,10 +149,10 @@ async def test_a_node_of_nvidias_plugin_is_adopted_with_its_running_containers()
         await it.unlisted()
         running = it.held()
         async with it.ours() as allocator:
-            assert running == recorded(allocator) == it.held(), "with their owners, at the first look"
+            assert running == recorded(allocator) == it.held(), "with their owners, at the first poll"
             fits(await it.kubelet.admit(pod("new", gpus=4)))
             refused = await it.kubelet.admit(pod("too-many", gpus=2))
-            await allocator.handouts.reconcile()
+            await allocator.device_allocations.reconcile()
 
             assert isinstance(refused, Refusal)
             assert {*running, "new"} == it.held().keys()
@@ -169,7 +169,7 @@ async def test_what_was_adopted_is_released_when_its_pod_ends_and_given_out_agai
         async with it.ours() as allocator:
             await it.kubelet.remove(DEFAULT, PodName("train"))
             fits(await it.kubelet.admit(pod("next", gpus=8)))
-            await allocator.handouts.reconcile()
+            await allocator.device_allocations.reconcile()
 
             assert it.held() == recorded(allocator)
             assert ["next"] == list(it.held())
@@ -179,7 +179,7 @@ async def test_a_node_is_given_back_to_nvidias_plugin_and_the_kubelet_remembers_
     async with node() as it:
         async with it.ours() as allocator:
             fits(await it.kubelet.admit(pod("train", gpus=2)))
-            await allocator.handouts.reconcile()
+            await allocator.device_allocations.reconcile()
             running = recorded(allocator)
         await it.unlisted()
         async with it.nvidia() as plugin:

@@ -12,7 +12,7 @@ import pytest
 from kubelet_support import offers, pod, short_directory
 
 from topoalign.allocator import main as allocator
-from topoalign.allocator.takeover import LINE
+from topoalign.allocator.takeover import SUCCESSOR_LOCK
 from topoalign.core import wire
 from topoalign.core.model.errors import InvalidField, StateFault
 from topoalign.core.model.events import KubeletObserved, UsageObserved
@@ -131,7 +131,7 @@ async def test_cdi_without_a_driver_keeps_the_node_from_being_ready_and_says_wha
 
 async def test_who_hands_over_goes_on_looking_whether_somebody_has_the_node() -> None:
     async with node(configuration("envvar", "uuid")) as (it, _, file):
-        line = os.open(file.parent / "state" / LINE, os.O_RDWR | os.O_CREAT)
+        line = os.open(file.parent / "state" / SUCCESSOR_LOCK, os.O_RDWR | os.O_CREAT)
         fcntl.flock(line, fcntl.LOCK_EX)
         with anyio.fail_after(30):
             await it.superseded.wait()

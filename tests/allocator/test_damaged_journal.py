@@ -10,8 +10,8 @@ from zlib import crc32
 
 import msgspec
 import pytest
+from device_allocations_support import GPUS, NODE, Node
 from faults_support import sample
-from handouts_support import GPUS, NODE, Node
 from structlog.testing import capture_logs
 
 from topoalign.allocator.ledger import record
@@ -40,10 +40,10 @@ async def lived(directory: Path, *, published: bool = True) -> bytes:
     with open_journal(directory, NODE) as journal:
         node = Node(journal)
         for devices in TRUTH:
-            await node.handouts.allocate(GPU, [HELD[devices]])
+            await node.device_allocations.allocate(GPU, [HELD[devices]])
         show_truth(node)
-        await node.handouts.allocate(GPU, [[GPUS[7]]])
-        await node.handouts.reconcile()
+        await node.device_allocations.allocate(GPU, [[GPUS[7]]])
+        await node.device_allocations.reconcile()
         node.ledger.release([node.allocation(GPUS[7]).id], "gone")
         while published and node.ledger.pending:
             node.ledger.published(node.ledger.pending[0][0])
@@ -102,22 +102,22 @@ async def test_a_damaged_journal_is_set_aside_as_it_was_and_the_kubelet_makes_th
         assert ["the journal is damaged"] == [log["event"] for log in logs if log["log_level"] == "error"]
         assert [tmp_path / "journal.corrupt-1"] == journal.set_aside
         assert damaged == journal.set_aside[0].read_bytes()
-        assert node.ledger.doubt is not None
+        assert node.ledger.unconfirmed is not None
         show_truth(node)
-        await node.handouts.reconcile()
+        await node.device_allocations.reconcile()
 
-        assert node.ledger.doubt is None
+        assert node.ledger.unconfirmed is None
         assert set(TRUTH) <= set(node.live()) <= {*TRUTH, "GPU-7"}, "of what ended, the end may be lost"
         await node.clock.advance(30)
-        await node.handouts.reconcile()
+        await node.device_allocations.reconcile()
         assert set(TRUTH) == set(node.live())
     with restarted(tmp_path) as (node, journal):
         assert set(TRUTH) == set(node.live())
-        assert (None, 1) == (node.ledger.doubt, len(journal.set_aside))
+        assert (None, 1) == (node.ledger.unconfirmed, len(journal.set_aside))
 
 
 async def test_no_cut_and_no_flipped_bit_makes_a_device_look_free_that_may_be_held(tmp_path: Path) -> None:
-    """Every cut and every bit, on what is read: either all that runs is in the record, or the record is in doubt."""
+    """Every cut and every bit, on what is read: either all that runs is in the record, or the record is unconfirmed."""
     whole = await lived(tmp_path)
     with open_journal(tmp_path, NODE) as journal:
         published = journal.published()
@@ -133,7 +133,7 @@ async def test_no_cut_and_no_flipped_bit_makes_a_device_look_free_that_may_be_he
             for allocation in replay(NODE, events[newest:]).allocations.values()
             for devices in allocation.devices.values()
         }
-        assert found.doubt is not None or set(TRUTH) <= held, content
+        assert found.unconfirmed is not None or set(TRUTH) <= held, content
 
 
 async def test_a_last_line_that_lost_its_end_is_damage_and_no_append_that_was_cut_short(tmp_path: Path) -> None:
@@ -141,8 +141,8 @@ async def test_a_last_line_that_lost_its_end_is_damage_and_no_append_that_was_cu
     whole = await lived(tmp_path)
     damaged, unfinished = whole[:-1] + b"\x1a", whole[:-2]
 
-    assert None is not record.read(damaged, NODE, None).doubt
-    assert None is record.read(unfinished, NODE, None).doubt
+    assert None is not record.read(damaged, NODE, None).unconfirmed
+    assert None is record.read(unfinished, NODE, None).unconfirmed
     assert record.read(unfinished, NODE, None).unfinished
 
 
@@ -164,11 +164,11 @@ async def test_an_allocator_starts_on_any_cut_or_flipped_journal_and_agrees_with
         with restarted(directory) as (node, journal):
             assert [content] * (content not in (whole, b"")) == [p.read_bytes() for p in journal.set_aside if content]
             show_truth(node)
-            if node.ledger.doubt is not None:
+            if node.ledger.unconfirmed is not None:
                 with pytest.raises(DeviceInUse):
-                    await node.handouts.allocate(GPU, [[GPUS[5], GPUS[6]]])
-            await node.handouts.reconcile()
-            assert node.ledger.doubt is None
+                    await node.device_allocations.allocate(GPU, [[GPUS[5], GPUS[6]]])
+            await node.device_allocations.reconcile()
+            assert node.ledger.unconfirmed is None
             assert set(TRUTH) <= set(node.live())
         shutil.rmtree(directory)
 
@@ -180,12 +180,12 @@ async def test_in_doubt_nothing_is_handed_out_before_the_kubelet_has_been_asked(
         show_truth(node)
         node.kubelet.answering = False
         with pytest.raises(Exception, match="PodResources does not answer"):
-            await node.handouts.allocate(GPU, [[GPUS[3]]])
+            await node.device_allocations.allocate(GPU, [[GPUS[3]]])
         node.kubelet.answering = True
-        await node.handouts.allocate(GPU, [[GPUS[3]]])
+        await node.device_allocations.allocate(GPU, [[GPUS[3]]])
 
         assert {*TRUTH, "GPU-3"} == set(node.live())
-        assert node.ledger.doubt is None
+        assert node.ledger.unconfirmed is None
 
 
 async def test_in_doubt_without_a_checkpoint_the_kubelet_must_have_settled_first(tmp_path: Path) -> None:
@@ -194,14 +194,14 @@ async def test_in_doubt_without_a_checkpoint_the_kubelet_must_have_settled_first
     (tmp_path / "journal").write_bytes(b"")
     with restarted(tmp_path) as (node, _):
         node.kubelet.since, node.kubelet.checkpoint = node.clock.wall(), None
-        with pytest.raises(StateFault, match="in doubt"):
-            await node.handouts.allocate(GPU, [[GPUS[5]]])
+        with pytest.raises(StateFault, match="unconfirmed"):
+            await node.device_allocations.allocate(GPU, [[GPUS[5]]])
         await node.clock.advance(120)
         node.kubelet.show("c", GPUS[5])
         with pytest.raises(DeviceInUse):
-            await node.handouts.allocate(GPU, [[GPUS[5], GPUS[6]]])
+            await node.device_allocations.allocate(GPU, [[GPUS[5], GPUS[6]]])
 
-        assert node.ledger.doubt is None
+        assert node.ledger.unconfirmed is None
 
 
 async def test_damage_before_the_newest_snapshot_costs_no_doubt(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ async def test_damage_before_the_newest_snapshot_costs_no_doubt(tmp_path: Path) 
     (tmp_path / "journal").write_bytes(flipped(content, content.index(b"GPU-2"), 0))
     with restarted(tmp_path) as (node, journal):
         assert held == node.live()
-        assert (None, 1) == (node.ledger.doubt, len(journal.set_aside))
+        assert (None, 1) == (node.ledger.unconfirmed, len(journal.set_aside))
         assert isinstance(node.ledger.pending[-1][0], AllocationsSnapshot)
 
 
@@ -228,10 +228,10 @@ async def test_a_journal_that_the_disk_cannot_read_is_set_aside_too(
     with monkeypatch.context() as patch:
         patch.setattr("topoalign.allocator.ledger.journal.open", unreadable, raising=False)
         with restarted(tmp_path) as (node, journal):
-            assert "the disk cannot read it" == node.ledger.doubt
+            assert "the disk cannot read it" == node.ledger.unconfirmed
             assert 1 == len(journal.set_aside)
             show_truth(node)
-            await node.handouts.reconcile()
+            await node.device_allocations.reconcile()
             assert set(TRUTH) == set(node.live())
 
 
@@ -240,7 +240,7 @@ async def test_a_doubt_outlives_restarts_until_it_is_confirmed(tmp_path: Path) -
     (tmp_path / "journal").write_bytes(b"")
     for _ in range(3):
         with restarted(tmp_path) as (node, journal):
-            assert node.ledger.doubt is not None
+            assert node.ledger.unconfirmed is not None
             assert 1 == len(journal.set_aside)
 
 
@@ -252,8 +252,8 @@ async def test_a_journal_that_has_gone_from_a_directory_that_was_used_is_in_doub
     if mark == "not readable":
         (tmp_path / "published").write_text("not numbers")
     with restarted(tmp_path) as (node, journal):
-        assert node.ledger.doubt is not None
-        assert "missing" in node.ledger.doubt
+        assert node.ledger.unconfirmed is not None
+        assert "missing" in node.ledger.unconfirmed
         assert [] == journal.set_aside
 
 
@@ -278,7 +278,7 @@ async def test_a_start_that_was_cut_short_after_setting_aside_sets_the_same_file
 
 
 async def test_a_start_that_was_cut_short_before_the_first_fact_sets_nothing_aside_again(tmp_path: Path) -> None:
-    """What was published is newer than anything in the journal that was begun; that it is in doubt is said there already."""
+    """What was published is newer than anything in the journal that was begun, which says already that it is unconfirmed."""
     await lived(tmp_path)
     (tmp_path / "journal").write_bytes(b"damage")
     for _ in range(3):
@@ -299,18 +299,18 @@ async def test_damage_to_what_a_snapshot_stands_for_ends_no_doubt_of_before(tmp_
     (tmp_path / "journal").write_bytes(b"".join([header, b"damage\n", snapshot]))
     with restarted(tmp_path) as (node, journal):
         assert 2 == len(journal.set_aside)
-        assert node.ledger.doubt is not None
+        assert node.ledger.unconfirmed is not None
 
 
 async def test_an_epoch_without_the_snapshot_that_it_began_with_is_damage(tmp_path: Path) -> None:
     await lived(tmp_path, published=False)
     with restarted(tmp_path) as (node, _):
-        await node.handouts.allocate(GPU, [[GPUS[3]]])
+        await node.device_allocations.allocate(GPU, [[GPUS[3]]])
     *others, snapshot, granted = (tmp_path / "journal").read_bytes().splitlines(keepends=True)
     assert b"AllocationsSnapshot" in snapshot
     (tmp_path / "journal").write_bytes(b"".join([*others, granted]))
     with restarted(tmp_path) as (node, _):
-        assert node.ledger.doubt is not None
+        assert node.ledger.unconfirmed is not None
         assert TRUTH == node.live()
 
 
@@ -339,7 +339,7 @@ async def test_the_record_does_not_depend_on_the_policy_that_it_was_made_under(t
         node = Node(journal, placement="static-dgx")
 
         assert TRUTH == node.live()
-        assert None is node.ledger.doubt
+        assert None is node.ledger.unconfirmed
 
 
 PRESENT = (
@@ -366,7 +366,7 @@ def test_a_journal_of_the_first_release_is_read(tmp_path: Path) -> None:
     with open_journal(tmp_path, NODE) as journal:
         ledger = Ledger(NODE, journal, ManualClock())
 
-        assert (None, []) == (ledger.doubt, journal.set_aside)
+        assert (None, []) == (ledger.unconfirmed, journal.set_aside)
         (live,) = ledger.state.allocations.values()
         assert (AllocationID("7-2"), {GPU: (GPUS[1],)}) == (live.id, live.devices)
         assert live.owner is not None
@@ -384,7 +384,7 @@ def test_fields_that_a_later_version_adds_are_passed_over(tmp_path: Path) -> Non
     with open_journal(tmp_path, NODE) as journal:
         ledger = Ledger(NODE, journal, ManualClock())
 
-        assert (None, [AllocationID("7-2")]) == (ledger.doubt, list(ledger.state.allocations))
+        assert (None, [AllocationID("7-2")]) == (ledger.unconfirmed, list(ledger.state.allocations))
 
 
 def test_an_allocation_without_the_newest_fields_is_written_as_it_was(tmp_path: Path) -> None:

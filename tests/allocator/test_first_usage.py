@@ -1,7 +1,7 @@
 """What is said first after a start of the allocator, while the stream has what was said before it."""
 
 import pytest
-from handouts_support import NODE, Node, owner
+from device_allocations_support import NODE, Node, owner
 
 from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.reconciliation.usage import FIRST_SECONDS, HELD_SECONDS, UsageTeller
@@ -58,7 +58,7 @@ async def test_the_first_reading_waits_for_podresources() -> None:
         tasks.start_soon(teller.run)
         await it.clock.advance(FIRST_SECONDS - 1)
         before, had_said = await bus.said(), teller.has_said
-        await it.handouts.reconcile()
+        await it.device_allocations.reconcile()
         await it.clock.advance(HELD_SECONDS)
         after = await bus.said()
 
@@ -108,7 +108,7 @@ async def test_the_allocator_stands_by_what_it_has_said() -> None:
         tasks.start_soon(teller.run)
         await it.clock.advance(HELD_SECONDS)
         before = (await standings.alive(AliveRequest(node=NODE))).readings
-        await it.handouts.reconcile()
+        await it.device_allocations.reconcile()
         await it.clock.advance(HELD_SECONDS)
         after = (await standings.alive(AliveRequest(node=NODE))).readings
 

@@ -62,7 +62,7 @@ class World:
         self.discovery = discovery_with(
             self.hardware, self.own_bus, self.clock, self.of_discovery, node=NODE, read_seconds=600.0, hub=self.bus
         )
-        self.hearing = HardwareWatch(self.ledger, self.own_bus, self.clock)
+        self.hardware_watch = HardwareWatch(self.ledger, self.own_bus, self.clock)
         self.forged = 0
         self.asked: list[str] = []
 
@@ -73,7 +73,7 @@ class World:
             self.ledger,
             self.own_bus,
             self.clock,
-            self.hearing,
+            self.hardware_watch,
             admissions,
             None,
             reconcile_seconds=5.0,
@@ -271,20 +271,20 @@ async def test_digests_of_another_version_that_never_agree_are_asked_about_ever_
         assert 2 <= world.asked.count("snapshot") <= 10
 
 
-def no_devices(world: World, beyond: bool) -> TopologyDiscovered:
+def no_devices(world: World, ahead: bool) -> TopologyDiscovered:
     told = world.view.topology
     assert told is not None
-    revision = LARGEST_NUMBER if beyond else told.revision + 1
+    revision = LARGEST_NUMBER if ahead else told.revision + 1
     return msgspec.structs.replace(told, revision=revision, topology=Topology())
 
 
 async def test_a_registry_asks_discovery_for_what_it_has_not_noticed_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F07: discovery looks at the stream in vain, as where it has spoken just after the forged message."""
+    """F07: discovery checks the stream in vain, as where it has spoken just after the forged message."""
     monkeypatch.setattr("topoalign.discovery.announcer.POLL_SECONDS", 1e9)
     world = World(one_process=True)
     async with world.running():
         with capture_logs() as logs:
-            await world.forge(no_devices(world, beyond=True))
+            await world.forge(no_devices(world, ahead=True))
             await world.clock.advance(PERIOD)
 
         assert 2 == len(world.view.hardware.gpus)
@@ -305,7 +305,7 @@ async def test_a_forged_topology_whose_number_discovery_uses_next_does_not_stand
     monkeypatch.setattr("topoalign.discovery.announcer.Announcer._look_before", nothing)
     world = World(one_process=True)
     async with world.running():
-        await world.forge(no_devices(world, beyond=False))
+        await world.forge(no_devices(world, ahead=False))
         if again:
             world.discovery.announce()
         else:
@@ -324,16 +324,16 @@ async def nothing(*details: object) -> None:
     """Notices nothing."""
 
 
-@pytest.mark.parametrize("beyond", [True, False])
+@pytest.mark.parametrize("ahead", [True, False])
 @pytest.mark.parametrize("spoken", [False, True])
 async def test_a_forged_topology_is_healed_within_one_period_by_a_new_epoch_and_counted(
-    beyond: bool, spoken: bool
+    ahead: bool, spoken: bool
 ) -> None:
     """F07: whether or not discovery says something of its own afterwards."""
     world = World(one_process=True)
     async with world.running():
         before = world.view.topology
-        await world.forge(no_devices(world, beyond))
+        await world.forge(no_devices(world, ahead))
         believed = len(world.view.hardware.gpus)
         if spoken:
             world.hardware.now = inventory(0, 1, 2)
@@ -357,7 +357,7 @@ async def test_an_allocator_in_another_process_never_believes_a_forged_topology(
     async with world.running():
         with capture_logs() as logs:
             for _ in range(3):
-                await world.forge(no_devices(world, beyond=True))
+                await world.forge(no_devices(world, ahead=True))
                 await world.clock.advance(0.2)
                 assert 2 == len(world.ledger.state.healthy(GPU))
         world.hardware.now = inventory(0, 1, 2)
@@ -365,7 +365,7 @@ async def test_an_allocator_in_another_process_never_believes_a_forged_topology(
         await world.clock.advance(2 * ASK_SECONDS)
 
         assert 3 == len(world.ledger.state.healthy(GPU))
-        assert world.hearing.forged >= 1
+        assert world.hardware_watch.forged >= 1
         assert 1 == len(
             [line for line in logs if line["event"].startswith("a reading was heard that discovery has not")]
         )
@@ -408,7 +408,7 @@ async def test_a_flood_of_forged_topologies_makes_discovery_take_few_epochs(worl
         epochs = set()
         for _ in range(12):
             for _ in range(50):
-                await world.forge(no_devices(world, beyond=True), wait=False)
+                await world.forge(no_devices(world, ahead=True), wait=False)
             await world.clock.advance(2.5)
             epochs.add(wire_place(world, "topology")[0])
         await world.clock.advance(2 * PERIOD)

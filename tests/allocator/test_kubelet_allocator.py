@@ -38,7 +38,7 @@ DEFAULT = Namespace("default")
 class Node:
     kubelet: FakeKubelet
     ledger: Ledger
-    handouts: DeviceAllocations
+    device_allocations: DeviceAllocations
     clock: ManualClock
     tasks: TaskGroup
     journal: MemoryJournal
@@ -129,10 +129,10 @@ async def test_a_pod_that_has_gone_is_released_when_it_has_been_missed_for_a_whi
         await it.kubelet.admit(pod("first", gpus=8))
         await it.kubelet.admit(pod("other", cpus=1))
         await it.kubelet.remove(DEFAULT, PodName("first"))
-        await it.handouts.reconcile()
+        await it.device_allocations.reconcile()
         assert 1 == len(it.ledger.state.allocations)
         await it.clock.advance(5)
-        await it.handouts.reconcile()
+        await it.device_allocations.reconcile()
 
         assert {} == it.ledger.state.allocations
         assert AllocationBound.__name__ in it.facts()
@@ -190,7 +190,7 @@ async def test_the_app_container_gets_its_init_containers_gpus_and_never_its_sid
     )
     async with node() as it:
         fits(await it.kubelet.admit(request))
-        await it.handouts.reconcile()
+        await it.device_allocations.reconcile()
         of: dict[str, frozenset[DeviceID]] = {
             str(held.owner.container): held.device_ids for held in it.ledger.state.allocations.values() if held.owner
         }
@@ -220,13 +220,13 @@ async def test_what_an_init_container_leaves_over_stays_held_until_its_pod_goes(
     )
     async with node() as it:
         fits(await it.kubelet.admit(request))
-        await it.handouts.reconcile()
+        await it.device_allocations.reconcile()
         held = set(it.ledger.state.ownership.holders)
         await it.kubelet.remove(DEFAULT, PodName("train"))
         for _ in range(2):
-            await it.handouts.reconcile()
+            await it.device_allocations.reconcile()
             await it.clock.advance(60)
-        await it.handouts.reconcile()
+        await it.device_allocations.reconcile()
 
         assert {"GPU-0", "GPU-1", "GPU-2"} == held
         assert {} == it.ledger.state.ownership.holders
@@ -241,10 +241,10 @@ async def test_what_an_init_container_left_over_has_ended_once_the_kubelet_has_w
     )
     async with node() as it:
         fits(await it.kubelet.admit(request))
-        while_it_runs = await it.handouts.ended()
+        while_it_runs = await it.device_allocations.ended()
         await it.kubelet.remove(DEFAULT, PodName("train"))
         fits(await it.kubelet.admit(pod("next", gpus=1)))
-        ended = await it.handouts.ended()
+        ended = await it.device_allocations.ended()
 
         assert [] == while_it_runs
         assert {"GPU-0", "GPU-1", "GPU-2"} > {device for each in ended for device in each.device_ids}
@@ -255,13 +255,13 @@ async def test_what_a_container_got_whose_other_resource_was_refused_has_ended_f
     """The kubelet asks for the GPUs, then finds too few NICs and writes nothing down. Until then a prediction says so."""
     async with node(AdmissionRules(policy=Policy.NONE)) as it:
         fits(await it.kubelet.admit(pod("first", gpus=1)))
-        await it.handouts.reconcile()
+        await it.device_allocations.reconcile()
         refusal = await it.kubelet.admit(pod("greedy", gpus=2, nics=9))
-        at_once = await it.handouts.ended()
+        at_once = await it.device_allocations.ended()
         files = KubeletFiles(it.kubelet.root / "config.yaml", it.kubelet.root, RESTRICTED)
         notes = (await basis_from(files, it.ledger.state, pod("next", gpus=1), at_once)).notes
         await it.clock.advance(5)
-        ended = await it.handouts.ended()
+        ended = await it.device_allocations.ended()
         later = (await basis_from(files, it.ledger.state, pod("next", gpus=1), ended)).notes
 
         assert isinstance(refusal, Refusal)
@@ -289,7 +289,7 @@ async def test_what_a_pods_first_container_got_is_not_free_for_its_second_one(mo
     )
     async with node() as it:
         fits(await it.kubelet.admit(pair))
-        await it.handouts.reconcile()
+        await it.device_allocations.reconcile()
         await it.kubelet.remove(DEFAULT, PodName("pair"))
         fits(await it.kubelet.admit(pod("next", gpus=1)))
 

@@ -39,16 +39,16 @@ TWO = {"f-0": (0,), "f-1": (1,)}
 
 
 class CountedWatch(KubeletWatch):
-    """Tells when it has looked."""
+    """Tells when it has polled."""
 
     polls = 0
-    looked = anyio.Event()
+    polled = anyio.Event()
 
     async def poll(self) -> None:
         await super().poll()
         self.polls += 1
-        self.looked.set()
-        self.looked = anyio.Event()
+        self.polled.set()
+        self.polled = anyio.Event()
 
 
 @dataclass
@@ -63,11 +63,11 @@ class Node:
     listener: Listener
 
     async def half_a_second(self) -> KubeletObserved:
-        """What the listener knows of the kubelet after the next look."""
+        """What the listener knows of the kubelet after the next poll."""
         seen = self.watch.polls
         await self.clock.advance(POLL_SECONDS)
         while self.watch.polls == seen:
-            await self.watch.looked.wait()
+            await self.watch.polled.wait()
         await self.listener.caught_up()
         return self.known
 
@@ -88,7 +88,7 @@ class Node:
 
 @asynccontextmanager
 async def node() -> AsyncIterator[Node]:
-    """A node that has looked once, its kubelet with a plugin of two FPGAs."""
+    """A node that has polled once, its kubelet with a plugin of two FPGAs."""
     with short_directory() as directory:
         plugins, resources = directory / "device-plugins", directory / "pod-resources"
         for each in (plugins, resources):
@@ -255,7 +255,7 @@ async def test_many_questions_at_once_ask_the_kubelet_once_or_twice() -> None:
         it.watch._devices = counted  # type: ignore[assignment]  # a method is replaced by a counter
         async with anyio.create_task_group() as tasks:
             for _ in range(50):
-                tasks.start_soon(it.watch.look)
+                tasks.start_soon(it.watch.read_all)
 
         assert asked in (1, 2)
 

@@ -151,7 +151,7 @@ async def test_what_is_dropped_is_announced_by_allocation(tmp_path: Path) -> Non
 async def test_what_the_checkpoint_does_not_list_is_held_unless_its_container_is_known_to_have_ended(
     tmp_path: Path,
 ) -> None:
-    """The kubelet has lost its checkpoint, or has dropped the pod; who looks at what it says now can tell."""
+    """The kubelet has lost its checkpoint, or has dropped the pod; a poll of what it says now can tell."""
     it = Node(tmp_path, [], [RECORDED])
     held, notes = await it.asked(4)
     it.ended = [RECORDED]

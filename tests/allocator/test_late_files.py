@@ -46,8 +46,8 @@ class Node:
         self.files = SlowFiles(root / "config.yaml", root, AdmissionRules())
         self.watch = KubeletWatch(self.ledger, self.files, self.clock)
 
-    async def look(self, seconds: float = READ_SECONDS) -> KubeletObserved:
-        """What is known of the kubelet after a look so much later."""
+    async def poll(self, seconds: float = READ_SECONDS) -> KubeletObserved:
+        """What is known of the kubelet after a poll so many seconds later."""
         await self.clock.advance(seconds)
         await self.watch.poll()
         usage = self.ledger.state.usage
@@ -62,14 +62,14 @@ class Node:
 async def test_a_late_reading_leaves_what_was_read_last_and_says_so(tmp_path: Path) -> None:
     """The note names the time of the last reading, and is the same at every late one."""
     it = Node(tmp_path)
-    good, before = await it.look(), it.notes
+    good, before = await it.poll(), it.notes
     it.files.late = True
-    first, revised = await it.look(), it.ledger.state.usage
+    first, revised = await it.poll(), it.ledger.state.usage
     notes = it.notes
-    await it.look()
+    await it.poll()
     later = it.ledger.state.usage
     it.files.late = False
-    after = await it.look(LONGEST_PAUSE)
+    after = await it.poll(LONGEST_PAUSE)
 
     assert ("restricted", good.rules, "") == (good.rules.policy, first.rules, first.unknown)
     assert f"{LATE}: what they said at 2023-11-14T22:13:25Z counts" == first.stale
@@ -82,7 +82,7 @@ async def test_rules_that_were_never_read_are_said_to_be_unknown(tmp_path: Path)
     """They are the allocator's own, whatever the kubelet has."""
     it = Node(tmp_path)
     it.files.late = True
-    known = await it.look()
+    known = await it.poll()
 
     assert (AdmissionRules().policy, LATE) == (known.rules.policy, known.unknown)
     assert known.rules.unknown.startswith("the node's own settings stand for the kubelet's configuration")
@@ -90,13 +90,13 @@ async def test_rules_that_were_never_read_are_said_to_be_unknown(tmp_path: Path)
 
 
 async def test_a_slow_disk_is_read_again_after_growing_pauses(tmp_path: Path) -> None:
-    """After 1, 2, 4, 8, 16 and then every 30 seconds: not at every look."""
+    """After 1, 2, 4, 8, 16 and then every 30 seconds: not at every poll."""
     it = Node(tmp_path)
     it.files.late = True
     when = []
     for number in range(200):
         had = it.files.readings
-        await it.look(POLL_SECONDS)
+        await it.poll(POLL_SECONDS)
         when += [number * POLL_SECONDS] * (it.files.readings - had)
 
     assert [0, 1, 3, 7, 15, 31, 61, 91] == when

@@ -30,7 +30,7 @@ class Node:
         )
         health = {device: HEALTHY for devices in WHOLE.devices.values() for device in devices}
         self.ledger.hear(DeviceHealthChanged(node=NODE, epoch=1, revision=1, devices=health))
-        self.handouts = DeviceAllocations(self.ledger, clock, self.kubelet)
+        self.device_allocations = DeviceAllocations(self.ledger, clock, self.kubelet)
 
     def live(self) -> list[tuple[Owner | None, tuple[DeviceID, ...]]]:
         return [(a.owner, a.devices[GPU]) for a in self.ledger.state.allocations.values()]
@@ -39,9 +39,9 @@ class Node:
 def test_what_an_init_container_keeps_stays_in_the_record_while_the_checkpoint_cannot_be_read() -> None:
     async def play(loop: SimulatedLoop) -> list[tuple[Owner | None, tuple[DeviceID, ...]]]:
         node = Node(loop)
-        await node.handouts.allocate(GPU, [[ONE, OTHER]])  # for the init container
+        await node.device_allocations.allocate(GPU, [[ONE, OTHER]])  # for the init container
         node.kubelet.readable = False
-        await node.handouts.allocate(GPU, [[ONE]])  # for the app container, which takes one of the two over
+        await node.device_allocations.allocate(GPU, [[ONE]])  # for the app container, which takes one of the two over
         return node.live()
 
     with quietly():
@@ -51,10 +51,10 @@ def test_what_an_init_container_keeps_stays_in_the_record_while_the_checkpoint_c
 def test_a_record_with_a_part_of_what_its_container_has_makes_way_for_the_whole() -> None:
     async def play(loop: SimulatedLoop) -> list[tuple[Owner | None, tuple[DeviceID, ...]]]:
         node = Node(loop)
-        await node.handouts.allocate(GPU, [[ONE]])
+        await node.device_allocations.allocate(GPU, [[ONE]])
         node.kubelet.pods["train"] = frozenset({ONE, OTHER})
         for _ in range(2):
-            await node.handouts.reconcile()
+            await node.device_allocations.reconcile()
             await anyio.sleep(5)
         return node.live()
 
@@ -68,11 +68,11 @@ def test_what_an_init_container_has_of_a_contradicted_record_stays_recorded(read
 
     async def play(loop: SimulatedLoop) -> list[tuple[Owner | None, tuple[DeviceID, ...]]]:
         node = Node(loop)
-        await node.handouts.allocate(GPU, [[ONE, OTHER]])
+        await node.device_allocations.allocate(GPU, [[ONE, OTHER]])
         node.kubelet.pods["train"], node.kubelet.init = frozenset({ONE}), {ONE, OTHER}
         node.kubelet.readable = readable
         for _ in range(2):
-            await node.handouts.reconcile()
+            await node.device_allocations.reconcile()
             await anyio.sleep(5)
         return node.live()
 

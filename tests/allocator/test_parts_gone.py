@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from handouts_support import MACHINE, Node
+from device_allocations_support import MACHINE, Node
 
 from topoalign.core.model.errors import DeviceUnusable
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
@@ -30,19 +30,19 @@ async def test_a_gpu_that_is_whole_again_waits_for_the_container_that_had_an_ins
     node.restart()
     share = DeviceID(f"{INSTANCE.uuid}::1")
     if not adopted:
-        await node.handouts.allocate(SLICE, [[share]])
+        await node.device_allocations.allocate(SLICE, [[share]])
     node.kubelet.show("notebook", share, resource=SLICE)
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
     assert [(share,)] == [each.devices[SLICE] for each in node.ledger.state.allocations.values()]
 
     node.topology = MACHINE
     node.restart()
     with pytest.raises(DeviceUnusable):
-        await node.handouts.allocate(GPU, [[WHOLE]])
+        await node.device_allocations.allocate(GPU, [[WHOLE]])
 
     node.kubelet.shown.clear()
     for _ in range(3):
-        await node.handouts.reconcile()
+        await node.device_allocations.reconcile()
         await node.clock.advance(60)
-    await node.handouts.allocate(GPU, [[WHOLE]])
+    await node.device_allocations.allocate(GPU, [[WHOLE]])
     assert {WHOLE} == {*node.allocation(WHOLE).device_ids}

@@ -2,7 +2,7 @@
 
 import anyio
 import pytest
-from handouts_support import GPUS, NODE, Node, bound, owner
+from device_allocations_support import GPUS, NODE, Node, bound, owner
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
@@ -58,13 +58,13 @@ def entry(uid: str, *devices: DeviceID) -> Part:
 
 async def runs(node: Node, pod: str, uid: str, *devices: DeviceID) -> None:
     """A pod is given these devices, starts, and is seen with them."""
-    await node.handouts.allocate(GPU, [list(devices)])
+    await node.device_allocations.allocate(GPU, [list(devices)])
     write(node, *node.kubelet.parts, entry(uid, *devices))
     show(node, pod, uid, *devices)
     known = node.kubelet.directories
     assert known is not None
     node.kubelet.directories = PodDirectories(torn_down={**known.torn_down, uid: False})
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
 
 
 def show(node: Node, pod: str, uid: str, *devices: DeviceID) -> None:
@@ -73,11 +73,11 @@ def show(node: Node, pod: str, uid: str, *devices: DeviceID) -> None:
 
 
 async def later(node: Node, seconds: float) -> None:
-    """So much time passes, with a look every five seconds."""
+    """So much time passes, with a poll every five seconds."""
     for _ in range(int(seconds // 5)):
-        await node.handouts.reconcile()
+        await node.device_allocations.reconcile()
         await node.clock.advance(5)
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
 
 
 # A pod that was refused after Allocate
@@ -87,19 +87,19 @@ async def test_a_pod_that_was_refused_after_allocate_frees_its_gpus_while_the_ch
     node: Node,
 ) -> None:
     """The CPU manager refuses it once its devices are written down; the file keeps them until the kubelet's next write."""
-    await node.handouts.allocate(GPU, [list(GPUS[4:])])
+    await node.device_allocations.allocate(GPU, [list(GPUS[4:])])
     write(node, entry("uid-refused", *GPUS[4:]))
-    await node.handouts.reconcile()
-    after_one_look = node.live()
+    await node.device_allocations.reconcile()
+    after_one_poll = node.live()
     await later(node, 5)
 
-    assert {"GPU-4,GPU-5,GPU-6,GPU-7": None} == after_one_look
+    assert {"GPU-4,GPU-5,GPU-6,GPU-7": None} == after_one_poll
     assert {} == node.live()
     assert ["gone"] == [event.reason for event in node.said(AllocationReleased)]
 
 
 async def test_a_pod_whose_volumes_are_torn_down_frees_what_its_init_container_had(node: Node) -> None:
-    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[0]]])
     write(node, entry("uid-1", GPUS[0]))
     directories(node, "uid-1")
     await later(node, 60)
@@ -113,7 +113,7 @@ async def test_a_pod_whose_volumes_are_torn_down_frees_what_its_init_container_h
 
 async def test_without_pod_directories_an_entry_of_the_checkpoint_keeps_the_record(node: Node) -> None:
     node.kubelet.directories = None
-    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[0]]])
     write(node, entry("uid-refused", GPUS[0]))
     await later(node, 300)
 
@@ -126,7 +126,7 @@ async def test_an_entry_from_before_the_grant_says_nothing_of_a_pod_that_is_bein
     directory while another plugin takes its time: it is given as long as if the file had nothing.
     """
     write(node, entry("uid-before", GPUS[0]))
-    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[0]]])
     await later(node, 25)
     while_it_is_admitted = node.live()
     await later(node, 10)
@@ -137,12 +137,12 @@ async def test_an_entry_from_before_the_grant_says_nothing_of_a_pod_that_is_bein
 
 async def test_an_init_container_whose_directory_is_made_late_is_in_the_record_again(node: Node) -> None:
     """The kubelet makes directories only when the node's network is ready, and shows init containers nowhere."""
-    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[0]]])
     write(node, entry("uid-1", GPUS[0]))
     await later(node, 10)
     without_directory = node.live()
     directories(node, "uid-1")
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
     (again,) = node.ledger.state.allocations.values()
 
     assert {} == without_directory
@@ -150,7 +150,7 @@ async def test_an_init_container_whose_directory_is_made_late_is_in_the_record_a
 
 
 async def test_a_pod_whose_directory_is_there_is_never_released_for_it(node: Node) -> None:
-    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[0]]])
     write(node, entry("uid-1", GPUS[0]))
     directories(node, "uid-1")
     await later(node, 3600)
@@ -239,7 +239,7 @@ async def test_what_a_kubelet_wrote_and_dropped_later_has_ended(node: Node) -> N
     await runs(node, "pod-a", "uid-a", GPUS[0])
     node.restart()
     node.kubelet.shown.clear()  # it ended while no agent ran; it is not deleted, and has no volume
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
     assert len(node.ledger.state.allocations) == 1, "the checkpoint keeps it"
 
     write(node)
@@ -254,7 +254,7 @@ async def test_what_is_left_of_a_record_ends_with_its_pod(
     """Its checkpoint had the pod when a part of it was given on, and loses it with the next write."""
     await runs(node, "pod-a", "uid-a", GPUS[0], GPUS[1])
     node.kubelet.shown.clear()  # it ended, is not deleted, and has no volume
-    await node.handouts.allocate(GPU, [[GPUS[0], GPUS[2]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[0], GPUS[2]]])
     assert "pod-a" == node.live()["GPU-1"]
 
     write(node, entry("uid-b", GPUS[0], GPUS[2]))
@@ -268,10 +268,12 @@ async def test_who_was_displaced_is_recorded_again_when_the_other_makes_way(node
     """Who was displaced is in the record again when a part of the other record makes way."""
     await runs(node, "x1", "uid-1", GPUS[0])
     await lost(node)
-    await node.handouts.allocate(GPU, [[GPUS[0], GPUS[2]]])
-    await node.handouts.allocate(GPU, [[GPUS[2]]])  # nothing came of the first: the kubelet gives on what it had
+    await node.device_allocations.allocate(GPU, [[GPUS[0], GPUS[2]]])
+    await node.device_allocations.allocate(
+        GPU, [[GPUS[2]]]
+    )  # nothing came of the first: the kubelet gives on what it had
     back = node.live()
-    again = (await node.handouts.allocate(GPU, [[GPUS[0]]]))[0]
+    again = (await node.device_allocations.allocate(GPU, [[GPUS[0]]]))[0]
 
     assert "x1" == back["GPU-0"]
     assert ["x1"] == [former.owner.pod for former in again.displaced]
@@ -281,7 +283,7 @@ async def test_a_container_given_other_devices_leaves_its_former_ones(node: Node
     """Its kubelet died with its checkpoint before it ran, and the next one admits it once more."""
     await runs(node, "pod-a", "uid-a", GPUS[0], GPUS[1])
     await lost(node)
-    await node.handouts.allocate(GPU, [[GPUS[1], GPUS[2]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[1], GPUS[2]]])
     write(node, entry("uid-a", GPUS[1], GPUS[2]))
     show(node, "pod-a", "uid-a", GPUS[1], GPUS[2])
     await later(node, 30)
@@ -295,7 +297,7 @@ async def test_an_entry_of_another_kubelet_tells_nothing_of_this_one(node: Node)
     await runs(node, "pod-a", "uid-a", GPUS[0])
     node.kubelet.kubelet += 1
     node.kubelet.shown.clear()
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
     write(node)
     await later(node, 3600)
 
@@ -345,7 +347,7 @@ async def test_unreadable_looks_release_nothing_that_the_kubelet_lost(restarts: 
     known = node.kubelet.directories
     for _ in range(2):
         node.kubelet.directories = None
-        await node.handouts.reconcile()
+        await node.device_allocations.reconcile()
         node.kubelet.directories = known
         await later(node, 3600)
 
@@ -364,10 +366,10 @@ async def test_a_grant_that_the_disk_refuses_leaves_nothing_to_the_next_one(
     node.kubelet.shown.clear()
     with monkeypatch.context() as disk, pytest.raises(StateFault):
         disk.setattr(node.journal, "append", refuse)
-        await node.handouts.allocate(GPU, [[GPUS[0]]])
-    await node.handouts.allocate(GPU, [[GPUS[5]]])
-    await node.handouts.allocate(GPU, [[GPUS[6]]])
-    ended = {device for each in await node.handouts.ended() for device in each.device_ids}
+        await node.device_allocations.allocate(GPU, [[GPUS[0]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[5]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[6]]])
+    ended = {device for each in await node.device_allocations.ended() for device in each.device_ids}
 
     assert ended.isdisjoint({GPUS[5], GPUS[6]})
 
@@ -375,10 +377,10 @@ async def test_a_grant_that_the_disk_refuses_leaves_nothing_to_the_next_one(
 async def test_a_preference_avoids_what_the_record_holds_whatever_the_kubelet_believes_free(node: Node) -> None:
     await runs(node, "x1", "uid-1", GPUS[0])
     await lost(node)
-    alone = await node.handouts.prefer(GPU, GPUS, (), 1)
-    all_others = await node.handouts.prefer(GPU, GPUS, (), 7)
-    last_resort = await node.handouts.prefer(GPU, GPUS, (), 8)
-    required = await node.handouts.prefer(GPU, GPUS, (GPUS[0],), 2)
+    alone = await node.device_allocations.prefer(GPU, GPUS, (), 1)
+    all_others = await node.device_allocations.prefer(GPU, GPUS, (), 7)
+    last_resort = await node.device_allocations.prefer(GPU, GPUS, (), 8)
+    required = await node.device_allocations.prefer(GPU, GPUS, (GPUS[0],), 2)
 
     assert GPUS[0] not in alone
     assert GPUS[1:] == all_others
@@ -390,8 +392,8 @@ async def test_a_held_device_is_preferred_last_and_all_that_are_not_held_before_
     await runs(node, "x1", "uid-1", GPUS[0])
     await lost(node)
 
-    assert {GPUS[0], GPUS[5]} == set(await node.handouts.prefer(GPU, (GPUS[0], GPUS[5]), (), 2))
-    assert (GPUS[5],) == await node.handouts.prefer(GPU, (GPUS[0], GPUS[5]), (), 1)
+    assert {GPUS[0], GPUS[5]} == set(await node.device_allocations.prefer(GPU, (GPUS[0], GPUS[5]), (), 2))
+    assert (GPUS[5],) == await node.device_allocations.prefer(GPU, (GPUS[0], GPUS[5]), (), 1)
 
 
 async def test_a_preference_counts_what_a_container_had_that_has_ended_as_free_before_the_record_does(
@@ -399,12 +401,12 @@ async def test_a_preference_counts_what_a_container_had_that_has_ended_as_free_b
 ) -> None:
     """As the next moment would: else two predictions of one pod differ by when they are made."""
     empty = Node(placement="simple")
-    expected = await empty.handouts.prefer(GPU, GPUS, (), 2)
+    expected = await empty.device_allocations.prefer(GPU, GPUS, (), 2)
     node = Node(placement="simple")
     await bound(node, "ended", *expected)
     node.kubelet.shown.clear()
 
-    assert expected == await node.handouts.prefer(GPU, GPUS, (), 2)
+    assert expected == await node.device_allocations.prefer(GPU, GPUS, (), 2)
     assert {",".join(expected): "ended"} == node.live(), "it is released by its own rules"
 
 
@@ -414,12 +416,12 @@ async def test_a_displaced_container_keeps_its_device_from_preferences_also_when
     """The second pod was refused after Allocate: its record is over, and the first one's container runs on."""
     await runs(node, "x1", "uid-1", GPUS[0])
     await lost(node)
-    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[0]]])
     write(node, entry("uid-3", GPUS[7]))
     directories(node, "uid-1")
 
-    assert (GPUS[5],) == await node.handouts.prefer(GPU, (GPUS[0], GPUS[5]), (), 1)
-    assert {GPUS[0], GPUS[5]} == set(await node.handouts.prefer(GPU, (GPUS[0], GPUS[5]), (), 2))
+    assert (GPUS[5],) == await node.device_allocations.prefer(GPU, (GPUS[0], GPUS[5]), (), 1)
+    assert {GPUS[0], GPUS[5]} == set(await node.device_allocations.prefer(GPU, (GPUS[0], GPUS[5]), (), 2))
 
 
 async def test_preferences_that_are_asked_for_at_once_share_a_look_at_the_kubelet(node: Node) -> None:
@@ -428,7 +430,7 @@ async def test_preferences_that_are_asked_for_at_once_share_a_look_at_the_kubele
     before = node.kubelet.asked
     async with anyio.create_task_group() as tasks:
         for _ in range(100):
-            tasks.start_soon(node.handouts.prefer, GPU, GPUS, (), 1)
+            tasks.start_soon(node.device_allocations.prefer, GPU, GPUS, (), 1)
 
     assert node.kubelet.asked - before in (1, 2), "one more for those who asked while the first was under way"
 
@@ -437,7 +439,7 @@ async def test_a_preference_does_not_wait_for_a_kubelet_that_is_away(node: Node)
     await runs(node, "x1", "uid-1", GPUS[0])
     node.kubelet.answering = False
 
-    assert (GPUS[5],) == await node.handouts.prefer(GPU, (GPUS[0], GPUS[5]), (), 1)
+    assert (GPUS[5],) == await node.device_allocations.prefer(GPU, (GPUS[0], GPUS[5]), (), 1)
 
 
 async def test_allocate_over_a_container_that_was_not_seen_to_end_names_both_owners_until_one_is_gone(
@@ -447,11 +449,11 @@ async def test_allocate_over_a_container_that_was_not_seen_to_end_names_both_own
     first = node.allocation(GPUS[0]).id
     await lost(node)
     with capture_logs() as logs:
-        (second,) = await node.handouts.allocate(GPU, [[GPUS[0]]])
+        (second,) = await node.device_allocations.allocate(GPU, [[GPUS[0]]])
         write(node, entry("uid-2", GPUS[0]))
         show(node, "x2", "uid-2", GPUS[0])
         directories(node, "uid-1", "uid-2")
-        await node.handouts.reconcile()
+        await node.device_allocations.reconcile()
 
     displaced = (Displaced(allocation=first, owner=owner("x1"), pod_uid="uid-1", devices={GPU: (GPUS[0],)}),)
     assert displaced == second.displaced == node.said(AllocationGranted)[-1].allocation.displaced
@@ -465,7 +467,7 @@ async def test_allocate_over_a_container_that_was_not_seen_to_end_names_both_own
     assert displaced == node.allocation(GPUS[0]).displaced
 
     directories(node, "uid-2")
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
     assert () == node.allocation(GPUS[0]).displaced
     assert {"GPU-0": "x2"} == node.live()
     assert node.ledger.state.digest == replay(node.ledger.node, [e for e, _ in node.ledger.pending]).digest
@@ -474,14 +476,14 @@ async def test_allocate_over_a_container_that_was_not_seen_to_end_names_both_own
 async def test_a_displaced_container_has_its_record_back_when_the_other_one_has_ended(node: Node) -> None:
     await runs(node, "x1", "uid-1", GPUS[0], GPUS[1])
     await lost(node)
-    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[0]]])
     rest = node.live()
     write(node, entry("uid-2", GPUS[0]))
     show(node, "x2", "uid-2", GPUS[0])
     directories(node, "uid-1", "uid-2")
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
     node.restart()  # what was displaced is in the record, and not in the memory of a process
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
     node.kubelet.shown.clear()
     node.kubelet.usage = node.kubelet.usage[:1]
     directories(node, "uid-1")
@@ -499,22 +501,22 @@ async def test_who_displaces_the_displacer_displaces_them_all(node: Node) -> Non
     await runs(node, "x1", "uid-1", GPUS[0])
     for number in (2, 3):
         await lost(node)
-        (given,) = await node.handouts.allocate(GPU, [[GPUS[0]]])
+        (given,) = await node.device_allocations.allocate(GPU, [[GPUS[0]]])
         write(node, entry(f"uid-{number}", GPUS[0]))
         show(node, f"x{number}", f"uid-{number}", GPUS[0])
         directories(node, *(f"uid-{n}" for n in range(1, number + 1)))
-        await node.handouts.reconcile()
+        await node.device_allocations.reconcile()
 
     assert {"x1", "x2"} == {former.owner.pod for former in given.displaced}
 
 
 async def test_without_directories_a_container_that_the_kubelet_lists_by_name_is_taken_to_run(node: Node) -> None:
     node.kubelet.directories = None
-    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[0]]])
     show(node, "x1", "", GPUS[0])
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
     await lost(node)
-    (given,) = await node.handouts.allocate(GPU, [[GPUS[0]]])
+    (given,) = await node.device_allocations.allocate(GPU, [[GPUS[0]]])
 
     assert [owner("x1")] == [former.owner for former in given.displaced]
 
@@ -525,7 +527,7 @@ async def test_nothing_from_before_a_reboot_is_displaced(node: Node) -> None:
     await lost(node)
     node.boot = "another boot"
     node.restart()
-    (given,) = await node.handouts.allocate(GPU, [[GPUS[0]]])
+    (given,) = await node.device_allocations.allocate(GPU, [[GPUS[0]]])
 
     assert () == given.displaced
 
@@ -550,7 +552,7 @@ async def test_devices_that_are_given_on_after_their_container_has_ended_displac
     elif how == "ended while the kubelet restarted":
         node.kubelet.kubelet += 1  # which has read its checkpoint: it knows of the device, and shows nobody with it
     with capture_logs() as logs:
-        (given,) = await node.handouts.allocate(GPU, [[GPUS[0]]])
+        (given,) = await node.device_allocations.allocate(GPU, [[GPUS[0]]])
 
     assert () == given.displaced
     assert [] == [line for line in logs if line["log_level"] == "error"]
@@ -566,9 +568,9 @@ async def test_a_pod_that_is_made_anew_under_its_name_with_the_same_gpus_is_anot
     first = node.allocation(GPUS[0])
     node.kubelet.shown.clear()
     directories(node)
-    (second,) = await node.handouts.allocate(GPU, [[GPUS[0]]])
+    (second,) = await node.device_allocations.allocate(GPU, [[GPUS[0]]])
     show(node, "train-0", "uid-1", GPUS[0])  # by an entry that is not written anew yet
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
     before_it_is_written = node.allocation(GPUS[0]).pod_uid
     node.kubelet.shown.clear()
     write(node, entry("uid-2", GPUS[0]))
@@ -592,12 +594,12 @@ async def test_a_pod_that_was_made_anew_while_another_plugin_served_it_is_record
     show(node, "train-0", "uid-2", GPUS[0])
     directories(node, "uid-2")
     node.restart()
-    await node.handouts.reconcile()
-    after_one_look = node.allocation(GPUS[0]).id
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
+    after_one_poll = node.allocation(GPUS[0]).id
+    await node.device_allocations.reconcile()
 
     live = node.allocation(GPUS[0])
-    assert first == after_one_look, "one look may have been between two states of the kubelet"
+    assert first == after_one_poll, "one poll may have been between two states of the kubelet"
     assert live.id != first
     assert (owner("train-0"), "uid-2") == (live.owner, live.pod_uid)
     assert {"GPU-0": "train-0"} == node.live()
@@ -619,7 +621,9 @@ async def test_a_pod_made_anew_with_other_gpus_is_told_apart_from_the_one_before
 
 async def explained(node: Node, target: str) -> Explained:
     bus = MemoryBus()
-    admissions = Admissions(node.ledger, bus, AdmissionRules(), kubelet_owns_devices=True, lists=node.handouts.lists)
+    admissions = Admissions(
+        node.ledger, bus, AdmissionRules(), kubelet_owns_devices=True, lists=node.device_allocations.lists
+    )
     return await admissions.explain(ExplainRequest(node=node.ledger.node, target=target))
 
 
@@ -630,7 +634,7 @@ async def test_explain_tells_a_pod_without_gpus_a_refused_one_and_a_superseded_o
     directories(node)
     await runs(node, "second", "uid-2", GPUS[0])
     node.kubelet.usage = (*node.kubelet.usage, ContainerUsage(owner=owner("web")))
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
     without, former = await explained(node, "default/web"), await explained(node, "default/first")
     with pytest.raises(NotFound) as refused:
         await explained(node, "default/refused")
@@ -679,14 +683,16 @@ async def test_readiness_and_a_metric_name_both_containers_of_a_device_until_one
     await runs(node, "x2", "uid-2", GPUS[0])
     bus = MemoryBus()
     admissions = Admissions(node.ledger, bus, AdmissionRules(), kubelet_owns_devices=True)
-    hearing = HardwareWatch(node.ledger, bus, node.clock)
-    allocator = Allocator(node.ledger, bus, node.clock, hearing, admissions, node.handouts, reconcile_seconds=5)
+    hardware_watch = HardwareWatch(node.ledger, bus, node.clock)
+    allocator = Allocator(
+        node.ledger, bus, node.clock, hardware_watch, admissions, node.device_allocations, reconcile_seconds=5
+    )
     metrics = CollectorRegistry()
     metrics.register(AllocatorMetrics(allocator, lambda: 0))
     reason = allocator.devices_given_twice()
     counted = metrics.get_sample_value("topoalign_allocator_displaced_allocations")
     directories(node, "uid-2")
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
 
     assert (
         "devices that two containers have: GPU-0 (default/x1 main and default/x2 main); delete one pod of each pair",

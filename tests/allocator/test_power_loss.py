@@ -170,7 +170,7 @@ def test_after_a_power_cut_at_any_moment_the_record_is_as_before_the_change_or_a
         with open_journal(folder, NODE) as journal:
             found = Ledger(NODE, journal, ManualClock())
             assert held(found) in acceptable
-            assert None is found.doubt
+            assert None is found.unconfirmed
 
 
 def entry(number: int) -> Entry:

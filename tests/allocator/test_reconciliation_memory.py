@@ -1,4 +1,4 @@
-"""What the reconciliation remembers between two looks, by its transitions."""
+"""What the reconciliation remembers between two polls, by its transitions."""
 
 from collections.abc import Callable
 
@@ -30,7 +30,7 @@ GRANT = Grant(written=(7,), at=3.0)
 def test_a_presence_changes_as_looks_find_it(
     before: Presence, transition: Callable[[Presence], Presence], after: Presence
 ) -> None:
-    """The wait for an end runs from the first look that misses it, until it is shown or another kubelet answers."""
+    """The wait for an end runs from the first poll that misses it, until it is shown or another kubelet answers."""
     assert after == transition(before)
 
 
@@ -80,7 +80,7 @@ def test_a_new_kubelet_has_time_to_settle(
 
 
 def test_a_known_boot_stays_known() -> None:
-    """Once the hardware was known at a look, the boot is known, whatever later looks know."""
+    """Once the hardware was known at a poll, the boot is known, whatever later polls know."""
     settling = Settling()
     known = [(settling := settling.know_boot(each)).is_boot_known for each in (False, True, False)]
 

@@ -1,11 +1,11 @@
-"""What the kubelet forgot to say, said late or said wrongly is made good at the next look, and never by a guess."""
+"""What the kubelet forgot to say, said late or said wrongly is corrected at the next poll, and never by a guess."""
 
 from itertools import permutations
 
 import anyio
 import msgspec
 import pytest
-from handouts_support import GPUS, MACHINE, Node, ShiftingClock, bound, looked_at_after, owner
+from device_allocations_support import GPUS, MACHINE, Node, ShiftingClock, bound, owner, polled_after
 from structlog.testing import capture_logs
 
 from topoalign.allocator.device_allocations import FRESH_SECONDS, DeviceAllocations
@@ -45,20 +45,20 @@ def node() -> Node:
 
 
 async def test_after_a_reboot_old_records_are_stale_and_kept_until_the_kubelet_has_settled(node: Node) -> None:
-    """However old the kubelet looks: a reboot is when clocks are set, so its age by the wall clock is no evidence."""
+    """The age of the kubelet by the wall clock is no evidence: a reboot is when clocks are set."""
     await bound(node, "train", GPUS[0])
     await bound(node, "back", GPUS[1])
     old = {node.allocation(GPUS[0]).id, node.allocation(GPUS[1]).id}
     node.boot, node.kubelet.kubelet, node.kubelet.shown = "another boot", 2, []
     node.restart()
     stale = set(node.ledger.state.stale)
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
     await node.clock.advance(119)
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
     kept = node.live()
     node.kubelet.show("back", GPUS[1])
     await node.clock.advance(1)
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
 
     assert old == stale
     assert {"GPU-0": "train", "GPU-1": "back"} == kept
@@ -71,9 +71,9 @@ async def test_after_a_reboot_old_records_are_stale_and_kept_until_the_kubelet_h
 async def test_after_a_reboot_what_was_never_bound_is_stale_too(node: Node, adopted: bool) -> None:
     if adopted:
         node.kubelet.show("train", GPUS[0])
-        await node.handouts.reconcile()
+        await node.device_allocations.reconcile()
     else:
-        await node.handouts.allocate(GPU, [[GPUS[0]]])
+        await node.device_allocations.allocate(GPU, [[GPUS[0]]])
     node.boot = "another boot"
     node.restart()
 
@@ -90,13 +90,13 @@ async def test_a_restart_of_the_allocator_alone_makes_nothing_stale(node: Node) 
 async def test_before_discovery_is_heard_allocate_is_refused_and_never_answered_without_a_device(node: Node) -> None:
     await bound(node, "train", GPUS[0])
     ledger = Ledger(node.ledger.node, node.journal, node.clock)
-    handouts = DeviceAllocations(ledger, node.clock, node.kubelet)
+    device_allocations = DeviceAllocations(ledger, node.clock, node.kubelet)
     for devices in ([GPUS[0]], [GPUS[3]]):
         with pytest.raises(HardwareUnknown):
-            await handouts.allocate(GPU, [devices])
+            await device_allocations.allocate(GPU, [devices])
     node.hear_topology(ledger, 1)
     with pytest.raises(HardwareUnknown):
-        await handouts.allocate(GPU, [[GPUS[3]]])
+        await device_allocations.allocate(GPU, [[GPUS[3]]])
 
     assert ["train"] == [held.owner.pod for held in ledger.state.allocations.values() if held.owner]
 
@@ -106,9 +106,9 @@ async def test_before_discovery_is_heard_a_look_at_the_kubelet_changes_nothing(n
     await bound(node, "train", GPUS[0], GPUS[1])
     node.kubelet.usage = (ContainerUsage(owner=owner("train"), devices={GPU: GPUS[:2]}),)
     ledger = Ledger(node.ledger.node, node.journal, node.clock)
-    handouts = DeviceAllocations(ledger, node.clock, node.kubelet)
+    device_allocations = DeviceAllocations(ledger, node.clock, node.kubelet)
     for _ in range(3):
-        await handouts.reconcile()
+        await device_allocations.reconcile()
         await node.clock.advance(200)
 
     assert ["train"] == [held.owner.pod for held in ledger.state.allocations.values() if held.owner]
@@ -135,13 +135,13 @@ async def test_what_cannot_be_written_is_not_said_to_be_taken_in_at_every_look_b
     with capture_logs() as logs:
         for _ in range(3):
             with pytest.raises(Unavailable, match="cannot write the journal"):
-                await node.handouts.reconcile()
+                await node.device_allocations.reconcile()
         assert ["the journal cannot be written"] == [line["event"] for line in logs]
         assert {} == node.live()
 
         journal.full = False
         for _ in range(3):
-            await node.handouts.reconcile()
+            await node.device_allocations.reconcile()
 
     assert [
         "the journal can be written again",
@@ -158,7 +158,7 @@ async def test_an_orphan_is_released_at_the_first_look_where_the_checkpoint_agre
     await bound(node, "stays", GPUS[1])
     del node.kubelet.shown[0]
     node.restart()
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
 
     assert {"GPU-1": "stays"} == node.live()
     assert ["orphan"] == [event.reason for event in node.said(AllocationReleased)]
@@ -180,22 +180,22 @@ async def test_an_orphan_waits_where_the_kubelet_may_only_not_have_said_so(node:
         case _:
             node.kubelet.pods = 0
     node.restart()
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
     after_one_look = node.live()
     await node.clock.advance(120)
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
 
     assert {"GPU-0": "train"} == after_one_look
     assert {} == node.live()
 
 
 async def test_a_container_that_is_shown_with_more_than_is_recorded_is_recorded_anew_with_all_of_it(node: Node) -> None:
-    """A part of what it holds is not to look free."""
+    """A part of what it holds must not count as free."""
     await bound(node, "train", GPUS[0])
     node.kubelet.shown.clear()
     node.kubelet.show("train", GPUS[0], GPUS[1])
     for _ in range(2):
-        await node.handouts.reconcile()
+        await node.device_allocations.reconcile()
 
     assert {"GPU-0,GPU-1": "train"} == node.live()
 
@@ -206,7 +206,7 @@ async def test_a_gpu_that_has_vanished_does_not_cost_its_container_the_record(no
     node.topology = msgspec.structs.replace(MACHINE, gpus=MACHINE.gpus[1:])
     node.hear_topology(node.ledger, 2)
     for _ in range(3):
-        await node.handouts.reconcile()
+        await node.device_allocations.reconcile()
 
     assert [held] == list(node.ledger.state.allocations)
 
@@ -214,10 +214,10 @@ async def test_a_gpu_that_has_vanished_does_not_cost_its_container_the_record(no
 async def test_what_ends_while_we_look_is_no_orphan(node: Node) -> None:
     await bound(node, "train", GPUS[0])
     node.restart()
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
     node.kubelet.shown.clear()
     for _ in range(2):
-        await node.handouts.reconcile()
+        await node.device_allocations.reconcile()
         await node.clock.advance(5)
 
     assert ["gone"] == [event.reason for event in node.said(AllocationReleased)]
@@ -227,21 +227,21 @@ async def test_a_kubelet_that_restarts_begins_anew_to_miss_a_container(node: Nod
     """What its predecessor did not show says nothing of what it will show when it has read its pods."""
     await bound(node, "train", GPUS[0])
     node.kubelet.shown.clear()
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
     await node.clock.advance(4)
     node.kubelet.kubelet = 2
 
-    assert ({"GPU-0": "train"}, {}) == await looked_at_after(node, 119, 1)
+    assert ({"GPU-0": "train"}, {}) == await polled_after(node, 119, 1)
 
 
 async def test_one_look_releases_nothing_whatever_the_waits_are_set_to() -> None:
     node = Node(gone_seconds=0, unbound_seconds=0, settle_seconds=0)
     await bound(node, "train", GPUS[0])
-    await node.handouts.allocate(GPU, [[GPUS[1]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[1]]])
     node.kubelet.shown.clear()
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
     after_one_look = node.live()
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
 
     assert {"GPU-0": "train", "GPU-1": None} == after_one_look
     assert {} == node.live()
@@ -255,9 +255,9 @@ async def test_a_pod_replaced_by_another_with_the_same_devices_between_two_looks
     await bound(node, "first", GPUS[0], GPUS[1])
     first = node.allocation(GPUS[0], GPUS[1]).id
     node.kubelet.shown.clear()
-    await node.handouts.allocate(GPU, [[GPUS[0], GPUS[1]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[0], GPUS[1]]])
     node.kubelet.show("second", GPUS[0], GPUS[1])
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
 
     assert {"GPU-0,GPU-1": "second"} == node.live()
     assert [(first, "superseded")] == [(event.allocation, event.reason) for event in node.said(AllocationReleased)]
@@ -269,7 +269,7 @@ async def test_two_pods_of_one_name_are_told_apart_by_their_devices(node: Node) 
     await bound(node, "train", GPUS[1])
     before = dict(node.ledger.state.allocations)
     for _ in range(3):
-        await node.handouts.reconcile()
+        await node.device_allocations.reconcile()
         await node.clock.advance(5)
 
     assert {"GPU-0": "train", "GPU-1": "train"} == node.live()
@@ -277,16 +277,16 @@ async def test_two_pods_of_one_name_are_told_apart_by_their_devices(node: Node) 
 
 
 async def test_owners_that_were_read_the_wrong_way_round_are_swapped(node: Node) -> None:
-    await node.handouts.allocate(GPU, [[GPUS[0]]])
-    await node.handouts.allocate(GPU, [[GPUS[4]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[0]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[4]]])
     node.kubelet.show("one", GPUS[4])
     node.kubelet.show("two", GPUS[0])
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
     wrong = node.live()
     node.kubelet.shown.clear()
     node.kubelet.show("one", GPUS[0])
     node.kubelet.show("two", GPUS[4])
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
 
     assert {"GPU-0": "two", "GPU-4": "one"} == wrong
     assert {"GPU-0": "one", "GPU-4": "two"} == node.live()
@@ -304,11 +304,11 @@ async def test_equal_allocates_in_any_order_are_bound_to_whom_the_kubelet_shows(
     """Three pods of one size: until one is shown its owner is unknown, and no other pod's."""
     async with anyio.create_task_group() as tasks:
         for at in order:
-            tasks.start_soon(node.handouts.allocate, GPU, [[GPUS[at]]])
+            tasks.start_soon(node.device_allocations.allocate, GPU, [[GPUS[at]]])
     unknown = node.live()
     for at in order:
         node.kubelet.show(f"pod-{at}", GPUS[at])
-        await node.handouts.reconcile()
+        await node.device_allocations.reconcile()
         assert {None, f"pod-{at}"} >= {node.live()[f"GPU-{at}"]}
 
     assert {f"GPU-{at}": None for at in order} == unknown
@@ -317,24 +317,24 @@ async def test_equal_allocates_in_any_order_are_bound_to_whom_the_kubelet_shows(
 
 async def test_the_app_container_takes_over_its_init_containers_gpus_and_never_its_sidecars(node: Node) -> None:
     """Three Allocate calls of one pod; PodResources shows none of it before the pod is admitted."""
-    await node.handouts.allocate(GPU, [[GPUS[0], GPUS[1]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[0], GPUS[1]]])
     init = node.allocation(GPUS[0], GPUS[1]).id
-    await node.handouts.allocate(GPU, [[GPUS[2]]])
-    await node.handouts.allocate(GPU, [[GPUS[0], GPUS[1], GPUS[3]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[2]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[0], GPUS[1], GPUS[3]]])
     node.kubelet.show("sidecar", GPUS[2])
     node.kubelet.show("app", GPUS[0], GPUS[1], GPUS[3])
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
 
     assert {"GPU-2": "sidecar", "GPU-0,GPU-1,GPU-3": "app"} == node.live()
     assert [(init, "superseded")] == [(event.allocation, event.reason) for event in node.said(AllocationReleased)]
     with pytest.raises(DeviceInUse):
-        await node.handouts.allocate(GPU, [[GPUS[2], GPUS[4]]])
+        await node.device_allocations.allocate(GPU, [[GPUS[2], GPUS[4]]])
 
 
 async def test_another_choice_than_the_preferred_is_an_event_with_both_sets_and_the_record_is_what_was_chosen(
     node: Node,
 ) -> None:
-    preferred = await node.handouts.prefer(GPU, GPUS, (), 2)
+    preferred = await node.device_allocations.prefer(GPU, GPUS, (), 2)
     await bound(node, "train", GPUS[6], GPUS[7])
 
     (deviation,) = node.said(AllocationDeviated)
@@ -349,30 +349,30 @@ async def test_an_answer_on_its_way_does_not_release_what_the_kubelet_names_mean
     """It was asked before the kubelet said Allocate again for what it has given out already."""
     await bound(node, "train", GPUS[0])
     shown, node.kubelet.shown = node.kubelet.shown, []
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
     await node.clock.advance(5)
 
     async def again() -> None:
         node.kubelet.shown = shown
-        await node.handouts.allocate(GPU, [[GPUS[0]]])
+        await node.device_allocations.allocate(GPU, [[GPUS[0]]])
 
     node.kubelet.meanwhile = again
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
 
     assert {"GPU-0": "train"} == node.live()
 
 
 async def test_a_contradicted_record_makes_way_only_together_with_what_takes_its_place(node: Node) -> None:
     """An answer older than the newest grant takes nothing in; what an init container still has would be lost for good."""
-    await node.handouts.allocate(GPU, [[GPUS[0], GPUS[1]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[0], GPUS[1]]])
     node.kubelet.show("train", GPUS[0])
     node.kubelet.checkpoint = frozenset({(GPU, GPUS[0]), (GPU, GPUS[1])})
     node.kubelet.parts = (Part(GPU, frozenset(GPUS[:2])),)
-    await node.handouts.reconcile()
-    node.kubelet.meanwhile = lambda: node.handouts.allocate(GPU, [[GPUS[5]]])
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
+    node.kubelet.meanwhile = lambda: node.device_allocations.allocate(GPU, [[GPUS[5]]])
+    await node.device_allocations.reconcile()
     while_one_was_granted = node.live()
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
 
     assert {"GPU-0,GPU-1": None, "GPU-5": None} == while_one_was_granted
     assert {"GPU-0": "train", "GPU-1": None, "GPU-5": None} == node.live()
@@ -380,10 +380,10 @@ async def test_a_contradicted_record_makes_way_only_together_with_what_takes_its
 
 async def test_a_contradicted_record_and_what_takes_its_place_are_one_entry_of_the_journal(node: Node) -> None:
     """Else a crash in between leaves devices that a container holds in no record."""
-    await node.handouts.allocate(GPU, [[GPUS[0], GPUS[1]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[0], GPUS[1]]])
     node.kubelet.show("train", GPUS[0], GPUS[2])
-    await node.handouts.reconcile()
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
+    await node.device_allocations.reconcile()
 
     assert ["AllocationReleased", "AllocationGranted"] == [
         type(event).__name__ for event in node.journal.load()[-1].events
@@ -401,7 +401,7 @@ async def test_containers_that_start_at_once_share_a_look(node: Node, answering:
 
     async def start() -> None:
         try:
-            await node.handouts.reconcile()
+            await node.device_allocations.reconcile()
             outcomes.append(True)
         except Unavailable:
             outcomes.append(False)
@@ -416,23 +416,23 @@ async def test_containers_that_start_at_once_share_a_look(node: Node, answering:
 
 async def test_who_asks_while_a_look_is_on_its_way_gets_one_that_began_later(node: Node) -> None:
     """The kubelet may have given the devices only after it was asked."""
-    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[0]]])
 
     async with anyio.create_task_group() as tasks:
 
         async def given() -> None:
             node.kubelet.show("train", GPUS[0])
-            tasks.start_soon(node.handouts.reconcile)
+            tasks.start_soon(node.device_allocations.reconcile)
 
         node.kubelet.meanwhile = given
-        await node.handouts.reconcile()
+        await node.device_allocations.reconcile()
 
     assert {"GPU-0": "train"} == node.live()
 
 
 async def test_a_look_that_is_broken_off_serves_nobody(node: Node) -> None:
     """Its container was given up while it started; the next one asks for itself."""
-    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[0]]])
     node.kubelet.show("train", GPUS[0])
     async with anyio.create_task_group() as tasks:
 
@@ -442,8 +442,8 @@ async def test_a_look_that_is_broken_off_serves_nobody(node: Node) -> None:
 
         with anyio.CancelScope() as scope:
             node.kubelet.meanwhile = broken_off
-            tasks.start_soon(node.handouts.reconcile)
-            await node.handouts.reconcile()
+            tasks.start_soon(node.device_allocations.reconcile)
+            await node.device_allocations.reconcile()
 
     assert {"GPU-0": "train"} == node.live()
 
@@ -461,14 +461,14 @@ async def test_after_a_change_from_whole_gpus_to_shares_no_card_is_given_twice(n
     node.hear_topology(node.ledger, 2)
     for share in ("GPU-0::0", "GPU-0::1"):
         with pytest.raises((DeviceUnusable, DeviceInUse)):
-            await node.handouts.allocate(GPU, [[DeviceID(share)]])
+            await node.device_allocations.allocate(GPU, [[DeviceID(share)]])
     node.kubelet.shown.clear()
     for _ in range(2):
-        await node.handouts.reconcile()
+        await node.device_allocations.reconcile()
         await node.clock.advance(5)
     shares = [DeviceID("GPU-0::0"), DeviceID("GPU-0::1")]
-    await node.handouts.allocate(GPU, [[shares[0]]])
-    await node.handouts.allocate(GPU, [[shares[1]]])
+    await node.device_allocations.allocate(GPU, [[shares[0]]])
+    await node.device_allocations.allocate(GPU, [[shares[1]]])
 
     assert {"GPU-0::0": None, "GPU-0::1": None} == node.live()
 
@@ -476,9 +476,9 @@ async def test_after_a_change_from_whole_gpus_to_shares_no_card_is_given_twice(n
 async def test_a_container_with_a_share_from_before_keeps_the_whole_card_from_others(node: Node) -> None:
     """It is shown under an id, and perhaps a resource, that is offered no more: its card is ours all the same."""
     node.kubelet.show("shared", DeviceID("GPU-3::1"), resource=ResourceName("nvidia.com/gpu.shared"))
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
     with pytest.raises((DeviceUnusable, DeviceInUse)):
-        await node.handouts.allocate(GPU, [[GPUS[3]]])
+        await node.device_allocations.allocate(GPU, [[GPUS[3]]])
 
     (held,) = node.ledger.state.allocations.values()
     assert (owner("shared"), frozenset({"GPU-3::1"})) == (held.owner, held.device_ids)
@@ -488,7 +488,7 @@ async def test_a_container_with_a_share_from_before_keeps_the_whole_card_from_ot
 async def test_a_card_that_is_shown_whole_and_in_shares_is_taken_in_once(node: Node, order: tuple[str, str]) -> None:
     for name in order:
         node.kubelet.show(name, DeviceID(name))
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
 
     assert {order[0]: order[0]} == node.live()
 
@@ -497,7 +497,7 @@ async def test_more_shares_than_a_container_may_have_are_refused_with_the_remedy
     node.topology = msgspec.structs.replace(MACHINE, offers=divided(4, most=1))
     node.hear_topology(node.ledger, 2)
     with pytest.raises(InvalidField) as refused:
-        await node.handouts.allocate(GPU, [[DeviceID("GPU-0::0"), DeviceID("GPU-1::0")]])
+        await node.device_allocations.allocate(GPU, [[DeviceID("GPU-0::0"), DeviceID("GPU-1::0")]])
 
     assert "ask for 1" in refused.value.remedy
     assert {} == node.live()
@@ -512,7 +512,7 @@ async def test_of_several_offers_the_one_that_allows_least_decides(node: Node) -
     node.topology = msgspec.structs.replace(MACHINE, offers=offers)
     node.hear_topology(node.ledger, 2)
     with pytest.raises(InvalidField) as refused:
-        await node.handouts.allocate(GPU, [[DeviceID("GPU-0::0"), DeviceID("GPU-1::0")]])
+        await node.device_allocations.allocate(GPU, [[DeviceID("GPU-0::0"), DeviceID("GPU-1::0")]])
 
     assert "ask for 1" in refused.value.remedy
     assert {} == node.live()
@@ -520,9 +520,9 @@ async def test_of_several_offers_the_one_that_allows_least_decides(node: Node) -
 
 async def test_where_the_checkpoint_cannot_be_read_what_an_init_container_had_stays_held(node: Node) -> None:
     """The app container takes over one of its two GPUs. The other is not shown, and may be held all the same."""
-    await node.handouts.allocate(GPU, [[GPUS[0], GPUS[1]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[0], GPUS[1]]])
     node.kubelet.checkpoint = None
-    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[0]]])
 
     assert {"GPU-0": None, "GPU-1": None} == node.live()
 
@@ -536,12 +536,12 @@ async def test_a_wall_clock_that_jumps_releases_nothing_and_keeps_the_order(set_
     node = Node(clock=clock)
     await bound(node, "train", GPUS[0])
     shown, node.kubelet.shown = node.kubelet.shown, []
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
     clock.set_by = set_by
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
     after_the_jump = node.live()
     node.kubelet.shown = shown
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
     before = (node.ledger.state.epoch, node.ledger.state.seq)
     node.restart()
 
@@ -555,13 +555,13 @@ async def test_a_kubelet_that_restarts_before_discovery_is_heard_is_new_however_
     node = Node(clock=clock)
     await bound(node, "train", GPUS[0])
     node.ledger = Ledger(node.ledger.node, node.journal, clock)
-    handouts = DeviceAllocations(node.ledger, clock, node.kubelet)
-    await handouts.reconcile()
+    device_allocations = DeviceAllocations(node.ledger, clock, node.kubelet)
+    await device_allocations.reconcile()
     node.kubelet.kubelet, node.kubelet.since, node.kubelet.shown = 2, clock.wall(), []
     clock.set_by = 86_400.0
     node.hear_topology(node.ledger, 1)
     for _ in range(3):
-        await handouts.reconcile()
+        await device_allocations.reconcile()
         await clock.advance(10)
 
     assert {"GPU-0": "train"} == node.live()
@@ -576,26 +576,26 @@ async def test_after_a_reboot_a_kubelet_that_was_seen_before_discovery_is_new_ho
     node.boot, node.kubelet.kubelet, node.kubelet.since, node.kubelet.shown = "another boot", 2, clock.wall(), []
     clock.set_by = 86_400.0
     node.ledger = Ledger(node.ledger.node, node.journal, clock)
-    handouts = DeviceAllocations(node.ledger, clock, node.kubelet)
-    await handouts.reconcile()
+    device_allocations = DeviceAllocations(node.ledger, clock, node.kubelet)
+    await device_allocations.reconcile()
     node.hear_topology(node.ledger, 1)
     for _ in range(4):
-        await handouts.reconcile()
+        await device_allocations.reconcile()
         await clock.advance(30)
     kept = node.live()
-    await handouts.reconcile()
+    await device_allocations.reconcile()
 
     assert {"GPU-0": "train"} == kept
     assert {} == node.live()
 
 
 async def test_a_stopped_process_releases_nothing_because_of_the_time_it_was_stopped() -> None:
-    """Missed at two looks, milliseconds apart, and stopped in between: that is no evidence of five seconds."""
+    """Missed at two polls, milliseconds apart, and stopped in between: that is no evidence of five seconds."""
     clock = ShiftingClock()
     node = Node(clock=clock)
     await bound(node, "train", GPUS[0])
     shown, node.kubelet.shown = node.kubelet.shown, []
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
 
     async def stopped() -> None:
         clock.stop(60)
@@ -603,7 +603,7 @@ async def test_a_stopped_process_releases_nothing_because_of_the_time_it_was_sto
 
     node.kubelet.meanwhile = stopped
     asked = node.kubelet.asked
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
 
     assert {"GPU-0": "train"} == node.live()
     assert 2 == node.kubelet.asked - asked, "an answer from before is asked for again"
@@ -612,7 +612,7 @@ async def test_a_stopped_process_releases_nothing_because_of_the_time_it_was_sto
 async def test_an_allocate_that_was_stopped_on_its_way_is_judged_by_a_fresh_answer() -> None:
     clock = ShiftingClock()
     node = Node(clock=clock)
-    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[0]]])
 
     async def stopped() -> None:
         clock.stop(60)
@@ -620,7 +620,7 @@ async def test_an_allocate_that_was_stopped_on_its_way_is_judged_by_a_fresh_answ
 
     node.kubelet.meanwhile = stopped
     with pytest.raises(DeviceInUse):
-        await node.handouts.allocate(GPU, [[GPUS[0], GPUS[1]]])
+        await node.device_allocations.allocate(GPU, [[GPUS[0], GPUS[1]]])
 
 
 async def test_answers_that_always_come_too_late_are_a_kubelet_that_is_away() -> None:
@@ -633,7 +633,7 @@ async def test_answers_that_always_come_too_late_are_a_kubelet_that_is_away() ->
 
     node.kubelet.meanwhile = late
     with pytest.raises(Unavailable, match="too late"):
-        await node.handouts.reconcile()
+        await node.device_allocations.reconcile()
 
 
 async def test_before_anything_is_given_out_what_is_known_of_the_devices_is_made_sure_of() -> None:
@@ -644,4 +644,4 @@ async def test_before_anything_is_given_out_what_is_known_of_the_devices_is_made
 
     it = Node(ensure_fresh=ask)
     with pytest.raises(DeviceUnusable, match="XID 79"):
-        await it.handouts.allocate(GPU, [[GPUS[0]]])
+        await it.device_allocations.allocate(GPU, [[GPUS[0]]])

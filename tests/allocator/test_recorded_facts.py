@@ -9,7 +9,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from handouts_support import NODE
+from device_allocations_support import NODE
 from recorded_support import answers_of, message_of, recordings
 
 from topoalign.allocator.ledger import record
@@ -25,7 +25,7 @@ ANSWERS = (RECORDED / "answers").read_bytes()
 
 def read_journal(content: bytes) -> record.Record:
     found = record.read(content, NODE, None)
-    assert (None, None, 0) == (found.damage, found.doubt, found.unfinished)
+    assert (None, None, 0) == (found.damage, found.unconfirmed, found.unfinished)
     return found
 
 

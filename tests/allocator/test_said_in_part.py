@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 from decision_support import container, pod
-from handouts_support import NODE, Node, owner
+from device_allocations_support import NODE, Node, owner
 from prediction_support import FPGA
 
 from topoalign.allocator.reconciliation.usage import UsageTeller
@@ -54,7 +54,7 @@ async def test_containers_are_not_known_before_podresources_has_answered() -> No
     it = Node()
     it.ledger.observe(kubelet=KubeletObserved(rules=kubelet_rules(AdmissionRules())))
     before = newest(it)
-    await it.handouts.reconcile()
+    await it.device_allocations.reconcile()
     after = newest(it)
 
     assert ((), False, 1) == (before.containers, before.containers_known, before.revision)

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from decision_support import container, machine, node, pod
-from handouts_support import GPUS, NODE, Node, owner
+from device_allocations_support import GPUS, NODE, Node, owner
 from kubelet_files_support import basis_from
 
 from topoalign.allocator.reconciliation.pod_resources import usage_of
@@ -57,7 +57,7 @@ async def test_cpus_memory_and_foreign_devices_are_observed_and_our_own_devices_
         used("theirs", "8", block(GIB, 0)),
         used("nothing"),
     )
-    await it.handouts.reconcile()
+    await it.device_allocations.reconcile()
 
     assert (used("both", "0-3", fpga=("f-0",)), used("theirs", "8", block(GIB, 0))) == observed(it)
 
@@ -65,7 +65,7 @@ async def test_cpus_memory_and_foreign_devices_are_observed_and_our_own_devices_
 async def test_a_block_on_several_nodes_fills_the_lowest_first_as_far_as_it_has_memory() -> None:
     it = Node()
     it.kubelet.usage = (used("a", "", block(40 * GIB, 0)), used("b", "", block(30 * GIB, 0, 1)))
-    await it.handouts.reconcile()
+    await it.device_allocations.reconcile()
 
     assert [(40 * GIB,), (24 * GIB, 6 * GIB)] == [each.memory[0].taken for each in observed(it)]
 
@@ -78,10 +78,10 @@ async def test_what_is_shown_twice_under_one_name_counts_twice() -> None:
         used("a", "0-3", block(2 * GIB, 0), fpga=("f-0",), gpu=("GPU-1",)),
     )
     it.kubelet.usage = shown
-    await it.handouts.reconcile()
+    await it.device_allocations.reconcile()
     first = it.ledger.state.usage
     it.kubelet.usage = shown[::-1]
-    await it.handouts.reconcile()
+    await it.device_allocations.reconcile()
 
     assert (used("a", "0-3,8", block(2 * GIB, 0), block(GIB, 1), fpga=("f-0", "f-1")),) == observed(it)
     assert first is it.ledger.state.usage
@@ -90,13 +90,13 @@ async def test_what_is_shown_twice_under_one_name_counts_twice() -> None:
 async def test_the_same_in_another_order_is_no_news() -> None:
     it = Node()
     it.kubelet.usage = (used("a", "0"), used("b", "1"))
-    await it.handouts.reconcile()
+    await it.device_allocations.reconcile()
     first = it.ledger.state.usage
     it.kubelet.usage = (used("b", "1"), used("a", "0"))
-    await it.handouts.reconcile()
+    await it.device_allocations.reconcile()
     same = it.ledger.state.usage
     it.kubelet.usage = (used("a", "0"),)
-    await it.handouts.reconcile()
+    await it.device_allocations.reconcile()
 
     assert first is same
     assert first is not None and it.ledger.state.usage is not None
@@ -157,7 +157,7 @@ async def test_a_stream_that_has_lost_the_usage_of_an_idle_node_is_told_it_anew(
     """What does not change would else never be said again, and predictions would give its CPUs to others."""
     it, bus = Node(), LossyBus()
     it.kubelet.usage = (used("a", "0-3"),)
-    await it.handouts.reconcile()
+    await it.device_allocations.reconcile()
     async with background() as tasks:
         teller = UsageTeller(it.ledger, bus, it.clock, bus)
         tasks.start_soon(teller.run)
@@ -181,7 +181,7 @@ async def test_only_the_newest_reading_is_said_when_the_bus_was_away() -> None:
         tasks.start_soon(UsageTeller(it.ledger, bus, it.clock, bus).run)
         for cpu in range(5):
             it.kubelet.usage = (used("a", str(cpu)),)
-            await it.handouts.reconcile()
+            await it.device_allocations.reconcile()
             await it.clock.advance(0)
         bus.away = False
         await it.clock.advance(AGAIN_SECONDS)
@@ -202,7 +202,7 @@ async def test_only_the_newest_reading_is_said_when_the_bus_was_away() -> None:
 async def test_a_subscriber_folds_the_usage_of_a_node() -> None:
     it, bus = Node(), MemoryBus()
     it.kubelet.usage = (used("a", "0-3"),)
-    await it.handouts.reconcile()
+    await it.device_allocations.reconcile()
     async with background() as tasks:
         tasks.start_soon(UsageTeller(it.ledger, bus, it.clock, bus).run)
         events = Client(bus).nodes(node=NODE)
@@ -257,7 +257,7 @@ async def test_memory_that_podresources_showed_leaves_free_what_the_configuratio
     rules = configuration.load_configuration(tmp_path / "config.yaml")
     it = Node()
     it.kubelet.usage = (used("a", "", block(70 * GIB, 0, 1)),)
-    await it.handouts.reconcile()
+    await it.device_allocations.reconcile()
     assert it.ledger.state.usage is not None
     state = node(machine()).apply(it.ledger.state.usage)
     asked = [pod(container("main", cpus=1, gib=gib)) for gib in (54, 55)]
@@ -270,9 +270,9 @@ async def test_memory_that_podresources_showed_leaves_free_what_the_configuratio
 
 async def test_what_is_observed_never_takes_our_devices_for_foreign() -> None:
     it = Node()
-    await it.handouts.allocate(GPU, [[GPUS[0]]])
+    await it.device_allocations.allocate(GPU, [[GPUS[0]]])
     it.kubelet.usage = (used("train", gpu=("GPU-0",)),)
     it.kubelet.show("train", GPUS[0])
-    await it.handouts.reconcile()
+    await it.device_allocations.reconcile()
 
     assert () == observed(it)

@@ -228,16 +228,16 @@ async def test_the_allocator_survives_answers_of_another_discovery_version(reply
         asked.append(body)
         return reply
 
-    hearing = HardwareWatch(Ledger(NODE, MemoryJournal(), clock), bus, clock)
+    hardware_watch = HardwareWatch(Ledger(NODE, MemoryJournal(), clock), bus, clock)
     endpoints = [Endpoint(name="alive", subject=wire.alive_subject(NODE), answer=answer)]
     async with bus.serve("topoalign-discovery", endpoints), anyio.create_task_group() as tasks:
-        tasks.start_soon(hearing.run)
+        tasks.start_soon(hardware_watch.run)
         with capture_logs():
             await clock.advance(3 * ASK_AGAIN_SECONDS)
         tasks.cancel_scope.cancel()
 
     assert len(asked) >= 3
-    assert hearing.reason() is not None
+    assert hardware_watch.reason() is not None
 
 
 async def test_a_hinting_service_of_another_version_is_done_without(environment: dict[str, str]) -> None:

@@ -71,7 +71,7 @@ def test_a_recorded_journal_is_whole_and_agrees_with_its_stream(state: Path) -> 
     ours = [event for event in facts(state.parents[1]) if isinstance(event, LedgerFact) and event.node == node]
     state_then = replay(node, events[newest:])
 
-    assert (None, None) == (found.damage, found.doubt)
+    assert (None, None) == (found.damage, found.unconfirmed)
     assert held(replay(node, ours)) == held(state_then)
     assert f"{state_then.epoch} {state_then.seq}" == " ".join((state / "published").read_text().split())
     if node in HELD:

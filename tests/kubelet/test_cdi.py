@@ -28,7 +28,7 @@ def host(tmp_path: Path) -> Host:
 
 def written(host: Host, configuration: Configuration, topology: Topology | None = None) -> dict[str, Any]:
     """The specification of GPUs that is in place by then."""
-    assert None is host.containers(configuration).look(topology or machine())
+    assert None is host.containers(configuration).poll(topology or machine())
     return host.specification()
 
 
@@ -150,7 +150,7 @@ async def test_a_container_that_would_fail_gets_no_device_and_readiness_says_why
     spoil(host)
     desk = MemoryDesk(machine())
     containers = host.containers(host.configuration("cdi-cri"))
-    reason = containers.look(machine())
+    reason = containers.poll(machine())
     assert reason is not None
     assert finding in reason
     assert remedy in reason
@@ -191,7 +191,7 @@ def test_a_node_that_offers_no_gpus_is_ready_and_writes_nothing(host: Host) -> N
     offers = tuple(offer for offer in machine().offers or () if offer.resource.startswith("topoalign.io/"))
     topology = msgspec.structs.replace(machine(), offers=offers)
 
-    assert None is host.containers(host.configuration("cdi-cri")).look(topology)
+    assert None is host.containers(host.configuration("cdi-cri")).poll(topology)
     assert [] == list(host.cdi.iterdir())
 
 
@@ -199,4 +199,4 @@ def test_other_strategies_need_neither_driver_nor_directory(host: Host) -> None:
     lose_libraries(host)
     lose_directory(host)
 
-    assert None is host.containers(host.configuration("envvar", "volume-mounts")).look(machine())
+    assert None is host.containers(host.configuration("envvar", "volume-mounts")).poll(machine())

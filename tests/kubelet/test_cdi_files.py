@@ -83,7 +83,7 @@ def test_a_driver_that_was_replaced_is_seen_by_the_next_look(host: Host) -> None
     node = Following(host)
     for library in (host.root / LIBRARIES).glob(f"*.so.{DRIVER}"):
         library.rename(library.with_name(library.name.replace(DRIVER, "560.28.03")))
-    assert None is node.containers.look(node.topology)
+    assert None is node.containers.poll(node.topology)
 
     assert DRIVER not in (host.cdi / FILE).read_text()
     assert "libcuda.so.560.28.03" in (host.cdi / FILE).read_text()
@@ -104,7 +104,7 @@ def test_the_capabilities_of_instances_are_read_anew_by_the_next_look(host: Host
     node = Following(host)
     minors = host.proc / "driver/nvidia-caps/mig-minors"
     minors.write_text(minors.read_text().replace("access 22", "access 99"))
-    assert None is node.containers.look(node.topology)
+    assert None is node.containers.poll(node.topology)
 
     assert "/dev/nvidia-caps/nvidia-cap99" in nodes_of(host.specification())["MIG-x"]
 
@@ -154,13 +154,13 @@ def test_a_root_that_cannot_be_looked_at_is_told_and_ends_nothing(host: Host) ->
     configuration = host.configuration(
         "cdi-cri", plugin={"containerDriverRoot": nowhere}, nvidiaDriverRoot=nowhere, gdrcopyEnabled=True
     )
-    reason = host.containers(configuration).look(machine())
+    reason = host.containers(configuration).poll(machine())
 
     assert reason is not None and "no libcuda.so.<version> is found" in reason
 
     (host.root / "dev/nvidia-caps-imex-channels").symlink_to("x" * 300)
     required = host.configuration("envvar", imex={"channelIDs": [0], "required": True})
-    reason = host.containers(required).look(machine())
+    reason = host.containers(required).poll(machine())
 
     assert reason is not None and "IMEX channel 0 is required" in reason
 
@@ -170,7 +170,7 @@ def test_it_is_left_alone_while_nothing_changes_also_by_a_new_process(host: Host
     node = Following(host)
     before = (host.cdi / FILE).stat()
     node.allocate()
-    node.containers.look(node.topology)
+    node.containers.poll(node.topology)
     Following(host)
 
     assert (before.st_ino, before.st_mtime_ns) == (
@@ -203,7 +203,7 @@ def test_nothing_is_removed_when_the_strategy_changes(host: Host) -> None:
     node = Following(host)
     node.configuration = host.configuration("envvar")
     node.allocate()
-    node.containers.look(node.topology)
+    node.containers.poll(node.topology)
 
     assert "GPU-a" in node.names()
 
@@ -234,8 +234,8 @@ def test_a_full_disk_leaves_the_old_one_and_is_said(host: Host, full_disk: Path)
             file.write(bytes(4096))
     node.topology = msgspec.structs.replace(node.topology, gpus=node.topology.gpus[:1], offers=None)
 
-    assert "No space left on device" in str(node.containers.look(node.topology))
+    assert "No space left on device" in str(node.containers.poll(node.topology))
     assert names == node.names()
     filler.unlink()
-    assert None is node.containers.look(node.topology)
+    assert None is node.containers.poll(node.topology)
     assert {"GPU-a", "0"} == node.names()

@@ -29,8 +29,8 @@ async def allocator() -> AsyncIterator[tuple[v1beta1.DevicePluginStub, Ledger, M
             DeviceID("GPU-7"): DeviceHealth(state=HealthState.HEALTHY, cordoned=True),
         }
     )
-    handouts, ledger, journal = recorded(desk.state)
-    async with served(DevicePlugin(GPU, handouts)) as client:
+    device_allocations, ledger, journal = recorded(desk.state)
+    async with served(DevicePlugin(GPU, device_allocations)) as client:
         yield client, ledger, journal
 
 

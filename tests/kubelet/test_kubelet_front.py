@@ -282,7 +282,7 @@ async def test_a_kubelet_that_refuses_is_asked_less_often_and_logged_once() -> N
             front = KubeletFront(MemoryDesk(MACHINE), directory / "device-plugins", clock, jitter=lambda: 1.0)
             plugin = front.plugin_for(GPU)
             for _ in range(2 * 32):
-                plugin.settle(await plugin.look())
+                plugin.settle(await plugin.poll())
                 asked.append(kubelet.plugins.registrations)
                 await clock.advance(POLL_SECONDS)
             await plugin.stop()
@@ -416,7 +416,7 @@ async def test_retries_are_spread_over_half_of_their_interval(jitter: float, sec
             plugin = front.plugin_for(GPU)
             began = clock.monotonic()
             while kubelet.plugins.registrations < 2:
-                plugin.settle(await plugin.look())
+                plugin.settle(await plugin.poll())
                 again = clock.monotonic() - began
                 await clock.advance(POLL_SECONDS)
             await plugin.stop()

@@ -9,7 +9,7 @@ from kubelet_support import Node, node, short_directory, two_nodes
 
 from topoalign.allocator.device_plugin.guard import Guard
 from topoalign.allocator.device_plugin.plugin import Plugin
-from topoalign.allocator.device_plugin.registration_states import FIRST_DOUBT_SECONDS, FIRST_RETRY_SECONDS, POLL_SECONDS
+from topoalign.allocator.device_plugin.registration_states import FIRST_LOSS_SECONDS, FIRST_RETRY_SECONDS, POLL_SECONDS
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU
 from topoalign.kubelet.grpc.api import v1
@@ -30,25 +30,25 @@ async def test_a_kubelet_that_lost_our_devices_is_called_less_and_less_often() -
         plugins.fault = "deaf"
         plugins.endpoints[GPU].devices.clear()
         with structlog.testing.capture_logs() as logs:
-            await guard.look()
+            await guard.poll()
             await clock.advance(POLL_SECONDS)
             assert it.front.reason() is None  # once may be the moment before it has read a list
-            await guard.look()
+            await guard.poll()
             await clock.advance(POLL_SECONDS)
             assert "shows none of its 8 healthy devices" in (it.front.reason() or "")
             await it.kubelet.until(lambda kubelet: kubelet.plugins.registrations == 2)
             await listening(it.front.plugins[GPU].service.watch)
             for _ in range(4):
-                await guard.look()
+                await guard.poll()
             await clock.advance(POLL_SECONDS)
             assert 2 == plugins.registrations
 
             plugins.fault = None
-            await clock.advance(FIRST_DOUBT_SECONDS)
-            await guard.look()
+            await clock.advance(FIRST_LOSS_SECONDS)
+            await guard.poll()
             await clock.advance(POLL_SECONDS)
             await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 8)
-            await guard.look()
+            await guard.poll()
             await clock.advance(POLL_SECONDS)
 
         assert it.front.reason() is None
@@ -80,7 +80,7 @@ async def test_a_node_with_only_unhealthy_devices_is_not_taken_for_forgotten() -
         await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 0)
         guard = Guard(it.pod_resources, SystemClock(), it.front.plugins.values)
         for _ in range(3):
-            await guard.look()
+            await guard.poll()
 
         assert it.front.reason() is None
         assert 1 == it.kubelet.plugins.registrations
@@ -108,9 +108,9 @@ async def test_a_kubelet_that_does_not_serve_its_list_is_asked_once_in_its_life(
                 server = Server(old, path, "directory")
                 await server.listen()
                 for _ in range(3):
-                    await guard.look()
+                    await guard.poll()
                 await server.stop(1)
-                await guard.look()
+                await guard.poll()
 
                 assert lives == old.asked
         assert it.front.reason() is None

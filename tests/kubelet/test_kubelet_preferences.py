@@ -29,8 +29,8 @@ MOST_CALLS = 600_000
 
 
 def plugin(machine: Topology, placement: str = "topology") -> DevicePlugin:
-    handouts, _, _ = recorded(MemoryDesk(machine).state, placement)
-    return DevicePlugin(GPU, handouts)
+    device_allocations, _, _ = recorded(MemoryDesk(machine).state, placement)
+    return DevicePlugin(GPU, device_allocations)
 
 
 async def preferred(service: DevicePlugin, available: list[str], must: list[str], size: int) -> list[str]:
@@ -104,19 +104,19 @@ async def test_the_work_for_a_preference_among_64_devices_is_bounded(placement: 
     assert calls <= MOST_CALLS
 
 
-async def kubelets(handouts: DeviceAllocations, asked: PodRequest, rules: AdmissionRules) -> Decision:
+async def kubelets(device_allocations: DeviceAllocations, asked: PodRequest, rules: AdmissionRules) -> Decision:
     """What a kubelet decides whose plugin is told what GetPreferredAllocation tells it, and no more."""
-    steps = admission(handouts.state, asked, rules)
+    steps = admission(device_allocations.state, asked, rules)
     try:
         question = next(steps)
         while True:
             reply: Reply
             if isinstance(question, PreferenceQuestion):
-                reply = await handouts.prefer(
+                reply = await device_allocations.prefer(
                     question.resource, question.available, question.must_include, question.size
                 )
             else:
-                reply = answer_to(question, handouts.state, rules)
+                reply = answer_to(question, device_allocations.state, rules)
             question = steps.send(reply)
     except StopIteration as decided:
         decision: Decision = decided.value
@@ -134,12 +134,12 @@ async def test_a_prediction_takes_the_devices_that_the_plugin_prefers(
     at a time, and says neither for whom nor what the container has besides.
     """
     machine = catalogue.machine(name)
-    handouts, ledger, _ = recorded(MemoryDesk(machine).state, placement)
+    device_allocations, ledger, _ = recorded(MemoryDesk(machine).state, placement)
     ledger.grant([Allocation(id=AllocationID("a"), devices={GPU: tuple(machine.gpu_by_id)[:2]})])
     rules = AdmissionRules(mode=Mode.KUBELET, policy=policy, placement=placement)
     for gpus in (1, 2):
         for nics in (1, 2):
             asked = pod("train", gpus=gpus, nics=nics)
-            got, said = await kubelets(handouts, asked, rules), admit(handouts.state, asked, rules)
+            got, said = await kubelets(device_allocations, asked, rules), admit(device_allocations.state, asked, rules)
             assert isinstance(got, Admission) and isinstance(said, Admission)
             assert got.allocations == said.allocations

@@ -7,18 +7,18 @@ from itertools import pairwise
 import pytest
 
 from topoalign.allocator.device_plugin.registration_states import (
-    DOUBTS,
-    FIRST_DOUBT_SECONDS,
-    LAST_DOUBT_SECONDS,
+    FIRST_LOSS_SECONDS,
+    LAST_LOSS_SECONDS,
     LISTEN_SECONDS,
     POLL_SECONDS,
     TRANSITIONS,
-    Doubt,
+    VISIBILITY_TRANSITIONS,
+    DeviceVisibility,
     Event,
     Registration,
     Sign,
     State,
-    Trust,
+    Visibility,
 )
 from topoalign.kubelet.grpc.sockets import Identity
 
@@ -69,7 +69,7 @@ def test_only_these_events_keep_or_make_a_registration(state: State, events: Map
     assert events == kept
 
 
-@pytest.mark.parametrize("table", [TRANSITIONS, DOUBTS], ids=["registration", "doubt"])
+@pytest.mark.parametrize("table", [TRANSITIONS, VISIBILITY_TRANSITIONS], ids=["registration", "visibility"])
 def test_every_state_can_be_reached(table: Mapping[Enum, Mapping[Enum, Enum]]) -> None:
     """Each table begins in its first state, leads to all others, and leads nowhere without a row."""
     reached = {next(iter(table))}
@@ -129,16 +129,16 @@ def test_another_kubelet_starts_without_failures_and_doubts() -> None:
     made = registration()
     made.apply(Event.REFUSED, NOW)
     for sign in (Sign.HIDDEN, Sign.HIDDEN_AGAIN):
-        made.doubt.apply(sign, NOW)
+        made.visibility.apply(sign, NOW)
     met = [made.meet(OTHER, NOW), made.meet(OTHER, NOW)]
 
     assert [True, False] == met
     assert (OTHER, 0, 0, 0.0, False) == (
         made.kubelet,
         made.failures,
-        made.doubt.losses,
-        made.doubt.again_at,
-        made.doubt.is_held,
+        made.visibility.losses,
+        made.visibility.again_at,
+        made.visibility.is_lost,
     )
 
 
@@ -154,43 +154,43 @@ def test_a_registration_that_we_end_is_soon_made_anew(event: Event, state: State
     assert (NOW + seconds, 0) == (made.ask_at, made.failures)
 
 
-B, U, D, DU = Trust.BELIEVED, Trust.UNSEEN, Trust.DOUBTED, Trust.DOUBTED_UNSEEN
+V, U, L, LU = Visibility.VISIBLE, Visibility.UNSEEN, Visibility.LOST, Visibility.LOST_UNSEEN
 
 
 @pytest.mark.parametrize(
-    ("signs", "trusts"),
+    ("signs", "states"),
     [
-        ("hidden shown hidden shown", [U, B, U, B]),  # once may be too early
-        ("hidden deaf hidden shown", [U, B, U, B]),  # nor does what it showed before its stream ended count
-        ("hidden again hidden hidden shown", [U, D, DU, DU, B]),
-        ("hidden again deaf hidden again", [U, D, D, DU, D]),
-        ("deaf hidden shown", [B, U, B]),
-        ("hidden again hidden deaf hidden again", [U, D, DU, D, DU, D]),
-        ("hidden again changed hidden", [U, D, B, U]),
-        ("hidden changed hidden", [U, U, DU]),
+        ("hidden shown hidden shown", [U, V, U, V]),  # once may be too early
+        ("hidden not_listening hidden shown", [U, V, U, V]),  # nor does what it showed before its stream ended count
+        ("hidden again hidden hidden shown", [U, L, LU, LU, V]),
+        ("hidden again not_listening hidden again", [U, L, L, LU, L]),
+        ("not_listening hidden shown", [V, U, V]),
+        ("hidden again hidden not_listening hidden again", [U, L, LU, L, LU, L]),
+        ("hidden again changed hidden", [U, L, V, U]),
+        ("hidden changed hidden", [U, U, LU]),
     ],
 )
-def test_a_loss_is_told_by_two_looks_in_a_row(signs: str, trusts: list[Trust]) -> None:
+def test_a_loss_is_told_by_two_looks_in_a_row(signs: str, states: list[Visibility]) -> None:
     """One look at a kubelet that shows none of the devices is not believed, and doubt ends when it shows one again."""
-    doubt, found = Doubt(), []
+    visibility, found = DeviceVisibility(), []
     words = {"again": Sign.HIDDEN_AGAIN}
     for word in signs.split():
-        doubt.apply(words.get(word) or Sign[word.upper()], NOW)
-        found.append(doubt.trust)
+        visibility.apply(words.get(word) or Sign[word.upper()], NOW)
+        found.append(visibility.current)
 
-    assert trusts == found
+    assert states == found
 
 
 def test_losses_lead_to_new_registrations_at_growing_intervals() -> None:
     """At once, then 10, 20, 40 and at last 640 seconds after the one before, while the kubelet is looked at every second."""
     registered: list[float] = []
-    doubt, now = Doubt(), NOW
+    visibility, now = DeviceVisibility(), NOW
     while len(registered) < 10:
-        sign = doubt.hidden(now)
-        doubt.apply(sign, now)
+        sign = visibility.hidden(now)
+        visibility.apply(sign, now)
         if sign is Sign.HIDDEN_AGAIN:
             registered.append(now)
         now += 1.0
 
     waits = [after - before for before, after in pairwise(registered)]
-    assert [FIRST_DOUBT_SECONDS, 20, 40, 80, 160, 320, 640, LAST_DOUBT_SECONDS, LAST_DOUBT_SECONDS] == waits
+    assert [FIRST_LOSS_SECONDS, 20, 40, 80, 160, 320, 640, LAST_LOSS_SECONDS, LAST_LOSS_SECONDS] == waits

@@ -4,7 +4,7 @@ import threading
 
 import anyio
 import pytest
-from handouts_support import ShiftingClock
+from device_allocations_support import ShiftingClock
 
 from topoalign.core.model.errors import DriverFault
 from topoalign.discovery.drivers.thread import DriverThread, Steps

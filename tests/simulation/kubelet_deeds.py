@@ -82,7 +82,7 @@ def again(run: "Scenario") -> None:
 async def repeat(run: "Scenario", key: tuple[str, ContainerName, ResourceName]) -> None:
     assert run.kubelet is not None
     devices, kubelet, agent, starts = run.kubelet.entries.get(key), run.kubelet, run.agent, run.kubelet.starts
-    if agent.handouts is None or devices is None:
+    if agent.device_allocations is None or devices is None:
         return
     hidden = key[0] in kubelet.hidden
     places = frozenset((key[2], device) for device in devices)
@@ -110,7 +110,7 @@ def conflict(run: "Scenario") -> None:
 async def clash(run: "Scenario", key: tuple[str, ContainerName, ResourceName]) -> None:
     assert run.kubelet is not None
     kubelet, agent, starts = run.kubelet, run.agent, run.kubelet.starts
-    if agent.handouts is None or key[0] not in kubelet.admitted or key[0] in kubelet.hidden:
+    if agent.device_allocations is None or key[0] not in kubelet.admitted or key[0] in kubelet.hidden:
         return
     if key not in kubelet.entries:  # the checkpoint was lost meanwhile
         return
@@ -146,7 +146,7 @@ def race(run: "Scenario") -> None:
 
 
 async def hurry(run: "Scenario", asked: list[DeviceID]) -> None:
-    if run.agent.handouts is None:
+    if run.agent.device_allocations is None:
         return
     try:
         await run.agent.allocate(GPU, asked)
@@ -163,7 +163,7 @@ async def ask_nonsense(run: "Scenario") -> None:
     chance, agent = run.world.chance, run.agent
     gpu = chance.choice(list(run.world.machine.devices[GPU]))
     asked = chance.choice(([], [gpu, gpu], [DeviceID("GPU-x")], [DeviceID("\x00" * 100)], [gpu, DeviceID("GPU-9")]))
-    if agent.handouts is None:
+    if agent.device_allocations is None:
         return
     try:
         await agent.allocate(GPU, asked)

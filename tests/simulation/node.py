@@ -1,9 +1,9 @@
 """
 The processes of a simulated cluster of one node, made of product code: only what they stand on is simulated.
 
-The node agent has the ledger, the handouts, the admissions, the outbox and what it hears of the hardware, as `main.py` of
-the allocator puts them together; the registry is the product's service with the product's client. Discovery says what the
-scenario wants the hardware to be, through the product's announcer.
+The node agent has the ledger, the device allocations, the admissions, the outbox and what it hears of the hardware, as
+`main.py` of the allocator puts them together; the registry is the product's service with the product's client.
+Discovery says what the scenario wants the hardware to be, through the product's announcer.
 """
 
 from collections.abc import Callable, Sequence
@@ -83,7 +83,7 @@ class Agent:
             marked=world.was_published,
         )
         self.ledger: Ledger | None = None
-        self.handouts: DeviceAllocations | None = None
+        self.device_allocations: DeviceAllocations | None = None
         self.allocator: Allocator | None = None
 
     async def run(self) -> None:
@@ -98,20 +98,20 @@ class Agent:
             world.kill(self.process)
             return
         bus: Bus = NodeBus(self.bus, NODE) if world.one_process else self.bus
-        hearing = HardwareWatch(ledger, bus, clock)
+        hardware_watch = HardwareWatch(ledger, bus, clock)
         if self.kubelet is not None:
-            self.handouts = self.parts.handouts(
+            self.device_allocations = self.parts.device_allocations(
                 ledger,
                 clock,
                 KubeletList(world, self.kubelet),
                 gone_seconds=GONE_SECONDS,
                 unbound_seconds=UNBOUND_SECONDS,
                 settle_seconds=SETTLE_SECONDS,
-                ensure_fresh=hearing.ensure_fresh,
+                ensure_fresh=hardware_watch.ensure_fresh,
             )
         admissions = self.parts.admissions(ledger, bus, world.rules, kubelet_owns_devices=self.kubelet is not None)
         self.allocator = Allocator(
-            ledger, bus, clock, hearing, admissions, self.handouts, reconcile_seconds=RECONCILE_SECONDS
+            ledger, bus, clock, hardware_watch, admissions, self.device_allocations, reconcile_seconds=RECONCILE_SECONDS
         )
         self.ledger = ledger
         if self.kubelet is not None:
@@ -149,18 +149,18 @@ class Agent:
 
     def offer(self) -> None:
         """Also what a kubelet asks for when it has restarted and the plugin has registered anew."""
-        if self.kubelet is not None and self.handouts is not None and not self.process.dead:
-            state = self.handouts.state
+        if self.kubelet is not None and self.device_allocations is not None and not self.process.dead:
+            state = self.device_allocations.state
             self.kubelet.lists(self, {resource: state.healthy(resource) for resource in state.hardware.devices})
 
     async def prefer(
         self, resource: ResourceName, available: list[DeviceID], must_include: list[DeviceID], size: int
     ) -> tuple[DeviceID, ...]:
         async def preferred() -> tuple[DeviceID, ...]:
-            assert self.handouts is not None
-            preferred = await self.handouts.prefer(resource, available, must_include, size)
+            assert self.device_allocations is not None
+            preferred = await self.device_allocations.prefer(resource, available, must_include, size)
             for told in self.world.preferences:
-                told(self.handouts.state, available, preferred, must_include)
+                told(self.device_allocations.state, available, preferred, must_include)
             return preferred
 
         chosen: tuple[DeviceID, ...] = await self.door.call(preferred)
@@ -168,17 +168,17 @@ class Agent:
 
     async def allocate(self, resource: ResourceName, devices: Sequence[DeviceID]) -> AllocationID:
         """The name of the allocation that was recorded."""
-        assert self.handouts is not None
-        handouts = self.handouts
-        granted = await self.door.call(lambda: handouts.allocate(resource, [devices]))
+        assert self.device_allocations is not None
+        device_allocations = self.device_allocations
+        granted = await self.door.call(lambda: device_allocations.allocate(resource, [devices]))
         name: AllocationID = granted[0].id
         return name
 
     async def pre_start(self) -> None:
         async def started() -> None:
-            assert self.handouts is not None
+            assert self.device_allocations is not None
             try:
-                await self.handouts.reconcile()
+                await self.device_allocations.reconcile()
             except Unavailable:
                 return
 
@@ -189,7 +189,7 @@ class Parts:
     """Of what classes the agent is made: the product's, or some with a planted defect."""
 
     ledger: type[Ledger] = Ledger
-    handouts: type[DeviceAllocations] = DeviceAllocations
+    device_allocations: type[DeviceAllocations] = DeviceAllocations
     admissions: type[Admissions] = Admissions
     bus: type[FaultyBus] = FaultyBus
 

@@ -262,7 +262,7 @@ class Plant(NamedTuple):
 
     def parts(self) -> Parts:
         parts = Parts()
-        for name in ("ledger", "handouts", "admissions", "bus"):
+        for name in ("ledger", "device_allocations", "admissions", "bus"):
             if issubclass(self.part, getattr(parts, name)):
                 setattr(parts, name, self.part)
         return parts

@@ -1,6 +1,6 @@
 """
-The ledger and the handouts against the plainest thing that can be said of them: a dictionary of which device is held with
-which others.
+The ledger and the device allocations against the plainest thing that can be said of them: a dictionary of which device is
+held with which others.
 
 Hypothesis draws calls, crashes, failing writes, owners and readings of the kubelet's list in any order; after each of them
 the invariants I1 to I9 and I12 hold, and what the ledger says is what the dictionary says.
@@ -65,7 +65,7 @@ class LedgerMachine(RuleBasedStateMachine):
                     node=NODE, epoch=1, revision=1, boot_id="b", source="described: simulated", topology=WHOLE
                 )
             )
-            self.handouts = DeviceAllocations(self.ledger, self.clock, self.kubelet)
+            self.device_allocations = DeviceAllocations(self.ledger, self.clock, self.kubelet)
 
         self.run(begin())
         self.tell_health()
@@ -94,7 +94,7 @@ class LedgerMachine(RuleBasedStateMachine):
         before = self.ledger.state
         expected = self.after_allocate(frozenset(asked))
         try:
-            self.run(self.handouts.allocate(GPU, [asked]))
+            self.run(self.device_allocations.allocate(GPU, [asked]))
         except TopoalignError as error:
             assert error.code
             assert error.finding
@@ -129,7 +129,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def nonsense(self, asked: list[DeviceID]) -> None:
         before = self.ledger.state
         try:
-            self.run(self.handouts.allocate(GPU, [asked]))
+            self.run(self.device_allocations.allocate(GPU, [asked]))
         except BadRequest as error:
             assert error.remedy
         else:
@@ -186,7 +186,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
         async def look() -> None:
             for _ in range(5):
-                await self.handouts.reconcile()
+                await self.device_allocations.reconcile()
                 await anyio.sleep(130)
 
         self.run(look())
@@ -234,7 +234,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def preference(self, size: int, data: st.DataObject) -> None:
         """I7: the same question, the same answer; and only what was available."""
         available = data.draw(st.lists(st.sampled_from(GPUS), unique=True))
-        once, again = (self.run(self.handouts.prefer(GPU, available, (), size)) for _ in range(2))
+        once, again = (self.run(self.device_allocations.prefer(GPU, available, (), size)) for _ in range(2))
         assert once == again
         assert set(once) <= set(available)
         assert len(once) in (0, size)

@@ -31,7 +31,7 @@ LATE = (0.0, 0.0, 0.001, 0.02, 0.3)
 
 
 class Node:
-    """A ledger and its handouts behind a wire on which everything may be late, and a kubelet that admits several at once."""
+    """A ledger and its `DeviceAllocations` behind a wire with delays, and a kubelet that admits several pods at once."""
 
     def __init__(self, seed: int, loop: SimulatedLoop) -> None:
         self.chance = Random(f"owners-{seed}")
@@ -48,7 +48,9 @@ class Node:
         )
         health = {device: HEALTHY for devices in WHOLE.devices.values() for device in devices}
         self.ledger.hear(DeviceHealthChanged(node=NODE, epoch=1, revision=1, devices=health))
-        self.handouts = DeviceAllocations(self.ledger, clock, self, gone_seconds=2, unbound_seconds=4, settle_seconds=6)
+        self.device_allocations = DeviceAllocations(
+            self.ledger, clock, self, gone_seconds=2, unbound_seconds=4, settle_seconds=6
+        )
         self.kubelet.plugin = self
         self.kubelet.healthy = {resource: tuple(devices) for resource, devices in WHOLE.devices.items()}
 
@@ -68,17 +70,17 @@ class Node:
         self, resource: ResourceName, available: list[DeviceID], must_include: list[DeviceID], size: int
     ) -> tuple[DeviceID, ...]:
         await self.late()
-        return await self.handouts.prefer(resource, available, must_include, size)
+        return await self.device_allocations.prefer(resource, available, must_include, size)
 
     async def allocate(self, resource: ResourceName, devices: Sequence[DeviceID]) -> AllocationID:
         await self.late()
-        granted = await self.handouts.allocate(resource, [devices])
+        granted = await self.device_allocations.allocate(resource, [devices])
         self.asked_for[granted[0].id] = POD.get()
         await self.late()
         return granted[0].id
 
     async def pre_start(self) -> None:
-        await self.handouts.reconcile()
+        await self.device_allocations.reconcile()
 
     def right(self, event: AllocationBound) -> bool:
         """What was taken in from the kubelet's list, because its record had been replaced, was asked for by nobody."""
@@ -115,7 +117,7 @@ async def two_at_once(loop: SimulatedLoop, seed: int) -> Node:
     async def look_again_and_again() -> None:
         while True:
             await anyio.sleep(node.chance.choice((0.001, 0.01, 0.5)))
-            await node.handouts.reconcile()
+            await node.device_allocations.reconcile()
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(look_again_and_again)

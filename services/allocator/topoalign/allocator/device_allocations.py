@@ -14,7 +14,7 @@ A kubelet that has lost its checkpoint shows containers without their devices an
 what the record holds, whatever the kubelet believes to be free. Where it insists, it is given what it asks for, because the
 next kubelet to read its checkpoint stands by it; the new allocation names whom it displaced, until one of the two is gone.
 
-While the record is in doubt, after a journal that was damaged, every Allocate waits for the kubelet's own record first.
+While the record is unconfirmed, after a journal that was damaged, every Allocate waits for the kubelet's own record first.
 """
 
 from collections import Counter
@@ -37,7 +37,7 @@ from topoalign.allocator.reconciliation.displacement import (
 )
 from topoalign.allocator.reconciliation.liveness import places, shown_of
 from topoalign.allocator.reconciliation.memory import Grant
-from topoalign.allocator.reconciliation.reconciliation import Look, Reconciliation
+from topoalign.allocator.reconciliation.reconciliation import Poll, Reconciliation
 from topoalign.core.model.decisions import PlacementContext
 from topoalign.core.model.errors import (
     DeviceInUse,
@@ -60,8 +60,8 @@ MOST_DEVICES = 20_000
 
 FRESH_SECONDS = 5.0
 """How old an answer of the kubelet may be when it is judged by: older, and this process was stopped in between."""
-LOOKS = 3
-"""So often it is asked again for a fresh one."""
+POLL_ATTEMPTS = 3
+"""How often PodResources is asked for a fresh answer before the poll fails."""
 PREFER_SECONDS = 1.0
 """How long a preference waits for the kubelet's list; without it, all that the record has counts as held."""
 
@@ -76,7 +76,7 @@ async def nothing_ended() -> Sequence[Allocation]:
 
 
 class DeviceAllocations:
-    """The allocator as the kubelet front sees it (`Desk`)."""
+    """The allocator as the kubelet front sees it (`AllocatorPort`)."""
 
     def __init__(
         self,
@@ -105,13 +105,13 @@ class DeviceAllocations:
             settle_seconds=settle_seconds,
         )
         self._turn = anyio.Lock(fast_acquire=True)
-        self._looking = anyio.Lock()
+        self._polling = anyio.Lock()
         self._begun = self._ended = 0
-        """Looks: how many began, and which was the last to come to an end."""
+        """Polls of PodResources: how many began, and which was the last to come to an end."""
         self._failure: Unavailable | None = None  # what became of that one
         self._sharing, self._shares = anyio.Lock(), 0
-        self._shared: Look | None = None
-        """The look of `ended` that began last; None while it is under way, and if it failed."""
+        self._shared: Poll | None = None
+        """The poll of `ended` that began last; None while it is under way, and if it failed."""
         self._preferences = Preferences(clock)
 
     @property
@@ -123,7 +123,7 @@ class DeviceAllocations:
         return self._ledger.version
 
     def lists(self, target: str) -> bool | None:
-        """Whether the kubelet lists a pod of this name, as of the last look (`Reconciliation.lists`)."""
+        """Whether the kubelet lists a pod of this name, as of the last poll (`Reconciliation.lists`)."""
         return self._reconciliation.lists(target)
 
     async def wait_past(self, version: int) -> None:
@@ -149,17 +149,17 @@ class DeviceAllocations:
         return chosen
 
     async def ended(self) -> list[Allocation]:
-        """Live allocations that have ended for sure (`Liveness.has_ended`); none while the kubelet is away. Shares looks."""
+        """Live allocations that have ended (`Liveness.has_ended`); none while the kubelet is away. Callers share polls."""
         asked = self._shares
         with anyio.move_on_after(PREFER_SECONDS), suppress(Unavailable):
             async with self._sharing:
                 if self.state.allocations and self._shares == asked:
                     self._shares, self._shared = asked + 1, None
-                    self._shared = await self._look()
-                if (look := self._shared) is not None:
-                    live = [each for each in self.state.allocations.values() if each.id in look.live]
+                    self._shared = await self._poll()
+                if (poll := self._shared) is not None:
+                    live = [each for each in self.state.allocations.values() if each.id in poll.live]
                     has_ended = self._reconciliation.liveness.has_ended
-                    return [each for each in live if has_ended(each, look.listing, look.at)]
+                    return [each for each in live if has_ended(each, poll.listing, poll.at)]
         return []
 
     async def allocate(
@@ -172,12 +172,12 @@ class DeviceAllocations:
             grant = Grant(self._pod_resources.written(), self._clock.monotonic())
             listing = None
             asked = [device for devices in containers for device in devices]
-            if self._ledger.doubt is not None:
-                look = await self._look()
-                self._settle_doubt(look)
-                listing = look.listing
+            if self._ledger.unconfirmed is not None:
+                poll = await self._poll()
+                self._confirm_record(poll)
+                listing = poll.listing
             elif any(map(self.state.ownership.is_held, asked)):
-                listing = (await self._look()).listing
+                listing = (await self._poll()).listing
             if self._ledger.version != checked:  # the hardware may have changed while this waited
                 self._check(resource, containers)
             live = frozenset(self.state.allocations)
@@ -188,39 +188,41 @@ class DeviceAllocations:
 
     async def reconcile(self) -> None:
         """
-        Raises Unavailable. A look serves all who asked before it began: a hundred containers may start at once, and the
-        kubelet gives each of them 30 s.
+        Compares the record with PodResources: binds owners, releases what is gone. Raises Unavailable.
+
+        One poll serves every caller that asked before it began: a hundred containers may start at once, and the kubelet
+        gives each of them 30 s.
         """
         begun = self._begun
-        async with self._looking:
+        async with self._polling:
             if self._ended <= begun:
                 self._begun += 1
                 self._failure = None
                 try:
-                    self._reconciliation.compare(await self._look())
+                    self._reconciliation.compare(await self._poll())
                 except Unavailable as failure:
                     self._failure = failure
                 self._ended = self._begun
             if self._failure is not None:
                 raise Unavailable(self._failure.finding, self._failure.remedy)
 
-    async def _look(self) -> Look:
-        """What the kubelet says now. Asks again where this process was stopped meanwhile: the kubelet went on."""
-        for _ in range(LOOKS):
+    async def _poll(self) -> Poll:
+        """Asks PodResources, again where this process was stopped meanwhile: its answer is old then. Raises Unavailable."""
+        for _ in range(POLL_ATTEMPTS):
             live, at = frozenset(self.state.allocations), self._clock.monotonic()
             listing = await self._pod_resources.listing()
             if self._clock.monotonic() - at <= FRESH_SECONDS:
-                return Look(listing, live, at)
+                return Poll(listing, live, at)
         raise Unavailable(
             "PodResources answers too late for its answer to be true any more", "see what keeps this node so busy"
         )
 
-    def _settle_doubt(self, look: Look) -> None:
+    def _confirm_record(self, poll: Poll) -> None:
         """Takes in what the kubelet knows before anything is given out. Raises StateFault if that may not be all."""
-        self._reconciliation.compare(look)
-        if self._ledger.doubt is not None:
+        self._reconciliation.compare(poll)
+        if self._ledger.unconfirmed is not None:
             raise StateFault(
-                f"the record is in doubt ({self._ledger.doubt}), and the kubelet cannot tell yet what is held",
+                f"the record is unconfirmed ({self._ledger.unconfirmed}), and the kubelet cannot tell yet what is held",
                 "this passes once its checkpoint can be read, or it has listed its pods for a while; see /readyz",
             )
 

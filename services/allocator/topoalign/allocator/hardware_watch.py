@@ -39,7 +39,7 @@ SILENT_SECONDS = 30.0
 """How long what was heard is believed after discovery has confirmed it last."""
 
 FORGED_PAUSE = 0.1
-"""Seconds after a reading that discovery does not confirm, before the next one is looked at: so much a flood may ask."""
+"""Seconds after a reading that discovery does not confirm before the next one is judged: this bounds the cost of a flood."""
 
 UNHEARD_ANSWERS = 5
 """So often discovery may name a reading that has not come, before it is asked to say it again."""
@@ -134,7 +134,7 @@ class HardwareWatch:
                 return True
             self._waiting = Heard(event=reading, position=0, time=None, body=body)
             return False
-        if is_beyond(reading, newest) or await self._has_said(kind, reading, body) is False:
+        if is_ahead_of(reading, newest) or await self._has_said(kind, reading, body) is False:
             await self._note_forged(kind, reading)
             await self._clock.sleep(FORGED_PAUSE)
             return False
@@ -206,7 +206,7 @@ class HardwareWatch:
         self._answered = self._clock.monotonic()
         self._compare()
         for kind, reading in heard.items():  # what was believed while discovery was silent
-            if reading is not None and kind in self._newest and is_beyond(reading, self._newest[kind]):
+            if reading is not None and kind in self._newest and is_ahead_of(reading, self._newest[kind]):
                 await self._note_forged(kind, reading)
         return True
 
@@ -253,8 +253,8 @@ def is_of(heard: Reading | None, newest: tuple[int, int] | None) -> bool:
     return heard is not None and (heard.epoch, heard.revision) == newest
 
 
-def is_beyond(heard: Reading, newest: tuple[int, int]) -> bool:
-    """Whether this reading has a number that its discovery had not reached when it answered."""
+def is_ahead_of(heard: Reading, newest: tuple[int, int]) -> bool:
+    """Whether this reading has a revision that its discovery had not reached when it answered."""
     return heard.epoch == newest[0] and heard.revision > newest[1]
 
 

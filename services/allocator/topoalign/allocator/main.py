@@ -34,16 +34,16 @@ class KubeletSide(NamedTuple):
 
 
 async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-    """Runs until cancelled, or until a successor has taken over the state directory. Raises StateFault, InvalidField."""
+    """Runs until cancelled, or until a successor asks for the state directory. Raises StateFault, InvalidField."""
     settings = from_environment(AllocatorSettings, context.environment)
     configuration = context.configuration
     ready = partial(hardware_known, context.bus, settings.node, context.clock) if settings.take_over else None
     async with open_in_turn(settings.state_dir, settings.node, context.clock, ready) as journal:
         await refuse_twin(context.hub or context.bus, settings.node)
         ledger = Ledger(settings.node, journal, context.clock)
-        hearing = HardwareWatch(ledger, context.bus, context.clock)
+        hardware_watch = HardwareWatch(ledger, context.bus, context.clock)
         containers = Containers(lambda: configuration.current, settings.cdi_dir)
-        kubelet = kubelet_side(settings, context, ledger, hearing, containers) if settings.kubelet_dir else None
+        kubelet = kubelet_side(settings, context, ledger, hardware_watch, containers) if settings.kubelet_dir else None
         admissions = Admissions(
             ledger,
             context.bus,
@@ -51,14 +51,14 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
             kubelet_owns_devices=kubelet is not None,
             kubelet=kubelet.watch if kubelet is not None else None,
             hint_seconds=settings.hint_seconds,
-            ensure_fresh=hearing.ensure_fresh,
+            ensure_fresh=hardware_watch.ensure_fresh,
             lists=kubelet.allocations.lists if kubelet is not None else lists_nothing,
         )
         allocator = Allocator(
             ledger,
             context.bus,
             context.clock,
-            hearing,
+            hardware_watch,
             admissions,
             kubelet.allocations if kubelet is not None else None,
             reconcile_seconds=settings.reconcile_seconds,
@@ -80,7 +80,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
 
 
 def kubelet_side(
-    settings: AllocatorSettings, context: Context, ledger: Ledger, hearing: HardwareWatch, containers: Containers
+    settings: AllocatorSettings, context: Context, ledger: Ledger, hardware_watch: HardwareWatch, containers: Containers
 ) -> KubeletSide:
     """The device plugin of a node with a kubelet, and what is known of that from its sockets and files."""
     rules, kubelet = settings.rules, PodResourcesClient(settings.pod_resources, Path(settings.kubelet_dir))
@@ -91,7 +91,7 @@ def kubelet_side(
         placement=rules.placement,
         gone_seconds=settings.gone_seconds,
         settle_seconds=settings.settle_seconds,
-        ensure_fresh=hearing.ensure_fresh,
+        ensure_fresh=hardware_watch.ensure_fresh,
     )
     front = KubeletFront(
         allocations,
@@ -118,9 +118,9 @@ def tell_state(context: Context, allocator: Allocator, kubelet: KubeletSide | No
         context.checks["kubelet"] = kubelet.front.reason
         context.checks["containers"] = containers.reason
     context.checks["journal"] = lambda: allocator.ledger.fault
-    context.checks["record"] = allocator.record_in_doubt
+    context.checks["record"] = allocator.record_unconfirmed
     context.checks["devices"] = allocator.devices_given_twice
-    context.checks["health"] = allocator.hearing.reason
+    context.checks["health"] = allocator.hardware_watch.reason
     context.checks["topology"] = allocator.topology_unknown
     context.checks["outbox"] = allocator.outbox_full
     context.notes.setdefault("configuration", lambda: context.configuration.trouble)

@@ -41,7 +41,7 @@ FIGURES = (
         GaugeMetricFamily,
         "topoalign_allocator_record_in_doubt",
         "1 while something may be held that is not in the record: its journal was damaged.",
-        lambda allocator: int(allocator.ledger.doubt is not None),
+        lambda allocator: int(allocator.ledger.unconfirmed is not None),
     ),
     Figure(
         GaugeMetricFamily,
@@ -71,7 +71,7 @@ FIGURES = (
         CounterMetricFamily,
         "topoalign_allocator_forged_readings",
         "Readings of the hardware that were heard and that discovery had not said.",
-        lambda allocator: allocator.hearing.forged,
+        lambda allocator: allocator.hardware_watch.forged,
     ),
     Figure(
         CounterMetricFamily,

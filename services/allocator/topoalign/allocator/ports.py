@@ -11,8 +11,8 @@ from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.files.pod_directories import PodDirectories
 
 
-class Desk(Protocol):
-    """The allocator as the front sees it. Implemented by `topoalign.allocator.device_allocations.DeviceAllocations`."""
+class AllocatorPort(Protocol):
+    """The allocator as the kubelet front calls it. Implemented by `allocator.device_allocations.DeviceAllocations`."""
 
     @property
     def state(self) -> NodeState:

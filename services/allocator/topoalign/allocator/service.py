@@ -42,42 +42,43 @@ class Allocator:
         ledger: Ledger,
         bus: Bus,
         clock: Clock,
-        hearing: HardwareWatch,
+        hardware_watch: HardwareWatch,
         admissions: Admissions,
-        handouts: DeviceAllocations | None,
+        device_allocations: DeviceAllocations | None,
         *,
         reconcile_seconds: float,
         hub: Bus | None = None,
     ) -> None:
         """
-        `handouts` is None on a node whose devices no kubelet hands out; else it is reconciled this often. `hub` is the bus
-        that everybody hears, if `bus` is a shorter way to the services of this process.
+        `device_allocations`: None on a node whose devices no kubelet hands out; else it is reconciled every
+        `reconcile_seconds`. `hub`: the bus that everybody hears, if `bus` is a shorter way to the services of this process.
         """
         self._reconcile_seconds = reconcile_seconds
-        self.ledger, self.hearing, self.admissions, self.handouts = ledger, hearing, admissions, handouts
+        self.ledger, self.hardware_watch = ledger, hardware_watch
+        self.admissions, self.device_allocations = admissions, device_allocations
         self.outbox = Outbox(ledger, bus, clock)
         self.usage = UsageTeller(ledger, bus, clock, hub or bus)
         self._bus, self._clock = bus, clock
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled. Started once questions are answered; the topology may come later."""
-        endpoints = [*self.admissions.endpoints(), *Standings(self.ledger, self.hearing, self.usage).endpoints()]
+        endpoints = [*self.admissions.endpoints(), *Standings(self.ledger, self.hardware_watch, self.usage).endpoints()]
         async with self._bus.serve(SERVICE, endpoints), anyio.create_task_group() as tasks:
-            tasks.start_soon(self.hearing.run)
+            tasks.start_soon(self.hardware_watch.run)
             tasks.start_soon(self.outbox.run)
             tasks.start_soon(self.outbox.watch)
-            if self.handouts is not None:
-                tasks.start_soon(self._reconcile, self.handouts)
+            if self.device_allocations is not None:
+                tasks.start_soon(self._reconcile, self.device_allocations)
                 tasks.start_soon(self.usage.run)
                 tasks.start_soon(self.usage.watch)
             task_status.started()
 
-    async def _reconcile(self, handouts: DeviceAllocations) -> None:
-        """Looks at the kubelet's list again and again; says once when it cannot, and once when it can again."""
+    async def _reconcile(self, device_allocations: DeviceAllocations) -> None:
+        """Reconciles every `reconcile_seconds`; logs once when that fails, and once when it works again."""
         failing = False
         while True:
             try:
-                await handouts.reconcile()
+                await device_allocations.reconcile()
                 if failing:
                     log.info("PodResources answers again")
                 failing = False
@@ -91,14 +92,14 @@ class Allocator:
         """Readiness: devices cannot be offered before discovery has said what there is."""
         return None if self.ledger.state.topology is not None else "the topology of this node has not been heard yet"
 
-    def record_in_doubt(self) -> str | None:
+    def record_unconfirmed(self) -> str | None:
         """Readiness: something may be held that is not in the record."""
-        doubt = self.ledger.doubt
-        if doubt is None:
+        unconfirmed = self.ledger.unconfirmed
+        if unconfirmed is None:
             return None
-        if self.handouts is not None:
-            return f"the journal was damaged ({doubt}): the kubelet has not confirmed yet what is held"
-        return f"the journal was damaged ({doubt}): nothing is given out until `topoalign trust` confirms what is held"
+        if self.device_allocations is not None:
+            return f"the journal was damaged ({unconfirmed}): the kubelet has not confirmed yet what is held"
+        return f"the journal was damaged ({unconfirmed}): nothing is given out until `topoalign trust` confirms what is held"
 
     def devices_given_twice(self) -> str | None:
         """Readiness: containers have devices that the kubelet gave to others as well; somebody has to choose."""
@@ -114,7 +115,7 @@ class Allocator:
         return f"devices that two containers have: {'; '.join(pairs[:MOST_PAIRS])}{more}; delete one pod of each pair"
 
     def outbox_full(self) -> str | None:
-        """Readiness: allocations go on, but somebody should look at the bus."""
+        """Readiness: allocations go on, but an operator should check the bus."""
         waiting, limit = len(self.ledger.pending), self.ledger.pending_limit
         if self.outbox.publisher.refusal is not None:
             return f"{waiting} facts wait for the bus, which refuses them: {self.outbox.publisher.refusal}"

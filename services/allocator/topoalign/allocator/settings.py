@@ -70,11 +70,11 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How long the hinting service may take before the same providers are asked in process."""
 
     reconcile_seconds: Period = 5.0
-    """Between two looks at the kubelet's PodResources, which answers at most 100 times a second for all who ask."""
+    """Between two polls of the kubelet's PodResources, which answers at most 100 times a second for all who ask."""
 
     gone_seconds: Wait = 5.0
     """
-    How long a container must be missing from PodResources before its allocation is released; more than one look, because a
+    How long a container must be missing from PodResources before its allocation is released; more than one poll, because a
     kubelet that has just started lists fewer pods than run.
     """
 

@@ -2,12 +2,12 @@
 How one version of the allocator follows another while the node goes on.
 
 Two processes of one node must never have its record at once, and the kubelet should see as little of the change as can be.
-So a newcomer does not push. It gets ready first, then stands in line: it holds a lock on the file `successor` in the state
-directory. Whoever is in office looks twice a second whether somebody does, lets the calls that have begun end, ends its
-streams to the kubelet, and only then gives up the directory. The newcomer replays the record and registers; the kubelet has
-kept the capacity meanwhile. Whoever was in office does nothing any more, and waits to be stopped: if it ended, whatever
-watches over it would start it again, and the two would take the node from one another in turn. Only where the newcomer has
-gone, too, and nobody has the node any more, does it want to be started again.
+So the new process gets ready first, then holds a lock on the file `successor` in the state directory. The running process
+polls that lock twice a second; where it is held, it lets the calls that have begun end, ends its streams to the kubelet, and
+only then gives up the directory. The new process replays the record and registers; the kubelet has kept the capacity
+meanwhile. The former process does nothing any more, and waits to be stopped: if it ended, its supervisor would start it
+again, and the two would take the node from one another in turn. Only where the new process has ended, too, and no process
+has the node any more, does the former one ask to be started again.
 
 These are locks and no signals because the two may be containers, each of which is pid 1 to itself. A lock needs no answer
 and goes with its process.
@@ -30,22 +30,24 @@ from topoalign.core.model.events import TopologyDiscovered
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Bus, Clock
 
-LINE = "successor"
+SUCCESSOR_LOCK = "successor"
+"""File in the state directory; the process that is to take over holds a lock on it."""
 
 POLL_SECONDS = 0.5
-"""Between two looks of the one in office; the kubelet notices nothing of this wait."""
+"""Between two polls of the successor lock by the running process; the kubelet notices nothing of this wait."""
 
 STEP_SECONDS = 0.02
-"""Between two tries of the one in line: meanwhile the node has no allocator."""
+"""Between two tries of the new process to open the journal: meanwhile the node has no allocator."""
 
 HEARD_SECONDS = 8.0
-"""How long a newcomer may take to know the hardware. If it does not, the other one stays."""
+"""How long a new process may take to know the hardware. If it takes longer, the running one stays."""
 
 WAIT_SECONDS = 20.0
-"""How long the one in office may take: it lets calls end for some seconds. Together less than a start may take."""
+"""How long the running process may take to hand over: it lets calls end for some seconds. With `HEARD_SECONDS`, less than a
+start may take."""
 
 VACANT_SECONDS = 60.0
-"""How long nobody may have the node: a newcomer that fails is started again in less."""
+"""How long no process may have the node: a new one that fails is started again in less."""
 
 log = structlog.get_logger("topoalign.allocator")
 
@@ -72,13 +74,13 @@ async def open_in_turn(
 
 
 async def handed_over(directory: Path, node: NodeName, clock: Clock, held: ExitStack) -> FileJournal:
-    """Stands in line until the journal can be opened, which `held` then closes."""
+    """Holds the successor lock until the journal can be opened, which `held` then closes. Raises StateInUse."""
     until = clock.monotonic() + WAIT_SECONDS
     log.info("waiting for the other allocator to hand over", directory=str(directory))
-    line = os.open(directory / LINE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    line = os.open(directory / SUCCESSOR_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         while True:
-            take(line, fcntl.LOCK_EX)  # or somebody else stands there, who will be in office next
+            take(line, fcntl.LOCK_EX)  # else another new process holds the lock, and will have the directory next
             try:
                 return held.enter_context(open_journal(directory, node))
             except StateInUse as fault:
@@ -91,18 +93,18 @@ async def handed_over(directory: Path, node: NodeName, clock: Clock, held: ExitS
 
 
 async def asked(directory: Path, clock: Clock) -> None:
-    """Returns when somebody stands in line."""
+    """Returns when another process holds the successor lock. It polls every `POLL_SECONDS`."""
     while not is_waited_for(directory):
         await clock.sleep(POLL_SECONDS)
 
 
 class Vacancy:
-    """Looked at by the one that has handed over: whether nobody has the node, because who asked for it has gone."""
+    """Tells the process that has handed over whether its successor has ended, so that no process has the node."""
 
     def __init__(self, directory: Path, clock: Clock) -> None:
         self._directory, self._clock = directory, clock
         self._since: float | None = None
-        """Monotonic seconds since which nobody was seen to have it."""
+        """Monotonic seconds since which no process was seen to have it."""
 
     def trouble(self) -> str | None:
         """Liveness: why this process should be started again."""
@@ -119,7 +121,7 @@ class Vacancy:
 
 def is_waited_for(directory: Path) -> bool:
     try:
-        line = os.open(directory / LINE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        line = os.open(directory / SUCCESSOR_LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return False
     try:

@@ -52,7 +52,7 @@ from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 
 NODE_SERVICES = ("discovery", "hinting", "allocator")
 LOG_LEVEL = os.environ.get(PREFIX + "LOG_LEVEL", "error")
-PATIENCE_SECONDS = 30.0
+LIMIT_SECONDS = 30.0
 """For each thing that is waited for; all of them take well under one."""
 SETTLED = (
     "services that run elsewhere take a pod for gone only some minutes after a start of the kubelet: for the demo, start "
@@ -76,7 +76,7 @@ class DemoStuck(Unavailable):
     code = "DemoStuck"
 
     def __init__(self, what: str, remedy: str = "run it again with TOPOALIGN_LOG_LEVEL=info") -> None:
-        super().__init__(f"{what} within {PATIENCE_SECONDS:g} s", remedy)
+        super().__init__(f"{what} within {LIMIT_SECONDS:g} s", remedy)
 
 
 @click.command()
@@ -129,27 +129,27 @@ async def demo(machine: str | None, node: NodeName, nats: str | None, kubelet_di
         await tasks.start(kubelet.run)
         for left_over in tuple(kubelet.running):  # in the checkpoint of an earlier demo that was cut short
             await kubelet.remove(*left_over)
-        ear = Ear(bus, node)
-        await tasks.start(ear.listen)
-        async with patience("the devices were not registered with the kubelet"):
+        listener = EventListener(bus, node)
+        await tasks.start(listener.listen)
+        async with time_limit("the devices were not registered with the kubelet"):
             await kubelet.until(lambda seen: offered(seen, topology))
         offer = ", ".join(f"{kubelet.allocatable(name)} {name}" for name in (GPU, NIC) if kubelet.allocatable(name))
         output.say(output.heading(f"A kubelet under policy restricted has {offer} from us"))
-        await play(kubelet, ear, topology)
+        await play(kubelet, listener, topology)
         output.say(f"Done in {clock.monotonic() - began:.1f} s. Next: `topoalign up`, then `topoalign watch`.")
 
 
-async def play(kubelet: FakeKubelet, ear: "Ear", topology: Topology) -> None:
+async def play(kubelet: FakeKubelet, listener: "EventListener", topology: Topology) -> None:
     """The three pods, and the release of the first."""
-    first = await admitted(kubelet, ear, first_pods(topology), topology)
-    second = await admitted(kubelet, ear, second_pods(topology), topology)
+    first = await admitted(kubelet, listener, first_pods(topology), topology)
+    second = await admitted(kubelet, listener, second_pods(topology), topology)
     free = len(kubelet.state().ownership.free(GPU))
     third = await choose(kubelet, third_pods(topology, free), misaligned)
     output.say(f"\n{output.heading(f'pod {third.name}')} asks for {worded(third)}: {REFUSED_BECAUSE[third.name]}")
     show(await kubelet.admit(third), topology)
     output.say(f"\n{output.heading(f'pod {first.name}')} goes")
     await kubelet.remove(first.namespace, first.name)
-    await ear.tell_until(lambda heard: released(heard, first), SETTLED)
+    await listener.tell_until(lambda heard: released(heard, first), SETTLED)
     await kubelet.remove(second.namespace, second.name)
     output.say()
 
@@ -160,7 +160,7 @@ def released(heard: Sequence[Heard], pod: PodRequest) -> bool:
 
 
 async def admitted(
-    kubelet: FakeKubelet, ear: "Ear", candidates: Iterable[PodRequest], topology: Topology
+    kubelet: FakeKubelet, listener: "EventListener", candidates: Iterable[PodRequest], topology: Topology
 ) -> PodRequest:
     """Admits the first of these pods that fits here, and waits until its owner is known to the subscriber."""
     pod = await choose(kubelet, candidates, aligned)
@@ -169,7 +169,7 @@ async def admitted(
     decision = await kubelet.admit(pod)
     show(decision, topology)
     parts = sum(len(a.devices) for a in decision.allocations) if isinstance(decision, Admission) else 0
-    await ear.tell_until(lambda heard: len(bindings(heard, pod)) >= parts)
+    await listener.tell_until(lambda heard: len(bindings(heard, pod)) >= parts)
     return pod
 
 
@@ -200,7 +200,7 @@ def show(decision: Decision, topology: Topology) -> None:
             output.say(f"            {clean(decision.remedy, 400)}")
 
 
-class Ear:
+class EventListener:
     """A subscriber that keeps what it hears until it is told."""
 
     def __init__(self, bus: Bus, node: NodeName) -> None:
@@ -223,7 +223,7 @@ class Ear:
 
     async def tell_until(self, enough: Callable[[list[Heard]], bool], *remedy: str) -> None:
         """Tells what has been heard and goes on until it is enough."""
-        async with patience("the events of this step were not heard", *remedy):
+        async with time_limit("the events of this step were not heard", *remedy):
             while True:
                 while self._told < len(self._heard):
                     await self._teller.tell(self._heard[self._told])
@@ -235,7 +235,7 @@ class Ear:
 
 async def discovered(bus: Bus, node: NodeName) -> Topology:
     """What discovery has announced of the node. Raises InvalidField for a node without GPUs."""
-    async with patience(f"node {node} was not discovered"), aclosing(Client(bus, name="demo").nodes(node)) as events:
+    async with time_limit(f"node {node} was not discovered"), aclosing(Client(bus, name="demo").nodes(node)) as events:
         async for heard in events:
             if isinstance(heard.event, TopologyDiscovered):
                 if not heard.event.topology.gpus:
@@ -270,9 +270,9 @@ def offered(kubelet: FakeKubelet, topology: Topology) -> bool:
 
 
 @asynccontextmanager
-async def patience(otherwise: str, *remedy: str) -> AsyncIterator[None]:
+async def time_limit(otherwise: str, *remedy: str) -> AsyncIterator[None]:
     try:
-        with anyio.fail_after(PATIENCE_SECONDS):
+        with anyio.fail_after(LIMIT_SECONDS):
             yield
     except TimeoutError as error:
         raise DemoStuck(otherwise, *remedy) from error

@@ -5,7 +5,7 @@ A file is replaced in one step, so that a runtime never reads half of one; it is
 the next start. Nothing is ever removed: containers that run refer to what is there, and are started again by it.
 
 The directory must be there. If it were made here, then in a container that lacks the mount it would be made inside of it,
-where no runtime looks.
+where no runtime reads.
 """
 
 import os
@@ -68,7 +68,10 @@ def is_there(path: Path, content: bytes) -> bool:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """In one step. What an earlier process left unfinished makes way; its name does not end as runtimes look for."""
+    """
+    Replaces a file in one step. What an earlier process left unfinished is removed first. It has the ending `.new`, which
+    no runtime reads.
+    """
     unfinished = path.with_name(f".{path.name}.new")
     unfinished.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

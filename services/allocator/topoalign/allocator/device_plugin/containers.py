@@ -2,8 +2,8 @@
 Keeps the node ready to tell containers of their devices, as configuration and hardware come and go.
 
 Most ways of telling need nothing. Under the CDI strategies a container only gets names, and the specification that they
-refer to must be in place before: so an Allocate is refused for as long as it cannot be. It is looked after every few
-seconds, too, so that what is missing is known before a pod finds out.
+refer to must be in place before: so an Allocate is refused for as long as it cannot be. It is checked every few
+seconds, too, so that what is missing is known before a pod fails.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -17,7 +17,7 @@ from topoalign.allocator.device_plugin import cdi, device_nodes
 from topoalign.allocator.device_plugin.cdi_files import SpecificationFiles
 from topoalign.allocator.device_plugin.host import dev_root
 from topoalign.allocator.device_plugin.responses import CDI, Teller
-from topoalign.allocator.ports import Desk
+from topoalign.allocator.ports import AllocatorPort
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.topology.model import Topology
@@ -54,9 +54,9 @@ class Containers:
         self._configuration, self._proc = configuration, proc
         self._files = SpecificationFiles(cdi_dir)
         self._specified: Specified | None = None
-        """None: nothing is in place, or it is time to look whether it is right."""
+        """None: nothing is in place, or the next call is to check it."""
         self._minors: Mapping[device_nodes.Instance, int] | None = None
-        """Four thousand lines of /proc. None: not read since the last look."""
+        """Read from four thousand lines of /proc. None: not read since the last poll."""
         self._reason: str | None = None
 
     def now(self, topology: Topology, resource: ResourceName) -> Teller:
@@ -67,21 +67,21 @@ class Containers:
         """
         return self._teller(topology) if has_gpus(topology, resource) else Teller()
 
-    async def run(self, desk: Desk, clock: Clock) -> None:
-        """Looks when the hardware has changed, and again and again, until cancelled; says it once when it finds another."""
+    async def run(self, allocator: AllocatorPort, clock: Clock) -> None:
+        """Polls every `POLL_SECONDS` and when the hardware changes, until cancelled; logs each change of the result once."""
         while True:
-            topology = desk.state.hardware
-            reason = self.look(topology)
+            topology = allocator.state.hardware
+            reason = self.poll(topology)
             if reason != self._reason:
                 self._reason = reason
                 if reason is None:
                     log.info("containers can be told of their devices")
                 else:
                     log.warning("containers cannot be told of their devices", reason=reason)
-            await either(partial(clock.sleep, POLL_SECONDS), partial(wait_for_hardware, desk, topology))
+            await either(partial(clock.sleep, POLL_SECONDS), partial(wait_for_hardware, allocator, topology))
 
-    def look(self, topology: Topology) -> str | None:
-        """Makes anew what is not as it should be; why that cannot be done, if it cannot."""
+    def poll(self, topology: Topology) -> str | None:
+        """Writes the CDI specifications that are missing or changed; returns why that failed, None if it did not."""
         self._specified = self._minors = None
         try:
             if any(has_gpus(topology, resource) for resource in topology.offers_of):
@@ -100,8 +100,8 @@ class Containers:
         by_cdi = not CDI.isdisjoint(plugin.device_list_strategy)
         if self._minors is None and any(gpu.mig for gpu in topology.gpus):
             self._minors = device_nodes.mig_minors(self._proc)
-        looks = plugin.pass_device_specs or by_cdi or configuration.imex.channel_ids
-        dev = dev_root(configuration.flags) if looks else Teller().dev
+        reads_dev = plugin.pass_device_specs or by_cdi or configuration.imex.channel_ids
+        dev = dev_root(configuration.flags) if reads_dev else Teller().dev
         teller = Teller(
             configuration=configuration,
             dev=dev,
@@ -132,10 +132,10 @@ class Containers:
         return specified.kinds
 
 
-async def wait_for_hardware(desk: Desk, topology: Topology) -> None:
+async def wait_for_hardware(allocator: AllocatorPort, topology: Topology) -> None:
     """Waits until the hardware is not as it was."""
-    while desk.state.hardware is topology:
-        await desk.wait_past(desk.version)
+    while allocator.state.hardware is topology:
+        await allocator.wait_past(allocator.version)
 
 
 def has_gpus(topology: Topology, resource: ResourceName) -> bool:

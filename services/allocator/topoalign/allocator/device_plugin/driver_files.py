@@ -3,7 +3,7 @@ What a container needs of the driver beside device nodes: its user-space librari
 
 They are found as NVIDIA's own tools find them: the directory that has a file `libcuda.so.<version>`, and in it whatever
 bears that version at the end of its name. Only regular files count. A link could lead to a path of another root, and the
-directory that it leads to is looked at anyway.
+directory that it leads to is searched anyway.
 
 Sources: nvidia-container-toolkit v1.17 (pkg/nvcdi), of which this is the part for compute and utility.
 """
@@ -74,7 +74,7 @@ def find(root: Root) -> DriverFiles:
 
 
 def library_names(directory: Path) -> list[str]:
-    """The names in it, in order. A host has thousands there: only the driver's are looked at one by one."""
+    """The names in it, in order. A host has thousands there: only those of the driver are checked one by one."""
     try:
         return sorted(os.listdir(directory))
     except OSError:

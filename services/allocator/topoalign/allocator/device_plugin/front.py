@@ -21,7 +21,7 @@ from topoalign.allocator.device_plugin.guard import Guard
 from topoalign.allocator.device_plugin.plugin import FIELD, JITTER, Plugin
 from topoalign.allocator.device_plugin.registration import digest_name
 from topoalign.allocator.device_plugin.registration_states import Jitter
-from topoalign.allocator.ports import Desk
+from topoalign.allocator.ports import AllocatorPort
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
@@ -34,7 +34,7 @@ class KubeletFront:
 
     def __init__(
         self,
-        desk: Desk,
+        allocator: AllocatorPort,
         kubelet_dir: Path,
         clock: Clock,
         *,
@@ -49,12 +49,12 @@ class KubeletFront:
         our devices; None: it is not asked. `drain_seconds`: how long calls that have begun may go on when this is stopped.
         `jitter` spreads the retries of many nodes.
         """
-        self._desk, self._directory = desk, kubelet_dir
+        self._allocator, self._directory = allocator, kubelet_dir
         self.plugins: dict[ResourceName, Plugin] = {}
         """Those that run."""
         self.plugin_for = partial(
             Plugin,
-            desk=desk,
+            allocator=allocator,
             containers=containers or Containers(),
             directory=kubelet_dir,
             clock=clock,
@@ -77,14 +77,14 @@ class KubeletFront:
                 tasks.start_soon(self._guard.run)
             task_status.started()
             while True:
-                version = self._desk.version
-                wanted = resources(self._desk.state)
+                version = self._allocator.version
+                wanted = resources(self._allocator.state)
                 for resource, plugin in self.plugins.items():
                     plugin.wanted = resource in wanted
                 for resource in wanted - self.plugins.keys():
                     plugin = self.plugins[resource] = self.plugin_for(resource)
                     tasks.start_soon(self._serve, plugin)
-                await self._desk.wait_past(version)
+                await self._allocator.wait_past(version)
 
     async def _serve(self, plugin: Plugin) -> None:
         while plugin.wanted:  # it may be wanted again while it stops

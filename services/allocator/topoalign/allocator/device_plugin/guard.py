@@ -46,9 +46,9 @@ class Guard:
         """Until cancelled."""
         while True:
             await self._clock.sleep(GUARD_SECONDS)
-            await self.look()
+            await self.poll()
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         kubelet = sockets.identity(self._socket)
         if kubelet is None or kubelet == self._unserved:
             return
@@ -59,7 +59,7 @@ class Guard:
             return
         if shown is None:
             self._unserved = kubelet
-            log.info("the kubelet does not serve what can be allocated: nobody looks whether it has our devices")
+            log.info("the kubelet does not serve what can be allocated: a loss of our devices will not be noticed")
             return
         for plugin in self._plugins():
             plugin.compare(shown.get(plugin.resource, set()))

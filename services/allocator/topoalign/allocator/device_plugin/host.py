@@ -35,7 +35,7 @@ class Root(NamedTuple):
         return self.here / path.lstrip("/")
 
     def has(self, path: str) -> bool:
-        """Whether there is something that this process may look at; a mount that fails has nothing."""
+        """Whether a file is there that this process can see; a mount that fails has none."""
         return os.path.exists(self.below(path))
 
 
@@ -48,7 +48,7 @@ def driver_root(flags: Flags) -> Root:
 def dev_root(flags: Flags) -> Root:
     """
     Of /dev/nvidia*: `nvidiaDevRoot`, else the driver's. Where none of these is mounted for us with a /dev in it our own
-    /dev is looked at, which is the host's in a privileged container (k8s-device-plugin v0.20.0, root.getDevRoot).
+    /dev is searched, which is the host's in a privileged container (k8s-device-plugin v0.20.0, root.getDevRoot).
     """
     host = flags.nvidia_dev_root or flags.nvidia_driver_root
     places = [Path(host), Path("/")]

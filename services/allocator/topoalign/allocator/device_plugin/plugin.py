@@ -3,7 +3,7 @@ One resource's place in the kubelet: its socket, its registration, and the strea
 
 The kubelet forgets its plugins when it restarts, and tells nobody. It may come up long after us, may sweep its directory
 with our socket in it, may accept a registration and never listen. So nothing here waits for an event that might not come:
-twice a second a plugin looks at what is there, and mends what is not as it should be. Nothing that the kubelet does ends
+twice a second a plugin polls what is there, and mends what is not as it should be. Nothing that the kubelet does ends
 this process. What it does with the registration is an event of `registration_states`, whose tables say what follows.
 
 The order matters in one place: a stream to the kubelet is ended before a new registration, because the kubelet drops its
@@ -20,7 +20,7 @@ from topoalign.allocator.device_plugin.containers import Containers
 from topoalign.allocator.device_plugin.registration import register, socket_path
 from topoalign.allocator.device_plugin.registration_states import POLL_SECONDS, Event, Jitter, Registration, Sign
 from topoalign.allocator.device_plugin.server import DevicePlugin
-from topoalign.allocator.ports import Desk
+from topoalign.allocator.ports import AllocatorPort
 from topoalign.core.model.errors import StateFault
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.ports import Clock
@@ -42,7 +42,7 @@ class Plugin:
     def __init__(
         self,
         resource: ResourceName,
-        desk: Desk,
+        allocator: AllocatorPort,
         containers: Containers,
         directory: Path,
         clock: Clock,
@@ -52,11 +52,11 @@ class Plugin:
     ) -> None:
         self.resource = resource
         self.path = socket_path(directory, resource)
-        self.service = DevicePlugin(resource, desk, containers)
+        self.service = DevicePlugin(resource, allocator, containers)
         self.reason: str | None = f"{resource} is not served yet"
         self.wanted = True
-        """False: there is nothing of the resource any more, and `run` ends at its next look."""
-        self._desk = desk
+        """False: nothing of the resource is offered or held any more, and `run` ends at its next poll."""
+        self._allocator = allocator
         self._directory = directory
         self._clock = clock
         self._drain_seconds = drain_seconds
@@ -66,18 +66,18 @@ class Plugin:
         self._former = self.service.watch
         """The stream from before the registration."""
         self._hidden = 0
-        """Healthy devices of which a kubelet that is doubted showed none."""
+        """How many healthy devices the kubelet was told of and did not show."""
 
     async def run(self) -> None:
         """Until cancelled, or no longer wanted."""
         try:
             while self.wanted:
-                self.settle(await self.look() or self.doubt())
+                self.settle(await self.poll() or self.missing_devices())
                 await self._clock.sleep(POLL_SECONDS)
         finally:
             await self.stop()
 
-    async def look(self) -> str | None:
+    async def poll(self) -> str | None:
         """Brings everything into place as far as it goes now; says what is missing."""
         if self._server is not None and not self._server.in_place:
             log.info("the socket has gone, made anew", socket=self.path.name)
@@ -90,9 +90,9 @@ class Plugin:
             except StateFault as fault:
                 return f"{fault.finding}; {fault.remedy}"
             self._server = server
-        return await self.look_at_kubelet()
+        return await self.poll_kubelet()
 
-    async def look_at_kubelet(self) -> str | None:
+    async def poll_kubelet(self) -> str | None:
         """Registers the resource if it is time to; says what is missing."""
         kubelet, now = sockets.identity(self._directory / KUBELET_SOCKET), self._clock.monotonic()
         if kubelet is None:
@@ -139,9 +139,9 @@ class Plugin:
             case _:
                 return None
 
-    def doubt(self) -> str | None:
-        """Why a kubelet that listens is not believed to have heard; None: it is."""
-        if not self._registration.doubt.is_held:
+    def missing_devices(self) -> str | None:
+        """Why a kubelet that listens is taken to have lost the devices; None: it shows them."""
+        if not self._registration.visibility.is_lost:
             return None
         return f"the kubelet listens to {self.resource}, and shows none of its {self._hidden} healthy devices"
 
@@ -150,28 +150,28 @@ class Plugin:
         Judges what the kubelet shows as allocatable of this resource. One that listens, was told of healthy devices and
         shows none of them has lost us without knowing: only a new registration helps, and not at once if one did not.
         """
-        doubt, now = self._registration.doubt, self._clock.monotonic()
+        visibility, now = self._registration.visibility, self._clock.monotonic()
         if not self.service.watch.open or not self._registration.is_registered:
-            doubt.apply(Sign.DEAF, now)
+            visibility.apply(Sign.NOT_LISTENING, now)
             return
-        listed = self._desk.state.hardware.devices.get(self.resource, {})
+        listed = self._allocator.state.hardware.devices.get(self.resource, {})
         seen = any(device in listed for device in shown)
-        told = [] if seen else [device for device in listed if self._desk.state.health_of(device).usable]
+        told = [] if seen else [device for device in listed if self._allocator.state.health_of(device).usable]
         if not told:
-            if doubt.is_held:
+            if visibility.is_lost:
                 log.info("the kubelet shows our devices again", resource=self.resource)
-            doubt.apply(Sign.SHOWN, now)
+            visibility.apply(Sign.SHOWN, now)
             return
-        if doubt.is_unseen:
+        if visibility.is_unseen:
             self._hidden = len(told)
-        sign = doubt.hidden(now)
-        doubt.apply(sign, now)
+        sign = visibility.hidden(now)
+        visibility.apply(sign, now)
         if sign is Sign.HIDDEN_AGAIN:
             log.error("the kubelet has lost our devices: registering anew", resource=self.resource, devices=len(told))
             self._registration.apply(Event.LOST, now)
 
     def settle(self, reason: str | None) -> None:
-        """Logs once per change of state, not once per look."""
+        """Logs once per change of state, not once per poll."""
         if reason != self.reason:
             self.reason = reason
             if reason is None:

@@ -6,8 +6,9 @@ event that is not in the table of a state cannot happen there. What an event doe
 the event alone (`Registration.apply`).
 
 A kubelet that listens may have lost the devices all the same. That is judged apart from the registration, by what the
-kubelet shows as allocatable (`Doubt`): once may be the moment before it has read a list, twice in a row is a loss. Each loss
-leads to a new registration, at once, then at least 10, 20, 40 ... 640 s after the one before.
+kubelet shows as allocatable (`DeviceVisibility`): no device at one poll may be the moment before it has read a list, none
+at two polls in a row is a loss. Each loss leads to a new registration, at once, then at least 10, 20, 40 ... 640 s after
+the one before.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from topoalign.kubelet.grpc.sockets import Identity
 from topoalign.runtime.backoff import backoff_seconds
 
 POLL_SECONDS = 0.5
-"""Between two looks at the sockets. A kubelet that restarts has its resources back within a second."""
+"""Between two polls of the sockets. A kubelet that restarts has its resources back within a second."""
 
 LISTEN_SECONDS = 5.0
 """How long a kubelet that has registered us may go without a ListAndWatch stream before we register anew."""
@@ -25,7 +26,7 @@ LISTEN_SECONDS = 5.0
 FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 1.0, 16.0
 """Between two registrations with a kubelet that refuses, or that does not go on listening; doubled each time."""
 
-FIRST_DOUBT_SECONDS, LAST_DOUBT_SECONDS = 10.0, 640.0
+FIRST_LOSS_SECONDS, LAST_LOSS_SECONDS = 10.0, 640.0
 """Between two registrations with a kubelet that listens and shows nothing; doubled each time."""
 
 Jitter = Callable[[], float]
@@ -40,7 +41,7 @@ class State(Enum):
     REGISTERED = auto()
     """It has accepted the registration, and is to open its stream until `listen_by`."""
     LISTENING = auto()
-    """Its stream was open at the last look."""
+    """Its stream was open at the last poll."""
 
 
 class Event(Enum):
@@ -99,20 +100,21 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
 }
 
 
-class Trust(Enum):
-    """Whether a kubelet that listens is believed to have the devices."""
+class Visibility(Enum):
+    """Whether a kubelet that listens has the devices, judged by what it shows as allocatable."""
 
-    BELIEVED = auto()
+    VISIBLE = auto()
+    """It has them, as far as is known."""
     UNSEEN = auto()
-    """It is believed, and showed none of them at the last look."""
-    DOUBTED = auto()
+    """It showed none of them at the last poll, which is not yet a loss."""
+    LOST = auto()
     """It has lost them, and was registered with anew since."""
-    DOUBTED_UNSEEN = auto()
-    """It has lost them, and showed none of them at the last look either."""
+    LOST_UNSEEN = auto()
+    """It has lost them, and showed none of them at the last poll either."""
 
 
 class Sign(Enum):
-    """What a look at the kubelet's allocatable devices says."""
+    """What one poll of the kubelet's allocatable devices says."""
 
     SHOWN = auto()
     """It shows some of them, or none of them is healthy."""
@@ -120,62 +122,62 @@ class Sign(Enum):
     """It shows none, and no loss is to be told from that yet."""
     HIDDEN_AGAIN = auto()
     """It shows none for the second time in a row, and may be registered with anew."""
-    DEAF = auto()
+    NOT_LISTENING = auto()
     """It does not listen: what it shows means nothing."""
     CHANGED = auto()
     """It is another kubelet."""
 
 
-T, G = Trust, Sign
-DOUBTS: Mapping[Trust, Mapping[Sign, Trust]] = {
-    T.BELIEVED: {
-        G.SHOWN: T.BELIEVED,
-        G.HIDDEN: T.UNSEEN,
-        G.DEAF: T.BELIEVED,
-        G.CHANGED: T.BELIEVED,
+V, G = Visibility, Sign
+VISIBILITY_TRANSITIONS: Mapping[Visibility, Mapping[Sign, Visibility]] = {
+    V.VISIBLE: {
+        G.SHOWN: V.VISIBLE,
+        G.HIDDEN: V.UNSEEN,
+        G.NOT_LISTENING: V.VISIBLE,
+        G.CHANGED: V.VISIBLE,
     },
-    T.UNSEEN: {
-        G.SHOWN: T.BELIEVED,
-        G.HIDDEN: T.DOUBTED_UNSEEN,
-        G.HIDDEN_AGAIN: T.DOUBTED,
-        G.DEAF: T.BELIEVED,
-        G.CHANGED: T.UNSEEN,
+    V.UNSEEN: {
+        G.SHOWN: V.VISIBLE,
+        G.HIDDEN: V.LOST_UNSEEN,
+        G.HIDDEN_AGAIN: V.LOST,
+        G.NOT_LISTENING: V.VISIBLE,
+        G.CHANGED: V.UNSEEN,
     },
-    T.DOUBTED: {
-        G.SHOWN: T.BELIEVED,
-        G.HIDDEN: T.DOUBTED_UNSEEN,
-        G.DEAF: T.DOUBTED,
-        G.CHANGED: T.BELIEVED,
+    V.LOST: {
+        G.SHOWN: V.VISIBLE,
+        G.HIDDEN: V.LOST_UNSEEN,
+        G.NOT_LISTENING: V.LOST,
+        G.CHANGED: V.VISIBLE,
     },
-    T.DOUBTED_UNSEEN: {
-        G.SHOWN: T.BELIEVED,
-        G.HIDDEN: T.DOUBTED_UNSEEN,
-        G.HIDDEN_AGAIN: T.DOUBTED,
-        G.DEAF: T.DOUBTED,
-        G.CHANGED: T.UNSEEN,
+    V.LOST_UNSEEN: {
+        G.SHOWN: V.VISIBLE,
+        G.HIDDEN: V.LOST_UNSEEN,
+        G.HIDDEN_AGAIN: V.LOST,
+        G.NOT_LISTENING: V.LOST,
+        G.CHANGED: V.UNSEEN,
     },
 }
 
 
-class Doubt:
-    """Judges what the kubelet shows of the resource."""
+class DeviceVisibility:
+    """Judges by what the kubelet shows as allocatable whether it still has the devices of the resource."""
 
     def __init__(self) -> None:
-        self.trust = Trust.BELIEVED
+        self.current = Visibility.VISIBLE
         self.losses = 0
         """In a row, since the kubelet last showed a device."""
         self.again_at = 0.0
         """Monotonic seconds before which a loss is no reason to register anew."""
 
     @property
-    def is_held(self) -> bool:
+    def is_lost(self) -> bool:
         """Whether the kubelet is taken to have lost the devices."""
-        return self.trust in (Trust.DOUBTED, Trust.DOUBTED_UNSEEN)
+        return self.current in (Visibility.LOST, Visibility.LOST_UNSEEN)
 
     @property
     def is_unseen(self) -> bool:
-        """Whether the kubelet showed no device at the last look."""
-        return self.trust in (Trust.UNSEEN, Trust.DOUBTED_UNSEEN)
+        """Whether the kubelet showed no device at the last poll."""
+        return self.current in (Visibility.UNSEEN, Visibility.LOST_UNSEEN)
 
     def hidden(self, now: float) -> Sign:
         """What it means if the kubelet shows none of the devices now."""
@@ -183,13 +185,13 @@ class Doubt:
 
     def apply(self, sign: Sign, now: float) -> None:
         """Raises KeyError for a sign that cannot follow: a defect of the caller."""
-        self.trust = DOUBTS[self.trust][sign]
+        self.current = VISIBILITY_TRANSITIONS[self.current][sign]
         match sign:
             case Sign.SHOWN:
                 self.losses = 0
             case Sign.HIDDEN_AGAIN:
                 self.losses += 1
-                self.again_at = now + backoff_seconds(self.losses, FIRST_DOUBT_SECONDS, LAST_DOUBT_SECONDS)
+                self.again_at = now + backoff_seconds(self.losses, FIRST_LOSS_SECONDS, LAST_LOSS_SECONDS)
             case Sign.CHANGED:
                 self.losses, self.again_at = 0, 0.0
 
@@ -201,7 +203,7 @@ class Registration:
         self.state = State.UNREGISTERED
         self.kubelet: Identity | None = None
         """The one that was asked last."""
-        self.doubt = Doubt()
+        self.visibility = DeviceVisibility()
         self.failures = 0
         """Registrations in a row that were refused, or after which the kubelet did not go on listening."""
         self.ask_at = 0.0
@@ -241,7 +243,7 @@ class Registration:
         match event:
             case Event.KUBELET_CHANGED:
                 self.failures = 0
-                self.doubt.apply(Sign.CHANGED, now)
+                self.visibility.apply(Sign.CHANGED, now)
             case Event.ACCEPTED:
                 self._success_at = self.listen_by = now + LISTEN_SECONDS
             case Event.REFUSED | Event.UNHEARD:

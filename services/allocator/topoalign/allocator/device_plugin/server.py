@@ -6,7 +6,7 @@ are and near which NUMA node each is (ListAndWatch), it asks which ones belong t
 says what it has given (Allocate), which is recorded before it gets its answer. It never says to whom: that is asked of
 PodResources when the container is about to start (PreStartContainer).
 
-Each method only translates: the allocator's `Desk` decides, and `transport` turns its errors into statuses.
+Each method only translates: the allocator's `AllocatorPort` decides, and `transport` turns its errors into statuses.
 
 Sources: the device plugin API v1beta1 and its use in kubelet v1.36.3 (cm/devicemanager).
 """
@@ -21,7 +21,7 @@ from topoalign.allocator.device_plugin.containers import Containers
 from topoalign.allocator.device_plugin.listing import Listing
 from topoalign.allocator.device_plugin.registration import OPTIONS
 from topoalign.allocator.device_plugin.watches import Watch, Watches
-from topoalign.allocator.ports import Desk
+from topoalign.allocator.ports import AllocatorPort
 from topoalign.core.model.errors import InvalidField, NoFit, Unavailable, UnknownDevice
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import MOST_CONTAINERS
@@ -36,10 +36,10 @@ log = structlog.get_logger()
 class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
     """One resource of the node, as the kubelet sees it."""
 
-    def __init__(self, resource: ResourceName, desk: Desk, containers: Containers | None = None) -> None:
+    def __init__(self, resource: ResourceName, allocator: AllocatorPort, containers: Containers | None = None) -> None:
         """`containers` knows what containers are told; None: by the defaults of the configuration."""
         self.resource = resource
-        self.desk = desk
+        self.allocator = allocator
         self.containers = containers or Containers()
         self.listing = Listing(resource)
         self.watches = Watches()
@@ -66,12 +66,12 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
             said = None
             try:
                 while not watch.ending.is_set():
-                    version = self.desk.version
-                    response = await self.listing.of(self.desk.state)
+                    version = self.allocator.version
+                    response = await self.listing.of(self.allocator.state)
                     if response is not said:
                         said = response
                         yield response
-                    await either(partial(self.desk.wait_past, version), watch.ending.wait)
+                    await either(partial(self.allocator.wait_past, version), watch.ending.wait)
             finally:
                 if kubelet:
                     log.info("the kubelet does not listen any more", resource=self.resource)
@@ -94,7 +94,7 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
         available = [DeviceID(device) for device in request.available_deviceIDs]
         must_include = [DeviceID(device) for device in request.must_include_deviceIDs]
         try:
-            devices = await self.desk.prefer(self.resource, available, must_include, request.allocation_size)
+            devices = await self.allocator.prefer(self.resource, available, must_include, request.allocation_size)
         except (UnknownDevice, InvalidField, NoFit) as error:
             log.warning("no preference given", resource=self.resource, reason=error.finding)
             devices = ()
@@ -104,10 +104,10 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
         """All containers of the request or none; what is answered is on disk. What could not be told is not recorded."""
         check_containers(message.container_requests)
         sets = [[DeviceID(device) for device in request.devices_ids] for request in message.container_requests]
-        teller = self.containers.now(self.desk.state.hardware, self.resource)
-        teller.check(self.desk.state.hardware, self.resource, sets)
-        allocations = await self.desk.allocate(self.resource, sets)
-        hardware = self.desk.state.hardware
+        teller = self.containers.now(self.allocator.state.hardware, self.resource)
+        teller.check(self.allocator.state.hardware, self.resource, sets)
+        allocations = await self.allocator.allocate(self.resource, sets)
+        hardware = self.allocator.state.hardware
         return v1beta1.AllocateResponse(
             container_responses=[
                 teller.response(hardware, self.resource, allocation.devices[self.resource])
@@ -118,7 +118,7 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
     async def pre_start_container(self, message: v1beta1.PreStartContainerRequest) -> v1beta1.PreStartContainerResponse:
         """Learns who the owner is. If PodResources is silent the container starts all the same, and is bound later."""
         try:
-            await self.desk.reconcile()
+            await self.allocator.reconcile()
         except Unavailable as error:
             log.warning(
                 "the owner is not known yet",

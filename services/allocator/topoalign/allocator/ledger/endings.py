@@ -65,7 +65,7 @@ class Endings:
 
 
 def names_of(allocation: Allocation) -> set[str]:
-    """What people may call an allocation: its id, and `namespace/pod` where its owner is known."""
+    """The names that `explain` finds an allocation by: its id, and `namespace/pod` where its owner is known."""
     owner = allocation.owner
     return {allocation.id} if owner is None else {allocation.id, f"{owner.namespace}/{owner.pod}"}
 

@@ -3,8 +3,9 @@ The record of a node's allocations on disk, and one in memory with the same prom
 
 The state directory holds `lock`, held by the one process that may write; `journal`, written as `record` says; `published`,
 how far the bus has heard; and journals that were damaged. A damaged journal does not stop the node: it is set aside as
-`journal.corrupt-N`, for whoever wants to look, and what can be trusted of it goes on in a new one, with the doubt written in
-its header where something may be missing. What is set aside is never written again; the newest few are kept.
+`journal.corrupt-N`, for inspection, and what can be trusted of it goes on in a new one. Where something may be
+missing, the header of the new one says why (`Header.doubt`), and the record is unconfirmed until somebody confirms it.
+What is set aside is never written again; the newest few are kept.
 """
 
 import errno
@@ -40,7 +41,7 @@ class FileJournal:
         self.node = node
         self.dropped = 0
         """Bytes of an unfinished line that `load` dropped."""
-        self._doubt: str | None = None
+        self._unconfirmed: str | None = None
         self._lines: list[bytes] = []
         self._file: int | None = None
         self._size = 0
@@ -48,7 +49,7 @@ class FileJournal:
 
     @property
     def doubt(self) -> str | None:
-        return self._doubt
+        return self._unconfirmed
 
     @property
     def set_aside(self) -> list[Path]:
@@ -63,12 +64,12 @@ class FileJournal:
             self.mark_published(0, 0)
             return []
         self._lines = [line.encoded for line in found.lines]
-        self._doubt = found.doubt
+        self._unconfirmed = found.unconfirmed
         if found.damage is not None:
             self.recover(found, content is not None)
             return [line.entry for line in found.lines]
-        if found.doubt is not None:
-            log.error("the record is in doubt still", since=found.doubt)
+        if found.unconfirmed is not None:
+            log.error("the record is still unconfirmed", since=found.unconfirmed)
         self.dropped = found.unfinished
         with faults(self.path, "open the journal"):
             self.open()
@@ -102,9 +103,7 @@ class FileJournal:
             finding=found.damage,
             set_aside=None if kept is None else str(kept),
             entries_kept=len(found.lines),
-            state="in doubt until it is confirmed"
-            if found.doubt
-            else "whole: what is damaged is older than a snapshot",
+            state="unconfirmed" if found.unconfirmed else "whole: what is damaged is older than a snapshot",
         )
 
     def put_aside(self) -> Path:
@@ -121,12 +120,12 @@ class FileJournal:
         return name
 
     def trust(self) -> None:
-        doubt, self._doubt = self._doubt, None
+        unconfirmed, self._unconfirmed = self._unconfirmed, None
         try:
             with faults(self.path, "rewrite the journal"):
                 self.replace(self._lines)
         except StateFault:
-            self._doubt = doubt
+            self._unconfirmed = unconfirmed
             raise
 
     def append(self, entry: Entry) -> None:
@@ -200,7 +199,7 @@ class FileJournal:
         more line. Where this fails later, the next append begins with it anew, because the open file may be the one that was
         replaced.
         """
-        header = encoded(Header(version=VERSION, node=self.node, doubt=self._doubt or ""))
+        header = encoded(Header(version=VERSION, node=self.node, doubt=self._unconfirmed or ""))
         beside = self.directory / "journal.new"
         try:
             target = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

@@ -9,8 +9,8 @@ The journal is kept short: after `compact_after` entries it is written anew as o
 nothing but the facts that are still to be published. Should those become more than `pending_limit` because the bus has
 been away for long, they are dropped in favour of the snapshot, which makes every listener whole again.
 
-A journal that was damaged leaves a doubt: something may be held that is not in the record. The ledger only carries it; who
-hands out devices asks the kubelet first, or refuses, until the record is confirmed.
+A journal that was damaged leaves the record unconfirmed: something may be held that is not in it. The ledger only says so;
+who hands out devices asks the kubelet first, or refuses, until the record is confirmed.
 """
 
 from collections import deque
@@ -52,7 +52,7 @@ log = structlog.get_logger("topoalign.allocator.ledger.ledger")
 
 
 class Ledger:
-    """One node's allocations. Synchronous throughout: between looking at `state` and recording there is no pause."""
+    """One node's allocations. Synchronous throughout: between reading `state` and recording there is no pause."""
 
     def __init__(
         self,
@@ -95,19 +95,19 @@ class Ledger:
         published does, but for one fact perhaps, which may have begun the epoch after it.
         """
         published, _ = self._journal.published() or (0, 0)
-        lost = self.doubt is not None
+        lost = self.unconfirmed is not None
         now = int(self._clock.wall() * 1000)
         self._epoch = self._begun = max(now + lost, self.state.epoch + 1, published + 1 + lost)
         try:
             self.announce()
         except StateFault:
-            if not self.state.epoch or self.doubt is not None:  # of what was lost, numbers may have been heard already
-                raise
+            if not self.state.epoch or self.unconfirmed is not None:
+                raise  # numbers of what was lost may have been heard already
             # What is on disk was read, so the node can go on in its old epoch; each new fact will try the disk again.
             self._epoch = self.state.epoch
 
     @property
-    def doubt(self) -> str | None:
+    def unconfirmed(self) -> str | None:
         """Why something may be held that is not in `state`; None: the record is whole."""
         return self._journal.doubt
 
@@ -140,13 +140,13 @@ class Ledger:
             self.hear(msgspec.structs.replace(now, revision=had.revision + 1))
 
     def confirm(self, by: str) -> None:
-        """Ends the doubt: what is in the record is all that is held, says whoever `by` names. Raises StateFault."""
-        doubt = self.doubt
-        if doubt is None:
+        """Confirms the record: all that is held is in it, says whoever `by` names. Raises StateFault."""
+        unconfirmed = self.unconfirmed
+        if unconfirmed is None:
             return
         with self._noting_faults():
             self._journal.trust()
-        log.info("the record is confirmed", by=by, doubt=doubt, allocations=len(self.state.allocations))
+        log.info("the record is confirmed", by=by, reason=unconfirmed, allocations=len(self.state.allocations))
         self._move(self.state)
 
     def next_id(self, ahead: int = 0) -> AllocationID:

@@ -35,7 +35,7 @@ def release_other_machines(ledger: Ledger) -> None:
         return
     try:
         ledger.release(tuple(others), "other-machine")
-    except StateFault:  # the ledger has said so; the next look tries again
+    except StateFault:  # the ledger has said so; the next call tries again
         return
     log.warning(
         "the record is of another machine: its allocations are released",

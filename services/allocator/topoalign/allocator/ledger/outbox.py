@@ -21,7 +21,7 @@ from topoalign.runtime.publisher import Publisher
 from topoalign.runtime.speaker import Speaker
 
 POLL_SECONDS = 60.0
-"""Between two looks at whether the stream still has what was said."""
+"""Between two checks whether the stream still has what was said."""
 
 log = structlog.get_logger("topoalign.allocator.ledger.outbox")
 
@@ -43,8 +43,8 @@ class Outbox:
 
     async def watch(self) -> None:
         """
-        Looks now and then whether the stream still has what was said: an idle node would not notice otherwise. Has
-        everything said anew where somebody else spoke under ids of this node since the last look.
+        Checks every `POLL_SECONDS` whether the stream still has what was said: an idle node would not notice otherwise.
+        Announces everything anew where somebody else published under ids of this node since the last check.
         """
         subject = wire.allocation_subjects(self._ledger.node)
         taken = 0

@@ -6,7 +6,7 @@ append that was cut short and never answered, so it is dropped; anything else th
 
 The state is what follows from the newest snapshot on. So damage before that costs no more than facts which the bus has not
 heard, and the snapshot stands in for them; damage after it, or in the header, means that something may have been given of
-which nothing is known here, and leaves the record in doubt. Of what is whole, the lines around the newest snapshot are
+which nothing is known here, and leaves the record unconfirmed. Of what is whole, the lines around the newest snapshot are
 trusted as far as they follow one another; nothing of a journal of another node, or of a later version of this format.
 
 Fields may be added to the format and to events, never renamed: readers pass over those that they do not know. A fact of a
@@ -57,7 +57,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of a last line that was never finished."""
     damage: str | None = None
     """What is not as it was written."""
-    doubt: str | None = None
+    unconfirmed: str | None = None
     """Why something may have been given that is not in `lines`."""
 
 
@@ -96,16 +96,16 @@ def read(content: bytes, node: NodeName, published: Place | None) -> Record:
     if not header.doubt:
         damages += ending(runs[-1], published)
     if not damages:
-        return Record(lines=runs[-1], unfinished=len(unfinished), doubt=header.doubt or None)
+        return Record(lines=runs[-1], unfinished=len(unfinished), unconfirmed=header.doubt or None)
     damage = damages[0] if len(damages) == 1 else f"{damages[0]}, and {len(damages) - 1} more"
     trusted = next((run for run in reversed(runs) if has_snapshot(run)), [])
     is_all = trusted is runs[-1] and has_snapshot(trusted) and not ending(trusted, published)
-    return Record(lines=trusted, damage=damage, doubt=header.doubt or (None if is_all else damage))
+    return Record(lines=trusted, damage=damage, unconfirmed=header.doubt or (None if is_all else damage))
 
 
 def lost(damage: str) -> Record:
     """A journal of which nothing can be trusted."""
-    return Record(damage=damage, doubt=damage)
+    return Record(damage=damage, unconfirmed=damage)
 
 
 def runs_of(lines: Sequence[bytes], node: NodeName) -> tuple[list[list[Line]], list[str]]:

@@ -91,7 +91,7 @@ def take_lock(lock: int, directory: Path) -> None:
             f"{directory} is in use by another allocator, pid {holder}",
             "one allocator runs per node: stop the other one, or start this one with --take-over",
         ) from error
-    with suppress(OSError):  # it is for people only; a disk that is full is no reason not to start
+    with suppress(OSError):  # it is shown in messages only; a disk that is full is no reason not to start
         os.pwrite(lock, f"{os.getpid()}".ljust(PID).encode() + b"\n", 0)
 
 

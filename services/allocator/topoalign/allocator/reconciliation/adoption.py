@@ -22,7 +22,7 @@ def unrecorded(
     Containers that the kubelet shows with devices of ours which no record holds: they were there before us, or were
     released too early. Of contradicted records also what an init container may still have, which is shown nowhere: what
     the kubelet's checkpoint has of them, or all where it cannot be read. Of the pods `late` (UIDs), and of all while the
-    record is in doubt, what the checkpoint has given to containers not shown.
+    record is unconfirmed, what the checkpoint has given to containers not shown.
     """
     state = without(ledger.state, contradicted)
     found: list[Allocation] = []
@@ -54,7 +54,7 @@ def unrecorded(
     left = {place for each in contradicted for place in places(each)} - shown_of(listing)
     unread = tuple(Part(resource, frozenset({device})) for resource, device in sorted(left))
     for part in listing.parts if listing.checkpoint is not None else unread:
-        whole = ledger.doubt is not None or part.pod_uid in late
+        whole = ledger.unconfirmed is not None or part.pod_uid in late
         held = frozenset(d for d in part.devices if whole or (part.resource, d) in left)
         if ours := tuple(filter(is_free, ordered(state, part.resource, held))):
             take_in(None, part.resource, ours, part.pod_uid)

@@ -95,7 +95,7 @@ class Liveness:
 
     def has_ended(self, allocation: Allocation, listing: Listing, at: float) -> bool:
         """
-        Whether a container, not shown by this listing of monotonic second `at`, has ended for sure: the same kubelet has
+        Whether a container, not shown by this listing of monotonic second `at`, has certainly ended: the same kubelet has
         shown it before, its pod is gone, or the checkpoint has given it to nobody and was written since the grant, or was
         not for `UNWRITTEN_SECONDS`: then another resource of the container was refused.
         """

@@ -1,12 +1,12 @@
 """
-What this process remembers between two looks at the kubelet: small values with named transitions, without I/O.
+What this process remembers between two polls of the kubelet: small values with named transitions, without I/O.
 
 Of each allocation it remembers where it was found (`Presence`) and what the kubelet has told of it (`Evidence`); of the
 kubelet, how long it needs to settle (`Settling`). None of it is in the record: a process that starts anew knows nothing of
 this but which allocations are live.
 
-A presence goes one way at each look: `show` where the kubelet shows the container, `miss` where it does not and the wait for
-its end goes on, or neither where the kubelet has lost the container. What the look found is kept by `find`.
+A presence goes one way at each poll: `show` where the kubelet shows the container, `miss` where it does not and the wait for
+its end goes on, or neither where the kubelet has lost the container. What the poll found is kept by `find`.
 """
 
 from enum import Enum, auto
@@ -20,10 +20,10 @@ Kubelet = tuple[int, ...]
 
 
 class Finding(Enum):
-    """What a look finds of an allocation."""
+    """What a poll finds of an allocation."""
 
     NOTHING = auto()
-    """It is not looked at, as when it was granted since the kubelet was asked."""
+    """It is not judged, as when it was granted since the kubelet was asked."""
     SHOWN = auto()
     """Its devices are shown with one owner."""
     APART = auto()
@@ -38,20 +38,20 @@ class Presence(NamedTuple):
     """Where an allocation was found."""
 
     is_inherited: bool = False
-    """Live at our start, and not shown since: should it have ended, then while nobody looked."""
+    """Live at our start, and not shown since: should it have ended, then while no allocator ran."""
     missing_since: float | None = None
-    """Monotonic seconds of the first look at which it was missing; None: it is not missing."""
+    """Monotonic seconds of the first poll at which it was missing; None: it is not missing."""
     finding: Finding = Finding.NOTHING
-    """What the last look found."""
+    """What the last poll found."""
     is_explained: bool = False
-    """A look has told why it is not shown although it may run. One at which less can be read says nothing against that."""
+    """A poll has told why it is not shown although it may run. One at which less can be read does not change that."""
 
     def show(self) -> "Presence":
         """The kubelet shows it, or names it as held."""
         return Presence(finding=self.finding)
 
     def miss(self, at: float) -> "Presence":
-        """It is missing at a look of monotonic second `at`; the wait runs from the first such look."""
+        """It is missing at a poll of monotonic second `at`; the wait runs from the first such poll."""
         return self if self.missing_since is not None else self._replace(missing_since=at)
 
     def explain(self) -> "Presence":
@@ -63,7 +63,7 @@ class Presence(NamedTuple):
         return self._replace(missing_since=None)
 
     def find(self, finding: Finding) -> "Presence":
-        """A look has found this."""
+        """A poll has found this."""
         return self._replace(finding=finding)
 
 
@@ -119,7 +119,7 @@ class Settling(NamedTuple):
     until: float = 0.0
     """Monotonic seconds until which it settles."""
     is_boot_known: bool = False
-    """Whether a look was taken since the hardware is known, and with it the boot."""
+    """Whether there was a poll since the hardware is known, and with it the boot."""
 
     def meet(self, kubelet: Kubelet, at: float, seconds: float, age: float, *, rebooted: bool) -> "Settling":
         """
@@ -132,5 +132,5 @@ class Settling(NamedTuple):
         return self._replace(kubelet=kubelet, until=at + max(0.0, seconds - (0.0 if is_new else max(0.0, age))))
 
     def know_boot(self, known: bool) -> "Settling":
-        """The hardware, and with it the boot, was known at this look, or was not."""
+        """The hardware, and with it the boot, was known at this poll, or was not."""
         return self._replace(is_boot_known=self.is_boot_known or known)

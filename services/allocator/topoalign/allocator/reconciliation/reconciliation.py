@@ -5,7 +5,7 @@ A kubelet that has just started lists fewer pods than run, and one whose API ser
 is missing is released late, later still after a restart of the kubelet, and a container that is shown with devices which
 nobody holds by our record is taken in: whatever was released too early, or was there before us, is in the record again.
 
-What ended while nobody looked is an orphan. It goes at the first look, if the kubelet has settled and its checkpoint does
+What ended while no allocator ran is an orphan. It goes at the first poll, if the kubelet has settled and its checkpoint does
 not know the devices either: two accounts of its own agree then.
 
 A pod that was refused after Allocate has entries in the checkpoint and no directory: it is released like one that is
@@ -17,8 +17,8 @@ not missing.
 A container whose devices the kubelet has lost keeps its record as long as its pod is there. If the kubelet gave the devices
 to another container meanwhile (`Allocation.displaced`), the record returns when that one has ended.
 
-A record in doubt, after a journal that was damaged, is made whole here: beside what PodResources shows, what the checkpoint
-has given to containers that it does not show is taken in, too, and then the record is confirmed.
+An unconfirmed record, after a journal that was damaged, is made whole here: beside what PodResources shows, what the
+checkpoint has given to containers that it does not show is taken in, too, and then the record is confirmed.
 """
 
 from collections import defaultdict
@@ -50,8 +50,8 @@ from topoalign.core.ports import Clock
 log = structlog.get_logger("topoalign.allocator.reconciliation.reconciliation")
 
 
-class Look(NamedTuple):
-    """What the kubelet answered, and about what."""
+class Poll(NamedTuple):
+    """What the kubelet answered when it was polled, and about what."""
 
     listing: Listing
     live: frozenset[AllocationID]
@@ -61,13 +61,13 @@ class Look(NamedTuple):
 
 
 class Reconciliation:
-    """Compares look by look. Synchronous throughout: nothing gets in between."""
+    """Compares the record with one poll after the other. Synchronous throughout: nothing changes in between."""
 
     def __init__(
         self, ledger: Ledger, clock: Clock, *, gone_seconds: float, unbound_seconds: float, settle_seconds: float
     ) -> None:
         """
-        How long a container must be missing before its allocation is released, and at least for two looks:
+        How long a container must be missing before its allocation is released, and at least for two polls:
         `gone_seconds` in general; `unbound_seconds` if it was never shown and the kubelet's checkpoint does not know its
         devices either (one that was never shown and whose checkpoint cannot be read is kept), `gone_seconds` if its pod is
         known to be gone; `settle_seconds` while a kubelet that was seen to restart settles, or lists no pod at all.
@@ -79,18 +79,18 @@ class Reconciliation:
         self._presence: defaultdict[AllocationID, Presence] = defaultdict(Presence)
         self._presence.update(dict.fromkeys(ledger.state.allocations, Presence(is_inherited=True)))
         self._listed: frozenset[tuple[Namespace, PodName]] | None = None
-        """The pods of the last look; None: there was none yet."""
+        """The pods of the last poll; None: there was none yet."""
         self._early: set[str] = set()
         """Pods whose allocations were released because they had no directory."""
 
-    def compare(self, look: Look) -> None:
+    def compare(self, poll: Poll) -> None:
         """
         Raises StateFault, with part of it recorded. Before the hardware is known it only takes note of the kubelet: which
         devices are ours cannot be told then.
         """
-        self._settle(look)
-        self._listed = frozenset((used.owner.namespace, used.owner.pod) for used in look.listing.usage)
-        listing = look.listing
+        self._settle(poll)
+        self._listed = frozenset((used.owner.namespace, used.owner.pod) for used in poll.listing.usage)
+        listing = poll.listing
         self.liveness.note_written(self._ledger.state.allocations.values(), listing)
         if self._ledger.state.topology is None:
             return
@@ -99,7 +99,7 @@ class Reconciliation:
         gone: list[Allocation] = []
         findings: dict[AllocationID, Finding] = {}
         for allocation in self._ledger.state.allocations.values():
-            if allocation.id not in look.live:
+            if allocation.id not in poll.live:
                 continue
             finding, binding = self._find(allocation, shown, listing)
             findings[allocation.id] = finding
@@ -107,14 +107,14 @@ class Reconciliation:
                 bound.append(binding)
             if finding is Finding.FORGOTTEN:
                 self._presence[allocation.id] = self._presence[allocation.id].explain()
-            if finding is Finding.MISSING and self._is_gone(allocation, look):
+            if finding is Finding.MISSING and self._is_gone(allocation, poll):
                 gone.append(allocation)
         self._ledger.bind(bound)
         self._release(gone, listing)
         self._tell_forgotten(findings)
         live = self._ledger.state.allocations
-        if look.live >= live.keys():  # else the answer is older than the record
-            # A record that the kubelet contradicts at two looks makes way for what it shows.
+        if poll.live >= live.keys():  # else the answer is older than the record
+            # A record that the kubelet contradicts at two polls makes way for what it shows.
             apart = [name for name, finding in findings.items() if finding is Finding.APART]
             contradicted = [live[name] for name in sorted(apart) if self._presence[name].finding is Finding.APART]
             directories = listing.directories
@@ -123,7 +123,7 @@ class Reconciliation:
             self._ledger.grant(found, instead_of=[record.id for record in contradicted])
             if found:
                 log.warning("containers with devices that were not in the record are taken in", containers=len(found))
-            self._confirm(look)
+            self._confirm(poll)
         live = self._ledger.state.allocations
         for name in self._presence.keys() - live.keys():
             del self._presence[name]
@@ -133,15 +133,15 @@ class Reconciliation:
         self.liveness.forget_all_but(live.keys())
         self._ledger.observe(containers=usage_of_others(listing.usage, self._ledger.state.hardware))
 
-    def _settle(self, look: Look) -> None:
+    def _settle(self, poll: Poll) -> None:
         """
         Takes note of a new kubelet. Its age is told by the wall clock, which may have been set since; after a reboot it
-        has been, often enough, and then the kubelet counts as new however old it looks.
+        has been, often enough, and then the kubelet counts as new whatever its age by the wall clock.
         """
         state, before = self._ledger.state, self._settling
         rebooted = not before.is_boot_known and bool(state.stale)
-        age = self._clock.wall() - look.listing.since
-        settling = before.meet(look.listing.kubelet, look.at, self._settle_seconds, age, rebooted=rebooted)
+        age = self._clock.wall() - poll.listing.since
+        settling = before.meet(poll.listing.kubelet, poll.at, self._settle_seconds, age, rebooted=rebooted)
         self._settling = settling.know_boot(state.topology is not None)
         if settling is before:
             return
@@ -153,7 +153,7 @@ class Reconciliation:
             )
 
     def lists(self, target: str) -> bool | None:
-        """Whether the kubelet listed a pod of this name (`NAMESPACE/NAME`) at the last look; None: there was none yet."""
+        """Whether the kubelet listed a pod of this name (`NAMESPACE/NAME`) at the last poll; None: there was none yet."""
         if self._listed is None:
             return None
         namespace, _, pod = target.partition("/")
@@ -240,7 +240,7 @@ class Reconciliation:
     def _owner(self, held: Sequence[Place], holdings: Sequence[ShownDevices | None]) -> Owner | None:
         """
         Who is shown with just what a record has. None: several are, or one with a part of it, or one with more of ours,
-        which is not to look free.
+        which must not count as free.
         """
         hardware = self._ledger.state.hardware
         owners = {holding.owner if holding is not None else None for holding in holdings}
@@ -252,46 +252,46 @@ class Reconciliation:
         }
         return owners.pop() if len(owners) == 1 and whole <= {*held} else None
 
-    def _is_settled(self, look: Look) -> bool:
-        return look.at >= self._settling.until and look.listing.pods > 0
+    def _is_settled(self, poll: Poll) -> bool:
+        return poll.at >= self._settling.until and poll.listing.pods > 0
 
-    def _is_gone(self, allocation: Allocation, look: Look) -> bool:
+    def _is_gone(self, allocation: Allocation, poll: Poll) -> bool:
         """Whether a container that is not shown has been missing for long enough."""
         before = self._presence[allocation.id]
-        presence = self._presence[allocation.id] = before.miss(look.at)
-        kept = self.liveness.is_kept(allocation, look.listing)
-        settled = self._is_settled(look)
+        presence = self._presence[allocation.id] = before.miss(poll.at)
+        kept = self.liveness.is_kept(allocation, poll.listing)
+        settled = self._is_settled(poll)
         patience = self._gone_seconds
         if allocation.owner is None:
             if kept:
                 return False
-            if not self.liveness.is_gone(allocation, look.listing):
+            if not self.liveness.is_gone(allocation, poll.listing):
                 patience = self._unbound_seconds
-        elif self.liveness.is_waited_for(allocation, look.listing):
+        elif self.liveness.is_waited_for(allocation, poll.listing):
             self._presence[allocation.id] = before.explain()
             return False
         elif (
             before.is_explained
-            and self._is_unread(look.listing)
-            and not self.liveness.is_gone(allocation, look.listing)
+            and self._is_unread(poll.listing)
+            and not self.liveness.is_gone(allocation, poll.listing)
         ):
             return False
         elif presence.is_inherited and settled and not kept:
             return True
         if not settled:
             patience = max(patience, self._settle_seconds)
-        return before.missing_since is not None and look.at - before.missing_since >= patience
+        return before.missing_since is not None and poll.at - before.missing_since >= patience
 
     def _is_unread(self, listing: Listing) -> bool:
-        """Whether the checkpoint or the directories of pods could not be read at this look."""
+        """Whether the checkpoint or the directories of pods could not be read at this poll."""
         return None in (listing.checkpoint, listing.directories)
 
-    def _confirm(self, look: Look) -> None:
+    def _confirm(self, poll: Poll) -> None:
         """
-        Ends the doubt. A checkpoint knows all that its kubelet gave away; without one, a kubelet that has settled shows all
-        that run.
+        Confirms an unconfirmed record. A checkpoint knows all that its kubelet gave away; without one, a kubelet that
+        has settled shows all that run.
         """
-        if self._ledger.doubt is None:
+        if self._ledger.unconfirmed is None:
             return
-        if look.listing.checkpoint is not None or self._is_settled(look):
+        if poll.listing.checkpoint is not None or self._is_settled(poll):
             self._ledger.confirm("the kubelet")

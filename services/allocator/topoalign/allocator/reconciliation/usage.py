@@ -4,7 +4,7 @@ What the kubelet gives away without asking us: CPUs, memory, and devices of othe
 It is read from PodResources with everything else, kept in the node's state, and said on the bus whenever it has changed, so
 that predictions elsewhere know what is left. Only the newest reading matters: one that could not be said is not said later.
 A stream that was lost or rolled back no longer has it, and somebody else may have spoken over it; so every now and then it
-is looked at. Over a forged reading it is said anew under a new epoch, because listeners drop what has no greater revision
+is checked. Over a forged reading it is said anew under a new epoch, because listeners drop what has no greater revision
 than what they heard in the same epoch.
 
 After a start the kubelet's files may be read before PodResources has answered. An earlier version of a listener would take
@@ -36,9 +36,9 @@ RENEW_SECONDS = 5.0
 FIRST_SECONDS = 60.0
 """For so long after the start the first reading waits for PodResources: a kubelet that is away may stay away."""
 HELD_SECONDS = 0.5
-"""Between two looks whether the first reading still waits."""
+"""Between two checks whether the first reading still waits."""
 POLL_SECONDS = 60.0
-"""Between two looks at whether the stream still has what was said."""
+"""Between two checks whether the stream still has what was said."""
 
 log = structlog.get_logger("topoalign.allocator.reconciliation.usage")
 
@@ -164,7 +164,7 @@ def is_ours(hardware: Topology, resource: ResourceName, device: DeviceID) -> boo
 
 
 def usage_of_others(shown: Iterable[ContainerUsage], hardware: Topology) -> tuple[ContainerUsage, ...]:
-    """What containers have beyond the devices of ours, by owner; those that have nothing else are left out."""
+    """What containers have besides the devices of ours, by owner; those that have nothing else are left out."""
     containers = by_owner(shown)
     blocks = spread([block for each in containers for block in each.memory], hardware)
     usage = [

@@ -134,7 +134,7 @@ class Admissions:
                 if not holds(held, pod, self._ledger.state, rules):
                     raise PodAlreadyAllocated(name)
                 return self._again(name, held)
-            self._undoubted()
+            self._check_confirmed()
             decision = await self._decide(pod, rules)
             self.deadlines.check(request.deadline, f"the allocation for pod {name}")
             return self._record(pod, decision)
@@ -145,12 +145,12 @@ class Admissions:
         self._discovered()
         pod = validate_pod(request.pod)
         if self._kubelet is not None:
-            await self._kubelet.look()
+            await self._kubelet.read_all()
             return predict(self._ledger.state, pod, self._ledger.clock.wall(), request.rules)
         mode = Mode.KUBELET if self._kubelet_owns_devices else self._rules.mode
         rules = msgspec.structs.replace(self._rules, mode=mode)
         decision = admit(self._ledger.state, pod, overridden(rules, request.rules))
-        return noted(decision, () if self._ledger.doubt is None else (doubted(self._ledger.doubt),))
+        return noted(decision, () if self._ledger.unconfirmed is None else (doubted(self._ledger.unconfirmed),))
 
     async def release(self, request: ReleaseRequest) -> tuple[AllocationID, ...]:
         """Gives back one allocation, or all of a pod."""
@@ -190,17 +190,17 @@ class Admissions:
         return self.deadlines.reading()
 
     async def trust(self, request: TrustRequest) -> str | None:
-        """Takes an operator's word that all that is held is in the record; answers which doubt that ended."""
+        """Confirms the record on an operator's request; returns why it was unconfirmed, None if it was not."""
         self._own(request.node)
-        doubt = self._ledger.doubt
+        unconfirmed = self._ledger.unconfirmed
         self._ledger.confirm("an operator")
-        return doubt
+        return unconfirmed
 
-    def _undoubted(self) -> None:
-        """No kubelet can tell here what else is held, so somebody has to look. Raises StateFault."""
-        if self._ledger.doubt is not None:
+    def _check_confirmed(self) -> None:
+        """No kubelet can tell here what else is held, so an operator has to confirm the record. Raises StateFault."""
+        if self._ledger.unconfirmed is not None:
             raise StateFault(
-                doubted(self._ledger.doubt),
+                doubted(self._ledger.unconfirmed),
                 "compare what runs with `topoalign watch`, cordon devices that are busy without an allocation, then run "
                 "`topoalign trust`",
             )

@@ -31,7 +31,7 @@ class Deadlines:
         return ClockReading(clock=self._name, now=self._clock.monotonic())
 
     def check(self, deadline: Deadline | None, request: str) -> None:
-        """`request` names it for people. Raises DeadlinePassed."""
+        """Refuses a request after its deadline. `request` names it in the error. Raises DeadlinePassed."""
         if deadline is None:
             return
         now = self._clock.monotonic()

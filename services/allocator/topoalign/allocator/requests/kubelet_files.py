@@ -75,7 +75,7 @@ class KubeletFiles:
         return found
 
     def stamp(self) -> tuple[object, ...]:
-        """Differs when a file was changed, made or removed, or the kubelet was started; a look that costs no reading."""
+        """Differs when a file was changed, made or removed, or the kubelet was started. No file is read for it."""
         plugins = self._root / DEVICE_PLUGINS
         return tuple(
             version_of(path)

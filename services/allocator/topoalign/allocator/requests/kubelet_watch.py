@@ -1,7 +1,7 @@
 """
 Keeps up with what the node's kubelet decides by, so that the node and every listener predict from the same facts.
 
-Every half second the files are looked at, by their times alone, and plugins' devices are asked for; the files are read where
+Every half second the files are polled, by their times alone, and plugins' devices are asked for; the files are read where
 one has changed, and every five seconds in any case, because the volumes of a pod go without a trace in their times. What is
 found becomes a part of the node's `UsageObserved` where it has changed. A prediction of the node reads everything first.
 
@@ -26,7 +26,7 @@ from topoalign.core.ports import Clock
 from topoalign.runtime.backoff import backoff_seconds
 
 POLL_SECONDS = 0.5
-"""Between two looks: what changes is announced within a second."""
+"""Between two polls: what changes is announced within a second."""
 READ_SECONDS = 5.0
 """Between two readings of files that have not changed by their times."""
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
@@ -69,7 +69,7 @@ class KubeletWatch:
             await self.poll()
             await self._clock.sleep(POLL_SECONDS)
 
-    async def look(self) -> None:
+    async def read_all(self) -> None:
         """Reads everything. A reading serves all who asked before it began."""
         begun = self._begun
         async with self._turn:
@@ -95,7 +95,7 @@ class KubeletWatch:
                 self._observe(known, *await self._listed())
 
     async def _changed(self) -> tuple[object, ...] | None:
-        """What differs when a file or the hardware has changed; None: the files cannot be looked at in time."""
+        """What differs when a file or the hardware has changed; None: the times of the files cannot be read in time."""
         topology = self._ledger.state.topology
         found = await self._stamps.read(self._files.stamp)
         place = (topology.epoch, topology.revision) if topology is not None else ()
@@ -143,7 +143,7 @@ class KubeletWatch:
         Takes in the kubelet with these devices of plugins; None: they are not known, and why. Those that are offered here
         are left out: discovery announces them, and there may be tens of thousands of shares.
         """
-        doubt, ours = clean(self._ledger.doubt or "", LONGEST), self._ledger.state.hardware.offers_of
+        unconfirmed, ours = clean(self._ledger.unconfirmed or "", LONGEST), self._ledger.state.hardware.offers_of
         others = {name: parts for name, parts in listed.items() if name not in ours} if listed is not None else None
-        found = msgspec.structs.replace(kubelet, devices=others, devices_unknown=unknown, record_doubt=doubt)
+        found = msgspec.structs.replace(kubelet, devices=others, devices_unknown=unknown, record_doubt=unconfirmed)
         self._ledger.observe(kubelet=found)

@@ -21,8 +21,8 @@ from topoalign.runtime.answers import answering
 class Standings:
     """Answers `alive` with the Standing of the node, and `announce` by having its usage said anew."""
 
-    def __init__(self, ledger: Ledger, hearing: HardwareWatch, usage: UsageTeller) -> None:
-        self._ledger, self._hearing, self._usage = ledger, hearing, usage
+    def __init__(self, ledger: Ledger, hardware_watch: HardwareWatch, usage: UsageTeller) -> None:
+        self._ledger, self._hardware_watch, self._usage = ledger, hardware_watch, usage
 
     def endpoints(self) -> Sequence[Endpoint]:
         """The questions about what the record is, answered over the bus."""
@@ -36,7 +36,7 @@ class Standings:
         """What the allocator stands by now."""
         self._own(request.node)
         state = self._ledger.state
-        readings = {**self._hearing.newest, **self._usage_place()}
+        readings = {**self._hardware_watch.newest, **self._usage_place()}
         return Standing(epoch=state.epoch, seq=state.seq, digest=state.digest, readings=readings)
 
     async def announce(self, request: AnnounceRequest) -> dict[str, tuple[int, int]]:

@@ -2,7 +2,7 @@
 
 import anyio
 import pytest
-from handouts_support import GPUS, Node, bound, looked_at_after
+from device_allocations_support import GPUS, Node, bound, polled_after
 
 from topoalign.core.model.errors import DeviceInUse, DeviceUnusable, InvalidField, Unavailable, UnknownDevice
 from topoalign.core.model.events import AllocationDeviated, AllocationReleased, DeviceHealth, HealthState
@@ -17,9 +17,9 @@ def node() -> Node:
 
 
 async def test_an_allocation_is_bound_to_the_pod_that_podresources_shows_with_its_devices(node: Node) -> None:
-    await node.handouts.allocate(GPU, [[GPUS[1], GPUS[0]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[1], GPUS[0]]])
     node.kubelet.show("train", GPUS[0], GPUS[1])
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
 
     assert {"GPU-0,GPU-1": "train"} == node.live()
 
@@ -28,7 +28,7 @@ async def test_an_owner_that_was_read_too_early_is_corrected_by_the_next_reading
     await bound(node, "wrong", GPUS[0])
     node.kubelet.shown.clear()
     node.kubelet.show("right", GPUS[0])
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
 
     assert {"GPU-0": "right"} == node.live()
 
@@ -36,10 +36,10 @@ async def test_an_owner_that_was_read_too_early_is_corrected_by_the_next_reading
 async def test_a_container_that_has_gone_is_released_after_more_than_one_look(node: Node) -> None:
     await bound(node, "train", GPUS[0])
     node.kubelet.shown.clear()
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
     after_one_look = node.live()
     await node.clock.advance(5)
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
 
     assert {"GPU-0": "train"} == after_one_look
     assert {} == node.live()
@@ -48,10 +48,10 @@ async def test_a_container_that_has_gone_is_released_after_more_than_one_look(no
 async def test_a_kubelet_that_lists_nothing_for_a_moment_after_its_start_costs_no_allocation(node: Node) -> None:
     await bound(node, "train", GPUS[0])
     shown, node.kubelet.shown = node.kubelet.shown, []
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
     node.kubelet.shown = shown
     await node.clock.advance(60)
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
 
     assert {"GPU-0": "train"} == node.live()
 
@@ -61,7 +61,7 @@ async def test_an_unreachable_podresources_releases_nothing(node: Node) -> None:
     node.kubelet.answering = False
     await node.clock.advance(600)
     with pytest.raises(Unavailable):
-        await node.handouts.reconcile()
+        await node.device_allocations.reconcile()
 
     assert {"GPU-0": "train"} == node.live()
 
@@ -72,22 +72,22 @@ async def test_pods_replaced_by_as_many_others_are_told_apart_by_their_devices(n
     node.kubelet.shown.clear()
     await bound(node, "second", GPUS[5])
     await node.clock.advance(5)
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
 
     assert {"GPU-5": "second"} == node.live()
 
 
 async def test_allocate_again_for_devices_that_are_shown_as_held_gives_the_same_allocation(node: Node) -> None:
-    first = await node.handouts.allocate(GPU, [[GPUS[0], GPUS[1]]])
+    first = await node.device_allocations.allocate(GPU, [[GPUS[0], GPUS[1]]])
     node.kubelet.show("train", GPUS[0], GPUS[1])
-    again = await node.handouts.allocate(GPU, [[GPUS[1], GPUS[0]]])
+    again = await node.device_allocations.allocate(GPU, [[GPUS[1], GPUS[0]]])
 
     assert first == again
 
 
 async def test_allocate_over_a_record_that_nobody_holds_any_more_takes_its_place(node: Node) -> None:
-    first = await node.handouts.allocate(GPU, [[GPUS[0], GPUS[1]]])
-    second = await node.handouts.allocate(GPU, [[GPUS[1], GPUS[2]]])
+    first = await node.device_allocations.allocate(GPU, [[GPUS[0], GPUS[1]]])
+    second = await node.device_allocations.allocate(GPU, [[GPUS[1], GPUS[2]]])
 
     assert first[0].id != second[0].id
     assert {"GPU-1,GPU-2": None} == node.live()
@@ -97,29 +97,29 @@ async def test_allocate_of_a_device_that_another_container_holds_is_refused_and_
     await bound(node, "train", GPUS[0], GPUS[1])
     before = node.ledger.state
     with pytest.raises(DeviceInUse) as refused:
-        await node.handouts.allocate(GPU, [[GPUS[2]], [GPUS[1]]])
+        await node.device_allocations.allocate(GPU, [[GPUS[2]], [GPUS[1]]])
 
     assert ("GPU-1",) == refused.value.devices
     assert before == node.ledger.state
 
 
 async def test_when_podresources_is_silent_an_overlap_is_not_granted(node: Node) -> None:
-    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[0]]])
     node.kubelet.answering = False
     with pytest.raises(Unavailable):
-        await node.handouts.allocate(GPU, [[GPUS[0]]])
+        await node.device_allocations.allocate(GPU, [[GPUS[0]]])
 
     assert {"GPU-0": None} == node.live()
 
 
 async def test_two_allocations_of_one_device_at_the_same_time_never_both_get_it(node: Node) -> None:
     """Both are judged one after the other, so the second hears who got the first although both waited for PodResources."""
-    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[0]]])
     granted: list[DeviceID] = []
 
     async def ask(pod: str, *devices: DeviceID) -> None:
         try:
-            await node.handouts.allocate(GPU, [list(devices)])
+            await node.device_allocations.allocate(GPU, [list(devices)])
         except DeviceInUse:
             return
         node.kubelet.show(pod, *devices)
@@ -133,8 +133,8 @@ async def test_two_allocations_of_one_device_at_the_same_time_never_both_get_it(
 
 
 async def test_another_choice_than_the_preferred_one_is_recorded_as_the_kubelet_made_it(node: Node) -> None:
-    preferred = await node.handouts.prefer(GPU, GPUS, (), 2)
-    await node.handouts.allocate(GPU, [[GPUS[6], GPUS[7]]])
+    preferred = await node.device_allocations.prefer(GPU, GPUS, (), 2)
+    await node.device_allocations.allocate(GPU, [[GPUS[6], GPUS[7]]])
 
     assert {"GPU-6,GPU-7": None} == node.live()
     deviations = [event for event, _ in node.ledger.pending if isinstance(event, AllocationDeviated)]
@@ -142,8 +142,8 @@ async def test_another_choice_than_the_preferred_one_is_recorded_as_the_kubelet_
 
 
 async def test_the_preferred_choice_is_no_deviation(node: Node) -> None:
-    preferred = await node.handouts.prefer(GPU, GPUS, (), 2)
-    await node.handouts.allocate(GPU, [list(reversed(preferred))])
+    preferred = await node.device_allocations.prefer(GPU, GPUS, (), 2)
+    await node.device_allocations.allocate(GPU, [list(reversed(preferred))])
 
     assert [] == [event for event, _ in node.ledger.pending if isinstance(event, AllocationDeviated)]
 
@@ -165,7 +165,7 @@ async def test_device_ids_that_cannot_be_meant_are_refused_in_a_short_sentence(
 ) -> None:
     before = node.ledger.state
     with pytest.raises(error) as refused:
-        await node.handouts.allocate(GPU, asked)
+        await node.device_allocations.allocate(GPU, asked)
 
     assert len(str(refused.value)) < 1_000
     assert str(refused.value).isprintable()
@@ -177,13 +177,13 @@ async def test_an_unhealthy_device_is_not_granted(node: Node) -> None:
     healthy = dict.fromkeys(GPUS, DeviceHealth(state=HealthState.HEALTHY))
     node.hear_health(node.ledger, 2, {**healthy, GPUS[3]: lost})
     with pytest.raises(DeviceUnusable, match="GPU is lost"):
-        await node.handouts.allocate(GPU, [[GPUS[3]]])
+        await node.device_allocations.allocate(GPU, [[GPUS[3]]])
 
     assert {} == node.live()
 
 
 async def test_a_gpu_that_falls_ill_while_the_kubelet_is_asked_is_not_granted(node: Node) -> None:
-    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[0]]])
     lost = DeviceHealth(state=HealthState.UNHEALTHY, reason="GPU is lost")
     healthy = dict.fromkeys(GPUS, DeviceHealth(state=HealthState.HEALTHY))
 
@@ -192,7 +192,7 @@ async def test_a_gpu_that_falls_ill_while_the_kubelet_is_asked_is_not_granted(no
 
     node.kubelet.meanwhile = falls_ill
     with pytest.raises(DeviceUnusable, match="GPU is lost"):
-        await node.handouts.allocate(GPU, [[GPUS[0], GPUS[1]]])
+        await node.device_allocations.allocate(GPU, [[GPUS[0], GPUS[1]]])
 
     assert {"GPU-0": None} == node.live()
 
@@ -208,9 +208,9 @@ async def test_an_orphan_whose_pod_went_while_the_allocator_was_down_is_released
     await bound(node, "train", GPUS[0])
     node.kubelet.shown.clear()
     node.restart()
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
     await node.clock.advance(5)
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
 
     assert {} == node.live()
 
@@ -220,11 +220,11 @@ async def test_a_kubelet_that_lists_little_for_a_minute_after_its_restart_costs_
     await bound(node, "train", GPUS[0])
     shown, node.kubelet.shown, node.kubelet.kubelet = node.kubelet.shown, [], 2
     for _ in range(10):
-        await node.handouts.reconcile()
+        await node.device_allocations.reconcile()
         await node.clock.advance(10)
     kept = node.live()
     node.kubelet.shown = shown
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
 
     assert {"GPU-0": "train"} == kept == node.live()
 
@@ -233,23 +233,23 @@ async def test_an_empty_list_is_believed_after_two_minutes(node: Node) -> None:
     await bound(node, "train", GPUS[0])
     node.kubelet.shown, node.kubelet.pods = [], 0
 
-    assert ({"GPU-0": "train"}, {}) == await looked_at_after(node, 119, 1)
+    assert ({"GPU-0": "train"}, {}) == await polled_after(node, 119, 1)
 
 
 async def test_a_container_that_is_shown_without_a_record_is_taken_in(node: Node) -> None:
     """It was there before us, or its record was released too early."""
     node.kubelet.show("old", GPUS[5], GPUS[4])
     node.kubelet.show("foreign", DeviceID("shared-0"), resource=ResourceName("other.io/shared"))
-    await node.handouts.reconcile()
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
+    await node.device_allocations.reconcile()
 
     assert {"GPU-4,GPU-5": "old"} == node.live()
 
 
 async def test_a_device_of_another_resource_with_the_same_id_is_another_device(node: Node) -> None:
-    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[0]]])
     node.kubelet.show("stranger", GPUS[0], resource=ResourceName("other.io/shared"))
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
 
     assert {"GPU-0": None} == node.live()
 
@@ -257,12 +257,12 @@ async def test_a_device_of_another_resource_with_the_same_id_is_another_device(n
 async def test_an_answer_says_nothing_about_what_was_granted_while_it_was_on_its_way(node: Node) -> None:
     """The list still shows the pod that held the device before: not the owner of the new allocation."""
     node.kubelet.show("old", GPUS[0])
-    node.kubelet.meanwhile = lambda: node.handouts.allocate(GPU, [[GPUS[0]]])
-    await node.handouts.reconcile()
+    node.kubelet.meanwhile = lambda: node.device_allocations.allocate(GPU, [[GPUS[0]]])
+    await node.device_allocations.reconcile()
     unjudged = node.live()
     node.kubelet.shown.clear()
     node.kubelet.show("new", GPUS[0])
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
 
     assert {"GPU-0": None} == unjudged
     assert {"GPU-0": "new"} == node.live()
@@ -270,14 +270,14 @@ async def test_an_answer_says_nothing_about_what_was_granted_while_it_was_on_its
 
 async def test_an_init_containers_gpus_stay_its_own_while_the_checkpoint_has_them(node: Node) -> None:
     """PodResources does not show init containers; the kubelet's checkpoint does."""
-    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[0]]])
     node.kubelet.checkpoint = frozenset({(GPU, GPUS[0])})
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
     await node.clock.advance(3600)
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
     kept = node.live()
     node.kubelet.checkpoint = frozenset()
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
 
     assert {"GPU-0": None} == kept
     assert {} == node.live()
@@ -287,32 +287,32 @@ async def test_what_was_never_shown_is_kept_for_half_a_minute_where_the_checkpoi
     node: Node,
 ) -> None:
     """The kubelet writes its checkpoint when the container has all its resources, other plugins' among them."""
-    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[0]]])
 
-    assert ({"GPU-0": None}, {}) == await looked_at_after(node, 29, 1)
+    assert ({"GPU-0": None}, {}) == await polled_after(node, 29, 1)
 
 
 async def test_what_was_never_shown_is_kept_while_the_checkpoint_cannot_be_read(node: Node) -> None:
-    await node.handouts.allocate(GPU, [[GPUS[0]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[0]]])
     node.kubelet.checkpoint = None
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
     await node.clock.advance(3600)
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
 
     assert {"GPU-0": None} == node.live()
 
 
 async def test_a_preference_that_led_to_nothing_is_no_deviation_of_a_later_pod(node: Node) -> None:
-    await node.handouts.prefer(GPU, GPUS, (), 2)
+    await node.device_allocations.prefer(GPU, GPUS, (), 2)
     await node.clock.advance(3600)
-    await node.handouts.allocate(GPU, [[GPUS[6], GPUS[7]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[6], GPUS[7]]])
 
     assert [] == [event for event, _ in node.ledger.pending if isinstance(event, AllocationDeviated)]
 
 
 async def test_a_stale_record_under_two_containers_is_released_once(node: Node) -> None:
-    await node.handouts.allocate(GPU, [[GPUS[0], GPUS[1]]])
-    await node.handouts.allocate(GPU, [[GPUS[0]], [GPUS[1]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[0], GPUS[1]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[0]], [GPUS[1]]])
 
     released = [event for event, _ in node.ledger.pending if isinstance(event, AllocationReleased)]
     assert 1 == len(released)
@@ -326,11 +326,11 @@ async def test_after_a_reboot_nothing_is_released_until_the_kubelet_has_read_its
     node.kubelet.shown.clear()
     node.kubelet.kubelet, node.kubelet.since = 2, node.clock.wall()
 
-    assert ({"GPU-0": "train"}, {}) == await looked_at_after(node, 119, 1)
+    assert ({"GPU-0": "train"}, {}) == await polled_after(node, 119, 1)
 
 
 async def test_what_an_app_container_does_not_take_over_stays_with_the_init_container(node: Node) -> None:
-    await node.handouts.allocate(GPU, [[GPUS[0], GPUS[1]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[0], GPUS[1]]])
     node.kubelet.checkpoint = frozenset({(GPU, GPUS[0]), (GPU, GPUS[1])})
     await bound(node, "train", GPUS[0])
 
@@ -338,21 +338,21 @@ async def test_what_an_app_container_does_not_take_over_stays_with_the_init_cont
 
 
 async def test_a_record_that_the_kubelet_contradicts_twice_makes_way_for_what_it_shows(node: Node) -> None:
-    await node.handouts.allocate(GPU, [[GPUS[0], GPUS[1]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[0], GPUS[1]]])
     node.kubelet.show("one", GPUS[0])
     node.kubelet.show("two", GPUS[1], GPUS[2])
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
     after_one_look = node.live()
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
 
     assert {"GPU-0,GPU-1": None} == after_one_look
     assert {"GPU-0": "one", "GPU-1,GPU-2": "two"} == node.live()
 
 
 async def test_a_free_device_of_a_record_that_is_shown_in_part_can_be_allocated(node: Node) -> None:
-    await node.handouts.allocate(GPU, [[GPUS[0], GPUS[1]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[0], GPUS[1]]])
     node.kubelet.show("one", GPUS[0])
-    await node.handouts.allocate(GPU, [[GPUS[1]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[1]]])
 
     assert {"GPU-0": None, "GPU-1": None} == node.live()
 
@@ -360,13 +360,13 @@ async def test_a_free_device_of_a_record_that_is_shown_in_part_can_be_allocated(
 async def test_a_device_that_is_shown_with_two_containers_is_taken_in_once(node: Node) -> None:
     node.kubelet.show("one", GPUS[0], GPUS[1])
     node.kubelet.show("two", GPUS[1], GPUS[2])
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
 
     assert {"GPU-0,GPU-1": "one"} == node.live()
 
 
 async def test_a_container_with_a_device_that_has_vanished_is_taken_in_with_the_others(node: Node) -> None:
     node.kubelet.show("hurt", GPUS[0], DeviceID("GPU-dead"))
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
 
     assert {"GPU-0": "hurt"} == node.live()

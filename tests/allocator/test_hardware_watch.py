@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
+from device_allocations_support import ShiftingClock
 from discovery_support import READ_SECONDS, Bus, Hardware, discovery_with, inventory
-from handouts_support import ShiftingClock
 from structlog.testing import capture_logs
 
 from topoalign.allocator.hardware_watch import ASK_SECONDS, SILENT_SECONDS, HardwareWatch
@@ -43,14 +43,14 @@ class World:
             yield
 
     @asynccontextmanager
-    async def hearing(self) -> AsyncIterator[HardwareWatch]:
+    async def hardware_watch(self) -> AsyncIterator[HardwareWatch]:
         """As after a start of the allocator: with nothing heard yet."""
         self.ledger = Ledger(NODE, MemoryJournal(), self.clock)
-        hearing = HardwareWatch(self.ledger, self.bus, self.clock)
+        hardware_watch = HardwareWatch(self.ledger, self.bus, self.clock)
         async with background() as tasks:
-            tasks.start_soon(hearing.run)
+            tasks.start_soon(hardware_watch.run)
             await self.clock.advance(0)
-            yield hearing
+            yield hardware_watch
 
     def health(self) -> tuple[HealthState, str]:
         """Of the first GPU, as the ledger has it."""
@@ -70,31 +70,31 @@ def world() -> World:
 
 
 async def test_what_a_living_discovery_says_is_believed_at_once(world: World) -> None:
-    async with world.discovering(), world.hearing() as hearing:
+    async with world.discovering(), world.hardware_watch() as hardware_watch:
         assert (2, 2) == (world.listed(), world.usable())
-        assert None is hearing.reason()
+        assert None is hardware_watch.reason()
 
 
 async def test_a_discovery_that_comes_later_is_believed_at_once_and_nothing_else_is_told_before(world: World) -> None:
-    async with world.hearing() as hearing:
+    async with world.hardware_watch() as hardware_watch:
         await world.clock.advance(3.5)
         assert (0, None) == (world.listed(), world.ledger.state.health)
         version = world.ledger.version
         async with world.discovering():
             assert (2, 2) == (world.listed(), world.usable())
             assert version + 2 == world.ledger.version, "topology and health, each once"
-            assert None is hearing.reason()
+            assert None is hardware_watch.reason()
 
 
 async def test_after_a_restart_of_the_allocator_alone_old_readings_are_listed_and_not_offered(world: World) -> None:
     """The stream keeps the last reading of a discovery that has died, and of the boot before this one."""
     async with world.discovering():
         pass
-    async with world.hearing() as hearing:
+    async with world.hardware_watch() as hardware_watch:
         assert (2, 0) == (world.listed(), world.usable())
         reason = "discovery has not confirmed how the devices are since this process started"
         assert (HealthState.UNKNOWN, reason) == world.health()
-        assert reason == hearing.reason()
+        assert reason == hardware_watch.reason()
         await world.clock.advance(2 * SILENT_SECONDS)
         assert 0 == world.usable()
 
@@ -103,7 +103,7 @@ async def test_after_a_restart_of_the_allocator_alone_old_readings_are_listed_an
 
 
 async def test_a_discovery_that_falls_silent_is_believed_for_thirty_seconds_after_its_last_answer(world: World) -> None:
-    async with world.hearing() as hearing:
+    async with world.hardware_watch() as hardware_watch:
         async with world.discovering():
             await world.clock.advance(100.0)
         await world.clock.advance(SILENT_SECONDS - ASK_SECONDS - 1)
@@ -112,12 +112,12 @@ async def test_a_discovery_that_falls_silent_is_believed_for_thirty_seconds_afte
         await world.clock.advance(ASK_SECONDS + 2)
         assert (2, 0) == (world.listed(), world.usable())
         assert (HealthState.UNKNOWN, "discovery has not confirmed how the devices are for 30 s") == world.health()
-        assert "discovery has not confirmed how the devices are for 30 s" == hearing.reason()
+        assert "discovery has not confirmed how the devices are for 30 s" == hardware_watch.reason()
 
 
 async def test_a_discovery_that_answers_again_is_believed_again_without_a_new_reading(world: World) -> None:
     """As when the bus between the two was away: nothing of the hardware has changed, so nothing comes over the stream."""
-    async with world.discovering(), world.hearing():
+    async with world.discovering(), world.hardware_watch():
         desks, world.bus._desks = world.bus._desks, []  # nobody can be asked
         await world.clock.advance(2 * SILENT_SECONDS)
         assert 0 == world.usable()
@@ -128,7 +128,7 @@ async def test_a_discovery_that_answers_again_is_believed_again_without_a_new_re
 
 
 async def test_every_spell_of_silence_is_noticed_and_logged_once(world: World) -> None:
-    async with world.discovering(), world.hearing():
+    async with world.discovering(), world.hardware_watch():
         desks = world.bus._desks
         with capture_logs() as logs:
             for _ in range(2):
@@ -144,7 +144,7 @@ async def test_every_spell_of_silence_is_noticed_and_logged_once(world: World) -
 
 
 async def test_a_change_that_is_heard_is_passed_on(world: World) -> None:
-    async with world.discovering(), world.hearing():
+    async with world.discovering(), world.hardware_watch():
         world.hardware.now = inventory(0, 1, 2, sick="XID 79")
         await world.clock.advance(READ_SECONDS)
 
@@ -154,7 +154,7 @@ async def test_a_change_that_is_heard_is_passed_on(world: World) -> None:
 
 async def test_news_that_do_not_come_through_cost_the_trust_in_what_was_heard_before(world: World) -> None:
     """Discovery answers, with a revision that the stream does not bring: a GPU may have failed."""
-    async with world.discovering(), world.hearing():
+    async with world.discovering(), world.hardware_watch():
         world.bus.cut = True
         world.hardware.now = inventory(0, 1, sick="XID 79")
         await world.clock.advance(READ_SECONDS + SILENT_SECONDS + 1)
@@ -166,7 +166,7 @@ async def test_news_that_do_not_come_through_cost_the_trust_in_what_was_heard_be
 
 
 async def test_a_restarted_discovery_is_believed_from_its_first_reading_on(world: World) -> None:
-    async with world.hearing():
+    async with world.hardware_watch():
         async with world.discovering():
             pass
         await world.clock.advance(2 * SILENT_SECONDS)
@@ -182,7 +182,7 @@ async def test_a_discovery_whose_first_reading_has_not_come_through_does_not_con
         pass
     await world.clock.advance(1.0)
     world.bus.cut = True
-    async with world.discovering(), world.hearing():
+    async with world.discovering(), world.hardware_watch():
         assert (2, 0) == (world.listed(), world.usable())
 
         world.bus.cut = False
@@ -192,10 +192,10 @@ async def test_a_discovery_whose_first_reading_has_not_come_through_does_not_con
 
 async def test_a_bus_that_is_away_does_not_take_the_devices_along(world: World) -> None:
     """Discovery cannot be asked then, which says nothing of the hardware; the node goes on giving out its devices."""
-    async with world.discovering(), world.hearing() as hearing:
+    async with world.discovering(), world.hardware_watch() as hardware_watch:
         world.bus._desks, world.bus.away = [], True
         await world.clock.advance(600)
-        during = world.usable(), hearing.reason()
+        during = world.usable(), hardware_watch.reason()
         world.bus.away = False
         await world.clock.advance(60)
 
@@ -209,17 +209,17 @@ async def test_a_late_message_of_a_discovery_that_is_no_more_is_not_believed(wor
         pass
     old = [received.message for received in world.bus._logs[Stream.NODES].kept]
     await world.clock.advance(1.0)
-    async with world.discovering(), world.hearing() as hearing:
+    async with world.discovering(), world.hardware_watch() as hardware_watch:
         for number, message in enumerate(old):
             again = {**message.headers, "Nats-Msg-Id": f"again-{number}"}
             await world.bus.publish(msgspec.structs.replace(message, headers=again))
         await world.clock.advance(60.0)
 
-        assert (2, None) == (world.usable(), hearing.reason())
+        assert (2, None) == (world.usable(), hardware_watch.reason())
 
 
 async def test_a_reading_that_discovery_names_and_nobody_heard_is_asked_for_again(world: World) -> None:
-    async with world.discovering(), world.hearing() as hearing:
+    async with world.discovering(), world.hardware_watch() as hardware_watch:
         log = world.bus._logs[Stream.NODES]
         world.hardware.now = inventory(0, 1, 2)
         log.append, append = (lambda message: 1), log.append  # type: ignore[method-assign]  # the stream loses it
@@ -227,28 +227,28 @@ async def test_a_reading_that_discovery_names_and_nobody_heard_is_asked_for_agai
         log.append = append  # type: ignore[method-assign]  # and no longer
         await world.clock.advance(60.0)
 
-        assert (3, None) == (world.usable(), hearing.reason())
+        assert (3, None) == (world.usable(), hardware_watch.reason())
 
 
 async def test_after_this_process_was_stopped_discovery_is_asked_before_anything_is_given_out(world: World) -> None:
     """Nobody woke in between: an Allocate that comes first of all must not go by what was known a minute ago."""
-    async with world.discovering(), world.hearing() as hearing:
+    async with world.discovering(), world.hardware_watch() as hardware_watch:
         world.bus.cut = True
         world.hardware.now = inventory(0, 1, sick="XID 79")
         await world.clock.advance(READ_SECONDS)
         world.clock._now += 2 * SILENT_SECONDS  # stopped, and continued
         believed = world.usable()
-        await hearing.ensure_fresh()
+        await hardware_watch.ensure_fresh()
 
         assert (2, 0) == (believed, world.usable())
 
 
 async def test_after_this_process_was_stopped_a_discovery_that_confirms_costs_nothing(world: World) -> None:
-    async with world.discovering(), world.hearing() as hearing:
+    async with world.discovering(), world.hardware_watch() as hardware_watch:
         world.clock._now += 2 * SILENT_SECONDS
-        await hearing.ensure_fresh()
+        await hardware_watch.ensure_fresh()
 
-        assert (2, None) == (world.usable(), hearing.reason())
+        assert (2, None) == (world.usable(), hardware_watch.reason())
 
 
 @pytest.mark.parametrize("set_by", [86_400.0, -86_400.0])
@@ -256,12 +256,12 @@ async def test_a_wall_clock_that_jumps_neither_ends_nor_prolongs_the_trust_in_wh
     world = World()
     clock = ShiftingClock()
     world.clock = clock
-    async with world.hearing() as hearing:
+    async with world.hardware_watch() as hardware_watch:
         async with world.discovering():
             await clock.advance(10.0)
             clock.set_by = set_by
             await clock.advance(10.0)
-            during = world.usable(), hearing.reason()
+            during = world.usable(), hardware_watch.reason()
         await clock.advance(2 * SILENT_SECONDS)
 
         assert (2, None) == during
@@ -279,7 +279,7 @@ async def test_a_former_discovery_that_comes_late_does_not_change_what_is_listed
     old = [received.message for received in world.bus._logs[Stream.NODES].kept]
     await world.clock.advance(1.0)
     world.hardware.now = inventory(0, 1)
-    async with world.discovering(), world.hearing() as hearing:
+    async with world.discovering(), world.hardware_watch() as hardware_watch:
         desks, world.bus._desks = world.bus._desks, [] if silent else world.bus._desks
         for number, message in enumerate(old):
             again = {**message.headers, "Nats-Msg-Id": f"again-{number}"}
@@ -290,13 +290,13 @@ async def test_a_former_discovery_that_comes_late_does_not_change_what_is_listed
         await world.clock.advance(ASK_SECONDS)
 
         assert (2, 2) == (at_once, world.listed())
-        assert None is hearing.reason()
+        assert None is hardware_watch.reason()
 
 
 async def test_another_topology_that_was_heard_while_discovery_was_silent_is_believed_once_it_answers(
     world: World,
 ) -> None:
-    async with world.discovering(), world.hearing():
+    async with world.discovering(), world.hardware_watch():
         desks, world.bus._desks = world.bus._desks, []
         world.hardware.now = inventory(0, 1, 2)
         await world.clock.advance(READ_SECONDS)
@@ -313,15 +313,15 @@ async def test_a_forged_topology_that_a_starting_allocator_finds_is_not_listed(w
         told = wire.decode(world.bus._logs[Stream.NODES].kept[0].message)
         assert isinstance(told, TopologyDiscovered)
         await world.bus.publish(wire.encode(msgspec.structs.replace(told, revision=99, topology=Topology()), 0.0))
-        async with world.hearing() as hearing:
+        async with world.hardware_watch() as hardware_watch:
             await world.clock.advance(ASK_SECONDS)
 
-            assert (2, None) == (world.listed(), hearing.reason())
-            assert hearing.forged >= 1
+            assert (2, None) == (world.listed(), hardware_watch.reason())
+            assert hardware_watch.forged >= 1
 
 
 async def test_a_reading_of_no_discovery_that_answers_is_not_believed_for_its_greater_epoch(world: World) -> None:
-    async with world.discovering(), world.hearing() as hearing:
+    async with world.discovering(), world.hardware_watch() as hardware_watch:
         told = world.ledger.state.topology
         assert told is not None
         forged = msgspec.structs.replace(told, epoch=told.epoch + 1, topology=Topology())
@@ -330,7 +330,7 @@ async def test_a_reading_of_no_discovery_that_answers_is_not_believed_for_its_gr
         at_once = world.listed()
         await world.clock.advance(2 * ASK_SECONDS)
 
-        assert (2, 2, None) == (at_once, world.listed(), hearing.reason())
+        assert (2, 2, None) == (at_once, world.listed(), hardware_watch.reason())
 
 
 @pytest.mark.parametrize("forged", [True, False])
@@ -339,7 +339,7 @@ async def test_nothing_is_released_for_a_topology_whose_content_is_not_that_of_d
 ) -> None:
     """F07: a forged one says that this is another machine, under the number that discovery uses next, and comes first."""
     world.hardware.source = "described: one"
-    async with world.discovering(), world.hearing() as hearing:
+    async with world.discovering(), world.hardware_watch() as hardware_watch:
         world.ledger.grant([world.ledger.named(Allocation(id=AllocationID("a"), devices={GPU: (GPU_0,)}))])
         told = world.ledger.state.topology
         assert told is not None
@@ -355,5 +355,5 @@ async def test_nothing_is_released_for_a_topology_whose_content_is_not_that_of_d
         await world.clock.advance(2 * ASK_SECONDS)
 
         assert (1 if forged else 0) == len(world.ledger.state.allocations)
-        assert (1 if forged else 0) == hearing.forged
+        assert (1 if forged else 0) == hardware_watch.forged
         assert 3 == world.listed()

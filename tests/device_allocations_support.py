@@ -97,7 +97,7 @@ class Node:
         self.boot = "b"
         self.topology = MACHINE
         self.options = options
-        self.ledger, self.handouts = self.start()
+        self.ledger, self.device_allocations = self.start()
 
     def start(self) -> tuple[Ledger, DeviceAllocations]:
         ledger = Ledger(NODE, self.journal, self.clock)
@@ -121,7 +121,7 @@ class Node:
         ledger.hear(DeviceHealthChanged(node=NODE, epoch=1, revision=revision, devices=devices))
 
     def restart(self) -> None:
-        self.ledger, self.handouts = self.start()
+        self.ledger, self.device_allocations = self.start()
 
     def live(self) -> dict[str, str | None]:
         """Devices -> pod of every live allocation."""
@@ -141,18 +141,18 @@ class Node:
 
 async def bound(node: Node, pod: str, *devices: DeviceID) -> None:
     """A container that has been given these devices, and was seen with them."""
-    await node.handouts.allocate(GPU, [list(devices)])
+    await node.device_allocations.allocate(GPU, [list(devices)])
     node.kubelet.show(pod, *devices)
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
 
 
-async def looked_at_after(node: Node, seconds: float, more: float) -> tuple[dict[str, str | None], ...]:
+async def polled_after(node: Node, seconds: float, more: float) -> tuple[dict[str, str | None], ...]:
     """What is live when the kubelet was looked at now and after so many seconds, and after some more."""
     found = []
-    await node.handouts.reconcile()
+    await node.device_allocations.reconcile()
     for passed in (seconds, more):
         await node.clock.advance(passed)
-        await node.handouts.reconcile()
+        await node.device_allocations.reconcile()
         found.append(node.live())
     return tuple(found)
 
