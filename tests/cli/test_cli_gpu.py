@@ -13,7 +13,6 @@ from anyio.from_thread import start_blocking_portal
 from discovery_support import NODE, QUIET_SECONDS, discovery_with
 
 from topoalign.cli import root
-from topoalign.cli.gpu import holders
 from topoalign.cli.link import Standing
 from topoalign.core import wire
 from topoalign.core.model.events import Allocation, AllocationGranted, AllocationsSnapshot, Owner
@@ -130,7 +129,7 @@ def test_holders_of_a_part_are_listed_for_the_part_and_for_its_gpu() -> None:
     allocations = (held(1, "MIG-1"), held(2, "GPU-1::0", "GPU-1::1"), held(3, "GPU-1::2"))
     standing = Standing(NODE, topology, allocations, {})
 
-    assert {"MIG-1": ("ml/pod-1",), "GPU-0": ("ml/pod-1",), "GPU-1": ("ml/pod-2", "ml/pod-3")} == holders(standing)
+    assert {"MIG-1": ("ml/pod-1",), "GPU-0": ("ml/pod-1",), "GPU-1": ("ml/pod-2", "ml/pod-3")} == standing.holders
 
 
 def test_heal_says_by_its_exit_code_whether_all_of_them_are_in_use_again(run: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from topoalign.cli import formatting, output
+from topoalign.cli import formatting, options, output
 from topoalign.cli.effects import Effect, printing
 from topoalign.cli.errors import REFUSED
 from topoalign.cli.link import Link, on_node
@@ -19,12 +19,9 @@ from topoalign.core.model.requests import (
     AllocateRequest,
     ContainerRequest,
     Mode,
-    Placement,
     PodRequest,
-    Policy,
     Qos,
     ReleaseRequest,
-    Scope,
 )
 from topoalign.core.model.topology.model import Topology
 
@@ -54,13 +51,9 @@ def request_options(command: Command) -> Command:
                 metavar="NS/NAME",
                 help="Name of the pod. Namespace `default` if none is given.  [default: a new name]",
             ),
-            click.option("--policy", type=click.Choice([p.value for p in Policy]), help="Topology policy."),
-            click.option("--scope", type=click.Choice([s.value for s in Scope]), help="What is aligned as one unit."),
-            click.option(
-                "--placement",
-                type=click.Choice([p.value for p in Placement]),
-                help="Device policy.",
-            ),
+            options.POLICY,
+            options.SCOPE,
+            options.PLACEMENT,
             click.option("--compat", type=click.Choice(["koordinator"]), help="Treat annotations as Koordinator does."),
             click.option(
                 "--mode",

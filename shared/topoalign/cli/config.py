@@ -16,6 +16,7 @@ import msgspec
 
 from topoalign.cli import link, output
 from topoalign.cli.errors import FINDINGS
+from topoalign.cli.options import NATS, NODE
 from topoalign.cli.serve import ALLOCATING, on_a_node, options, variables
 from topoalign.cli.settings import all_settings, shown, unread
 from topoalign.core.model.errors import NotFound, Unavailable, clean
@@ -115,8 +116,8 @@ def at(document: Any, path: str) -> Any:
 @config.command()
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
 @click.option("--machine", metavar="NAME|FILE", help="Show the offers of this machine.  [default: of the running node]")
-@click.option("--node", envvar="TOPOALIGN_NODE", metavar="NODE", help="A running node.")
-@click.option("--nats", envvar="TOPOALIGN_NATS_URL", metavar="URL", help="URL of NATS.  [default: that of `up`]")
+@NODE
+@NATS
 @click.option(
     "--fail-on-findings", is_flag=True, help="End with exit code 6 if the machine lacks something that the file names."
 )

@@ -6,7 +6,7 @@ import anyio
 import click
 import msgspec
 
-from topoalign.cli import output
+from topoalign.cli import options, output
 from topoalign.cli.link import CONNECT_SECONDS, connected, located
 from topoalign.client.forgetting import forget_node, has_spoken
 from topoalign.core import wire
@@ -70,7 +70,7 @@ async def forget_gone(url: str, node: NodeName) -> None:
 
 @click.command()
 @click.argument("node")
-@click.option("--nats", envvar="TOPOALIGN_NATS_URL", metavar="URL", help="URL of NATS.  [default: that of `up`]")
+@options.NATS
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def forget(node: str, nats: str | None, as_json: bool) -> None:
     """

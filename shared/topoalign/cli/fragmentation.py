@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from topoalign.cli import output
+from topoalign.cli import options, output
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import GPU, DeviceID
 from topoalign.core.model.topology.names import named
@@ -16,13 +16,8 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option(
-    "--node",
-    envvar="TOPOALIGN_NODE",
-    metavar="NODE",
-    help="A running node.  [default: this host, or the one `up` plays]",
-)
-@click.option("--nats", envvar="TOPOALIGN_NATS_URL", metavar="URL", help="URL of NATS.  [default: that of `up`]")
+@options.NODE
+@options.NATS
 @click.option("--json", "as_json", is_flag=True, help="Print one object.")
 def fragmentation(node: str | None, nats: str | None, as_json: bool) -> None:
     """

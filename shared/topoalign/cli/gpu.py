@@ -11,7 +11,6 @@ from topoalign.cli.effects import printing
 from topoalign.cli.errors import FAILURE
 from topoalign.cli.link import Link, Standing, on_node
 from topoalign.core.model.events import DeviceHealth
-from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.maintenance import Word
 from topoalign.core.model.topology.model import Gpu
@@ -46,10 +45,9 @@ def list_devices(link: Link) -> None:
       topoalign gpu list --json | jq '.devices[] | select(.state != "healthy")'
     """
     standing = links.discovered_or_read(link.node_option, link.nats_option, os.environ)
-    held = holders(standing)
     if link.as_json:
         rows = [
-            {**places(standing, device), "id": device, **facts(health), "held_by": held_by(standing, held, device)}
+            {**places(standing, device), "id": device, **facts(health), "held_by": held_by(standing, device)}
             for device, health in every(standing)
         ]
         output.document({"node": standing.node, "devices": rows})
@@ -64,7 +62,7 @@ def list_devices(link: Link) -> None:
                 health.reason or "-",
             )
             for device, health in every(standing)
-            for at, pods in [(places(standing, device), held_by(standing, held, device))]
+            for at, pods in [(places(standing, device), held_by(standing, device))]
         ],
     )
 
@@ -98,20 +96,9 @@ def word(health: DeviceHealth) -> str:
     return f"{health.state}, cordoned" if health.cordoned else health.state.value
 
 
-def holders(standing: Standing) -> dict[DeviceID, tuple[str, ...]]:
-    """Card, or part of one -> the pods that hold it or something of it; `?` where the kubelet has not said which."""
-    held: dict[DeviceID, dict[str, None]] = {}
-    for allocation in standing.allocations:
-        pod = "?" if allocation.owner is None else f"{allocation.owner.namespace}/{allocation.owner.pod}"
-        for device in allocation.device_ids:
-            for name in {base_of(device), standing.topology.card_of(device)}:
-                held.setdefault(name, {})[pod] = None
-    return {device: tuple(pods) for device, pods in held.items()}
-
-
-def held_by(standing: Standing, held: Mapping[DeviceID, tuple[str, ...]], device: DeviceID) -> tuple[str, ...] | None:
+def held_by(standing: Standing, device: DeviceID) -> tuple[str, ...] | None:
     """The pods that hold a device; None where that is not known."""
-    return held.get(device, ()) if standing.announced else None
+    return standing.holders.get(device, ()) if standing.announced else None
 
 
 @gpu.command()

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import anyio
 import click
 
-from topoalign.cli import output, running, this_machine
+from topoalign.cli import options, output, running, this_machine
 from topoalign.cli.effects import Effect, Question, put, undone_unless
 from topoalign.client import Client
 from topoalign.core import wire
@@ -31,6 +31,7 @@ from topoalign.core.model.events import (
     Reading,
     TopologyDiscovered,
 )
+from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.model.maintenance import DevicesRequest, Word
 from topoalign.core.model.topology.model import Topology
@@ -144,13 +145,8 @@ def located(nats: str | None, node: str | None, environment: Mapping[str, str]) 
 def on_node(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds --node, --nats and --json, and hands them to the command as a `Link`."""
 
-    @click.option(
-        "--node",
-        envvar="TOPOALIGN_NODE",
-        metavar="NODE",
-        help="Name of the node.  [default: that of `up`, or this host]",
-    )
-    @click.option("--nats", envvar="TOPOALIGN_NATS_URL", metavar="URL", help="URL of NATS.  [default: that of `up`]")
+    @options.NODE
+    @options.NATS
     @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     @wraps(command)
     def linked(node: str | None, nats: str | None, as_json: bool, **rest: Any) -> Any:
@@ -230,15 +226,16 @@ class Standing:
         live = {allocation.id: allocation for allocation in self.allocations}
         return NodeState(node=self.node, topology=found, health=health, allocations=live)
 
-    @property
-    def holders(self) -> dict[DeviceID, str]:
-        """GPU or NIC -> the pods that hold it or a part of it; `?` where the kubelet has not said which."""
+    @cached_property
+    def holders(self) -> dict[DeviceID, tuple[str, ...]]:
+        """Card, or part of one -> the pods that hold it or something of it; `?` where the kubelet has not said which."""
         held: dict[DeviceID, dict[str, None]] = {}
         for allocation in self.allocations:
             pod = "?" if allocation.owner is None else f"{allocation.owner.namespace}/{allocation.owner.pod}"
-            for device in sorted(allocation.device_ids):
-                held.setdefault(self.topology.card_of(device), {})[pod] = None
-        return {device: ", ".join(pods) for device, pods in held.items()}
+            for device in allocation.device_ids:
+                for name in {base_of(device), self.topology.card_of(device)}:
+                    held.setdefault(name, {})[pod] = None
+        return {device: tuple(pods) for device, pods in held.items()}
 
 
 def discovered(node: str | None, nats: str | None, environment: Mapping[str, str]) -> Standing:

@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 
+from topoalign.cli.options import PLACEMENT, POLICY, SCOPE
 from topoalign.core.model.errors import clean
-from topoalign.core.model.requests import Placement, Policy, Scope
 from topoalign.runtime.runner import run
 from topoalign.runtime.settings import PREFIX
 
@@ -48,9 +48,9 @@ OPTIONS: dict[str, Callable[[Command], Command]] = {
     "kubelet_dir": click.option("--kubelet-dir", metavar="DIR", help="The kubelet's device plugin directory."),
     "kubelet_config": click.option("--kubelet-config", metavar="FILE", help="The kubelet's configuration file."),
     "config": click.option("--config", metavar="FILE", help="What devices are offered as: resources, sharing, health."),
-    "policy": click.option("--policy", type=click.Choice([p.value for p in Policy]), help="Topology policy."),
-    "scope": click.option("--scope", type=click.Choice([s.value for s in Scope]), help="What is aligned as one unit."),
-    "placement": click.option("--placement", type=click.Choice([p.value for p in Placement]), help="Device policy."),
+    "policy": POLICY,
+    "scope": SCOPE,
+    "placement": PLACEMENT,
     "http": click.option("--http", type=Address(), help="Address of the HTTP pages; port 0 picks a free one."),
     "log_format": click.option(
         "--log-format", type=click.Choice(["console", "json"]), help="Format of the log on stderr."

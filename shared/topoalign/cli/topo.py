@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from topoalign.cli import output
+from topoalign.cli import options, output
 from topoalign.cli.draw.command import draw
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import DeviceID
@@ -26,13 +26,8 @@ class Topo(click.Group):
 
 @click.group(cls=Topo, invoke_without_command=True)
 @click.option("--machine", metavar="NAME|FILE", help="A machine of the catalogue, or a file that describes one.")
-@click.option(
-    "--node",
-    envvar="TOPOALIGN_NODE",
-    metavar="NODE",
-    help="A running node.  [default: this host, or the one `up` plays]",
-)
-@click.option("--nats", envvar="TOPOALIGN_NATS_URL", metavar="URL", help="URL of NATS.  [default: that of `up`]")
+@options.NODE
+@options.NATS
 @click.option("--wide", is_flag=True, help="More columns, to the right of those of nvidia-smi.")
 @click.option("--json", "as_json", is_flag=True, help="Print the whole topology as JSON.")
 @click.pass_context
@@ -65,7 +60,8 @@ def topo(
         from topoalign.cli import link  # brings in what talks to the network
 
         standing = link.discovered_or_read(node, nats, os.environ)
-        show(standing.topology, standing.holders, wide, as_json)
+        used_by = {device: ", ".join(pods) for device, pods in standing.holders.items()}
+        show(standing.topology, used_by, wide, as_json)
 
 
 def show(topology: Topology, used_by: Mapping[DeviceID, str], wide: bool, as_json: bool) -> None:

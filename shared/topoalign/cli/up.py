@@ -72,10 +72,12 @@ async def serve_all(environment: dict[str, str], scratch: Path) -> None:
         if PREFIX + "NATS_URL" not in environment:
             environment[PREFIX + "NATS_URL"] = await start_nats(servers, scratch, NATS_PORT)
         with ExitStack() as while_running:
-            started = Started()
             async with background() as tasks:
-                tasks.start_soon(welcome_once_ready, started, environment, while_running)
-                await run_services(ALL, environment, ready=started.tell, hangup_stops=True)
+
+                def ready(running: Running) -> None:
+                    tasks.start_soon(welcome_once_ready, running, environment, while_running)
+
+                await run_services(ALL, environment, ready=ready, hangup_stops=True)
 
 
 async def start_nats(servers: AsyncExitStack, scratch: Path, port: int) -> str:
@@ -88,28 +90,8 @@ async def start_nats(servers: AsyncExitStack, scratch: Path, port: int) -> str:
     return await servers.enter_async_context(local_nats(scratch / "nats-elsewhere"))
 
 
-class Started:
-    """That the services have started, and as what."""
-
-    def __init__(self) -> None:
-        self._event = anyio.Event()
-        self._running: Running | None = None
-
-    def tell(self, running: Running) -> None:
-        """Store what runs, and wake the waiting task."""
-        self._running = running
-        self._event.set()
-
-    async def wait(self) -> Running:
-        """Wait until the services have started; returns what runs."""
-        await self._event.wait()
-        assert self._running is not None
-        return self._running
-
-
-async def welcome_once_ready(started: Started, environment: Mapping[str, str], while_running: ExitStack) -> None:
+async def welcome_once_ready(running: Running, environment: Mapping[str, str], while_running: ExitStack) -> None:
     """Waits until the first fact has gone all the way: whoever reads the welcome may rely on what it says."""
-    running = await started.wait()
     for _ in range(READY_TRIES):
         if await anyio.to_thread.run_sync(is_ready, running, abandon_on_cancel=True):
             break

@@ -8,7 +8,6 @@ import os
 import re
 import socket
 import stat
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from topoalign.cli.doctor.findings import Finding, Subject, failure, ok, warning
 from topoalign.core.model.errors import NotFound, TopoalignError, clean
 from topoalign.core.model.requests import AdmissionRules, Policy
 from topoalign.core.model.topology.cpuset import parse_cpuset
+from topoalign.kubelet.grpc.sockets import server_of
 
 LONGEST_DIRECTORY = 79
 """Bytes of its path: a socket's has 107 at most, and our shortest name has 27."""
@@ -142,17 +142,8 @@ def lock_holder(lock: Path, locks: Path) -> int | None:
 
 def served_sockets(directory: Path) -> Mapping[str, int]:
     """Our sockets that somebody listens at, and who."""
-    served = {}
-    for path in sorted(directory.glob(SOCKETS)):
-        with socket.socket(socket.AF_UNIX) as sock:
-            sock.settimeout(2)
-            try:
-                sock.connect(os.fspath(path))
-                credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-            except OSError:
-                continue
-            served[path.name] = int.from_bytes(credentials[:4], sys.byteorder)
-    return served
+    peers = {path.name: server_of(path) for path in sorted(directory.glob(SOCKETS))}
+    return {name: peer.pid for name, peer in peers.items() if peer is not None}
 
 
 def state_directory(subject: Subject) -> Finding:

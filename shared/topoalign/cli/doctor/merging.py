@@ -64,6 +64,8 @@ def registered(subject: Subject) -> dict[str, int]:
 
 def hugepages(subject: Subject) -> list[ResourceName]:
     """The sizes of which some NUMA node has pages."""
+    from topoalign.machines import pages  # brings in the readers of machines
+
     sizes = set()
     for file in (subject.sysfs_root / "devices/system/node").glob("node*/hugepages/hugepages-*kB/nr_hugepages"):
         try:
@@ -71,10 +73,4 @@ def hugepages(subject: Subject) -> list[ResourceName]:
                 sizes.add(int(file.parent.name.removeprefix("hugepages-").removesuffix("kB")))
         except (OSError, ValueError):
             continue
-    return [hugepages_of(size) for size in sorted(sizes)]
-
-
-def hugepages_of(kib: int) -> ResourceName:
-    """2048 gives hugepages-2Mi, 1048576 gives hugepages-1Gi."""
-    unit, size = next(((unit, size) for unit, size in (("Gi", 1 << 20), ("Mi", 1 << 10)) if kib % size == 0), ("Ki", 1))
-    return ResourceName(f"hugepages-{kib // size}{unit}")
+    return [pages.hugepages(kib << 10) for kib in sorted(sizes)]

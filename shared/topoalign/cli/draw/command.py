@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from topoalign.cli import output
+from topoalign.cli import options, output
 from topoalign.core.model.errors import clean
 from topoalign.core.state.device_health import UNKNOWN
 
@@ -33,10 +33,8 @@ WIDTH, WIDEST = 100, 160
     "--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write the picture to this file."
 )
 @click.option("--ascii-only", is_flag=True, help="Use no line-drawing characters.")
-@click.option(
-    "--node", envvar="TOPOALIGN_NODE", metavar="NODE", help="A running node.  [default: that of `up`, or this host]"
-)
-@click.option("--nats", envvar="TOPOALIGN_NATS_URL", metavar="URL", help="URL of NATS.  [default: that of `up`]")
+@options.NODE
+@options.NATS
 def draw(
     form: str | None,
     machine: str | None,
