@@ -17,8 +17,8 @@ from topoalign.core.model.topology.cpuset import parse_cpuset
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
     """
-    The container that an allocation is for, by its names. A pod that is deleted and made anew has the same: where it is
-    known, `pod_uid` beside the owner tells the two apart.
+    Names the container that holds an allocation. A pod that is deleted and created again has the same names: where it
+    is known, `pod_uid` beside the owner tells the two apart.
     """
 
     namespace: Namespace
@@ -42,6 +42,7 @@ class MemoryBlock(msgspec.Struct, frozen=True, kw_only=True):
     """How `size` is spread over `nodes`; what was reused stands here, and no longer in the init container's block."""
 
     def __post_init__(self) -> None:
+        """Raises ValueError unless each node has an amount."""
         if len(self.nodes) != len(self.taken):
             raise ValueError(f"memory of {len(self.nodes)} NUMA nodes with {len(self.taken)} amounts")
 
@@ -60,7 +61,7 @@ class Displaced(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
-    """What one container holds. Over the kubelet's protocol it is one resource of a container, CPUs and memory unseen."""
+    """What one container holds. Granted over the kubelet's protocol it is one resource, without CPUs and memory."""
 
     id: AllocationID
     """Names the allocation for as long as it lives; `AllocationBound` and `AllocationReleased` repeat it."""
@@ -101,6 +102,9 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """Whose devices these are as well, as far as is known: those containers were not seen to end."""
 
     def __post_init__(self) -> None:
+        """
+        Raises ValueError for a bad list of CPUs, and for virtual functions of a NIC that is not among the devices.
+        """
         parse_cpuset(self.cpus)  # so that whoever folds a record from outside need not expect worse
         if self.virtual_functions and (
             not self.virtual_functions.keys() <= self.device_ids or not all(self.virtual_functions.values())
@@ -109,17 +113,17 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     @cached_property
     def cpu_ids(self) -> frozenset[int]:
-        """The exclusive CPUs, read once: every decision looks at those of all allocations."""
+        """Ids of the exclusive CPUs, parsed once: every decision reads those of all allocations."""
         return parse_cpuset(self.cpus)
 
     @cached_property
     def device_ids(self) -> frozenset[DeviceID]:
-        """All devices, those of which it has only functions among them."""
+        """Ids of all devices, including NICs of which the allocation holds only virtual functions."""
         return frozenset(device for devices in self.devices.values() for device in devices)
 
     @cached_property
     def given(self) -> Mapping[ResourceName, tuple[Holding, ...]]:
-        """Resource -> what was given as it was offered, in its order: NICs of which it has functions only are left out."""
+        """Resource -> what was given, under the ids offered, in order; without NICs of which it has functions only."""
         return {
             resource: tuple(holding_of(each, self.cards) for each in devices if each not in self.virtual_functions)
             for resource, devices in self.devices.items()
@@ -127,7 +131,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     @cached_property
     def holdings(self) -> tuple[Holding, ...]:
-        """All that it holds to itself, on the cards that its record tells (`Ownership` knows the node's as well)."""
+        """All that the allocation holds, on the cards that its record names (`Ownership` knows the node's as well)."""
         functions = [
             Holding(nic, Function(address))
             for nic, addresses in self.virtual_functions.items()
@@ -137,17 +141,17 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     @cached_property
     def bases(self) -> frozenset[DeviceID]:
-        """The cards, instances and functions that it holds or shares."""
+        """Ids of the cards, MIG instances and virtual functions that the allocation holds or shares."""
         return frozenset(holding.base for holding in self.holdings)
 
     @cached_property
     def whole_ids(self) -> frozenset[DeviceID]:
-        """The devices, as they were handed out, that nobody else can have a part of."""
+        """Ids of the devices, as they were handed out, of which nobody else can hold a part."""
         return self.device_ids - self.virtual_functions.keys()
 
     @cached_property
     def function_addresses(self) -> frozenset[str]:
-        """PCI addresses of all virtual functions that are held."""
+        """PCI addresses of all virtual functions that the allocation holds."""
         return frozenset(each.part.address for each in self.holdings if isinstance(each.part, Function))
 
 

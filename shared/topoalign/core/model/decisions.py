@@ -16,7 +16,7 @@ from topoalign.core.model.ids import ContainerName, DeviceID, ResourceName
 
 
 class Considered(msgspec.Struct, frozen=True, kw_only=True):
-    """A set of devices that could have been chosen."""
+    """One set of devices that was compared for a resource, with its score and why it won or lost."""
 
     resource: ResourceName
     devices: tuple[DeviceID, ...]
@@ -28,7 +28,7 @@ class Considered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Alignment(msgspec.Struct, frozen=True, kw_only=True):
-    """How one merge came about: for a container, or for a whole pod in scope `pod`."""
+    """The merge of hints for one container, or for a whole pod in scope `pod`: its input and its result."""
 
     container: ContainerName | None
     hints: dict[str, dict[ResourceName, Hints]]
@@ -40,7 +40,7 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """How a decision came about."""
+    """How a decision came about: the merges of hints, the sets of devices compared, and what was not known."""
 
     alignments: tuple[Alignment, ...] = ()
     considered: tuple[Considered, ...] = ()
@@ -49,7 +49,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Admission(msgspec.Struct, frozen=True, kw_only=True, tag="Admission"):
-    """The pod fits: this is what each of its containers gets, in the order in which they were decided."""
+    """The answer that a pod fits, with what each of its containers gets, in the order in which they were decided."""
 
     allocations: tuple[Allocation, ...]
     """Their ids are made of the pod's name and the container's; the allocator gives them lasting ones."""
@@ -57,7 +57,7 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True, tag="Admission"):
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="Refusal"):
-    """The pod does not fit, or cannot be decided."""
+    """The answer that a pod does not fit, or that it cannot be decided, with the reason."""
 
     reason: str
     """The kubelet's word for it: TopologyAffinityError, SMTAlignmentError or UnexpectedAdmissionError."""
@@ -82,14 +82,14 @@ Decision = Admission | Refusal
 
 
 def noted(decision: Decision, notes: Iterable[str]) -> Decision:
-    """The same decision with these notes, too, in its explanation."""
+    """Returns the same decision with these notes appended to its explanation."""
     explanation = decision.explanation
     explanation = msgspec.structs.replace(explanation, notes=(*explanation.notes, *notes))
     return msgspec.structs.replace(decision, explanation=explanation)
 
 
 class Explained(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to `explain`: what is held now, and the decision as it was made while the allocator still remembers it."""
+    """The answer to `explain`: what is held now, and the decision, for as long as the allocator remembers it."""
 
     allocations: tuple[Allocation, ...]
     decision: Decision | None
@@ -101,7 +101,7 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacementContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What is free besides what may be chosen, for a device policy that thinks of the next container."""
+    """What is free besides the devices that may be chosen, for a device policy that considers the next container."""
 
     free: tuple[DeviceID, ...] = ()
     """All devices of the resource that may be handed out now, on whatever NUMA nodes."""
@@ -115,7 +115,7 @@ NO_CONTEXT = PlacementContext()
 
 
 class PreferenceQuestion(msgspec.Struct, frozen=True, kw_only=True):
-    """Which devices are preferred? The kubelet asks this as GetPreferredAllocation."""
+    """The question which devices of a resource are preferred; the kubelet asks it as GetPreferredAllocation."""
 
     resource: ResourceName
     available: tuple[DeviceID, ...]
@@ -127,12 +127,12 @@ class PreferenceQuestion(msgspec.Struct, frozen=True, kw_only=True):
     beside: PlacementContext = NO_CONTEXT
 
     def without_context(self) -> "PreferenceQuestion":
-        """As a kubelet asks it: about one resource, and whatever else the container has is not told."""
+        """Returns the question as a kubelet asks it: about one resource, without what else the container has."""
         return msgspec.structs.replace(self, near=(), beside=PlacementContext(free=self.beside.free))
 
 
 class PreferenceFailed(NoFit):
-    """The device plugin was asked for its preference and failed."""
+    """Raised when the device plugin is asked for its preference and fails."""
 
     code = "PreferenceFailed"
 

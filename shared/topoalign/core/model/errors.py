@@ -10,7 +10,7 @@ from typing import ClassVar
 
 
 class TopoalignError(Exception):
-    """Base of all of them. `code` names the kind; `remedy` says what the reader can do."""
+    """Base of every error raised on purpose: `code` is its kind, `finding` what was found, `remedy` what to do."""
 
     code: ClassVar[str] = "Internal"
 
@@ -21,31 +21,31 @@ class TopoalignError(Exception):
 
 
 class BadRequest(TopoalignError):
-    """The caller's fault: what was asked or configured cannot be meant. Asking again unchanged will fail again."""
+    """Base of errors that the caller can fix: what is asked or configured cannot be meant. Retrying it will fail."""
 
     code = "BadRequest"
 
 
 class NoFit(TopoalignError):
-    """Nobody's fault: the request is sound and the node works, but they do not fit as the node is now."""
+    """Base of errors that are nobody's fault: a sound request does not fit a working node as it is now."""
 
     code = "NoFit"
 
 
 class Unavailable(TopoalignError):
-    """The machine's or a neighbour's fault: hardware, driver, disk or bus did not do its part. May pass by itself."""
+    """Base of errors of the machine or a neighbour: hardware, driver, disk or bus failed. May pass by itself."""
 
     code = "Unavailable"
 
 
 class TooMuchWork(NoFit):
-    """The exact answer was not found within the limit on work: said instead of guessing, and instead of never ending."""
+    """Raised when a search reaches its limit on work before the exact answer, instead of guessing or never ending."""
 
     code = "TooMuchWork"
 
 
 class InvalidField(BadRequest):
-    """A value in a request, setting or message is wrong; the field is named by its path."""
+    """Raised for a wrong value in a request, setting or message; `field` is its path, such as `cpus[3].node`."""
 
     code = "InvalidField"
 
@@ -55,7 +55,7 @@ class InvalidField(BadRequest):
 
 
 class SequenceGap(TopoalignError):
-    """Facts are missing between what was folded and this one: ask the writer for a snapshot."""
+    """Raised when facts are missing between the last folded one and this one: ask the writer for a snapshot."""
 
     code = "SequenceGap"
 
@@ -68,7 +68,7 @@ class SequenceGap(TopoalignError):
 
 
 class Contradiction(TopoalignError):
-    """A fact that cannot be true after those before it, such as the owner of an allocation that is not live."""
+    """Raised for a fact that cannot be true after those before it, such as the owner of a released allocation."""
 
     code = "Contradiction"
 
@@ -78,7 +78,7 @@ class Contradiction(TopoalignError):
 
 
 class UnknownDevice(BadRequest):
-    """Names a device that this node does not have, or no longer has."""
+    """Raised for the name of a device that this node does not have, or no longer has."""
 
     code = "UnknownDevice"
 
@@ -91,7 +91,7 @@ class UnknownDevice(BadRequest):
 
 
 class DeviceUnusable(BadRequest):
-    """Names a device that is unhealthy, unknown or cordoned."""
+    """Raised for the name of a device that is unhealthy, of unknown health, or cordoned."""
 
     code = "DeviceUnusable"
 
@@ -104,7 +104,7 @@ class DeviceUnusable(BadRequest):
 
 
 class PodAlreadyAllocated(BadRequest):
-    """A pod of this name holds devices already, and not what is asked now."""
+    """Raised when a pod of this name already holds devices, and not those that are asked for now."""
 
     code = "PodAlreadyAllocated"
 
@@ -116,7 +116,7 @@ class PodAlreadyAllocated(BadRequest):
 
 
 class NotFound(BadRequest):
-    """Names something that does not exist: an allocation, a node, a machine of the catalogue."""
+    """Raised for the name of something that does not exist: an allocation, a node, a machine of the catalogue."""
 
     code = "NotFound"
 
@@ -126,7 +126,7 @@ class NotFound(BadRequest):
 
 
 class InvalidMachine(BadRequest):
-    """A description of a machine cannot be read; line and column say where, counted from 1, where there is a place."""
+    """Raised when the description of a machine cannot be read; line and column, where known, count from 1."""
 
     code = "InvalidMachine"
 
@@ -137,7 +137,7 @@ class InvalidMachine(BadRequest):
 
 
 class Undecodable(BadRequest):
-    """A message or journal record that is not what it claims to be."""
+    """Raised for a message or journal record that is not what it claims to be."""
 
     code = "Undecodable"
 
@@ -146,7 +146,7 @@ class Undecodable(BadRequest):
 
 
 class KubeletOwnsDevices(BadRequest):
-    """Asked to allocate over the bus on a node whose devices the kubelet hands out: two owners would clash."""
+    """Raised for an allocation over the bus on a node whose devices the kubelet hands out: two owners would clash."""
 
     code = "KubeletOwnsDevices"
 
@@ -158,7 +158,7 @@ class KubeletOwnsDevices(BadRequest):
 
 
 class DeviceInUse(NoFit):
-    """A device was named that a live allocation holds."""
+    """Raised for the name of a device that a live allocation holds."""
 
     code = "DeviceInUse"
 
@@ -171,7 +171,7 @@ class DeviceInUse(NoFit):
 
 
 class BusUnavailable(Unavailable):
-    """The bus did not confirm in time. Whether it stored the message is unknown: say it again under the same id."""
+    """Raised when the bus does not confirm in time. It may have stored the message: publish it under the same id."""
 
     code = "BusUnavailable"
 
@@ -180,11 +180,11 @@ class BusUnavailable(Unavailable):
 
 
 class NobodyAnswers(BusUnavailable):
-    """No one has subscribed to the subject: no such service, or no stream that stores it. Nobody got the message."""
+    """Raised when nobody has subscribed to the subject: no such service, or no stream. Nobody got the message."""
 
 
 class DeadlinePassed(Unavailable):
-    """A request came after the time up to which its asker waits for the answer. Nothing of it was done."""
+    """Raised for a request that comes after the time up to which its caller waits. Nothing of it was done."""
 
     code = "DeadlinePassed"
 
@@ -195,13 +195,13 @@ class DeadlinePassed(Unavailable):
 
 
 class BusRefused(Unavailable):
-    """The bus answered, and the answer was no: permissions, limits, an older server, a store set up otherwise."""
+    """Raised when the bus answers with a refusal: permissions, limits, an older server, a store with other settings."""
 
     code = "BusRefused"
 
 
 class IdTaken(BusRefused):
-    """The store has another message under this message's id, or nobody can tell: the message was not stored."""
+    """Raised when the store may have another message under this message's id: the message was not stored."""
 
     code = "IdTaken"
 
@@ -213,13 +213,13 @@ class IdTaken(BusRefused):
 
 
 class DriverFault(Unavailable):
-    """The hardware or its driver library failed or did not answer in time."""
+    """Raised when the hardware or its driver library fails or does not answer in time."""
 
     code = "DriverFault"
 
 
 class HardwareUnknown(Unavailable):
-    """What the node consists of has not been read, or not been heard, yet."""
+    """Raised when the hardware of the node has not been read, or not been received, yet."""
 
     code = "HardwareUnknown"
 
@@ -231,19 +231,19 @@ class HardwareUnknown(Unavailable):
 
 
 class StateFault(Unavailable):
-    """The state directory cannot be used: locked by another process, unreadable, full, or damaged."""
+    """Raised when the state directory cannot be used: locked by another process, unreadable, full, or damaged."""
 
     code = "StateFault"
 
 
 def quoted(texts: Sequence[str], most: int = 8, width: int = 80) -> str:
-    """Foreign text made fit for a terminal, a log or a web page: no control characters, bounded in length and number."""
+    """Formats foreign texts for people: `most` of them, `width` characters of each, no control characters."""
     shown = ", ".join(repr(clean(text[: width + 1], width)) for text in texts[:most])
     return shown if len(texts) <= most else f"{shown} and {len(texts) - most} more"
 
 
 def clean(text: str, width: int = 80) -> str:
-    """One line of printable text: control and format characters become `?`, and what is too long is cut."""
+    """Returns one line of printable text: control and format characters become `?`, and what exceeds `width` is cut."""
     if len(text) <= width and text.isprintable():
         return text
     line = "".join(c if c.isprintable() else "?" for c in text[: width + 1])

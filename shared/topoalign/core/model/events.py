@@ -31,6 +31,8 @@ Number = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_NUMBER)]
 
 
 class HealthState(StrEnum):
+    """The health of a device as discovery judges it."""
+
     UNKNOWN = "unknown"
     """Never judged, or its driver does not answer: offered to the kubelet as Unhealthy, but still listed."""
     HEALTHY = "healthy"
@@ -38,7 +40,7 @@ class HealthState(StrEnum):
 
 
 class DeviceHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How one device is."""
+    """The health of one device, and whether an operator has cordoned it."""
 
     state: HealthState
     """`unknown`, `healthy` or `unhealthy`."""
@@ -49,11 +51,12 @@ class DeviceHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     @property
     def usable(self) -> bool:
+        """Whether the device may be handed out: it is healthy and not cordoned."""
         return self.state is HealthState.HEALTHY and not self.cordoned
 
 
 class Fact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
-    """What all facts have in common."""
+    """Base of all facts: the node that they are about, and the epoch of their writer."""
 
     node: NodeName
     """Name of the Kubernetes node."""
@@ -62,21 +65,21 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fi
 
 
 class Reading(Fact, frozen=True, kw_only=True):
-    """A fact of which only the newest matters: it is whole in itself."""
+    """Base of facts of which only the newest counts, because each is complete by itself."""
 
     revision: Number
     """Counts up within the epoch. The same number again is a repetition."""
 
 
 class LedgerFact(Fact, frozen=True, kw_only=True):
-    """A fact from the journal of a node's allocator."""
+    """Base of facts from the journal of a node's allocator."""
 
     seq: Number
     """Position in the journal, from 1, without gaps."""
 
 
 class TopologyDiscovered(Reading, frozen=True, kw_only=True, tag="TopologyDiscovered"):
-    """The hardware of a node, whole. Said on start, on every change, and when asked."""
+    """The complete hardware of a node. Announced on start, on every change, and when asked."""
 
     boot_id: str
     """The kernel's boot id: tells a reboot from a restart of a service."""
@@ -93,8 +96,8 @@ class TopologyDiscovered(Reading, frozen=True, kw_only=True, tag="TopologyDiscov
 
 class DeviceHealthChanged(Reading, frozen=True, kw_only=True, tag="DeviceHealthChanged"):
     """
-    How every GPU and NIC of a node is, and every MIG instance that is ill or cordoned by itself. Said on start and on every
-    change, always all of them.
+    The health of every GPU and NIC of a node, and of every MIG instance that is unhealthy or cordoned by itself.
+    Announced on start and on every change, always complete.
     """
 
     devices: dict[DeviceID, DeviceHealth]
@@ -102,7 +105,7 @@ class DeviceHealthChanged(Reading, frozen=True, kw_only=True, tag="DeviceHealthC
 
 
 class ContainerUsage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the kubelet gave to one container that is in no allocation, or beyond what its allocations say."""
+    """What the kubelet gave one container that has no allocation, or gave beyond the container's allocations."""
 
     owner: Owner
     """The container."""
@@ -119,8 +122,9 @@ class ContainerUsage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 class UsageObserved(Reading, frozen=True, kw_only=True, tag="UsageObserved"):
     """
-    What the kubelet gave away without asking us, all of it: CPUs, memory, and devices of other plugins; and what it decides
-    by. Said within a second of a change of the kubelet's configuration, of its checkpoints, or of what plugins offer.
+    All that the kubelet gave out without asking topoalign (CPUs, memory, and devices of other plugins), and the rules
+    by which it decides. Announced within a second of a change of the kubelet's configuration, of its checkpoints, or of
+    what plugins offer.
     """
 
     containers: tuple[ContainerUsage, ...]
@@ -135,7 +139,7 @@ class UsageObserved(Reading, frozen=True, kw_only=True, tag="UsageObserved"):
 
 
 class AllocationGranted(LedgerFact, frozen=True, kw_only=True, tag="AllocationGranted"):
-    """A container has been given its devices. It is in the journal already: the node may stop in the next instant."""
+    """A container has been given its devices. The journal has it already: it holds even if the node stops now."""
 
     allocation: Allocation
     """What was given. Its owner may not be known yet."""
@@ -200,7 +204,7 @@ class AllocationDeviated(LedgerFact, frozen=True, kw_only=True, tag="AllocationD
 
 
 class AllocationsSnapshot(LedgerFact, frozen=True, kw_only=True, tag="AllocationsSnapshot"):
-    """All live allocations of a node. Said on start, when asked, and when the journal is compacted."""
+    """All live allocations of a node. Announced on start, when asked, and when the journal is compacted."""
 
     allocations: tuple[Allocation, ...]
     """Every live allocation."""

@@ -27,7 +27,7 @@ class TopologyHint(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Need(msgspec.Struct, frozen=True):
-    """So much is needed of what is spread over the NUMA nodes."""
+    """An amount that a request needs of something that is spread over the NUMA nodes."""
 
     amount: int
     supply: dict[Mask, int]
@@ -36,10 +36,10 @@ class Need(msgspec.Struct, frozen=True):
 
 class HintRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
-    The hints of a machine with so many NUMA nodes that their subsets cannot be listed.
+    Hints given as a rule, for a machine with so many NUMA nodes that their subsets cannot be listed.
 
-    They are the subsets of `nodes` that meet all needs, and the masks of `besides`; those of `least` nodes are preferred,
-    and none has fewer. No node at all never meets all needs.
+    The hints are the subsets of `nodes` that meet all needs, and the masks of `besides`; those of `least` nodes are
+    preferred, and none has fewer. The empty set never meets all needs.
     """
 
     nodes: Mask
@@ -57,7 +57,7 @@ ProviderHints = Mapping[ResourceName, Hints]
 
 
 class HintQuestion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Where could this container, or this whole pod, be placed?"""
+    """Asks where a container, or a whole pod, could be placed. It carries all that the answer depends on."""
 
     node: NodeName
     topology: tuple[int, int]
@@ -75,6 +75,6 @@ class HintQuestion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class HintAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What each provider says, in the order in which the kubelet asks them: device, cpu, memory."""
+    """The hints of each provider, in the order in which the kubelet asks them: device, cpu, memory."""
 
     providers: dict[str, dict[ResourceName, Hints]]

@@ -51,7 +51,7 @@ WHOLE = Whole()
 
 
 class TimeSlice(msgspec.Struct, frozen=True, tag=True):
-    """One share of what is shared in time. All shares of it are equal; a number only tells them apart."""
+    """One share of a device that is shared in time. All its shares are equal; the number only tells them apart."""
 
     replica: str
     """Its number as the id has it: `3`."""
@@ -60,7 +60,7 @@ class TimeSlice(msgspec.Struct, frozen=True, tag=True):
 
 
 class Amount(msgspec.Struct, frozen=True, tag=True):
-    """So much of a GPU, no matter which part of it. Nothing gives out amounts yet."""
+    """An amount of a GPU, no matter which part of it. Nothing gives out amounts yet."""
 
     cores: int
     """Hundredths of the GPU's computing time."""
@@ -72,7 +72,7 @@ Part = Whole | Instance | Function | TimeSlice | Amount
 
 
 class Holding(msgspec.Struct, frozen=True):
-    """What is held of one GPU or NIC."""
+    """What is held of one GPU or NIC: the whole, or one part."""
 
     device: DeviceID
     """The GPU or NIC; what a part belongs to, if that is known, and else the part itself."""
@@ -80,7 +80,7 @@ class Holding(msgspec.Struct, frozen=True):
 
     @property
     def base(self) -> DeviceID:
-        """The id of what is held or shared: of the card, the instance or the function."""
+        """The id of the card, MIG instance or virtual function that is held or shared."""
         if self.part is WHOLE:
             return self.device
         part = self.part.of if isinstance(self.part, TimeSlice) else self.part
@@ -90,12 +90,12 @@ class Holding(msgspec.Struct, frozen=True):
 
     @property
     def id(self) -> DeviceID:
-        """The id under which it is handed out. `holding_of` reads it; an amount has the id of its card."""
+        """The id under which the holding is handed out. `holding_of` reads it; an amount has the id of its card."""
         return DeviceID(f"{self.base}{SHARE}{self.part.replica}") if isinstance(self.part, TimeSlice) else self.base
 
 
 def holding_of(device: DeviceID, cards: Mapping[DeviceID, DeviceID]) -> Holding:
-    """What an id stands for. `cards`: instance or virtual function -> the GPU or NIC that it is a part of."""
+    """Reads the id of a device as handed out. `cards`: instance or virtual function -> its GPU or NIC."""
     base, share, replica = device.partition(SHARE)
     card = cards.get(DeviceID(base)) if cards else None
     if card is None:
@@ -105,7 +105,7 @@ def holding_of(device: DeviceID, cards: Mapping[DeviceID, DeviceID]) -> Holding:
 
 
 def wholes_of(holding: Holding) -> tuple[Holding, ...]:
-    """What a holding is a part of, the nearest first: of a slice of an instance the instance and the card."""
+    """What a holding is a part of, the nearest first: for a slice of an instance, the instance and the card."""
     part = holding.part
     if part is WHOLE or isinstance(part, Whole):
         return ()
@@ -115,18 +115,18 @@ def wholes_of(holding: Holding) -> tuple[Holding, ...]:
 
 
 def may_have_parts(holding: Holding) -> bool:
-    """Whether something else can be a part of it: of a time slice and of an amount nothing can."""
+    """Whether another holding can be a part of this one. A time slice and an amount have no parts."""
     return not isinstance(holding.part, TimeSlice | Amount)
 
 
 def excluding(holding: Holding) -> tuple[Holding, ...]:
-    """Of which no other may be held beside this one: the same and its wholes. Of an amount the same may be held twice."""
+    """The holdings that exclude this one: itself and its wholes. The same amount may be held twice."""
     wholes = wholes_of(holding)
     return wholes if isinstance(holding.part, Amount) else (holding, *wholes)
 
 
 class HoldingSet:
-    """Some holdings, to ask whether another one overlaps any of them."""
+    """A set of holdings that tells whether another holding overlaps any of them."""
 
     def __init__(self, holdings: Iterable[Holding] = ()) -> None:
         self._held: set[Holding] = set()
@@ -134,18 +134,18 @@ class HoldingSet:
         self.update(holdings)
 
     def update(self, holdings: Iterable[Holding]) -> None:
-        """Takes these in, too."""
+        """Adds holdings to the set."""
         for holding in holdings:
             self._held.add(holding)
             self._wholes.update(wholes_of(holding))
 
     def overlaps(self, holding: Holding) -> bool:
-        """Whether one of them is the same, a part of it, or what it is a part of."""
+        """Whether a holding of the set is the same as this one, a part of it, or a whole of it."""
         return holding in self._wholes or not self._held.isdisjoint(excluding(holding))
 
 
 def base_of(device: DeviceID) -> DeviceID:
-    """A device as handed out, without the number of its share: `GPU-x` of `GPU-x::3`."""
+    """The id of a device as handed out, without the number of its share: `GPU-x` for `GPU-x::3`."""
     return DeviceID(device.partition(SHARE)[0]) if SHARE in device else device
 
 
@@ -155,5 +155,5 @@ def is_share(device: DeviceID) -> bool:
 
 
 def handed_out(base: DeviceID, replicas: int) -> Iterator[DeviceID]:
-    """The ids under which a device is handed out."""
+    """The ids under which a device is handed out: its own, or `<base>::0` to `<base>::<replicas - 1>` if shared."""
     return iter((base,)) if replicas == 1 else (DeviceID(f"{base}{SHARE}{n}") for n in range(replicas))

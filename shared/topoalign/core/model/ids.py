@@ -25,6 +25,7 @@ NIC = ResourceName("topoalign.io/nic")
 
 
 def is_hugepages(resource: ResourceName) -> bool:
+    """Whether a resource is hugepages of one size, such as `hugepages-2Mi`."""
     return resource.startswith("hugepages-")
 
 

@@ -84,8 +84,8 @@ class CheckpointEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 class KubeletObserved(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
-    The kubelet of a node: its rules, what its checkpoints list, and the devices of others' plugins. Together with topology,
-    health and allocations it is all that the node's own prediction stands on.
+    The kubelet of a node: its rules, what its checkpoints list, and the devices of other plugins. With topology, health
+    and allocations it is all that the node's own prediction depends on.
     """
 
     version: str = ""

@@ -12,9 +12,9 @@ Word = Literal["cordon", "uncordon", "heal"]
 
 class DevicesRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """
-    Names the devices that a word is about; answered with the health of each as it is from now on.
+    Tells discovery to cordon, uncordon or heal devices; answered with the health of each as it is from now on.
 
-    A word about several devices holds for all of them or for none. Saying it again changes nothing.
+    A request for several devices holds for all of them or for none. Repeating it changes nothing.
     """
 
     node: NodeName
@@ -26,8 +26,8 @@ class DevicesRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 class TrustRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
-    Tells an allocator whose journal was damaged that what it has of it is all that is held; answered with the doubt that
-    this ends, or with nothing where there was none.
+    Tells an allocator whose journal was damaged that what it has recovered is all that is held; answered with the doubt
+    that this ends, or with nothing where there was none.
     """
 
     node: NodeName

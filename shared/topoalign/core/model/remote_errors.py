@@ -6,7 +6,7 @@ from topoalign.core.model.errors import BadRequest, NoFit, TopoalignError, Unava
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, tag="Failure"):
-    """The answer to a question that could not be answered."""
+    """The answer to a question that could not be answered: the error of the service as data."""
 
     fault: str
     """Whose: `request`, `fit` or `service`."""
@@ -16,7 +16,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, tag="Failure"):
 
 
 class RemoteFailure(TopoalignError):
-    """A failure that another service answered with, as this side's error; `code` is the other side's."""
+    """Raised for a failure that another service answered with; `failure` has the other side's code."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.finding, failure.remedy)
@@ -24,19 +24,19 @@ class RemoteFailure(TopoalignError):
 
 
 class RemoteBadRequest(RemoteFailure, BadRequest):
-    """The other service found that the request cannot be meant."""
+    """Raised when the other service found that the request cannot be meant."""
 
 
 class RemoteNoFit(RemoteFailure, NoFit):
-    """The request is sound, and does not fit as the node is now."""
+    """Raised when the other service found that the request is sound, and does not fit the node as it is now."""
 
 
 class RemoteUnavailable(RemoteFailure, Unavailable):
-    """The other service could not answer."""
+    """Raised when the other service could not answer."""
 
 
 def remote(failed: Failure) -> RemoteFailure:
-    """The error that stands for a failure here. An unknown fault counts as the service's."""
+    """Returns the error that stands for a failure here. An unknown fault counts as the service's."""
     match failed.fault:
         case "request":
             return RemoteBadRequest(failed)

@@ -23,7 +23,7 @@ MOST_CONTAINERS = 100
 
 
 class Mode(StrEnum):
-    """How a decision is meant."""
+    """Whether a decision predicts the kubelet's or is topoalign's own."""
 
     KUBELET = "kubelet"
     """Exactly as the kubelet decides, including what is odd there: for predictions."""
@@ -32,13 +32,15 @@ class Mode(StrEnum):
 
 
 class Qos(StrEnum):
+    """QoS classes of pods, by Kubernetes' names."""
+
     GUARANTEED = "Guaranteed"
     BURSTABLE = "Burstable"
     BEST_EFFORT = "BestEffort"
 
 
 class ContainerRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What one container asks for."""
+    """One container with the resources that it asks for, in the units of this module."""
 
     name: ContainerName
     requests: dict[ResourceName, int] = {}
@@ -48,7 +50,7 @@ class ContainerRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
 
 class PodRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, dict=True):
-    """What one pod asks for."""
+    """One pod with the resources that its containers ask for."""
 
     namespace: Namespace = Namespace("default")
     name: PodName
@@ -89,7 +91,7 @@ class Scope(StrEnum):
 
 
 class Placement(StrEnum):
-    """Device policies: ours, and those of go-gpuallocator by their names."""
+    """Device policies: topoalign's own, and those of go-gpuallocator by their names."""
 
     TOPOLOGY = "topology"
     """The best connected GPUs that leave the best ones for the next container."""
@@ -118,7 +120,7 @@ class CpuOption(StrEnum):
 
 
 class AdmissionRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """How a node decides. Field names follow the kubelet's configuration where it has the same setting."""
+    """The rules by which a node admits pods. Field names follow the kubelet's configuration where it has them."""
 
     policy: Policy = Policy.BEST_EFFORT
     """Topology policy. The default admits every pod that fits: a first run refuses nobody."""
@@ -143,7 +145,7 @@ class AdmissionRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 def overridden(rules: AdmissionRules, changes: Mapping[str, str | int | bool]) -> AdmissionRules:
-    """The rules with these changes, by field name. Raises InvalidField that names the rule."""
+    """Returns the rules with these changes, by field name. Raises InvalidField, which names the wrong rule."""
     try:
         return msgspec.convert({**msgspec.to_builtins(rules), **changes}, AdmissionRules, strict=False)
     except msgspec.ValidationError as error:
@@ -151,13 +153,13 @@ def overridden(rules: AdmissionRules, changes: Mapping[str, str | int | bool]) -
 
 
 class ClockRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Asks the allocator of a node what its clock shows, to give the next request a deadline."""
+    """Asks the allocator of a node for its clock, to give the next request a deadline."""
 
     node: NodeName
 
 
 class ClockReading(msgspec.Struct, frozen=True, kw_only=True):
-    """What the clock of an allocator's process showed when it answered."""
+    """The clock of an allocator's process at the moment when it answered."""
 
     clock: str
     """Names it; a process that starts anew has another one."""
@@ -166,9 +168,7 @@ class ClockReading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Deadline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """
-    The time after which a request is refused: DeadlinePassed. Who waits 10 s for an answer names `now + 10`.
-    """
+    """The time after which a request is refused: DeadlinePassed. A caller that waits 10 s names `now + 10`."""
 
     clock: str
     """`ClockReading.clock`."""
@@ -203,7 +203,7 @@ class ReleaseRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class ExplainRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Asks how a decision came about: of an allocation by its id, or the latest about a pod named `namespace/name`."""
+    """Asks how a decision came about: of an allocation by its id, or the latest about a pod `namespace/name`."""
 
     node: NodeName
     target: str
@@ -226,21 +226,21 @@ class AnnounceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 class AliveRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
-    Asks discovery or the allocator whether it lives. Discovery answers with the (epoch, revision) of the newest topology
-    and health, the allocator with its `Standing`.
+    Asks discovery or the allocator whether it is alive. Discovery answers with the (epoch, revision) of the newest
+    topology and health, the allocator with its `Standing`.
     """
 
     node: NodeName
 
 
 class SaidRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Asks discovery for the newest that it has said, content and all; answered with a `Said` of `topology` and `health`."""
+    """Asks discovery what it announced last; answered with a `Said` for `topology` and one for `health`."""
 
     node: NodeName
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True):
-    """A reading as its writer has said it last."""
+    """Identifies the reading that its writer announced last."""
 
     epoch: int
     revision: int
@@ -250,8 +250,8 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
-    The newest facts that an allocator stands by: whoever has heard something else has not heard it from the node's own
-    services. Each field may be absent, as in the answer of another version.
+    The newest facts that an allocator confirms: a fact that differs did not come from the node's own services. Each
+    field may be absent, as in the answer of another version.
     """
 
     epoch: int = 0

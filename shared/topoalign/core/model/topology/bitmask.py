@@ -35,22 +35,22 @@ def nodes_of(mask: Mask) -> tuple[int, ...]:
 
 
 def several(mask: Mask) -> bool:
-    """Whether it has more than one node."""
+    """Whether a mask has more than one node."""
     return mask & (mask - 1) != 0
 
 
 def union(masks: Iterable[Mask]) -> Mask:
-    """All nodes of these masks."""
+    """The mask of all nodes of these masks."""
     return reduce(or_, masks, 0)
 
 
 def narrowness(mask: Mask) -> tuple[int, int]:
-    """Sorts masks as the kubelet does, the narrowest first."""
+    """The key that sorts masks as the kubelet does: fewer nodes first, then the smaller number."""
     return (mask.bit_count(), mask)
 
 
 def masks_by_size(nodes: Iterable[int]) -> Iterator[Mask]:
-    """Every non-empty subset, by size and then in the order of positions, as the kubelet enumerates them: 2^n of them."""
+    """Yields all 2^n - 1 non-empty subsets by size, then in the order of positions, as the kubelet enumerates."""
     bits = [1 << node for node in nodes]
     for size in range(1, len(bits) + 1):
         for chosen in combinations(bits, size):

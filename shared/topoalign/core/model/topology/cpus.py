@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, eq=False)
 class CpuTopology:
     """
-    Who is whose sibling. The five counts are what averages are taken from, as in the kubelet v1.36.3.
+    The CPUs of a machine, grouped by core, last-level cache, socket and NUMA node, and the number of each. Averages are
+    taken from the five counts, as in the kubelet v1.36.3.
 
-    One is made per machine and compared by identity, so that what is computed from it can be remembered.
+    One is made per machine and compared by identity, so that what is computed from it can be cached.
     """
 
     node_of: Mapping[int, int]
@@ -40,7 +41,7 @@ class CpuTopology:
 
     @cached_property
     def online(self) -> frozenset[int]:
-        """All CPUs."""
+        """Ids of all CPUs that are online."""
         return frozenset(self.node_of)
 
     @cached_property
@@ -55,15 +56,17 @@ class CpuTopology:
 
     @property
     def cpus_per_core(self) -> int:
-        """Rounded down: an offline sibling makes it smaller than the hardware has."""
+        """The average number of CPUs of a core, rounded down: an offline sibling makes it smaller; 0 without CPUs."""
         return self.cpus // self.cores if self.cores else 0
 
     @property
     def cpus_per_socket(self) -> int:
+        """The average number of CPUs of a socket, rounded down; 0 without CPUs."""
         return self.cpus // self.sockets if self.sockets else 0
 
     @property
     def cpus_per_uncore(self) -> int:
+        """The average number of CPUs of a last-level cache, rounded down; 0 without CPUs."""
         return self.cpus // self.uncores if self.uncores else 0
 
     @property
@@ -73,7 +76,7 @@ class CpuTopology:
 
 
 def cpu_topology(cpus: Iterable["Cpu"]) -> CpuTopology:
-    """Groups these CPUs."""
+    """Groups CPUs by core, last-level cache, socket and NUMA node."""
     known = {cpu.id: cpu for cpu in cpus}
     node_of = {cpu.id: cpu.node for cpu in known.values()}
     socket_of = {cpu.id: cpu.socket for cpu in known.values()}
@@ -98,7 +101,7 @@ def cpu_topology(cpus: Iterable["Cpu"]) -> CpuTopology:
 
 
 def groups(group_of: Mapping[int, int]) -> dict[int, frozenset[int]]:
-    """Group -> its CPUs, by ascending group."""
+    """Turns CPU -> group into group -> its CPUs, by ascending group."""
     members: dict[int, set[int]] = {}
     for cpu, group in group_of.items():
         members.setdefault(group, set()).add(cpu)

@@ -13,7 +13,7 @@ _PART = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
 
 
 def parse_cpuset(text: str) -> frozenset[int]:
-    """Reads a list such as `0-3,8`; blank text is the empty set. Raises ValueError that names the part which is wrong."""
+    """Parses a list such as `0-3,8`; blank text is the empty set. Raises ValueError, which names the wrong part."""
     ids: set[int] = set()
     listed = 0
     if not text.strip():
@@ -33,7 +33,7 @@ def parse_cpuset(text: str) -> frozenset[int]:
 
 
 def format_cpuset(ids: Iterable[int]) -> str:
-    """Writes ids as the kernel does, runs as ranges: {0, 1, 2, 8} is `0-2,8`."""
+    """Formats ids as the kernel does, runs as ranges: {0, 1, 2, 8} is `0-2,8`."""
     runs: list[list[int]] = []
     for number in sorted(set(ids)):
         if runs and runs[-1][1] == number - 1:

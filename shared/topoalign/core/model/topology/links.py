@@ -52,7 +52,7 @@ NVML_LEVEL = {
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What connects two devices. Each unordered pair of a node's GPUs and NICs has at most one `Link`."""
+    """The connection of two devices. Each unordered pair of a node's GPUs and NICs has at most one `Link`."""
 
     a: DeviceID
     """Id of one device."""
@@ -67,5 +67,5 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def label(self) -> str:
-        """The cell that `nvidia-smi topo -m` shows: NVLinks hide the PCIe path; an unknown path shows as SYS."""
+        """The cell of `nvidia-smi topo -m` for the pair: NVLinks hide the PCIe path; an unknown path shows as SYS."""
         return f"NV{self.nvlinks}" if self.nvlinks else (self.pcie or PcieClass.SYS).value

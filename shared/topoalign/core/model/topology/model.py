@@ -1,9 +1,8 @@
 """
 What a node consists of, as found by discovery or described by a person.
 
-Everything is frozen, and everything is on the wire as it stands here: `TopologyDiscovered` carries a `Topology`. NUMA ids
-are the kernel's: they may be sparse and beyond 63, and a NUMA node may have no CPUs (GPU memory, CXL). A device whose NUMA
-node is unknown says so with an empty `numa_affinity`; that is not node 0.
+Everything is frozen and goes over the bus as defined here: `TopologyDiscovered` carries a `Topology`. NUMA ids are the
+kernel's: sparse, beyond 63, and some without CPUs (GPU memory, CXL). An empty `numa_affinity` is unknown, not node 0.
 """
 
 from collections.abc import Mapping
@@ -160,7 +159,7 @@ class Nic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PluginDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """A device that somebody else's device plugin lists; it takes part in the kubelet's hints and so in predictions."""
+    """A device that another device plugin lists; it takes part in the kubelet's hints and therefore in predictions."""
 
     id: DeviceID
     """As that plugin lists it."""
@@ -171,7 +170,7 @@ class PluginDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
-    """A whole node. Lists are ordered: CPUs and NUMA nodes by id, GPUs and NICs by index, links by their devices."""
+    """The hardware of a node. CPUs and NUMA nodes are ordered by id, GPUs and NICs by index, links by device."""
 
     cpus: tuple[Cpu, ...] = ()
     """Every logical CPU that is online."""
@@ -212,7 +211,7 @@ class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
 
     @cached_property
     def offered(self) -> tuple[Offer, ...]:
-        """`offers`, or what stands for them. Only resources of which there is a device."""
+        """`offers`, or the offers that None stands for. Only offers that have a device."""
         if self.offers is not None:
             return tuple(offer for offer in self.offers if offer.devices)
         usual = {GPU: tuple(self.gpu_by_id), NIC: tuple(self.nic_by_id)}
@@ -220,7 +219,7 @@ class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
 
     @cached_property
     def offers_of(self) -> Mapping[ResourceName, tuple[Offer, ...]]:
-        """The offers of each resource of ours."""
+        """Resource -> its offers, for the resources that topoalign offers."""
         offers: dict[ResourceName, tuple[Offer, ...]] = {}
         for offer in self.offered:
             offers[offer.resource] = (*offers.get(offer.resource, ()), offer)
@@ -228,7 +227,7 @@ class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
 
     @cached_property
     def offer_by_base(self) -> Mapping[DeviceID, Offer]:
-        """What is handed out, without the number of a share -> the offer it belongs to."""
+        """Device as handed out, without the number of a share -> the offer it belongs to."""
         return {base: offer for offer in self.offered for base in offer.devices}
 
     def kind_of(self, resource: ResourceName) -> Kind:
@@ -243,22 +242,20 @@ class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
         return "part" if offers else "other"
 
     def card_of(self, device: DeviceID) -> DeviceID:
-        """The GPU or NIC that something handed out is a part of; the device itself where it is none that is known."""
+        """The GPU or NIC that something handed out is a part of; the device itself where it is no known part."""
         base = base_of(device)
         return self.cards.get(base, base)
 
     @cached_property
     def cards(self) -> Mapping[DeviceID, DeviceID]:
-        """MIG instances and virtual functions -> the GPU or NIC that they are parts of."""
+        """MIG instance or virtual function -> the GPU or NIC that it is a part of."""
         parts = {instance.uuid: gpu.id for gpu in self.gpus for instance in gpu.mig or ()}
         return parts | {DeviceID(each.pci): nic.id for nic in self.nics for each in nic.virtual_functions}
 
     def listed_nodes(self, affinity: tuple[int, ...]) -> tuple[int, ...] | None:
         """
-        The one node a device is listed with: the first of its affinity that has CPUs, else the first.
-
-        GB200 reports fifteen nodes for a GPU. Listed with all of them, two GPUs would give the kubelet 2^30 subsets to
-        look at; the CPUs and the memory a pod can get there are all on one (spec/kubelet.md section 3).
+        The one node a device is listed with: the first of its affinity that has CPUs, else the first; None if unknown.
+        All fifteen that GB200 reports would give the kubelet 2^30 subsets for two GPUs (spec/kubelet.md section 3).
         """
         if not affinity:
             return None
@@ -271,27 +268,31 @@ class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
 
     @cached_property
     def cpu_topology(self) -> CpuTopology:
+        """The CPUs grouped by core, last-level cache, socket and NUMA node."""
         return cpu_topology(self.cpus)
 
     @cached_property
     def node_ids(self) -> tuple[int, ...]:
+        """Ids of all NUMA nodes, in the order of `nodes`."""
         return tuple(node.id for node in self.nodes)
 
     @cached_property
     def gpu_by_id(self) -> Mapping[DeviceID, Gpu]:
+        """GPU id -> the GPU, in the order of `gpus`."""
         return {gpu.id: gpu for gpu in self.gpus}
 
     @cached_property
     def nic_by_id(self) -> Mapping[DeviceID, Nic]:
+        """NIC id -> the NIC, in the order of `nics`."""
         return {nic.id: nic for nic in self.nics}
 
     @cached_property
     def link_by_pair(self) -> Mapping[tuple[DeviceID, DeviceID], Link]:
-        """Both orders of each pair."""
+        """Pair of device ids -> their link. Both orders of each pair are keys."""
         return {pair: link for link in self.links for pair in ((link.a, link.b), (link.b, link.a))}
 
     def describe(self) -> str:
-        """One line for people: `2 sockets, 8 NUMA nodes, CPUs 0-255, 8 GPUs, 10 NICs`, without what is not known."""
+        """Summarises the node: `2 sockets, 8 NUMA nodes, CPUs 0-255, 8 GPUs, 10 NICs`, without what is not known."""
         sockets = self.cpu_topology.sockets
         counts = {"socket": sockets, "NUMA node": len(self.nodes), "GPU": len(self.gpus), "NIC": len(self.nics)}
         known = {"socket": self.sockets_known, "NUMA node": self.nodes_known}

@@ -14,7 +14,7 @@ from topoalign.core.model.topology.model import Nic, Topology
 
 
 class NamedDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """One device and what it is called where."""
+    """A device with its names: the id, the index, the PCI address, and a short form for people."""
 
     resource: ResourceName
     id: DeviceID
@@ -30,7 +30,7 @@ class NamedDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def named(topology: Topology, resource: ResourceName, device: DeviceID) -> NamedDevice:
-    """What a device of this node is called. Never fails: a device that the topology lacks has only its id."""
+    """Returns the names of a device of this node. Never fails: a device that the topology lacks has only its id."""
     card = topology.card_of(device)
     found = topology.gpu_by_id.get(card) or topology.nic_by_id.get(card)
     if found is None:

@@ -11,7 +11,7 @@ Kind = Literal["gpu", "nic", "part", "other"]
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Devices of ours as they are offered to the kubelet: under which resource, whole or shared."""
+    """Devices of this node that are offered to the kubelet under one resource, whole or shared."""
 
     resource: ResourceName
     """Name of the extended resource, `nvidia.com/gpu`."""

@@ -9,9 +9,7 @@ from topoalign.core.model.topology.model import Topology
 
 
 def pcie_class(topology: Topology, a: DeviceID, b: DeviceID) -> PcieClass:
-    """
-    The PCIe path between two devices. Where it is not known it is judged by their NUMA nodes, never nearer than NODE.
-    """
+    """The class of the PCIe path between two devices. An unknown path is NODE if they share a NUMA node, else SYS."""
     link = topology.link_by_pair.get((a, b))
     if link is not None and link.pcie is not None:
         return link.pcie
@@ -24,16 +22,16 @@ def share_node(topology: Topology, a: DeviceID, b: DeviceID) -> bool:
 
 
 def affinity(topology: Topology, device: DeviceID) -> tuple[int, ...]:
-    """The NUMA nodes near a GPU or NIC; empty if unknown or if the device is neither."""
+    """The NUMA nodes near a GPU or NIC; empty if they are unknown or the device is neither."""
     found = topology.gpu_by_id.get(device) or topology.nic_by_id.get(device)
     return found.numa_affinity if found is not None else ()
 
 
 def pair_score(topology: Topology, a: DeviceID, b: DeviceID) -> int:
     """
-    What the connection of two devices is worth: that of the PCIe path plus that of each NVLink (spec/nvidia.md (a)).
+    The score of the connection of two devices: that of the PCIe path plus that of each NVLink (spec/nvidia.md (a)).
 
-    NVLinks between two cliques of a fabric carry nothing: the fabric manager keeps the cliques apart.
+    NVLinks between two cliques of a fabric count nothing: the fabric manager keeps the cliques apart.
     """
     link = topology.link_by_pair.get((a, b))
     if link is None:
@@ -44,11 +42,11 @@ def pair_score(topology: Topology, a: DeviceID, b: DeviceID) -> int:
 
 
 def kept_apart(topology: Topology, a: DeviceID, b: DeviceID) -> bool:
-    """Whether both are known to be in NVLink domains, and not in the same."""
+    """Whether both GPUs are known to be in NVLink domains, and not in the same."""
     fabrics = [gpu.fabric for gpu in (topology.gpu_by_id.get(a), topology.gpu_by_id.get(b)) if gpu is not None]
     return len(fabrics) == 2 and None not in fabrics and fabrics[0] != fabrics[1]
 
 
 def set_score(topology: Topology, devices: Iterable[DeviceID]) -> int:
-    """The sum over all pairs of a set."""
+    """The sum of the pair scores over all pairs of a set of devices."""
     return sum(pair_score(topology, a, b) for a, b in combinations(devices, 2))

@@ -33,7 +33,7 @@ MOST_NVLINKS = 999
 
 
 def validate(topology: Topology) -> None:
-    """Raises InvalidField, which names the first wrong value by its path, such as `cpus[3].node`."""
+    """Checks that a topology is consistent. Raises InvalidField, which names the first wrong value by its path."""
     _nodes(topology)
     _cpus(topology.cpus, topology.cpus_by_node.keys() - set(topology.node_ids))
     _distances(topology)
@@ -48,7 +48,7 @@ def validate(topology: Topology) -> None:
 
 def check_bounds(topology: Topology) -> None:
     """
-    Sizes alone, which whoever hears of a topology must know before working with it. Raises InvalidField.
+    Checks sizes alone, as every receiver of a topology must before it works with it. Raises InvalidField.
 
     Odd hardware is no reason to refuse what a node says of itself; a mask or a list of gigabytes would be.
     """

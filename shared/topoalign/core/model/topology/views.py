@@ -15,11 +15,11 @@ View = TypeVar("View")
 
 
 class Viewed(msgspec.Struct, frozen=True, dict=True):
-    """A frozen description that keeps what is worked out of it."""
+    """A frozen description that keeps the tables that are computed from it."""
 
     @cached_property
     def views(self) -> dict[Callable[..., Any], Any]:
-        """Function of `made_once` -> what it made of this description."""
+        """Function of `made_once` -> the table that it made of this description."""
         return {}
 
 
@@ -27,7 +27,7 @@ Subject = TypeVar("Subject", bound=Viewed)
 
 
 def made_once(make: Callable[[Subject], View]) -> Callable[[Subject], View]:
-    """Decorator of a pure function of one description: called once for each, later calls return the same object."""
+    """Decorates a pure function of one description: it runs once for each, and later calls return the same object."""
 
     @wraps(make)
     def kept(subject: Subject) -> View:
