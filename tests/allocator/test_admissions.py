@@ -84,7 +84,8 @@ class Node:
             yield asked
 
 
-async def test_hints_come_from_the_hinting_service_and_carry_the_allocations_to_it() -> None:
+async def test_hints_come_from_the_hinting_service() -> None:
+    """Hints come from the hinting service, and the question carries the allocations to it."""
     node = Node()
     async with node.serving(), node.hinting(None) as asked:
         first = await allocate(node.bus, NODE, pod("first", gpus=4))
@@ -109,8 +110,11 @@ async def test_hints_come_from_the_hinting_service_and_carry_the_allocations_to_
         ),
     ],
 )
-async def test_an_answer_that_leaves_something_out_or_names_unknown_nodes_is_not_used(reply: HintAnswer) -> None:
-    """A provider that is missing would read as one that does not care, and six GPUs on two nodes would be admitted."""
+async def test_an_incomplete_answer_or_one_with_unknown_nodes_is_not_used(reply: HintAnswer) -> None:
+    """
+    An answer that leaves something out or names unknown NUMA nodes is not used. A provider that is missing would read as
+    one that does not care, and six GPUs on two nodes would be admitted.
+    """
     node = Node()
     async with node.serving(), node.hinting(reply):
         decision = await allocate(node.bus, NODE, pod("wide", gpus=6, cpus=8, memory=8), policy="single-numa-node")
@@ -132,8 +136,11 @@ class CountingBus(MemoryBus):
         return await super().ask(subject, body, within)
 
 
-async def test_a_service_that_never_answers_is_asked_once_for_a_pod_however_many_containers_it_has() -> None:
-    """Others wait for the decision: twenty time-outs would be five seconds of theirs."""
+async def test_a_service_that_never_answers_is_asked_once_for_a_pod() -> None:
+    """
+    A service that never answers is asked once for a pod, however many containers the pod has. Others wait for the decision:
+    twenty time-outs would be five seconds of theirs.
+    """
     node, bus = Node(), CountingBus()
     node.admissions = Admissions(
         node.ledger, bus, AdmissionRules(policy=Policy.RESTRICTED), kubelet_owns_devices=False, hint_seconds=0.01
@@ -216,7 +223,8 @@ async def test_a_resource_that_the_node_lacks_is_refused_in_every_mode() -> None
     assert {} == node.ledger.state.allocations
 
 
-async def test_before_the_hardware_is_known_nothing_is_decided_and_nothing_recorded() -> None:
+async def test_before_the_hardware_is_known_nothing_is_decided() -> None:
+    """Before the hardware is known nothing is decided and nothing is recorded."""
     node = Node()
     async with node.serving(known=False):
         with pytest.raises(RemoteUnavailable, match="not known yet"):
@@ -225,7 +233,8 @@ async def test_before_the_hardware_is_known_nothing_is_decided_and_nothing_recor
     assert 1 == node.ledger.state.seq
 
 
-async def test_asking_again_for_a_pod_gives_the_same_allocation_and_another_request_under_its_name_is_refused() -> None:
+async def test_asking_again_for_a_pod_gives_the_same_allocation() -> None:
+    """Asking again for a pod gives the same allocation, and another request under its name is refused."""
     node = Node()
     async with node.serving():
         first = await allocate(node.bus, NODE, pod("train", gpus=2, cpus=8, memory=8))
@@ -238,8 +247,11 @@ async def test_asking_again_for_a_pod_gives_the_same_allocation_and_another_requ
     assert "PodAlreadyAllocated" == refused.value.failure.code
 
 
-async def test_a_pod_of_which_a_part_was_given_back_does_not_hold_what_it_asks_for() -> None:
-    """Else a container would be told that it has its GPU, and the GPU may be another pod's by now."""
+async def test_a_pod_with_a_part_given_back_does_not_hold_what_it_asks_for() -> None:
+    """
+    A pod of which a part was given back does not hold what it asks for. Else a container would be told that it has its GPU,
+    and the GPU may be another pod's by now.
+    """
     node = Node()
     containers = tuple(
         ContainerRequest(name=ContainerName(name), limits={GPU: 1}, requests={GPU: 1}) for name in ("one", "two")
@@ -255,8 +267,11 @@ async def test_a_pod_of_which_a_part_was_given_back_does_not_hold_what_it_asks_f
     assert "PodAlreadyAllocated" == refused.value.failure.code
 
 
-async def test_asking_again_for_a_pod_with_an_init_container_gives_the_same_allocations() -> None:
-    """The app container takes over the memory of its init container, whose record then has less than was asked for."""
+async def test_asking_again_for_a_pod_with_an_init_container() -> None:
+    """
+    Asking again for a pod with an init container gives the same allocations. The app container takes over the memory of its
+    init container, whose record then has less than was asked for.
+    """
     node = Node()
     like = pod("train", gpus=1, cpus=4, memory=8)
     init = msgspec.structs.replace(like.containers[0], name=ContainerName("prepare"))
@@ -269,7 +284,8 @@ async def test_asking_again_for_a_pod_with_an_init_container_gives_the_same_allo
     assert first.allocations == again.allocations
 
 
-async def test_a_pod_that_is_asked_for_again_after_a_reboot_is_not_from_before_it_any_more() -> None:
+async def test_a_pod_asked_for_again_after_a_reboot_is_not_stale_any_more() -> None:
+    """A pod that is asked for again after a reboot does not count as one from before the reboot any more."""
     node = Node()
     async with node.serving():
         first = await allocate(node.bus, NODE, pod("train", gpus=2))
@@ -285,8 +301,11 @@ async def test_a_pod_that_is_asked_for_again_after_a_reboot_is_not_from_before_i
     assert (2, 1) == (stale, len(node.ledger.state.stale))
 
 
-async def test_a_pod_that_is_asked_for_twice_at_the_same_time_gets_one_allocation() -> None:
-    """As when the first answer was given up as lost and the request is repeated."""
+async def test_a_pod_asked_for_twice_at_once_gets_one_allocation() -> None:
+    """
+    A pod that is asked for twice at the same time gets one allocation. As when the first answer was given up as lost and
+    the request is repeated.
+    """
     node = Node()
     decisions = []
     async with node.serving(), node.hinting(None), anyio.create_task_group() as tasks:
@@ -301,7 +320,8 @@ async def test_a_pod_that_is_asked_for_twice_at_the_same_time_gets_one_allocatio
     assert [(held,)] * 3 == [decision.allocations for decision in decisions if isinstance(decision, Admission)]
 
 
-async def test_on_a_node_with_a_kubelet_nothing_is_given_or_taken_back_over_the_bus() -> None:
+async def test_with_a_kubelet_nothing_is_given_or_released_over_the_bus() -> None:
+    """On a node with a kubelet nothing is given or taken back over the bus."""
     node = Node()
     async with node.serving():
         await allocate(node.bus, NODE, pod("train", gpus=2))
@@ -361,7 +381,8 @@ async def test_a_prediction_changes_nothing() -> None:
     assert before == node.ledger.state
 
 
-async def test_a_decision_is_explained_by_the_pods_name_and_by_the_allocations_id() -> None:
+async def test_a_decision_is_explained_by_pod_name_and_allocation_id() -> None:
+    """A decision is explained by the name of the pod and by the id of the allocation."""
     node = Node()
     async with node.serving():
         decision = await allocate(node.bus, NODE, pod("train", gpus=2))
@@ -375,7 +396,8 @@ async def test_a_decision_is_explained_by_the_pods_name_and_by_the_allocations_i
     assert [decision, decision] == [explained.decision for explained in told]
 
 
-async def test_where_the_kubelet_decides_the_one_who_asks_for_a_refused_pod_is_sent_to_the_kubelets_reason() -> None:
+async def test_explain_of_a_pod_that_the_kubelet_refused_names_the_kubelet() -> None:
+    """Where the kubelet decides, whoever asks for a refused pod is sent to the kubelet's reason."""
     node = Node()
     admissions = Admissions(node.ledger, node.bus, AdmissionRules(), kubelet_owns_devices=True)
 
@@ -396,8 +418,11 @@ async def test_a_second_allocator_of_the_same_node_is_refused() -> None:
     await refuse_twin(node.bus, NODE)
 
 
-async def test_hints_that_are_not_found_within_the_limit_on_work_make_a_refusal_and_not_a_failure() -> None:
-    """The hinting service says so, the allocator tries for itself, and the pod gets an answer that says why."""
+async def test_hints_beyond_the_limit_on_work_make_a_refusal() -> None:
+    """
+    Hints that are not found within the limit on work make a refusal and not a failure. The hinting service says so, the
+    allocator tries for itself, and the pod gets an answer that says why.
+    """
     hostile, amounts = knapsack_machine()
     asked = ContainerRequest(name=ContainerName("main"), requests=amounts, limits=amounts)
     node = Node(hostile)
@@ -415,7 +440,8 @@ def together(name: str, *, vf: bool = False, gpus: int = 0, nics: int = 0) -> Po
     return msgspec.structs.replace(pod(name, gpus=gpus, nics=nics), annotations=annotations)
 
 
-async def test_a_pod_that_is_decided_jointly_may_be_asked_for_again_though_it_got_more_nics_than_it_asked_for() -> None:
+async def test_a_jointly_decided_pod_with_more_nics_may_be_asked_for_again() -> None:
+    """A pod that is decided jointly may be asked for again although it got more NICs than it asked for."""
     node = Node()
     async with node.serving(), node.hinting(None):
         first = await allocate(node.bus, NODE, together("train", gpus=4, nics=1))
@@ -433,7 +459,8 @@ async def test_a_pod_that_is_decided_jointly_may_be_asked_for_again_though_it_go
     assert 0 == node.admissions.hint_fallbacks
 
 
-async def test_pods_share_a_nic_by_its_functions_over_the_bus_and_each_gets_its_own_again() -> None:
+async def test_pods_share_a_nic_by_its_functions_over_the_bus() -> None:
+    """Pods share a NIC by its functions over the bus, and each gets its own again."""
     topology = load_machine("two-socket-8xpcie").topology
     functions = tuple(VirtualFunction(pci=f"0000:0c:00.{i}") for i in (1, 2))
     nics = (msgspec.structs.replace(topology.nics[0], virtual_functions=functions), *topology.nics[1:])
@@ -449,7 +476,8 @@ async def test_pods_share_a_nic_by_its_functions_over_the_bus_and_each_gets_its_
     assert 0 == node.admissions.hint_fallbacks
 
 
-async def test_annotations_that_cannot_be_meant_are_refused_and_nothing_is_recorded() -> None:
+async def test_contradictory_annotations_are_refused() -> None:
+    """Annotations that cannot be meant are refused, and nothing is recorded."""
     node = Node()
     odd = msgspec.structs.replace(pod("odd", gpus=1), annotations={"topoalign.io/nonsense": "x"})
     async with node.serving():
@@ -461,8 +489,11 @@ async def test_annotations_that_cannot_be_meant_are_refused_and_nothing_is_recor
     assert {} == node.ledger.state.allocations
 
 
-async def test_in_doubt_nothing_new_is_given_out_until_somebody_confirms_the_record() -> None:
-    """No kubelet can tell here what else is held. What is known goes on: the same answer again, and releases."""
+async def test_an_unconfirmed_record_gives_nothing_new_out() -> None:
+    """
+    While the record is unconfirmed nothing new is given out, until somebody confirms it. No kubelet can tell here what else
+    is held. What is known goes on: the same answer again, and releases.
+    """
     node = Node()
     async with node.serving():
         held = await allocate(node.bus, NODE, pod("held", gpus=2))
@@ -490,7 +521,8 @@ async def test_in_doubt_nothing_new_is_given_out_until_somebody_confirms_the_rec
     assert None is node.journal.doubt
 
 
-async def test_before_anything_is_given_out_over_the_bus_what_is_known_of_the_devices_is_made_sure_of() -> None:
+async def test_a_bus_request_first_ensures_that_the_health_is_fresh() -> None:
+    """Before anything is given out over the bus, `ensure_fresh` confirms what is known of the devices."""
     node = Node()
 
     async def ensure_fresh() -> None:

@@ -161,7 +161,8 @@ async def test_a_node_of_nvidias_plugin_is_adopted_with_its_running_containers()
             assert 3 == len(allocator.said(AllocationGranted)), "what was adopted is announced like any grant"
 
 
-async def test_what_was_adopted_is_released_when_its_pod_ends_and_given_out_again() -> None:
+async def test_what_was_adopted_is_released_when_its_pod_ends() -> None:
+    """What was adopted is released when its pod ends, and given out again."""
     async with node() as it:
         async with it.nvidia():
             fits(await it.kubelet.admit(pod("train", gpus=8)))
@@ -175,7 +176,8 @@ async def test_what_was_adopted_is_released_when_its_pod_ends_and_given_out_agai
             assert ["next"] == list(it.held())
 
 
-async def test_a_node_is_given_back_to_nvidias_plugin_and_the_kubelet_remembers_who_holds_what() -> None:
+async def test_a_node_given_back_to_nvidias_plugin_keeps_its_allocations() -> None:
+    """A node is given back to NVIDIA's plugin, and the kubelet remembers who holds what."""
     async with node() as it:
         async with it.ours() as allocator:
             fits(await it.kubelet.admit(pod("train", gpus=2)))

@@ -75,7 +75,8 @@ async def run(serve, it: Context, *, task_status: anyio.abc.TaskStatus[None]) ->
     await serve(it, task_status=task_status)
 
 
-async def test_containers_are_told_by_the_configuration_file_and_by_the_new_one_after_it_changed() -> None:
+async def test_containers_follow_the_configuration_file_and_its_changes() -> None:
+    """Containers are told of their devices by the configuration file, and by the new one after it changed."""
     async with node(configuration("volume-mounts", "uuid")) as (it, kubelet, file):
         await kubelet.admit(pod("before", gpus=2))
         changed = it.configuration.changed
@@ -119,7 +120,8 @@ async def announced(bus: Bus) -> KubeletObserved:
     raise AssertionError("the bus never ends")
 
 
-async def test_cdi_without_a_driver_keeps_the_node_from_being_ready_and_says_what_to_do() -> None:
+async def test_cdi_without_a_driver_makes_the_node_unready() -> None:
+    """CDI without a driver keeps the node from being ready, and the reason says what to do."""
     async with node(configuration("cdi-cri", "uuid")) as (it, _, _):
         await anyio.wait_all_tasks_blocked()
         reason = it.checks["containers"]()
@@ -129,7 +131,7 @@ async def test_cdi_without_a_driver_keeps_the_node_from_being_ready_and_says_wha
         assert "containerDriverRoot" in reason
 
 
-async def test_who_hands_over_goes_on_looking_whether_somebody_has_the_node() -> None:
+async def test_a_former_allocator_goes_on_polling_whether_the_node_is_held() -> None:
     async with node(configuration("envvar", "uuid")) as (it, _, file):
         line = os.open(file.parent / "state" / SUCCESSOR_LOCK, os.O_RDWR | os.O_CREAT)
         fcntl.flock(line, fcntl.LOCK_EX)
@@ -140,8 +142,11 @@ async def test_who_hands_over_goes_on_looking_whether_somebody_has_the_node() ->
         assert it.life["successor"]() is None
 
 
-async def test_an_allocator_of_a_node_that_has_one_already_ends_before_it_opens_its_record() -> None:
-    """Its state directory is another one, so no lock tells it of the first."""
+async def test_a_second_allocator_of_a_node_ends_before_it_opens_its_record() -> None:
+    """
+    An allocator of a node that has one already ends before it opens its record. Its state directory is another one, so no
+    lock tells it of the first.
+    """
     async with node(configuration("envvar", "uuid")) as (it, _, file):
         state = file.parent / "other"
         environment = {**it.environment, "TOPOALIGN_STATE_DIR": str(state)}
@@ -151,7 +156,8 @@ async def test_an_allocator_of_a_node_that_has_one_already_ends_before_it_opens_
         assert not (state / "journal").exists()
 
 
-async def test_a_first_configuration_that_is_wrong_is_no_start_and_names_the_field(tmp_path: Path) -> None:
+async def test_an_invalid_first_configuration_prevents_the_start(tmp_path: Path) -> None:
+    """If the first configuration is invalid, the allocator does not start, and the error names the field."""
     file = tmp_path / "config.yaml"
     file.write_text(configuration("by-pigeon", "uuid"))
 

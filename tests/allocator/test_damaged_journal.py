@@ -92,9 +92,8 @@ def damages(whole: bytes) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("kind", damages(line(b"") * 8))
-async def test_a_damaged_journal_is_set_aside_as_it_was_and_the_kubelet_makes_the_record_whole(
-    tmp_path: Path, kind: str
-) -> None:
+async def test_a_damaged_journal_is_set_aside_and_the_kubelet_completes_it(tmp_path: Path, kind: str) -> None:
+    """A damaged journal is set aside as it was, and the kubelet makes the record whole."""
     whole = await lived(tmp_path)
     damaged = damages(whole)[kind]
     (tmp_path / "journal").write_bytes(damaged)
@@ -116,8 +115,11 @@ async def test_a_damaged_journal_is_set_aside_as_it_was_and_the_kubelet_makes_th
         assert (None, 1) == (node.ledger.unconfirmed, len(journal.set_aside))
 
 
-async def test_no_cut_and_no_flipped_bit_makes_a_device_look_free_that_may_be_held(tmp_path: Path) -> None:
-    """Every cut and every bit, on what is read: either all that runs is in the record, or the record is unconfirmed."""
+async def test_no_cut_and_no_flipped_bit_makes_a_held_device_free(tmp_path: Path) -> None:
+    """
+    No cut and no flipped bit makes a device count as free that may be held. Every cut and every bit, on what is read:
+    either all that runs is in the record, or the record is unconfirmed.
+    """
     whole = await lived(tmp_path)
     with open_journal(tmp_path, NODE) as journal:
         published = journal.published()
@@ -136,8 +138,11 @@ async def test_no_cut_and_no_flipped_bit_makes_a_device_look_free_that_may_be_he
         assert found.unconfirmed is not None or set(TRUTH) <= held, content
 
 
-async def test_a_last_line_that_lost_its_end_is_damage_and_no_append_that_was_cut_short(tmp_path: Path) -> None:
-    """One bit turns the end of the line into another character; the entry before it is whole, and was answered."""
+async def test_a_last_line_that_lost_its_end_is_damage(tmp_path: Path) -> None:
+    """
+    A last line that lost its end is damage, and not an append that was cut short. One bit turns the end of the line into
+    another character; the entry before it is whole, and was answered.
+    """
     whole = await lived(tmp_path)
     damaged, unfinished = whole[:-1] + b"\x1a", whole[:-2]
 
@@ -151,9 +156,10 @@ def flipped(content: bytes, at: int, bit: int) -> bytes:
 
 
 @pytest.mark.timeout(900)
-async def test_an_allocator_starts_on_any_cut_or_flipped_journal_and_agrees_with_the_kubelet_after_one_look(
+async def test_an_allocator_starts_on_any_cut_or_flipped_journal(
     tmp_path: Path,
 ) -> None:
+    """An allocator starts on any cut or flipped journal, and agrees with the kubelet after one poll."""
     whole = await lived(tmp_path / "lived")
     cuts = [whole[:cut] for cut in sample(range(len(whole)), 30)]
     places = [(at, bit) for at in range(len(whole)) for bit in range(8)]
@@ -173,7 +179,8 @@ async def test_an_allocator_starts_on_any_cut_or_flipped_journal_and_agrees_with
         shutil.rmtree(directory)
 
 
-async def test_in_doubt_nothing_is_handed_out_before_the_kubelet_has_been_asked(tmp_path: Path) -> None:
+async def test_an_unconfirmed_record_asks_the_kubelet_before_it_gives(tmp_path: Path) -> None:
+    """While the record is unconfirmed, nothing is handed out before the kubelet has been asked."""
     await lived(tmp_path)
     (tmp_path / "journal").write_bytes(b"")
     with restarted(tmp_path) as (node, _):
@@ -188,8 +195,11 @@ async def test_in_doubt_nothing_is_handed_out_before_the_kubelet_has_been_asked(
         assert node.ledger.unconfirmed is None
 
 
-async def test_in_doubt_without_a_checkpoint_the_kubelet_must_have_settled_first(tmp_path: Path) -> None:
-    """It has just started and lists few pods; its checkpoint, which would tell, cannot be read."""
+async def test_without_a_checkpoint_a_settled_kubelet_confirms_the_record(tmp_path: Path) -> None:
+    """
+    Without a checkpoint, an unconfirmed record is confirmed only once the kubelet has settled. It has just started and
+    lists few pods; its checkpoint, which would tell, cannot be read.
+    """
     await lived(tmp_path)
     (tmp_path / "journal").write_bytes(b"")
     with restarted(tmp_path) as (node, _):
@@ -204,7 +214,7 @@ async def test_in_doubt_without_a_checkpoint_the_kubelet_must_have_settled_first
         assert node.ledger.unconfirmed is None
 
 
-async def test_damage_before_the_newest_snapshot_costs_no_doubt(tmp_path: Path) -> None:
+async def test_after_damage_before_the_newest_snapshot_the_record_is_whole(tmp_path: Path) -> None:
     """The snapshot says all that was held; only facts that the bus has not heard are lost, and it stands in for them."""
     await lived(tmp_path, published=False)
     with restarted(tmp_path) as (node, _):
@@ -235,7 +245,8 @@ async def test_a_journal_that_the_disk_cannot_read_is_set_aside_too(
             assert set(TRUTH) == set(node.live())
 
 
-async def test_a_doubt_outlives_restarts_until_it_is_confirmed(tmp_path: Path) -> None:
+async def test_a_record_stays_unconfirmed_over_restarts(tmp_path: Path) -> None:
+    """A record stays unconfirmed over restarts until somebody confirms it."""
     await lived(tmp_path)
     (tmp_path / "journal").write_bytes(b"")
     for _ in range(3):
@@ -245,8 +256,11 @@ async def test_a_doubt_outlives_restarts_until_it_is_confirmed(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("mark", ["published", "never published", "not readable"])
-async def test_a_journal_that_has_gone_from_a_directory_that_was_used_is_in_doubt(tmp_path: Path, mark: str) -> None:
-    """What the bus has heard is marked only once there is a journal, so the mark alone tells, whatever it says."""
+async def test_a_journal_missing_from_a_used_directory_is_unconfirmed(tmp_path: Path, mark: str) -> None:
+    """
+    A record whose journal has gone from a directory that was used is unconfirmed. What the bus has heard is marked only
+    once there is a journal, so the mark alone tells, whatever it says.
+    """
     await lived(tmp_path, published=mark == "published")
     (tmp_path / "journal").unlink()
     if mark == "not readable":
@@ -257,7 +271,8 @@ async def test_a_journal_that_has_gone_from_a_directory_that_was_used_is_in_doub
         assert [] == journal.set_aside
 
 
-async def test_what_was_set_aside_is_never_overwritten_and_the_newest_few_are_kept(tmp_path: Path) -> None:
+async def test_what_was_set_aside_is_never_overwritten(tmp_path: Path) -> None:
+    """What was set aside is never overwritten, and the newest few are kept."""
     for number in range(1, KEPT + 4):
         await lived(tmp_path)
         (tmp_path / "journal").write_bytes(b"damage %d" % number)
@@ -269,7 +284,8 @@ async def test_what_was_set_aside_is_never_overwritten_and_the_newest_few_are_ke
         assert f"journal.corrupt-{last}" == journal.set_aside[-1].name
 
 
-async def test_a_start_that_was_cut_short_after_setting_aside_sets_the_same_file_aside_once(tmp_path: Path) -> None:
+async def test_a_start_cut_short_sets_the_same_file_aside_once(tmp_path: Path) -> None:
+    """A start that was cut short after setting a file aside sets the same file aside once."""
     await lived(tmp_path)
     (tmp_path / "journal").write_bytes(b"damage")
     os.link(tmp_path / "journal", tmp_path / "journal.corrupt-1")
@@ -277,8 +293,11 @@ async def test_a_start_that_was_cut_short_after_setting_aside_sets_the_same_file
         assert [b"damage"] == [path.read_bytes() for path in journal.set_aside]
 
 
-async def test_a_start_that_was_cut_short_before_the_first_fact_sets_nothing_aside_again(tmp_path: Path) -> None:
-    """What was published is newer than anything in the journal that was begun, which says already that it is unconfirmed."""
+async def test_a_start_cut_short_before_the_first_fact_sets_nothing_aside_again(tmp_path: Path) -> None:
+    """
+    A start that was cut short before the first fact sets nothing aside again. What was published is newer than anything in
+    the journal that was begun, which says already that it is unconfirmed.
+    """
     await lived(tmp_path)
     (tmp_path / "journal").write_bytes(b"damage")
     for _ in range(3):
@@ -289,7 +308,8 @@ async def test_a_start_that_was_cut_short_before_the_first_fact_sets_nothing_asi
             assert [b"damage"] == [path.read_bytes() for path in journal.set_aside]
 
 
-async def test_damage_to_what_a_snapshot_stands_for_ends_no_doubt_of_before(tmp_path: Path) -> None:
+async def test_damage_before_a_snapshot_does_not_confirm_a_record(tmp_path: Path) -> None:
+    """Damage to what a snapshot stands for does not confirm a record that was unconfirmed before."""
     await lived(tmp_path)
     (tmp_path / "journal").write_bytes(b"damage")
     with restarted(tmp_path) as (node, _):
@@ -314,12 +334,13 @@ async def test_an_epoch_without_the_snapshot_that_it_began_with_is_damage(tmp_pa
         assert TRUTH == node.live()
 
 
-async def test_a_new_epoch_is_above_all_that_was_published_although_the_journal_and_the_clock_are_lost(
+async def test_a_new_epoch_is_above_all_that_was_published(
     tmp_path: Path,
 ) -> None:
     """
-    Else new facts would bear old numbers, and every listener would drop them as repetitions. One fact more may have been
-    published than is marked, and it may have been the first of the epoch after.
+    A new epoch is above all that was published, although the journal and the clock are lost. Else new facts would bear old
+    numbers, and every listener would drop them as repetitions. One fact more may have been published than is marked, and it
+    may have been the first of the epoch after.
     """
     await lived(tmp_path)
     with open_journal(tmp_path, NODE) as journal:

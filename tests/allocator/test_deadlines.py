@@ -160,7 +160,8 @@ async def test_two_starts_in_one_moment_have_two_clocks() -> None:
     assert first != (await node.deadline()).clock
 
 
-async def test_the_same_request_asked_again_gets_the_same_answer_and_no_second_allocation() -> None:
+async def test_a_request_asked_again_gets_no_second_allocation() -> None:
+    """The same request asked again gets the same answer and no second allocation."""
     node = Node()
     asked = pod("p", gpus=2)
     first = await node.allocate(asked, await node.deadline())
@@ -188,8 +189,11 @@ async def test_a_request_that_two_bring_at_once_is_granted_once() -> None:
     assert all(answers[0] == each for each in answers)
 
 
-async def test_an_answer_that_was_lost_with_the_process_is_given_again_after_its_restart() -> None:
-    """The journal has what was granted; how it was decided is remembered by the process alone."""
+async def test_an_answer_lost_with_the_process_is_given_again() -> None:
+    """
+    An answer that was lost with the process is given again after its restart. The journal has what was granted; how it was
+    decided is remembered by the process alone.
+    """
     node = Node()
     first = await node.allocate(pod("p", gpus=2), await node.deadline())
     await node.clock.advance(1)
@@ -216,7 +220,8 @@ async def test_requests_of_earlier_versions_are_never_late() -> None:
     assert b"deadline" not in msgspec.json.encode(ReleaseRequest(node=NODE, target="p"))
 
 
-async def test_the_clock_is_read_over_the_bus_and_the_refusal_has_a_code_of_its_own() -> None:
+async def test_the_clock_is_read_over_the_bus() -> None:
+    """The clock is read over the bus, and a refusal after the deadline has a code of its own."""
     node = Node()
     async with node.bus.serve("topoalign-allocator", node.admissions.endpoints()):
         body = await node.bus.ask(wire.admission_subject(NODE, "clock"), b'{"node":"node-1"}', 1)
@@ -275,9 +280,10 @@ class Reference:
 
 @settings(max_examples=60)
 @given(DEEDS)
-def test_whatever_comes_late_or_again_nothing_is_given_twice_and_nothing_after_its_deadline(
+def test_whatever_comes_late_or_again_nothing_is_given_twice(
     deeds: list[tuple[object, ...]],
 ) -> None:
+    """Whatever comes late or again, nothing is given twice, and nothing after its deadline."""
     anyio.run(follow, deeds)
 
 

@@ -16,7 +16,8 @@ def node() -> Node:
     return Node()
 
 
-async def test_an_allocation_is_bound_to_the_pod_that_podresources_shows_with_its_devices(node: Node) -> None:
+async def test_an_allocation_is_bound_to_the_pod_shown_with_its_devices(node: Node) -> None:
+    """An allocation is bound to the pod that PodResources shows with its devices."""
     await node.device_allocations.allocate(GPU, [[GPUS[1], GPUS[0]]])
     node.kubelet.show("train", GPUS[0], GPUS[1])
     await node.device_allocations.reconcile()
@@ -33,7 +34,7 @@ async def test_an_owner_that_was_read_too_early_is_corrected_by_the_next_reading
     assert {"GPU-0": "right"} == node.live()
 
 
-async def test_a_container_that_has_gone_is_released_after_more_than_one_look(node: Node) -> None:
+async def test_a_container_that_has_gone_is_released_after_more_than_one_poll(node: Node) -> None:
     await bound(node, "train", GPUS[0])
     node.kubelet.shown.clear()
     await node.device_allocations.reconcile()
@@ -45,7 +46,8 @@ async def test_a_container_that_has_gone_is_released_after_more_than_one_look(no
     assert {} == node.live()
 
 
-async def test_a_kubelet_that_lists_nothing_for_a_moment_after_its_start_costs_no_allocation(node: Node) -> None:
+async def test_a_kubelet_that_lists_nothing_after_its_start_costs_nothing(node: Node) -> None:
+    """A kubelet that lists nothing for a moment after its start costs no allocation."""
     await bound(node, "train", GPUS[0])
     shown, node.kubelet.shown = node.kubelet.shown, []
     await node.device_allocations.reconcile()
@@ -77,7 +79,8 @@ async def test_pods_replaced_by_as_many_others_are_told_apart_by_their_devices(n
     assert {"GPU-5": "second"} == node.live()
 
 
-async def test_allocate_again_for_devices_that_are_shown_as_held_gives_the_same_allocation(node: Node) -> None:
+async def test_allocate_again_for_held_devices_gives_the_same_allocation(node: Node) -> None:
+    """Allocate again for devices that are shown as held gives the same allocation."""
     first = await node.device_allocations.allocate(GPU, [[GPUS[0], GPUS[1]]])
     node.kubelet.show("train", GPUS[0], GPUS[1])
     again = await node.device_allocations.allocate(GPU, [[GPUS[1], GPUS[0]]])
@@ -93,7 +96,8 @@ async def test_allocate_over_a_record_that_nobody_holds_any_more_takes_its_place
     assert {"GPU-1,GPU-2": None} == node.live()
 
 
-async def test_allocate_of_a_device_that_another_container_holds_is_refused_and_changes_nothing(node: Node) -> None:
+async def test_allocate_of_a_device_that_another_container_holds_is_refused(node: Node) -> None:
+    """Allocate of a device that another container holds is refused, and changes nothing."""
     await bound(node, "train", GPUS[0], GPUS[1])
     before = node.ledger.state
     with pytest.raises(DeviceInUse) as refused:
@@ -132,7 +136,8 @@ async def test_two_allocations_of_one_device_at_the_same_time_never_both_get_it(
     assert sorted([GPUS[0], GPUS[1]]) == sorted(granted)
 
 
-async def test_another_choice_than_the_preferred_one_is_recorded_as_the_kubelet_made_it(node: Node) -> None:
+async def test_another_choice_than_the_preferred_one_is_recorded(node: Node) -> None:
+    """Another choice than the preferred one is recorded as the kubelet made it."""
     preferred = await node.device_allocations.prefer(GPU, GPUS, (), 2)
     await node.device_allocations.allocate(GPU, [[GPUS[6], GPUS[7]]])
 
@@ -204,7 +209,8 @@ async def test_a_restart_keeps_allocations_and_their_owners(node: Node) -> None:
     assert {"GPU-0,GPU-1": "train"} == node.live()
 
 
-async def test_an_orphan_whose_pod_went_while_the_allocator_was_down_is_released_after_the_restart(node: Node) -> None:
+async def test_an_orphan_is_released_after_the_restart_of_the_allocator(node: Node) -> None:
+    """An orphan, whose pod went while the allocator was down, is released after the restart."""
     await bound(node, "train", GPUS[0])
     node.kubelet.shown.clear()
     node.restart()
@@ -215,8 +221,11 @@ async def test_an_orphan_whose_pod_went_while_the_allocator_was_down_is_released
     assert {} == node.live()
 
 
-async def test_a_kubelet_that_lists_little_for_a_minute_after_its_restart_costs_no_allocation(node: Node) -> None:
-    """Its API server may be away: until its pods are read again it shows static pods only, or none."""
+async def test_a_kubelet_that_lists_little_after_its_restart_costs_nothing(node: Node) -> None:
+    """
+    A kubelet that lists few pods for a minute after its restart costs no allocation. Its API server may be away: until its
+    pods are read again it shows static pods only, or none.
+    """
     await bound(node, "train", GPUS[0])
     shown, node.kubelet.shown, node.kubelet.kubelet = node.kubelet.shown, [], 2
     for _ in range(10):
@@ -254,8 +263,11 @@ async def test_a_device_of_another_resource_with_the_same_id_is_another_device(n
     assert {"GPU-0": None} == node.live()
 
 
-async def test_an_answer_says_nothing_about_what_was_granted_while_it_was_on_its_way(node: Node) -> None:
-    """The list still shows the pod that held the device before: not the owner of the new allocation."""
+async def test_an_answer_says_nothing_about_what_was_granted_meanwhile(node: Node) -> None:
+    """
+    An answer of PodResources says nothing about what was granted while it was on its way. The list still shows the pod that
+    held the device before: not the owner of the new allocation.
+    """
     node.kubelet.show("old", GPUS[0])
     node.kubelet.meanwhile = lambda: node.device_allocations.allocate(GPU, [[GPUS[0]]])
     await node.device_allocations.reconcile()
@@ -268,8 +280,11 @@ async def test_an_answer_says_nothing_about_what_was_granted_while_it_was_on_its
     assert {"GPU-0": "new"} == node.live()
 
 
-async def test_an_init_containers_gpus_stay_its_own_while_the_checkpoint_has_them(node: Node) -> None:
-    """PodResources does not show init containers; the kubelet's checkpoint does."""
+async def test_an_init_container_keeps_the_gpus_that_the_checkpoint_has(node: Node) -> None:
+    """
+    The GPUs of an init container stay its own while the checkpoint has them. PodResources does not show init containers;
+    the kubelet's checkpoint does.
+    """
     await node.device_allocations.allocate(GPU, [[GPUS[0]]])
     node.kubelet.checkpoint = frozenset({(GPU, GPUS[0])})
     await node.device_allocations.reconcile()
@@ -283,10 +298,13 @@ async def test_an_init_containers_gpus_stay_its_own_while_the_checkpoint_has_the
     assert {} == node.live()
 
 
-async def test_what_was_never_shown_is_kept_for_half_a_minute_where_the_checkpoint_does_not_know_it_either(
+async def test_what_was_never_shown_is_kept_for_half_a_minute(
     node: Node,
 ) -> None:
-    """The kubelet writes its checkpoint when the container has all its resources, other plugins' among them."""
+    """
+    What was never shown is kept for half a minute where the checkpoint does not have it either. The kubelet writes its
+    checkpoint when the container has all its resources, other plugins' among them.
+    """
     await node.device_allocations.allocate(GPU, [[GPUS[0]]])
 
     assert ({"GPU-0": None}, {}) == await polled_after(node, 29, 1)
@@ -319,8 +337,11 @@ async def test_a_stale_record_under_two_containers_is_released_once(node: Node) 
     assert {"GPU-0": None, "GPU-1": None} == node.live()
 
 
-async def test_after_a_reboot_nothing_is_released_until_the_kubelet_has_read_its_pods(node: Node) -> None:
-    """Both are new: a kubelet that lists static pods only, and an allocator that has not seen it restart."""
+async def test_after_a_reboot_nothing_goes_until_the_kubelet_has_read_its_pods(node: Node) -> None:
+    """
+    After a reboot nothing is released until the kubelet has read its pods. Both are new: a kubelet that lists static pods
+    only, and an allocator that has not seen it restart.
+    """
     await bound(node, "train", GPUS[0])
     node.restart()
     node.kubelet.shown.clear()
@@ -329,7 +350,8 @@ async def test_after_a_reboot_nothing_is_released_until_the_kubelet_has_read_its
     assert ({"GPU-0": "train"}, {}) == await polled_after(node, 119, 1)
 
 
-async def test_what_an_app_container_does_not_take_over_stays_with_the_init_container(node: Node) -> None:
+async def test_what_an_app_container_leaves_stays_with_the_init_container(node: Node) -> None:
+    """What an app container does not take over stays with the init container."""
     await node.device_allocations.allocate(GPU, [[GPUS[0], GPUS[1]]])
     node.kubelet.checkpoint = frozenset({(GPU, GPUS[0]), (GPU, GPUS[1])})
     await bound(node, "train", GPUS[0])
@@ -337,7 +359,8 @@ async def test_what_an_app_container_does_not_take_over_stays_with_the_init_cont
     assert {"GPU-0": "train", "GPU-1": None} == node.live()
 
 
-async def test_a_record_that_the_kubelet_contradicts_twice_makes_way_for_what_it_shows(node: Node) -> None:
+async def test_a_record_contradicted_twice_is_replaced_by_what_is_shown(node: Node) -> None:
+    """A record that the kubelet contradicts twice makes way for what it shows."""
     await node.device_allocations.allocate(GPU, [[GPUS[0], GPUS[1]]])
     node.kubelet.show("one", GPUS[0])
     node.kubelet.show("two", GPUS[1], GPUS[2])
@@ -365,7 +388,8 @@ async def test_a_device_that_is_shown_with_two_containers_is_taken_in_once(node:
     assert {"GPU-0,GPU-1": "one"} == node.live()
 
 
-async def test_a_container_with_a_device_that_has_vanished_is_taken_in_with_the_others(node: Node) -> None:
+async def test_a_container_with_a_vanished_device_is_taken_in(node: Node) -> None:
+    """A container with a device that has vanished is taken in with its other devices."""
     node.kubelet.show("hurt", GPUS[0], DeviceID("GPU-dead"))
     await node.device_allocations.reconcile()
 

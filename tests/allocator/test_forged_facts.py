@@ -135,10 +135,8 @@ def snapshot(epoch: int, seq: int) -> AllocationsSnapshot:
 
 
 @pytest.mark.parametrize("number", ["epoch", "seq"])
-async def test_a_forged_snapshot_with_a_large_number_is_healed_within_one_period_and_counted(
-    world: World, number: str
-) -> None:
-    """F06."""
+async def test_a_forged_snapshot_with_a_large_number_is_healed_and_counted(world: World, number: str) -> None:
+    """F06: A forged snapshot with a large number is healed within one period, and counted."""
     async with world.running():
         epoch, seq = (LARGEST_NUMBER, 1) if number == "epoch" else (world.ledger.state.epoch, LARGEST_NUMBER)
         with capture_logs() as logs:
@@ -155,8 +153,11 @@ async def test_a_forged_snapshot_with_a_large_number_is_healed_within_one_period
         assert world.agrees(), "its next facts are heard as ever"
 
 
-async def test_a_forged_snapshot_is_healed_although_the_node_is_asked_for_another_reason_already(world: World) -> None:
-    """F06: the second is of an epoch that is over, so a snapshot is due; that has a lower seq than the first."""
+async def test_a_forged_snapshot_is_healed_while_another_snapshot_is_due(world: World) -> None:
+    """
+    F06: A forged snapshot is healed although the node is asked for a snapshot for another reason already. The second is of
+    an epoch that is over, so a snapshot is due; that has a lower seq than the first.
+    """
     async with world.running():
         await world.forge(snapshot(world.ledger.state.epoch, LARGEST_NUMBER))
         await world.forge(snapshot(1, 1))
@@ -167,10 +168,11 @@ async def test_a_forged_snapshot_is_healed_although_the_node_is_asked_for_anothe
 
 
 @pytest.mark.parametrize("spoken", [False, True])
-async def test_a_forged_grant_with_the_next_seq_is_healed_within_one_period_and_the_nodes_own_counts(
-    world: World, spoken: bool
-) -> None:
-    """F06: whether or not the node says a fact with that seq afterwards."""
+async def test_a_forged_grant_with_the_next_seq_is_healed(world: World, spoken: bool) -> None:
+    """
+    F06: A forged grant with the next seq is healed within one period, and the node's own fact counts. Whether or not the
+    node says a fact with that seq afterwards.
+    """
     async with world.running():
         state = world.ledger.state
         await world.forge(AllocationGranted(node=NODE, epoch=state.epoch, seq=state.seq + 1, allocation=FORGED))
@@ -201,8 +203,11 @@ async def test_forged_facts_that_the_node_overtakes_are_healed_too(world: World)
         assert world.differences("allocations") == 1
 
 
-async def test_facts_that_are_under_way_while_the_allocator_answers_are_no_difference(world: World) -> None:
-    """The registry is behind at one question, and whole at the next."""
+async def test_facts_under_way_while_the_allocator_answers_are_no_difference(world: World) -> None:
+    """
+    Facts that are under way while the allocator answers do not count as a difference. The registry is behind at one
+    question, and whole at the next.
+    """
     async with world.running():
         log = world.bus._logs[Stream.ALLOCATIONS]
         late: list[Message] = []
@@ -223,7 +228,8 @@ async def test_facts_that_are_under_way_while_the_allocator_answers_are_no_diffe
         assert (0, 0) == (world.differences("allocations"), world.asked.count("snapshot"))
 
 
-async def test_facts_that_were_lost_for_good_are_asked_for_at_the_second_question(world: World) -> None:
+async def test_facts_lost_for_good_are_asked_for_at_the_second_question(world: World) -> None:
+    """Facts that were lost for good are asked for at the second question."""
     async with world.running():
         log = world.bus._logs[Stream.ALLOCATIONS]
         log.append, append = (lambda message: 1), log.append  # type: ignore[method-assign]  # the stream loses it
@@ -237,7 +243,8 @@ async def test_facts_that_were_lost_for_good_are_asked_for_at_the_second_questio
         assert (False, True) == (first, world.agrees())
 
 
-async def test_a_registry_that_is_lied_to_without_end_asks_at_most_a_few_times_a_second(world: World) -> None:
+async def test_a_registry_under_endless_forgeries_asks_at_a_bounded_rate(world: World) -> None:
+    """A registry that receives forged facts without end asks at most a few times a second."""
     async with world.running():
         state = world.ledger.state
         for number in range(100):  # a gap, then the number again with another fact, and so on
@@ -255,8 +262,11 @@ async def test_a_registry_that_is_lied_to_without_end_asks_at_most_a_few_times_a
         assert world.agrees()
 
 
-async def test_digests_of_another_version_that_never_agree_are_asked_about_ever_more_rarely(world: World) -> None:
-    """As where a later version digests a field that this one does not know."""
+async def test_digests_that_never_agree_are_asked_about_ever_more_rarely(world: World) -> None:
+    """
+    Digests of another version that never agree are asked about ever more rarely. As where a later version digests a field
+    that this one does not know.
+    """
     async with world.running():
         await world.clock.advance(PERIOD)
         fold = world.client._verifier._folds[0]
@@ -326,10 +336,11 @@ async def nothing(*details: object) -> None:
 
 @pytest.mark.parametrize("ahead", [True, False])
 @pytest.mark.parametrize("spoken", [False, True])
-async def test_a_forged_topology_is_healed_within_one_period_by_a_new_epoch_and_counted(
-    ahead: bool, spoken: bool
-) -> None:
-    """F07: whether or not discovery says something of its own afterwards."""
+async def test_a_forged_topology_is_healed_by_a_new_epoch_and_counted(ahead: bool, spoken: bool) -> None:
+    """
+    F07: A forged topology is healed within one period by a new epoch, and counted. Whether or not discovery says something
+    of its own afterwards.
+    """
     world = World(one_process=True)
     async with world.running():
         before = world.view.topology
@@ -417,9 +428,10 @@ async def test_a_flood_of_forged_topologies_makes_discovery_take_few_epochs(worl
         assert 2 == len(world.view.hardware.gpus)
 
 
-async def test_an_allocator_of_a_version_that_does_not_tell_what_it_stands_by_is_there_all_the_same(
+async def test_an_allocator_of_a_version_without_a_standing_counts_as_alive(
     world: World,
 ) -> None:
+    """An allocator of a version that does not answer with its standing counts as alive all the same."""
     async with world.running():
         world.bus._desks = [desk for desk in world.bus._desks if not desk.endpoint.subject.endswith(".alive")]
         await world.forge(snapshot(world.ledger.state.epoch, world.ledger.state.seq + 1))

@@ -75,7 +75,8 @@ async def test_what_a_living_discovery_says_is_believed_at_once(world: World) ->
         assert None is hardware_watch.reason()
 
 
-async def test_a_discovery_that_comes_later_is_believed_at_once_and_nothing_else_is_told_before(world: World) -> None:
+async def test_a_discovery_that_comes_later_is_believed_at_once(world: World) -> None:
+    """A discovery that comes later is believed at once, and nothing else is told before."""
     async with world.hardware_watch() as hardware_watch:
         await world.clock.advance(3.5)
         assert (0, None) == (world.listed(), world.ledger.state.health)
@@ -86,8 +87,11 @@ async def test_a_discovery_that_comes_later_is_believed_at_once_and_nothing_else
             assert None is hardware_watch.reason()
 
 
-async def test_after_a_restart_of_the_allocator_alone_old_readings_are_listed_and_not_offered(world: World) -> None:
-    """The stream keeps the last reading of a discovery that has died, and of the boot before this one."""
+async def test_old_readings_are_listed_and_not_offered_after_a_restart(world: World) -> None:
+    """
+    After a restart of the allocator alone, devices of old readings are listed and not offered. The stream keeps the last
+    reading of a discovery that has died, and of the boot before this one.
+    """
     async with world.discovering():
         pass
     async with world.hardware_watch() as hardware_watch:
@@ -102,7 +106,8 @@ async def test_after_a_restart_of_the_allocator_alone_old_readings_are_listed_an
             assert 2 == world.usable()
 
 
-async def test_a_discovery_that_falls_silent_is_believed_for_thirty_seconds_after_its_last_answer(world: World) -> None:
+async def test_a_silent_discovery_is_believed_for_thirty_seconds(world: World) -> None:
+    """A discovery that falls silent is believed for thirty seconds after its last answer."""
     async with world.hardware_watch() as hardware_watch:
         async with world.discovering():
             await world.clock.advance(100.0)
@@ -115,8 +120,11 @@ async def test_a_discovery_that_falls_silent_is_believed_for_thirty_seconds_afte
         assert "discovery has not confirmed how the devices are for 30 s" == hardware_watch.reason()
 
 
-async def test_a_discovery_that_answers_again_is_believed_again_without_a_new_reading(world: World) -> None:
-    """As when the bus between the two was away: nothing of the hardware has changed, so nothing comes over the stream."""
+async def test_a_discovery_that_answers_again_is_believed_again(world: World) -> None:
+    """
+    A discovery that answers again is believed again without a new reading. As when the bus between the two was away:
+    nothing of the hardware has changed, so nothing comes over the stream.
+    """
     async with world.discovering(), world.hardware_watch():
         desks, world.bus._desks = world.bus._desks, []  # nobody can be asked
         await world.clock.advance(2 * SILENT_SECONDS)
@@ -152,8 +160,11 @@ async def test_a_change_that_is_heard_is_passed_on(world: World) -> None:
         assert (HealthState.UNHEALTHY, "XID 79") == world.health()
 
 
-async def test_news_that_do_not_come_through_cost_the_trust_in_what_was_heard_before(world: World) -> None:
-    """Discovery answers, with a revision that the stream does not bring: a GPU may have failed."""
+async def test_a_reading_that_is_lost_makes_the_former_one_unconfirmed(world: World) -> None:
+    """
+    A new reading that does not arrive makes what was received before unconfirmed. Discovery answers, with a revision that
+    the stream does not bring: a GPU may have failed.
+    """
     async with world.discovering(), world.hardware_watch():
         world.bus.cut = True
         world.hardware.now = inventory(0, 1, sick="XID 79")
@@ -175,9 +186,10 @@ async def test_a_restarted_discovery_is_believed_from_its_first_reading_on(world
             assert (HealthState.UNHEALTHY, 1) == (world.health()[0], world.usable())
 
 
-async def test_a_discovery_whose_first_reading_has_not_come_through_does_not_confirm_that_of_the_one_before(
+async def test_a_new_discovery_does_not_confirm_the_reading_of_the_former_one(
     world: World,
 ) -> None:
+    """A discovery whose first reading has not arrived does not confirm the reading of the one before."""
     async with world.discovering():
         pass
     await world.clock.advance(1.0)
@@ -218,7 +230,8 @@ async def test_a_late_message_of_a_discovery_that_is_no_more_is_not_believed(wor
         assert (2, None) == (world.usable(), hardware_watch.reason())
 
 
-async def test_a_reading_that_discovery_names_and_nobody_heard_is_asked_for_again(world: World) -> None:
+async def test_a_reading_that_discovery_names_and_that_is_lost_is_asked_for(world: World) -> None:
+    """A reading that discovery names and that never arrived is asked for again."""
     async with world.discovering(), world.hardware_watch() as hardware_watch:
         log = world.bus._logs[Stream.NODES]
         world.hardware.now = inventory(0, 1, 2)
@@ -230,8 +243,11 @@ async def test_a_reading_that_discovery_names_and_nobody_heard_is_asked_for_agai
         assert (3, None) == (world.usable(), hardware_watch.reason())
 
 
-async def test_after_this_process_was_stopped_discovery_is_asked_before_anything_is_given_out(world: World) -> None:
-    """Nobody woke in between: an Allocate that comes first of all must not go by what was known a minute ago."""
+async def test_after_a_stop_discovery_is_asked_before_anything_is_given_out(world: World) -> None:
+    """
+    After this process was stopped, discovery is asked before anything is given out. Nobody woke in between: an Allocate
+    that comes first of all must not go by what was known a minute ago.
+    """
     async with world.discovering(), world.hardware_watch() as hardware_watch:
         world.bus.cut = True
         world.hardware.now = inventory(0, 1, sick="XID 79")
@@ -243,7 +259,8 @@ async def test_after_this_process_was_stopped_discovery_is_asked_before_anything
         assert (2, 0) == (believed, world.usable())
 
 
-async def test_after_this_process_was_stopped_a_discovery_that_confirms_costs_nothing(world: World) -> None:
+async def test_after_a_stop_a_discovery_that_confirms_costs_nothing(world: World) -> None:
+    """After this process was stopped, a discovery that confirms its readings costs no device."""
     async with world.discovering(), world.hardware_watch() as hardware_watch:
         world.clock._now += 2 * SILENT_SECONDS
         await hardware_watch.ensure_fresh()
@@ -252,7 +269,8 @@ async def test_after_this_process_was_stopped_a_discovery_that_confirms_costs_no
 
 
 @pytest.mark.parametrize("set_by", [86_400.0, -86_400.0])
-async def test_a_wall_clock_that_jumps_neither_ends_nor_prolongs_the_trust_in_what_was_heard(set_by: float) -> None:
+async def test_a_wall_clock_that_jumps_does_not_change_what_is_confirmed(set_by: float) -> None:
+    """A wall clock that jumps neither ends nor prolongs the time for which a reading counts as confirmed."""
     world = World()
     clock = ShiftingClock()
     world.clock = clock
@@ -269,10 +287,11 @@ async def test_a_wall_clock_that_jumps_neither_ends_nor_prolongs_the_trust_in_wh
 
 
 @pytest.mark.parametrize("silent", [False, True])
-async def test_a_former_discovery_that_comes_late_does_not_change_what_is_listed_for_a_moment(
-    world: World, silent: bool
-) -> None:
-    """Nor while the discovery that lives is silent; what waits then is dropped when it answers."""
+async def test_a_late_former_discovery_does_not_change_what_is_listed(world: World, silent: bool) -> None:
+    """
+    A reading of a former discovery that comes late does not change what is listed, not for a moment. Nor while the
+    discovery that lives is silent; what waits then is dropped when it answers.
+    """
     world.hardware.now = inventory(0, 1, 2)
     async with world.discovering():
         pass
@@ -293,9 +312,10 @@ async def test_a_former_discovery_that_comes_late_does_not_change_what_is_listed
         assert None is hardware_watch.reason()
 
 
-async def test_another_topology_that_was_heard_while_discovery_was_silent_is_believed_once_it_answers(
+async def test_a_topology_from_a_silent_discovery_is_believed_once_it_answers(
     world: World,
 ) -> None:
+    """Another topology that arrived while discovery was silent is believed once discovery answers."""
     async with world.discovering(), world.hardware_watch():
         desks, world.bus._desks = world.bus._desks, []
         world.hardware.now = inventory(0, 1, 2)
@@ -320,7 +340,8 @@ async def test_a_forged_topology_that_a_starting_allocator_finds_is_not_listed(w
             assert hardware_watch.forged >= 1
 
 
-async def test_a_reading_of_no_discovery_that_answers_is_not_believed_for_its_greater_epoch(world: World) -> None:
+async def test_a_reading_of_an_unknown_discovery_is_not_believed(world: World) -> None:
+    """A reading of no discovery that answers is not believed for its greater epoch."""
     async with world.discovering(), world.hardware_watch() as hardware_watch:
         told = world.ledger.state.topology
         assert told is not None
@@ -334,10 +355,11 @@ async def test_a_reading_of_no_discovery_that_answers_is_not_believed_for_its_gr
 
 
 @pytest.mark.parametrize("forged", [True, False])
-async def test_nothing_is_released_for_a_topology_whose_content_is_not_that_of_discovery(
-    world: World, forged: bool
-) -> None:
-    """F07: a forged one says that this is another machine, under the number that discovery uses next, and comes first."""
+async def test_nothing_is_released_for_a_topology_that_discovery_has_not_said(world: World, forged: bool) -> None:
+    """
+    F07: Nothing is released for a topology whose content is not that of discovery. A forged one says that this is another
+    machine, under the number that discovery uses next, and comes first.
+    """
     world.hardware.source = "described: one"
     async with world.discovering(), world.hardware_watch() as hardware_watch:
         world.ledger.grant([world.ledger.named(Allocation(id=AllocationID("a"), devices={GPU: (GPU_0,)}))])

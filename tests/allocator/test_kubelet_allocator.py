@@ -86,8 +86,11 @@ def fits(decision: Decision) -> Admission:
     return decision
 
 
-async def test_what_the_kubelet_gave_is_recorded_and_its_owner_is_known_when_it_starts() -> None:
-    """The kubelet never tells whom it gave a device to; PodResources does, once the pod is admitted."""
+async def test_what_the_kubelet_gave_is_recorded_with_its_owner() -> None:
+    """
+    What the kubelet gave is recorded, and its owner is known when the container starts. The kubelet never tells whom it
+    gave a device to; PodResources does, once the pod is admitted.
+    """
     async with node() as it:
         fits(await it.kubelet.admit(pod("train", gpus=2, nics=1, cpus=8)))
 
@@ -124,7 +127,8 @@ async def test_the_devices_of_a_pod_that_has_gone_can_be_given_out_at_once() -> 
         assert 2 == it.facts().count(AllocationGranted.__name__)
 
 
-async def test_a_pod_that_has_gone_is_released_when_it_has_been_missed_for_a_while() -> None:
+async def test_a_pod_that_has_gone_is_released_after_a_while() -> None:
+    """A pod that has gone is released when it has been missing for a while."""
     async with node() as it:
         await it.kubelet.admit(pod("first", gpus=8))
         await it.kubelet.admit(pod("other", cpus=1))
@@ -139,8 +143,11 @@ async def test_a_pod_that_has_gone_is_released_when_it_has_been_missed_for_a_whi
         assert AllocationReleased.__name__ == it.facts()[-1]
 
 
-async def test_after_a_kubelet_restart_its_first_list_has_every_device_and_allocations_are_as_they_were() -> None:
-    """A kubelet restarts with running pods: within a second it has all devices again, and nothing was given or taken."""
+async def test_a_kubelet_restart_costs_no_device_and_no_allocation() -> None:
+    """
+    After a restart of the kubelet its first list has every device, and allocations are as they were. A kubelet restarts
+    with running pods: within a second it has all devices again, and nothing was given or taken.
+    """
     async with node() as it:
         fits(await it.kubelet.admit(pod("train", gpus=2, nics=1, cpus=8)))
         live, facts = dict(it.ledger.state.allocations), it.facts()
@@ -159,7 +166,8 @@ async def test_after_a_kubelet_restart_its_first_list_has_every_device_and_alloc
         assert live.items() <= it.ledger.state.allocations.items()
 
 
-async def test_after_its_directory_was_wiped_the_kubelet_has_all_devices_and_allocations_are_as_they_were() -> None:
+async def test_a_wiped_plugin_directory_costs_no_device_and_no_allocation() -> None:
+    """After its directory was wiped the kubelet has all devices, and allocations are as they were."""
     async with node() as it:
         fits(await it.kubelet.admit(pod("train", gpus=2)))
         live = dict(it.ledger.state.allocations)
@@ -179,8 +187,11 @@ def first_list(lists: list[int], kubelet: FakeKubelet) -> bool:
     return False
 
 
-async def test_the_app_container_gets_its_init_containers_gpus_and_never_its_sidecars() -> None:
-    """Three Allocate calls of one pod. What an init container had goes to those after it, a sidecar's own to nobody."""
+async def test_the_app_container_gets_the_gpus_of_its_init_container() -> None:
+    """
+    The app container gets the GPUs of its init container, and never those of its sidecar. Three Allocate calls of one pod.
+    What an init container had goes to those after it, a sidecar's own to nobody.
+    """
     asked = [("setup", 2), ("proxy", 1), ("main", 3)]
     setup, proxy, main = (ContainerRequest(name=ContainerName(name), limits={GPU: gpus}) for name, gpus in asked)
     request = PodRequest(
@@ -232,8 +243,11 @@ async def test_what_an_init_container_leaves_over_stays_held_until_its_pod_goes(
         assert {} == it.ledger.state.ownership.holders
 
 
-async def test_what_an_init_container_left_over_has_ended_once_the_kubelet_has_written_without_its_pod() -> None:
-    """Nobody is shown with it, and its record has no owner: the checkpoint alone tells. What others have has not ended."""
+async def test_what_an_init_container_left_ends_with_its_checkpoint_entry() -> None:
+    """
+    What an init container left over has ended once the kubelet has written its checkpoint without the pod. Nobody is shown
+    with it, and its record has no owner: the checkpoint alone tells. What others have has not ended.
+    """
     request = PodRequest(
         name=PodName("train"),
         init_containers=(ContainerRequest(name=ContainerName("setup"), limits={GPU: 3}),),
@@ -251,8 +265,11 @@ async def test_what_an_init_container_left_over_has_ended_once_the_kubelet_has_w
         assert 2 == len({device for each in ended for device in each.device_ids})
 
 
-async def test_what_a_container_got_whose_other_resource_was_refused_has_ended_five_seconds_later() -> None:
-    """The kubelet asks for the GPUs, then finds too few NICs and writes nothing down. Until then a prediction says so."""
+async def test_a_container_with_another_resource_refused_ends_in_five_seconds() -> None:
+    """
+    What a container got whose other resource was refused has ended five seconds later. The kubelet asks for the GPUs, then
+    finds too few NICs and writes nothing down. Until then a prediction says so.
+    """
     async with node(AdmissionRules(policy=Policy.NONE)) as it:
         fits(await it.kubelet.admit(pod("first", gpus=1)))
         await it.device_allocations.reconcile()
@@ -296,7 +313,8 @@ async def test_what_a_pods_first_container_got_is_not_free_for_its_second_one(mo
         assert [8, 7, 6, 8] == free
 
 
-async def test_a_pod_that_went_while_no_allocator_ran_is_an_orphan_at_the_first_look() -> None:
+async def test_a_pod_that_went_while_no_allocator_ran_is_an_orphan() -> None:
+    """A pod that went while no allocator ran is an orphan at the first poll."""
     async with node() as it:
         fits(await it.kubelet.admit(pod("ends", gpus=2)))
         fits(await it.kubelet.admit(pod("stays", gpus=2)))

@@ -91,7 +91,8 @@ async def test_devices_count_as_in_our_own_record(root: Path) -> None:
     assert isinstance(await it.what_if(ASKING), Refusal)
 
 
-async def test_the_rules_are_those_of_the_kubelet_with_our_own_placement_and_the_questions_changes(root: Path) -> None:
+async def test_the_rules_are_those_of_the_kubelet_with_our_own_placement(root: Path) -> None:
+    """The rules are those of the kubelet, with our own placement and the changes of the question."""
     it = Node(root)
     known = await basis_from(it.files, it.ledger.state, ASKING)
 
@@ -171,7 +172,8 @@ async def test_where_a_file_is_spoilt_we_answer_as_without_it_and_say_so(root: P
     assert decision.explanation.notes[0].startswith(note)
 
 
-async def test_without_any_file_the_answer_is_that_of_our_own_rules_in_mode_kubelet(tmp_path: Path) -> None:
+async def test_without_any_file_our_own_rules_decide_in_mode_kubelet(tmp_path: Path) -> None:
+    """Without any file the answer is that of our own rules in mode `kubelet`."""
     decision = await Node(tmp_path).what_if(ASKING)
 
     assert isinstance(decision, Admission)
@@ -199,7 +201,8 @@ async def test_a_disk_that_hangs_costs_one_thread_and_a_note_not_the_answer(tmp_
     assert [threads[0]] * 3 == threads
 
 
-def test_the_kubelets_files_are_beside_its_plugin_directory_unless_told_otherwise() -> None:
+def test_the_kubelets_files_are_beside_its_plugin_directory() -> None:
+    """The kubelet's files are beside its plugin directory, unless a setting says otherwise."""
     settings = AllocatorSettings(node=NodeName("n"), kubelet_dir="/var/lib/kubelet/device-plugins")
     told = msgspec.structs.replace(settings, kubelet_config="/etc/kubelet.yaml")
 

@@ -175,7 +175,7 @@ async def test_cpus_that_a_container_got_are_heard_within_a_second() -> None:
         assert ("main", "1-3", True) == (entry.container, entry.cpus, entry.mounted)
 
 
-async def test_a_doubt_about_the_record_is_heard_until_it_is_over() -> None:
+async def test_an_unconfirmed_record_is_published_until_it_is_confirmed() -> None:
     """A journal that was damaged is no event of its own."""
     async with node() as it:
         it.journal.doubt = "line 3 is not whole"

@@ -94,7 +94,8 @@ OLD = allocation("old", "GPU-0", "GPU-1", owner=("uid-old", "main"))
 RECORDED = allocation("1-1", "GPU-0", "GPU-1", owner=("job", "main"))
 
 
-async def test_what_the_record_and_the_checkpoint_still_have_of_a_pod_that_is_gone_is_free(tmp_path: Path) -> None:
+async def test_what_is_still_recorded_of_a_pod_that_is_gone_is_free(tmp_path: Path) -> None:
+    """What the record and the checkpoint still have of a pod that is gone is free."""
     it = Node(tmp_path, [OLD], [RECORDED])
     held, _ = await it.asked(4)
     it.gone("uid-old")
@@ -104,8 +105,11 @@ async def test_what_the_record_and_the_checkpoint_still_have_of_a_pod_that_is_go
     assert "'uid-old'" in notes[0] and "counts as free" in notes[0]
 
 
-async def test_the_preferred_devices_are_those_of_the_state_that_the_kubelet_will_have(tmp_path: Path) -> None:
-    """The GPUs of NUMA node 0 come first once the pod is gone."""
+async def test_the_preferred_devices_are_those_of_the_kubelets_next_state(tmp_path: Path) -> None:
+    """
+    The preferred devices are those of the state that the kubelet will have. The GPUs of NUMA node 0 come first once the pod
+    is gone.
+    """
     it = Node(tmp_path, [OLD], [RECORDED])
     before, _ = await it.asked(2)
     it.gone("uid-old")
@@ -114,8 +118,11 @@ async def test_the_preferred_devices_are_those_of_the_state_that_the_kubelet_wil
     assert ({"GPU-2", "GPU-3"}, {"GPU-0", "GPU-1"}) == (before, after)
 
 
-async def test_what_was_granted_to_nobody_known_yet_is_held_whatever_the_checkpoint_has(tmp_path: Path) -> None:
-    """The kubelet has just given the devices of a pod that is gone to a new one, and will write that in a moment."""
+async def test_what_was_granted_to_nobody_known_yet_is_held(tmp_path: Path) -> None:
+    """
+    What was granted to nobody known yet is held, whatever the checkpoint has. The kubelet has just given the devices of a
+    pod that is gone to a new one, and will write that in a moment.
+    """
     it = Node(tmp_path, [OLD], [allocation("1-1", "GPU-0", "GPU-1")])
     it.gone("uid-old")
 
@@ -148,10 +155,13 @@ async def test_what_is_dropped_is_announced_by_allocation(tmp_path: Path) -> Non
     assert {"1-1": {GPU: ("GPU-0",)}} == usage.kubelet.dropped
 
 
-async def test_what_the_checkpoint_does_not_list_is_held_unless_its_container_is_known_to_have_ended(
+async def test_what_the_checkpoint_does_not_list_is_held_until_it_has_ended(
     tmp_path: Path,
 ) -> None:
-    """The kubelet has lost its checkpoint, or has dropped the pod; a poll of what it says now can tell."""
+    """
+    What the checkpoint does not list is held unless its container is known to have ended. The kubelet has lost its
+    checkpoint, or has dropped the pod; a poll of what it says now can tell.
+    """
     it = Node(tmp_path, [], [RECORDED])
     held, notes = await it.asked(4)
     it.ended = [RECORDED]
@@ -162,15 +172,19 @@ async def test_what_the_checkpoint_does_not_list_is_held_unless_its_container_is
     assert told == ("the record still has devices of 'default/job/main', whose pods have ended: they count as free",)
 
 
-async def test_what_a_container_that_has_ended_had_is_free_while_its_volumes_are_still_mounted(tmp_path: Path) -> None:
+async def test_what_an_ended_container_had_is_free_while_volumes_are_mounted(tmp_path: Path) -> None:
+    """What a container that has ended had is free while its volumes are still mounted."""
     it = Node(tmp_path, [OLD], [RECORDED])
     it.ended = [RECORDED]
 
     assert ALL == (await it.asked(4))[0]
 
 
-async def test_devices_of_an_init_container_that_no_record_has_are_held_as_long_as_its_pod_runs(tmp_path: Path) -> None:
-    """It ended before this process started, and PodResources shows plain init containers to nobody."""
+async def test_unrecorded_devices_of_an_init_container_are_held_with_its_pod(tmp_path: Path) -> None:
+    """
+    Devices of an init container that no record has are held as long as its pod runs. It ended before this process started,
+    and PodResources shows plain init containers to nobody.
+    """
     init = allocation("init", "GPU-0", "GPU-1", owner=("uid-old", "init"))
     it = Node(tmp_path, [init], [])
     held, _ = await it.asked(4)
@@ -192,8 +206,11 @@ async def test_devices_of_a_pod_without_volumes_count_by_the_record_alone(tmp_pa
         assert expected == (await it.asked(4))[0]
 
 
-async def test_a_pod_that_comes_under_the_name_of_one_that_has_devices_is_another_pod(tmp_path: Path) -> None:
-    """A StatefulSet makes its pods anew under their names; the kubelet goes by UIDs."""
+async def test_a_pod_under_the_name_of_one_that_has_devices_is_another_pod(tmp_path: Path) -> None:
+    """
+    A pod that comes under the name of one that has devices is another pod. A StatefulSet makes its pods anew under their
+    names; the kubelet goes by UIDs.
+    """
     it = Node(tmp_path, [OLD], [RECORDED])
 
     assert {"GPU-2", "GPU-3"} == (await it.asked(2, "job"))[0]

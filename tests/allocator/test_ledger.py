@@ -77,7 +77,8 @@ def test_a_restart_has_the_same_allocations_under_a_new_epoch() -> None:
     assert 2 == restarted(journal).state.epoch - before.state.epoch
 
 
-def test_facts_that_were_not_published_are_still_pending_after_a_restart_and_the_others_are_not() -> None:
+def test_unpublished_facts_are_still_pending_after_a_restart() -> None:
+    """Facts that were not published are still pending after a restart, and the others are not."""
     journal = MemoryJournal()
     before = restarted(journal)
     grant(before, "GPU-0")
@@ -103,8 +104,11 @@ def test_a_grant_that_the_disk_refuses_changes_nothing() -> None:
     assert waiting == list(ledger.pending)
 
 
-def test_a_node_in_doubt_whose_disk_is_full_does_not_come_up_in_its_old_epoch() -> None:
-    """Of what was lost, numbers of that epoch may have been heard already."""
+def test_an_unconfirmed_node_with_a_full_disk_does_not_start_in_its_epoch() -> None:
+    """
+    A node with an unconfirmed record whose disk is full does not come up in its old epoch. Of what was lost, numbers of
+    that epoch may have been heard already.
+    """
     journal = FailingJournal()
     restarted(journal)
     journal.failing, journal.doubt = True, "it was damaged"
@@ -113,8 +117,11 @@ def test_a_node_in_doubt_whose_disk_is_full_does_not_come_up_in_its_old_epoch() 
         restarted(journal)
 
 
-def test_a_start_on_a_lost_journal_repeats_no_epoch_that_began_in_the_same_millisecond() -> None:
-    """Its snapshot may have been heard although nobody confirmed it."""
+def test_a_start_on_a_lost_journal_repeats_no_epoch() -> None:
+    """
+    A start on a lost journal repeats no epoch that began in the same millisecond. Its snapshot may have been heard although
+    nobody confirmed it.
+    """
     heard = restarted(MemoryJournal())
     lost = MemoryJournal()
     lost.doubt = "it is missing"
@@ -177,8 +184,11 @@ def test_many_requests_for_a_snapshot_at_once_are_one_snapshot() -> None:
     assert 3 == len(ledger.pending)
 
 
-def test_when_it_is_not_known_what_was_published_the_newest_snapshot_stands_for_all_before_it() -> None:
-    """Old facts said again after newer ones could make a listener believe them."""
+def test_without_a_published_mark_the_newest_snapshot_stands_for_all() -> None:
+    """
+    Where it is not known what was published, the newest snapshot stands for all facts before it. Old facts said again after
+    newer ones could make a listener believe them.
+    """
     journal = FailingJournal()
     before = restarted(journal)
     grant(before, "GPU-0")
@@ -212,7 +222,8 @@ def test_the_journal_stays_short_however_much_happens() -> None:
     assert longest <= 12
 
 
-def test_a_bus_that_stays_away_costs_bounded_memory_and_a_snapshot_makes_listeners_whole() -> None:
+def test_a_bus_that_stays_away_costs_bounded_memory() -> None:
+    """A bus that stays away costs bounded memory, and a snapshot makes listeners whole."""
     journal = MemoryJournal()
     ledger = restarted(journal, compact_after=10, pending_limit=50)
     for number in range(500):
@@ -224,8 +235,11 @@ def test_a_bus_that_stays_away_costs_bounded_memory_and_a_snapshot_makes_listene
     assert [live] == list(replay(NODE, [event for event, _ in ledger.pending]).allocations)
 
 
-def test_a_fact_that_was_dropped_while_it_was_on_its_way_takes_nothing_from_those_that_wait() -> None:
-    """The bus confirms it after a snapshot has taken its place, which the bus has not heard."""
+def test_a_fact_dropped_on_its_way_takes_nothing_from_those_that_wait() -> None:
+    """
+    A fact that was dropped while it was on its way takes nothing from those that wait. The bus confirms it after a snapshot
+    has taken its place, which the bus has not heard.
+    """
     journal = MemoryJournal()
     ledger = restarted(journal, compact_after=5, pending_limit=2)
     on_its_way = ledger.pending[0][0]
@@ -331,8 +345,11 @@ TestLedgerMachine = LedgerMachine.TestCase
 
 
 @pytest.mark.anyio
-async def test_who_waits_for_a_version_is_woken_by_the_first_one_beyond_it_and_by_none_before() -> None:
-    """Also where several changes come before anybody is woken, and where some wait on while others are done."""
+async def test_a_waiter_for_a_version_is_woken_by_the_first_greater_one() -> None:
+    """
+    Who waits past a version is woken by the first greater one, and by none before. Also where several changes come before
+    anybody is woken, and where some wait on while others are done.
+    """
     ledger = restarted(MemoryJournal())
     began = ledger.version
     woken: dict[int, int] = {}

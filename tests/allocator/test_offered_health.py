@@ -236,8 +236,11 @@ def listed_healthy(state: NodeState, resource: ResourceName) -> list[DeviceID]:
     return [DeviceID(device.id) for device in said.devices if device.health == "Healthy"]
 
 
-def test_an_ill_instance_that_is_handed_out_by_itself_leaves_its_card_as_it_is() -> None:
-    """Its card, cordoned, keeps all instances back; `topoalign gpu list` shows both."""
+def test_an_ill_instance_leaves_its_card_as_it_is() -> None:
+    """
+    An ill instance that is handed out by itself leaves its card as it is. Its card, cordoned, keeps all instances back;
+    `topoalign gpu list` shows both.
+    """
     instances = tuple(
         MigDevice(uuid=DeviceID(f"MIG-{i}"), profile="1g.10gb", gpu_instance=i, compute_instance=0, memory=1)
         for i in range(2)
@@ -321,7 +324,8 @@ async def asked_over_the_bus(case: Case, verb: str, wanted: PodRequest, rules: A
 
 @settings(max_examples=40)
 @given(cases())
-def test_the_question_to_a_hint_provider_carries_all_that_its_answer_needs_of_health(case: Case) -> None:
+def test_a_hint_question_carries_all_that_its_answer_needs_of_health(case: Case) -> None:
+    """The question to a hint provider carries all that its answer needs of health."""
     state = case.state
     assert state.topology is not None
     for resource in case.topology.devices:

@@ -49,9 +49,8 @@ def grant(ledger: Ledger) -> None:
         (HARDWARE, DGX, 1),  # uuids of real GPUs do not repeat
     ],
 )
-def test_what_was_given_on_another_described_machine_is_released_and_nothing_else(
-    before: str, after: str, kept: int
-) -> None:
+def test_what_was_given_on_another_described_machine_is_released(before: str, after: str, kept: int) -> None:
+    """What was given on another described machine is released, and nothing else."""
     journal = MemoryJournal()
     grant(started(journal, before))
 
@@ -77,7 +76,8 @@ def test_a_record_of_a_version_that_did_not_note_the_machine_is_kept() -> None:
     assert 1 == len(ledger.state.allocations)
 
 
-def test_before_the_hardware_is_heard_and_while_the_disk_is_full_nothing_is_released() -> None:
+def test_nothing_is_released_without_hardware_or_with_a_full_disk() -> None:
+    """Before the hardware is known, and while the disk is full, nothing is released."""
     journal = Disk()
     grant(started(journal, DGX))
     unheard = Ledger(NODE, journal, ManualClock())

@@ -42,8 +42,11 @@ def size_of(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.iterdir())
 
 
-async def test_ten_minutes_without_a_bus_at_the_start_delay_every_fact_and_lose_none(tmp_path: Path) -> None:
-    """C31: ten minutes of virtual time, a fact a second; the bus is asked ever more rarely and not for each of them."""
+async def test_ten_minutes_without_a_bus_delay_every_fact_and_lose_none(tmp_path: Path) -> None:
+    """
+    C31: Ten minutes without a bus at the start delay every fact and lose none. Ten minutes of virtual time, a fact a
+    second; the bus is asked ever more rarely and not for each of them.
+    """
     bus, clock = Away(), ManualClock()
     with opened(tmp_path, clock) as ledger:
         async with telling(ledger, bus, clock):
@@ -86,10 +89,10 @@ async def test_what_waits_for_the_bus_survives_the_end_of_the_process(tmp_path: 
     assert 0 == listener.client.counts.repeated == listener.client.counts.gaps
 
 
-async def test_the_outbox_is_bounded_on_disk_and_in_memory_and_a_snapshot_stands_for_what_fell_out(
+async def test_the_outbox_is_bounded_on_disk_and_in_memory(
     tmp_path: Path,
 ) -> None:
-    """C31."""
+    """C31: The outbox is bounded on disk and in memory, and a snapshot stands for what was dropped."""
     bus, clock = Away(), ManualClock()
     most = {"waiting": 0, "bytes": 0}
     with opened(tmp_path, clock, compact_after=50, pending_limit=100) as ledger:
@@ -109,8 +112,11 @@ async def test_the_outbox_is_bounded_on_disk_and_in_memory_and_a_snapshot_stands
     assert ledger.state.digest == listener.state.digest
 
 
-async def test_a_listener_that_was_there_before_is_whole_again_after_facts_fell_out(tmp_path: Path) -> None:
-    """C31: it misses facts, sees so by their numbers, and the snapshot tells it what they came to."""
+async def test_a_listener_is_whole_again_after_facts_were_dropped(tmp_path: Path) -> None:
+    """
+    C31: A listener that was there before is whole again after facts were dropped from the outbox. It misses facts, sees so
+    by their numbers, and the snapshot tells it what they came to.
+    """
     bus, clock = Away(), ManualClock()
     bus.away = False
     with opened(tmp_path, clock, compact_after=5, pending_limit=10) as ledger:
@@ -132,10 +138,11 @@ async def test_a_listener_that_was_there_before_is_whole_again_after_facts_fell_
     assert ledger.state.allocations == listener.state.allocations
 
 
-async def test_a_server_killed_under_load_costs_no_confirmed_fact_and_doubles_none(
-    tmp_path: Path, server: KillableServer
-) -> None:
-    """C32: a node says facts as fast as the bus takes them, and NATS dies by SIGKILL at moments of its own."""
+async def test_a_server_killed_under_load_costs_and_doubles_no_fact(tmp_path: Path, server: KillableServer) -> None:
+    """
+    C32: A server killed under load costs no confirmed fact and doubles none. A node says facts as fast as the bus takes
+    them, and NATS dies by SIGKILL at moments of its own.
+    """
     facts, kills = (20_000, 40) if THOROUGH else (600, 3)
     with opened(tmp_path / "state") as ledger:
         async with connect_bus(server.url) as bus:
@@ -160,10 +167,13 @@ async def test_a_server_killed_under_load_costs_no_confirmed_fact_and_doubles_no
     assert 0 == listener.client.counts.gaps
 
 
-async def test_a_publication_that_was_not_confirmed_in_time_may_have_been_stored_and_is_stored_once(
+async def test_a_publication_that_was_not_confirmed_in_time_is_stored_once(
     tmp_path: Path, server: KillableServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C32: the server is stopped in its tracks (SIGSTOP) while a fact is under way, and goes on after the time is up."""
+    """
+    C32: A publication that was not confirmed in time may have been stored, and is stored once. The server is stopped in its
+    tracks (SIGSTOP) while a fact is under way, and goes on after the time is up.
+    """
     monkeypatch.setattr(nats_bus, "PUBLISH_SECONDS", 0.2)
     assert server.process is not None
     with opened(tmp_path / "state") as ledger:
@@ -185,10 +195,11 @@ async def test_a_publication_that_was_not_confirmed_in_time_may_have_been_stored
     assert [(ledger.state.epoch, 1)] == listener.numbers
 
 
-async def test_a_fact_stored_again_after_the_brokers_memory_is_over_is_told_to_nobody_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """C35: on a server that remembers ids for a tenth of a second, the least it can."""
+async def test_a_fact_stored_again_is_told_to_nobody_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    C35: A fact stored again after the broker has forgotten its id is told to nobody twice. On a server that remembers ids
+    for a tenth of a second, the least it can.
+    """
     short = msgspec.structs.replace(stores.ALLOCATIONS, duplicate_window=stores.SECOND // 10)
     monkeypatch.setattr(stores, "STORES", (short, *stores.STORES[1:]))
     with opened(tmp_path / "state") as ledger:

@@ -36,7 +36,9 @@ class Node:
         return [(a.owner, a.devices[GPU]) for a in self.ledger.state.allocations.values()]
 
 
-def test_what_an_init_container_keeps_stays_in_the_record_while_the_checkpoint_cannot_be_read() -> None:
+def test_an_init_container_stays_recorded_with_an_unreadable_checkpoint() -> None:
+    """What an init container keeps stays in the record while the checkpoint cannot be read."""
+
     async def play(loop: SimulatedLoop) -> list[tuple[Owner | None, tuple[DeviceID, ...]]]:
         node = Node(loop)
         await node.device_allocations.allocate(GPU, [[ONE, OTHER]])  # for the init container
@@ -48,7 +50,9 @@ def test_what_an_init_container_keeps_stays_in_the_record_while_the_checkpoint_c
         assert [(None, (ONE,)), (None, (OTHER,))] == simulate(1, play)
 
 
-def test_a_record_with_a_part_of_what_its_container_has_makes_way_for_the_whole() -> None:
+def test_a_record_of_a_part_makes_way_for_the_whole() -> None:
+    """A record with a part of what its container has makes way for the whole."""
+
     async def play(loop: SimulatedLoop) -> list[tuple[Owner | None, tuple[DeviceID, ...]]]:
         node = Node(loop)
         await node.device_allocations.allocate(GPU, [[ONE]])
@@ -63,8 +67,11 @@ def test_a_record_with_a_part_of_what_its_container_has_makes_way_for_the_whole(
 
 
 @pytest.mark.parametrize("readable", [True, False])
-def test_what_an_init_container_has_of_a_contradicted_record_stays_recorded(readable: bool) -> None:
-    """The kubelet said Allocate for the init container again, after its app container had taken a part of it over."""
+def test_an_init_container_keeps_its_part_of_a_contradicted_record(readable: bool) -> None:
+    """
+    What an init container has of a contradicted record stays recorded. The kubelet said Allocate for the init container
+    again, after its app container had taken a part of it over.
+    """
 
     async def play(loop: SimulatedLoop) -> list[tuple[Owner | None, tuple[DeviceID, ...]]]:
         node = Node(loop)
@@ -80,8 +87,11 @@ def test_what_an_init_container_has_of_a_contradicted_record_stays_recorded(read
         assert [(owner("train"), (ONE,)), (None, (OTHER,))] == simulate(1, play)
 
 
-def test_on_a_damaged_journal_the_old_epoch_is_not_continued_when_the_disk_refuses_a_new_one() -> None:
-    """Facts that the damage has taken may have been heard under the numbers that would come next."""
+def test_a_damaged_journal_does_not_continue_its_epoch_on_a_full_disk() -> None:
+    """
+    On a damaged journal the old epoch is not continued when the disk refuses a new one. Facts that the damage has taken may
+    have been heard under the numbers that would come next.
+    """
 
     async def play(loop: SimulatedLoop) -> None:
         clock, disk = SimulatedClock(loop), Disk()

@@ -24,7 +24,8 @@ def divided() -> Topology:
 
 
 @pytest.mark.parametrize("adopted", [False, True], ids=["given", "adopted"])
-async def test_a_gpu_that_is_whole_again_waits_for_the_container_that_had_an_instance_of_it(adopted: bool) -> None:
+async def test_a_gpu_that_is_whole_again_waits_for_the_holder_of_an_instance(adopted: bool) -> None:
+    """A GPU that is whole again waits for the container that had an instance of it."""
     node = Node()
     node.topology = divided()
     node.restart()

@@ -83,10 +83,13 @@ async def later(node: Node, seconds: float) -> None:
 # A pod that was refused after Allocate
 
 
-async def test_a_pod_that_was_refused_after_allocate_frees_its_gpus_while_the_checkpoint_still_has_them(
+async def test_a_pod_refused_after_allocate_frees_its_gpus(
     node: Node,
 ) -> None:
-    """The CPU manager refuses it once its devices are written down; the file keeps them until the kubelet's next write."""
+    """
+    A pod that was refused after Allocate frees its GPUs while the checkpoint still has them. The CPU manager refuses it
+    once its devices are written down; the file keeps them until the kubelet's next write.
+    """
     await node.device_allocations.allocate(GPU, [list(GPUS[4:])])
     write(node, entry("uid-refused", *GPUS[4:]))
     await node.device_allocations.reconcile()
@@ -98,7 +101,8 @@ async def test_a_pod_that_was_refused_after_allocate_frees_its_gpus_while_the_ch
     assert ["gone"] == [event.reason for event in node.said(AllocationReleased)]
 
 
-async def test_a_pod_whose_volumes_are_torn_down_frees_what_its_init_container_had(node: Node) -> None:
+async def test_a_pod_with_volumes_torn_down_frees_what_its_init_container_had(node: Node) -> None:
+    """A pod whose volumes are torn down frees what its init container had."""
     await node.device_allocations.allocate(GPU, [[GPUS[0]]])
     write(node, entry("uid-1", GPUS[0]))
     directories(node, "uid-1")
@@ -111,7 +115,8 @@ async def test_a_pod_whose_volumes_are_torn_down_frees_what_its_init_container_h
     assert {} == node.live()
 
 
-async def test_without_pod_directories_an_entry_of_the_checkpoint_keeps_the_record(node: Node) -> None:
+async def test_without_pod_directories_a_checkpoint_entry_keeps_the_record(node: Node) -> None:
+    """Without pod directories an entry of the checkpoint keeps the record."""
     node.kubelet.directories = None
     await node.device_allocations.allocate(GPU, [[GPUS[0]]])
     write(node, entry("uid-refused", GPUS[0]))
@@ -120,10 +125,11 @@ async def test_without_pod_directories_an_entry_of_the_checkpoint_keeps_the_reco
     assert {"GPU-0": None} == node.live()
 
 
-async def test_an_entry_from_before_the_grant_says_nothing_of_a_pod_that_is_being_admitted(node: Node) -> None:
+async def test_an_entry_from_before_the_grant_says_nothing_of_a_new_pod(node: Node) -> None:
     """
-    The file still has the pod that had the device before, and that one is gone. The new one has neither an entry nor a
-    directory while another plugin takes its time: it is given as long as if the file had nothing.
+    An entry from before the grant says nothing of a pod that is being admitted. The file still has the pod that had the
+    device before, and that one is gone. The new one has neither an entry nor a directory while another plugin takes its
+    time: it is given as long as if the file had nothing.
     """
     write(node, entry("uid-before", GPUS[0]))
     await node.device_allocations.allocate(GPU, [[GPUS[0]]])
@@ -135,8 +141,11 @@ async def test_an_entry_from_before_the_grant_says_nothing_of_a_pod_that_is_bein
     assert {} == node.live()
 
 
-async def test_an_init_container_whose_directory_is_made_late_is_in_the_record_again(node: Node) -> None:
-    """The kubelet makes directories only when the node's network is ready, and shows init containers nowhere."""
+async def test_an_init_container_with_a_late_directory_is_recorded_again(node: Node) -> None:
+    """
+    An init container whose directory is made late is in the record again. The kubelet makes directories only when the
+    node's network is ready, and shows init containers nowhere.
+    """
     await node.device_allocations.allocate(GPU, [[GPUS[0]]])
     write(node, entry("uid-1", GPUS[0]))
     await later(node, 10)
@@ -161,8 +170,11 @@ async def test_a_pod_whose_directory_is_there_is_never_released_for_it(node: Nod
 # A kubelet that does not list a pod which runs
 
 
-async def test_a_pod_with_a_mounted_volume_keeps_its_record_while_a_new_kubelet_does_not_list_it(node: Node) -> None:
-    """The kubelet has started while its API server is away: it lists static pods alone, for as long as that lasts."""
+async def test_a_pod_with_a_mounted_volume_keeps_its_record(node: Node) -> None:
+    """
+    A pod with a mounted volume keeps its record while a new kubelet does not list it. The kubelet has started while its API
+    server is away: it lists static pods alone, for as long as that lasts.
+    """
     await runs(node, "train", "uid-1", GPUS[0])
     node.kubelet.kubelet += 1
     node.kubelet.shown.clear()
@@ -175,9 +187,10 @@ async def test_a_pod_with_a_mounted_volume_keeps_its_record_while_a_new_kubelet_
     assert {} == node.live()
 
 
-async def test_a_pod_that_this_kubelet_has_listed_and_lists_no_more_has_ended_although_its_volumes_stay(
+async def test_a_pod_that_the_kubelet_lists_no_more_has_ended(
     node: Node,
 ) -> None:
+    """A pod that this kubelet has listed and lists no more has ended, although its volumes stay."""
     await runs(node, "train", "uid-1", GPUS[0])
     node.kubelet.shown.clear()
     await later(node, 5)
@@ -217,9 +230,10 @@ async def lost(node: Node) -> None:
     write(node)
 
 
-async def test_a_container_whose_devices_the_kubelet_has_lost_keeps_its_record_while_its_pod_is_there(
+async def test_a_container_that_the_kubelet_has_lost_keeps_its_record(
     node: Node,
 ) -> None:
+    """A container whose devices the kubelet has lost keeps its record while its pod is there."""
     await runs(node, "x1", "uid-1", GPUS[0])
     await lost(node)
     with capture_logs() as logs:
@@ -313,7 +327,7 @@ async def api_server_is_away(node: Node) -> None:
 
 
 @pytest.mark.parametrize("what", ["checkpoint", "directories"])
-async def test_an_unreadable_look_releases_nothing_that_was_waited_for(what: str) -> None:
+async def test_an_unreadable_poll_releases_nothing_that_was_waited_for(what: str) -> None:
     """A disk that stalls for a second is no evidence against a pod that was waited for until now."""
     node = Node(settle_seconds=120)
     directories(node)
@@ -335,7 +349,7 @@ async def test_an_unreadable_look_releases_nothing_that_was_waited_for(what: str
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-async def test_unreadable_looks_release_nothing_that_the_kubelet_lost(restarts: bool) -> None:
+async def test_unreadable_polls_release_nothing_that_the_kubelet_lost(restarts: bool) -> None:
     """Neither one of them after a start of the agent, nor two that lie an hour apart."""
     node = Node(settle_seconds=120)
     directories(node)
@@ -374,7 +388,8 @@ async def test_a_grant_that_the_disk_refuses_leaves_nothing_to_the_next_one(
     assert ended.isdisjoint({GPUS[5], GPUS[6]})
 
 
-async def test_a_preference_avoids_what_the_record_holds_whatever_the_kubelet_believes_free(node: Node) -> None:
+async def test_a_preference_avoids_what_the_record_holds(node: Node) -> None:
+    """A preference avoids what the record holds, whatever the kubelet takes for free."""
     await runs(node, "x1", "uid-1", GPUS[0])
     await lost(node)
     alone = await node.device_allocations.prefer(GPU, GPUS, (), 1)
@@ -388,7 +403,8 @@ async def test_a_preference_avoids_what_the_record_holds_whatever_the_kubelet_be
     assert GPUS[0] in required
 
 
-async def test_a_held_device_is_preferred_last_and_all_that_are_not_held_before_it(node: Node) -> None:
+async def test_a_held_device_is_preferred_last(node: Node) -> None:
+    """A held device is preferred last, and all that are not held before it."""
     await runs(node, "x1", "uid-1", GPUS[0])
     await lost(node)
 
@@ -396,10 +412,13 @@ async def test_a_held_device_is_preferred_last_and_all_that_are_not_held_before_
     assert (GPUS[5],) == await node.device_allocations.prefer(GPU, (GPUS[0], GPUS[5]), (), 1)
 
 
-async def test_a_preference_counts_what_a_container_had_that_has_ended_as_free_before_the_record_does(
+async def test_a_preference_counts_what_an_ended_container_had_as_free(
     node: Node,
 ) -> None:
-    """As the next moment would: else two predictions of one pod differ by when they are made."""
+    """
+    A preference counts what a container had that has ended as free before the record does. As the next moment would: else
+    two predictions of one pod differ by when they are made.
+    """
     empty = Node(placement="simple")
     expected = await empty.device_allocations.prefer(GPU, GPUS, (), 2)
     node = Node(placement="simple")
@@ -410,10 +429,13 @@ async def test_a_preference_counts_what_a_container_had_that_has_ended_as_free_b
     assert {",".join(expected): "ended"} == node.live(), "it is released by its own rules"
 
 
-async def test_a_displaced_container_keeps_its_device_from_preferences_also_when_who_displaced_it_has_ended(
+async def test_a_displaced_container_keeps_its_device_from_preferences(
     node: Node,
 ) -> None:
-    """The second pod was refused after Allocate: its record is over, and the first one's container runs on."""
+    """
+    A displaced container keeps its device from preferences, also when the one that displaced it has ended. The second pod
+    was refused after Allocate: its record is over, and the first one's container runs on.
+    """
     await runs(node, "x1", "uid-1", GPUS[0])
     await lost(node)
     await node.device_allocations.allocate(GPU, [[GPUS[0]]])
@@ -424,8 +446,11 @@ async def test_a_displaced_container_keeps_its_device_from_preferences_also_when
     assert {GPUS[0], GPUS[5]} == set(await node.device_allocations.prefer(GPU, (GPUS[0], GPUS[5]), (), 2))
 
 
-async def test_preferences_that_are_asked_for_at_once_share_a_look_at_the_kubelet(node: Node) -> None:
-    """PodResources answers a hundred questions a second and refuses more (kubelet v1.36.3): the record needs some."""
+async def test_preferences_that_are_asked_for_at_once_share_a_poll(node: Node) -> None:
+    """
+    Preferences that are asked for at once share one poll of the kubelet. PodResources answers a hundred questions a second
+    and refuses more (kubelet v1.36.3): the record needs some.
+    """
     await runs(node, "train", "uid-1", GPUS[0])
     before = node.kubelet.asked
     async with anyio.create_task_group() as tasks:
@@ -442,9 +467,10 @@ async def test_a_preference_does_not_wait_for_a_kubelet_that_is_away(node: Node)
     assert (GPUS[5],) == await node.device_allocations.prefer(GPU, (GPUS[0], GPUS[5]), (), 1)
 
 
-async def test_allocate_over_a_container_that_was_not_seen_to_end_names_both_owners_until_one_is_gone(
+async def test_allocate_over_a_container_not_seen_to_end_names_both_owners(
     node: Node,
 ) -> None:
+    """Allocate over a container that was not seen to end names both owners until one is gone."""
     await runs(node, "x1", "uid-1", GPUS[0])
     first = node.allocation(GPUS[0]).id
     await lost(node)
@@ -473,7 +499,8 @@ async def test_allocate_over_a_container_that_was_not_seen_to_end_names_both_own
     assert node.ledger.state.digest == replay(node.ledger.node, [e for e, _ in node.ledger.pending]).digest
 
 
-async def test_a_displaced_container_has_its_record_back_when_the_other_one_has_ended(node: Node) -> None:
+async def test_a_displaced_container_has_its_record_back_in_the_end(node: Node) -> None:
+    """A displaced container has its record back when the other one has ended."""
     await runs(node, "x1", "uid-1", GPUS[0], GPUS[1])
     await lost(node)
     await node.device_allocations.allocate(GPU, [[GPUS[0]]])
@@ -510,7 +537,8 @@ async def test_who_displaces_the_displacer_displaces_them_all(node: Node) -> Non
     assert {"x1", "x2"} == {former.owner.pod for former in given.displaced}
 
 
-async def test_without_directories_a_container_that_the_kubelet_lists_by_name_is_taken_to_run(node: Node) -> None:
+async def test_without_directories_a_container_that_is_listed_by_name_runs(node: Node) -> None:
+    """Without directories a container that the kubelet lists by name is taken to run."""
     node.kubelet.directories = None
     await node.device_allocations.allocate(GPU, [[GPUS[0]]])
     show(node, "x1", "", GPUS[0])
@@ -541,8 +569,11 @@ async def test_nothing_from_before_a_reboot_is_displaced(node: Node) -> None:
         "ended while the kubelet restarted",
     ],
 )
-async def test_devices_that_are_given_on_after_their_container_has_ended_displace_nobody(node: Node, how: str) -> None:
-    """The next pod may have them at once: the kubelet removes the directory of a pod seconds after it has ended."""
+async def test_devices_given_on_after_their_container_ended_displace_nobody(node: Node, how: str) -> None:
+    """
+    Devices that are given on after their container has ended displace nobody. The next pod may have them at once: the
+    kubelet removes the directory of a pod seconds after it has ended.
+    """
     await runs(node, "x1", "uid-1", GPUS[0])
     node.kubelet.shown.clear()
     if how == "ended":
@@ -562,8 +593,11 @@ async def test_devices_that_are_given_on_after_their_container_has_ended_displac
 # A pod that is made anew under its name
 
 
-async def test_a_pod_that_is_made_anew_under_its_name_with_the_same_gpus_is_another_allocation(node: Node) -> None:
-    """Its StatefulSet gives it the same name, and the kubelet the same devices; the file is written a moment late."""
+async def test_a_pod_made_anew_with_the_same_gpus_is_another_allocation(node: Node) -> None:
+    """
+    A pod that is made anew under its name with the same GPUs is another allocation. Its StatefulSet gives it the same name,
+    and the kubelet the same devices; the file is written a moment late.
+    """
     await runs(node, "train-0", "uid-1", GPUS[0])
     first = node.allocation(GPUS[0])
     node.kubelet.shown.clear()
@@ -585,8 +619,11 @@ async def test_a_pod_that_is_made_anew_under_its_name_with_the_same_gpus_is_anot
     assert 2 == len(node.said(AllocationGranted))
 
 
-async def test_a_pod_that_was_made_anew_while_another_plugin_served_it_is_recorded_anew(node: Node) -> None:
-    """Nobody asked us: its name and its devices are those of the record, and its UID is not."""
+async def test_a_pod_made_anew_under_another_plugin_is_recorded_anew(node: Node) -> None:
+    """
+    A pod that was made anew while another plugin served it is recorded anew. Nobody asked us: its name and its devices are
+    those of the record, and its UID is not.
+    """
     await runs(node, "train-0", "uid-1", GPUS[0])
     first = node.allocation(GPUS[0]).id
     node.kubelet.shown.clear()
@@ -627,7 +664,8 @@ async def explained(node: Node, target: str) -> Explained:
     return await admissions.explain(ExplainRequest(node=node.ledger.node, target=target))
 
 
-async def test_explain_tells_a_pod_without_gpus_a_refused_one_and_a_superseded_one_apart(node: Node) -> None:
+async def test_explain_tells_refused_superseded_and_pods_without_gpus_apart(node: Node) -> None:
+    """`explain` tells a pod without GPUs, a refused one and a superseded one apart."""
     await runs(node, "first", "uid-1", GPUS[0])
     superseded = node.allocation(GPUS[0]).id
     node.kubelet.shown.clear()
@@ -677,7 +715,8 @@ def test_no_more_endings_are_remembered_than_can_be_told() -> None:
 # Readiness
 
 
-async def test_readiness_and_a_metric_name_both_containers_of_a_device_until_one_is_gone(node: Node) -> None:
+async def test_readiness_and_a_metric_name_both_containers_of_a_device(node: Node) -> None:
+    """Readiness and a metric name both containers of a device until one is gone."""
     await runs(node, "x1", "uid-1", GPUS[0])
     await lost(node)
     await runs(node, "x2", "uid-2", GPUS[0])

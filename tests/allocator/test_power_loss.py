@@ -113,9 +113,10 @@ def publish(ledger: Ledger) -> None:
         ledger.published(ledger.pending[0][0])
 
 
-def test_after_a_power_cut_at_any_moment_the_record_is_as_before_the_change_or_as_after_it(
+def test_a_power_cut_leaves_the_record_before_or_after_a_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """After a power cut at any moment the record is as before the change or as after it."""
     directory = tmp_path / "watched"
     directory.mkdir()
     possible: dict[Image, set[Held]] = {}
@@ -186,10 +187,13 @@ def put_back(image: Image, folder: Path) -> Path:
     return folder
 
 
-def test_what_is_appended_after_a_rewrite_that_was_not_synced_is_there_after_a_power_cut(
+def test_an_append_after_an_unsynced_rewrite_survives_a_power_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The new journal is in place, but the disk may still have the old one under its name."""
+    """
+    What is appended after a rewrite that was not synced is there after a power cut. The new journal is in place, but the
+    disk may still have the old one under its name.
+    """
     directory = tmp_path / "watched"
     with open_journal(directory, NODE) as journal, monkeypatch.context() as patch:
         disk = Disk(directory, patch)
@@ -207,10 +211,11 @@ def test_what_is_appended_after_a_rewrite_that_was_not_synced_is_there_after_a_p
             assert [entry(2), entry(3)] == found.load()[-2:]
 
 
-def test_a_damaged_journal_has_its_second_name_on_disk_before_another_takes_the_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A disk may do the two in either order: without a sync between them what was damaged could be gone."""
+def test_a_damaged_journal_has_its_second_name_on_disk_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    A damaged journal has its second name on disk before another file takes the first. A disk may do the two in either
+    order: without a sync between them what was damaged could be gone.
+    """
     with open_journal(tmp_path / "state", NODE) as journal:
         journal.load()
         journal.append(entry(1))

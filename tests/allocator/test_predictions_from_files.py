@@ -57,10 +57,10 @@ async def test_what_is_predicted_from_the_files_is_what_the_kubelet_then_does(se
     assert PODS == len(found)
 
 
-async def test_without_the_rule_for_pods_that_are_gone_many_predictions_are_wrong(
+async def test_without_the_rule_for_gone_pods_many_predictions_are_wrong(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """So the comparison can fail."""
+    """Without the rule for pods that are gone many predictions are wrong. So the comparison can fail."""
     monkeypatch.setattr(PodDirectories, "is_gone", lambda *_: False)
     found = await compared(seed=9)
 

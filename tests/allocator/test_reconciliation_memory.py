@@ -27,7 +27,7 @@ GRANT = Grant(written=(7,), at=3.0)
         ),
     ],
 )
-def test_a_presence_changes_as_looks_find_it(
+def test_a_presence_changes_as_polls_find_it(
     before: Presence, transition: Callable[[Presence], Presence], after: Presence
 ) -> None:
     """The wait for an end runs from the first poll that misses it, until it is shown or another kubelet answers."""

@@ -44,8 +44,11 @@ def node() -> Node:
 # After a reboot
 
 
-async def test_after_a_reboot_old_records_are_stale_and_kept_until_the_kubelet_has_settled(node: Node) -> None:
-    """The age of the kubelet by the wall clock is no evidence: a reboot is when clocks are set."""
+async def test_after_a_reboot_stale_records_are_kept_until_the_kubelet_settles(node: Node) -> None:
+    """
+    After a reboot old records are stale, and kept until the kubelet has settled. The age of the kubelet by the wall clock
+    is no evidence: a reboot is when clocks are set.
+    """
     await bound(node, "train", GPUS[0])
     await bound(node, "back", GPUS[1])
     old = {node.allocation(GPUS[0]).id, node.allocation(GPUS[1]).id}
@@ -87,7 +90,8 @@ async def test_a_restart_of_the_allocator_alone_makes_nothing_stale(node: Node) 
     assert () == node.ledger.state.stale
 
 
-async def test_before_discovery_is_heard_allocate_is_refused_and_never_answered_without_a_device(node: Node) -> None:
+async def test_allocate_is_refused_before_discovery_has_published(node: Node) -> None:
+    """Before discovery has published, Allocate is refused, and never answered without a device."""
     await bound(node, "train", GPUS[0])
     ledger = Ledger(node.ledger.node, node.journal, node.clock)
     device_allocations = DeviceAllocations(ledger, node.clock, node.kubelet)
@@ -101,7 +105,7 @@ async def test_before_discovery_is_heard_allocate_is_refused_and_never_answered_
     assert ["train"] == [held.owner.pod for held in ledger.state.allocations.values() if held.owner]
 
 
-async def test_before_discovery_is_heard_a_look_at_the_kubelet_changes_nothing(node: Node) -> None:
+async def test_before_discovery_publishes_a_poll_of_the_kubelet_changes_nothing(node: Node) -> None:
     """Which of the devices that it shows are ours cannot be told yet."""
     await bound(node, "train", GPUS[0], GPUS[1])
     node.kubelet.usage = (ContainerUsage(owner=owner("train"), devices={GPU: GPUS[:2]}),)
@@ -127,7 +131,8 @@ class FullJournal(MemoryJournal):
         super().append(entry)
 
 
-async def test_what_cannot_be_written_is_not_said_to_be_taken_in_at_every_look_but_once_when_it_is() -> None:
+async def test_what_is_taken_in_is_logged_once_when_it_is_written() -> None:
+    """What cannot be written is not logged as taken in at every poll, but once when it is."""
     journal = FullJournal()
     node = Node(journal)
     node.kubelet.show("train", GPUS[0])
@@ -153,7 +158,8 @@ async def test_what_cannot_be_written_is_not_said_to_be_taken_in_at_every_look_b
 # Orphans
 
 
-async def test_an_orphan_is_released_at_the_first_look_where_the_checkpoint_agrees(node: Node) -> None:
+async def test_an_orphan_is_released_at_the_first_poll_if_the_checkpoint_agrees(node: Node) -> None:
+    """An orphan is released at the first poll where the checkpoint agrees."""
     await bound(node, "train", GPUS[0])
     await bound(node, "stays", GPUS[1])
     del node.kubelet.shown[0]
@@ -189,8 +195,11 @@ async def test_an_orphan_waits_where_the_kubelet_may_only_not_have_said_so(node:
     assert {} == node.live()
 
 
-async def test_a_container_that_is_shown_with_more_than_is_recorded_is_recorded_anew_with_all_of_it(node: Node) -> None:
-    """A part of what it holds must not count as free."""
+async def test_a_container_shown_with_more_than_is_recorded_is_recorded_anew(node: Node) -> None:
+    """
+    A container that is shown with more than is recorded is recorded anew with all of it. A part of what it holds must not
+    count as free.
+    """
     await bound(node, "train", GPUS[0])
     node.kubelet.shown.clear()
     node.kubelet.show("train", GPUS[0], GPUS[1])
@@ -211,7 +220,7 @@ async def test_a_gpu_that_has_vanished_does_not_cost_its_container_the_record(no
     assert [held] == list(node.ledger.state.allocations)
 
 
-async def test_what_ends_while_we_look_is_no_orphan(node: Node) -> None:
+async def test_what_ends_while_the_allocator_runs_is_no_orphan(node: Node) -> None:
     await bound(node, "train", GPUS[0])
     node.restart()
     await node.device_allocations.reconcile()
@@ -234,7 +243,7 @@ async def test_a_kubelet_that_restarts_begins_anew_to_miss_a_container(node: Nod
     assert ({"GPU-0": "train"}, {}) == await polled_after(node, 119, 1)
 
 
-async def test_one_look_releases_nothing_whatever_the_waits_are_set_to() -> None:
+async def test_one_poll_releases_nothing_whatever_the_waits_are_set_to() -> None:
     node = Node(gone_seconds=0, unbound_seconds=0, settle_seconds=0)
     await bound(node, "train", GPUS[0])
     await node.device_allocations.allocate(GPU, [[GPUS[1]]])
@@ -250,8 +259,11 @@ async def test_one_look_releases_nothing_whatever_the_waits_are_set_to() -> None
 # Identity
 
 
-async def test_a_pod_replaced_by_another_with_the_same_devices_between_two_looks_is_told_apart(node: Node) -> None:
-    """Force-deleted, and its devices given on at once: Allocate finds that nobody shows them any more."""
+async def test_a_pod_replaced_by_one_with_the_same_devices_is_told_apart(node: Node) -> None:
+    """
+    A pod replaced by another with the same devices between two polls is told apart. Force-deleted, and its devices given on
+    at once: Allocate finds that nobody shows them any more.
+    """
     await bound(node, "first", GPUS[0], GPUS[1])
     first = node.allocation(GPUS[0], GPUS[1]).id
     node.kubelet.shown.clear()
@@ -315,8 +327,11 @@ async def test_equal_allocates_in_any_order_are_bound_to_whom_the_kubelet_shows(
     assert {f"GPU-{at}": f"pod-{at}" for at in order} == node.live()
 
 
-async def test_the_app_container_takes_over_its_init_containers_gpus_and_never_its_sidecars(node: Node) -> None:
-    """Three Allocate calls of one pod; PodResources shows none of it before the pod is admitted."""
+async def test_the_app_container_takes_over_the_gpus_of_its_init_container(node: Node) -> None:
+    """
+    The app container takes over the GPUs of its init container, and never those of its sidecar. Three Allocate calls of one
+    pod; PodResources shows none of it before the pod is admitted.
+    """
     await node.device_allocations.allocate(GPU, [[GPUS[0], GPUS[1]]])
     init = node.allocation(GPUS[0], GPUS[1]).id
     await node.device_allocations.allocate(GPU, [[GPUS[2]]])
@@ -331,9 +346,10 @@ async def test_the_app_container_takes_over_its_init_containers_gpus_and_never_i
         await node.device_allocations.allocate(GPU, [[GPUS[2], GPUS[4]]])
 
 
-async def test_another_choice_than_the_preferred_is_an_event_with_both_sets_and_the_record_is_what_was_chosen(
+async def test_another_choice_than_the_preferred_is_an_event_with_both_sets(
     node: Node,
 ) -> None:
+    """Another choice than the preferred one is an event with both sets, and the record is what was chosen."""
     preferred = await node.device_allocations.prefer(GPU, GPUS, (), 2)
     await bound(node, "train", GPUS[6], GPUS[7])
 
@@ -345,8 +361,11 @@ async def test_another_choice_than_the_preferred_is_an_event_with_both_sets_and_
 # Answers that are older than the record
 
 
-async def test_an_answer_on_its_way_does_not_release_what_the_kubelet_names_meanwhile(node: Node) -> None:
-    """It was asked before the kubelet said Allocate again for what it has given out already."""
+async def test_an_answer_on_its_way_does_not_release_what_is_named_meanwhile(node: Node) -> None:
+    """
+    An answer of PodResources on its way does not release what the kubelet names meanwhile. It was asked before the kubelet
+    said Allocate again for what it has given out already.
+    """
     await bound(node, "train", GPUS[0])
     shown, node.kubelet.shown = node.kubelet.shown, []
     await node.device_allocations.reconcile()
@@ -362,8 +381,11 @@ async def test_an_answer_on_its_way_does_not_release_what_the_kubelet_names_mean
     assert {"GPU-0": "train"} == node.live()
 
 
-async def test_a_contradicted_record_makes_way_only_together_with_what_takes_its_place(node: Node) -> None:
-    """An answer older than the newest grant takes nothing in; what an init container still has would be lost for good."""
+async def test_a_contradicted_record_makes_way_only_for_what_takes_its_place(node: Node) -> None:
+    """
+    A contradicted record makes way only together with what takes its place. An answer older than the newest grant takes
+    nothing in; what an init container still has would be lost for good.
+    """
     await node.device_allocations.allocate(GPU, [[GPUS[0], GPUS[1]]])
     node.kubelet.show("train", GPUS[0])
     node.kubelet.checkpoint = frozenset({(GPU, GPUS[0]), (GPU, GPUS[1])})
@@ -378,8 +400,11 @@ async def test_a_contradicted_record_makes_way_only_together_with_what_takes_its
     assert {"GPU-0": "train", "GPU-1": None, "GPU-5": None} == node.live()
 
 
-async def test_a_contradicted_record_and_what_takes_its_place_are_one_entry_of_the_journal(node: Node) -> None:
-    """Else a crash in between leaves devices that a container holds in no record."""
+async def test_a_contradicted_record_and_its_replacement_are_one_entry(node: Node) -> None:
+    """
+    A contradicted record and what takes its place are one entry of the journal. Else a crash in between leaves devices that
+    a container holds in no record.
+    """
     await node.device_allocations.allocate(GPU, [[GPUS[0], GPUS[1]]])
     node.kubelet.show("train", GPUS[0], GPUS[2])
     await node.device_allocations.reconcile()
@@ -394,7 +419,7 @@ async def test_a_contradicted_record_and_what_takes_its_place_are_one_entry_of_t
 
 
 @pytest.mark.parametrize("answering", [True, False])
-async def test_containers_that_start_at_once_share_a_look(node: Node, answering: bool) -> None:
+async def test_containers_that_start_at_once_share_a_poll(node: Node, answering: bool) -> None:
     """One after the other they would wait longer for a kubelet that is slow than the 30 s it gives each of them."""
     node.kubelet.answering = answering
     outcomes: list[bool] = []
@@ -414,8 +439,11 @@ async def test_containers_that_start_at_once_share_a_look(node: Node, answering:
     assert node.kubelet.asked <= 2
 
 
-async def test_who_asks_while_a_look_is_on_its_way_gets_one_that_began_later(node: Node) -> None:
-    """The kubelet may have given the devices only after it was asked."""
+async def test_a_caller_during_a_poll_gets_one_that_began_later(node: Node) -> None:
+    """
+    Who asks while a poll is on its way gets the result of one that began later. The kubelet may have given the devices only
+    after it was asked.
+    """
     await node.device_allocations.allocate(GPU, [[GPUS[0]]])
 
     async with anyio.create_task_group() as tasks:
@@ -430,7 +458,7 @@ async def test_who_asks_while_a_look_is_on_its_way_gets_one_that_began_later(nod
     assert {"GPU-0": "train"} == node.live()
 
 
-async def test_a_look_that_is_broken_off_serves_nobody(node: Node) -> None:
+async def test_a_poll_that_is_cancelled_serves_nobody(node: Node) -> None:
     """Its container was given up while it started; the next one asks for itself."""
     await node.device_allocations.allocate(GPU, [[GPUS[0]]])
     node.kubelet.show("train", GPUS[0])
@@ -473,8 +501,11 @@ async def test_after_a_change_from_whole_gpus_to_shares_no_card_is_given_twice(n
     assert {"GPU-0::0": None, "GPU-0::1": None} == node.live()
 
 
-async def test_a_container_with_a_share_from_before_keeps_the_whole_card_from_others(node: Node) -> None:
-    """It is shown under an id, and perhaps a resource, that is offered no more: its card is ours all the same."""
+async def test_a_container_with_a_former_share_keeps_the_card_from_others(node: Node) -> None:
+    """
+    A container with a share from before keeps the whole card from others. It is shown under an id, and perhaps a resource,
+    that is offered no more: its card is ours all the same.
+    """
     node.kubelet.show("shared", DeviceID("GPU-3::1"), resource=ResourceName("nvidia.com/gpu.shared"))
     await node.device_allocations.reconcile()
     with pytest.raises((DeviceUnusable, DeviceInUse)):
@@ -518,8 +549,11 @@ async def test_of_several_offers_the_one_that_allows_least_decides(node: Node) -
     assert {} == node.live()
 
 
-async def test_where_the_checkpoint_cannot_be_read_what_an_init_container_had_stays_held(node: Node) -> None:
-    """The app container takes over one of its two GPUs. The other is not shown, and may be held all the same."""
+async def test_with_an_unreadable_checkpoint_an_init_container_keeps_its_gpu(node: Node) -> None:
+    """
+    Where the checkpoint cannot be read, what an init container had stays held. The app container takes over one of its two
+    GPUs. The other is not shown, and may be held all the same.
+    """
     await node.device_allocations.allocate(GPU, [[GPUS[0], GPUS[1]]])
     node.kubelet.checkpoint = None
     await node.device_allocations.allocate(GPU, [[GPUS[0]]])
@@ -549,8 +583,11 @@ async def test_a_wall_clock_that_jumps_releases_nothing_and_keeps_the_order(set_
     assert before < (node.ledger.state.epoch, node.ledger.state.seq)
 
 
-async def test_a_kubelet_that_restarts_before_discovery_is_heard_is_new_however_old_the_clock_makes_it() -> None:
-    """It was seen before, so its age need not be told by a wall clock that may have been set since."""
+async def test_a_kubelet_that_restarts_before_discovery_publishes_is_new() -> None:
+    """
+    A kubelet that restarts before discovery has published is new, whatever its age by the wall clock. It was seen before,
+    so its age need not be told by a wall clock that may have been set since.
+    """
     clock = ShiftingClock()
     node = Node(clock=clock)
     await bound(node, "train", GPUS[0])
@@ -567,8 +604,11 @@ async def test_a_kubelet_that_restarts_before_discovery_is_heard_is_new_however_
     assert {"GPU-0": "train"} == node.live()
 
 
-async def test_after_a_reboot_a_kubelet_that_was_seen_before_discovery_is_new_however_old_the_clock_makes_it() -> None:
-    """Which boot this is comes with the hardware; until then the kubelet's age by the wall clock may have been believed."""
+async def test_after_a_reboot_a_kubelet_seen_before_discovery_is_new() -> None:
+    """
+    After a reboot a kubelet that was seen before discovery is new, whatever its age by the wall clock. Which boot this is
+    comes with the hardware; until then the kubelet's age by the wall clock may have been believed.
+    """
     clock = ShiftingClock()
     node = Node(clock=clock)
     await bound(node, "train", GPUS[0])
@@ -589,8 +629,11 @@ async def test_after_a_reboot_a_kubelet_that_was_seen_before_discovery_is_new_ho
     assert {} == node.live()
 
 
-async def test_a_stopped_process_releases_nothing_because_of_the_time_it_was_stopped() -> None:
-    """Missed at two polls, milliseconds apart, and stopped in between: that is no evidence of five seconds."""
+async def test_a_stopped_process_releases_nothing_for_the_time_of_its_stop() -> None:
+    """
+    A process that was stopped releases nothing because of the time it was stopped. Missed at two polls, milliseconds apart,
+    and stopped in between: that is no evidence of five seconds.
+    """
     clock = ShiftingClock()
     node = Node(clock=clock)
     await bound(node, "train", GPUS[0])
@@ -609,7 +652,8 @@ async def test_a_stopped_process_releases_nothing_because_of_the_time_it_was_sto
     assert 2 == node.kubelet.asked - asked, "an answer from before is asked for again"
 
 
-async def test_an_allocate_that_was_stopped_on_its_way_is_judged_by_a_fresh_answer() -> None:
+async def test_an_allocate_stopped_on_its_way_is_judged_by_a_fresh_answer() -> None:
+    """An Allocate that was stopped on its way is judged by a fresh answer."""
     clock = ShiftingClock()
     node = Node(clock=clock)
     await node.device_allocations.allocate(GPU, [[GPUS[0]]])
@@ -636,7 +680,8 @@ async def test_answers_that_always_come_too_late_are_a_kubelet_that_is_away() ->
         await node.device_allocations.reconcile()
 
 
-async def test_before_anything_is_given_out_what_is_known_of_the_devices_is_made_sure_of() -> None:
+async def test_an_allocate_first_ensures_that_the_health_is_fresh() -> None:
+    """Before anything is given out, `ensure_fresh` confirms what is known of the devices."""
     sick = DeviceHealth(state=HealthState.UNHEALTHY, reason="XID 79")
 
     async def ask() -> None:

@@ -148,8 +148,8 @@ async def test_a_number_of_devices_that_is_none_is_refused_with_its_path(bus: Bu
 
 
 @pytest.mark.parametrize("count", COUNTS)
-async def test_a_hint_question_for_a_number_that_is_none_is_refused_with_its_path(bus: Bus, count: str) -> None:
-    """C53."""
+async def test_a_hint_question_for_an_invalid_number_is_refused_with_its_path(bus: Bus, count: str) -> None:
+    """C53: A hint question for a value that is not a number is refused with its path."""
     asked = msgspec.json.encode(await hint_question(bus)).decode()
     finding = await refused(
         bus, wire.hints_subject(NODE), asked.replace('"nvidia.com/gpu":2', f'"nvidia.com/gpu":{count}')
@@ -160,8 +160,11 @@ async def test_a_hint_question_for_a_number_that_is_none_is_refused_with_its_pat
 
 
 @pytest.mark.parametrize("count", [1_000_000_000, 2**63 - 1])
-async def test_more_devices_than_there_can_be_are_refused_at_the_cost_of_one_look(bus: Bus, count: int) -> None:
-    """C53: a sound number, so the node answers it: which container, which resource, how many there are."""
+async def test_more_devices_than_there_can_be_are_refused_at_once(bus: Bus, count: int) -> None:
+    """
+    C53: More devices than there can be are refused at the cost of one check. A sound number, so the node answers it: which
+    container, which resource, how many there are.
+    """
     with counted() as work:
         decision = await allocate(bus, NODE, pod("greedy", gpus=count))
         calls = work()
@@ -175,10 +178,8 @@ async def test_more_devices_than_there_can_be_are_refused_at_the_cost_of_one_loo
 @pytest.mark.parametrize(
     "verb", ["allocate", "what-if", "release", "explain", "snapshot", "trust", "announce", "alive", *WORDS]
 )
-async def test_every_request_refuses_fields_that_stand_twice_are_unknown_missing_or_of_another_type(
-    bus: Bus, verb: str
-) -> None:
-    """C53."""
+async def test_every_request_refuses_repeated_unknown_missing_or_mistyped_fields(bus: Bus, verb: str) -> None:
+    """C53: Every request refuses fields that stand twice, are unknown, missing or of another type."""
     sound = request(verb)
     abuse = {
         "node stands twice": sound.replace('{"node":', '{"node":"other","node":'),
@@ -284,7 +285,7 @@ async def test_a_question_with_ten_thousand_allocations_has_a_bounded_cost(bus: 
     assert "allocations[0]" in await refused(bus, wire.hints_subject(NODE), json.dumps(asked))
 
 
-def test_ten_thousand_hints_are_refused_before_they_are_looked_at() -> None:
+def test_ten_thousand_hints_are_refused_before_they_are_read() -> None:
     """C53: a hinting service that answers with more than there can be costs what it takes to count them."""
     machine = load_machine("dgx-a100").topology
     topology = TopologyDiscovered(node=NODE, epoch=1, revision=1, boot_id="b", source="test", topology=machine)
@@ -330,9 +331,9 @@ async def test_an_allocator_told_ten_thousand_hints_asks_its_own_providers(tmp_p
         ("watch", "--count"),
     ],
 )
-def test_the_command_line_refuses_what_is_no_number_by_the_name_of_the_option(
+def test_the_command_line_names_the_option_that_is_not_a_number(
     command: str, option: str, value: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """C53: at once, without asking anybody."""
+    """C53: The command line refuses what is not a number by the name of the option. At once, without asking anybody."""
     assert 2 == root.run([command, f"{option}={value}"])
     assert option in capsys.readouterr().err

@@ -90,8 +90,11 @@ def test_a_directory_that_cannot_be_used_is_a_wrong_setting_with_a_remedy(tmp_pa
 @pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root, and setpriv to give up its capabilities"
 )
-async def test_an_agent_whose_state_directory_cannot_be_used_exits_with_5_before_it_registers(tmp_path: Path) -> None:
-    """As root without the power to pass over modes, which is what a container without privileges has."""
+async def test_an_agent_with_an_unusable_state_directory_exits_with_5(tmp_path: Path) -> None:
+    """
+    An agent whose state directory cannot be used exits with 5 before it registers. As root without the power to pass over
+    modes, which is what a container without privileges has.
+    """
     ended: dict[str, tuple[int, str, list[str]]] = {}
 
     async def start(case: str) -> None:

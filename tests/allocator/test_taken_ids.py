@@ -74,9 +74,8 @@ async def bus(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[B
         yield connected
 
 
-async def test_facts_whose_ids_were_used_by_others_are_stored_under_other_ids_in_order(
-    bus: Bus, tmp_path: Path
-) -> None:
+async def test_facts_with_ids_used_by_others_are_stored_under_other_ids(bus: Bus, tmp_path: Path) -> None:
+    """Facts whose ids were used by others are stored under other ids, in order."""
     clock = ManualClock()
     with opened(tmp_path / "state", clock) as ledger, capture_logs() as logs:
         async with speaking(ledger, bus, clock) as outbox:

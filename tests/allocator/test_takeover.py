@@ -37,7 +37,7 @@ async def until(clock: ManualClock, seconds: float, true: Callable[[], bool]) ->
         await anyio.lowlevel.checkpoint()
 
 
-async def test_without_anybody_in_office_nobody_is_waited_for(tmp_path: Path) -> None:
+async def test_without_a_running_allocator_a_new_one_does_not_wait(tmp_path: Path) -> None:
     async def never() -> None:
         raise AssertionError("there is nobody to take over")
 
@@ -45,7 +45,8 @@ async def test_without_anybody_in_office_nobody_is_waited_for(tmp_path: Path) ->
         assert [] == journal.load()
 
 
-async def test_who_is_not_to_take_over_is_turned_away_with_the_pid_of_the_one_in_office(tmp_path: Path) -> None:
+async def test_a_process_that_is_not_to_take_over_is_refused_with_the_pid(tmp_path: Path) -> None:
+    """A process that is not to take over is refused with the pid of the running one."""
     with open_journal(tmp_path, NODE), pytest.raises(StateInUse, match=r"in use by another allocator, pid \d+") as told:
         async with open_in_turn(tmp_path, NODE, ManualClock(), None):
             raise AssertionError("two at once")
@@ -54,7 +55,7 @@ async def test_who_is_not_to_take_over_is_turned_away_with_the_pid_of_the_one_in
     assert not (tmp_path / "successor").exists()
 
 
-async def test_who_is_not_ready_asks_nothing_of_the_one_in_office(tmp_path: Path) -> None:
+async def test_a_process_that_is_not_ready_asks_nothing_of_the_running_one(tmp_path: Path) -> None:
     async def not_ready() -> None:
         raise HardwareUnknown(NODE, "nothing was heard of it")
 
@@ -65,7 +66,8 @@ async def test_who_is_not_ready_asks_nothing_of_the_one_in_office(tmp_path: Path
     assert not (tmp_path / "successor").exists()
 
 
-async def test_the_one_in_office_hears_of_a_successor_and_its_record_passes_on(tmp_path: Path) -> None:
+async def test_the_running_process_hands_its_record_to_its_successor(tmp_path: Path) -> None:
+    """The running process notices a successor, and its record passes on."""
     clock = ManualClock()
     order: list[str] = []
 
@@ -92,8 +94,11 @@ async def test_the_one_in_office_hears_of_a_successor_and_its_record_passes_on(t
     assert ["asked", "successor has it"] == order
 
 
-async def test_a_successor_in_office_is_not_taken_for_one_in_line(tmp_path: Path) -> None:
-    """It gave up its place in line when its turn came: else it would hand over to itself."""
+async def test_a_successor_that_has_taken_over_does_not_hold_the_lock(tmp_path: Path) -> None:
+    """
+    A successor that has taken over is not taken for one that waits. It gave up its place in line when its turn came: else
+    it would hand over to itself.
+    """
     clock = ManualClock()
     heard: list[str] = []
 
@@ -142,10 +147,13 @@ async def test_one_that_does_not_hand_over_is_named_at_the_deadline(tmp_path: Pa
     assert "did not within 20 s" in told[0].finding
 
 
-async def test_who_has_handed_over_wants_to_be_started_again_once_nobody_has_the_node_for_a_minute(
+async def test_a_former_allocator_asks_for_a_restart_when_no_other_runs(
     tmp_path: Path,
 ) -> None:
-    """A newcomer that asked for it and died would else leave the node to nobody: the one before only waits to be stopped."""
+    """
+    A process that has handed over asks to be started again once no process has the node for a minute. A newcomer that asked
+    for it and died would else leave the node to nobody: the one before only waits to be stopped.
+    """
     clock = ManualClock()
     vacancy = Vacancy(tmp_path, clock)
     with open_journal(tmp_path, NODE):

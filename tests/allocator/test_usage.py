@@ -49,7 +49,8 @@ def newest(node: Node) -> UsageObserved:
     return node.ledger.state.usage
 
 
-async def test_cpus_memory_and_foreign_devices_are_observed_and_our_own_devices_are_not() -> None:
+async def test_cpus_memory_and_foreign_devices_are_observed() -> None:
+    """CPUs, memory and foreign devices are observed, and our own devices are not."""
     it = Node()
     it.kubelet.usage = (
         used("ours", gpu=("GPU-0",)),
@@ -62,7 +63,8 @@ async def test_cpus_memory_and_foreign_devices_are_observed_and_our_own_devices_
     assert (used("both", "0-3", fpga=("f-0",)), used("theirs", "8", block(GIB, 0))) == observed(it)
 
 
-async def test_a_block_on_several_nodes_fills_the_lowest_first_as_far_as_it_has_memory() -> None:
+async def test_a_block_on_several_nodes_fills_the_lowest_first() -> None:
+    """A block on several NUMA nodes fills the lowest first, as far as it has memory."""
     it = Node()
     it.kubelet.usage = (used("a", "", block(40 * GIB, 0)), used("b", "", block(30 * GIB, 0, 1)))
     await it.device_allocations.reconcile()
@@ -213,10 +215,11 @@ async def test_a_subscriber_folds_the_usage_of_a_node() -> None:
 
 
 @pytest.mark.parametrize("files", ["absent", "damaged"])
-async def test_a_prediction_counts_what_podresources_showed_where_the_checkpoints_cannot_be_read(
-    tmp_path: Path, files: str
-) -> None:
-    """5 of 8 CPUs of NUMA node 0 are held by a container without devices, and so are 60 of its 64 GiB."""
+async def test_a_prediction_without_checkpoints_counts_what_podresources_showed(tmp_path: Path, files: str) -> None:
+    """
+    A prediction counts what PodResources showed where the checkpoints cannot be read. 5 of 8 CPUs of NUMA node 0 are held
+    by a container without devices, and so are 60 of its 64 GiB.
+    """
     (tmp_path / "config.yaml").write_text(
         "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\ntopologyManagerPolicy: single-numa-node\n"
         'cpuManagerPolicy: static\nreservedSystemCPUs: "0"\nmemoryManagerPolicy: Static\n'
@@ -248,8 +251,11 @@ async def test_a_prediction_counts_what_podresources_showed_where_the_checkpoint
     assert msgspec.structs.replace(running, id=running.id).cpu_ids <= known.state.ownership.cpus_in_use
 
 
-async def test_memory_that_podresources_showed_leaves_free_what_the_configuration_keeps(tmp_path: Path) -> None:
-    """70 of 2 x 64 GiB are held by a group, and 4 of node 0 are kept: 54 GiB are left to the group, and not 58."""
+async def test_memory_in_podresources_leaves_free_what_the_configuration_keeps(tmp_path: Path) -> None:
+    """
+    Memory that PodResources showed leaves free what the configuration keeps. 70 of 2 x 64 GiB are held by a group, and 4 of
+    node 0 are kept: 54 GiB are left to the group, and not 58.
+    """
     (tmp_path / "config.yaml").write_text(
         "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\ntopologyManagerPolicy: restricted\n"
         "memoryManagerPolicy: Static\nreservedMemory: [{numaNode: 0, limits: {memory: 4Gi}}]\n"
