@@ -18,7 +18,7 @@ from topoalign.core.model.topology.model import Topology
 
 
 class Clock(Protocol):
-    """Time. Durations come from `monotonic`; `wall` is only ever shown or recorded, never subtracted."""
+    """Port to the time. Durations come from `monotonic`; `wall` is only ever shown or recorded, never subtracted."""
 
     def wall(self) -> float:
         """Seconds since 1970."""
@@ -26,7 +26,8 @@ class Clock(Protocol):
     def monotonic(self) -> float:
         """Seconds since some moment, never going back."""
 
-    async def sleep(self, seconds: float) -> None: ...
+    async def sleep(self, seconds: float) -> None:
+        """Returns after so many seconds of `monotonic`; cancellable."""
 
 
 class Stream(StrEnum):
@@ -38,7 +39,7 @@ class Stream(StrEnum):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """What travels: `wire` makes it of an event and an event of it."""
+    """A message on the bus: `wire` encodes an event as one and decodes it again."""
 
     subject: str
     headers: dict[str, str]
@@ -46,7 +47,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Received(msgspec.Struct, frozen=True, kw_only=True):
-    """A message and its place in its stream."""
+    """A message of a stream with its position there."""
 
     message: Message
     position: int
@@ -60,7 +61,7 @@ Answer = Callable[[bytes], Awaitable[bytes]]
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing a service can be asked. It answers one question at a time; endpoints do not wait for one another."""
+    """A question that a service answers, one at a time; endpoints do not wait for one another."""
 
     name: str
     """For people and statistics: `allocate`."""
@@ -69,7 +70,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bus(Protocol):
-    """Events and questions between processes. NATS is one adapter, memory the other."""
+    """Port to events and questions between processes. NATS is one adapter, memory the other."""
 
     async def publish(self, message: Message) -> int:
         """
@@ -94,20 +95,21 @@ class Bus(Protocol):
 
     async def last_position(self, stream: Stream, subject: str = ">") -> int:
         """
-        Of the newest message that a stream keeps of matching subjects, 0 if there is none.
+        Returns the position of the newest message that a stream keeps of matching subjects, 0 if there is none.
 
         Raises BusUnavailable, and BusRefused where it may not be asked.
         """
 
     async def forget(self, stream: Stream, subject: str) -> None:
         """
-        Deletes what a stream keeps of matching subjects: what a node said that is gone for good. Positions go on.
+        Deletes what a stream keeps of matching subjects, such as the facts of a node that is gone for good. Positions
+        go on.
 
         Raises BusUnavailable, and BusRefused where it may not be done.
         """
 
     async def ask(self, subject: str, body: bytes, within: float) -> bytes:
-        """Asks whoever answers there, for at most `within` seconds. Raises BusUnavailable if nobody does, or not in time."""
+        """Asks the service at `subject` for an answer within so many seconds. Raises BusUnavailable if none comes."""
 
     def serve(self, service: str, endpoints: Sequence[Endpoint]) -> AbstractAsyncContextManager[None]:
         """Answers questions while the context is open, as the service of this name (NATS micro: `nats micro ls`)."""
@@ -126,19 +128,19 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Journal(Protocol):
-    """The record of one node's allocations: the truth that survives this process. One process has it at a time."""
+    """Port to the record of one node's allocations, which survives this process. One process has it at a time."""
 
     @property
     def doubt(self) -> str | None:
         """
-        Why it may not hold all that was given: what it was before was damaged, and set aside. None: it holds all. A doubt
-        outlives the process; only `trust` ends it.
+        Why the journal may not hold all that was given: an earlier one was damaged, and set aside. None: it holds all.
+        A doubt outlives the process; only `trust` ends it.
         """
 
     def load(self) -> list[Entry]:
         """
-        All entries that can be trusted, oldest first; empty, or with a snapshot among them. What is damaged is set aside and
-        is a `doubt`. Raises StateFault if it cannot be read or written.
+        Returns all entries that can be trusted, oldest first; empty, or with a snapshot among them. What is damaged is
+        set aside and is a `doubt`. Raises StateFault if the journal cannot be read or written.
         """
 
     def trust(self) -> None:
@@ -148,17 +150,20 @@ class Journal(Protocol):
         """Adds an entry; when this returns it is on disk. Raises StateFault, and then the entry is not in the journal."""
 
     def rewrite(self, entries: Sequence[Entry]) -> None:
-        """Puts these in place of all, at once or not at all. Raises StateFault."""
+        """Replaces all entries by these, at once or not at all. Raises StateFault."""
 
     def published(self) -> tuple[int, int] | None:
-        """(epoch, seq) up to which the bus has the facts; (0, 0) at first. May lag by one fact. None: it is not known."""
+        """Returns (epoch, seq) up to which the bus has the facts; (0, 0) at first. May lag by one. None: not known."""
 
     def mark_published(self, epoch: int, seq: int) -> None:
-        """Remembers that. Never raises: a mark that is lost means that facts are published again under the same ids."""
+        """
+        Records the (epoch, seq) up to which the bus has the facts. Never raises: after the loss of a mark, facts are
+        published again under the same ids.
+        """
 
 
 class Occurrence(StrEnum):
-    """What a driver may report of a GPU between two readings."""
+    """The kinds of events that a driver may report of a GPU between two readings."""
 
     XID = "xid"
     """An error that the driver gives a number."""
@@ -172,7 +177,7 @@ class Occurrence(StrEnum):
 
 
 class HardwareEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Something that happened to a GPU, heard between two readings."""
+    """An event of a GPU that a driver reports between two readings."""
 
     kind: Occurrence
     gpu: DeviceID | None
@@ -184,18 +189,20 @@ class HardwareEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class Listener(Protocol):
-    """Whoever is to hear of the hardware between two readings. Called in the event loop."""
+    """Port to the receiver of hardware events between two readings. Called in the event loop."""
 
-    def hear(self, event: HardwareEvent) -> None: ...
+    def hear(self, event: HardwareEvent) -> None:
+        """Takes in an event of a GPU."""
 
     def deaf(self, reason: str | None, gpus: frozenset[DeviceID] = frozenset()) -> None:
         """
-        Nothing can be heard for this reason, and of these GPUs therefore nobody knows how they are. None: all is heard.
+        Takes in why no events can be received, and of which GPUs the health is therefore unknown. None: all are
+        received.
         """
 
 
 class Inventory(msgspec.Struct, frozen=True, kw_only=True):
-    """What a driver found."""
+    """The hardware and its health as a driver found it in one reading."""
 
     topology: Topology
     health: Mapping[DeviceID, DeviceHealth]
@@ -209,11 +216,11 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Driver(Protocol):
-    """Reads the hardware of this node."""
+    """Port to the hardware of this node."""
 
     @property
     def source(self) -> str:
-        """`nvml`, `sysfs`, `described: dgx-a100`."""
+        """The value of `TopologyDiscovered.source`: `nvml`, `sysfs`, `described: dgx-a100`."""
 
     async def read(self) -> Inventory:
         """Reads everything anew. Raises DriverFault; a single lost device is reported in the inventory instead."""

@@ -13,7 +13,7 @@ from topoalign.core.model.requests import Mode
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """How decisions of one mode are made."""
+    """How decisions of one mode are made: a field for each difference between the modes."""
 
     # What a pod asks for.
     exclusive_by_qos: bool
@@ -130,5 +130,5 @@ PROFILES: Mapping[Mode, Profile] = {Mode.KUBELET: KUBELET, Mode.BEST: BEST}
 
 
 def profile_of(mode: Mode) -> Profile:
-    """The profile of a mode."""
+    """Returns the profile of a mode."""
     return PROFILES[mode]

@@ -94,12 +94,12 @@ _events: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
 
 def token(name: str) -> str:
-    """One subject token for any name: other bytes than letters, digits, `_` and `-` become `=` and two hex digits."""
+    """Encodes a name as one subject token: bytes but letters, digits, `_` and `-` become `=` and two hex digits."""
     return "".join(c if _SAFE.match(c) else "".join(f"={byte:02X}" for byte in c.encode()) for c in name)
 
 
 def name_of(node_token: str) -> NodeName:
-    """The name that `token` was made of. Raises Undecodable for a token it never makes."""
+    """Decodes the name that `token` encoded. Raises Undecodable for a token that it never makes."""
     raw = _ESCAPE.sub(lambda match: chr(int(match[1], 16)), node_token).encode("latin-1", "replace")
     try:
         name = NodeName(raw.decode())
@@ -111,18 +111,18 @@ def name_of(node_token: str) -> NodeName:
 
 
 def subject(event: Event) -> str:
-    """Where this event is published."""
+    """The subject on which this event is published."""
     return f"{PREFIX}.{SUBJECTS[type(event)][0].format(node=token(event.node))}"
 
 
 def event_id(event: Event) -> str:
-    """`<writer>.<node token>.<epoch>.<seq or revision>`: equal only for repetitions of the same fact."""
+    """The id `<writer>.<node token>.<epoch>.<seq or revision>`, equal only for repetitions of the same fact."""
     number = event.seq if isinstance(event, LedgerFact) else event.revision
     return f"{SUBJECTS[type(event)][1]}.{token(event.node)}.{event.epoch}.{number}"
 
 
 def encode(event: Event, time: float) -> Message:
-    """The message of an event that became true at `time` (wall seconds)."""
+    """Encodes an event that became true at `time` (wall seconds) as a message."""
     name, writer = type(event).__name__, SUBJECTS[type(event)][1].split("-")[0]
     headers = {
         "Nats-Msg-Id": event_id(event),
@@ -142,9 +142,9 @@ def encode(event: Event, time: float) -> Message:
 
 def is_repetition(stored: Message, message: Message) -> bool:
     """
-    Whether a message that a store has says what this one says: subject, body and headers are the same.
+    Whether a message that a store has equals this one: subject, body and headers are the same.
 
-    The headers of `VARYING` may differ, for a fact that is said again may be encoded again.
+    The headers of `VARYING` may differ, for a fact that is announced again may be encoded again.
     """
     return (
         stored.subject == message.subject
@@ -156,10 +156,10 @@ def is_repetition(stored: Message, message: Message) -> bool:
 
 def renamed(message: Message, mark: str) -> Message:
     """
-    The same message under another id: `<id>.<mark>`.
+    Returns the same message under another id: `<id>.<mark>`.
 
-    For example `allocator.node-1.1763715600000.17.5f0c2a9e8b7d6431`. Whoever folds facts tells repetitions by the numbers
-    in the body, not by the id.
+    For example `allocator.node-1.1763715600000.17.5f0c2a9e8b7d6431`. Whoever folds facts tells repetitions by the
+    numbers in the body, not by the id.
     """
     name = f"{message.headers['Nats-Msg-Id']}.{mark}"
     return msgspec.structs.replace(message, headers={**message.headers, "Nats-Msg-Id": name, "ce-id": name})
@@ -167,7 +167,7 @@ def renamed(message: Message, mark: str) -> Message:
 
 def decode(message: Message) -> Event:
     """
-    The event of a message. Raises Undecodable for anything that is not one, or that speaks for another node than its
+    Decodes the event of a message. Raises Undecodable for anything that is not one, or that names another node than its
     subject; raises UnknownEvent for a well-formed event of a type that this version does not know.
     """
     what = f"message on {clean(message.subject)}"
@@ -193,7 +193,7 @@ def decode(message: Message) -> Event:
 
 
 class UnknownEvent(BadRequest):
-    """A well-formed event of a later version: to be counted, not applied."""
+    """Raised for a well-formed event of a later version: to be counted, not applied."""
 
     code = "UnknownEvent"
 
@@ -202,12 +202,12 @@ class UnknownEvent(BadRequest):
 
 
 def allocation_subjects(node: NodeName | None = None) -> str:
-    """Matches the allocation events of one node, or of all."""
+    """The pattern that matches the allocation events of one node, or of all."""
     return f"{PREFIX}.allocation.{'*' if node is None else token(node)}.*"
 
 
 def dead_letter(service: str, message: Message, error: TopoalignError, time: float) -> Message:
-    """What a consumer says of a message that it could not decode or apply: the message as it was, and the reason."""
+    """Makes the report of a consumer on a message that it could not decode or apply: the message, and the reason."""
     headers = {
         key: quote(message.headers[key][:LONGEST_HEADER], safe=f"{PLAIN}%", errors="replace")  # escaped already
         for key in KNOWN_HEADERS
@@ -226,53 +226,54 @@ def dead_letter(service: str, message: Message, error: TopoalignError, time: flo
 
 
 def hints_subject(node: NodeName) -> str:
+    """The subject on which the hinting service of a node answers `HintQuestion`."""
     return f"{PREFIX}.hints.{token(node)}"
 
 
 def admission_subject(node: NodeName, verb: str) -> str:
-    """`verb` is allocate, release, what-if, explain, snapshot, trust or clock."""
+    """The subject of the node's allocator for `verb`: allocate, release, what-if, explain, snapshot, trust, clock."""
     return f"{PREFIX}.admission.{token(node)}.{verb}"
 
 
 def announce_subject(node: NodeName) -> str:
-    """Where discovery is asked to announce topology and health anew."""
+    """The subject on which discovery is asked to announce topology and health anew."""
     return f"{PREFIX}.discovery.{token(node)}.announce"
 
 
 def alive_subject(node: NodeName) -> str:
-    """Where discovery is asked what it has said last; it says nothing anew."""
+    """The subject on which discovery is asked what it announced last; it announces nothing anew."""
     return f"{PREFIX}.discovery.{token(node)}.alive"
 
 
 def said_subject(node: NodeName) -> str:
-    """Where discovery is asked for the digests of what it has said last."""
+    """The subject on which discovery is asked for the digests of what it announced last."""
     return f"{PREFIX}.discovery.{token(node)}.said"
 
 
 def body_digest(body: bytes) -> str:
-    """Of a message as its writer said it, whatever version reads it."""
+    """32 hex digits of a message's body as its writer encoded it, whatever version reads it."""
     return hashlib.sha256(body).hexdigest()[:32]
 
 
 def devices_subject(node: NodeName, word: Word) -> str:
-    """Where discovery is told what an operator says of devices."""
+    """The subject on which discovery takes an operator's commands about devices."""
     return f"{PREFIX}.devices.{token(node)}.{word}"
 
 
 def answer(result: object) -> bytes:
-    """The body of a good answer."""
+    """Encodes a result as the body of an answer."""
     return msgspec.json.encode({"ok": result})
 
 
 def failure(error: TopoalignError) -> bytes:
-    """The body of a bad one."""
+    """Encodes an error as the body of an answer."""
     fault = "request" if isinstance(error, BadRequest) else "fit" if isinstance(error, NoFit) else "service"
     code = error.failure.code if isinstance(error, RemoteFailure) else error.code
     return msgspec.json.encode({"failure": Failure(fault=fault, code=code, finding=error.finding, remedy=error.remedy)})
 
 
 def answered(body: bytes, kind: type[T]) -> T:
-    """The result in an answer. Raises what the other side failed with, or Undecodable."""
+    """Decodes the result of an answer. Raises the error that the other side failed with, or Undecodable."""
     try:
         reply = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         if "failure" in reply:
@@ -283,7 +284,7 @@ def answered(body: bytes, kind: type[T]) -> T:
 
 
 def question(body: bytes, kind: type[T]) -> T:
-    """What was asked. Raises Undecodable that names the field which is wrong."""
+    """Decodes a request. Raises Undecodable, which names the wrong field."""
     if len(body) > LARGEST_BODY:
         raise Undecodable("the request", f"{len(body)} bytes, more than {LARGEST_BODY}")
     try:

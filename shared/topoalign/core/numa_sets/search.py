@@ -22,18 +22,18 @@ HEAVY = 20
 
 
 class SearchBudget:
-    """Counts the steps of one decision. Shared by all searches of it, so that they end together."""
+    """Counts the steps of one decision against a limit. All searches of the decision share it and end together."""
 
     def __init__(self, steps: int = MOST_STEPS) -> None:
         self.steps = steps
 
     @property
     def ended(self) -> bool:
-        """Whether the limit was met."""
+        """Whether the limit was exceeded."""
         return self.steps < 0
 
     def step(self, steps: int = 1) -> None:
-        """Raises TooMuchWork."""
+        """Counts `steps` more. Raises TooMuchWork when the limit is exceeded."""
         self.steps -= steps
         if self.steps < 0:
             raise TooMuchWork(
@@ -43,7 +43,7 @@ class SearchBudget:
 
 
 def meets(needs: Sequence[Need], mask: Mask) -> bool:
-    """Whether these NUMA nodes meet all needs."""
+    """Whether these NUMA nodes meet all needs. Supply that is near several of them counts once."""
     return all(sum(amount for near, amount in need.supply.items() if near & mask) >= need.amount for need in needs)
 
 
@@ -56,7 +56,7 @@ State = tuple[int, int, tuple[int, ...], Mask]
 
 
 class Branch(NamedTuple):
-    """Part of a search: `more` of the lowest `top` nodes are to be added to those chosen, and `short` is still missing."""
+    """A part of a search: `more` of the lowest `top` nodes are to join those chosen, and `short` is still missing."""
 
     top: int
     more: int
@@ -65,7 +65,7 @@ class Branch(NamedTuple):
 
 
 class Tried(NamedTuple):
-    """Stands on the stack below the two halves of a branch: once they are done, it has failed unless more was found."""
+    """The end of a branch on the stack, below its two halves: when they are done without a find, it has failed."""
 
     state: State
     found: int
@@ -73,7 +73,7 @@ class Tried(NamedTuple):
 
 
 class Choosing:
-    """The sets of nodes that hold all of `fixed`, otherwise only some of `nodes`, and meet the needs."""
+    """Searches the sets of nodes that hold all of `fixed`, otherwise only some of `nodes`, and meet the needs."""
 
     def __init__(self, nodes: Mask, needs: Sequence[Need], work: SearchBudget, fixed: Mask = 0) -> None:
         self.nodes = nodes_of(nodes & ~fixed)
@@ -88,13 +88,13 @@ class Choosing:
         self.failed: set[State] = set()
 
     def masks(self, size: int, hopeless: Hopeless | None = None) -> Iterator[Mask]:
-        """All of them that have `size` nodes, ascending. Raises TooMuchWork."""
+        """Yields the sets that have `size` nodes, ascending. Raises TooMuchWork."""
         more = size - self.fixed.bit_count()
         if 0 <= more <= len(self.nodes):
             yield from self.below(Branch(len(self.nodes), more, self.short, self.fixed), hopeless)
 
     def least_size(self) -> int | None:
-        """How few nodes do, at least one. None: not even all of them. Raises TooMuchWork."""
+        """The fewest nodes that meet the needs, at least one. None: not even all of them do. Raises TooMuchWork."""
         most = self.fixed.bit_count() + len(self.nodes)
         if any(lacks > best[-1][-1] for lacks, best in zip(self.short, self.best, strict=True)):
             return None
@@ -102,7 +102,7 @@ class Choosing:
         return next((size for size in sizes if next(self.masks(size), None) is not None), None)
 
     def below(self, start: Branch, hopeless: Hopeless | None) -> Iterator[Mask]:
-        """The sets of a branch. It keeps its own stack: machines may have more nodes than calls can be nested."""
+        """Yields the sets of a branch. It keeps its own stack: machines have more nodes than calls can be nested."""
         found = 0
         undecided: list[Branch | Tried] = [start]
         while undecided:
@@ -130,16 +130,17 @@ class Choosing:
                 undecided.append(Branch(node, more, short, chosen))
 
     def taking(self, node: int, short: tuple[int, ...], chosen: Mask) -> tuple[int, ...]:
-        """What is still missing when this node is taken in; what is near a chosen node already adds nothing."""
+        """What is still missing once this node is added; supply that is near a chosen node already adds nothing."""
         pairs = zip(short, self.gains[node], strict=True)
         return tuple(lacks - sum(n for near, n in gain if not near & chosen) for lacks, gain in pairs)
 
     def bit(self, node: int) -> Mask:
+        """The mask of the node at this position of `nodes`."""
         return 1 << self.nodes[node]
 
 
 def gains(needs: Sequence[Need], nodes: Sequence[int]) -> list[list[list[tuple[Mask, int]]]]:
-    """For each node and need what of the supply is near it."""
+    """For each node and each need, the parts of the need's supply that are near the node."""
     position = {node: i for i, node in enumerate(nodes)}
     near_node: list[list[list[tuple[Mask, int]]]] = [[[] for _ in needs] for _ in nodes]
     for number, need in enumerate(needs):
@@ -151,7 +152,7 @@ def gains(needs: Sequence[Need], nodes: Sequence[int]) -> list[list[list[tuple[M
 
 
 def best_sums(amounts: Sequence[int]) -> list[list[int]]:
-    """[top][more]: the most that `more` of the first `top` amounts can come to; -1 where there are not so many."""
+    """[top][more]: the largest sum of `more` of the first `top` amounts; -1 where there are not so many."""
     rows = []
     for top in range(len(amounts) + 1):
         sums = list(accumulate(sorted(amounts[:top], reverse=True), initial=0))

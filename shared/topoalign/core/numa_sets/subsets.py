@@ -18,14 +18,14 @@ MOST_NODES = 12
 
 
 class TooManyNumaNodes(NoFit):
-    """So many NUMA nodes would take part that their subsets cannot be listed, or that the kubelet refuses to start."""
+    """Raised when so many NUMA nodes take part that their subsets cannot be listed, or that no kubelet starts."""
 
     code = "TooManyNumaNodes"
 
 
 @dataclass(frozen=True)
 class Subsets:
-    """The subsets of some NUMA nodes, by number."""
+    """The subsets of some NUMA nodes, by number: bit i of a number is the i-th node."""
 
     nodes: tuple[int, ...]
     masks: tuple[Mask, ...]
@@ -36,7 +36,7 @@ class Subsets:
 
 @lru_cache(maxsize=256)
 def subsets(nodes: tuple[int, ...]) -> Subsets:
-    """Raises TooManyNumaNodes for more than MOST_NODES nodes."""
+    """Lists the subsets of these NUMA nodes. Raises TooManyNumaNodes for more than MOST_NODES nodes."""
     if len(nodes) > MOST_NODES:
         raise TooManyNumaNodes(
             f"{len(nodes)} NUMA nodes take part, and their subsets are listed for at most {MOST_NODES}",
@@ -49,7 +49,7 @@ def subsets(nodes: tuple[int, ...]) -> Subsets:
 
 
 def doubled(amounts: Iterable[int]) -> list[int]:
-    """The sum over each subset, from the amounts of the nodes: [a, b] gives [0, a, b, a + b]."""
+    """The sum over each subset, computed from the amounts of the nodes: [a, b] gives [0, a, b, a + b]."""
     sums = [0]
     for amount in amounts:
         sums += [amount + smaller for smaller in sums]

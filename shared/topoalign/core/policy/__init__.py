@@ -21,10 +21,11 @@ from topoalign.core.policy.single_numa_node import SingleNumaNodePolicy
 
 
 class TopologyPolicy(Protocol):
-    """What each policy can be asked."""
+    """Protocol of a topology policy: how it merges hints, and which merged hints it admits."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The kubelet's name of the policy."""
 
     @property
     def asks(self) -> bool:
@@ -32,7 +33,7 @@ class TopologyPolicy(Protocol):
 
     @property
     def single_node(self) -> bool:
-        """Whether all of a container has to be on one NUMA node, so that only hints that name one, or any, are merged."""
+        """Whether all of a container must be on one NUMA node: then only hints for one node, or for any, count."""
 
     def merge(
         self,
@@ -43,7 +44,7 @@ class TopologyPolicy(Protocol):
         work: SearchBudget | None = None,
     ) -> TopologyHint:
         """
-        The hint to align to: what the kubelet makes of the offers, or in mode `best` what `narrowest_fit` does.
+        Returns the hint to align to: the kubelet's merge of the offers, or in mode `best` that of `narrowest_fit`.
 
         `distances` are given where the closest NUMA nodes are to be preferred; `work` bounds the search. Raises
         TooMuchWork.

@@ -14,6 +14,8 @@ from topoalign.core.profile import profile_of
 
 
 class BestEffortPolicy:
+    """The kubelet's best-effort: aligns as well as the hints allow, and admits every container."""
+
     name = "best-effort"
     asks = True
     single_node = False
@@ -26,9 +28,11 @@ class BestEffortPolicy:
         mode: Mode = Mode.KUBELET,
         work: SearchBudget | None = None,
     ) -> TopologyHint:
+        """Returns the best hint that the offers have in common, as `TopologyPolicy.merge`. Raises TooMuchWork."""
         if not profile_of(mode).merges_combinations:
             return narrowest_fit(offers, machine, distances, work)
         return merge(offers, machine, distances, work)
 
     def admits(self, hint: TopologyHint) -> bool:
+        """Admits every hint, the whole machine included."""
         return True

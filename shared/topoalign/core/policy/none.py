@@ -12,6 +12,8 @@ from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
 
 
 class NonePolicy:
+    """The kubelet's none: aligns nothing, asks no hint provider, and admits every container."""
+
     name = "none"
     asks = False
     single_node = False
@@ -24,7 +26,9 @@ class NonePolicy:
         mode: Mode = Mode.KUBELET,
         work: SearchBudget | None = None,
     ) -> TopologyHint:
+        """Returns the hint for any node, whatever the offers."""
         return NO_AFFINITY
 
     def admits(self, hint: TopologyHint) -> bool:
+        """Admits every hint."""
         return True

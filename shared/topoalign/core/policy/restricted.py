@@ -5,7 +5,10 @@ from topoalign.core.policy.best_effort import BestEffortPolicy
 
 
 class RestrictedPolicy(BestEffortPolicy):
+    """The kubelet's restricted: aligns as best-effort does, and admits preferred hints only."""
+
     name = "restricted"
 
     def admits(self, hint: TopologyHint) -> bool:
+        """Admits a hint if it is preferred."""
         return hint.preferred

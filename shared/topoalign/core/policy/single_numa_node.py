@@ -21,6 +21,8 @@ from topoalign.core.profile import profile_of
 
 
 class SingleNumaNodePolicy:
+    """The kubelet's single-numa-node: admits a container only if all that it asks for fits on one NUMA node."""
+
     name = "single-numa-node"
     asks = True
     single_node = True
@@ -33,6 +35,7 @@ class SingleNumaNodePolicy:
         mode: Mode = Mode.KUBELET,
         work: SearchBudget | None = None,
     ) -> TopologyHint:
+        """Returns the best hint for one node; not preferred if there is none. Raises TooMuchWork."""
         if not profile_of(mode).merges_combinations:
             best = narrowest_fit(offers, machine, None, work)
             return best if best.affinity is None or best.affinity.bit_count() == 1 else NO_AFFINITY
@@ -40,11 +43,12 @@ class SingleNumaNodePolicy:
         return TopologyHint(None, best.preferred) if best.affinity == machine else best
 
     def admits(self, hint: TopologyHint) -> bool:
+        """Admits a hint if it is preferred."""
         return hint.preferred
 
 
 def single(offer: Offer) -> list[TopologyHint]:
-    """The preferred hints for one node or for any."""
+    """The preferred hints of an offer for one node or for any; a rule is listed."""
     if isinstance(offer, HintRule):
         masks = {1 << node for node in nodes_of(offer.nodes) if meets(offer.needs, 1 << node)} | {*offer.besides}
         return [TopologyHint(mask, True) for mask in sorted(masks) if mask.bit_count() == 1 == offer.least]

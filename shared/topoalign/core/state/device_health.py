@@ -30,7 +30,7 @@ BADNESS = (HealthState.HEALTHY, HealthState.UNKNOWN, HealthState.UNHEALTHY)
 
 
 class HandedOut:
-    """Of one node at one moment. Thousands of shares are looked up by their few cards."""
+    """The health of all that one node hands out, at one moment. Thousands of shares share few look-ups."""
 
     def __init__(
         self, topology: Topology, told: Mapping[DeviceID, DeviceHealth], blocked: Collection[DeviceID] = ()
@@ -47,7 +47,7 @@ class HandedOut:
         self._healthy: dict[ResourceName, tuple[DeviceID, ...]] = {}
 
     def health_of(self, device: DeviceID) -> DeviceHealth:
-        """Of a card, a share, a MIG instance or a virtual function: the worst that is told of it and of its card."""
+        """The health of a card, share, MIG instance or function: the worst that is told of it and of its card."""
         base = base_of(device)
         if base in self._blocked:
             return BLOCKED
@@ -77,7 +77,7 @@ class HandedOut:
 
 
 def worst(healths: Sequence[DeviceHealth]) -> DeviceHealth:
-    """Of a part and of its card: the worse state with its reason; cordoned if either is."""
+    """The worst of several healths of one device and its card, with its reason; cordoned if any of them is."""
     if len(healths) == 1:
         return healths[0]
     found = max(reversed(healths), key=lambda health: (BADNESS.index(health.state), bool(health.reason)))

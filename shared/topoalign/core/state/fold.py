@@ -39,7 +39,7 @@ R = TypeVar("R", bound=Reading)
 
 
 class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """One node as its facts have it. Frozen: `apply` returns the next state and leaves this one as it was."""
+    """Everything that is known of one node. Frozen: `apply` returns the next state and leaves this one as it was."""
 
     node: NodeName
     topology: TopologyDiscovered | None = None
@@ -55,9 +55,10 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def apply(self, event: Event) -> "NodeState":
         """
-        The state after this fact. A repetition changes nothing.
+        Returns the state after this fact. A repetition changes nothing.
 
-        Raises SequenceGap where facts are missing, and Contradiction for one that cannot be true; a snapshot never does.
+        Raises SequenceGap where facts are missing, and Contradiction for one that cannot be true; a snapshot raises
+        neither.
         """
         match event:
             case TopologyDiscovered():
@@ -70,6 +71,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 return self.fold(event)
 
     def fold(self, event: LedgerEvent) -> "NodeState":
+        """Returns the state after a fact of the allocator's journal. Raises SequenceGap and Contradiction."""
         if event.epoch == self.epoch and event.seq <= self.seq:
             return self
         if isinstance(event, AllocationsSnapshot):
@@ -102,21 +104,24 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def moved(
         self, event: LedgerEvent, allocations: Mapping[AllocationID, Allocation], memory: Mapping[int, MemoryUse]
     ) -> "NodeState":
+        """Returns the state with these allocations and memory account, at the epoch and seq of a journal fact."""
         return msgspec.structs.replace(self, epoch=event.epoch, seq=event.seq, allocations=allocations, memory=memory)
 
     def holding(self, allocation: Allocation) -> "NodeState":
-        """This state if the allocation were live: what a decision that is still going on looks at."""
+        """Returns the state as if the allocation were live, for a decision that is still going on."""
         allocations, memory = self.with_allocation(allocation)
         return msgspec.structs.replace(self, allocations=allocations, memory=memory)
 
     def with_allocation(
         self, allocation: Allocation
     ) -> tuple[Mapping[AllocationID, Allocation], Mapping[int, MemoryUse]]:
+        """Returns the live allocations and the memory account with this allocation added."""
         return {**self.allocations, allocation.id: allocation}, taken(self.memory, allocation)
 
     def without_allocation(
         self, gone: AllocationID
     ) -> tuple[Mapping[AllocationID, Allocation], Mapping[int, MemoryUse]]:
+        """Returns the live allocations and the memory account without this one; as they are if it is not live."""
         if gone not in self.allocations:
             return self.allocations, self.memory
         allocations = {name: allocation for name, allocation in self.allocations.items() if name != gone}
@@ -124,26 +129,26 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def hardware(self) -> Topology:
-        """The node's topology; an empty one before it was discovered."""
+        """The node's topology; an empty one before it is discovered."""
         return self.topology.topology if self.topology is not None else NOTHING
 
     def health_of(self, device: DeviceID) -> DeviceHealth:
-        """Of anything that is handed out, by the rule of `device_health`."""
+        """The health of anything that is handed out, by the rule of `device_health`."""
         return self.ownership.handed_out.health_of(device)
 
     @property
     def told(self) -> Mapping[DeviceID, DeviceHealth]:
-        """What discovery says of health, as it says it; nothing before it has spoken."""
+        """Device -> its health as discovery announced it; empty before the first announcement."""
         return self.health.devices if self.health is not None else {}
 
     @cached_property
     def ownership(self) -> Ownership:
-        """Who holds what, what is left, what overlaps."""
+        """Answers who holds what, what is left, and what overlaps."""
         return Ownership(self.hardware, self.allocations, self.told)
 
     @cached_property
     def stale(self) -> tuple[AllocationID, ...]:
-        """Allocations from before the node's last reboot whose containers have not been seen since."""
+        """Ids of allocations from before the node's last reboot whose containers have not been seen since."""
         boot = self.topology.boot_id if self.topology is not None else ""
         return tuple(name for name, held in self.allocations.items() if boot and held.boot and held.boot != boot)
 
@@ -152,13 +157,13 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.ownership.handed_out.healthy(resource)
 
     def ailing(self, allocation: Allocation) -> dict[DeviceID, DeviceHealth]:
-        """What an allocation holds that would not be handed out now: it keeps them, and somebody should look."""
+        """What an allocation holds that would not be handed out now, with its health. The allocation keeps it."""
         known = {device: self.health_of(device) for device in allocation.device_ids}
         return {device: health for device, health in sorted(known.items()) if not health.usable}
 
     @cached_property
     def digest(self) -> str:
-        """Equal for equal allocations, whatever way they came about: compare it to know that two folds agree."""
+        """16 hex digits, equal for equal allocations whatever way they came about: compares two folds."""
         live = sorted(self.allocations.values(), key=lambda allocation: allocation.id)
         body = msgspec.json.encode([live, sorted(self.memory.items())], order="sorted")
         return hashlib.sha256(body).hexdigest()[:16]
@@ -168,12 +173,12 @@ NOTHING = Topology()
 
 
 def newer(had: R | None, got: R) -> R:
-    """Of two readings the later: a repetition or an earlier revision of the same epoch changes nothing."""
+    """The later of two readings: a repetition or an earlier revision of the same epoch changes nothing."""
     return had if had is not None and had.epoch == got.epoch and got.revision <= had.revision else got
 
 
 def replay(node: NodeName, events: Iterable[Event]) -> NodeState:
-    """The state after all these facts, from nothing."""
+    """Returns the state after all these facts, from nothing. Raises SequenceGap and Contradiction."""
     state = NodeState(node=node)
     for event in events:
         state = state.apply(event)

@@ -12,7 +12,7 @@ from topoalign.core.model.ids import ResourceName
 
 
 def taken(memory: Mapping[int, MemoryUse], allocation: Allocation) -> dict[int, MemoryUse]:
-    """The account with the allocation's blocks."""
+    """Returns the memory account with the allocation's blocks added."""
     after = dict(memory)
     for block in allocation.memory:
         for node, size in zip(block.nodes, block.taken, strict=True):
@@ -26,7 +26,7 @@ def taken(memory: Mapping[int, MemoryUse], allocation: Allocation) -> dict[int, 
 
 
 def given_back(memory: Mapping[int, MemoryUse], allocation: Allocation) -> dict[int, MemoryUse]:
-    """The account without the allocation's blocks; a node that no block touches any more is absent."""
+    """Returns the memory account without the allocation's blocks; a node that no block touches any more is absent."""
     after = dict(memory)
     for block in allocation.memory:
         rest = sum(block.taken)
@@ -46,6 +46,6 @@ def given_back(memory: Mapping[int, MemoryUse], allocation: Allocation) -> dict[
 
 
 def changed(reserved: Mapping[ResourceName, int], resource: ResourceName, by: int) -> dict[ResourceName, int]:
-    """The same with so many bytes more or less; what is at zero is not listed, so that equal states look alike."""
+    """Returns the bytes per resource with `by` added to one; zeros are left out, so that equal states look alike."""
     amounts = {**reserved, resource: max(0, reserved.get(resource, 0) + by)}
     return {name: amount for name, amount in amounts.items() if amount}

@@ -33,7 +33,7 @@ from topoalign.core.state.device_health import HandedOut
 
 
 class Ownership:
-    """Of one node at one moment. Each answer is worked out when it is first asked for."""
+    """Answers who holds what of one node at one moment. Each answer is computed when it is first asked for."""
 
     def __init__(
         self,
@@ -51,13 +51,13 @@ class Ownership:
         return {device: name for name, allocation in self._allocations.items() for device in allocation.device_ids}
 
     def holding(self, device: DeviceID) -> Holding:
-        """What an id stands for: by the hardware, and of a part that is gone by what it was a part of when it was given."""
+        """The holding that an id stands for, by the hardware; a part that is gone, by its card when it was given."""
         return holding_of(device, self._cards)
 
     def overlapping(self, holdings: Iterable[Holding]) -> list[AllocationID]:
         """
-        The live allocations that hold one of these, the whole of which one is a part, or a part of one: after a change of
-        what is offered, `GPU-x::1` overlaps `GPU-x`. In order of their names.
+        Ids of the live allocations that hold one of these, a whole of which one is a part, or a part of one: after a
+        change of what is offered, `GPU-x::1` overlaps `GPU-x`. Sorted.
         """
         found: set[AllocationID] = set()
         for holding in holdings:
@@ -74,11 +74,11 @@ class Ownership:
         return may_have_parts(holding) and holding in self._part_holders
 
     def set_of(self, devices: Iterable[DeviceID]) -> HoldingSet:
-        """What these ids stand for, to ask what overlaps it."""
+        """The holdings that these ids stand for, as a set that tells what overlaps it."""
         return HoldingSet(map(self.holding, devices))
 
     def left(self, card: DeviceID) -> tuple[Holding, ...]:
-        """What is offered of a GPU or NIC and overlaps nothing that is held, healthy or not, in the order of the offers."""
+        """What is offered of a GPU or NIC and overlaps nothing held, healthy or not, in the order of the offers."""
         offered = (
             self.holding(device)
             for offer in self._hardware.offered
@@ -89,7 +89,7 @@ class Ownership:
         return tuple(holding for holding in offered if not self.overlapping([holding]))
 
     def cards_of(self, devices: Iterable[DeviceID]) -> dict[DeviceID, DeviceID]:
-        """Those of the devices, without the numbers of shares, that are parts -> what they are parts of."""
+        """Part -> its card, for those of the devices that are parts; without the numbers of shares."""
         cards = self._hardware.cards
         return {base: cards[base] for base in map(base_of, devices) if base in cards}
 
@@ -126,8 +126,8 @@ class Ownership:
     @cached_property
     def blocked(self) -> frozenset[DeviceID]:
         """
-        What is offered, but is held under a former offer, of another resource, as a part or a whole: it waits until that is
-        released.
+        Devices that are offered, but held as a part or a whole under a former offer of another resource: they wait
+        until that is released.
 
         Numbers of shares that are no longer offered block nothing: their card is shared as before.
         """
@@ -151,7 +151,7 @@ class Ownership:
 
     @cached_property
     def handed_out(self) -> HandedOut:
-        """The health of everything that is offered; what is blocked is not to be handed out."""
+        """The health of everything that is offered; blocked devices are not to be handed out."""
         return HandedOut(self._hardware, self._told, self.blocked)
 
     def free(self, resource: ResourceName) -> tuple[DeviceID, ...]:
@@ -168,10 +168,10 @@ class Ownership:
 
     @cached_property
     def functions_in_use(self) -> frozenset[str]:
-        """PCI addresses of the virtual functions that some allocation holds."""
+        """PCI addresses of the virtual functions that an allocation holds."""
         return frozenset(each.part.address for each in self._holders if isinstance(each.part, Function))
 
     @cached_property
     def cpus_in_use(self) -> frozenset[int]:
-        """CPUs that some container has to itself."""
+        """Ids of the CPUs that a container has exclusively."""
         return frozenset().union(*(allocation.cpu_ids for allocation in self._allocations.values()))

@@ -13,7 +13,7 @@ MasksOfSize = Callable[[int, Hopeless | None], Iterator[Mask]]
 
 
 def narrowest(masks: Iterable[Mask], distances: Distances | None) -> Mask:
-    """The best of these masks."""
+    """The best of these masks: the fewest nodes, then the closest if distances are given, then the lowest."""
     masks = list(masks)
     fewest = min(mask.bit_count() for mask in masks)
     equal = [mask for mask in masks if mask.bit_count() == fewest]
@@ -36,11 +36,11 @@ def closest(
     masks: MasksOfSize, nodes: tuple[int, ...], size: int, distances: Distances | None, fixed: Mask = 0
 ) -> Mask | None:
     """
-    The best of the sets of `size` nodes that a search finds, which adds some of `nodes` (ascending) to `fixed` ones; None
-    if it finds none. Raises TooMuchWork.
+    Searches the best set of `size` nodes, which adds some of `nodes` (ascending) to `fixed` ones; None if there is
+    none. Raises TooMuchWork.
 
-    They come ascending, so only a strictly closer one is better than what was found. A branch is hopeless if even the
-    nearest nodes that it could add do not make it closer.
+    `masks` yields the sets ascending, so only a strictly closer one is better than what was found. A branch is hopeless
+    if even the nearest nodes that it could add do not make it closer.
     """
     if distances is None:
         return next(masks(size, None), None)
@@ -74,5 +74,5 @@ def closest(
 
 
 def row_at_least(row: Mapping[int, int], node: int, nodes: tuple[int, ...], size: int) -> int:
-    """What the distances of a node to all nodes of a set of `size` come to at least, if it is one of them."""
+    """The least sum of distances from a node to all nodes of a set of `size` that holds it."""
     return row[node] + sum(sorted(row[other] for other in nodes if other != node)[: size - 1])

@@ -29,8 +29,8 @@ UNITS = {"years": 31_536_000, "days": 86_400, "hours": 3_600, "minutes": 60}
 
 def slow_merge(providers: Mapping[str, ProviderHints], policy: Policy, container: ContainerName | None) -> str | None:
     """
-    A warning for people where the kubelet's merge of these hints takes it long; None where it does not. `container` is None
-    for the pod as a whole.
+    Returns a warning for people where the kubelet's merge of these hints takes long; None where it does not.
+    `container` is None for the pod as a whole.
     """
     lengths = {name: length(hints, policy) for each in providers.values() for name, hints in each.items()}
     slow = warning(lengths)
@@ -39,7 +39,7 @@ def slow_merge(providers: Mapping[str, ProviderHints], policy: Policy, container
 
 
 def warning(lengths: Mapping[ResourceName, int]) -> str | None:
-    """The same, where it is known how many hints each resource has."""
+    """Returns the warning for these numbers of hints per resource; None below `MANY` combinations."""
     combinations = min(prod(lengths.values()), MOST)
     if combinations < MANY:
         return None
@@ -51,7 +51,7 @@ def warning(lengths: Mapping[ResourceName, int]) -> str | None:
 
 
 def length(hints: Hints, policy: Policy) -> int:
-    """How many hints of a resource the merge walks through; of a rule, the most that it can stand for."""
+    """The number of hints of a resource that the merge walks through; for a rule, the most that it can stand for."""
     offer = counted(hints)
     single = POLICIES[policy].single_node
     if isinstance(offer, HintRule):
@@ -62,11 +62,11 @@ def length(hints: Hints, policy: Policy) -> int:
 
 
 def longest(nodes: int, policy: Policy) -> int:
-    """How many hints a resource on so many NUMA nodes has at most: all their subsets, or one for each node."""
+    """The most hints that a resource on so many NUMA nodes can have: all their subsets, or one for each node."""
     return nodes if POLICIES[policy].single_node else 2**nodes - 1
 
 
 def duration(seconds: float) -> str:
-    """In the largest unit of which it is at least two: 90 s are 90 seconds, 150 s are 2 minutes."""
+    """Formats seconds in the largest unit of which there are at least two: 90 is 90 seconds, 150 is 2 minutes."""
     unit, size = next(((unit, size) for unit, size in UNITS.items() if seconds >= 2 * size), ("seconds", 1))
     return f"{int(seconds // size):,} {unit}"

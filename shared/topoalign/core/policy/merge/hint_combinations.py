@@ -21,7 +21,10 @@ Combination = tuple[frozenset[int], Mask]
 def combinations(
     offers: Sequence[Offer], start: Mask, join: Callable[[Mask, Mask], Mask], work: SearchBudget
 ) -> set[Combination]:
-    """All of them, where `join` puts two masks together. Hints for any node leave a mask as it is. Raises TooMuchWork."""
+    """
+    All combinations of one hint of each offer, where `join` puts two masks together. A hint for any node leaves a mask
+    as it is. Raises TooMuchWork.
+    """
     found: set[Combination] = {(frozenset(), start)}
     for position, offer in enumerate(offers):
         following: set[Combination] = set()
@@ -36,12 +39,12 @@ def combinations(
 
 
 def listed_masks(offer: Offer) -> set[Mask | None]:
-    """What the hints name that are listed; None stands for any node."""
+    """The masks that an offer lists; None stands for any node."""
     return {*offer.besides} if isinstance(offer, HintRule) else {hint.affinity for hint in offer}
 
 
 def narrowest_width(offer: Offer, work: SearchBudget | None = None) -> int:
-    """NUMA nodes of the narrowest hint that names any; 0 if none does. Raises TooMuchWork."""
+    """The number of NUMA nodes of the narrowest hint that names any; 0 if none does. Raises TooMuchWork."""
     if not isinstance(offer, HintRule):
         return min(map(int.bit_count, [mask for hint in offer if (mask := hint.affinity) is not None]), default=0)
     widths = [mask.bit_count() for mask in offer.besides]

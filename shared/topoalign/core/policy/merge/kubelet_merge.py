@@ -32,11 +32,12 @@ NO_AFFINITY = TopologyHint(None, False)
 
 
 def offers_of(providers: Iterable[ProviderHints]) -> list[tuple[TopologyHint, ...] | HintRule]:
-    """What each answer counts as: no opinion fits any node and is preferred, an empty list fits any and is not."""
+    """Turns the providers' answers into offers: no opinion is any node, preferred; an empty list any, not preferred."""
     return [each for provider in providers for each in (map(counted, provider.values()) if provider else ((ANY,),))]
 
 
 def counted(hints: Hints) -> tuple[TopologyHint, ...] | HintRule:
+    """The offer that hints of one resource stand for: any node, preferred for None and not preferred for ()."""
     return (ANY,) if hints is None else hints or (NO_AFFINITY,)
 
 
@@ -44,7 +45,7 @@ def merge(
     offers: Sequence[Offer], machine: Mask, distances: Distances | None = None, work: SearchBudget | None = None
 ) -> TopologyHint:
     """
-    The best hint that the offers have in common; the whole machine, not preferred, if they have none.
+    Returns the best hint that the offers have in common; the whole machine, not preferred, if they have none.
 
     `distances` are given where the closest NUMA nodes are to be preferred among equally many. Raises TooMuchWork.
     """
@@ -66,12 +67,12 @@ def merge(
 
 
 def reach(named: Iterable[Collection[Mask]], machine: Mask) -> Mask:
-    """The nodes that can be in an AND of one mask of each list."""
+    """The nodes that an AND of one mask of each list can contain."""
     return reduce(and_, map(union, named), machine)
 
 
 def agreed(lists: Sequence[Sequence[TopologyHint]], machine: Mask) -> set[Mask]:
-    """The masks of preferred candidates: each list prefers the mask itself, or any node."""
+    """The masks of preferred candidates: those that each list prefers, or where it prefers any node."""
     offered = [{hint.affinity for hint in hints if hint.preferred} for hints in lists]
     masks = {mask for each in offered for mask in each if mask is not None}
     common = {mask & machine for mask in masks if all(mask in each or None in each for each in offered)}
@@ -100,10 +101,10 @@ def common(named: Sequence[Collection[Mask]], machine: Mask) -> list[Mask]:
 
 def over_supersets(values: list[int], combine: Callable[[int, int], int]) -> list[int]:
     """
-    With `add`: for each subset the sum over all its supersets. With `sub`: back again.
+    With `add`, gives each subset the sum over all its supersets; with `sub`, takes that back.
 
-    One pass per node combines each subset without the node with the one that has it. A pass leaves the lowest node as the
-    highest, so after all passes the subsets stand as they stood.
+    One pass per node combines each subset without the node with the one that has it. A pass leaves the lowest node as
+    the highest, so after all passes the subsets are in their first order again.
     """
     for _ in range(len(values).bit_length() - 1):
         having = values[1::2]

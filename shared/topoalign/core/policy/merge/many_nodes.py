@@ -32,7 +32,7 @@ def merge_many_nodes(
 def preferred_mask(
     offers: Sequence[Offer], machine: Mask, distances: Distances | None, work: SearchBudget
 ) -> Mask | None:
-    """The best mask that all offers prefer."""
+    """The best mask that all offers prefer; None if there is none. Raises TooMuchWork."""
     rules = [offer for offer in offers if isinstance(offer, HintRule)]
     lists = [{hint.affinity for hint in offer if hint.preferred} for offer in offers if not isinstance(offer, HintRule)]
     named = {mask for each in lists for mask in each} | {mask for rule in rules for mask in rule.besides}
@@ -56,12 +56,13 @@ def preferred_mask(
 
 
 def prefers(rule: HintRule, mask: Mask) -> bool:
+    """Whether a rule has this mask as a preferred hint."""
     family = not mask & ~rule.nodes and meets(rule.needs, mask)
     return mask.bit_count() == rule.least and (mask in rule.besides or family)
 
 
 def common_mask(offers: Sequence[Offer], machine: Mask, distances: Distances | None, work: SearchBudget) -> Mask | None:
-    """The best AND of one hint of each offer, where none is preferred."""
+    """The best AND of one hint of each offer, where none is preferred; None if there is none. Raises TooMuchWork."""
     greediest = max((narrowest_width(offer, work) for offer in offers), default=0)
     masks, families = [], []
     for rules, mask in combinations(offers, machine, and_, work):

@@ -27,11 +27,11 @@ def narrowest_fit(
     offers: Sequence[Offer], machine: Mask, distances: Distances | None = None, work: SearchBudget | None = None
 ) -> TopologyHint:
     """
-    The narrowest hint that has room for one hint of each offer; the whole machine, not preferred, if there is none, and
-    any node if no offer names one.
+    Returns the narrowest hint that has room for one hint of each offer; the whole machine, not preferred, if there is
+    none, and any node if no offer names one.
 
-    Which of equally narrow ones is closest is looked for within the limit on work (`SearchBudget.ended` says that it
-    was met); raises TooMuchWork if even the narrowest is not found within it.
+    The closest of equally narrow ones is searched within the limit on work (`SearchBudget.ended` tells that the limit
+    was reached). Raises TooMuchWork if even the narrowest is not found within it.
     """
     work = work or SearchBudget()
     widths = [narrowest_width(offer, work) for offer in offers]
@@ -45,13 +45,14 @@ def narrowest_fit(
 
 
 def can_be_met(offer: Offer) -> bool:
+    """Whether an offer has a hint that places the request, rather than the one that stands for an empty list."""
     return isinstance(offer, HintRule) or any(hint.affinity is not None or hint.preferred for hint in offer)
 
 
 def narrowest_mask(
     offers: Sequence[Offer], machine: Mask, distances: Distances | None, work: SearchBudget
 ) -> Mask | None:
-    """The best mask that holds a hint of each of these offers, which all name nodes."""
+    """The best mask that holds a hint of each of these offers, which all name nodes; None if there is none."""
     listed = [masks_of(offer) for offer in offers]
     named = union(chain.from_iterable(listed))
     if all(not isinstance(offer, HintRule) for offer in offers) and (named & machine).bit_count() <= MOST_NODES:
@@ -62,7 +63,7 @@ def narrowest_mask(
 
 
 def masks_of(offer: Offer) -> set[Mask]:
-    """What the listed hints name; 0, which lies within any mask, where one of them is for any node."""
+    """The masks that an offer lists; {0}, which lies within any mask, where one of its hints is for any node."""
     if isinstance(offer, HintRule):
         return {*offer.besides}
     masks = {hint.affinity or 0 for hint in offer}
@@ -89,7 +90,7 @@ def listed_fits(listed: Sequence[set[Mask]], space: Subsets) -> list[Mask]:
 
 @lru_cache(maxsize=8)
 def bit_of_each(nodes: tuple[int, ...]) -> dict[Mask, int]:
-    """The bit of each subset in a set of subsets."""
+    """Mask of a subset -> the bit of that subset in a set of subsets."""
     return {mask: 1 << number for mask, number in subsets(nodes).numbers.items()}
 
 
@@ -105,7 +106,7 @@ def lattice(nodes: int) -> tuple[list[int], list[int]]:
 def searched_fits(
     offers: Sequence[Offer], machine: Mask, distances: Distances | None, work: SearchBudget
 ) -> list[Mask]:
-    """The best of the narrowest masks for each way to take the listed hints together."""
+    """The best of the narrowest masks for each way to combine the listed hints. Raises TooMuchWork."""
     leaner = [offer if isinstance(offer, HintRule) else minimal(masks_of(offer)) for offer in offers]
     searches = []
     for members, mask in combinations(leaner, 0, or_, work):
@@ -124,7 +125,7 @@ def searched_fits(
 
 
 def minimal(masks: set[Mask]) -> list[TopologyHint]:
-    """Those that hold no other of them: a mask that fits one of the others fits one of these."""
+    """Hints for the masks that contain no other of them: a mask that has room for any has room for one of these."""
     kept: list[Mask] = []
     for mask in sorted(masks, key=int.bit_count):
         if not any(not less & ~mask for less in kept):

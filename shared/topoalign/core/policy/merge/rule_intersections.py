@@ -26,14 +26,14 @@ ROUNDING = 1e-9
 
 
 class Left(NamedTuple):
-    """What the rules have left while nodes are dropped: per rule the nodes it keeps, and per need what it can still lose."""
+    """What rules have left while nodes are dropped: per rule its nodes, and per need what it can still lose."""
 
     kept: tuple[Mask, ...]
     slack: tuple[tuple[int, ...], ...]
 
 
 class Sharing:
-    """The ANDs of one hint of each rule that lie within some nodes. Besides are left to the caller."""
+    """Searches the ANDs of one hint of each rule that lie within some nodes. `besides` are left to the caller."""
 
     def __init__(self, rules: Sequence[HintRule], within: Mask, work: SearchBudget) -> None:
         self.rules = rules
@@ -53,7 +53,7 @@ class Sharing:
         self.share = {node: min(shares) for node, shares in self.shares.items()}
 
     def share_of(self, node: int, number: int) -> float:
-        """How much of what a rule can lose it loses with this node at least; it can lose 1 in all."""
+        """The part of what rule `number` can lose that dropping the node costs at least; 1 is all, inf impossible."""
         parts = []
         for near, slack in zip(self.near[node][number], self.start.slack[number], strict=True):
             alone = sum(amount for mask, amount in near if not several(mask))
@@ -61,22 +61,22 @@ class Sharing:
         return inf if inf in parts else sum(parts) / len(parts)
 
     def least_size(self) -> int | None:
-        """The fewest nodes of a mask. None: there is none. Raises TooMuchWork."""
+        """The fewest nodes of such a mask; None: there is no mask. Raises TooMuchWork."""
         sizes = range(1, len(self.nodes) + 1) if self.possible else ()
         return next((size for size in sizes if self.has(size)), None)
 
     def size_within(self, most: int) -> int | None:
-        """The most nodes of a mask that has no more than `most`. None: there is none. Raises TooMuchWork."""
+        """The most nodes of such a mask that has no more than `most`; None: there is no mask. Raises TooMuchWork."""
         size = min(most, len(self.nodes))
         return size if self.has(size) else None
 
     def has(self, size: int) -> bool:
-        """Whether there is a mask of so many nodes. Raises TooMuchWork."""
+        """Whether there is a mask of `size` nodes. Raises TooMuchWork."""
         drop = len(self.nodes) - size
         return self.possible and size > 0 and drop >= 0 and self.droppable((), self.nodes, drop) is not None
 
     def masks(self, size: int, hopeless: Hopeless | None = None) -> Iterator[Mask]:
-        """Those of `size` nodes, ascending. Raises TooMuchWork."""
+        """Yields the masks of `size` nodes, ascending. Raises TooMuchWork."""
         drop = len(self.nodes) - size
         dropped = self.droppable((), self.nodes, drop) if self.possible and 0 < size <= len(self.nodes) else None
         if dropped is not None:
@@ -92,8 +92,8 @@ class Sharing:
         hopeless: Hopeless | None,
     ) -> Iterator[Mask]:
         """
-        The masks that hold the chosen nodes and lack those that are `gone`, with `drop` more to be dropped of the lowest
-        `top` nodes; `example` is one set of nodes to drop in all that can be.
+        Yields the masks that hold the chosen nodes and lack those that are `gone`, with `drop` more to be dropped of
+        the lowest `top` nodes; `example` is one set of nodes to drop in all that can be.
         """
         self.work.step(1 if hopeless is None else max(HEAVY, HEAVY * len(self.nodes) ** 2 // 64**2))
         if not top:
@@ -113,14 +113,16 @@ class Sharing:
                 yield from self.below(top - 1, gone, drop, chosen | 1 << node, dropped, hopeless)
 
     def droppable(self, gone: Sequence[int], lower: Sequence[int], more: int) -> frozenset[int] | None:
-        """A set of nodes that can be dropped: all that are `gone`, and `more` of the lower ones. None: there is none."""
+        """
+        Nodes that can be dropped together: those that are `gone`, and `more` of the lower ones. None: no such set.
+        """
         shares = sorted(self.share[node] for node in lower)[:more]
         if len(shares) < more or sum(self.share[node] for node in gone) + sum(shares) > len(self.rules) + ROUNDING:
             return None
         return self.in_turn(gone, lower, more) or self.packed(gone, lower, more)
 
     def in_turn(self, gone: Sequence[int], lower: Sequence[int], more: int) -> frozenset[int] | None:
-        """Drops the nodes one after the other at the rule that has most left. None: not found this way."""
+        """Drops the nodes one after the other from the rule that has most left. None: not found this way."""
         self.work.step(len(gone) + len(lower))
         left, dropped = self.start, set(gone)
         for node in (*sorted(gone, key=lambda each: -self.share[each]), *reversed(lower)):
@@ -135,7 +137,7 @@ class Sharing:
         return frozenset(dropped) if len(dropped) == len(gone) + more else None
 
     def packed(self, gone: Sequence[int], lower: Sequence[int], more: int) -> frozenset[int] | None:
-        """Tries every way, the largest shares first. None: there is none."""
+        """Tries every way to drop the nodes, the largest shares first. None: there is none. Raises TooMuchWork."""
         must = sorted(gone, key=lambda node: -self.share[node])
         may = sorted((node for node in lower if self.share[node] < inf), key=lambda node: self.share[node])
         failed: set[tuple[int, int, Left]] = set()
@@ -188,16 +190,17 @@ class Sharing:
 
 
 def bears(need: Need, bit: Mask) -> list[tuple[Mask, int]]:
-    """What of the supply is near this node."""
+    """The parts of a need's supply that are near this node, as (mask, amount)."""
     return [(near, amount) for near, amount in need.supply.items() if near & bit and amount]
 
 
 def slack_of(need: Need, nodes: Mask) -> int:
-    """How much can be lost of what these nodes have, in whole multiples of what can be lost at all."""
+    """How much a need can lose of what these nodes have, in whole multiples of what can be lost at all."""
     amounts = [amount for near, amount in need.supply.items() if near & nodes]
     slack = sum(amounts) - need.amount
     return slack - slack % (gcd(*amounts) or 1)
 
 
 def replaced(items: tuple[T, ...], position: int, item: T) -> tuple[T, ...]:
+    """Returns the tuple with the item at one position replaced."""
     return (*items[:position], item, *items[position + 1 :])
