@@ -15,7 +15,7 @@ DONE = (
     *(f"shared/topoalign/core/{name}.py" for name in ("ports", "profile", "wire")),
     *(f"services/{name}/topoalign/{name}" for name in ("discovery", "hinting", "registry")),
 )
-"""Packages and modules with no public definition that lacks a docstring. Add one when it is done; none is taken out again."""
+"""Packages and modules without a public definition that lacks a docstring. Add one when it is done; take none out."""
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 

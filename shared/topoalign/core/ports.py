@@ -195,10 +195,7 @@ class Listener(Protocol):
         """Takes in an event of a GPU."""
 
     def deaf(self, reason: str | None, gpus: frozenset[DeviceID] = frozenset()) -> None:
-        """
-        Takes in why no events can be received, and of which GPUs the health is therefore unknown. None: all are
-        received.
-        """
+        """Takes in why no events arrive, and of which GPUs the health is therefore unknown. None: they arrive again."""
 
 
 class Inventory(msgspec.Struct, frozen=True, kw_only=True):

@@ -113,9 +113,7 @@ class Sharing:
                 yield from self.below(top - 1, gone, drop, chosen | 1 << node, dropped, hopeless)
 
     def droppable(self, gone: Sequence[int], lower: Sequence[int], more: int) -> frozenset[int] | None:
-        """
-        Nodes that can be dropped together: those that are `gone`, and `more` of the lower ones. None: no such set.
-        """
+        """Nodes that can be dropped together: all that are `gone`, and `more` of the lower ones; None if none can."""
         shares = sorted(self.share[node] for node in lower)[:more]
         if len(shares) < more or sum(self.share[node] for node in gone) + sum(shares) > len(self.rules) + ROUNDING:
             return None
