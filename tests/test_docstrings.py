@@ -11,7 +11,8 @@ GENERATED = "kubelet/grpc/api"
 DONE = (
     *(f"shared/topoalign/{name}" for name in ("cli", "client", "kubelet", "machines", "plugin_config")),
     *(f"shared/topoalign/{name}" for name in ("runtime", "testing", "tools")),
-    *(f"shared/topoalign/core/{name}" for name in ("model", "numa_sets", "policy", "state")),
+    *(f"shared/topoalign/core/{name}" for name in ("cpu_assignment", "model", "numa_sets", "policy", "state")),
+    *(f"shared/topoalign/core/placement/{name}" for name in ("gpus", "partition")),
     *(f"shared/topoalign/core/{name}.py" for name in ("ports", "profile", "wire")),
     *(f"services/{name}/topoalign/{name}" for name in ("discovery", "hinting", "registry")),
 )

@@ -15,7 +15,7 @@ from topoalign.core.profile import profile_of
 
 
 def take(cpus: CpuTopology, available: Set[int], count: int, options: Set[CpuOption], mode: Mode) -> frozenset[int]:
-    """`count` of the available CPUs. Raises NotEnoughCpus, and TooMuchWork where they cannot be distributed in time."""
+    """Takes `count` of the available CPUs by the options of the CPU manager. Raises NotEnoughCpus and TooMuchWork."""
     if count <= 0:
         return frozenset()
     by_averages = profile_of(mode).counts_averages

@@ -30,7 +30,7 @@ STEPS_OF_A_LOOK = 20
 
 
 class Split(NamedTuple):
-    """Which NUMA nodes give CPUs, by their positions in the order of nodes."""
+    """The NUMA nodes that give CPUs in one choice, by their positions in the order of nodes."""
 
     nodes: tuple[int, ...]
     """Each gives the same number of groups."""
@@ -42,7 +42,7 @@ def distributed(
     cpus: CpuTopology, available: Set[int], count: int, group: int, *, by_averages: bool = True
 ) -> frozenset[int]:
     """
-    `count` of the available CPUs, in groups of `group`; `by_averages` as in `packed`.
+    Takes `count` of the available CPUs evenly from NUMA nodes, in groups of `group`; `by_averages` as in `packed`.
 
     Raises NotEnoughCpus, and TooMuchWork after MOST_STEPS.
     """
@@ -72,7 +72,11 @@ def distributed(
 
 
 def best_split(cpus: CpuTopology, free: Sequence[int], count: int, group: int) -> Split | None:
-    """The split over the fewest nodes, most even in what it leaves. `free` is the number of free CPUs per node in order."""
+    """
+    The split over the fewest nodes that leaves the machine most even; None if there is none. Raises TooMuchWork.
+
+    `free` is the number of free CPUs of each node, in the order of nodes.
+    """
     groups = count // group
     groups_per_node = rounded_up(rounded_up(len(cpus.node_of), group), len(cpus.in_node))
     steps, look = 0, len(free) + STEPS_OF_A_LOOK
@@ -98,11 +102,12 @@ def best_split(cpus: CpuTopology, free: Sequence[int], count: int, group: int) -
 
 
 def rounded_up(amount: int, by: int) -> int:
+    """Divides and rounds up: 7 by 2 is 4."""
     return -(-amount // by)
 
 
 def splits(free: Sequence[int], width: int, count: int, group: int) -> Iterator[tuple[Split, list[int] | None]]:
-    """All splits over `width` nodes in the kubelet's order, with the free CPUs that each leaves; None: it cannot be."""
+    """Yields the splits over `width` nodes in the kubelet's order, with the free CPUs each leaves; None: impossible."""
     each = count // width // group * group
     rest = count - each * width
     able = [node for node, amount in enumerate(free) if amount >= each]
@@ -126,7 +131,7 @@ def splits(free: Sequence[int], width: int, count: int, group: int) -> Iterator[
 
 def choices(free: Sequence[int], nodes: Sequence[int], size: int) -> Iterator[tuple[int, ...]]:
     """
-    The subsets of `nodes` of this size in lexicographic order, without those that an equal earlier one makes needless.
+    Yields the subsets of `nodes` of this size in lexicographic order, without those that an equal earlier one replaces.
 
     Of neighbours with equally many free CPUs a subset holds the first ones.
     """
@@ -147,7 +152,7 @@ def choices(free: Sequence[int], nodes: Sequence[int], size: int) -> Iterator[tu
 
 
 def first_filled(runs: Sequence[Sequence[int]], size: int) -> list[int]:
-    """How many of each run where `size` are taken as early as can be."""
+    """How many of each run are taken where `size` are taken as early as possible."""
     amounts = []
     for run in runs:
         amounts.append(min(size, len(run)))
@@ -156,7 +161,7 @@ def first_filled(runs: Sequence[Sequence[int]], size: int) -> list[int]:
 
 
 def handed_round(left: Sequence[int], extra: Sequence[int], rest: int, group: int) -> list[int] | None:
-    """What is left when `rest` more CPUs are given, a group per node in turn; None if these nodes have too few."""
+    """The free CPUs after `rest` more are given, one group per node in turn; None if these nodes have too few."""
     if sum(left[node] // group for node in extra) * group < rest:
         return None
     after = list(left)
@@ -170,7 +175,7 @@ def handed_round(left: Sequence[int], extra: Sequence[int], rest: int, group: in
 
 def unevenness(amounts: Sequence[int]) -> int:
     """
-    The standard deviation in thousandths, rounded; the mean is rounded to thousandths, too.
+    The standard deviation of these amounts in thousandths, rounded; the mean is rounded to thousandths, too.
 
     In whole numbers: the kubelet adds floating-point numbers in random order and hides it by the same rounding.
     """

@@ -16,7 +16,7 @@ from topoalign.core.model.topology.cpus import CpuTopology
 
 
 class NotEnoughCpus(NoFit):
-    """Fewer CPUs can be given exclusively than are asked for."""
+    """Raised when fewer CPUs can be given exclusively than are asked for."""
 
     code = "NotEnoughCpus"
 
@@ -37,11 +37,11 @@ def packed(
     by_averages: bool = True,
 ) -> frozenset[int]:
     """
-    `count` of the available CPUs. Raises NotEnoughCpus.
+    Takes `count` of the available CPUs so that little is broken. Raises NotEnoughCpus.
 
-    With `by_averages` a core or socket is held to be free when it has as many free CPUs as the average one has in all. That
-    is the kubelet's test: where sockets or cores differ, it gives away a whole one of which CPUs are in use. Without, a
-    core or socket is free when all its CPUs are; the two differ on uneven machines only.
+    With `by_averages` a core or socket is held to be free when it has as many free CPUs as the average one has in all.
+    That is the kubelet's test: where sockets or cores differ, it gives away a whole one of which CPUs are in use.
+    Without, a core or socket is free when all its CPUs are; the two differ on uneven machines only.
     """
     if count > len(available):
         raise NotEnoughCpus(count, len(available))
@@ -58,7 +58,7 @@ def packed(
 
 
 class Taking:
-    """One take under way. Each step orders the units once at its start, and not again after each unit it takes."""
+    """One take in progress. Each step orders the units once at its start, and not again after each unit it takes."""
 
     def __init__(self, cpus: CpuTopology, available: Set[int], count: int, by_averages: bool = True) -> None:
         self.cpus = cpus
@@ -68,27 +68,34 @@ class Taking:
         self.by_averages = by_averages
 
     def whole_outer_units(self) -> None:
+        """Takes whole units of the larger kind: NUMA nodes, or sockets where a socket holds several nodes."""
         self.whole_nodes() if self.cpus.numa_first else self.whole_sockets()
 
     def whole_inner_units(self) -> None:
+        """Takes whole units of the smaller kind: sockets, or NUMA nodes where a socket holds several nodes."""
         self.whole_sockets() if self.cpus.numa_first else self.whole_nodes()
 
     def whole_nodes(self) -> None:
+        """Takes the free NUMA nodes that fit in what is still needed."""
         inside = self.cpus.in_node
         self.take_units(inside[node] for node in self.nodes() if inside[node] <= self.free)
 
     def whole_sockets(self) -> None:
+        """Takes the free sockets that fit in what is still needed."""
         inside = [self.cpus.in_socket[socket] for socket in self.sockets()]
         self.take_units([socket for socket in inside if self.is_free(socket, self.cpus.cpus_per_socket)])
 
     def whole_cores(self) -> None:
+        """Takes the free cores that fit in what is still needed."""
         inside = [self.cpus.in_core[core] for core in self.cores()]
         self.take_units([core for core in inside if self.is_free(core, self.cpus.cpus_per_core)])
 
     def is_free(self, unit: frozenset[int], average: int) -> bool:
+        """Whether a core or socket counts as free: by the average number of CPUs, or by all its CPUs."""
         return len(unit & self.free) == average if self.by_averages else unit <= self.free
 
     def whole_caches_and_part_of_one(self) -> None:
+        """Takes free last-level caches that fit, then the rest from a single cache that has enough."""
         caches, inside = self.caches(), self.cpus.in_uncore
         if self.needed >= self.cpus.cpus_per_uncore:
             self.take_units(inside[cache] for cache in caches if inside[cache] <= self.free)
@@ -97,7 +104,9 @@ class Taking:
                 self.part_of(inside[cache])
 
     def part_of(self, cache: frozenset[int]) -> None:
-        """All that is still needed from one cache, the cores of lowest id first; nothing if that does not come out even."""
+        """
+        Takes all that is still needed from one cache, cores of lowest id first; nothing if it does not come out even.
+        """
         threads = self.cpus.cpus_per_core
         cores = sorted({self.cpus.core_of[cpu] for cpu in cache & self.free})[: -(-self.needed // threads)]
         chosen = sorted(cpu for core in cores for cpu in self.cpus.in_core[core] & self.free)
@@ -107,19 +116,23 @@ class Taking:
             self.take(chosen)
 
     def single_cpus(self) -> None:
+        """Takes what is still needed core by core, in the order of `cores`."""
         ordered = [cpu for core in self.cores() for cpu in sorted(self.cpus.in_core[core] & self.free)]
         self.take(ordered[: self.needed])
 
     def single_cpus_by_id(self) -> None:
+        """Takes what is still needed socket by socket, by ascending CPU id."""
         ordered = [cpu for socket in self.sockets() for cpu in sorted(self.cpus.in_socket[socket] & self.free)]
         self.take(ordered[: self.needed])
 
     def take_units(self, units: Iterable[frozenset[int]]) -> None:
+        """Takes each of these units that fits in what is still needed, in their order."""
         for unit in units:
             if len(unit) <= self.needed:
                 self.take(unit)
 
     def take(self, cpus: Iterable[int]) -> None:
+        """Moves these CPUs from the free ones to the taken ones."""
         chosen = frozenset(cpus)
         self.taken |= chosen
         self.free -= chosen
@@ -132,6 +145,7 @@ class Taking:
         return self.ordered(self.cpus.node_of, within=self.cpus.socket_of, outer=self.sockets())
 
     def sockets(self) -> list[int]:
+        """Sockets with free CPUs, in the order in which they are used."""
         if not self.cpus.numa_first:
             return self.ordered(self.cpus.socket_of)
         return self.ordered(self.cpus.socket_of, within=self.cpus.node_of, outer=self.nodes())
@@ -141,7 +155,7 @@ class Taking:
         return self.ordered(self.cpus.uncore_of, within=self.cpus.node_of, outer=self.nodes())
 
     def cores(self) -> list[int]:
-        """Cores with free CPUs: unit by unit of the level above them."""
+        """Cores with free CPUs, unit by unit of the level above them."""
         if self.cpus.numa_first:
             return self.ordered(self.cpus.core_of, within=self.cpus.socket_of, outer=self.sockets())
         return self.ordered(self.cpus.core_of, within=self.cpus.node_of, outer=self.nodes())
@@ -149,7 +163,7 @@ class Taking:
     def ordered(
         self, unit_of: Mapping[int, int], within: Mapping[int, int] | None = None, outer: Iterable[int] = ()
     ) -> list[int]:
-        """The units with free CPUs, those of the first outer unit first, then by free CPUs, then by id."""
+        """The units with free CPUs: those of the first outer unit first, then by number of free CPUs, then by id."""
         units = [unit_of[cpu] for cpu in self.free]
         free = Counter(units)
         rank = {unit: position for position, unit in enumerate(outer)}

@@ -15,7 +15,7 @@ from topoalign.core.model.topology.model import Topology
 
 
 def reserved_cpus(topology: Topology, rules: AdmissionRules) -> frozenset[int]:
-    """Raises ValueError for a list that is none, NotEnoughCpus and TooMuchWork as `take` does."""
+    """Ids of the CPUs kept for the system. Raises ValueError for a bad list; NotEnoughCpus, TooMuchWork as `take`."""
     if rules.reserved_cpus.strip():
         return parse_cpuset(rules.reserved_cpus)
     if not rules.reserved_cpu_count:
@@ -25,5 +25,5 @@ def reserved_cpus(topology: Topology, rules: AdmissionRules) -> frozenset[int]:
 
 @lru_cache(maxsize=64)
 def chosen(cpus: CpuTopology, count: int, options: frozenset[CpuOption], mode: Mode) -> frozenset[int]:
-    """Asked for several times in every decision, and always the same on one machine."""
+    """The CPUs that the CPU manager keeps by its own choice. Cached: each decision asks for them several times."""
     return take(cpus, cpus.node_of.keys(), count, options, mode)

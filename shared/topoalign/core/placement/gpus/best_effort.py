@@ -19,5 +19,5 @@ from topoalign.core.placement.partition import best_split
 
 
 def best_effort(scores: Scores, available: Sequence[int], required: Collection[int], size: int) -> tuple[int, ...]:
-    """A set of `size` of the available positions, ascending, that holds all required ones."""
+    """Chooses `size` of the available positions, ascending, that hold all required ones: a set of the best split."""
     return best_split(scores, available, required, size).members

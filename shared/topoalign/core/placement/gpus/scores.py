@@ -16,7 +16,7 @@ Table = tuple[tuple[int, ...], ...]
 
 
 def link_scores(topology: Topology, devices: Sequence[DeviceID]) -> Scores:
-    """The pair scores of these devices."""
+    """The table of the pair scores of these devices, in their order."""
     table = [[0] * len(devices) for _ in devices]
     for (i, a), (j, b) in combinations(enumerate(devices), 2):
         table[i][j] = table[j][i] = pair_score(topology, a, b)
@@ -25,23 +25,23 @@ def link_scores(topology: Topology, devices: Sequence[DeviceID]) -> Scores:
 
 @made_once
 def gpu_scores(topology: Topology) -> Scores:
-    """The pair scores of all GPUs, in the hardware's order."""
+    """The table of the pair scores of all GPUs of a machine, in the hardware's order."""
     return link_scores(topology, tuple(topology.gpu_by_id))
 
 
 def scores_among(topology: Topology, gpus: Sequence[DeviceID]) -> Table:
-    """The pair scores of some of the machine's GPUs."""
+    """The table of the pair scores of some of the machine's GPUs, in their order."""
     scores, position = gpu_scores(topology), {gpu: i for i, gpu in enumerate(topology.gpu_by_id)}
     rows = [position[gpu] for gpu in gpus]
     return tuple(tuple(scores[row][column] for column in rows) for row in rows)
 
 
 def total(scores: Scores, members: Iterable[int]) -> int:
-    """The sum over all pairs of a set."""
+    """The score of a set: the sum over all its pairs."""
     return sum([scores[a][b] for a, b in combinations(members, 2)])
 
 
 @lru_cache(maxsize=256)
 def totals(table: Table, size: int) -> tuple[int, ...]:
-    """The total of each set of `size`, in the order of `combinations`. What is free has few forms: they are remembered."""
+    """The total of each set of `size`, in the order of `combinations`. Cached, for few sets of free GPUs occur."""
     return tuple(total(table, members) for members in combinations(range(len(table)), size))

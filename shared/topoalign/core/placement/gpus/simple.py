@@ -6,6 +6,6 @@ from topoalign.core.placement.gpus.scores import Scores
 
 
 def simple(scores: Scores, available: Sequence[int], required: Collection[int], size: int) -> tuple[int, ...]:
-    """A set of `size` of the available positions, ascending, that holds all required ones."""
+    """Chooses `size` of the available positions, ascending: all required ones, then the lowest."""
     others = sorted({*available}.difference(required))
     return tuple(sorted([*required, *others[: size - len(required)]]))

@@ -30,7 +30,7 @@ DGX2: Tables = {size: [range(first, first + size) for first in range(0, 16, size
 
 
 class StaticSets:
-    """A device policy made of one table."""
+    """A device policy made of one table: chooses the first set that holds all required GPUs and is available, or ()."""
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables

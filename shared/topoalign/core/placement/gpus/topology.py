@@ -44,7 +44,7 @@ BESIDE = PCIE_SCORE[PcieClass.PIX]
 
 
 class Nics(NamedTuple):
-    """The NICs that a container could get."""
+    """The NICs that a container could get, and how near each is to the GPUs."""
 
     wanted: int
     nearness: Sequence[Sequence[int]]
@@ -59,7 +59,7 @@ Asked = tuple[frozenset[int], frozenset[int], int, frozenset[int]]
 
 
 class SetScorer:
-    """What the GPUs of one machine are worth. Remembers what it worked out, so keep one per machine."""
+    """Scores sets of GPUs of one machine. Remembers what it computed, so keep one per machine."""
 
     def __init__(self, scores: Scores) -> None:
         self.scores = scores
@@ -70,7 +70,7 @@ class SetScorer:
         self._chosen: dict[Asked, tuple[int, ...]] = {}
 
     def chosen(self, asked: Asked, choose: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
-        """The answer to a question: the same for as long as the same GPUs are free, as on a node between two pods."""
+        """Returns the answer to a question. Remembered: the same GPUs stay free, as on a node between two pods."""
         if asked not in self._chosen:
             if len(self._chosen) >= MOST_KEPT:
                 self._chosen.clear()
@@ -78,6 +78,7 @@ class SetScorer:
         return self._chosen[asked]
 
     def own(self, members: tuple[int, ...]) -> float:
+        """The link score of a set as a share of the machine's best set of that size; 0 for a single GPU."""
         if members not in self._own:
             if len(self._own) >= MOST_KEPT:
                 self._own.clear()
@@ -86,7 +87,7 @@ class SetScorer:
         return self._own[members]
 
     def left(self, rest: frozenset[int]) -> float:
-        """What these GPUs can be split into: how many of the machine's best pairs, fours and eights."""
+        """The worth of what these GPUs can be split into: how many of the machine's best pairs, fours and eights."""
         if rest not in self._left:
             if len(self._left) >= MOST_KEPT:
                 self._left.clear()
@@ -94,7 +95,7 @@ class SetScorer:
         return self._left[rest]
 
     def splits(self, rest: tuple[int, ...]) -> dict[int, float]:
-        """For each size the total of the best partition, in units of the machine's best set."""
+        """Size -> the total of the best partition into sets of that size, in units of the machine's best set."""
         sizes = [size for size in SIZES if size <= len(rest) and self.best[size]]
         if len(rest) <= MOST_LISTED:
             return {size: best_total(self.scores, rest, size) / self.best[size] for size in sizes}
@@ -104,10 +105,10 @@ class SetScorer:
 
 def matched(scores: Scores, rest: Sequence[int], rounds: int) -> list[int]:
     """
-    What good partitions into 2, 4, 8, … of these GPUs are worth, for so many rounds.
+    The worth of good partitions of these GPUs into 2, 4, 8, …: one number for each of so many rounds.
 
-    In each round two groups are put together, those with the most between them first. On hierarchical machines that is the
-    best there is; elsewhere it is good, and costs little.
+    Each round joins two groups, those with the highest scores between them first. On hierarchical machines no partition
+    is better; on others it is good, and costs little.
     """
     groups: list[tuple[int, ...]] = [(gpu,) for gpu in rest]
     totals = []
@@ -136,9 +137,9 @@ def by_topology(
     nics: Nics = NO_NICS,
 ) -> tuple[int, ...]:
     """
-    The set of `size` available positions, ascending, that is worth the most and holds all required ones.
+    Chooses the set of `size` available positions, ascending, that is worth the most and holds all required ones.
 
-    `free` are all GPUs that nobody holds, those that are not offered here included.
+    `free` are all GPUs that nobody holds, including those that are not offered here.
     """
     everything = frozenset((*free, *available))
     if nics.wanted:
@@ -155,7 +156,7 @@ def weighed(
     everything: frozenset[int],
     nics: Nics,
 ) -> tuple[int, ...]:
-    """The best of all sets that are to be compared."""
+    """The best of all sets that are compared; of more than MOST_MATCHED free GPUs only those best at first sight."""
     sets = candidates(outlook.scores, available, required, size)
     if len(everything) > MOST_MATCHED:
         sets = nsmallest(MOST_WEIGHED, sets, key=lambda members: at_first_sight(outlook, members, everything, nics))
@@ -167,17 +168,17 @@ def weighed(
 
 
 def is_exact(free: int) -> bool:
-    """Whether what is left is judged by exact partitions where so many GPUs are free."""
+    """Whether partitions of what is left are exact where so many GPUs are free."""
     return free <= MOST_LISTED
 
 
 def most_weighed(free: int) -> int:
-    """How many sets are weighed with all their parts where so many GPUs are free."""
+    """The most sets that are weighed with all their parts where so many GPUs are free."""
     return MOST_COMPARED if free <= MOST_MATCHED else MOST_WEIGHED
 
 
 class Worth(NamedTuple):
-    """What a set is worth, in parts that have their weight already."""
+    """The worth of a set, in parts that are weighted already."""
 
     own: float
     left: float
@@ -185,12 +186,12 @@ class Worth(NamedTuple):
 
     @property
     def whole(self) -> float:
-        """Rounded, so that equal sets are equal whatever order their parts were added up in."""
+        """The sum of the parts, rounded, so that equal sets are equal in whatever order their parts were added."""
         return round(self.own + self.left + self.nics, 9)
 
 
 def worth(outlook: SetScorer, members: tuple[int, ...], free: frozenset[int], nics: Nics) -> Worth:
-    """Of a set that is taken from the free GPUs."""
+    """Weighs a set that is taken from the free GPUs."""
     left = outlook.left(free.difference(members))
     return Worth(outlook.own(members), LEFT * left, NICS * nearness(nics, members))
 
@@ -198,7 +199,7 @@ def worth(outlook: SetScorer, members: tuple[int, ...], free: frozenset[int], ni
 def at_first_sight(
     outlook: SetScorer, members: tuple[int, ...], free: frozenset[int], nics: Nics
 ) -> tuple[float, int, tuple[int, ...]]:
-    """Sorts sets, the best first, without a look at all that they leave."""
+    """The key that sorts sets, the best first, by links, NICs and the links that they cut, without what they leave."""
     cut = sum(outlook.scores[member][other] for member in members for other in free.difference(members))
     return -round(outlook.own(members) + NICS * nearness(nics, members), 9), cut, members
 
@@ -206,7 +207,7 @@ def at_first_sight(
 def candidates(
     scores: Scores, available: Sequence[int], required: Collection[int], size: int
 ) -> Iterable[tuple[int, ...]]:
-    """The sets to compare, ascending each."""
+    """The sets to compare, each ascending: all of them, or beyond MOST_COMPARED those that grow well."""
     free = [position for position in sorted(available) if position not in required]
     if comb(len(free), size - len(required)) <= MOST_COMPARED:
         if not required:
@@ -218,7 +219,7 @@ def candidates(
 
 
 def nearness(nics: Nics, members: Collection[int]) -> float:
-    """How near the nearest of the wanted NICs are to their nearest GPU of the set: 1 for a switch in common, on average."""
+    """How near the wanted NICs are to their nearest GPU of the set: 1 for a switch in common, on average."""
     if not nics.wanted:
         return 0.0
     nearest = sorted((max(row[member] for member in members) for row in nics.nearness), reverse=True)[: nics.wanted]

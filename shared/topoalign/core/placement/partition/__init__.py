@@ -11,7 +11,7 @@ Four ways lead there, each exact but the last:
 
 - up to 9 devices: all partitions, listed beforehand (`tables`);
 - hierarchical scores, any number of devices: what matters of each block is how many are left (`tree`);
-- up to 18 devices: bounds by prices, and then the few sets that are left (`prices`);
+- up to 18 devices: bounds by prices, and then the few sets that are left (`lagrangian`);
 - more, or where an exact search ends at its limit on work: sets that grow greedily and then exchange devices (`greedy`).
   Neither the chosen set nor the total is worth less than what grew greedily, and the answer says that it is not exact.
 
@@ -36,7 +36,7 @@ MOST_STEPS = 50_000
 
 
 class Partition(NamedTuple):
-    """What a search for the best partition found."""
+    """The best partition that a search found, and its chosen set."""
 
     members: tuple[int, ...]
     """The chosen set: positions, ascending."""
@@ -47,7 +47,7 @@ class Partition(NamedTuple):
 
 
 class SetScores(NamedTuple):
-    """The best sets of each size that some devices have."""
+    """The scores of the best sets of each size that some devices have."""
 
     best: tuple[int, ...]
     """The score of the best set of 0, 1, 2, … devices, up to all of them."""
@@ -57,10 +57,10 @@ class SetScores(NamedTuple):
 
 def best_split(scores: Scores, available: Collection[int], required: Collection[int], size: int) -> Partition:
     """
-    The chosen set of a best partition of the available positions, and what that partition is worth.
+    Finds the chosen set of a best partition of the available positions, and what that partition is worth.
 
-    Requires what `placement.choose` checks: distinct positions of the table, all required ones available, and
-    max(1, len(required)) <= size <= len(available).
+    Requires what `placement.choose` checks: distinct positions of the table, all required ones available, and max(1,
+    len(required)) <= size <= len(available).
     """
     free = sorted(available)
     if size == len(free):
@@ -78,7 +78,7 @@ def best_split(scores: Scores, available: Collection[int], required: Collection[
 
 
 def exact_split(scores: Scores, required: Sequence[int], size: int) -> tuple[int, int]:
-    """The chosen set of all positions of the table, as a mask, and the total. Raises TooMuchWork."""
+    """Finds the chosen set of all positions of the table, as a mask, and the total. Raises TooMuchWork."""
     devices = len(scores)
     fixed = mask_of(required, devices)
     if devices <= MOST_LISTED:
@@ -94,9 +94,10 @@ def exact_split(scores: Scores, required: Sequence[int], size: int) -> tuple[int
 
 def best_total(scores: Scores, devices: Collection[int], size: int) -> int:
     """
-    The most that a partition of these positions into sets of `size` and one smaller set is worth; 0 < size <= their number.
+    The most that a partition of these positions into sets of `size` and one smaller set is worth; 0 < size <= their
+    number.
 
-    Where `best_split` is not exact, what the greedy partition is worth.
+    Where `best_split` is not exact, it is what the greedy partition is worth.
     """
     return best_split(scores, devices, (), size).total
 
@@ -118,6 +119,6 @@ def best_sets(scores: Scores, devices: Collection[int]) -> SetScores:
 
 
 def among(scores: Scores, positions: Sequence[int]) -> Scores:
-    """The rows and columns of two or more positions."""
+    """The table of two or more positions: their rows and columns."""
     columns = itemgetter(*positions)
     return [columns(scores[position]) for position in positions]

@@ -1,4 +1,4 @@
-"""Puts sets together in every way that covers all devices, each exactly once: the last part of the search by prices."""
+"""Combines sets in every way that covers all devices, each exactly once: the last part of the Lagrangian search."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,7 +6,7 @@ from topoalign.core.placement.partition.search_budget import SearchBudget
 
 
 class Cover:
-    """The best covers by sets of one size and at most one smaller set of what is left over, all given as masks."""
+    """Finds the best covers by sets of one size and at most one smaller set of what is left over, all as masks."""
 
     def __init__(self, masks: Iterable[int], size: int, worth: Sequence[int], work: SearchBudget) -> None:
         self.size = size

@@ -20,7 +20,7 @@ Sets = list[list[int]]
 
 def greedy_split(scores: Scores, required: Sequence[int], size: int) -> tuple[list[int], int]:
     """
-    A good set that holds all required positions, and what the partition of the table is worth that it belongs to.
+    Finds a good set that holds all required positions, and what the partition of the table is worth that it belongs to.
 
     Neither is worth less than without exchanges.
     """
@@ -31,7 +31,7 @@ def greedy_split(scores: Scores, required: Sequence[int], size: int) -> tuple[li
 
 
 def best_grown(scores: Scores) -> tuple[int, ...]:
-    """The score of a good set of 0, 1, 2, … devices: of the sets that grow from each position the best of the size."""
+    """The score of a good set of 0, 1, 2, … devices: the best of the sets of each size that grow from a position."""
     devices = len(scores)
     best = [0] * (devices + 1)
     for start in range(devices):
@@ -44,7 +44,7 @@ def best_grown(scores: Scores) -> tuple[int, ...]:
 
 
 def grown(scores: Scores, required: Sequence[int], size: int) -> Sets:
-    """All positions in sets that grew one after the other, the first out of the required ones."""
+    """Splits all positions into sets that grow one after the other, the first from the required ones."""
     rest = list(range(len(scores)))
     sets: Sets = []
     while len(rest) > size:
@@ -57,7 +57,7 @@ def grown(scores: Scores, required: Sequence[int], size: int) -> Sets:
 
 
 def grow(scores: Scores, among: Sequence[int], seed: Sequence[int], size: int) -> list[int]:
-    """The seed and then what adds most, in this order, until there are `size`; of equals the lowest position."""
+    """Adds to the seed, in this order, what raises the score most, up to `size` devices; of equals the lowest."""
     members = list(seed)
     gain = {other: sum(scores[other][member] for member in members) for other in among if other not in members}
     while len(members) < size:
@@ -72,9 +72,9 @@ def grow(scores: Scores, among: Sequence[int], seed: Sequence[int], size: int) -
 
 def exchanged(scores: Scores, sets: Sets, fixed: Collection[int], *, guarded: bool) -> Sets:
     """
-    The sets after exchanges of two devices, as long as one adds to the total; the `fixed` ones stay where they are.
+    Exchanges two devices of different sets as long as that adds to the total; the `fixed` ones stay where they are.
 
-    Guarded: the first set, which has the pick of all devices, loses nothing by it.
+    Guarded: the first set, which was chosen from all devices, loses nothing by it.
     """
     home = {device: at for at, members in enumerate(sets) for device in members}
     links = [[sum(row[member] for member in members) for members in sets] for row in scores]

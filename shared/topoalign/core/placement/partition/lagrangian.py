@@ -48,7 +48,7 @@ INERTIA = 0.6
 
 
 class Kind(NamedTuple):
-    """Sets of which every partition has the same number."""
+    """Sets of which every partition has the same number, with their scores."""
 
     masks: tuple[int, ...]
     scores: list[int]
@@ -57,16 +57,18 @@ class Kind(NamedTuple):
     """Adds up the prices of the devices of each set."""
 
     def costs(self, prices: Sequence[int]) -> list[int]:
+        """The cost of each set: the prices of its devices less its score."""
         return list(map(sub, self.sums(prices), self.scores))
 
     def only(self, numbers: Iterable[int]) -> "Kind":
+        """The kind with only the sets at these positions."""
         chosen = [*numbers]
         masks = tuple(self.masks[each] for each in chosen)
         return Kind(masks, [self.scores[each] for each in chosen], self.number, sums_of(masks))
 
 
 class Bound(NamedTuple):
-    """No partition is worth more than `value`."""
+    """An upper bound at some prices: no partition is worth more than `value`, in 64ths of a point."""
 
     value: int
     prices: list[int]
@@ -76,9 +78,9 @@ class Bound(NamedTuple):
 
 def best_by_prices(scores: Scores, required: int, size: int, work: SearchBudget) -> tuple[int, int]:
     """
-    The chosen set, as a mask, and the total; `required` is a mask, too.
+    Finds the chosen set, as a mask, and the total; `required` is a mask, too.
 
-    Raises TooMuchWork where too many sets are left to be put together, as in a machine with much symmetry and no tree.
+    Raises TooMuchWork where too many sets are left to combine, as in a machine with much symmetry and no tree.
     """
     devices, worth = len(scores), set_scores(scores)
     kinds = kinds_of(worth, devices, required, size)
@@ -92,7 +94,7 @@ def best_by_prices(scores: Scores, required: int, size: int, work: SearchBudget)
 
 
 def kinds_of(worth: Sequence[int], devices: int, required: int, size: int) -> list[Kind]:
-    """The sets that can be in a partition; the answer is of the first kind."""
+    """The sets that can be in a partition, by kind; the chosen set is of the first kind."""
     full, left_over = divmod(devices, size)
     sets, rests = masks_of_size(devices, size), masks_of_size(devices, left_over)
     if required:
@@ -110,7 +112,7 @@ def kinds_of(worth: Sequence[int], devices: int, required: int, size: int) -> li
 
 
 def sums_of(masks: Sequence[int]) -> Callable[[Sequence[int]], list[int]]:
-    """Adds up the values of the devices of each mask: two look-ups, one for either half of the devices."""
+    """Makes a function that adds up the values of each mask's devices: two look-ups, one for either half of them."""
     padded = (*masks, 0, 0)
     half = max(padded).bit_length() // 2
     upper = itemgetter(*(mask >> half for mask in padded))
@@ -124,7 +126,7 @@ def sums_of(masks: Sequence[int]) -> Callable[[Sequence[int]], list[int]]:
 
 
 def lowest_bound(kinds: Sequence[Kind], prices: list[int], target: int) -> Bound:
-    """A bound about as low as prices make it; `target` is what some partition is worth."""
+    """The lowest bound that a few rounds of changing prices find; `target` is what some partition is worth."""
     best = bound_at(kinds, prices)
     pools: list[dict[int, None]] = [{} for _ in kinds]
     latest, idle = best, 0
@@ -141,13 +143,14 @@ def lowest_bound(kinds: Sequence[Kind], prices: list[int], target: int) -> Bound
 
 
 def bound_at(kinds: Iterable[Kind], prices: list[int]) -> Bound:
+    """The bound at these prices: their sum less the cheapest sets, as many as a partition has."""
     costs = [kind.costs(prices) for kind in kinds]
     least = sum(sum(nsmallest(kind.number, of_kind)) for kind, of_kind in zip(kinds, costs, strict=True))
     return Bound(sum(prices) - least, prices, costs)
 
 
 def lowered(kinds: Sequence[Kind], prices: list[int], target: int) -> list[int]:
-    """Prices with a lower bound, as far as these sets tell: subgradient steps with inertia, as long as the gap allows."""
+    """Prices with a lower bound, as far as these sets tell: subgradient steps with inertia, while the gap allows."""
     devices = len(prices)
     members = [[members_of(mask, devices) for mask in kind.masks] for kind in kinds]
     direction = [0.0] * devices
@@ -173,13 +176,14 @@ def lowered(kinds: Sequence[Kind], prices: list[int], target: int) -> list[int]:
 
 
 def cheapest(costs: Sequence[int], number: int) -> list[int]:
+    """The positions of the lowest costs, at most `number` of them."""
     return nsmallest(number, range(len(costs)), key=costs.__getitem__)
 
 
 def put_together(
     kinds: Sequence[Kind], bound: Bound, target: int, size: int, worth: Sequence[int], work: SearchBudget
 ) -> tuple[int, int]:
-    """The chosen set and the total, of the sets that cost little enough."""
+    """Finds the chosen set and the total among the sets that cost little enough. Raises TooMuchWork."""
     everything = len(worth) - 1
     dearest = [nsmallest(kind.number, costs)[-1] for kind, costs in zip(kinds, bound.costs, strict=True)]
     allowed = (bound.value - target) // 16 + 1

@@ -14,22 +14,24 @@ from topoalign.core.placement.gpus.scores import Scores
 
 
 def mask_of(members: Iterable[int], devices: int) -> int:
+    """The mask of these positions among so many devices."""
     return sum(1 << devices - 1 - member for member in members)
 
 
 def members_of(mask: int, devices: int) -> tuple[int, ...]:
+    """The positions of a mask, ascending."""
     return tuple(member for member in range(devices) if mask >> devices - 1 - member & 1)
 
 
 @cache
 def masks_of_size(devices: int, size: int) -> tuple[int, ...]:
-    """All sets of this size, the lowest indexes first."""
+    """The masks of all sets of this size, the lowest indexes first."""
     bits = [1 << bit for bit in reversed(range(devices))]
     return tuple(map(sum, combinations(bits, size)))
 
 
 def set_scores(scores: Scores) -> list[int]:
-    """The score of every set, by its mask: a device adds its links to those that are there."""
+    """Mask -> the score of the set, as a list. A device adds its links to the devices that are there."""
     worth = [0]
     for position in reversed(range(len(scores))):
         gains = doubled(scores[position][:position:-1])
@@ -38,7 +40,7 @@ def set_scores(scores: Scores) -> list[int]:
 
 
 def doubled(values: Iterable[int]) -> list[int]:
-    """The sum of every set of these values; the first value has the lowest bit."""
+    """The sum of every set of these values, by its mask; the first value has the lowest bit."""
     sums = [0]
     for value in values:
         sums += [value + smaller for smaller in sums]
@@ -46,5 +48,5 @@ def doubled(values: Iterable[int]) -> list[int]:
 
 
 def by_preference(worth: Sequence[int], masks: Iterable[int]) -> int:
-    """Of masks of one size the one with the highest score, of equals the one with the lowest indexes."""
+    """The mask with the highest score of masks of one size; of equals the one with the lowest indexes."""
     return max(masks, key=lambda mask: (worth[mask], mask))

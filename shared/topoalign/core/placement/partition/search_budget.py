@@ -6,18 +6,19 @@ from topoalign.core.model.errors import TooMuchWork
 
 
 class SearchBudget:
-    """Counts the steps of one search. No clock: the same question always gets the same answer."""
+    """Counts the steps of one search against a limit. No clock: the same question always gets the same answer."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
 
     def step(self, steps: int = 1) -> None:
-        """Raises TooMuchWork."""
+        """Counts `steps` more. Raises TooMuchWork when the limit is exceeded."""
         self.steps -= steps
         if self.steps < 0:
             self.give_up()
 
     def give_up(self) -> NoReturn:
+        """Raises TooMuchWork."""
         raise TooMuchWork(
             "the best way to split the devices was not found within the limit on work",
             "take the greedy answer, or split fewer devices",

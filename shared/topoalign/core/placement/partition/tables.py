@@ -31,7 +31,7 @@ class Table(NamedTuple):
 
 
 def best_by_table(scores: Scores, required: int, size: int) -> tuple[int, int]:
-    """The chosen set, as a mask, and the total. `required` is a mask, too; 1 < size < devices <= MOST_LISTED."""
+    """Finds the chosen set, as a mask, and the total. `required` is a mask, too; 1 < size < devices <= MOST_LISTED."""
     table = table_of(len(scores), size)
     worth = set_scores(scores)
     totals: Sequence[int] = table.columns[0](worth)
@@ -48,6 +48,7 @@ def best_by_table(scores: Scores, required: int, size: int) -> tuple[int, int]:
 
 @cache
 def table_of(devices: int, size: int) -> Table:
+    """Lists every partition of so many devices into sets of `size`. Cached: it does not depend on scores."""
     full = devices // size
     partitions = [
         [mask_of(each, devices) for each in (*sets, left_over)]
@@ -62,7 +63,7 @@ def table_of(devices: int, size: int) -> Table:
 
 
 def equal_sets(devices: tuple[int, ...], size: int) -> Iterator[list[tuple[int, ...]]]:
-    """Every way to split the devices into sets of this size; the first device of what is left leads the next set."""
+    """Yields every way to split the devices into sets of this size; the first device left leads the next set."""
     if not devices:
         yield []
         return

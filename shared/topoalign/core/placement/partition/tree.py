@@ -40,7 +40,7 @@ Tree = Block | int
 
 
 def tree_of(scores: Scores, positions: Sequence[int]) -> Tree | None:
-    """The tree that these devices hang in. None: their scores are not hierarchical."""
+    """The tree that the scores of these devices form. None: their scores are not hierarchical."""
     if len(positions) == 1:
         return positions[0]
     least = min(scores[a][b] for at, a in enumerate(positions) for b in positions[:at])
@@ -61,7 +61,7 @@ def tree_of(scores: Scores, positions: Sequence[int]) -> Tree | None:
 
 def best_by_tree(tree: Tree, devices: int, required: Sequence[int], size: int, work: SearchBudget) -> tuple[int, int]:
     """
-    The chosen set, as a mask, and the total.
+    Finds the chosen set, as a mask, and the total.
 
     Raises TooMuchWork where hardly any blocks are equal and sets are large: three quarters of an NVL72 whose trays are
     split in halves may be too much.
@@ -76,13 +76,14 @@ def best_sets_of_tree(tree: Tree, devices: int) -> tuple[int, ...]:
 
 
 def form_of(forms: Forms, tree: Tree, required: Set[int]) -> int:
+    """The form of a tree in which no device is taken and the next set must hold the required ones."""
     if isinstance(tree, int):
         return NEEDED if tree in required else DEVICE
     return forms.block(tree.value, [form_of(forms, child, required) for child in tree.children])
 
 
 class TreeSplit:
-    """The search for one tree and one size."""
+    """The search for the best partition of one tree into sets of one size."""
 
     def __init__(self, tree: Tree, devices: int, required: Sequence[int], size: int, work: SearchBudget) -> None:
         self.tree = tree
@@ -98,7 +99,7 @@ class TreeSplit:
         self._lowest: dict[tuple[int, int], int] = {}
 
     def solved(self) -> tuple[int, int]:
-        """The chosen set, as a mask, and the total. Raises TooMuchWork."""
+        """Finds the chosen set, as a mask, and the total. Raises TooMuchWork."""
         whole = form_of(self.forms, self.tree, self.required)
         most = self.greatest(whole)
         full, left_over = divmod(self.devices, self.size)
@@ -114,10 +115,10 @@ class TreeSplit:
 
     def greatest(self, whole: int) -> int:
         """
-        The most that a partition is worth.
+        The most that a partition is worth. Raises TooMuchWork.
 
-        Aims just below the bound first, and then lower: that a branch does not reach so high is soon known, and makes its
-        bound lower for the next search.
+        Aims just below the bound first, and then lower: that a branch does not reach so high is soon known, and makes
+        its bound lower for the next search.
         """
         limit, below = self.bound(whole), 1
         while True:
@@ -131,7 +132,7 @@ class TreeSplit:
             below *= 16
 
     def most(self, form: int, floor: int) -> int | None:
-        """The most that the partitions of a form are worth; None if that is not more than `floor`."""
+        """The most that partitions of a form are worth; None if that is not above `floor`. Raises TooMuchWork."""
         if self.forms.sizes[form] <= self.size:
             score = self.forms.scores[form]
             return score if score > floor else None
@@ -153,18 +154,18 @@ class TreeSplit:
         return best
 
     def takes_above(self, form: int, count: int, floor: int) -> list[tuple[int, int]]:
-        """The takes that leave a chance of a total above the floor."""
+        """The takes of `count` devices that leave a chance of a total above the floor."""
         others = self.by_sets(form, self.forms.sizes[form] - count)
         return [*self.forms.takes(form, count, floor + 1 - others).items()]
 
     def by_sets(self, form: int, devices: int) -> int:
-        """What sets that have so many devices in all can be worth at most, each as good as the best one of the form."""
+        """A bound on sets of so many devices in all, each worth as much as the best one of the form."""
         best = self.forms.best(form)
         full, left_over = divmod(devices, self.size)
         return best[left_over] + (full * best[self.size] if full else 0)
 
     def pairs(self, devices: int) -> int:
-        """How many pairs of so many devices can be in the same set."""
+        """The number of pairs of so many devices that can be in the same set."""
         full, left_over = divmod(devices, self.size)
         return full * comb(self.size, 2) + comb(left_over, 2)
 
@@ -192,7 +193,7 @@ class TreeSplit:
         return self.upper[form]
 
     def gain(self, form: int, outer: int) -> int:
-        """What the pairs that lie within this form can add at most, if all count `outer`, as in the block around it."""
+        """The most that the pairs within this form can add if all count `outer`, as in the block around it."""
         key = form, outer
         if key not in self._gains:
             value = self.forms.values[form]
@@ -201,7 +202,7 @@ class TreeSplit:
         return self._gains[key]
 
     def lowest(self, tree: Tree, rest: int, least: int = 0) -> int:
-        """Of the sets with the best score that leave this form of a tree, the one with the lowest indexes, as a mask."""
+        """Of the sets with the best score that leave this form of a tree, that with the lowest indexes, as a mask."""
         if isinstance(tree, int):
             return 1 << self.devices - 1 - tree if rest == EMPTY else 0
         form = form_of(self.forms, tree, self.required)
@@ -215,7 +216,7 @@ class TreeSplit:
         return self._lowest[id(tree), rest]
 
     def assigned(self, tree: Block, way: Sequence[int]) -> int:
-        """The lowest set that leaves this of the children: which of the children with equal forms is left which rest."""
+        """The lowest set that leaves the children this way: which children with equal forms are left which rest."""
         groups = self.forms.groups(form_of(self.forms, tree, self.required))
         olds = [child for child, number in groups for _ in range(number)]
         changes = Counter(zip(olds, way, strict=True))

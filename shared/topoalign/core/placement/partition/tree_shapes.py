@@ -33,7 +33,7 @@ class Share(NamedTuple):
 
 
 class Forms:
-    """All forms that occur in one search, and what can be taken from them."""
+    """All forms that occur in one search, by number, and what sets can take from them."""
 
     def __init__(self, size: int, work: SearchBudget | None = None) -> None:
         self.size = size
@@ -54,7 +54,7 @@ class Forms:
         self._marked = {DEVICE: NEEDED}
 
     def block(self, value: int, parts: Iterable[int]) -> int:
-        """The form made of these; of a single one that one itself."""
+        """The number of the form made of these parts; a single part is itself the form."""
         children = tuple(sorted(part for part in parts if part != EMPTY))
         if len(children) < 2:
             return children[0] if children else EMPTY
@@ -72,12 +72,12 @@ class Forms:
         return number
 
     def groups(self, form: int) -> list[tuple[int, int]]:
-        """Its children's forms, and how many children have each; the most devices first."""
+        """The forms of the children, with the number of children that have each; the most devices first."""
         groups = Counter(self.children[form]).items()
         return sorted(groups, key=lambda group: (self.sizes[group[0]] * group[1], group), reverse=True)
 
     def marked(self, form: int) -> int:
-        """The same with one device of its smallest child, and so on down, that the next set must hold."""
+        """The form with one device of its smallest child, and so on down, marked as one that the next set must hold."""
         if form not in self._marked:
             smallest = min(self.children[form], key=lambda child: (self.sizes[child], child))
             others = list(self.children[form])
@@ -87,7 +87,7 @@ class Forms:
 
     def takes(self, form: int, count: int, least: int = 0) -> dict[int, int]:
         """
-        Every form that can be left when a set of `count` devices is taken -> the best score of such a set.
+        Form that can be left when a set of `count` devices is taken -> the best score of such a set.
 
         What is taken holds all devices that the set must hold. Sets that score less than `least` may be missing.
         """
@@ -104,7 +104,7 @@ class Forms:
         return best
 
     def ways(self, form: int, count: int, least: int = 0) -> dict[tuple[int, ...], int]:
-        """The same in detail: what is left of each child, in the order of `groups` -> the best score."""
+        """What is left of each child, in the order of `groups` -> the best score of such a set: `takes` in detail."""
         value, groups = self.values[form], self.groups(form)
         everywhere = value * comb(count, 2)
         later = [[0]]
@@ -146,7 +146,7 @@ class Forms:
         return self._shares[key]
 
     def combined(self, share: Share, options: list[Share], number: int, most: int) -> Iterator[Share]:
-        """The share, and with it every choice of the options, repeated at will: `number` and `most` devices in all."""
+        """Yields the share, and with it all repeatable choices of the options: `number` and `most` devices in all."""
         self.work.step(2)
         yield share
         if len(share.rests) < number:
@@ -156,7 +156,7 @@ class Forms:
                     yield from self.combined(more, options[at:], number, most)
 
     def best(self, form: int) -> list[int]:
-        """The best score of a set of 0, 1, … `size` devices (or all of the form's). Marks have no say."""
+        """The best score of a set of 0, 1, … `size` devices (or all of the form's), whatever is marked."""
         if form not in self._best:
             value = self.values[form]
             extras = [0] if self.children[form] else [0] * (self.sizes[form] + 1)
@@ -166,7 +166,7 @@ class Forms:
         return self._best[form]
 
     def extras(self, child: int, number: int, value: int) -> list[int]:
-        """The same for `number` equal children, beyond the score of their block for each pair."""
+        """The best scores of sets of `number` equal children, beyond the score of their block for each pair."""
         key = child, number, value
         if key not in self._extras:
             one = [score - value * comb(count, 2) for count, score in enumerate(self.best(child))]
@@ -175,7 +175,7 @@ class Forms:
         return self._extras[key]
 
     def joined(self, some: list[int], more: list[int]) -> list[int]:
-        """The best of both together for each number of devices up to `size`."""
+        """The best sum of both lists for each number of devices up to `size`."""
         few, many = sorted((some, more), key=len)
         self.work.step(1 + len(few) * len(many) // 8)
         best = [-1] * min(len(some) + len(more) - 1, self.size + 1)
