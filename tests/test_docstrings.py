@@ -8,12 +8,18 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 GENERATED = "kubelet/grpc/api"
+DEVICESHARE = (
+    *("allocate", "annotations", "candidates", "device_object", "gpus", "inventory", "labels"),
+    *("names", "nearest", "node_inventory", "numa_hints", "partitions", "picking"),
+    *("quantities", "refusals", "same_pcie", "scores", "tree"),
+)
 DONE = (
     *(f"shared/topoalign/{name}" for name in ("cli", "client", "kubelet", "machines", "plugin_config")),
     *(f"shared/topoalign/{name}" for name in ("runtime", "testing", "tools")),
     *(f"shared/topoalign/core/{name}" for name in ("cpu_assignment", "model", "numa_sets", "policy", "state")),
     *(f"shared/topoalign/core/placement/{name}" for name in ("gpus", "partition")),
     *(f"shared/topoalign/core/{name}.py" for name in ("ports", "profile", "wire")),
+    *(f"shared/topoalign/core/deviceshare/{name}.py" for name in DEVICESHARE),
     *(f"services/{name}/topoalign/{name}" for name in ("discovery", "hinting", "registry")),
 )
 """Packages and modules without a public definition that lacks a docstring. Add one when it is done; take none out."""

@@ -104,9 +104,7 @@ class Taking:
                 self.part_of(inside[cache])
 
     def part_of(self, cache: frozenset[int]) -> None:
-        """
-        Takes all that is still needed from one cache, cores of lowest id first; nothing if it does not come out even.
-        """
+        """Takes all that is still needed from one cache, cores of lowest id first; nothing if it does not divide so."""
         threads = self.cpus.cpus_per_core
         cores = sorted({self.cpus.core_of[cpu] for cpu in cache & self.free})[: -(-self.needed // threads)]
         chosen = sorted(cpu for core in cores for cpu in self.cpus.in_core[core] & self.free)

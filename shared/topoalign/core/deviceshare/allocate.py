@@ -24,7 +24,10 @@ Allocation = Mapping[DeviceType, Sequence[Given]]
 
 
 def allocate(asked: Asked) -> Allocation:
-    """Raises DevicesDoNotFit, and TooMuchWork where a search for `SamePCIe` does not end within its limit."""
+    """
+    Chooses the devices of all types that a pod asks of a node. Raises DevicesDoNotFit, and TooMuchWork where a search
+    for `SamePCIe` does not end within its limit.
+    """
     kinds = types_to_give(asked)
     wants = {kind: wanted(asked, kind) for kind in kinds}
     offers = {kind: candidates(asked, kind, wants[kind].each) for kind in kinds}
@@ -42,8 +45,8 @@ def allocate(asked: Asked) -> Allocation:
 
 def types_to_give(asked: Asked) -> list[DeviceType]:
     """
-    The types that are looked at: all that something is asked of. Of a well-planned node Koordinator's filter looks at the
-    primary type alone, if whole GPUs are asked for; what it reserves are all of them.
+    The types to decide: all that something is asked of. On a well-planned node Koordinator's filter looks at the
+    primary type alone, if whole GPUs are asked for; its reservation looks at all of them.
     """
     kinds = [kind for kind in DeviceType if kind in asked.demand.requests]
     joint = asked.demand.joint
@@ -58,10 +61,10 @@ Offers = Mapping[DeviceType, Sequence[Candidate]]
 
 def check_counts(asked: Asked, kinds: Sequence[DeviceType], wants: Wants, offers: Offers) -> None:
     """
-    Raises DevicesDoNotFit where there are too few devices of a type, before GPUs are chosen for nothing.
+    Checks that there are enough devices of each type, before GPUs are chosen for nothing. Raises DevicesDoNotFit.
 
-    Not for GPUs: they are counted as soon as they are looked at, and refused for better reasons where only partitions or
-    scopes of them will do.
+    Not for GPUs: they are counted as soon as they are looked at, and refused for better reasons where only partitions
+    or scopes of them will do.
     """
     short = [kind for kind in kinds if len(able_ones(asked, kind, wants[kind], offers[kind])) < wants[kind].count]
     if short and DeviceType.GPU not in short:
@@ -71,7 +74,7 @@ def check_counts(asked: Asked, kinds: Sequence[DeviceType], wants: Wants, offers
 def allocate_jointly(
     asked: Asked, joint: Sequence[DeviceType], wants: Wants, offers: Offers
 ) -> dict[DeviceType, list[Given]]:
-    """The types of the joint list. Raises DevicesDoNotFit and TooMuchWork."""
+    """Chooses devices of the types of the joint list. Raises DevicesDoNotFit and TooMuchWork."""
     if not joint:
         return {}
     if not asked.compat and asked.demand.same_pcie and len(joint) > 1:
@@ -91,14 +94,17 @@ def allocate_jointly(
 
 
 def independently(asked: Asked, kind: DeviceType, want: Wanted, offer: Sequence[Candidate]) -> list[Given]:
-    """Devices of one type, wherever they are. Raises DevicesDoNotFit."""
+    """Chooses devices of one type, wherever they are. Raises DevicesDoNotFit."""
     return as_upstream(asked, kind, want, offer, ())
 
 
 def as_upstream(
     asked: Asked, kind: DeviceType, want: Wanted, offer: Sequence[Candidate], primary: Sequence[Given]
 ) -> list[Given]:
-    """Koordinator's way: devices on the primary ones' root complexes first, as many as there are of these. GPUs anywhere."""
+    """
+    Chooses devices as Koordinator does: those on the primary ones' root complexes first, as many as there are of these.
+    GPUs may be anywhere. Raises DevicesDoNotFit.
+    """
     preferred = pcies(primary)
     if asked.demand.same_pcie and len(preferred) > want.count:
         want = msgspec.structs.replace(want, count=len(preferred))
@@ -114,7 +120,7 @@ def as_upstream(
 def near(
     asked: Asked, kind: DeviceType, want: Wanted, offer: Sequence[Candidate], primary: Sequence[Given]
 ) -> list[Given]:
-    """Our way: from the nearest tier that has enough."""
+    """Chooses devices from the tier nearest to the primary ones that has enough. Raises DevicesDoNotFit."""
     places = around(each.device for each in primary)
     if kind is DeviceType.GPU:
         return nearest_gpus(asked, want, offer, places)
@@ -122,5 +128,5 @@ def near(
 
 
 def pcies(given: Sequence[Given]) -> frozenset[str]:
-    """The root complexes that devices are on."""
+    """The root complexes that devices are on, as far as they are known."""
     return frozenset(each.device.place.pcie for each in given if each.device.place is not None)

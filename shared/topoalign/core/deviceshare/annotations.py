@@ -42,7 +42,7 @@ _BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 
 
 class Hint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """How devices of one type are to be chosen."""
+    """How devices of one type are to be chosen: one entry of the annotation `device-allocate-hint`."""
 
     selector: LabelSelector | None = None
     vf_selector: LabelSelector | None = None
@@ -60,7 +60,7 @@ class Joint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="cam
 
 
 class PartitionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """The GPUs are to be a partition of the node's table."""
+    """Asks for GPUs that are a partition of the node's table."""
 
     allocate_policy: str = ""
     ring_bus_bandwidth: str | int | float | None = None
@@ -68,7 +68,7 @@ class PartitionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ren
 
 
 class Annotations(msgspec.Struct, frozen=True):
-    """What was said. None: not said."""
+    """The annotations of a pod that are about its devices. None: there is no such annotation."""
 
     hints: Mapping[DeviceType, Hint]
     joint: Joint | None
@@ -79,7 +79,10 @@ NO_HINT = Hint()
 
 
 def read_annotations(annotations: Mapping[str, str], *, compat: bool) -> Annotations:
-    """Raises NotMeant for what is not JSON of the right shape, and by default InvalidField for unknown values."""
+    """
+    Reads a pod's annotations. Raises NotMeant for what is not JSON of the right shape; by default also InvalidField for
+    unknown values, which `compat` ignores.
+    """
     hints = _read(annotations, HINT_ANNOTATION, "DeviceAllocateHint", dict[str, Hint], compat) or {}
     for name, hint in hints.items():
         _check_selectors(name, hint, compat)
@@ -94,7 +97,7 @@ def read_annotations(annotations: Mapping[str, str], *, compat: bool) -> Annotat
 
 
 def quantity(text: str | int | float) -> Fraction | None:
-    """A quantity as Kubernetes writes them (`200Gi`, `1.5`, `1e3`); None if it is none."""
+    """Parses a quantity as Kubernetes writes it (`200Gi`, `1.5`, `1e3`); None if it is none."""
     found = _QUANTITY.fullmatch(str(text))
     if found is None:
         return None
@@ -152,6 +155,7 @@ def _spelt(name: str, compat: bool) -> str:
 
 
 def is_struct(kind: Any) -> bool:
+    """Whether a type is a msgspec Struct."""
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
@@ -210,4 +214,5 @@ def _no_effect(where: str, value: object, remedy: str) -> None:
 
 
 def path(key: str) -> str:
+    """The path of a pod's annotation, for errors."""
     return f"pod.annotations[{key}]"

@@ -24,14 +24,14 @@ Caps = Mapping[DeviceType, Mapping[int, Quantities]]
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """What is wanted of one type."""
+    """How many devices of one type are wanted, and what of each."""
 
     count: int
     each: Quantities
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A device that may be considered."""
+    """A device that may be considered, with what is free of it and its score."""
 
     device: Device
     free: Quantities
@@ -39,10 +39,12 @@ class Candidate(msgspec.Struct, frozen=True):
 
     @property
     def minor(self) -> int:
+        """The device's number among the devices of its type."""
         return self.device.minor
 
     @property
     def pcie(self) -> str:
+        """The device's root complex; empty: unknown."""
         return self.device.place.pcie if self.device.place is not None else ""
 
 
@@ -62,7 +64,7 @@ or none where it has no preference.
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """A demand put to a node."""
+    """The demand of a pod, the devices of a node, and how to choose among them."""
 
     demand: Demand
     inventory: Inventory
@@ -79,6 +81,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def compat(self) -> bool:
+        """Whether Koordinator's answer is wanted, with all that is odd there."""
         return self.demand.compat
 
 
@@ -93,7 +96,7 @@ def considered(asked: Asked, kind: DeviceType) -> tuple[Device, ...]:
 
 
 def within(device: Device, nodes: Collection[int] | None, *, compat: bool) -> bool:
-    """A device of which no NUMA node is known will do; Koordinator leaves out those that have no place at all."""
+    """Whether a device is in these NUMA nodes, or in an unknown one. Koordinator leaves out devices without a place."""
     if nodes is None:
         return True
     if device.place is None:
@@ -102,7 +105,7 @@ def within(device: Device, nodes: Collection[int] | None, *, compat: bool) -> bo
 
 
 def candidates(asked: Asked, kind: DeviceType, each: Quantities) -> tuple[Candidate, ...]:
-    """By minor, with what is free of them and what a scorer makes of a request of `each`."""
+    """The candidates of a type by minor, with what is free of them and their score for a request of `each`."""
     caps, devices = asked.caps.get(kind), considered(asked, kind)
     if not asked.compat:
         devices = not_disturbed(devices, asked.inventory.by_type[kind], asked.demand.hint(kind))
@@ -115,10 +118,12 @@ def candidates(asked: Asked, kind: DeviceType, each: Quantities) -> tuple[Candid
 
 
 def capped(free: Quantities, cap: Quantities) -> dict[str, int]:
+    """Limits what is free of a device to what may be taken of it."""
     return {name: min(amount, cap.get(name, 0)) for name, amount in free.items()}
 
 
 def not_disturbed(devices: Sequence[Device], all_of_type: Sequence[Device], hint: Hint) -> tuple[Device, ...]:
+    """The devices that `exclusivePolicy` allows: unused ones, or those beside which none of their type is in use."""
     if hint.exclusive_policy == Exclusive.DEVICE:
         return tuple(device for device in devices if not device.busy)
     if hint.exclusive_policy == Exclusive.PCIE:
@@ -128,7 +133,7 @@ def not_disturbed(devices: Sequence[Device], all_of_type: Sequence[Device], hint
 
 
 def neighbourhood(device: Device) -> tuple[str, str | int]:
-    """What is shared with others on PCIe: the switches, else the root complex, else nothing."""
+    """The key of what a device shares with others on PCIe: the switches, else the root complex, else nothing."""
     place = device.place
     if place is not None and (place.switch or place.pcie):
         return ("switch", place.switch) if place.switch else ("pcie", place.pcie)
@@ -136,7 +141,7 @@ def neighbourhood(device: Device) -> tuple[str, str | int]:
 
 
 def fits(candidate: Candidate, each: Quantities, *, compat: bool) -> bool:
-    """Whether a device has what is asked. Koordinator does not ask for a resource that the device does not have at all."""
+    """Whether a device has what is asked. Koordinator ignores a resource that the device does not have at all."""
     free = candidate.free
     if not any(free.values()):
         return False
@@ -144,7 +149,7 @@ def fits(candidate: Candidate, each: Quantities, *, compat: bool) -> bool:
 
 
 def free_function(candidate: Candidate, hint: Hint) -> Function | None:
-    """The unused virtual function with the lowest address; one that an init container left before any other."""
+    """The unused virtual function with the lowest address, one that an init container left first; None: no such."""
     selector, device = hint.vf_selector, candidate.device
     unused = (
         function
@@ -177,7 +182,8 @@ def wanted_units(asked: Asked, kind: DeviceType) -> Wanted:
     """
     The same for a type of which one quantity is asked in units: what it counts depends on the hint.
 
-    With `RequestsAsCount` Koordinator takes 100 units for a hundred devices; the default takes them for one, as without.
+    With `RequestsAsCount` Koordinator takes 100 units for a hundred devices; the default takes them for one, as
+    without.
     """
     (name,) = RESOURCES[kind]
     hint, amount = asked.demand.hint(kind), asked.demand.requests[kind][name]
@@ -194,7 +200,7 @@ def wanted_units(asked: Asked, kind: DeviceType) -> Wanted:
 
 
 def all_of(asked: Asked, kind: DeviceType) -> list[Device]:
-    """What `ApplyForAll` means by all: the healthy ones in the NUMA nodes; with Koordinator every one of the node."""
+    """The devices that `ApplyForAll` means: healthy ones in the NUMA nodes; with Koordinator all of the node."""
     if not asked.compat:
         return [device for device in considered(asked, kind) if device.healthy]
     selector = asked.demand.hint(kind).selector

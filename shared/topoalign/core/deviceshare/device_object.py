@@ -74,7 +74,7 @@ class _DeviceObject(msgspec.Struct):
 
 def read_device(raw: object, node_labels: Mapping[str, str] | None = None) -> Inventory:
     """
-    The inventory that a Device object describes: its `devices`, `labels` and `annotations`, with quantities as integers.
+    Reads a Device object: its `devices`, `labels` and `annotations`, with quantities as integers.
 
     Devices of a type that is not known are left out. Raises InvalidField, which names the place.
     """
@@ -96,6 +96,7 @@ def read_device(raw: object, node_labels: Mapping[str, str] | None = None) -> In
 
 
 def built_in_table(labels: Mapping[str, str]) -> Table | None:
+    """Koordinator's own partition table for the GPU model of these node labels; None if it has none."""
     nvidia = labels.get(GPU_VENDOR, "") in ("", "nvidia")
     return HOPPER_TABLE if nvidia and labels.get(GPU_MODEL) in HOPPERS else None
 

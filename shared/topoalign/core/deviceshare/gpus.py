@@ -27,7 +27,7 @@ NOT_ENOUGH = "Insufficient GPU Devices"
 
 
 def pick_gpus(asked: Asked, wanted: Wanted, candidates: Sequence[Candidate]) -> list[Given]:
-    """The GPUs for a demand, of these candidates. Raises DevicesDoNotFit."""
+    """Chooses GPUs for a demand: a partition, else the smallest scope, else one by one. Raises DevicesDoNotFit."""
     for partition in partitions(asked, wanted, candidates):
         return given_all(partition, wanted)
     scoped = in_smallest_scope(asked, wanted, candidates)
@@ -40,6 +40,7 @@ def pick_gpus(asked: Asked, wanted: Wanted, candidates: Sequence[Candidate]) -> 
 
 
 def given_all(chosen: Sequence[Candidate], wanted: Wanted) -> list[Given]:
+    """Gives of each of these GPUs what is wanted."""
     return [Given(device=each.device, resources=wanted.each) for each in chosen]
 
 
@@ -49,18 +50,19 @@ def fitting(asked: Asked, wanted: Wanted, candidates: Sequence[Candidate]) -> di
 
 
 def used_minors(asked: Asked, candidates: Sequence[Candidate]) -> frozenset[int]:
-    """GPUs that somebody uses or that are not to be considered."""
+    """Minors of GPUs that are in use or not to be considered."""
     considered = {each.minor for each in candidates}
     gpus = asked.inventory.by_type[DeviceType.GPU]
     return frozenset(gpu.minor for gpu in gpus if gpu.busy or gpu.minor not in considered)
 
 
 def is_shared(asked: Asked) -> bool:
+    """Whether a part of a GPU is asked for, so that other pods may have the rest."""
     return asked.demand.gpu is not None and asked.demand.gpu.shared
 
 
 def is_honored(asked: Asked) -> bool:
-    """Whether GPUs are given as a partition or not at all."""
+    """Whether GPUs must be given as a partition of the table."""
     return not is_shared(asked) and (asked.demand.partition is not None or asked.inventory.honored)
 
 
@@ -95,7 +97,7 @@ def partitions(asked: Asked, wanted: Wanted, candidates: Sequence[Candidate]) ->
 
 
 def in_smallest_scope(asked: Asked, wanted: Wanted, candidates: Sequence[Candidate]) -> Sequence[Candidate] | None:
-    """The GPUs by the topology tree; None where there is no tree, or several GPUs are shared. Raises DevicesDoNotFit."""
+    """Chooses GPUs by the topology tree; None without a tree, or for several shared GPUs. Raises DevicesDoNotFit."""
     scope, level = asked.demand.hint(DeviceType.GPU).required_topology_scope, asked.demand.required_level
     if level is Level.DEVICE and not asked.compat:
         if wanted.count > 1:
@@ -122,7 +124,7 @@ def in_smallest_scope(asked: Asked, wanted: Wanted, candidates: Sequence[Candida
 
 
 def completed(given: Given) -> Given:
-    """With the bytes that a ratio of this GPU's memory comes to, or the ratio that bytes come to, cut off."""
+    """Adds the bytes that a ratio of this GPU's memory comes to, or the ratio that bytes come to, rounded down."""
     resources, memory = given.resources, given.device.total.get(GPU_BYTES, 0)
     if not memory:
         return given

@@ -27,7 +27,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Function(msgspec.Struct, frozen=True):
-    """A virtual function."""
+    """An SR-IOV virtual function of a NIC."""
 
     bus: str
     """PCI address."""
@@ -35,12 +35,14 @@ class Function(msgspec.Struct, frozen=True):
 
 
 class FunctionGroup(msgspec.Struct, frozen=True):
+    """Virtual functions of a device that have the same labels."""
+
     labels: dict[str, str]
     functions: tuple[Function, ...]
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """One device with what is used of it."""
+    """One device, with where it is, what it has and what is used of it."""
 
     kind: DeviceType
     minor: int
@@ -61,19 +63,22 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def total(self) -> dict[str, int]:
+        """Resource -> what the device has; nothing while it is unhealthy."""
         return self.resources if self.healthy else {}
 
     @cached_property
     def free(self) -> dict[str, int]:
+        """Resource -> what is not used of the device; nothing while it is unhealthy."""
         return {name: max(0, amount - self.used.get(name, 0)) for name, amount in self.total.items()}
 
     @property
     def busy(self) -> bool:
+        """Whether anything of the device is used."""
         return any(self.used.values()) or bool(self.used_functions)
 
 
 class Partition(msgspec.Struct, frozen=True):
-    """GPUs that a fabric manager can set apart."""
+    """A set of GPUs that a fabric manager can isolate."""
 
     minors: tuple[int, ...]
     score: int = 1
@@ -91,7 +96,7 @@ HOPPER_TABLE: Table = {
 
 
 class Inventory(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """All devices of a node."""
+    """All devices of a node, with its partition table and how it is applied."""
 
     devices: tuple[Device, ...] = ()
     table: Table | None = None
@@ -102,7 +107,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def by_type(self) -> Mapping[DeviceType, tuple[Device, ...]]:
-        """By minor."""
+        """Type -> its devices, by minor."""
         ordered = sorted(self.devices, key=lambda device: device.minor)
         return {kind: tuple(device for device in ordered if device.kind is kind) for kind in DeviceType}
 
@@ -113,7 +118,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         resources: Mapping[str, int],
         functions: Iterable[str] = (),
     ) -> "Inventory":
-        """The same with this much more of a device in use. What is said of devices that are not there is ignored."""
+        """Returns the inventory with this much more of a device in use. Ignores devices that do not exist."""
         devices = tuple(
             msgspec.structs.replace(
                 device,

@@ -26,7 +26,7 @@ NEED_VALUES = ("In", "NotIn")
 
 
 class Expression(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One condition."""
+    """One condition of a selector: the label `key` by an operator of `OPERATORS`."""
 
     key: str = ""
     operator: str = ""
@@ -40,20 +40,19 @@ class LabelSelector(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ren
     match_expressions: tuple[Expression, ...] = ()
 
     def matches(self, labels: Labels) -> bool:
+        """Whether these labels meet all conditions."""
         return all(labels.get(key) == value for key, value in self.match_labels.items()) and all(
             OPERATORS[each.operator](labels.get(each.key), each.values) for each in self.match_expressions
         )
 
 
 def matches(selector: LabelSelector | None, labels: Labels) -> bool:
-    """Without a selector everything matches."""
+    """Whether a selector matches these labels; without a selector everything matches."""
     return selector is None or selector.matches(labels)
 
 
 def fault(selector: LabelSelector, *, compat: bool) -> str | None:
-    """
-    What is wrong with a selector, or None. Koordinator does not look at `matchLabels` where there are no expressions.
-    """
+    """Returns what is wrong with a selector, or None. Koordinator ignores `matchLabels` without expressions."""
     if compat and not selector.match_expressions:
         return None
     for key, value in selector.match_labels.items():

@@ -8,7 +8,7 @@ from enum import IntEnum, StrEnum
 
 
 class DeviceType(StrEnum):
-    """In the order in which types are decided where nothing else orders them."""
+    """Koordinator's types of devices, in the order in which they are decided where nothing else orders them."""
 
     GPU = "gpu"
     RDMA = "rdma"
@@ -72,7 +72,7 @@ class Strategy(StrEnum):
 
 
 class Exclusive(StrEnum):
-    """With whom a device is not shared."""
+    """With which other pods' devices a device may not be shared or placed."""
 
     NONE = ""
     DEVICE = "DeviceLevel"
@@ -90,7 +90,7 @@ class TopologyScope(StrEnum):
 
 
 class Level(IntEnum):
-    """Upstream's numbers of the scopes: the higher, the nearer. A scope that is not known has level 0."""
+    """Koordinator's numbers of the scopes: the higher, the nearer. A scope that is not known has level 0."""
 
     NONE = 0
     NODE = 1

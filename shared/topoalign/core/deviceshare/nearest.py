@@ -35,7 +35,7 @@ GROUPS: Sequence[Callable[[Candidate], str | int]] = (
 
 
 class Around(msgspec.Struct, frozen=True):
-    """Where the primary devices are."""
+    """The switches, root complexes and NUMA nodes that primary devices are on."""
 
     switches: frozenset[str]
     pcies: frozenset[str]
@@ -52,6 +52,7 @@ class Around(msgspec.Struct, frozen=True):
 
 
 def around(devices: Iterable[Device]) -> Around:
+    """Collects where these devices are; unknown places are left out."""
     places = [place_of(device) for device in devices]
     return Around(
         frozenset(place.switch for place in places) - {""},
@@ -61,11 +62,12 @@ def around(devices: Iterable[Device]) -> Around:
 
 
 def place_of(device: Device) -> Place:
+    """Where a device is; `NOWHERE` if that is not known."""
     return device.place if device.place is not None else NOWHERE
 
 
 def nearest(asked: Asked, kind: DeviceType, want: Wanted, offer: Sequence[Candidate], primary: Around) -> list[Given]:
-    """Raises DevicesDoNotFit."""
+    """Chooses devices of a type near the primary ones, by the rule of this module. Raises DevicesDoNotFit."""
     ranked = sorted(offer, key=rank)
     order: list[Candidate] = []
     for tier, group in enumerate(GROUPS):
@@ -81,15 +83,17 @@ def nearest(asked: Asked, kind: DeviceType, want: Wanted, offer: Sequence[Candid
 
 
 def switch_of(given: Given) -> str:
+    """The switches that a given device is on; empty: unknown."""
     return place_of(given.device).switch
 
 
 def pcie_of(given: Given) -> str:
+    """The root complex that a given device is on; empty: unknown."""
     return place_of(given.device).pcie
 
 
 def nearest_gpus(asked: Asked, want: Wanted, offer: Sequence[Candidate], primary: Around) -> list[Given]:
-    """GPUs near other devices, exactly as many as are asked for, of the nearest tier that has them."""
+    """Chooses exactly as many GPUs as are asked for, of the nearest tier that has them. Raises DevicesDoNotFit."""
     for tier in range(ANY_TIER):
         try:
             return pick_gpus(asked, want, [each for each in offer if primary.tier(each.device) <= tier])

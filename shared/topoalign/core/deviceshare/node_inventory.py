@@ -39,7 +39,7 @@ _HOPPER = re.compile(rf"\b({'|'.join(HOPPERS)})\b")
 
 
 class LeftOver(NamedTuple):
-    """What init containers of a pod left to its other containers: unused though allocations hold it."""
+    """What init containers of a pod left to its other containers: free for these although allocations hold it."""
 
     devices: Collection[DeviceID] = ()
     functions: Collection[str] = ()
@@ -51,10 +51,10 @@ NOTHING = LeftOver()
 
 def inventory_of(state: NodeState, left: LeftOver = NOTHING, *, by_function: bool = False) -> Inventory:
     """
-    A node's GPUs and NICs.
+    Builds the inventory of a node's GPUs and NICs from its state.
 
-    To whom wants functions (`by_function`), a NIC of which others have some has one unit to give, which is a function; to
-    everybody else it has nothing.
+    A NIC of which others have some functions has one unit to give, which is a function, to a pod that wants functions
+    (`by_function`); to any other pod it has nothing.
     """
     topology = state.hardware
     places = places_of(topology)
@@ -97,15 +97,17 @@ def inventory_of(state: NodeState, left: LeftOver = NOTHING, *, by_function: boo
 
 
 def gpu_resources(gpu: Gpu) -> dict[str, int]:
+    """What a whole GPU has: hundredths of compute and of memory, and its bytes where they are known."""
     return {CORE: WHOLE, RATIO: WHOLE} | ({} if gpu.memory is None else {GPU_BYTES: gpu.memory})
 
 
 def gpu_labels(gpu: Gpu) -> dict[str, str]:
+    """The labels of a GPU: `model`, where its name is known."""
     return {"model": label(gpu.name)} if gpu.name else {}
 
 
 def nic_labels(nic: Nic) -> dict[str, str]:
-    """The state is ACTIVE if one port is."""
+    """The labels of a NIC: `name`, and `linkLayer` and `state` where known. The state is ACTIVE if one port is."""
     labels = {"name": label(nic.id)}
     layers = [port.link_layer for port in nic.ports if port.link_layer]
     states = [port.state for port in nic.ports if port.state]
@@ -117,12 +119,12 @@ def nic_labels(nic: Nic) -> dict[str, str]:
 
 
 def label(text: str) -> str:
-    """As a label's value can be: `NVIDIA-H100-80GB-HBM3`."""
+    """Turns text into the value of a label: `NVIDIA-H100-80GB-HBM3`."""
     return _NOT_IN_LABELS.sub("-", text)[:63].strip("-_.")
 
 
 def table_of(topology: Topology) -> Table | None:
-    """Koordinator's own table, for eight of the GPUs it is for behind NVSwitches."""
+    """Koordinator's own partition table, if the machine is eight of its GPUs behind NVSwitches; else None."""
     hopper = all(gpu.nvswitch_links and _HOPPER.search(gpu.name) for gpu in topology.gpus)
     return HOPPER_TABLE if hopper and [gpu.index for gpu in topology.gpus] == [*range(8)] else None
 
@@ -130,7 +132,7 @@ def table_of(topology: Topology) -> Table | None:
 @made_once
 def places_of(topology: Topology) -> Mapping[DeviceID, Place]:
     """
-    Where each GPU and NIC sits, by the bridges above it; by its links to others where the bridges are not known.
+    GPU or NIC -> where it is, by the bridges above it; by its links to others where the bridges are not known.
 
     A device of which nothing is known is absent.
     """
@@ -170,10 +172,11 @@ def connected(topology: Topology, classes: Collection[PcieClass]) -> Mapping[Dev
 
 
 def node_of(topology: Topology, resource: ResourceName, device: DeviceID) -> int:
-    """The NUMA node that a device is listed with; ANYWHERE if that is not known, or the device not offered as a whole."""
+    """The NUMA node that a device is listed with; ANYWHERE if it is unknown, or the device not offered as a whole."""
     nodes = topology.devices.get(resource, {}).get(device)
     return nodes[0] if nodes else ANYWHERE
 
 
 def ids_of(devices: Iterable[Device]) -> tuple[DeviceID, ...]:
+    """The device ids of these devices, in their order."""
     return tuple(DeviceID(device.id) for device in devices)

@@ -24,6 +24,12 @@ MOST_NODES = 10
 
 
 class NumaHint(msgspec.Struct, frozen=True):
+    """
+    A set of NUMA nodes on which a pod's devices could be.
+
+    `score` is `SAME_GPUS` if the GPUs chosen there are those chosen on the whole machine, else 0.
+    """
+
     nodes: tuple[int, ...]
     preferred: bool
     score: int
@@ -31,7 +37,7 @@ class NumaHint(msgspec.Struct, frozen=True):
 
 def numa_hints(asked: Asked) -> Mapping[DeviceType, Sequence[NumaHint]]:
     """
-    Type -> hints, the narrowest first; equal for all types. Nothing where no device is on a known NUMA node.
+    Finds type -> hints, the narrowest first; equal for all types. Empty where no device is on a known NUMA node.
 
     Raises DevicesDoNotFit where the whole machine cannot give the devices, and TooMuchWork.
     """
@@ -59,8 +65,9 @@ def numa_hints(asked: Asked) -> Mapping[DeviceType, Sequence[NumaHint]]:
 
 def has_enough(asked: Asked) -> bool:
     """
-    Whether the NUMA nodes have as many devices of each type as are wanted, whoever holds them and whatever a selector says.
-    A type without any device there passes, and is refused for that reason. Raises DevicesDoNotFit as `wanted` does.
+    Whether the NUMA nodes have as many devices of each type as are wanted, whoever holds them and whatever a selector
+    says. A type without any device there passes, and is refused for that reason. Raises DevicesDoNotFit as `wanted`
+    does.
     """
     wants = {kind: wanted(asked, kind).count for kind in types_to_give(asked)}
     totals = Counter(
@@ -72,7 +79,7 @@ def has_enough(asked: Asked) -> bool:
 
 
 def possible_gpus(asked: Asked) -> tuple[int, ...] | None:
-    """The GPUs that would be chosen on these NUMA nodes; None if the pod's devices cannot be had there."""
+    """Minors of the GPUs that would be chosen on these NUMA nodes; None if the pod's devices cannot be had there."""
     try:
         return gpu_minors(allocate(asked)) if has_enough(asked) else None
     except TooMuchWork:
@@ -82,4 +89,5 @@ def possible_gpus(asked: Asked) -> tuple[int, ...] | None:
 
 
 def gpu_minors(given: Allocation) -> tuple[int, ...]:
+    """Minors of the GPUs in an allocation, in its order."""
     return tuple(each.device.minor for each in given.get(DeviceType.GPU, ()))

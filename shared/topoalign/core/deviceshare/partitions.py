@@ -27,7 +27,7 @@ def feasible_partitions(
     compat: bool,
 ) -> Iterator[Partition]:
     """
-    The partitions of unused, usable GPUs, the preferred one first.
+    Yields the partitions of unused, usable GPUs, the preferred one first.
 
     `restricted` looks at the first score group only. Upstream stops at the first group that has a feasible one: take no
     more than the first to be equal to it.
@@ -46,13 +46,13 @@ def feasible_partitions(
 
 
 def score_groups(table: Table, size: int, *, compat: bool) -> list[list[Partition]]:
-    """Partitions of one size in groups of equal score, the preferred group first."""
+    """Groups partitions of one size by score, the preferred group first."""
     listed = sorted(table.get(size, ()), key=lambda partition: partition.score if compat else -partition.score)
     return [list(group) for _, group in groupby(listed, key=lambda partition: partition.score)]
 
 
 def worth_left(table: Table, size: int, used: frozenset[int], taken: Partition, *, compat: bool) -> int:
-    """What the partitions are worth that are still whole once this one is taken, of its size and above."""
+    """The worth of the partitions that are still whole once this one is taken, of its size and above."""
     gone = used | {*taken.minors}
     return sum(
         weight * partition.score

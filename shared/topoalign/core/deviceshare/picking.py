@@ -13,19 +13,19 @@ from topoalign.core.deviceshare.candidates import Candidate, Given, Wanted, fits
 
 
 def by_minor(candidates: Iterable[Candidate], preferred: Collection[int] = ()) -> list[Candidate]:
-    """The preferred minors first, among them by rank."""
+    """Sorts candidates: the preferred minors first, then by rank."""
     return sorted(candidates, key=lambda each: (each.minor not in preferred, *rank(each)))
 
 
 def by_preferred_pcie(candidates: Iterable[Candidate], preferred: Collection[str]) -> list[Candidate]:
-    """One of each preferred PCIe in turn, then the others."""
+    """Sorts candidates: one of each preferred PCIe in turn, then the others by rank."""
     ranked = sorted(candidates, key=rank)
     near = [each for each in ranked if each.pcie in preferred]
     return [*in_turn(near, lambda each: each.pcie), *(each for each in ranked if each.pcie not in preferred)]
 
 
 def in_turn(ranked: Sequence[Candidate], group: Callable[[Candidate], Hashable]) -> list[Candidate]:
-    """The best of each group, by rank, then the second of each, and so on."""
+    """Sorts candidates: the best of each group, by rank, then the second of each, and so on."""
     groups: dict[Hashable, list[Candidate]] = {}
     for each in ranked:
         groups.setdefault(group(each), []).append(each)
@@ -34,6 +34,7 @@ def in_turn(ranked: Sequence[Candidate], group: Callable[[Candidate], Hashable])
 
 
 def rank(candidate: Candidate) -> tuple[bool, int, int]:
+    """The key that sorts candidates of one type, the best first."""
     return (
         not candidate.device.left,  # one that an init container of the pod left,
         -candidate.score,  # then the best score,
@@ -42,7 +43,7 @@ def rank(candidate: Candidate) -> tuple[bool, int, int]:
 
 
 def given(candidate: Candidate, wanted: Wanted, hint: Hint, *, compat: bool) -> Given | None:
-    """What a pod would get of this device; None if it has not enough."""
+    """What a pod would get of this device; None if the device does not have enough."""
     if not fits(candidate, wanted.each, compat=compat):
         return None
     if hint.vf_selector is None:
@@ -52,7 +53,7 @@ def given(candidate: Candidate, wanted: Wanted, hint: Hint, *, compat: bool) -> 
 
 
 def pick(order: Iterable[Candidate], wanted: Wanted, most: int, hint: Hint, *, compat: bool) -> list[Given]:
-    """The first devices of an order that have enough, at most `most`."""
+    """Gives of the first devices of an order that have enough, at most `most`."""
     picked: list[Given] = []
     for candidate in order:
         if len(picked) >= most:

@@ -44,7 +44,7 @@ COMBINATIONS = [
 
 
 class GpuDemand(msgspec.Struct, frozen=True):
-    """What is asked of GPUs."""
+    """What a pod asks of GPUs: how many, what of each, and whether they may be shared."""
 
     count: int
     each: Quantities
@@ -55,7 +55,7 @@ class GpuDemand(msgspec.Struct, frozen=True):
 
 def by_type(requests: Quantities) -> dict[DeviceType, dict[str, int]]:
     """
-    Type -> normalised quantities; types that nothing is asked of are absent, and so are zeros.
+    Splits requests into type -> normalised quantities; types that nothing is asked of are absent, and so are zeros.
 
     Raises NotMeant.
     """
@@ -66,7 +66,7 @@ def by_type(requests: Quantities) -> dict[DeviceType, dict[str, int]]:
 
 
 def check(quantities: Quantities) -> None:
-    """Whether these quantities of one device type can be meant. Raises NotMeant."""
+    """Checks whether these quantities of one device type can be meant. Raises NotMeant."""
     if not quantities:
         raise NotMeant(FIELD, "pod request should not be empty", "ask for at least one device")
     for name in COUNTED:
@@ -103,7 +103,7 @@ def _shares_sound(quantities: Quantities) -> bool:
 
 
 def normalised(quantities: Quantities) -> dict[str, int]:
-    """Whole GPUs as hundredths of compute and of memory; the rest as it is."""
+    """Turns whole GPUs into hundredths of compute and of memory; the rest stays as it is."""
     for name in (*WHOLE_GPUS, HUNDREDTHS):
         if name in quantities:
             amount = quantities[name] * (1 if name == HUNDREDTHS else WHOLE)
@@ -112,7 +112,7 @@ def normalised(quantities: Quantities) -> dict[str, int]:
 
 
 def gpu_demand(quantities: Quantities) -> GpuDemand:
-    """Shares normalised quantities out over GPUs; fractions are cut off."""
+    """Divides normalised quantities evenly over GPUs, rounded down."""
     ratio = quantities.get(RATIO, 0)
     count = quantities.get(SHARED, 0) or (ratio // WHOLE if ratio > WHOLE and ratio % WHOLE == 0 else 1)
     each = {name: amount // count for name, amount in quantities.items() if name != SHARED}

@@ -9,7 +9,7 @@ from topoalign.core.model.errors import InvalidField, NoFit, clean
 
 
 class Status(StrEnum):
-    """Codes of the scheduler framework."""
+    """Codes of the Kubernetes scheduler framework."""
 
     UNSCHEDULABLE = "Unschedulable"
     """Other pods that leave may help."""
@@ -18,7 +18,7 @@ class Status(StrEnum):
 
 
 class NotMeant(InvalidField):
-    """What a pod asks for cannot be meant, whatever the node: an annotation or a combination of resources."""
+    """Raised when what a pod asks for cannot be meant on any node: an annotation or a combination of resources."""
 
     status = Status.UNRESOLVABLE
 
@@ -28,7 +28,7 @@ class NotMeant(InvalidField):
 
 
 class DevicesDoNotFit(NoFit):
-    """The node has no devices left that are as the pod asks."""
+    """Raised when the node has no devices left that are as the pod asks."""
 
     code = "DevicesDoNotFit"
 
@@ -43,7 +43,7 @@ class DevicesDoNotFit(NoFit):
 
 
 class SharesRefused(NoFit):
-    """A part of a GPU is asked for."""
+    """Raised when a part of a GPU is asked for, and the node gives whole GPUs."""
 
     code = "SharesRefused"
 
@@ -55,14 +55,17 @@ class SharesRefused(NoFit):
 
 
 def insufficient(kind: DeviceType) -> DevicesDoNotFit:
+    """The refusal for too few devices of a type; it may pass when other pods leave."""
     return DevicesDoNotFit(f"Insufficient {kind} devices")
 
 
 def missing(kind: DeviceType, what: str = "devices") -> DevicesDoNotFit:
+    """The refusal for a type that the node does not have at all."""
     return DevicesDoNotFit(f"Insufficient {kind} {what}", Status.UNRESOLVABLE)
 
 
 def violation() -> DevicesDoNotFit:
+    """The refusal for `SamePCIe` without enough free devices side by side."""
     return DevicesDoNotFit(
         "node(s) Device Joint-Allocate rules violation",
         more=": SamePCIe asks for devices side by side that are not free",

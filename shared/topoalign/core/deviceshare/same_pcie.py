@@ -36,10 +36,12 @@ Offers = Mapping[DeviceType, Sequence[Candidate]]
 
 
 def switch(place: Place) -> str:
+    """The switches of a place; empty: unknown."""
     return place.switch
 
 
 def root_complex(place: Place) -> str:
+    """The root complex of a place; empty: unknown."""
     return place.pcie
 
 
@@ -71,14 +73,14 @@ Scopes = Mapping[ScopeOf, Sequence[Scope]]
 
 
 class SearchBudget:
-    """Counts the steps of a search, and tells them to who asked."""
+    """Counts the steps of a search against its limit, and reports each to the caller."""
 
     def __init__(self, tell: Callable[[], None] | None) -> None:
         self.left = MOST_STEPS
         self.tell = tell
 
     def spend(self) -> None:
-        """Raises TooMuchWork."""
+        """Counts one step. Raises TooMuchWork when the limit is exceeded."""
         if self.tell is not None:
             self.tell()
         self.left -= 1
@@ -90,7 +92,7 @@ class SearchBudget:
 
 
 def same_pcie(asked: Asked, joint: Sequence[DeviceType], wants: Wants, offers: Offers) -> dict[DeviceType, list[Given]]:
-    """All types of the joint list, the first being the primary one. Raises DevicesDoNotFit and TooMuchWork."""
+    """Chooses devices of all types of the joint list, the primary one first. Raises DevicesDoNotFit, TooMuchWork."""
     able = {kind: able_ones(asked, kind, wants[kind], offers[kind]) for kind in joint}
     for kind in joint:
         if len(able[kind]) < wants[kind].count:
@@ -105,16 +107,18 @@ def same_pcie(asked: Asked, joint: Sequence[DeviceType], wants: Wants, offers: O
 
 
 def able_ones(asked: Asked, kind: DeviceType, want: Wanted, offer: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates of a type that have enough, by rank."""
     hint = hint_of(asked, kind)
     return [each for each in sorted(offer, key=rank) if given(each, want, hint, compat=asked.compat) is not None]
 
 
 def hint_of(asked: Asked, kind: DeviceType) -> Hint:
+    """The hint that counts for a type; none for GPUs, which are not given as virtual functions."""
     return NO_HINT if kind is DeviceType.GPU else asked.demand.hint(kind)
 
 
 def scopes_of(asked: Asked, joint: Sequence[DeviceType], able: Offers, scope_of: ScopeOf) -> list[Scope]:
-    """The scopes with devices of all types, the ones with the least to spare first."""
+    """The scopes with devices of all types, those with the least to spare first."""
     primary = joint[0]
     busy = {scope_of(place_of(device)) for device in asked.inventory.by_type[primary] if device.busy}
     devices: dict[str, dict[DeviceType, list[Candidate]]] = {}
@@ -130,6 +134,7 @@ def scopes_of(asked: Asked, joint: Sequence[DeviceType], able: Offers, scope_of:
 
 
 def sparing(scope: Scope, primary: DeviceType) -> tuple[bool, bool, int, int]:
+    """The key that sorts scopes, the one to use first before the others."""
     return (
         not has_left(scope),  # one with what an init container left,
         not scope.busy,  # then one that is in use already,
@@ -139,13 +144,14 @@ def sparing(scope: Scope, primary: DeviceType) -> tuple[bool, bool, int, int]:
 
 
 def has_left(scope: Scope) -> bool:
+    """Whether an init container of the pod left a device of this scope."""
     return any(each.device.left for devices in scope.devices.values() for each in devices)
 
 
 def by_partition(
     asked: Asked, joint: Sequence[DeviceType], wants: Wants, offers: Offers, scopes: Scopes
 ) -> Sequence[Scope] | None:
-    """Scopes of the first GPU partition that will do; None if there is none. Raises DevicesDoNotFit as `partitions` does."""
+    """The scopes of the first GPU partition that will do; None: there is none. Raises DevicesDoNotFit."""
     if DeviceType.GPU not in joint:
         return None
     for partition in partitions(asked, wants[DeviceType.GPU], offers[DeviceType.GPU]):
@@ -158,13 +164,14 @@ def by_partition(
 
 
 def restricted(scope: Scope, gpus: Sequence[Candidate]) -> Scope:
+    """Returns the scope with only these of its GPUs."""
     minors = {each.minor for each in gpus}
     inside = [each for each in scope.devices[DeviceType.GPU] if each.minor in minors]
     return msgspec.structs.replace(scope, devices={**scope.devices, DeviceType.GPU: inside})
 
 
 def by_search(asked: Asked, joint: Sequence[DeviceType], wants: Wants, scopes: Scopes) -> Sequence[Scope] | None:
-    """The first scopes that will do. Raises DevicesDoNotFit and TooMuchWork."""
+    """The first set of scopes that will do; None if there is none. Raises DevicesDoNotFit and TooMuchWork."""
     required, work = asked.demand.required_level if DeviceType.GPU in joint else Level.NONE, SearchBudget(asked.step)
     if required is Level.DEVICE:
         if wants[DeviceType.GPU].count > 1:
@@ -180,7 +187,7 @@ def by_search(asked: Asked, joint: Sequence[DeviceType], wants: Wants, scopes: S
 
 
 def parts(scopes: Sequence[Scope], part_of: Callable[[Place], tuple[str | int, ...]]) -> list[list[Scope]]:
-    """The scopes of each part of the machine: first of the parts with what was left, then of those that are in use."""
+    """The scopes of each part of the machine: parts with what was left first, then those that are in use."""
     by_part: dict[tuple[str | int, ...], list[Scope]] = {}
     for scope in scopes:
         by_part.setdefault(part_of(scope.place), []).append(scope)
@@ -188,7 +195,7 @@ def parts(scopes: Sequence[Scope], part_of: Callable[[Place], tuple[str | int, .
 
 
 class Covering:
-    """Looks for the first set of scopes, in their order, that has enough of each type; the fewest scopes first."""
+    """Searches the first set of scopes, in their order, that has enough of each type; the fewest scopes first."""
 
     def __init__(self, scopes: Sequence[Scope], joint: Sequence[DeviceType], wants: Wants, work: SearchBudget) -> None:
         self.scopes, self.work = scopes, work
@@ -206,7 +213,7 @@ class Covering:
         self.failed: set[tuple[int, int, Needs]] = set()
 
     def find(self) -> list[Scope] | None:
-        """Raises TooMuchWork."""
+        """The first set of scopes; None if there is none. Raises TooMuchWork."""
         for size in range(1, self.most + 1):
             found = self.choose(0, size, self.needs)
             if found is not None:
@@ -214,7 +221,7 @@ class Covering:
         return None
 
     def choose(self, start: int, size: int, needs: Needs) -> tuple[int, ...] | None:
-        """`size` scopes from `start` on that together have what is still needed."""
+        """Positions of `size` scopes from `start` on that together have what is still needed; None: there are none."""
         if not size:
             return () if not any(needs) else None
         if (start, size, needs) in self.failed:
@@ -232,15 +239,17 @@ class Covering:
 
 
 def most_scopes(joint: Sequence[DeviceType], wants: Wants, scopes: int) -> int:
+    """The most scopes that a set may have: each gives at least one device of every type that is given exactly."""
     return min(scopes, *(wants[kind].count for kind in joint if is_exact(kind, joint)))
 
 
 def is_exact(kind: DeviceType, joint: Sequence[DeviceType]) -> bool:
-    """Of the primary type and of GPUs a pod gets what it asks for, of the others at least one for each scope."""
+    """Whether a pod gets no more than it asks for of a type: the primary one and GPUs; others serve each scope."""
     return kind in (joint[0], DeviceType.GPU)
 
 
 def enough(scopes: Sequence[Scope], joint: Sequence[DeviceType], wants: Wants) -> bool:
+    """Whether these scopes have enough of every type, and are not too many."""
     return len(scopes) <= most_scopes(joint, wants, len(scopes)) and all(
         sum(len(scope.devices[kind]) for scope in scopes) >= wants[kind].count for kind in joint
     )
@@ -249,12 +258,12 @@ def enough(scopes: Sequence[Scope], joint: Sequence[DeviceType], wants: Wants) -
 def taken(
     asked: Asked, joint: Sequence[DeviceType], wants: Wants, scopes: Sequence[Scope]
 ) -> dict[DeviceType, list[Given]]:
-    """What a pod gets of scopes that have enough."""
+    """What a pod gets of scopes that have enough, by type."""
     return {kind: taken_of(asked, kind, wants[kind], scopes, exact=is_exact(kind, joint)) for kind in joint}
 
 
 def taken_of(asked: Asked, kind: DeviceType, want: Wanted, scopes: Sequence[Scope], *, exact: bool) -> list[Given]:
-    """One of each scope in turn."""
+    """What a pod gets of one type: one device of each scope in turn."""
     scope_of = {each.minor: scope.id for scope in scopes for each in scope.devices[kind]}
     ranked = sorted(chain.from_iterable(scope.devices[kind] for scope in scopes), key=rank)
     order = in_turn(ranked, lambda each: scope_of[each.minor])

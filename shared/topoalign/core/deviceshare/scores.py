@@ -18,6 +18,8 @@ DEFAULT_WEIGHTS: Mapping[str, int] = MappingProxyType({RATIO: 1, GPU_BYTES: 1, R
 
 
 class Packing(StrEnum):
+    """Whether a device that is used more, or one that is used less, scores higher."""
+
     LEAST_ALLOCATED = "LeastAllocated"
     """Spread."""
     MOST_ALLOCATED = "MostAllocated"
@@ -25,7 +27,7 @@ class Packing(StrEnum):
 
 
 class Scorer(msgspec.Struct, frozen=True):
-    """How devices are ranked."""
+    """How devices are ranked: the strategy, and the weight of each resource."""
 
     strategy: Packing = Packing.LEAST_ALLOCATED
     weights: Mapping[str, int] = DEFAULT_WEIGHTS
@@ -33,7 +35,7 @@ class Scorer(msgspec.Struct, frozen=True):
 
 
 def device_score(scorer: Scorer, total: Quantities, free: Quantities, request: Quantities) -> int:
-    """The weighted mean over the resources that the device has."""
+    """The score of a device, 0 to 100: the weighted mean over the resources that it has."""
     weights = {name: weight for name, weight in scorer.weights.items() if total.get(name, 0) > 0 and weight > 0}
     if not weights:
         return 0
@@ -45,6 +47,7 @@ def device_score(scorer: Scorer, total: Quantities, free: Quantities, request: Q
 
 
 def resource_score(strategy: Packing, total: int, free: int, request: int) -> int:
+    """The score of one resource with the request on top, 0 to 100, rounded down."""
     used = total if free > total else total - free + request
     if strategy is Packing.MOST_ALLOCATED:
         return min(used, total) * 100 // total

@@ -16,7 +16,7 @@ from topoalign.core.deviceshare.names import Level
 
 
 class Scope(msgspec.Struct, frozen=True):
-    """A part of the machine with the GPUs in it."""
+    """A part of the machine with the GPUs in it: the node, a NUMA node, a root complex, or its switches."""
 
     level: Level
     minors: tuple[int, ...]
@@ -24,7 +24,7 @@ class Scope(msgspec.Struct, frozen=True):
 
 
 class Found(NamedTuple):
-    """A scope that has enough GPUs."""
+    """A scope that has enough GPUs, with what it is compared by."""
 
     left: int
     """How many an init container of the pod left, of those that would be taken."""
@@ -37,7 +37,7 @@ class Found(NamedTuple):
 
 
 def tree_of(gpus: Sequence[Device], *, compat: bool) -> Scope | None:
-    """The tree of a node's GPUs, by minor; None if one of them has no place."""
+    """Builds the tree of a node's GPUs, by minor; None if one of them has no known place."""
     if any(gpu.place is None for gpu in gpus):
         return None
     paths = {gpu.minor: path_of(gpu, compat=compat) for gpu in gpus}
@@ -63,7 +63,7 @@ def _scope(prefix: tuple[int | str, ...], paths: Mapping[int, tuple[int | str, .
 
 
 class Search(msgspec.Struct, frozen=True, kw_only=True):
-    """What is looked for in a tree."""
+    """The search for the smallest scope of a tree that has enough GPUs."""
 
     fitting: Mapping[int, Candidate]
     """Minor -> the GPU, of those that have enough."""
@@ -76,7 +76,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     chooser: Chooser | None = None
 
     def best(self, tree: Scope) -> Sequence[Candidate] | None:
-        """GPUs of the best scope of a tree; None if none will do. The chooser is asked once, about that scope."""
+        """Chooses GPUs of the best scope of a tree; None if none will do. Asks the chooser once, about that scope."""
         found = self.best_in(tree)
         if found is None:
             return None
@@ -101,6 +101,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
         return Found(left, depth, dirty, here[0].score, tuple(here))
 
     def preference(self, found: Found) -> tuple[int, int, int, int]:
+        """The key that sorts scopes with enough GPUs; the greatest is the best."""
         return (
             found.left,  # the most that an init container left,
             found.depth,  # then the smallest scope,
