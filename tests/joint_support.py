@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from topoalign.core.deviceshare.allocate import allocate
 from topoalign.core.deviceshare.candidates import Asked, Caps
-from topoalign.core.deviceshare.demand import Demand, read_demand
+from topoalign.core.deviceshare.demand import JointDemand, read_demand
 from topoalign.core.deviceshare.inventory import Device, Function, FunctionGroup, Inventory, Place, Table
 from topoalign.core.deviceshare.names import (
     CORE,
@@ -71,7 +71,7 @@ def demand(
     partition: object = None,
     *,
     compat: bool = False,
-) -> Demand:
+) -> JointDemand:
     said = {JOINT_ANNOTATION: joint, HINT_ANNOTATION: hints, PARTITION_ANNOTATION: partition}
     annotations = {key: json.dumps(value) for key, value in said.items() if value is not None}
     return read_demand(annotations, requests, compat=compat)

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from topoalign.core.admission.admit import admit
+from topoalign.core.admission.admit import decide
 from topoalign.core.admission.kubelet_devices import check_resources
+from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.decisions import Decision, noted
 from topoalign.core.model.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
 from topoalign.core.model.ids import NodeName
@@ -44,8 +45,10 @@ class Described:
         if self.kubelet_config is not None:
             rules = configuration.load_configuration(self.kubelet_config)
         node = self.node(machine, rules)
-        passed_over = check_resources(pod, machine.topology, node.registered)
-        decision = admit(node.state, pod, overridden(rules, changes))
+        rules = overridden(rules, changes)
+        demand = read_pod(pod, rules)
+        passed_over = check_resources(demand, machine.topology, node.registered)
+        decision = decide(node.state, demand, rules)
         starting = settling(self.kubelet_root, time.time()) if self.kubelet_root is not None else None
         notes = (*node.findings, *([starting] if starting is not None else []), *passed_over)
         return node.state.node, noted(decision, notes), machine.topology

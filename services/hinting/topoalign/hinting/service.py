@@ -11,9 +11,7 @@ from anyio.abc import TaskStatus
 
 from topoalign.client import Client
 from topoalign.core import wire
-from topoalign.core.admission.validate import validate_pod
-from topoalign.core.hints.preconditions import check_rules
-from topoalign.core.hints.providers import answer
+from topoalign.core.hints.providers import answer, request_of
 from topoalign.core.model.errors import InvalidField, Unavailable
 from topoalign.core.model.events import TopologyDiscovered
 from topoalign.core.model.hints import HintAnswer, HintQuestion
@@ -69,6 +67,4 @@ class Hinting:
         known = self._topology
         if known is None or question.topology != (known.epoch, known.revision):
             raise UnknownTopology(question.topology, (known.epoch, known.revision) if known is not None else None)
-        validate_pod(question.pod)
-        check_rules(question.rules)
-        return answer(question, known)
+        return answer(request_of(question, known))

@@ -1,18 +1,18 @@
 """
 The one decision: does this pod fit on this node, and what does each of its containers get?
 
-`admission` does no I/O. It yields what it wants to know, hints and preferences among devices, and is sent the answers by
+`decided` does no I/O. It yields what it wants to know, hints and preferences among devices, and is sent the answers by
 `drive`: the allocator asks the hinting service, a kubelet asks its device plugins, and `admit` asks the functions of this
 package. Nothing of it depends on time or chance, so equal questions get equal decisions. How it is decided is in `pipeline`.
 """
 
 from topoalign.core.admission.drive import drive
 from topoalign.core.admission.pipeline import AdmissionRun, Question, Reply, Steps
-from topoalign.core.admission.validate import validate_pod
-from topoalign.core.hints.joint_devices import check_annotations
+from topoalign.core.demand.pod_demand import PodDemand, read_pod
 from topoalign.core.hints.preconditions import check_decidable, check_rules
+from topoalign.core.hints.provider import HintRequest
 from topoalign.core.hints.providers import answer
-from topoalign.core.model.decisions import Decision, PreferenceQuestion
+from topoalign.core.model.decisions import Decision
 from topoalign.core.model.errors import NoFit
 from topoalign.core.model.requests import AdmissionRules, PodRequest
 from topoalign.core.placement.preference import prefer
@@ -26,46 +26,47 @@ def admit(state: NodeState, pod: PodRequest, rules: AdmissionRules) -> Decision:
 
     Raises InvalidField for a request or rules that cannot be meant; everything else is an Admission or a Refusal.
     """
-    return drive(admission(state, pod, rules), lambda asked: answer_to(asked, state, rules))
+    return decide(state, read_pod(pod, rules), rules)
+
+
+def decide(state: NodeState, demand: PodDemand, rules: AdmissionRules) -> Decision:
+    """`admit` for a pod that is read already, by the same rules. Raises InvalidField for rules that cannot be meant."""
+    return drive(decided(AdmissionRun(state, demand, rules)), lambda asked: answer_to(asked, state, rules))
+
+
+def admission(state: NodeState, pod: PodRequest, rules: AdmissionRules) -> Steps[Decision]:
+    """`decided` for a request. Raises InvalidField, as `admit` does."""
+    return decided(AdmissionRun(state, read_pod(pod, rules), rules))
 
 
 def answer_to(asked: Question, state: NodeState, rules: AdmissionRules) -> Reply:
     """What this process knows; in mode `kubelet` a device plugin is told no more than a kubelet tells it."""
-    if isinstance(asked, PreferenceQuestion):
-        asked = asked if profile_of(rules.mode).tells_plugins_context else asked.without_context()
-        return prefer(
-            state.hardware,
-            asked.resource,
-            asked.available,
-            asked.must_include,
-            asked.size,
-            rules.placement,
-            asked.near,
-            asked.beside,
-        )
-    assert state.topology is not None, "nothing is asked before the topology is known"
-    return answer(asked, state.topology)
+    if isinstance(asked, HintRequest):
+        return answer(asked)
+    asked = asked if profile_of(rules.mode).tells_plugins_context else asked.without_context()
+    return prefer(
+        state.hardware,
+        asked.resource,
+        asked.available,
+        asked.must_include,
+        asked.size,
+        rules.placement,
+        asked.near,
+        asked.beside,
+    )
 
 
-def admission(state: NodeState, pod: PodRequest, rules: AdmissionRules) -> Steps[Decision]:
+def decided(run: AdmissionRun) -> Steps[Decision]:
     """
     The decision, step by step; the driver sends the answer to each question.
 
     A driver whose device plugin fails throws a TopoalignError at the PreferenceQuestion, and one that gets no hints throws
-    the NoFit at the HintQuestion; the pod is refused. Raises InvalidField, as `admit` does.
+    the NoFit at the HintRequest; the pod is refused. Raises InvalidField for rules that cannot be meant.
     """
-    return (yield from decided(AdmissionRun(state, pod, rules)))
-
-
-def decided(deciding: AdmissionRun) -> Steps[Decision]:
-    """`admission` by this decision, for who follows how far it is. Raises as `admission` does."""
-    state, pod, rules = deciding.state, deciding.pod, deciding.rules
-    validate_pod(pod)
-    check_rules(rules)
-    check_annotations(pod, rules)
+    check_rules(run.rules)
     try:
-        check_decidable(state, pod, rules)
-        yield from deciding.decide()
+        check_decidable(run.state, run.demand, run.rules)
+        yield from run.decide()
     except NoFit as misfit:
-        return deciding.refusal(misfit)
-    return deciding.admission()
+        return run.refusal(misfit)
+    return run.admission()

@@ -10,13 +10,14 @@ from functools import partial
 import msgspec
 
 from topoalign.core.admission.alternatives import considered
+from topoalign.core.demand.pod_demand import ContainerDemand
 from topoalign.core.deviceshare.candidates import Candidate, Chooser
 from topoalign.core.deviceshare.node_devices import ContainerDevices, joint_devices
 from topoalign.core.deviceshare.node_inventory import places_of
 from topoalign.core.hints.joint_devices import asked_for, left_to
 from topoalign.core.model.decisions import Considered, PlacementContext
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
-from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Scope
+from topoalign.core.model.requests import AdmissionRules, Scope
 from topoalign.core.model.topology.bitmask import Mask, nodes_of
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.placement.preference import prefer
@@ -32,7 +33,7 @@ COMPAT = "as Koordinator chooses"
 
 
 def place_jointly(
-    state: NodeState, pod: PodRequest, container: ContainerRequest, rules: AdmissionRules, affinity: Mask | None
+    state: NodeState, container: ContainerDemand, rules: AdmissionRules, affinity: Mask | None
 ) -> tuple[ContainerDevices, tuple[Considered, ...]]:
     """
     What a container gets on these NUMA nodes (None: on any), and the sets that were considered.
@@ -40,9 +41,9 @@ def place_jointly(
     A policy that admits without alignment has devices of other nodes, too, where those do not do. Raises DevicesDoNotFit
     and TooMuchWork.
     """
-    asked = asked_for(state, pod, container, rules, chooser(state, rules))
+    asked = asked_for(state, container, chooser(state, rules))
     got = joint_devices(asked, affinity, spill=POLICIES[rules.policy].admits(NO_AFFINITY))
-    return got, tuple(sets_of(state, pod, rules, affinity, got))
+    return got, tuple(sets_of(state, container, rules, affinity, got))
 
 
 def chooser(state: NodeState, rules: AdmissionRules) -> Chooser | None:
@@ -62,10 +63,10 @@ def by_policy(state: NodeState, placement: str, gpus: Sequence[Candidate], count
 
 
 def sets_of(
-    state: NodeState, pod: PodRequest, rules: AdmissionRules, affinity: Mask | None, got: ContainerDevices
+    state: NodeState, container: ContainerDemand, rules: AdmissionRules, affinity: Mask | None, got: ContainerDevices
 ) -> Iterator[Considered]:
     """As `considered` has them, with reasons of joint allocation."""
-    left = left_to(state, pod).devices
+    left = left_to(state, container).devices
     for resource, chosen in got.devices.items():
         free = frozenset((*state.ownership.free(resource), *left, *chosen))
         could_have = [device for device in state.hardware.devices[resource] if device in free]

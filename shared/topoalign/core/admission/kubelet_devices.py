@@ -17,12 +17,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from topoalign.core.hints.requested import device_limits
+from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.model.errors import InvalidField, clean, quoted
 from topoalign.core.model.events import Allocation, DeviceHealth, HealthState
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved, ListedDevices
-from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.topology.model import PluginDevice, Topology
 from topoalign.core.state.fold import NodeState
 
@@ -59,11 +58,11 @@ def with_others(state: NodeState, listed: Mapping[ResourceName, Sequence[ListedD
     )
 
 
-def shared_ids(pod: PodRequest, hardware: Topology) -> tuple[str, ...]:
+def shared_ids(demand: PodDemand, hardware: Topology) -> tuple[str, ...]:
     """A note on resources of the pod whose devices have the same ids as devices of another resource, if there are any."""
     found = sorted(
         name
-        for name in asked_of(pod) & {other.resource for other in hardware.others}
+        for name in demand.devices.keys() & {other.resource for other in hardware.others}
         if any(
             not hardware.devices[name].keys().isdisjoint(ids)
             for resource, ids in hardware.devices.items()
@@ -163,12 +162,12 @@ def unaccounted(state: NodeState, kubelet: KubeletObserved) -> tuple[str, ...]:
     return (f"the kubelet has asked for {quoted(waiting)} and lists no container with them: they count as held",)
 
 
-def as_others(state: NodeState, pod: PodRequest) -> NodeState:
+def as_others(state: NodeState, demand: PodDemand) -> NodeState:
     """
     The state in which what a pod of this name has is somebody else's: the kubelet tells pods apart by their UIDs, and the
     pod that comes next has a new one.
     """
-    name = (pod.namespace, pod.name)
+    name = (demand.namespace, demand.pod)
     others = {
         each: msgspec.structs.replace(held, owner=None)
         if held.owner is not None and (held.owner.namespace, held.owner.pod) == name
@@ -178,13 +177,8 @@ def as_others(state: NodeState, pod: PodRequest) -> NodeState:
     return msgspec.structs.replace(state, allocations=others)
 
 
-def asked_of(pod: PodRequest) -> frozenset[ResourceName]:
-    """The resources of device plugins that a pod asks for."""
-    return frozenset(name for each in (*pod.init_containers, *pod.containers) for name in device_limits(each))
-
-
 def check_resources(
-    pod: PodRequest, topology: Topology, registered: Collection[ResourceName] | None, devices_unknown: str = ""
+    demand: PodDemand, topology: Topology, registered: Collection[ResourceName] | None, devices_unknown: str = ""
 ) -> tuple[str, ...]:
     """
     What the pod asks for that has no device here, in words: the kubelet passes over what no plugin ever registered.
@@ -192,7 +186,7 @@ def check_resources(
 
     Raises InvalidField for a resource that its kubelet has registered: which NUMA nodes its devices are on is not known.
     """
-    unknown = sorted(asked_of(pod) - topology.devices.keys())
+    unknown = sorted(demand.devices.keys() - topology.devices.keys())
     for name in unknown:
         if registered is not None and name in registered:
             raise InvalidField(

@@ -16,14 +16,14 @@ from topoalign.core.admission.alignment import Aligned, NotAligned, align, goes_
 from topoalign.core.admission.alternatives import considered
 from topoalign.core.admission.joint import place_jointly
 from topoalign.core.cpu_assignment.reserved import reserved_cpus
-from topoalign.core.deviceshare.node_devices import ContainerDevices, is_joint
+from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
+from topoalign.core.deviceshare.node_devices import ContainerDevices
 from topoalign.core.hints.cpu import CpuProvider, shared_cpus
 from topoalign.core.hints.devices import DeviceProvider
-from topoalign.core.hints.joint_devices import check_anywhere, joint_containers, joint_part, nodes_within
+from topoalign.core.hints.joint_devices import check_anywhere, nodes_within
 from topoalign.core.hints.memory import MemoryProvider
-from topoalign.core.hints.providers import question
-from topoalign.core.hints.requested import device_limits, exclusive_cpus
-from topoalign.core.hints.reuse import allocations_of, held_by, reusable_cpus, reusable_devices
+from topoalign.core.hints.provider import HintRequest
+from topoalign.core.hints.reuse import allocation_for, held_by_pod, reusable_cpus, reusable_devices
 from topoalign.core.model.decisions import (
     Admission,
     Alignment,
@@ -35,9 +35,9 @@ from topoalign.core.model.decisions import (
     Refusal,
 )
 from topoalign.core.model.errors import NoFit, TooMuchWork, TopoalignError, clean
-from topoalign.core.model.hints import HintAnswer, HintQuestion, TopologyHint
+from topoalign.core.model.hints import HintAnswer, TopologyHint
 from topoalign.core.model.ids import NIC, ContainerName, DeviceID, ResourceName
-from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Scope
+from topoalign.core.model.requests import AdmissionRules, Scope
 from topoalign.core.model.topology.bitmask import nodes_of
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.numa_sets.search import SearchBudget
@@ -51,9 +51,9 @@ from topoalign.core.state.fold import NodeState
 
 T = TypeVar("T")
 
-Question = HintQuestion | PreferenceQuestion
+Question = HintRequest | PreferenceQuestion
 Reply = HintAnswer | tuple[DeviceID, ...] | None
-"""To a HintQuestion a HintAnswer; to a PreferenceQuestion the preferred devices, or None where none are preferred."""
+"""To a HintRequest a HintAnswer; to a PreferenceQuestion the preferred devices, or None where none are preferred."""
 
 Steps = Generator[Question, Reply, T]
 
@@ -63,9 +63,10 @@ UNREAD = "the pod's annotations about devices play no part: a kubelet does not r
 class AdmissionRun:
     """A decision under way: how far it is, what was given so far, and how that came about."""
 
-    def __init__(self, state: NodeState, pod: PodRequest, rules: AdmissionRules) -> None:
+    def __init__(self, state: NodeState, demand: PodDemand, rules: AdmissionRules) -> None:
+        """`rules`: those by which the demand was read."""
         self.state = state
-        self.pod = pod
+        self.demand = demand
         self.rules = rules
         self.profile = profile_of(rules.mode)
         self.container: ContainerName | None = None
@@ -79,20 +80,22 @@ class AdmissionRun:
         """What the kubelet picks at random, for people."""
 
     def decide(self) -> Steps[None]:
-        whole = (yield from self.align(None)) if self.rules.scope is Scope.POD else None
-        for container in (*self.pod.init_containers, *self.pod.containers):
-            self.container = container.name
-            aligned = whole if whole is not None else (yield from self.align(container.name))
+        """Aligns and gives, container by container. Raises NoFit where the pod is refused."""
+        whole = (yield from self.align(self.demand)) if self.rules.scope is Scope.POD else None
+        for container in self.demand.containers:
+            self.container = container.container
+            aligned = whole if whole is not None else (yield from self.align(container))
             yield from self.allocate(container, aligned)
 
-    def align(self, container: ContainerName | None) -> Steps[Aligned]:
+    def align(self, demand: Demand) -> Steps[Aligned]:
         """What a container, or the pod, is aligned to. Raises NotAligned and TooMuchWork."""
+        container, asked = demand.container, HintRequest(self.state, demand, self.rules)
         if not POLICIES[self.rules.policy].asks or self.gave_up:
             alignment, aligned = unaligned(container, self.gave_up)
         else:
             try:
-                reply = yield question(self.state, self.pod, container, self.rules)
-                assert isinstance(reply, HintAnswer), "a HintQuestion is answered with a HintAnswer"
+                reply = yield asked
+                assert isinstance(reply, HintAnswer), "a HintRequest is answered with a HintAnswer"
                 alignment, aligned = align(self.state.hardware, self.rules, container, reply, self.work)
             except TooMuchWork as ended:
                 if not goes_on(self.rules):
@@ -102,27 +105,26 @@ class AdmissionRun:
         self.alignments.append(alignment)
         if not alignment.admitted:
             self.provider = DeviceProvider.name
-            check_anywhere(self.state, self.pod, container, self.rules)
+            check_anywhere(asked)
             self.provider = None
             raise NotAligned(self.rules, container, alignment)
         if aligned.hint.affinity is None:
             return aligned
-        together = nodes_within(self.state, self.pod, container, self.rules, aligned.hint.affinity)
-        return aligned._replace(together=together)
+        return aligned._replace(together=nodes_within(asked, aligned.hint.affinity))
 
-    def allocate(self, container: ContainerRequest, aligned: Aligned) -> Steps[None]:
+    def allocate(self, container: ContainerDemand, aligned: Aligned) -> Steps[None]:
         """Gives the container what it asks for, and applies it to the state."""
         hint = aligned.hint
-        earlier = allocations_of(self.state, self.pod)
+        earlier = held_by_pod(self.state, self.demand)
         self.provider = DeviceProvider.name
         got = yield from self.devices(container, aligned)
         self.provider = CpuProvider.name
         cpus = self.cpus(container, hint)
         self.provider = MemoryProvider.name
-        memory = memory_for(self.state, self.pod, container.name, aligned.memory, self.rules)
+        memory = memory_for(self.state, container, aligned.memory, self.rules)
         self.provider = None
         allocation = msgspec.structs.replace(
-            held_by(self.pod, container, got.devices, got.functions),
+            allocation_for(container, got.devices, got.functions),
             cpus=format_cpuset(cpus),
             memory=memory,
             affinity=None if hint.affinity is None else nodes_of(hint.affinity),
@@ -130,40 +132,41 @@ class AdmissionRun:
         )
         self.state = holding(self.state, allocation, earlier)
 
-    def devices(self, container: ContainerRequest, aligned: Aligned) -> Steps[ContainerDevices]:
+    def devices(self, container: ContainerDemand, aligned: Aligned) -> Steps[ContainerDevices]:
         """
-        What is decided jointly; in mode `best` then GPUs, so that others can be chosen near them; the rest by name. A
+        What is decided together; in mode `best` then GPUs, so that others can be chosen near them; the rest by name. A
         kubelet asks its plugins about one resource at a time, and tells them of no other that the container has.
         """
-        joint, wanted, hint = ContainerDevices(), device_limits(container), aligned.hint
-        if container in joint_containers(self.pod, self.rules):
-            joint, sets = place_jointly(self.state, self.pod, container, self.rules, aligned.together)
+        joint, hardware = ContainerDevices(), self.state.hardware
+        if container.joint is not None:
+            joint, sets = place_jointly(self.state, container, self.rules, aligned.together)
             self.considered += sets
-            wanted = {name: amount for name, amount in wanted.items() if name not in joint_part(container)}
         given = dict(joint.devices)
-        hardware, profile = self.state.hardware, self.profile
-        for resource in sorted(wanted, key=lambda name: (profile.gpus_first and hardware.kind_of(name) != "gpu", name)):
-            if resource in hardware.devices and (wanted[resource] or profile.asks_for_zero_devices):
-                gpus = [gpu for name, some in given.items() if hardware.kind_of(name) == "gpu" for gpu in some]
-                chosen = yield from self.devices_of(resource, wanted[resource], container, hint, tuple(gpus))
-                given.update({resource: chosen} if chosen else {})
+        apart = [name for name in container.devices if name not in container.together and name in hardware.devices]
+        if self.profile.gpus_first:
+            apart.sort(key=lambda name: hardware.kind_of(name) != "gpu")
+        for resource in apart:
+            gpus = [gpu for name, some in given.items() if hardware.kind_of(name) == "gpu" for gpu in some]
+            chosen = yield from self.devices_of(resource, container, aligned.hint, tuple(gpus))
+            given.update({resource: chosen} if chosen else {})
         return ContainerDevices(given, joint.functions)
 
     def devices_of(
         self,
         resource: ResourceName,
-        amount: int,
-        container: ContainerRequest,
+        container: ContainerDemand,
         hint: TopologyHint,
         near: tuple[DeviceID, ...],
     ) -> Steps[tuple[DeviceID, ...]]:
+        """Devices of one resource; `near`: the container's GPUs. Raises NoFit where they cannot be given."""
+        amount = container.devices[resource]
         check_amount(self.state.hardware, resource, amount)
         devices, free = self.state.hardware.devices[resource], frozenset(self.state.ownership.free(resource))
-        reusable = reusable_devices(allocations_of(self.state, self.pod), resource)
+        reusable = reusable_devices(held_by_pod(self.state, self.demand), resource)
         if self.profile.takes_over_at_random and 0 < amount < len(reusable):
             self.by_chance.append(
-                f"container {clean(container.name)} takes over {amount} of the {len(reusable)} {clean(resource)} of init "
-                "containers, and the kubelet picks them at random: these, and what later containers get, are by chance"
+                f"container {clean(container.container)} takes over {amount} of the {len(reusable)} {clean(resource)} of "
+                "init containers, and the kubelet picks them at random: these, and what later containers get, are by chance"
             )
         healthy = frozenset(self.state.healthy(resource))
         choosing = choose_devices(
@@ -177,7 +180,7 @@ class AdmissionRun:
                 available=choice.available,
                 must_include=choice.must_include,
                 size=choice.size,
-                container=container.name,
+                container=container.container,
                 near=near,
                 beside=self.beside(resource, container),
             )
@@ -192,8 +195,9 @@ class AdmissionRun:
         )
         return chosen
 
-    def beside(self, resource: ResourceName, container: ContainerRequest) -> PlacementContext:
-        nics = device_limits(container).get(NIC, 0) if self.state.hardware.kind_of(resource) == "gpu" else 0
+    def beside(self, resource: ResourceName, container: ContainerDemand) -> PlacementContext:
+        """What else is free, and how many NICs the container wants beside GPUs."""
+        nics = container.devices.get(NIC, 0) if self.state.hardware.kind_of(resource) == "gpu" else 0
         return PlacementContext(
             free=self.state.ownership.free(resource),
             nics=self.state.ownership.free(NIC) if nics else (),
@@ -201,6 +205,7 @@ class AdmissionRun:
         )
 
     def preferred(self, asking: PreferenceQuestion) -> Steps[tuple[DeviceID, ...] | None]:
+        """The answer to a preference question. Raises PreferenceFailed."""
         try:
             reply = yield asking
         except TopoalignError as error:
@@ -208,25 +213,26 @@ class AdmissionRun:
         assert not isinstance(reply, HintAnswer), "a PreferenceQuestion is answered with devices or None"
         return reply
 
-    def cpus(self, container: ContainerRequest, hint: TopologyHint) -> frozenset[int]:
+    def cpus(self, container: ContainerDemand, hint: TopologyHint) -> frozenset[int]:
         """CPUs of its own, or none where it runs in the shared pool."""
-        count = exclusive_cpus(self.pod, container, self.rules.mode) if self.rules.cpu_manager == "static" else 0
-        if not count:
+        if not container.cpus:
             return frozenset()
         return allocate_cpus(
             self.state.hardware.cpu_topology,
             shared_cpus(self.state, self.rules),
             reserved_cpus(self.state.hardware, self.rules),
-            reusable_cpus(allocations_of(self.state, self.pod)),
-            count,
+            reusable_cpus(held_by_pod(self.state, self.demand)),
+            container.cpus,
             hint.affinity,
             self.rules,
         )
 
     def admission(self) -> Admission:
-        return Admission(allocations=allocations_of(self.state, self.pod), explanation=self.explanation())
+        """What all containers were given."""
+        return Admission(allocations=held_by_pod(self.state, self.demand), explanation=self.explanation())
 
     def refusal(self, misfit: NoFit) -> Refusal:
+        """Why the pod does not fit, and what the kubelet had given before it found that."""
         given = self.profile.gives_while_deciding and self.alignments
         return Refusal(
             reason=reason_of(misfit),
@@ -236,17 +242,18 @@ class AdmissionRun:
             container=self.container,
             provider=self.provider,
             explanation=self.explanation(),
-            undone=allocations_of(self.state, self.pod) if given else (),
+            undone=held_by_pod(self.state, self.demand) if given else (),
         )
 
     def explanation(self) -> Explanation:
+        """How it came about so far."""
         return Explanation(
             alignments=tuple(self.alignments), considered=tuple(self.considered), notes=tuple(self.notes())
         )
 
     def notes(self) -> Iterator[str]:
         """What a prediction cannot say for certain, or people would not expect of the kubelet."""
-        if not self.profile.reads_annotations and is_joint(self.pod.annotations):
+        if self.demand.ignores_annotations:
             yield UNREAD
         yield from self.by_chance
         if not self.profile.merges_combinations:

@@ -4,7 +4,7 @@ What would the kubelet of a node decide about a pod? Answered from the facts of 
     state: TopologyDiscovered, DeviceHealthChanged, Allocation… and UsageObserved, folded
        |  prediction_basis: the kubelet's rules; devices, CPUs and memory as the kubelet will have them; notes
        v
-    admit(basis.state, pod, basis.rules)
+    decide(basis.state, the pod's demand, basis.rules)
 
 The node's allocator predicts by `predict`, and so may any listener that folds the same events: both get the same answer.
 What could not be read on the node is said in the notes, and its place is taken by what PodResources showed last, or by
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from topoalign.core.admission.admit import admit
+from topoalign.core.admission.admit import decide
 from topoalign.core.admission.kubelet_devices import (
     as_others,
     check_resources,
@@ -26,6 +26,7 @@ from topoalign.core.admission.kubelet_devices import (
     without_dropped,
     without_ended,
 )
+from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.hints.memory import memory_node
 from topoalign.core.model.decisions import Decision, noted
 from topoalign.core.model.errors import Unavailable, clean
@@ -55,14 +56,18 @@ class KubeletUnknown(Unavailable):
 
 
 class PredictionBasis(msgspec.Struct, frozen=True, kw_only=True):
-    """What `admit` looks at, and how far it can be relied on."""
+    """What decisions of a node's kubelet are predicted on, whatever the pod, and how far it can be relied on."""
 
     state: NodeState
-    """The node as its kubelet will have it when the pod comes."""
+    """The node as its kubelet will have it when the next pod comes."""
     rules: AdmissionRules
     """Those of the kubelet."""
     notes: tuple[str, ...]
-    """What is not as the kubelet has it, or may not be, and what else bears on the decision."""
+    """What is not as the kubelet has it, or may not be, and what else bears on a decision."""
+    registered: frozenset[ResourceName] | None
+    """Resources that plugins registered at the kubelet. None: not known."""
+    devices_unknown: str
+    """Why it is not known which devices other plugins list; empty where it is."""
 
 
 def predict(state: NodeState, pod: PodRequest, now: float, changes: Mapping[str, str | int | bool] = {}) -> Decision:
@@ -74,12 +79,16 @@ def predict(state: NodeState, pod: PodRequest, now: float, changes: Mapping[str,
     nor what PodResources shows. Raises InvalidField for a pod or rules that cannot be meant, or a resource that the kubelet
     knows and nothing else does.
     """
-    basis = prediction_basis(state, pod, now)
-    return noted(admit(basis.state, pod, overridden(basis.rules, changes)), basis.notes)
+    basis = prediction_basis(state, now)
+    rules = overridden(basis.rules, changes)
+    demand, hardware = read_pod(pod, rules), basis.state.hardware
+    passed_over = check_resources(demand, hardware, basis.registered, basis.devices_unknown)
+    decision = decide(as_others(basis.state, demand), demand, rules)
+    return noted(decision, (*basis.notes, *shared_ids(demand, hardware), *passed_over))
 
 
-def prediction_basis(state: NodeState, pod: PodRequest, now: float) -> PredictionBasis:
-    """What `predict` decides on. Raises as it does."""
+def prediction_basis(state: NodeState, now: float) -> PredictionBasis:
+    """What `predict` decides on at wall second `now`. Raises KubeletUnknown as it does."""
     kubelet = kubelet_of(state)
     rules = admission_rules(kubelet.rules, state.node)
     over = frozenset[DeviceID]().union(
@@ -90,17 +99,16 @@ def prediction_basis(state: NodeState, pod: PodRequest, now: float) -> Predictio
     state = without_dropped(state, kubelet.dropped)
     notes = [*missing, *kubelet.notes, *unaccounted(state, kubelet)]
     notes += (each for each in (kubelet.memory_doubt, settling(kubelet, now)) if each)
+    notes = [clean(note, 400) for note in (*notes, *other_version(kubelet))]
     others = [allocation_of(state, each, over) for each in entries]
     merged = {**state.allocations, **{each.id: each for each in others}}
-    state = msgspec.structs.replace(state, allocations=merged, memory=memory or state.memory)
-    unlisted = kubelet.devices_unknown or kubelet.unknown if kubelet.devices is None else ""
-    passed_over = check_resources(pod, state.hardware, kubelet.registered, unlisted)
-    notes = [clean(note, 400) for note in (*notes, *other_version(kubelet))]
     doubts = (doubted(kubelet.record_doubt),) if kubelet.record_doubt else ()
     return PredictionBasis(
-        state=as_others(state, pod),
+        state=msgspec.structs.replace(state, allocations=merged, memory=memory or state.memory),
         rules=rules,
-        notes=(*notes, *lagging, *shared_ids(pod, state.hardware), *passed_over, *doubts),
+        notes=(*notes, *lagging, *doubts),
+        registered=None if kubelet.registered is None else frozenset(kubelet.registered),
+        devices_unknown=kubelet.devices_unknown or kubelet.unknown if kubelet.devices is None else "",
     )
 
 

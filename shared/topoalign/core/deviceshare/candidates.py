@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import msgspec
 
 from topoalign.core.deviceshare.annotations import Hint
-from topoalign.core.deviceshare.demand import Demand
+from topoalign.core.deviceshare.demand import JointDemand
 from topoalign.core.deviceshare.inventory import ANYWHERE, Device, Function, Inventory
 from topoalign.core.deviceshare.labels import matches
 from topoalign.core.deviceshare.names import RESOURCES, WHOLE, DeviceType, Exclusive, Strategy
@@ -66,7 +66,7 @@ or none where it has no preference.
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """The demand of a pod, the devices of a node, and how to choose among them."""
 
-    demand: Demand
+    demand: JointDemand
     inventory: Inventory
     nodes: frozenset[int] | None = None
     """NUMA nodes to stay on. None: anywhere."""

@@ -2,16 +2,39 @@
 Everything a pod asks of a node's devices, understood once: quantities, hints, what is decided jointly, and partitions.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from topoalign.core.deviceshare.annotations import NO_HINT, Hint, PartitionSpec, read_annotations
-from topoalign.core.deviceshare.names import LEVELS, DeviceType, JointScope, Level, PartitionPolicy, Strategy
-from topoalign.core.deviceshare.quantities import GpuDemand, Quantities, by_type, gpu_demand
+from topoalign.core.deviceshare.names import (
+    ALLOCATED_ANNOTATION,
+    ANNOTATIONS,
+    DEVICE_PREFIX,
+    FPGA,
+    FUNCTION,
+    GPU_RESOURCES,
+    LEVELS,
+    RDMA,
+    WHOLE,
+    DeviceType,
+    JointScope,
+    Level,
+    PartitionPolicy,
+    Strategy,
+)
+from topoalign.core.deviceshare.quantities import FIELD, GpuDemand, Quantities, by_type, gpu_demand
+from topoalign.core.deviceshare.refusals import SharesRefused
+from topoalign.core.model.errors import InvalidField, clean, quoted
+from topoalign.core.model.ids import GPU, NIC, ResourceName
+
+RESOURCES = frozenset(map(ResourceName, (*GPU_RESOURCES, RDMA, FPGA))) | {GPU, NIC}
+"""What a pod with annotations asks for its devices by."""
+
+OWN_DOMAIN = "topoalign.io/"
 
 
-class Demand(msgspec.Struct, frozen=True, kw_only=True):
+class JointDemand(msgspec.Struct, frozen=True, kw_only=True):
     """What a pod asks for."""
 
     requests: Mapping[DeviceType, Quantities] = {}
@@ -49,7 +72,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
         return self.hints.get(kind, NO_HINT)
 
 
-def read_demand(annotations: Mapping[str, str], requests: Quantities, *, compat: bool = False) -> Demand:
+def read_demand(annotations: Mapping[str, str], requests: Quantities, *, compat: bool = False) -> JointDemand:
     """
     The demand of a pod, from its annotations and the sum of its containers' requests.
 
@@ -57,7 +80,7 @@ def read_demand(annotations: Mapping[str, str], requests: Quantities, *, compat:
     """
     asked = by_type(requests)
     if not asked:
-        return Demand(compat=compat)
+        return JointDemand(compat=compat)
     said = read_annotations(annotations, compat=compat)
     listed = said.joint.device_types if said.joint is not None else ()
     joint = [
@@ -65,7 +88,7 @@ def read_demand(annotations: Mapping[str, str], requests: Quantities, *, compat:
         for kind in listed
         if kind in asked and said.hints.get(DeviceType(kind), NO_HINT).allocate_strategy != Strategy.APPLY_FOR_ALL
     ]
-    return Demand(
+    return JointDemand(
         requests=asked,
         hints=said.hints,
         joint=tuple(joint),
@@ -73,3 +96,56 @@ def read_demand(annotations: Mapping[str, str], requests: Quantities, *, compat:
         partition=said.partition,
         compat=compat,
     )
+
+
+def is_joint(annotations: Mapping[str, str]) -> bool:
+    """Whether a pod's devices are decided here."""
+    return any(key in annotations for key in ANNOTATIONS)
+
+
+def check_keys(annotations: Iterable[str]) -> None:
+    """Raises InvalidField for one about devices that nobody knows: it would have no effect, and was meant to have one."""
+    for key in annotations:
+        if key.startswith((DEVICE_PREFIX, OWN_DOMAIN)) and key not in (*ANNOTATIONS, ALLOCATED_ANNOTATION):
+            raise InvalidField(
+                f"pod.annotations[{clean(key, 80)}]",
+                "is not known",
+                f"use one of {quoted(ANNOTATIONS)}, or leave it out",
+            )
+
+
+def container_demand(
+    annotations: Mapping[str, str], requests: Mapping[ResourceName, int], *, compat: bool = False
+) -> JointDemand:
+    """
+    What a container asks for. Raises InvalidField for annotations and requests that cannot be meant.
+
+    A whole NIC by a virtual function, as `topoalign.io/nic: 2` with a `vfSelector`, is two functions of two NICs.
+    """
+    demand = read_demand(annotations, in_units(requests), compat=compat)
+    nics, hint = requests.get(NIC, 0), demand.hint(DeviceType.RDMA)
+    if not 0 < nics < WHOLE or hint.vf_selector is None:
+        return demand
+    if nics > 1 or hint.allocate_strategy != Strategy.APPLY_FOR_ALL:
+        hint = msgspec.structs.replace(hint, allocate_strategy=Strategy.REQUESTS_AS_COUNT)
+    return msgspec.structs.replace(
+        demand,
+        hints={**demand.hints, DeviceType.RDMA: hint},
+        requests={**demand.requests, DeviceType.RDMA: {RDMA: nics * FUNCTION}},
+    )
+
+
+def check_whole(demand: JointDemand) -> None:
+    """Raises SharesRefused where a part of a GPU is asked for."""
+    if demand.gpu is not None and demand.gpu.shared:
+        raise SharesRefused
+
+
+def in_units(requests: Mapping[ResourceName, int]) -> dict[str, int]:
+    """The requests with whole NICs as units. Raises InvalidField where NICs are asked for in both ways."""
+    units = {str(name): amount for name, amount in requests.items() if name != NIC}
+    if requests.get(NIC):
+        if units.get(RDMA):
+            raise InvalidField(f"{FIELD}[{RDMA}]", f"asked for beside {NIC}", "ask for NICs under one of the two names")
+        units[RDMA] = requests[NIC] * WHOLE
+    return units

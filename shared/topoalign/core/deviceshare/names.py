@@ -53,6 +53,8 @@ WHOLE_GPUS = ("nvidia.com/gpu", "amd.com/gpu", "dcu.com/gpu")
 
 WHOLE = 100
 """Units of a device."""
+FUNCTION = 1
+"""Units of a NIC that stand for one of its virtual functions; more than that is the NIC as a whole."""
 
 RESOURCES: dict[DeviceType, tuple[str, ...]] = {
     DeviceType.GPU: (*WHOLE_GPUS, *GPU_RESOURCES, NPU_CORE, NPU_CPU, NPU_DVPP),

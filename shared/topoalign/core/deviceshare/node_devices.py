@@ -6,39 +6,20 @@ GPU is refused, because an allocation holds whole GPUs. A share of a NIC is one 
 may have the NIC's other functions; whatever else is asked of a NIC, it is given as a whole.
 """
 
-from collections.abc import Iterable, Mapping
-
 import msgspec
 
 from topoalign.core.deviceshare.allocate import Allocation, allocate
 from topoalign.core.deviceshare.candidates import Asked, Chooser, Given, Wanted, wanted
-from topoalign.core.deviceshare.demand import Demand, read_demand
-from topoalign.core.deviceshare.names import (
-    ALLOCATED_ANNOTATION,
-    ANNOTATIONS,
-    DEVICE_PREFIX,
-    FPGA,
-    GPU_RESOURCES,
-    RDMA,
-    WHOLE,
-    DeviceType,
-    Strategy,
-)
-from topoalign.core.deviceshare.node_inventory import FUNCTION, NOTHING, LeftOver, ids_of, inventory_of
-from topoalign.core.deviceshare.quantities import FIELD
-from topoalign.core.deviceshare.refusals import DevicesDoNotFit, SharesRefused
-from topoalign.core.model.errors import InvalidField, clean, quoted
+from topoalign.core.deviceshare.demand import JointDemand
+from topoalign.core.deviceshare.names import FUNCTION, RDMA, DeviceType, Strategy
+from topoalign.core.deviceshare.node_inventory import NOTHING, LeftOver, ids_of, inventory_of
+from topoalign.core.deviceshare.refusals import DevicesDoNotFit
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.topology.bitmask import Mask, nodes_of
 from topoalign.core.state.fold import NodeState
 
 RESOURCE = {DeviceType.GPU: GPU, DeviceType.RDMA: NIC}
 """Under which resource devices of a type are held. There are no others on a node of ours."""
-
-RESOURCES = frozenset(map(ResourceName, (*GPU_RESOURCES, RDMA, FPGA))) | {GPU, NIC}
-"""What a pod with annotations asks for its devices by."""
-
-OWN_DOMAIN = "topoalign.io/"
 
 
 class ContainerDevices(msgspec.Struct, frozen=True):
@@ -50,50 +31,7 @@ class ContainerDevices(msgspec.Struct, frozen=True):
     """NIC -> PCI addresses of the virtual functions of it that are meant; absent where the NIC itself is."""
 
 
-def is_joint(annotations: Mapping[str, str]) -> bool:
-    """Whether a pod's devices are decided here."""
-    return any(key in annotations for key in ANNOTATIONS)
-
-
-def check_keys(annotations: Iterable[str]) -> None:
-    """Raises InvalidField for one about devices that nobody knows: it would have no effect, and was meant to have one."""
-    for key in annotations:
-        if key.startswith((DEVICE_PREFIX, OWN_DOMAIN)) and key not in (*ANNOTATIONS, ALLOCATED_ANNOTATION):
-            raise InvalidField(
-                f"pod.annotations[{clean(key, 80)}]",
-                "is not known",
-                f"use one of {quoted(ANNOTATIONS)}, or leave it out",
-            )
-
-
-def container_demand(
-    annotations: Mapping[str, str], requests: Mapping[ResourceName, int], *, compat: bool = False
-) -> Demand:
-    """
-    What a container asks for. Raises InvalidField for annotations and requests that cannot be meant.
-
-    A whole NIC by a virtual function, as `topoalign.io/nic: 2` with a `vfSelector`, is two functions of two NICs.
-    """
-    demand = read_demand(annotations, in_units(requests), compat=compat)
-    nics, hint = requests.get(NIC, 0), demand.hint(DeviceType.RDMA)
-    if not 0 < nics < WHOLE or hint.vf_selector is None:
-        return demand
-    if nics > 1 or hint.allocate_strategy != Strategy.APPLY_FOR_ALL:
-        hint = msgspec.structs.replace(hint, allocate_strategy=Strategy.REQUESTS_AS_COUNT)
-    return msgspec.structs.replace(
-        demand,
-        hints={**demand.hints, DeviceType.RDMA: hint},
-        requests={**demand.requests, DeviceType.RDMA: {RDMA: nics * FUNCTION}},
-    )
-
-
-def check_whole(demand: Demand) -> None:
-    """Raises SharesRefused where a part of a GPU is asked for."""
-    if demand.gpu is not None and demand.gpu.shared:
-        raise SharesRefused
-
-
-def asked_of(state: NodeState, demand: Demand, left: LeftOver = NOTHING, chooser: Chooser | None = None) -> Asked:
+def asked_of(state: NodeState, demand: JointDemand, left: LeftOver = NOTHING, chooser: Chooser | None = None) -> Asked:
     """A demand put to a node, on all of its NUMA nodes."""
     by_function = demand.hint(DeviceType.RDMA).vf_selector is not None
     return Asked(demand=demand, inventory=inventory_of(state, left, by_function=by_function), chooser=chooser)
@@ -133,7 +71,7 @@ def is_function(given: Given | Wanted) -> bool:
     return units.get(RDMA) == FUNCTION
 
 
-def holds(state: NodeState, demand: Demand, held: ContainerDevices) -> bool:
+def holds(state: NodeState, demand: JointDemand, held: ContainerDevices) -> bool:
     """
     Whether a container that holds this holds what it asks for: exactly as many GPUs, and NICs as many or more, because it
     may have been given one for each place where it has GPUs.
@@ -155,13 +93,3 @@ def holds_of(asked: Asked, kind: DeviceType, held: ContainerDevices) -> bool:
     least = 1 if hint.allocate_strategy == Strategy.APPLY_FOR_ALL else want.count
     functions = {*devices} if hint.vf_selector is not None and is_function(want) else set()
     return len(devices) >= least and functions == {*held.functions}
-
-
-def in_units(requests: Mapping[ResourceName, int]) -> dict[str, int]:
-    """The requests with whole NICs as units. Raises InvalidField where NICs are asked for in both ways."""
-    units = {str(name): amount for name, amount in requests.items() if name != NIC}
-    if requests.get(NIC):
-        if units.get(RDMA):
-            raise InvalidField(f"{FIELD}[{RDMA}]", f"asked for beside {NIC}", "ask for NICs under one of the two names")
-        units[RDMA] = requests[NIC] * WHOLE
-    return units

@@ -21,7 +21,7 @@ from topoalign.core.deviceshare.inventory import (
     Place,
     Table,
 )
-from topoalign.core.deviceshare.names import CORE, GPU_BYTES, RATIO, RDMA, WHOLE, DeviceType
+from topoalign.core.deviceshare.names import CORE, FUNCTION, GPU_BYTES, RATIO, RDMA, WHOLE, DeviceType
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.topology.links import PcieClass
 from topoalign.core.model.topology.model import Gpu, Nic, Topology
@@ -30,9 +30,6 @@ from topoalign.core.state.fold import NodeState
 
 BELOW_A_ROOT_PORT = frozenset({PcieClass.PSB, PcieClass.PIX, PcieClass.PXB})
 BELOW_A_ROOT_COMPLEX = BELOW_A_ROOT_PORT | {PcieClass.PHB}
-
-FUNCTION = 1
-"""Units of a NIC that stand for one of its virtual functions; more than that is the NIC as a whole."""
 
 _NOT_IN_LABELS = re.compile(r"[^A-Za-z0-9_.-]+")
 _HOPPER = re.compile(rf"\b({'|'.join(HOPPERS)})\b")

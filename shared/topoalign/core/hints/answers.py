@@ -9,13 +9,12 @@ that is told without asking them.
 
 from itertools import pairwise
 
-from topoalign.core.hints.provider import Largest
+from topoalign.core.hints.provider import HintRequest, Largest
 from topoalign.core.hints.providers import PROVIDERS
 from topoalign.core.hints.rules import MOST_LISTED
 from topoalign.core.model.errors import InvalidField
-from topoalign.core.model.hints import HintAnswer, HintQuestion, HintRule, Hints
+from topoalign.core.model.hints import HintAnswer, HintRule, Hints
 from topoalign.core.model.topology.bitmask import Mask, mask_of
-from topoalign.core.model.topology.model import Topology
 from topoalign.core.numa_sets.search import meets
 from topoalign.core.numa_sets.subsets import MOST_NODES
 
@@ -25,7 +24,7 @@ MOST_HINTS = (1 << MOST_NODES) - 1
 REMEDY = "see that the hinting service is of this version"
 
 
-def check_answer(question: HintQuestion, answer: HintAnswer, topology: Topology) -> None:
+def check_answer(asked: HintRequest, answer: HintAnswer) -> None:
     """
     All providers have spoken, on every resource that was asked for, of NUMA nodes that exist and within what they could say.
 
@@ -34,25 +33,25 @@ def check_answer(question: HintQuestion, answer: HintAnswer, topology: Topology)
     if answer.providers.keys() != PROVIDERS.keys():
         *names, last = PROVIDERS
         raise InvalidField("providers", f"not {', '.join(names)} and {last}", REMEDY)
-    check_resources(question, answer, topology)
-    machine = mask_of(topology.node_ids or (0,))
+    check_resources(asked, answer)
+    machine = mask_of(asked.state.hardware.node_ids or (0,))
     for name, resources in answer.providers.items():
         provider = PROVIDERS[name]
         for resource, hints in resources.items():
             if isinstance(hints, HintRule):
-                fault = fault_of_rule(hints, machine, provider.largest_rule(resource, question, topology))
+                fault = fault_of_rule(hints, machine, provider.largest_rule(resource, asked))
             else:
-                fault = fault_of_list(hints, machine, provider.may_have_no_opinion(resource, question, topology))
+                fault = fault_of_list(hints, machine, provider.may_have_no_opinion(resource, asked))
             if fault:
                 raise InvalidField(f"providers.{name}[{resource}]", fault, REMEDY)
 
 
-def check_resources(question: HintQuestion, answer: HintAnswer, topology: Topology) -> None:
+def check_resources(asked: HintRequest, answer: HintAnswer) -> None:
     """Raises InvalidField where a provider left a resource out, or speaks of another."""
     for name, provider in PROVIDERS.items():
         said = answer.providers[name]
-        silent = not said and provider.may_be_silent(question)
-        if said.keys() != provider.resources(question, topology) and not silent:
+        silent = not said and provider.may_be_silent(asked)
+        if said.keys() != provider.resources(asked) and not silent:
             raise InvalidField("providers", "not on the resources that were asked for", REMEDY)
 
 

@@ -13,17 +13,14 @@ from collections.abc import Sequence, Set
 from itertools import chain
 
 from topoalign.core.cpu_assignment.reserved import reserved_cpus
-from topoalign.core.hints.provider import Largest
-from topoalign.core.hints.requested import cpu_request
-from topoalign.core.hints.reuse import allocations_of, held_before, reusable_cpus
+from topoalign.core.hints.provider import HintRequest, Largest
+from topoalign.core.hints.reuse import held_by_pod, own_part, reusable_cpus
 from topoalign.core.hints.rules import Supply, hints_from, hints_of_rule
-from topoalign.core.model.hints import HintQuestion, HintRule, Hints, Need, ProviderHints, TopologyHint
-from topoalign.core.model.ids import CPU, ContainerName, ResourceName
-from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode, PodRequest
+from topoalign.core.model.hints import HintRule, Hints, Need, ProviderHints, TopologyHint
+from topoalign.core.model.ids import CPU, ResourceName
+from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode
 from topoalign.core.model.topology.bitmask import Mask, mask_of
 from topoalign.core.model.topology.cpus import CpuTopology
-from topoalign.core.model.topology.cpuset import parse_cpuset
-from topoalign.core.model.topology.model import Topology
 from topoalign.core.profile import profile_of
 from topoalign.core.state.fold import NodeState
 
@@ -87,31 +84,24 @@ def possible(
     return hints_from(Supply(nodes, now), Supply(nodes, empty), mode, machine)
 
 
-def cpu_answer(
-    state: NodeState, pod: PodRequest, container: ContainerName | None, rules: AdmissionRules
-) -> ProviderHints:
+def cpu_answer(asked: HintRequest) -> ProviderHints:
     """Nothing unless CPUs are to be given exclusively."""
-    requested = requested_cpus(pod, container, rules)
-    if not requested:
+    state, demand, rules = asked
+    if not demand.cpus:
         return {}
     cpus = state.hardware.cpu_topology
-    own = allocations_of(state, pod, container)
+    held = held_by_pod(state, demand)
     hints = cpu_hints(
         cpus,
         available_cpus(state, rules),
-        reusable_cpus(allocations_of(state, pod)) & cpus.node_of.keys(),
-        requested,
+        reusable_cpus(held) & cpus.node_of.keys(),
+        demand.cpus,
         rules.mode,
-        held=cpus.node_of.keys() & frozenset().union(*(parse_cpuset(each.cpus) for each in own)),
+        held=cpus.node_of.keys() & frozenset().union(*(each.cpu_ids for each in own_part(held, demand))),
         by_socket=CpuOption.ALIGN_BY_SOCKET in rules.cpu_options,
         machine=len(state.hardware.nodes),
     )
     return {CPU: hints}
-
-
-def requested_cpus(pod: PodRequest, container: ContainerName | None, rules: AdmissionRules) -> int:
-    """How many CPUs are to be given exclusively."""
-    return cpu_request(pod, container, rules.mode) if rules.cpu_manager == "static" else 0
 
 
 def available_cpus(state: NodeState, rules: AdmissionRules) -> frozenset[int]:
@@ -140,21 +130,23 @@ class CpuProvider:
     name = "cpu"
     narrows = False
 
-    def hints(
-        self, state: NodeState, pod: PodRequest, container: ContainerName | None, rules: AdmissionRules
-    ) -> ProviderHints:
-        return cpu_answer(state, pod, container, rules)
+    def hints(self, asked: HintRequest) -> ProviderHints:
+        """Of `cpu`, where CPUs are to be given exclusively."""
+        return cpu_answer(asked)
 
-    def resources(self, question: HintQuestion, topology: Topology) -> Set[ResourceName]:
-        return {CPU} if requested_cpus(question.pod, question.container, question.rules) else set()
+    def resources(self, asked: HintRequest) -> Set[ResourceName]:
+        """`cpu`, where CPUs are to be given exclusively."""
+        return {CPU} if asked.demand.cpus else set()
 
-    def may_be_silent(self, question: HintQuestion) -> bool:
+    def may_be_silent(self, asked: HintRequest) -> bool:
+        """Never."""
         return False
 
-    def may_have_no_opinion(self, resource: ResourceName, question: HintQuestion, topology: Topology) -> bool:
+    def may_have_no_opinion(self, resource: ResourceName, asked: HintRequest) -> bool:
+        """Never."""
         return False
 
-    def largest_rule(self, resource: ResourceName, question: HintQuestion, topology: Topology) -> Largest:
+    def largest_rule(self, resource: ResourceName, asked: HintRequest) -> Largest:
         """One need, and one more for each NUMA node where the pod left some."""
-        nodes = len(topology.nodes)
-        return Largest(1 + (nodes if held_before(question) else 0), max(1, nodes), 0)
+        nodes = len(asked.state.hardware.nodes)
+        return Largest(1 + (nodes if held_by_pod(asked.state, asked.demand) else 0), max(1, nodes), 0)

@@ -9,19 +9,15 @@ machine lacks.
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Set
 
-from topoalign.core.deviceshare.node_devices import RESOURCES
-from topoalign.core.hints.joint_devices import decided_jointly, joint_hints
-from topoalign.core.hints.provider import Largest
-from topoalign.core.hints.requested import device_request
-from topoalign.core.hints.reuse import allocations_of, held_before, reusable_devices
+from topoalign.core.hints.joint_devices import joint_hints
+from topoalign.core.hints.provider import HintRequest, Largest
+from topoalign.core.hints.reuse import held_by_pod, own_part, reusable_devices
 from topoalign.core.hints.rules import Supply, hints_from
-from topoalign.core.model.hints import HintQuestion, Hints, Need, ProviderHints
-from topoalign.core.model.ids import ContainerName, DeviceID, ResourceName
-from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest
+from topoalign.core.model.hints import Hints, Need, ProviderHints
+from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.requests import Mode
 from topoalign.core.model.topology.bitmask import Mask, mask_of
-from topoalign.core.model.topology.model import Topology
 from topoalign.core.profile import profile_of
-from topoalign.core.state.fold import NodeState
 
 Devices = Mapping[DeviceID, tuple[int, ...] | None]
 """All devices of a resource -> the NUMA nodes each is listed with; None without topology, () with one that is empty."""
@@ -87,41 +83,32 @@ def bearing_nodes(devices: Devices, machine: tuple[int, ...]) -> tuple[int, ...]
     return tuple(node for node in machine if node in bearing) or machine
 
 
-def device_answer(
-    state: NodeState, pod: PodRequest, container: ContainerName | None, rules: AdmissionRules
-) -> ProviderHints:
-    """Per resource that this node has devices of, or that is decided jointly; nothing else is anybody's business."""
-    held = allocations_of(state, pod)
-    own = allocations_of(state, pod, container)
-    asked = asked_devices(state.hardware, pod, container, rules)
-    together = {name for name, _ in asked if name in RESOURCES} if decided_jointly(pod, rules) else set()
-    joint = joint_hints(state, pod, container, rules) if together else None
+def device_answer(asked: HintRequest) -> ProviderHints:
+    """Per resource that this node has devices of, or that is decided together; nothing else is anybody's business."""
+    state, demand, rules = asked
+    held = held_by_pod(state, demand)
+    own = own_part(held, demand)
+    joint = joint_hints(asked) if demand.together else None
     return {
         name: joint
-        if name in together
+        if name in demand.together
         else device_hints(
             state.hardware.devices[name],
             state.ownership.free(name),
             reusable_devices(held, name),
-            amount,
+            demand.devices[name],
             state.hardware.node_ids,
             rules.mode,
             held=[device for each in own for device in each.devices.get(name, ())],
         )
-        for name, amount in asked
+        for name in answered(asked)
     }
 
 
-def asked_devices(
-    topology: Topology, pod: PodRequest, container: ContainerName | None, rules: AdmissionRules
-) -> list[tuple[ResourceName, int]]:
-    """The device resources on which there is an answer, and how many of each are asked for."""
-    known = topology.devices.keys() | (RESOURCES if decided_jointly(pod, rules) else frozenset())
-    return [
-        (name, amount)
-        for name, amount in sorted(device_request(pod, container).items())
-        if name in known and (amount or profile_of(rules.mode).asks_for_zero_devices)
-    ]
+def answered(asked: HintRequest) -> list[ResourceName]:
+    """The device resources on which there is an answer, in the order of the demand."""
+    known = asked.state.hardware.devices
+    return [name for name in asked.demand.devices if name in known or name in asked.demand.together]
 
 
 class DeviceProvider:
@@ -130,23 +117,24 @@ class DeviceProvider:
     name = "device"
     narrows = False
 
-    def hints(
-        self, state: NodeState, pod: PodRequest, container: ContainerName | None, rules: AdmissionRules
-    ) -> ProviderHints:
-        return device_answer(state, pod, container, rules)
+    def hints(self, asked: HintRequest) -> ProviderHints:
+        """Per resource of device plugins that the node has devices of."""
+        return device_answer(asked)
 
-    def resources(self, question: HintQuestion, topology: Topology) -> Set[ResourceName]:
-        return {name for name, _ in asked_devices(topology, question.pod, question.container, question.rules)}
+    def resources(self, asked: HintRequest) -> Set[ResourceName]:
+        """Resources of device plugins that the node has devices of."""
+        return {*answered(asked)}
 
-    def may_be_silent(self, question: HintQuestion) -> bool:
+    def may_be_silent(self, asked: HintRequest) -> bool:
+        """Never."""
         return False
 
-    def may_have_no_opinion(self, resource: ResourceName, question: HintQuestion, topology: Topology) -> bool:
-        """Only on devices of which no NUMA node is known, or that are decided jointly."""
-        together = resource in RESOURCES and decided_jointly(question.pod, question.rules)
-        return together or not any(topology.devices[resource].values())
+    def may_have_no_opinion(self, resource: ResourceName, asked: HintRequest) -> bool:
+        """Only on devices of which no NUMA node is known, or that are decided together."""
+        return resource in asked.demand.together or not any(asked.state.hardware.devices[resource].values())
 
-    def largest_rule(self, resource: ResourceName, question: HintQuestion, topology: Topology) -> Largest:
+    def largest_rule(self, resource: ResourceName, asked: HintRequest) -> Largest:
         """One need, and one more for each NUMA node where the pod left some; as many places as there are devices."""
-        left = len(topology.nodes) if held_before(question) else 0
-        return Largest(1 + left, max(1, len(topology.devices.get(resource, ()))), 0)
+        hardware = asked.state.hardware
+        left = len(hardware.nodes) if held_by_pod(asked.state, asked.demand) else 0
+        return Largest(1 + left, max(1, len(hardware.devices.get(resource, ()))), 0)

@@ -8,165 +8,110 @@ on work for all of them and all containers.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import accumulate, combinations
 from math import comb
 
 import msgspec
 
+from topoalign.core.demand.pod_demand import ContainerDemand, Demand
 from topoalign.core.deviceshare.candidates import Asked, Chooser
-from topoalign.core.deviceshare.demand import Demand
+from topoalign.core.deviceshare.demand import JointDemand
 from topoalign.core.deviceshare.inventory import ANYWHERE, Device
 from topoalign.core.deviceshare.names import DeviceType
-from topoalign.core.deviceshare.node_devices import (
-    RESOURCES,
-    ContainerDevices,
-    asked_of,
-    check_keys,
-    check_whole,
-    container_demand,
-    holds,
-    is_joint,
-    joint_devices,
-)
+from topoalign.core.deviceshare.node_devices import ContainerDevices, asked_of, holds, joint_devices
 from topoalign.core.deviceshare.node_inventory import LeftOver
 from topoalign.core.deviceshare.refusals import DevicesDoNotFit
-from topoalign.core.hints.requested import device_limits
-from topoalign.core.hints.reuse import allocations_of, held_by, reusable_devices, reusable_functions
+from topoalign.core.hints.provider import HintRequest
+from topoalign.core.hints.reuse import allocation_for, held_by_pod, reusable_devices, reusable_functions
 from topoalign.core.model.errors import TooMuchWork
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.hints import Hints, TopologyHint
-from topoalign.core.model.ids import GPU, NIC, ContainerName, ResourceName
-from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest
+from topoalign.core.model.ids import GPU, NIC
 from topoalign.core.model.topology.bitmask import EVERYWHERE, Mask, mask_of
 from topoalign.core.numa_sets.search import SearchBudget
 from topoalign.core.policy import POLICIES
-from topoalign.core.profile import profile_of
 from topoalign.core.state.fold import NodeState
+
+NO_JOINT_DEMAND = JointDemand()
 
 MOST_FOUND = comb(10, 5)
 """Sets of NUMA nodes that are named: as many as ten nodes have of which none holds another (Sperner)."""
 
 
-def decided_jointly(pod: PodRequest, rules: AdmissionRules) -> bool:
-    return profile_of(rules.mode).reads_annotations and is_joint(pod.annotations)
+def asked_for(state: NodeState, demand: ContainerDemand, chooser: Chooser | None = None) -> Asked:
+    """What a container asks of the node as it is now, with what init containers of its pod left."""
+    return asked_of(state, demand.joint or NO_JOINT_DEMAND, left_to(state, demand), chooser)
 
 
-def joint_part(container: ContainerRequest) -> dict[ResourceName, int]:
-    """What a container of such a pod asks for jointly."""
-    return {name: amount for name, amount in device_limits(container).items() if name in RESOURCES and amount}
-
-
-def check_annotations(pod: PodRequest, rules: AdmissionRules) -> None:
-    """Raises InvalidField for annotations, and for requests beside them, that cannot be meant; the kubelet reads none."""
-    if profile_of(rules.mode).reads_annotations:
-        check_keys(pod.annotations)
-    for container in joint_containers(pod, rules):
-        demand_of(pod, container, rules)
-
-
-def check_shares(pod: PodRequest, rules: AdmissionRules) -> None:
-    """Raises SharesRefused where a part of a GPU is asked for."""
-    for container in joint_containers(pod, rules):
-        check_whole(demand_of(pod, container, rules))
-
-
-def joint_containers(pod: PodRequest, rules: AdmissionRules) -> tuple[ContainerRequest, ...]:
-    """The containers that ask for devices that are decided jointly, in the order in which they are decided."""
-    if not decided_jointly(pod, rules):
-        return ()
-    return tuple(each for each in (*pod.init_containers, *pod.containers) if joint_part(each))
-
-
-def demand_of(pod: PodRequest, container: ContainerRequest, rules: AdmissionRules) -> Demand:
-    """Raises InvalidField."""
-    return container_demand(pod.annotations, joint_part(container), compat=rules.compat == "koordinator")
-
-
-def asked_for(
-    state: NodeState,
-    pod: PodRequest,
-    container: ContainerRequest,
-    rules: AdmissionRules,
-    chooser: Chooser | None = None,
-) -> Asked:
-    """What a container asks of the node as it is now, with what init containers of its pod left. Raises InvalidField."""
-    return asked_of(state, demand_of(pod, container, rules), left_to(state, pod), chooser)
-
-
-def left_to(state: NodeState, pod: PodRequest) -> LeftOver:
-    held = allocations_of(state, pod)
+def left_to(state: NodeState, demand: Demand) -> LeftOver:
+    """What init containers of the pod left to its other containers."""
+    held = held_by_pod(state, demand)
     return LeftOver(reusable_devices(held, GPU) | reusable_devices(held, NIC), reusable_functions(held))
 
 
-def is_held(
-    state: NodeState, pod: PodRequest, container: ContainerRequest, rules: AdmissionRules, held: Allocation
-) -> bool:
-    """Whether an allocation is what a container of a pod that is decided jointly asks for. Raises InvalidField."""
-    return holds(state, demand_of(pod, container, rules), ContainerDevices(held.devices, held.virtual_functions))
+def is_held(state: NodeState, demand: ContainerDemand, held: Allocation) -> bool:
+    """Whether an allocation is what a container of a pod with devices that are decided together asks for."""
+    got = ContainerDevices(held.devices, held.virtual_functions)
+    return holds(state, demand.joint or NO_JOINT_DEMAND, got)
 
 
-def joint_hints(state: NodeState, pod: PodRequest, container: ContainerName | None, rules: AdmissionRules) -> Hints:
+def joint_hints(asked: HintRequest) -> Hints:
     """
-    The hints for all that a container, or the whole pod, asks for jointly: they are the same for each resource.
+    The hints for all that a container, or the whole pod, asks for together: they are the same for each resource.
 
     Only sets that hold no smaller one are named, because mode `best` aligns to any set that holds a hint. With `compat` the
-    whole machine has to do as well, as for Koordinator. Raises InvalidField, and TooMuchWork as joint allocation does and
-    where no set was found within the limit on work.
+    whole machine has to do as well, as for Koordinator. Raises TooMuchWork as joint allocation does and where no set was
+    found within the limit on work.
     """
-    places = places_of_pod(state, pod, container, rules)
+    places = Places(asked)
     anywhere = places.fit(None)
-    if not places.nodes or (rules.compat and not anywhere):
+    if not places.nodes or (places.compat and not anywhere):
         return None if anywhere else ()
     found = [*places.smallest()]
     least = min((mask.bit_count() for mask in found), default=0)
     return tuple(TopologyHint(mask, mask.bit_count() == least) for mask in found)
 
 
-def check_anywhere(state: NodeState, pod: PodRequest, container: ContainerName | None, rules: AdmissionRules) -> None:
+def check_anywhere(asked: HintRequest) -> None:
     """Raises DevicesDoNotFit where no NUMA nodes at all have devices as they are asked for, and TooMuchWork."""
-    places = places_of_pod(state, pod, container, rules)
-    if places.containers and (rules.compat or not any(places.smallest())):
+    places = Places(asked)
+    if places.containers and (places.compat or not any(places.smallest())):
         places.give(None)
 
 
-def nodes_within(
-    state: NodeState, pod: PodRequest, container: ContainerName | None, rules: AdmissionRules, affinity: Mask
-) -> Mask:
+def nodes_within(asked: HintRequest, affinity: Mask) -> Mask:
     """
     The NUMA nodes of an alignment on which the devices are found together: all of them, or else the smallest part.
 
     More nodes can spoil it: `ApplyForAll` then means more devices, and Koordinator's `SamePCIe` is not searched for. Where
-    no part will do, the alignment as it is. Raises InvalidField and TooMuchWork.
+    no part will do, the alignment as it is. Raises TooMuchWork.
     """
-    places = places_of_pod(state, pod, container, rules)
+    places = Places(asked)
     if not places.containers or places.fit(affinity):
         return affinity
     return next(places.smallest(within=affinity), affinity)
 
 
-def places_of_pod(
-    state: NodeState, pod: PodRequest, container: ContainerName | None, rules: AdmissionRules
-) -> "Places":
-    return Places(state, pod, [each for each in joint_containers(pod, rules) if container in (None, each.name)], rules)
-
-
 class Places:
-    """On which NUMA nodes some containers of a pod find their devices, decided one after another."""
+    """On which NUMA nodes the containers of a demand find their devices, decided one after another."""
 
-    def __init__(
-        self, state: NodeState, pod: PodRequest, containers: Sequence[ContainerRequest], rules: AdmissionRules
-    ) -> None:
-        self.state, self.pod, self.containers, self.rules = state, pod, containers, rules
+    def __init__(self, asked: HintRequest) -> None:
+        """`containers`: those of the demand that ask for devices together."""
+        self.state = asked.state
+        self.containers = [each for each in asked.demand.containers if each.joint is not None]
+        self.compat = asked.rules.compat == "koordinator"
+        self.single_node = POLICIES[asked.rules.policy].single_node
         self.work = SearchBudget()
-        self.first = [self.asked(state, each) for each in containers]
+        self.first = [self.asked(self.state, each) for each in self.containers]
         """Each container as if it were the first one."""
         kinds = {kind for asked in self.first for kind in asked.demand.requests}
         devices = (device for asked in self.first[:1] for kind in kinds for device in asked.inventory.by_type[kind])
         self.nodes = sorted({node_of(device) for device in devices} - {ANYWHERE})
 
-    def asked(self, state: NodeState, container: ContainerRequest) -> Asked:
-        return msgspec.structs.replace(asked_for(state, self.pod, container, self.rules), step=self.work.step)
+    def asked(self, state: NodeState, container: ContainerDemand) -> Asked:
+        """What a container asks of the node in this state, under the limit on work for all of them."""
+        return msgspec.structs.replace(asked_for(state, container), step=self.work.step)
 
     def give(self, mask: Mask | None) -> None:
         """Raises DevicesDoNotFit where not all of them find theirs there, and TooMuchWork."""
@@ -177,9 +122,10 @@ class Places:
             self.work.step(len(asked.inventory.devices))
             given = joint_devices(asked, mask)
             if container is not self.containers[-1]:
-                state = state.holding(held_by(self.pod, container, given.devices, given.functions))
+                state = state.holding(allocation_for(container, given.devices, given.functions))
 
     def fit(self, mask: Mask | None) -> bool:
+        """Whether all of them find their devices there. Raises TooMuchWork."""
         try:
             self.give(mask)
         except DevicesDoNotFit:
@@ -194,7 +140,7 @@ class Places:
         At most MOST_FOUND, and fewer where the limit on work ends it. Raises TooMuchWork where it ends before there is one.
         """
         nodes = [node for node in self.nodes if within >> node & 1]
-        most = 1 if POLICIES[self.rules.policy].single_node else len(nodes)
+        most = 1 if self.single_node else len(nodes)
         found: list[Mask] = []
         try:
             for size in range(self.fewest_nodes(), most + 1):
@@ -223,9 +169,7 @@ class Places:
         What an init container had is used again by those after it, but those that run together share nothing.
         """
         counts = [asked.demand.gpu.count if asked.demand.gpu is not None else 0 for asked in self.first]
-        together = sum(
-            count for each, count in zip(self.containers, counts, strict=True) if each in self.pod.containers
-        )
+        together = sum(count for each, count in zip(self.containers, counts, strict=True) if each.role == "app")
         gpus = self.first[0].inventory.by_type[DeviceType.GPU]
         free: Mapping[int, int] = Counter(node_of(gpu) for gpu in gpus if not gpu.busy)
         still = max(together, *counts) - free.get(ANYWHERE, 0)
@@ -235,4 +179,5 @@ class Places:
 
 
 def node_of(device: Device) -> int:
+    """The NUMA node of a device; ANYWHERE where it is not known."""
     return device.place.node if device.place is not None else ANYWHERE

@@ -9,14 +9,13 @@ from collections.abc import Mapping, Sequence, Set
 
 import msgspec
 
-from topoalign.core.hints.provider import Largest
-from topoalign.core.hints.requested import manages_memory, memory_request
-from topoalign.core.hints.reuse import ReusableMemory, allocations_of, held_before, reusable_memory
+from topoalign.core.hints.provider import HintRequest, Largest
+from topoalign.core.hints.reuse import ReusableMemory, held_by_pod, own_part, reusable_memory
 from topoalign.core.hints.rules import Supply, hints_from
 from topoalign.core.model.events import MemoryBlock, MemoryUse
-from topoalign.core.model.hints import HintQuestion, HintRule, Need, ProviderHints, TopologyHint
-from topoalign.core.model.ids import MEMORY, ContainerName, ResourceName
-from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest
+from topoalign.core.model.hints import HintRule, Need, ProviderHints, TopologyHint
+from topoalign.core.model.ids import MEMORY, ResourceName
+from topoalign.core.model.requests import AdmissionRules, Mode
 from topoalign.core.model.topology.bitmask import Mask, mask_of, nodes_of
 from topoalign.core.model.topology.model import NumaNode, Topology
 from topoalign.core.numa_sets.search import meets
@@ -125,29 +124,25 @@ def held_hints(blocks: Sequence[MemoryBlock], request: Mapping[ResourceName, int
     }
 
 
-def memory_answer(
-    state: NodeState, pod: PodRequest, container: ContainerName | None, rules: AdmissionRules
-) -> ProviderHints | None:
-    """The same hints for each resource of the request. None: the memory manager does not look at this pod."""
-    if rules.memory_manager == "None" or not manages_memory(pod, rules.mode):
-        return None
-    request = memory_request(pod, container, rules.mode)
-    held = allocations_of(state, pod)
-    blocks = next((each.memory for each in allocations_of(state, pod, container) if each.memory), None)
-    if blocks is not None:
-        return held_hints(blocks, request)
-    if not request:
+def memory_answer(asked: HintRequest) -> ProviderHints | None:
+    """The same hints for each resource of the demand. None: the container holds other memory than it asks for."""
+    state, demand, rules = asked
+    if not demand.memory:
         return {}
+    held = held_by_pod(state, demand)
+    blocks = next((each.memory for each in own_part(held, demand) if each.memory), None)
+    if blocks is not None:
+        return held_hints(blocks, demand.memory)
     hints = memory_hints(
         memory_nodes(state, rules),
         places(state.hardware, rules.mode),
-        request,
+        demand.memory,
         reusable_memory(held),
         rules.mode,
     )
     if not hints and profile_of(rules.mode).silent_on_unmet_memory:
         return {}
-    return dict.fromkeys(request, hints)
+    return dict.fromkeys(demand.memory, hints)
 
 
 class MemoryProvider:
@@ -156,33 +151,28 @@ class MemoryProvider:
     name = "memory"
     narrows = True
 
-    def hints(
-        self, state: NodeState, pod: PodRequest, container: ContainerName | None, rules: AdmissionRules
-    ) -> ProviderHints:
-        return memory_answer(state, pod, container, rules) or {}
+    def hints(self, asked: HintRequest) -> ProviderHints:
+        """The same for memory and each size of hugepages that is asked for."""
+        return memory_answer(asked) or {}
 
-    def resources(self, question: HintQuestion, topology: Topology) -> Set[ResourceName]:
-        return requested_memory(question).keys()
+    def resources(self, asked: HintRequest) -> Set[ResourceName]:
+        """Memory and hugepages that the memory manager is asked for."""
+        return asked.demand.memory.keys()
 
-    def may_be_silent(self, question: HintQuestion) -> bool:
+    def may_be_silent(self, asked: HintRequest) -> bool:
         """On what fits nowhere, and for a container that holds some already and asks for another amount."""
-        profile = profile_of(question.rules.mode)
-        return profile.silent_on_unmet_memory or any(each.memory for each in held_before(question))
+        held = held_by_pod(asked.state, asked.demand)
+        return profile_of(asked.rules.mode).silent_on_unmet_memory or any(each.memory for each in held)
 
-    def may_have_no_opinion(self, resource: ResourceName, question: HintQuestion, topology: Topology) -> bool:
+    def may_have_no_opinion(self, resource: ResourceName, asked: HintRequest) -> bool:
+        """Never."""
         return False
 
-    def largest_rule(self, resource: ResourceName, question: HintQuestion, topology: Topology) -> Largest:
+    def largest_rule(self, resource: ResourceName, asked: HintRequest) -> Largest:
         """
         A need per resource and one that keeps groups apart. Besides, the nodes that are in use alone or in groups, and the
         groups of what the pod left.
         """
-        nodes, left = len(topology.nodes), sum(len(each.memory) for each in held_before(question))
-        return Largest(len(requested_memory(question)) + 1, nodes, 2 * nodes + left)
-
-
-def requested_memory(question: HintQuestion) -> Mapping[ResourceName, int]:
-    """What the memory manager is asked for, in bytes."""
-    if question.rules.memory_manager == "None" or not manages_memory(question.pod, question.rules.mode):
-        return {}
-    return memory_request(question.pod, question.container, question.rules.mode)
+        nodes = len(asked.state.hardware.nodes)
+        left = sum(len(each.memory) for each in held_by_pod(asked.state, asked.demand))
+        return Largest(len(asked.demand.memory) + 1, nodes, 2 * nodes + left)

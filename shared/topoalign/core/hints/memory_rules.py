@@ -5,10 +5,10 @@ The kubelet does not start where memory is kept of a NUMA node that is not there
 hugepages of a size that one of its NUMA nodes does not list. No decision comes of either, so none is predicted here.
 """
 
-from topoalign.core.hints.requested import manages_memory, memory_request
+from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.model.errors import InvalidField, NoFit, clean
 from topoalign.core.model.ids import MEMORY, ResourceName, is_hugepages
-from topoalign.core.model.requests import AdmissionRules, PodRequest
+from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.profile import profile_of
@@ -69,16 +69,12 @@ def check_memory_manager_starts(topology: Topology, rules: AdmissionRules) -> No
                 )
 
 
-def check_hugepages_known(topology: Topology, pod: PodRequest, rules: AdmissionRules) -> None:
+def check_hugepages_known(topology: Topology, demand: PodDemand, rules: AdmissionRules) -> None:
     """Raises HugepagesUnevenlyKnown; only the kubelet panics, so only its decisions have no answer."""
-    if (
-        not profile_of(rules.mode).starts_kubelet
-        or rules.memory_manager == "None"
-        or not manages_memory(pod, rules.mode)
-    ):
+    if not profile_of(rules.mode).starts_kubelet:
         return
-    for container in (*pod.init_containers, *pod.containers):
-        for name in memory_request(pod, container.name, rules.mode):
+    for container in demand.containers:
+        for name in container.memory:
             without = [node.id for node in topology.nodes if name not in node.hugepages]
             if is_hugepages(name) and without:
                 raise HugepagesUnevenlyKnown(name, without)

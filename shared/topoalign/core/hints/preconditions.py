@@ -5,17 +5,14 @@ A prediction that cannot be right is worse than none: where the topology lacks w
 itself would not run with these rules, the pod is refused and the reason says what is missing.
 """
 
-from collections.abc import Collection
-
-from topoalign.core.deviceshare.node_devices import RESOURCES
+from topoalign.core.demand.pod_demand import ContainerDemand, PodDemand
+from topoalign.core.deviceshare.demand import check_whole
 from topoalign.core.hints.cpu_rules import check_cpu_manager_starts, check_cpu_rules
-from topoalign.core.hints.joint_devices import check_shares, decided_jointly
 from topoalign.core.hints.memory_rules import check_hugepages_known, check_memory_manager_starts, check_memory_rules
-from topoalign.core.hints.requested import asked, device_limits, manages_memory
-from topoalign.core.hints.reuse import allocations_of
+from topoalign.core.hints.reuse import held_by_pod
 from topoalign.core.model.errors import InvalidField, NoFit, clean, quoted
 from topoalign.core.model.ids import MEMORY, ResourceName, is_hugepages
-from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest
+from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.numa_sets.subsets import TooManyNumaNodes
 from topoalign.core.policy import POLICIES
@@ -45,9 +42,9 @@ class PodHasAllocations(NoFit):
 
     code = "PodHasAllocations"
 
-    def __init__(self, pod: PodRequest) -> None:
+    def __init__(self, demand: PodDemand) -> None:
         super().__init__(
-            f"pod {pod.namespace}/{pod.name} already has allocations on this node",
+            f"pod {demand.namespace}/{demand.pod} already has allocations on this node",
             "release them first, or give the new pod another name",
         )
 
@@ -101,25 +98,28 @@ def check_rules(rules: AdmissionRules) -> None:
         )
 
 
-def check_decidable(state: NodeState, pod: PodRequest, rules: AdmissionRules) -> None:
+def check_decidable(state: NodeState, demand: PodDemand, rules: AdmissionRules) -> None:
     """Raises what stands in the way of deciding about this pod on this node, a subclass of NoFit."""
     if state.topology is None:
         raise TopologyUnknown(state.node)
-    if allocations_of(state, pod):
-        raise PodHasAllocations(pod)
+    if held_by_pod(state, demand):
+        raise PodHasAllocations(demand)
     topology = state.hardware
     check_cpu_manager_starts(topology, rules)
     check_memory_manager_starts(topology, rules)
     if POLICIES[rules.policy].asks:
         check_policy_runs(topology, rules)
-    elif profile_of(rules.mode).starts_kubelet and rules.memory_manager == "Static" and manages_memory(pod, rules.mode):
+    elif profile_of(rules.mode).starts_kubelet and demand.manages_memory:
         check_memory_manager_answers(topology)
-    check_shares(pod, rules)
-    for container in (*pod.init_containers, *pod.containers):
+    for container in demand.containers:
+        if container.joint is not None:
+            check_whole(container.joint)
+    for container in demand.containers:
         if profile_of(rules.mode).refuses_unknown_resources:
-            check_resources_known(topology, container, RESOURCES if decided_jointly(pod, rules) else ())
-        check_memory_known(topology, pod, container, rules)
-    check_hugepages_known(topology, pod, rules)
+            check_resources_known(topology, container)
+        if demand.manages_memory:
+            check_memory_known(topology, container)
+    check_hugepages_known(topology, demand, rules)
 
 
 def check_policy_runs(topology: Topology, rules: AdmissionRules) -> None:
@@ -170,20 +170,18 @@ def check_distances(topology: Topology) -> None:
         )
 
 
-def check_resources_known(
-    topology: Topology, container: ContainerRequest, besides: Collection[ResourceName] = ()
-) -> None:
-    """`besides`: other names under which devices of the node can be asked for. Raises UnknownResource."""
+def check_resources_known(topology: Topology, container: ContainerDemand) -> None:
+    """Raises UnknownResource for devices or hugepages of which the node has none, unless they are asked for together."""
     pages = {name for node in topology.nodes for name in node.hugepages}
-    known = {*topology.devices, *pages, *besides}
-    wanted = {**device_limits(container), **{name: n for name, n in asked(container).items() if is_hugepages(name)}}
-    for name, amount in sorted(wanted.items()):
-        if amount and name not in known:
+    known = {*topology.devices, *pages, *container.together}
+    hugepages = (name for name, amount in container.asked.items() if amount and is_hugepages(name))
+    devices = (name for name, amount in container.devices.items() if amount)
+    for name in sorted((*hugepages, *devices)):
+        if name not in known:
             raise UnknownResource(name, sorted(known))
 
 
-def check_memory_known(topology: Topology, pod: PodRequest, container: ContainerRequest, rules: AdmissionRules) -> None:
-    known = any(node.memory is not None for node in topology.nodes)
-    managed = rules.memory_manager == "Static" and manages_memory(pod, rules.mode)
-    if managed and not known and asked(container).get(MEMORY):
+def check_memory_known(topology: Topology, container: ContainerDemand) -> None:
+    """Raises MemoryUnknown where the container asks for memory, and of no NUMA node is known how much it has."""
+    if container.asked.get(MEMORY) and all(node.memory is None for node in topology.nodes):
         raise MemoryUnknown

@@ -8,11 +8,20 @@ which provider it is.
 from collections.abc import Set
 from typing import NamedTuple, Protocol
 
-from topoalign.core.model.hints import HintQuestion, ProviderHints
-from topoalign.core.model.ids import ContainerName, ResourceName
-from topoalign.core.model.requests import AdmissionRules, PodRequest
-from topoalign.core.model.topology.model import Topology
+from topoalign.core.demand.pod_demand import Demand
+from topoalign.core.model.hints import ProviderHints
+from topoalign.core.model.ids import ResourceName
+from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.state.fold import NodeState
+
+
+class HintRequest(NamedTuple):
+    """Asks on which NUMA nodes a container, or a pod as a whole, could be placed."""
+
+    state: NodeState
+    """With all that earlier containers of the pod were given. Its topology is known."""
+    demand: Demand
+    rules: AdmissionRules
 
 
 class Largest(NamedTuple):
@@ -38,23 +47,21 @@ class HintProvider(Protocol):
         resources have the same hints.
         """
 
-    def hints(
-        self, state: NodeState, pod: PodRequest, container: ContainerName | None, rules: AdmissionRules
-    ) -> ProviderHints:
+    def hints(self, asked: HintRequest) -> ProviderHints:
         """
-        Per resource that it manages the hints for a container, or with None for the pod as a whole.
+        Per resource that it manages the hints for the demand.
 
-        Raises TooMuchWork, ValueError for CPUs or NUMA nodes in the state that are none, and InvalidField for annotations.
+        Raises TooMuchWork, and ValueError for CPUs or NUMA nodes in the state that are none.
         """
 
-    def resources(self, question: HintQuestion, topology: Topology) -> Set[ResourceName]:
-        """The resources on which it answers this question."""
+    def resources(self, asked: HintRequest) -> Set[ResourceName]:
+        """The resources on which it has hints for this request."""
 
-    def may_be_silent(self, question: HintQuestion) -> bool:
+    def may_be_silent(self, asked: HintRequest) -> bool:
         """Whether an answer on none of these resources can be meant."""
 
-    def may_have_no_opinion(self, resource: ResourceName, question: HintQuestion, topology: Topology) -> bool:
+    def may_have_no_opinion(self, resource: ResourceName, asked: HintRequest) -> bool:
         """Whether None can be meant as the hints of a resource."""
 
-    def largest_rule(self, resource: ResourceName, question: HintQuestion, topology: Topology) -> Largest:
-        """The largest HintRule that it makes for this question."""
+    def largest_rule(self, resource: ResourceName, asked: HintRequest) -> Largest:
+        """The largest HintRule that it makes for this request."""

@@ -18,18 +18,17 @@ makes itself, they differ in these points; docs/modes.md has an example of each:
 
 from collections.abc import Mapping
 
+from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.hints.cpu import CpuProvider
 from topoalign.core.hints.devices import DeviceProvider
-from topoalign.core.hints.joint_devices import check_annotations
 from topoalign.core.hints.memory import MemoryProvider
 from topoalign.core.hints.preconditions import check_rules
-from topoalign.core.hints.provider import HintProvider
+from topoalign.core.hints.provider import HintProvider, HintRequest
 from topoalign.core.model.errors import InvalidField, clean
 from topoalign.core.model.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
-from topoalign.core.model.hints import HintAnswer, HintQuestion, Hints
+from topoalign.core.model.hints import HintAnswer, HintQuestion
 from topoalign.core.model.holdings import base_of
-from topoalign.core.model.ids import ContainerName, ResourceName
-from topoalign.core.model.requests import AdmissionRules, PodRequest
+from topoalign.core.model.requests import PodRequest
 from topoalign.core.state.fold import NodeState
 
 PROVIDERS: Mapping[str, HintProvider] = {
@@ -46,8 +45,9 @@ HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
 UNUSABLE = DeviceHealth(state=HealthState.UNHEALTHY, reason="not offered by the asker")
 
 
-def question(state: NodeState, pod: PodRequest, container: ContainerName | None, rules: AdmissionRules) -> HintQuestion:
-    """Asks about a container, or with None about the pod as a whole, with all that the answer depends on."""
+def question(asked: HintRequest, pod: PodRequest) -> HintQuestion:
+    """The same request about a container of this pod for another process, with all that the answer depends on."""
+    state = asked.state
     discovered = state.topology
     return HintQuestion(
         node=state.node,
@@ -61,19 +61,18 @@ def question(state: NodeState, pod: PodRequest, container: ContainerName | None,
             if not state.health_of(device).usable
         ),
         pod=pod,
-        container=container,
-        rules=rules,
+        container=asked.demand.container,
+        rules=asked.rules,
     )
 
 
-def answer(question: HintQuestion, topology: TopologyDiscovered) -> HintAnswer:
+def request_of(question: HintQuestion, topology: TopologyDiscovered) -> HintRequest:
     """
-    The hints for a question, from the node's topology and from nothing else that is known here.
+    What a question from another process asks, on the node's topology and nothing else that is known here.
 
-    Raises InvalidField for a question that cannot be meant, TooMuchWork as `hints_for` does.
+    Raises InvalidField for a question that cannot be meant.
     """
     check_rules(question.rules)
-    check_annotations(question.pod, question.rules)
     listed = (device for devices in topology.topology.devices.values() for device in devices)
     health = {base_of(device): HEALTHY for device in listed} | dict.fromkeys(question.unusable, UNUSABLE)
     state = NodeState(
@@ -83,21 +82,17 @@ def answer(question: HintQuestion, topology: TopologyDiscovered) -> HintAnswer:
         allocations={held.id: held for held in question.allocations},
         memory=question.memory,
     )
-    try:
-        return HintAnswer(providers=hints_for(state, question.pod, question.container, question.rules))
-    except ValueError as error:
-        raise InvalidField("question", clean(str(error), 200), "list CPUs as 0-3,8 and NUMA nodes from 0 on") from error
+    return HintRequest(state, read_pod(question.pod, question.rules).of(question.container), question.rules)
 
 
-def hints_for(
-    state: NodeState, pod: PodRequest, container: ContainerName | None, rules: AdmissionRules
-) -> dict[str, dict[ResourceName, Hints]]:
+def answer(asked: HintRequest) -> HintAnswer:
     """
     What each provider says, in the order in which the kubelet asks them.
 
-    Raises TooMuchWork where the narrowest hints are not found within the limit on work, and InvalidField if the pod has
-    no such container.
+    Raises TooMuchWork where the narrowest hints are not found within the limit on work, and InvalidField for a state whose
+    CPUs or NUMA nodes are none.
     """
-    if container is not None and container not in {c.name for c in (*pod.init_containers, *pod.containers)}:
-        raise InvalidField("container", f"the pod has no container {container!r}", "name one of the pod's containers")
-    return {name: dict(provider.hints(state, pod, container, rules)) for name, provider in PROVIDERS.items()}
+    try:
+        return HintAnswer(providers={name: dict(provider.hints(asked)) for name, provider in PROVIDERS.items()})
+    except ValueError as error:
+        raise InvalidField("question", clean(str(error), 200), "list CPUs as 0-3,8 and NUMA nodes from 0 on") from error

@@ -9,10 +9,9 @@ in which they were decided, so that a question about hints carries it without a 
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
+from topoalign.core.demand.pod_demand import ContainerDemand, Demand
 from topoalign.core.model.events import Allocation, Owner
-from topoalign.core.model.hints import HintQuestion
-from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, ResourceName
-from topoalign.core.model.requests import ContainerRequest, PodRequest
+from topoalign.core.model.ids import AllocationID, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.topology.bitmask import Mask, mask_of
 from topoalign.core.state.fold import NodeState
 
@@ -22,30 +21,40 @@ ReusableMemory = Mapping[tuple[Mask, ResourceName], int]
 """(exact group of NUMA nodes, resource) -> bytes."""
 
 
-def allocations_of(state: NodeState, pod: PodRequest, container: ContainerName | None = None) -> tuple[Allocation, ...]:
-    """The live allocations of a pod, or of one of its containers, oldest first."""
+def allocations_of(state: NodeState, namespace: Namespace, pod: PodName) -> tuple[Allocation, ...]:
+    """The live allocations of a pod, oldest first."""
     return tuple(
         held
         for held in state.allocations.values()
-        if held.owner is not None
-        and (held.owner.pod, held.owner.namespace) == (pod.name, pod.namespace)
-        and container in (None, held.owner.container)
+        if held.owner is not None and (held.owner.pod, held.owner.namespace) == (pod, namespace)
     )
 
 
-def held_by(
-    pod: PodRequest,
-    container: ContainerRequest,
+def held_by_pod(state: NodeState, demand: Demand) -> tuple[Allocation, ...]:
+    """What the pod of this demand holds already: what earlier containers got, oldest first."""
+    return allocations_of(state, demand.namespace, demand.pod)
+
+
+def own_part(held: Iterable[Allocation], demand: Demand) -> tuple[Allocation, ...]:
+    """Of what a pod holds what is for this very demand: of the container, or all of it for the pod as a whole."""
+    return tuple(
+        each
+        for each in held
+        if demand.container is None or (each.owner is not None and each.owner.container == demand.container)
+    )
+
+
+def allocation_for(
+    demand: ContainerDemand,
     devices: dict[ResourceName, tuple[DeviceID, ...]],
     functions: dict[DeviceID, tuple[str, ...]],
 ) -> Allocation:
     """An allocation of these devices, of some only functions, for a container of a pod that is being decided."""
-    owner = Owner(namespace=pod.namespace, pod=pod.name, container=container.name)
-    init = container in pod.init_containers
+    owner = Owner(namespace=demand.namespace, pod=demand.pod, container=demand.container)
     return Allocation(
         id=AllocationID(f"{owner.namespace}/{owner.pod}/{owner.container}"),
         owner=owner,
-        role="sidecar" if container.sidecar else "init" if init else "app",
+        role=demand.role,
         devices=devices,
         virtual_functions=functions,
     )
@@ -90,13 +99,3 @@ def reusable_memory(held: Iterable[Allocation]) -> ReusableMemory:
             group = (mask_of(block.nodes), block.resource)
             left[group] = left.get(group, 0) + block.size
     return left
-
-
-def held_before(question: HintQuestion) -> list[Allocation]:
-    """What containers of the pod hold already, which may restrict the others to some NUMA nodes."""
-    pod = (question.pod.name, question.pod.namespace)
-    return [
-        held
-        for held in question.allocations
-        if held.owner is not None and (held.owner.pod, held.owner.namespace) == pod
-    ]

@@ -14,6 +14,9 @@ from topoalign.core.model.holdings import Function, Holding, holding_of
 from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.topology.cpuset import parse_cpuset
 
+Role = Literal["init", "sidecar", "app"]
+"""What a container is in its pod: a plain init container, one that runs on beside the app containers, or one of these."""
+
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
     """
@@ -67,7 +70,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """Names the allocation for as long as it lives; `AllocationBound` and `AllocationReleased` repeat it."""
     owner: Owner | None = None
     """None until it is known: the kubelet's Allocate does not say for whom."""
-    role: Literal["init", "sidecar", "app"] = "app"
+    role: Role = "app"
     """Which kind of container it is: an init container, a sidecar (an init container that is restarted), or any other."""
     devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
     """In the order in which the container sees them."""

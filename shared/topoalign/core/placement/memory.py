@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
+from topoalign.core.demand.pod_demand import ContainerDemand
 from topoalign.core.hints.memory import MemoryNodes, enough_for, groups_agree, memory_hints, memory_nodes, places
-from topoalign.core.hints.requested import manages_memory, memory_request
-from topoalign.core.hints.reuse import ReusableMemory, allocations_of, reusable_memory
+from topoalign.core.hints.reuse import ReusableMemory, held_by_pod, own_part, reusable_memory
 from topoalign.core.hints.rules import narrowest
 from topoalign.core.model.errors import NoFit, TooMuchWork
 from topoalign.core.model.events import Allocation, MemoryBlock
 from topoalign.core.model.hints import HintRule, TopologyHint
-from topoalign.core.model.ids import ContainerName, ResourceName
-from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest
+from topoalign.core.model.ids import ResourceName
+from topoalign.core.model.requests import AdmissionRules, Mode
 from topoalign.core.model.topology.bitmask import Mask, mask_of, nodes_of
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.profile import profile_of
@@ -84,20 +84,19 @@ class MemoryGroupsWouldMix(NoFit):
 
 
 def memory_for(
-    state: NodeState, pod: PodRequest, container: ContainerName, affinity: TopologyHint, rules: AdmissionRules
+    state: NodeState, demand: ContainerDemand, affinity: TopologyHint, rules: AdmissionRules
 ) -> tuple[MemoryBlock, ...]:
     """
     The blocks of a container that was aligned to `affinity`; what it holds already it keeps.
 
     Nothing if the memory manager does not look at the container. Raises one of this module's errors.
     """
-    held = next((each.memory for each in allocations_of(state, pod, container) if each.memory), ())
-    managed = rules.memory_manager == "Static" and manages_memory(pod, rules.mode)
-    request = memory_request(pod, container, rules.mode) if managed else {}
-    if held or not request:
-        return held
+    held, request = held_by_pod(state, demand), demand.memory
+    blocks = next((each.memory for each in own_part(held, demand) if each.memory), ())
+    if blocks or not request:
+        return blocks
     nodes = memory_nodes(state, rules)
-    reusable = reusable_memory(allocations_of(state, pod))
+    reusable = reusable_memory(held)
     offered = places(state.hardware, rules.mode)
 
     def own_hints() -> tuple[TopologyHint, ...] | HintRule:

@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from topoalign.core.admission.validate import validate_pod
+from topoalign.core.demand.validate import validate_pod
 from topoalign.core.model.errors import InvalidField, clean, quoted
 from topoalign.core.model.ids import CPU, MEMORY, ContainerName, Namespace, PodName, ResourceName, is_hugepages
 from topoalign.core.model.requests import ContainerRequest, PodRequest

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from topoalign.core.admission.alignment import Aligned
 from topoalign.core.admission.pipeline import AdmissionRun, Steps
+from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
 from topoalign.core.deviceshare.node_devices import ContainerDevices
-from topoalign.core.hints.requested import device_limits
-from topoalign.core.hints.reuse import allocations_of
+from topoalign.core.hints.reuse import held_by_pod
 from topoalign.core.model.decisions import PreferenceQuestion
 from topoalign.core.model.hints import TopologyHint
-from topoalign.core.model.ids import ContainerName, DeviceID, ResourceName
-from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest
+from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.policy import POLICIES
 from topoalign.core.state.fold import NodeState
@@ -60,25 +60,25 @@ class Admitting(AdmissionRun):
     def __init__(
         self,
         state: NodeState,
-        pod: PodRequest,
+        demand: PodDemand,
         rules: AdmissionRules,
         uid: str,
         managers: Managers,
         active: frozenset[str] | None,
     ) -> None:
         """`state`: what the managers hold without the pods that are not `active`."""
-        super().__init__(state, pod, rules)
+        super().__init__(state, demand, rules)
         self._uid, self._managers, self._active = uid, managers, active
 
-    def align(self, container: ContainerName | None) -> Steps[Aligned]:
+    def align(self, demand: Demand) -> Steps[Aligned]:
         """As in the decision; before hints are asked, every manager drops pods that are gone."""
         if POLICIES[self.rules.policy].asks:
             self._managers.drop(self._active)
-        return (yield from super().align(container))
+        return (yield from super().align(demand))
 
-    def devices(self, container: ContainerRequest, aligned: Aligned) -> Steps[ContainerDevices]:
+    def devices(self, container: ContainerDemand, aligned: Aligned) -> Steps[ContainerDevices]:
         """As in the decision; the device manager drops pods that are gone first and writes its checkpoint after."""
-        if self.state.hardware.devices.keys() & device_limits(container).keys():
+        if self.state.hardware.devices.keys() & container.devices.keys():
             self._managers.devices.drop(self._active)
         got = yield from super().devices(container, aligned)
         if got.devices:
@@ -88,35 +88,36 @@ class Admitting(AdmissionRun):
     def devices_of(
         self,
         resource: ResourceName,
-        amount: int,
-        container: ContainerRequest,
+        container: ContainerDemand,
         hint: TopologyHint,
         near: tuple[DeviceID, ...],
     ) -> Steps[tuple[DeviceID, ...]]:
         """As in the decision; then Allocate of the plugin is called and the devices are recorded."""
-        chosen = yield from super().devices_of(resource, amount, container, hint, near)
+        chosen = yield from super().devices_of(resource, container, hint, near)
         if chosen:
             size = len(chosen)
-            yield HandOut(resource=resource, available=chosen, must_include=chosen, size=size, container=container.name)
+            yield HandOut(
+                resource=resource, available=chosen, must_include=chosen, size=size, container=container.container
+            )
         return chosen
 
     def given(self, told: HandOut, response: v1beta1.ContainerAllocateResponse) -> None:
         """The plugin has allocated them."""
         self._managers.devices.give(self._uid, (told.container, told.resource), told.available, response)
 
-    def cpus(self, container: ContainerRequest, hint: TopologyHint) -> frozenset[int]:
+    def cpus(self, container: ContainerDemand, hint: TopologyHint) -> frozenset[int]:
         """As in the decision; the CPU manager drops pods that are gone first and records the CPUs after."""
         self._managers.cpus.drop(self._active)
         got = super().cpus(container, hint)
         if got:
-            self._managers.cpus.assign(self._uid, container.name, got)
+            self._managers.cpus.assign(self._uid, container.container, got)
         self._managers.memory.drop(self._active)  # it is asked next
         return got
 
-    def allocate(self, container: ContainerRequest, aligned: Aligned) -> Steps[None]:
+    def allocate(self, container: ContainerDemand, aligned: Aligned) -> Steps[None]:
         """As in the decision; then the memory manager records the container's memory."""
         yield from super().allocate(container, aligned)
-        self._managers.memory.give(self._uid, allocations_of(self.state, self.pod), self.state.memory)
+        self._managers.memory.give(self._uid, held_by_pod(self.state, self.demand), self.state.memory)
 
 
 def started(root: Path, devices: DeviceManager, machine: Topology, rules: AdmissionRules) -> Managers:

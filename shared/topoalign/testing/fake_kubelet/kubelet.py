@@ -26,7 +26,7 @@ import msgspec
 from anyio.abc import TaskGroup, TaskStatus
 
 from topoalign.core.admission.pipeline import AdmissionRun
-from topoalign.core.admission.validate import validate_pod
+from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.events import TopologyDiscovered
 from topoalign.core.model.ids import Namespace, NodeName, PodName, ResourceName
@@ -177,7 +177,7 @@ class FakeKubelet:
         `uid`: None for one made of its name. `volumes`: whether it has any. `start`: whether all its containers are
         started at once; else `start_containers` does it.
         """
-        validate_pod(pod)
+        demand = read_pod(pod, self._rules)
         async with self._turn:
             await self.until(lambda kubelet: kubelet._managers is not None)
             managers = self.managers
@@ -187,8 +187,8 @@ class FakeKubelet:
             try:
                 topology, active = self.shuffled(self.discovered()), self.active(uid)
                 state = msgspec.structs.replace(self.state(), topology=topology)
-                admitting = Admitting(state, pod, self._rules, uid, managers, active)
-                decision = await decide(admitting, topology, self.plugins)
+                admitting = Admitting(state, demand, self._rules, uid, managers, active)
+                decision = await decide(admitting, self.plugins)
             finally:
                 self._admitting = ()
             if isinstance(decision, Admission):
@@ -208,7 +208,7 @@ class FakeKubelet:
 
     async def decide(self, pod: PodRequest) -> Decision:
         """What `admit` would say, with nothing given to anyone. Raises InvalidField."""
-        return await decide(AdmissionRun(self.state(), pod, self._rules), self.discovered(), self.plugins)
+        return await decide(AdmissionRun(self.state(), read_pod(pod, self._rules), self._rules), self.plugins)
 
     async def start_containers(self, namespace: Namespace, name: PodName) -> None:
         """

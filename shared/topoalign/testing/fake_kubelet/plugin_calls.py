@@ -11,10 +11,9 @@ from grpclib.exceptions import ProtocolError
 from topoalign.core.admission.admit import decided
 from topoalign.core.admission.drive import drive_async
 from topoalign.core.admission.pipeline import AdmissionRun, Question, Reply
+from topoalign.core.hints.provider import HintRequest
 from topoalign.core.hints.providers import answer
 from topoalign.core.model.decisions import Decision, Explanation, PreferenceQuestion, Refusal
-from topoalign.core.model.events import TopologyDiscovered
-from topoalign.core.model.hints import HintQuestion
 from topoalign.core.model.ids import DeviceID
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.client import FAILURES, KubeletAway, apart, described
@@ -33,17 +32,17 @@ class AllocateFailed(Exception):
         self.error = error
 
 
-async def decide(deciding: AdmissionRun, topology: TopologyDiscovered, plugins: Plugins) -> Decision:
+async def decide(deciding: AdmissionRun, plugins: Plugins) -> Decision:
     """Answers the questions of the decision, and hands out what it tells to. Raises InvalidField."""
-    for container in (*deciding.pod.init_containers, *deciding.pod.containers):
-        for resource in container.limits:
+    for container in deciding.demand.containers:
+        for resource in container.devices:
             if plugins.forgotten(resource):
                 why = f"no healthy devices present; cannot allocate unhealthy devices {resource}"
                 return unexpected(why, Explanation())
 
     async def answered(asked: Question) -> Reply:
-        if isinstance(asked, HintQuestion):
-            return answer(asked, topology)
+        if isinstance(asked, HintRequest):
+            return answer(asked)
         try:
             if isinstance(asked, HandOut) and isinstance(deciding, Admitting):
                 deciding.given(asked, await allocated(asked, plugins))

@@ -81,7 +81,8 @@ class PodResources(Servicer, v1.PodResourcesListerBase):
 
 def pod_resources(running: Running, state: NodeState) -> v1.PodResources:
     """What the managers hold for it: after a checkpoint was lost, that is less than it uses."""
-    held = {a.owner.container: a for a in allocations_of(state, running.pod) if a.owner is not None}
+    all_held = allocations_of(state, running.pod.namespace, running.pod.name)
+    held = {a.owner.container: a for a in all_held if a.owner is not None}
     return v1.PodResources(
         name=running.pod.name,
         namespace=running.pod.namespace,

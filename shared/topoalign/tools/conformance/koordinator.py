@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from topoalign.core.deviceshare.allocate import allocate
 from topoalign.core.deviceshare.candidates import Asked, wanted
-from topoalign.core.deviceshare.demand import Demand
+from topoalign.core.deviceshare.demand import JointDemand
 from topoalign.core.deviceshare.names import DeviceType
 from topoalign.core.deviceshare.numa_hints import numa_hints
 from topoalign.core.deviceshare.scores import Scorer, node_score
@@ -152,7 +152,7 @@ def prepare(path: Path) -> Iterator[CaseResult]:
     return results(path, PrepareCase, answered(lambda case: prepared(case.pod.demand)), without_nulls)
 
 
-def prepared(demand: Demand) -> Prepared:
+def prepared(demand: JointDemand) -> Prepared:
     """A demand in the fields of a case."""
     gpu = demand.gpu
     return Prepared(

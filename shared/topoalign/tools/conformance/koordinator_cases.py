@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from topoalign.core.deviceshare.candidates import Asked, Given
-from topoalign.core.deviceshare.demand import Demand, read_demand
+from topoalign.core.deviceshare.demand import JointDemand, read_demand
 from topoalign.core.deviceshare.device_object import read_device
 from topoalign.core.deviceshare.inventory import Inventory
 from topoalign.core.deviceshare.names import DeviceType
@@ -30,7 +30,7 @@ class Pod(msgspec.Struct, frozen=True):
     """Decoded where they are JSON, else as text."""
 
     @property
-    def demand(self) -> Demand:
+    def demand(self) -> JointDemand:
         """The demand, read as Koordinator reads it. Raises InvalidField."""
         texts = {key: each if isinstance(each, str) else json.dumps(each) for key, each in self.annotations.items()}
         return read_demand(texts, self.requests, compat=True)

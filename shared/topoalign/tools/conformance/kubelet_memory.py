@@ -6,8 +6,10 @@ from typing import Literal
 
 import msgspec
 
+from topoalign.core.demand.pod_demand import pod_demand
 from topoalign.core.hints.memory import memory_answer, memory_nodes
-from topoalign.core.hints.reuse import allocations_of, reusable_memory
+from topoalign.core.hints.provider import HintRequest
+from topoalign.core.hints.reuse import allocations_of, held_by_pod, own_part, reusable_memory
 from topoalign.core.model.errors import NoFit, Undecodable, clean
 from topoalign.core.model.events import Allocation, MemoryBlock, MemoryUse, Owner, TopologyDiscovered
 from topoalign.core.model.ids import MEMORY, AllocationID, ContainerName, NodeName, ResourceName
@@ -94,8 +96,9 @@ def hints(path: Path) -> Iterator[CaseResult]:
 def hinted(case: HintsCase) -> Outcome:
     """Expected and actual hints of a case."""
     state, pod, rules = situation(case)
-    container = case.container if case.level == "container" else None
-    answer = memory_answer(state, pod, container, rules)
+    demand = pod_demand(pod, rules)
+    asked = HintRequest(state, demand.of(case.container if case.level == "container" else None), rules)
+    answer = memory_answer(asked) if demand.manages_memory else None
     got = None if answer is None else {name: all_written(each) for name, each in answer.items()}
     return case.expect.hints, got
 
@@ -132,15 +135,15 @@ def allocate(path: Path) -> Iterator[CaseResult]:
 def allocated(case: AllocateCase) -> AllocateExpected:
     """Gives the container its memory and looks at the state afterwards."""
     state, pod, rules = situation(case)
-    container = case.container or ContainerName("")
+    demand = next(each for each in pod_demand(pod, rules).containers if each.container == case.container)
     try:
-        blocks = memory_for(state, pod, container, case.hint.read, rules)
+        blocks = memory_for(state, demand, case.hint.read, rules)
     except NoFit as misfit:
         return AllocateExpected(error=misfit.code)
-    earlier = allocations_of(state, pod)
-    if blocks and not allocations_of(state, pod, container):
-        state = holding(state, allocation(pod, container, blocks), earlier)
-    held = {each.owner.container: written(each.memory) for each in allocations_of(state, pod) if each.owner}
+    earlier = held_by_pod(state, demand)
+    if blocks and not own_part(earlier, demand):
+        state = holding(state, allocation(pod, demand.container, blocks), earlier)
+    held = {each.owner.container: written(each.memory) for each in held_by_pod(state, demand) if each.owner}
     return AllocateExpected(
         blocks=written(blocks) or None,
         held_blocks_after=held,
@@ -199,7 +202,7 @@ def situation(case: MemoryCase) -> tuple[NodeState, PodRequest, AdmissionRules]:
 
 def reusable(state: NodeState, pod: PodRequest) -> list[Block]:
     """What the pod's finished init containers leave to its next containers."""
-    left = reusable_memory(allocations_of(state, pod))
+    left = reusable_memory(allocations_of(state, pod.namespace, pod.name))
     return in_order(Block(nodes_of(group), name, size) for (group, name), size in left.items())
 
 

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import msgspec
 
-from topoalign.core.hints.requested import cpu_request, device_request, memory_request, pod_wide
+from topoalign.core.demand.quantities import device_limits, pod_cpus, pod_memory, pod_wide
 from topoalign.core.model.ids import CPU, MEMORY, PodName, ResourceName, is_hugepages
-from topoalign.core.model.requests import ContainerRequest, Mode, PodRequest, Qos
+from topoalign.core.model.requests import ContainerRequest, PodRequest, Qos
+from topoalign.core.profile import KUBELET
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.suite import CaseResult, Outcome
 
@@ -77,12 +78,12 @@ def pod_requests(path: Path) -> Iterator[CaseResult]:
 def outcome(case: PodRequestsCase) -> Outcome:
     """Expected and actual sums of a case."""
     pod = case.pod.read
-    devices = {n: amount for n, amount in device_request(pod, None).items() if n in case.device_resources}
+    devices = {n: amount for n, amount in pod_wide(pod, device_limits).items() if n in case.device_resources}
     got = Expected(
         pod_requests=pod_wide(pod, lambda container: container.requests),
         pod_limits=pod_wide(pod, lambda container: container.limits),
-        exclusive_cpus=cpu_request(pod, None, Mode.KUBELET),
-        memory_manager=memory_request(pod, None, Mode.KUBELET),
+        exclusive_cpus=pod_cpus(pod, KUBELET),
+        memory_manager=pod_memory(pod, KUBELET),
         device_requests=devices,
     )
     return (case.pod.qos, case.expect), (pod.qos, got)

@@ -20,16 +20,19 @@ from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.requests.absence import absence, lists_nothing
 from topoalign.allocator.requests.choices import allowed
 from topoalign.allocator.requests.deadlines import Deadlines
-from topoalign.allocator.requests.held import held_by, holds
+from topoalign.allocator.requests.held import holds
 from topoalign.allocator.requests.kubelet_watch import KubeletWatch
 from topoalign.core import wire
-from topoalign.core.admission.admit import admission, admit, answer_to
+from topoalign.core.admission.admit import admit, answer_to, decide, decided
 from topoalign.core.admission.drive import drive_async
-from topoalign.core.admission.pipeline import Question, Reply
+from topoalign.core.admission.pipeline import AdmissionRun, Question, Reply
 from topoalign.core.admission.prediction import doubted, predict
-from topoalign.core.admission.validate import validate_pod
+from topoalign.core.demand.pod_demand import PodDemand, read_pod
 from topoalign.core.hints.answers import check_answer
 from topoalign.core.hints.preconditions import check_resources_known
+from topoalign.core.hints.provider import HintRequest
+from topoalign.core.hints.providers import question
+from topoalign.core.hints.reuse import held_by_pod
 from topoalign.core.model.decisions import Admission, Decision, Explained, Explanation, noted
 from topoalign.core.model.errors import (
     BadRequest,
@@ -44,7 +47,7 @@ from topoalign.core.model.errors import (
     clean,
 )
 from topoalign.core.model.events import Allocation
-from topoalign.core.model.hints import HintAnswer, HintQuestion
+from topoalign.core.model.hints import HintAnswer
 from topoalign.core.model.ids import AllocationID, NodeName
 from topoalign.core.model.maintenance import TrustRequest
 from topoalign.core.model.requests import (
@@ -60,7 +63,6 @@ from topoalign.core.model.requests import (
     overridden,
 )
 from topoalign.core.ports import Bus, Endpoint
-from topoalign.core.state.fold import NodeState
 from topoalign.runtime.answers import answering
 
 REMEMBERED = 1_000
@@ -121,35 +123,35 @@ class Admissions:
         self._own(request.node)
         if self._kubelet_owns_devices:
             raise KubeletOwnsDevices(self._ledger.node)
-        pod, rules = validate_pod(request.pod), overridden(self._rules, allowed(request.rules))
+        rules = overridden(self._rules, allowed(request.rules))
+        demand = read_pod(request.pod, rules)
         await self._ensure_fresh()
         self._discovered()
         if rules.mode is Mode.KUBELET:  # it passes over what no plugin serves, relying on a scheduler that there is not
-            for container in (*pod.init_containers, *pod.containers):
+            for container in demand.containers:
                 check_resources_known(self._ledger.state.hardware, container)
-        name = f"{pod.namespace}/{pod.name}"
+        name = f"{demand.namespace}/{demand.pod}"
         async with self._turn:
             self.deadlines.check(request.deadline, f"the allocation for pod {name}")
-            if held := held_by(self._ledger, pod):
-                if not holds(held, pod, self._ledger.state, rules):
+            if held := held_by_pod(self._ledger.state, demand):
+                if not holds(held, demand, self._ledger.state):
                     raise PodAlreadyAllocated(name)
                 return self._again(name, held)
             self._check_confirmed()
-            decision = await self._decide(pod, rules)
+            decision = await self._decide(demand, rules)
             self.deadlines.check(request.deadline, f"the allocation for pod {name}")
-            return self._record(pod, decision)
+            return self._record(demand.request, decision)
 
     async def what_if(self, request: AllocateRequest) -> Decision:
         """The decision that `allocate` or the kubelet would make now. Nothing is recorded."""
         self._own(request.node)
         self._discovered()
-        pod = validate_pod(request.pod)
         if self._kubelet is not None:
             await self._kubelet.read_all()
-            return predict(self._ledger.state, pod, self._ledger.clock.wall(), request.rules)
+            return predict(self._ledger.state, request.pod, self._ledger.clock.wall(), request.rules)
         mode = Mode.KUBELET if self._kubelet_owns_devices else self._rules.mode
         rules = msgspec.structs.replace(self._rules, mode=mode)
-        decision = admit(self._ledger.state, pod, overridden(rules, request.rules))
+        decision = admit(self._ledger.state, request.pod, overridden(rules, request.rules))
         return noted(decision, () if self._ledger.unconfirmed is None else (doubted(self._ledger.unconfirmed),))
 
     async def release(self, request: ReleaseRequest) -> tuple[AllocationID, ...]:
@@ -221,7 +223,7 @@ class Admissions:
             return [live[AllocationID(target)]]
         return [a for a in live.values() if a.owner is not None and f"{a.owner.namespace}/{a.owner.pod}" == target]
 
-    async def _decide(self, pod: PodRequest, rules: AdmissionRules) -> Decision:
+    async def _decide(self, demand: PodDemand, rules: AdmissionRules) -> Decision:
         """
         Decides with hints from the hinting service; anew and at once if the node changed while that took its time.
 
@@ -232,25 +234,24 @@ class Admissions:
 
         async def answer(asked: Question) -> Reply:
             nonlocal served
-            if isinstance(asked, HintQuestion):
-                reply = await self._hints(asked, state) if served else None
+            if isinstance(asked, HintRequest):
+                reply = await self._hints(asked, demand.request) if served else None
                 served = reply is not None
                 self.hint_fallbacks += not served
                 if reply is not None:
                     return reply
             return answer_to(asked, state, rules)
 
-        decision = await drive_async(admission(state, pod, rules), answer)
-        return decision if self._ledger.state is state else admit(self._ledger.state, pod, rules)
+        decision = await drive_async(decided(AdmissionRun(state, demand, rules)), answer)
+        return decision if self._ledger.state is state else decide(self._ledger.state, demand, rules)
 
-    async def _hints(self, question: HintQuestion, state: NodeState) -> HintAnswer | None:
+    async def _hints(self, asked: HintRequest, pod: PodRequest) -> HintAnswer | None:
         """What the hinting service says; None if it is silent or says what cannot be used."""
         try:
-            body = await self._bus.ask(
-                wire.hints_subject(self._ledger.node), msgspec.json.encode(question), self._hint_seconds
-            )
-            answer = wire.answered(body, HintAnswer)
-            check_answer(question, answer, state.hardware)
+            body = msgspec.json.encode(question(asked, pod))
+            reply = await self._bus.ask(wire.hints_subject(self._ledger.node), body, self._hint_seconds)
+            answer = wire.answered(reply, HintAnswer)
+            check_answer(asked, answer)
         except (Unavailable, BadRequest, NoFit) as error:
             if self.hint_fallbacks == 0:
                 log.warning("hints are computed in process", finding=error.finding)

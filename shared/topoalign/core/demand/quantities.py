@@ -8,16 +8,11 @@ init containers run one after another, but beside the sidecars started before th
 
 from collections.abc import Callable, Mapping
 
-from topoalign.core.model.ids import CPU, MEMORY, ContainerName, ResourceName, is_hugepages, is_native
-from topoalign.core.model.requests import ContainerRequest, Mode, PodRequest, Qos
-from topoalign.core.profile import profile_of
+from topoalign.core.model.ids import CPU, MEMORY, ResourceName, is_hugepages, is_native
+from topoalign.core.model.requests import ContainerRequest, PodRequest, Qos
+from topoalign.core.profile import Profile
 
 Quantities = Mapping[ResourceName, int]
-
-
-def container_of(pod: PodRequest, name: ContainerName) -> ContainerRequest:
-    """The container of this name. Raises KeyError."""
-    return next(iter(c for c in (*pod.init_containers, *pod.containers) if c.name == name))
 
 
 def asked(container: ContainerRequest) -> dict[ResourceName, int]:
@@ -30,7 +25,7 @@ def pod_wide(pod: PodRequest, part: Callable[[ContainerRequest], Quantities]) ->
     The effective request of a pod, where `part` says what each container contributes.
 
     A plain init container needs its own part beside those of the sidecars met so far; the app containers run together
-    with all sidecars. The larger of the two is needed.
+    with all sidecars. The larger of the two is needed: init containers of 4 and 1 GPUs and an app of 2 need 4.
     """
     sidecars: dict[ResourceName, int] = {}
     starting: dict[ResourceName, int] = {}
@@ -47,62 +42,47 @@ def pod_wide(pod: PodRequest, part: Callable[[ContainerRequest], Quantities]) ->
 
 
 def added(a: Quantities, b: Quantities) -> dict[ResourceName, int]:
+    """The sum, resource by resource."""
     return {name: a.get(name, 0) + b.get(name, 0) for name in {**a, **b}}
 
 
 def device_limits(container: ContainerRequest) -> dict[ResourceName, int]:
-    """What device plugins are asked for."""
+    """What device plugins are asked for, in devices."""
     return {name: amount for name, amount in container.limits.items() if not is_native(name)}
 
 
-def device_request(pod: PodRequest, container: ContainerName | None) -> dict[ResourceName, int]:
-    if container is None:
-        return pod_wide(pod, device_limits)
-    return device_limits(container_of(pod, container))
-
-
-def exclusive_cpus(pod: PodRequest, container: ContainerRequest, mode: Mode) -> int:
+def exclusive_cpus(pod: PodRequest, container: ContainerRequest, profile: Profile) -> int:
     """How many CPUs the container gets to itself; 0: it runs in the shared pool."""
     millicores = asked(container).get(CPU, 0)
     if millicores % 1000:
         return 0
-    by_qos = profile_of(mode).exclusive_by_qos
+    by_qos = profile.exclusive_by_qos
     firm = pod.qos is Qos.GUARANTEED if by_qos else container.limits.get(CPU) == millicores
     return millicores // 1000 if firm else 0
 
 
-def cpu_request(pod: PodRequest, container: ContainerName | None, mode: Mode) -> int:
-    """Whole CPUs to give exclusively; a fractional request counts 0."""
-    if container is None:
-        return pod_wide(pod, lambda each: {CPU: exclusive_cpus(pod, each, mode)})[CPU]
-    return exclusive_cpus(pod, container_of(pod, container), mode)
+def pod_cpus(pod: PodRequest, profile: Profile) -> int:
+    """How many CPUs the containers of a pod have to themselves at a time."""
+    return pod_wide(pod, lambda each: {CPU: exclusive_cpus(pod, each, profile)})[CPU]
 
 
-def manages_memory(pod: PodRequest, mode: Mode) -> bool:
-    """Whether the memory manager looks at this pod at all."""
-    return not profile_of(mode).exclusive_by_qos or pod.qos is Qos.GUARANTEED
-
-
-def memory_part(container: ContainerRequest, mode: Mode) -> dict[ResourceName, int]:
+def memory_part(container: ContainerRequest, profile: Profile) -> dict[ResourceName, int]:
     """Memory and hugepages of one container, in bytes; in mode `best` only what is asked for firmly."""
     amounts = {name: amount for name, amount in asked(container).items() if name == MEMORY or is_hugepages(name)}
-    if profile_of(mode).exclusive_by_qos:
+    if profile.exclusive_by_qos:
         return amounts
     return {name: amount for name, amount in amounts.items() if amount and container.limits.get(name) == amount}
 
 
-def memory_request(pod: PodRequest, container: ContainerName | None, mode: Mode) -> dict[ResourceName, int]:
+def pod_memory(pod: PodRequest, profile: Profile) -> dict[ResourceName, int]:
     """
-    What the memory manager is to place, in bytes, by ascending name.
+    What the memory manager is to place for a whole pod, in bytes.
 
-    For a whole pod, the kubelet drops the names that no app container has. Mode `best` does not: what init containers
-    and sidecars alone ask for has to be there, too.
+    The kubelet drops the names that no app container has. Mode `best` does not: what init containers and sidecars alone
+    ask for has to be there, too.
     """
-    if container is not None:
-        amounts = memory_part(container_of(pod, container), mode)
-    else:
-        amounts = pod_wide(pod, lambda each: memory_part(each, mode))
-        if profile_of(mode).drops_memory_of_init_containers:
-            wanted = {name for each in pod.containers for name in memory_part(each, mode)}
-            amounts = {name: amount for name, amount in amounts.items() if name in wanted}
-    return {name: amounts[name] for name in sorted(amounts)}
+    amounts = pod_wide(pod, lambda each: memory_part(each, profile))
+    if not profile.drops_memory_of_init_containers:
+        return amounts
+    wanted = {name for each in pod.containers for name in memory_part(each, profile)}
+    return {name: amount for name, amount in amounts.items() if name in wanted}

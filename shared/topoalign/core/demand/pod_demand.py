@@ -1,0 +1,173 @@
+"""
+What a pod asks of the resource managers under the rules of a node: `read_pod` makes it of a request.
+
+A container's demand has what it asks of each manager: devices by resource, devices that are decided together, CPUs of its
+own, memory by kind. The demand of the pod has the same for the pod as a whole, and its containers in the order in which they
+are decided: init containers, then app containers.
+"""
+
+import msgspec
+
+from topoalign.core.demand.quantities import (
+    Quantities,
+    asked,
+    device_limits,
+    exclusive_cpus,
+    memory_part,
+    pod_cpus,
+    pod_memory,
+    pod_wide,
+)
+from topoalign.core.demand.validate import validate_pod
+from topoalign.core.deviceshare.demand import RESOURCES, JointDemand, check_keys, container_demand, is_joint
+from topoalign.core.model.allocations import Role
+from topoalign.core.model.errors import InvalidField
+from topoalign.core.model.ids import ContainerName, Namespace, PodName, ResourceName
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Qos
+from topoalign.core.profile import Profile, profile_of
+
+NO_RESOURCES: frozenset[ResourceName] = frozenset()
+
+
+class ContainerDemand(msgspec.Struct, frozen=True, kw_only=True):
+    """What one container asks for."""
+
+    namespace: Namespace
+    pod: PodName
+    container: ContainerName
+    role: Role
+    asked: Quantities
+    """All that it requests, limits filled in: what a node has to know of at all."""
+    devices: Quantities
+    """Devices by resource, in the order of the names, which is the order in which the kubelet asks for hints."""
+    together: frozenset[ResourceName] = NO_RESOURCES
+    """Those of the devices that are decided together."""
+    joint: JointDemand | None = None
+    """What is asked for together. None: nothing."""
+    cpus: int = 0
+    """CPUs of its own; 0: it runs in the shared pool."""
+    memory: Quantities = {}
+    """Bytes of memory and of each size of hugepages for the memory manager to place, in the order of the names."""
+
+    @property
+    def containers(self) -> "tuple[ContainerDemand, ...]":
+        """Itself alone, so that a container and a pod are asked alike."""
+        return (self,)
+
+
+class PodDemand(msgspec.Struct, frozen=True, kw_only=True):
+    """What a pod asks for; `devices`, `together`, `cpus` and `memory` are those of the pod as a whole."""
+
+    request: PodRequest
+    """As it was asked for, to be passed on."""
+    containers: tuple[ContainerDemand, ...]
+    devices: Quantities
+    together: frozenset[ResourceName]
+    cpus: int
+    memory: Quantities
+    manages_memory: bool
+    """Whether the memory manager looks at this pod at all."""
+    ignores_annotations: bool
+    """Whether it has annotations about devices, and they play no part in this mode."""
+
+    @property
+    def namespace(self) -> Namespace:
+        """Of the pod."""
+        return self.request.namespace
+
+    @property
+    def pod(self) -> PodName:
+        """The name of the pod."""
+        return self.request.name
+
+    @property
+    def container(self) -> None:
+        """None: the demand is that of the pod as a whole."""
+        return None
+
+    def of(self, container: ContainerName | None) -> "Demand":
+        """The demand of a container, or with None of the pod as a whole. Raises InvalidField where there is no such one."""
+        if container is None:
+            return self
+        found = next((each for each in self.containers if each.container == container), None)
+        if found is None:
+            raise InvalidField(
+                "container", f"the pod has no container {container!r}", "name one of the pod's containers"
+            )
+        return found
+
+
+Demand = ContainerDemand | PodDemand
+"""What is aligned as one: a container, or in scope `pod` the pod as a whole."""
+
+
+def read_pod(pod: PodRequest, rules: AdmissionRules) -> PodDemand:
+    """
+    The demand of a pod, validated.
+
+    Raises InvalidField for a request that cannot be meant, annotations included where the mode reads them.
+    """
+    return pod_demand(validate_pod(pod), rules)
+
+
+def pod_demand(pod: PodRequest, rules: AdmissionRules) -> PodDemand:
+    """The demand of a valid pod whose requests are filled in from limits. Raises InvalidField for annotations."""
+    profile = profile_of(rules.mode)
+    jointly = is_joint(pod.annotations)
+    if profile.reads_annotations:
+        check_keys(pod.annotations)
+    manages_memory = rules.memory_manager == "Static" and (not profile.exclusive_by_qos or pod.qos is Qos.GUARANTEED)
+    containers = tuple(
+        container_of(pod, each, rules, profile, jointly and profile.reads_annotations, manages_memory)
+        for each in (*pod.init_containers, *pod.containers)
+    )
+    return PodDemand(
+        request=pod,
+        containers=containers,
+        devices=wanted_devices(pod_wide(pod, device_limits), profile),
+        together=NO_RESOURCES.union(*(each.together for each in containers)),
+        cpus=pod_cpus(pod, profile) if rules.cpu_manager == "static" else 0,
+        memory=in_order(pod_memory(pod, profile)) if manages_memory else {},
+        manages_memory=manages_memory,
+        ignores_annotations=jointly and not profile.reads_annotations,
+    )
+
+
+def container_of(
+    pod: PodRequest,
+    container: ContainerRequest,
+    rules: AdmissionRules,
+    profile: Profile,
+    jointly: bool,
+    manages_memory: bool,
+) -> ContainerDemand:
+    """The demand of a container of this pod. Raises InvalidField for annotations and what it asks beside them."""
+    devices = wanted_devices(device_limits(container), profile)
+    together = RESOURCES.intersection(devices) if jointly else NO_RESOURCES
+    joint = None
+    if together:
+        part = {name: devices[name] for name in devices if name in together}
+        joint = container_demand(pod.annotations, part, compat=rules.compat == "koordinator")
+    init = container in pod.init_containers
+    return ContainerDemand(
+        namespace=pod.namespace,
+        pod=pod.name,
+        container=container.name,
+        role="sidecar" if container.sidecar else "init" if init else "app",
+        asked=asked(container),
+        devices=devices,
+        together=together,
+        joint=joint,
+        cpus=exclusive_cpus(pod, container, profile) if rules.cpu_manager == "static" else 0,
+        memory=in_order(memory_part(container, profile)) if manages_memory else {},
+    )
+
+
+def wanted_devices(limits: Quantities, profile: Profile) -> dict[ResourceName, int]:
+    """The devices that are asked for, in the order of their names."""
+    return in_order({name: n for name, n in limits.items() if n or profile.asks_for_zero_devices})
+
+
+def in_order(amounts: Quantities) -> dict[ResourceName, int]:
+    """The same in the order of the names."""
+    return {name: amounts[name] for name in sorted(amounts)}
