@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 from merge_reference import all_but_14, uneven
 
+from topoalign.core.demand.pod_demand import read_pod
+from topoalign.core.hints.provider import HintRequest
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.events import (
     Allocation,
@@ -15,7 +17,7 @@ from topoalign.core.model.events import (
     TopologyDiscovered,
 )
 from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, ContainerName, DeviceID, NodeName, PodName, ResourceName
-from topoalign.core.model.requests import ContainerRequest, PodRequest
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest
 from topoalign.core.model.topology.links import Link, PcieClass
 from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NumaNode, PluginDevice, Topology
 from topoalign.core.state.fold import NodeState
@@ -103,6 +105,11 @@ def container(
 
 def pod(*containers: ContainerRequest, init: Sequence[ContainerRequest] = (), name: str = "pod-1") -> PodRequest:
     return PodRequest(name=PodName(name), init_containers=tuple(init), containers=containers)
+
+
+def asking(state: NodeState, pod: PodRequest, container: ContainerName | None, rules: AdmissionRules) -> HintRequest:
+    """Asks for the hints of a container, or with None of the pod as a whole."""
+    return HintRequest(state, read_pod(pod, rules).of(container), rules)
 
 
 def admitted(decision: Decision) -> dict[str, Allocation]:

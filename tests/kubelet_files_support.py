@@ -14,7 +14,7 @@ from topoalign.allocator.requests.kubelet_files import KubeletFiles
 from topoalign.core.admission.prediction import PredictionBasis, prediction_basis
 from topoalign.core.hints.cpu import shared_cpus
 from topoalign.core.model.events import Allocation
-from topoalign.core.model.requests import AdmissionRules, PodRequest
+from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.files import cpu_checkpoint, device_checkpoint, memory_checkpoint
@@ -60,10 +60,8 @@ def write_files(root: Path, state: NodeState, rules: AdmissionRules) -> None:
     device_checkpoint.store(root / "device-plugins", CheckpointData(entries, registered))  # type: ignore[arg-type]  # names are str
 
 
-async def basis_from(
-    files: KubeletFiles, state: NodeState, pod: PodRequest, ended: Sequence[Allocation] = ()
-) -> PredictionBasis:
-    """What a prediction for this pod stands on when a node in this state has just read these files."""
+async def basis_from(files: KubeletFiles, state: NodeState, ended: Sequence[Allocation] = ()) -> PredictionBasis:
+    """What a prediction stands on when a node in this state has just read these files."""
     kubelet = await files.read(state, [each.id for each in ended])
     usage = msgspec.structs.replace(state.usage or unobserved(state.node, 1), kubelet=kubelet)
-    return prediction_basis(msgspec.structs.replace(state, usage=usage), pod, 0.0)
+    return prediction_basis(msgspec.structs.replace(state, usage=usage), 0.0)

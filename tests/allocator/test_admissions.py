@@ -15,7 +15,7 @@ from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.service import refuse_twin
 from topoalign.core import wire
-from topoalign.core.hints.providers import answer
+from topoalign.core.hints.providers import answer, request_of
 from topoalign.core.model.decisions import Admission, Explained, Refusal
 from topoalign.core.model.errors import NotFound, StateFault, Unavailable
 from topoalign.core.model.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
@@ -77,7 +77,7 @@ class Node:
 
         async def hints(question: HintQuestion) -> HintAnswer:
             asked.append(question)
-            return reply or answer(question, self.topology)
+            return reply or answer(request_of(question, self.topology))
 
         endpoint = Endpoint(name="hints", subject=wire.hints_subject(NODE), answer=answering(HintQuestion, hints))
         async with self.bus.serve("topoalign-hinting", [endpoint]):
@@ -360,7 +360,7 @@ async def test_a_health_report_that_comes_while_hints_are_awaited_is_heeded() ->
         lost = DeviceHealth(state=HealthState.UNHEALTHY, reason="GPU is lost")
         devices = {**node.health.devices, **dict.fromkeys(list(node.health.devices)[:4], lost)}
         node.ledger.hear(msgspec.structs.replace(node.health, revision=2, devices=devices))
-        return answer(question, node.topology)
+        return answer(request_of(question, node.topology))
 
     endpoint = Endpoint(name="hints", subject=wire.hints_subject(NODE), answer=answering(HintQuestion, late))
     async with node.serving(), node.bus.serve("topoalign-hinting", [endpoint]):

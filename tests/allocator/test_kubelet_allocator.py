@@ -276,10 +276,10 @@ async def test_a_container_with_another_resource_refused_ends_in_five_seconds() 
         refusal = await it.kubelet.admit(pod("greedy", gpus=2, nics=9))
         at_once = await it.device_allocations.ended()
         files = KubeletFiles(it.kubelet.root / "config.yaml", it.kubelet.root, RESTRICTED)
-        notes = (await basis_from(files, it.ledger.state, pod("next", gpus=1), at_once)).notes
+        notes = (await basis_from(files, it.ledger.state, at_once)).notes
         await it.clock.advance(5)
         ended = await it.device_allocations.ended()
-        later = (await basis_from(files, it.ledger.state, pod("next", gpus=1), ended)).notes
+        later = (await basis_from(files, it.ledger.state, ended)).notes
 
         assert isinstance(refusal, Refusal)
         assert ([], 2) == (at_once, len({device for each in ended for device in each.device_ids}))

@@ -94,7 +94,7 @@ async def test_devices_count_as_in_our_own_record(root: Path) -> None:
 async def test_the_rules_are_those_of_the_kubelet_with_our_own_placement(root: Path) -> None:
     """The rules are those of the kubelet, with our own placement and the changes of the question."""
     it = Node(root)
-    known = await basis_from(it.files, it.ledger.state, ASKING)
+    known = await basis_from(it.files, it.ledger.state)
 
     expected = configuration.load_configuration(root / "config.yaml")
     assert msgspec.structs.replace(expected, placement=Placement.SIMPLE) == known.rules
@@ -109,7 +109,7 @@ async def test_files_are_read_at_every_question(root: Path) -> None:
     await it.what_if(ASKING)
     (root / "config.yaml").write_text(CONFIG.replace("single-numa-node", "restricted"))
 
-    assert Policy.RESTRICTED is (await basis_from(it.files, it.ledger.state, ASKING)).rules.policy
+    assert Policy.RESTRICTED is (await basis_from(it.files, it.ledger.state)).rules.policy
 
 
 class SlowDisk:
@@ -141,7 +141,7 @@ async def test_questions_at_the_same_time_are_all_answered_from_the_files(root: 
     notes: list[tuple[str, ...]] = []
 
     async def ask() -> None:
-        notes.append((await basis_from(files, STATE, ASKING)).notes)
+        notes.append((await basis_from(files, STATE)).notes)
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ask)
@@ -194,7 +194,7 @@ async def test_a_disk_that_hangs_costs_one_thread_and_a_note_not_the_answer(tmp_
     state = STATE.apply(UsageObserved(node=STATE.node, epoch=1, revision=1, containers=()))
     threads = []
     for _ in range(3):
-        known = await basis_from(files, state, ASKING)
+        known = await basis_from(files, state)
         assert (STATE.allocations, STATE.memory, LATE) == (known.state.allocations, known.state.memory, known.notes)
         threads.append(threading.active_count())
 

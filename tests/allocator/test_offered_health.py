@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 import anyio
 import msgspec
 import pytest
-from decision_support import NODE, container, machine, pod
+from decision_support import NODE, asking, container, machine, pod
 from e2e_support import allocate, answering, in_one_process
 from e2e_support import pod as asked
 from hypothesis import given, settings
@@ -29,7 +29,7 @@ from topoalign.allocator.requests.admissions import Admissions
 from topoalign.cli import gpu
 from topoalign.cli.link import Standing
 from topoalign.core.admission.admit import admit
-from topoalign.core.hints.providers import answer, question
+from topoalign.core.hints.providers import answer, question, request_of
 from topoalign.core.model.decisions import Admission, Decision
 from topoalign.core.model.events import (
     Allocation,
@@ -330,12 +330,12 @@ def test_a_hint_question_carries_all_that_its_answer_needs_of_health(case: Case)
     assert state.topology is not None
     for resource in case.topology.devices:
         wanted = pod(container(others={resource: 1}))
-        asking = question(state, wanted, None, AdmissionRules(policy=Policy.RESTRICTED))
+        asked = question(asking(state, wanted, None, AdmissionRules(policy=Policy.RESTRICTED)), wanted)
 
-        assert sorted(asking.unusable) == sorted(
+        assert sorted(asked.unusable) == sorted(
             device for devices in case.topology.devices.values() for device in devices if not case.usable(device)
         )
-        hints = answer(asking, state.topology).providers["device"][resource]
+        hints = answer(request_of(asked, state.topology)).providers["device"][resource]
         listed, free = case.listed(resource), case.free(resource)
         if any(node is not None for node in listed.values()):
             assert bool(hints) == any(listed[device] is not None for device in free)

@@ -10,12 +10,13 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
+from decision_support import asking
 from e2e_support import allocate, answering, in_one_process, pod
 
 from topoalign.cli import root
 from topoalign.client import Client
 from topoalign.core import wire
-from topoalign.core.admission.validate import validate_pod
+from topoalign.core.demand.validate import validate_pod
 from topoalign.core.hints.answers import check_answer
 from topoalign.core.hints.providers import answer, question
 from topoalign.core.model.decisions import Admission, Refusal
@@ -88,7 +89,8 @@ async def hint_question(bus: Bus) -> HintQuestion:
     while state.topology is None or state.health is None:
         state = state.apply((await anext(events)).event)
     await events.aclose()
-    return question(state, validate_pod(pod("p", gpus=2, cpus=4)), ContainerName("main"), AdmissionRules())
+    asked = validate_pod(pod("p", gpus=2, cpus=4))
+    return question(asking(state, asked, ContainerName("main"), AdmissionRules()), asked)
 
 
 async def refused(bus: Bus, subject: str, body: str | bytes) -> str:
@@ -290,12 +292,12 @@ def test_ten_thousand_hints_are_refused_before_they_are_read() -> None:
     machine = load_machine("dgx-a100").topology
     topology = TopologyDiscovered(node=NODE, epoch=1, revision=1, boot_id="b", source="test", topology=machine)
     state = NodeState(node=NODE).apply(topology)
-    asked = question(state, validate_pod(pod("p", gpus=2)), ContainerName("main"), AdmissionRules())
-    sound = answer(asked, topology)
+    asked = asking(state, pod("p", gpus=2), ContainerName("main"), AdmissionRules())
+    sound = answer(asked)
     many = {**sound.providers, "device": {GPU: ((1, True),) * 10_000}}
     body = msgspec.json.encode({"ok": {"providers": many}})
     with counted() as work, pytest.raises(InvalidField, match=r"providers.device\[nvidia.com/gpu\]: has 10000 hints"):
-        check_answer(asked, wire.answered(body, HintAnswer), machine)
+        check_answer(asked, wire.answered(body, HintAnswer))
 
     assert work() < 2_000
 

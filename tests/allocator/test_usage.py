@@ -241,8 +241,8 @@ async def test_a_prediction_without_checkpoints_counts_what_podresources_showed(
     )
     asking = pod(container("main", cpus=4, gib=8))
     reader = KubeletFiles(tmp_path / "config.yaml", tmp_path, rules)
-    known = await basis_from(reader, state.apply(usage), asking)
-    without = await basis_from(reader, state, asking)
+    known = await basis_from(reader, state.apply(usage))
+    without = await basis_from(reader, state)
 
     with_usage, blind = admit(known.state, asking, known.rules), admit(without.state, asking, without.rules)
     assert isinstance(with_usage, Admission) and isinstance(blind, Admission)
@@ -267,7 +267,7 @@ async def test_memory_in_podresources_leaves_free_what_the_configuration_keeps(t
     assert it.ledger.state.usage is not None
     state = node(machine()).apply(it.ledger.state.usage)
     asked = [pod(container("main", cpus=1, gib=gib)) for gib in (54, 55)]
-    known = await basis_from(KubeletFiles(tmp_path / "config.yaml", tmp_path, rules), state, asked[0])
+    known = await basis_from(KubeletFiles(tmp_path / "config.yaml", tmp_path, rules), state)
 
     assert [60 * GIB, 10 * GIB] == [known.state.memory[number].reserved[MEMORY] for number in (0, 1)]
     fits, does_not = (admit(known.state, each, msgspec.structs.replace(known.rules, policy="none")) for each in asked)

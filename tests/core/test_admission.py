@@ -22,9 +22,10 @@ from hypothesis import strategies as st
 from merge_reference import knapsack
 
 from topoalign.core.admission.admit import admission, admit, answer_to
+from topoalign.core.hints.provider import HintRequest
 from topoalign.core.model.decisions import Admission, PreferenceQuestion, Refusal
 from topoalign.core.model.errors import DriverFault, InvalidField, TooMuchWork
-from topoalign.core.model.hints import HintAnswer, HintQuestion
+from topoalign.core.model.hints import HintAnswer
 from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, ContainerName, DeviceID, ResourceName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, CpuOption, Mode, PodRequest, Policy, Scope
 from topoalign.core.model.topology.cpuset import parse_cpuset
@@ -334,7 +335,7 @@ def test_the_limit_on_work_is_one_for_all_containers_of_a_pod() -> None:
     asked = pod(one, *(container(name=f"c{i}", gpus=1) for i in range(3)))
     steps = admission(node(topology), asked, AdmissionRules(policy=Policy.BEST_EFFORT))
 
-    assert isinstance(next(steps), HintQuestion)
+    assert isinstance(next(steps), HintRequest)
     following = steps.throw(TooMuchWork("not found within the limit on work", "ask for less"))
 
     assert isinstance(following, PreferenceQuestion)
@@ -396,7 +397,7 @@ def test_an_alignment_that_takes_too_long_is_said_and_never_guessed(policy: Poli
     hard = {ResourceName(f"example.com/{i}"): rule for i, rule in enumerate(knapsack())}
     decision = None
     try:
-        assert isinstance(next(steps), HintQuestion)
+        assert isinstance(next(steps), HintRequest)
         question = steps.send(HintAnswer(providers={"device": dict(hard), "cpu": {}, "memory": {}}))
         while True:
             question = steps.send(answer_to(question, state, rules))
@@ -424,7 +425,7 @@ def test_a_device_plugin_that_fails_refuses_the_pod() -> None:
     state = node(machine())
     steps = admission(state, pod(container(gpus=1)), BEST)
     asked = next(steps)
-    while isinstance(asked, HintQuestion):
+    while isinstance(asked, HintRequest):
         asked = steps.send(answer_to(asked, state, BEST))
 
     with pytest.raises(StopIteration) as end:

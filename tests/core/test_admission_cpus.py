@@ -1,7 +1,7 @@
 """The CPU manager's options in a decision: what they refuse, and in which order."""
 
 import pytest
-from decision_support import admitted, container, granted, machine, node, pod, refused
+from decision_support import admitted, asking, container, granted, machine, node, pod, refused
 
 from topoalign.core.admission.admit import admit
 from topoalign.core.hints.cpu import available_cpus, cpu_answer, shared_cpus
@@ -79,7 +79,7 @@ def test_aligned_by_socket_the_nodes_of_one_socket_are_preferred() -> None:
 
     def preferred(rules: AdmissionRules) -> set[int]:
         asked = pod(container(cpus=2, gib=GUARANTEED))
-        hints = cpu_answer(node(FOUR_NODES), asked, asked.containers[0].name, rules)[CPU]
+        hints = cpu_answer(asking(node(FOUR_NODES), asked, asked.containers[0].name, rules))[CPU]
         assert isinstance(hints, tuple)
         return {hint.affinity or 0 for hint in hints if hint.preferred}
 

@@ -5,27 +5,35 @@ from itertools import combinations
 
 import msgspec
 import pytest
-from decision_support import GIB, container, machine, node, pod
+from decision_support import GIB, asking, container, machine, node, pod
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topoalign.core.hints.cpu import cpu_hints
 from topoalign.core.hints.devices import device_hints
 from topoalign.core.hints.memory import MemoryNode, memory_hints
-from topoalign.core.hints.providers import PROVIDERS, answer, hints_for, question
+from topoalign.core.hints.providers import PROVIDERS, answer, question, request_of
 from topoalign.core.hints.rules import hints_of_rule
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.events import MemoryUse
 from topoalign.core.model.hints import HintRule, Hints, TopologyHint
 from topoalign.core.model.ids import CPU, GPU, MEMORY, ContainerName, DeviceID, ResourceName
-from topoalign.core.model.requests import AdmissionRules, Mode, Policy
+from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, Policy
 from topoalign.core.model.topology.bitmask import mask_of
 from topoalign.core.numa_sets.subsets import TooManyNumaNodes, subsets
+from topoalign.core.state.fold import NodeState
 
 PAGES = ResourceName("hugepages-2Mi")
 MODES = st.sampled_from(Mode)
 MORE = st.sampled_from([(), tuple(range(10, 17))])
 """NUMA nodes with nothing of interest; with them the machine has so many that hints come as a rule."""
+
+
+def said(
+    state: NodeState, pod: PodRequest, container: ContainerName | None, rules: AdmissionRules
+) -> dict[str, dict[ResourceName, Hints]]:
+    """What each provider says."""
+    return answer(asking(state, pod, container, rules)).providers
 
 
 def in_full(hints: Hints) -> list[TopologyHint]:
@@ -164,8 +172,8 @@ def test_nodes_without_cpus_are_offered_by_the_kubelet_alone() -> None:
     state = node(machine(nodes=1, bare_nodes=1, memory=8 * GIB))
     one = pod(container(cpus=1, gib=4))
 
-    best = hints_for(state, one, ContainerName("main"), AdmissionRules(mode=Mode.BEST))
-    kubelet = hints_for(state, one, ContainerName("main"), AdmissionRules(mode=Mode.KUBELET))
+    best = said(state, one, ContainerName("main"), AdmissionRules(mode=Mode.BEST))
+    kubelet = said(state, one, ContainerName("main"), AdmissionRules(mode=Mode.KUBELET))
 
     assert {CPU: (TopologyHint(0b01, True),)} == best["cpu"] == kubelet["cpu"]
     assert {MEMORY: (TopologyHint(0b01, True),)} == best["memory"]
@@ -176,8 +184,8 @@ def test_memory_that_fits_nowhere_is_no_opinion_or_cannot_be_met() -> None:
     """Memory that fits nowhere is no opinion in mode `kubelet`, and a request that cannot be met in mode `best`."""
     state, big = node(machine()), pod(container(cpus=1, gib=1000))
 
-    assert {} == hints_for(state, big, None, AdmissionRules(mode=Mode.KUBELET))["memory"]
-    assert {MEMORY: ()} == hints_for(state, big, None, AdmissionRules(mode=Mode.BEST))["memory"]
+    assert {} == said(state, big, None, AdmissionRules(mode=Mode.KUBELET))["memory"]
+    assert {MEMORY: ()} == said(state, big, None, AdmissionRules(mode=Mode.BEST))["memory"]
 
 
 def test_an_answer_from_the_question_alone_is_the_answer_from_the_state() -> None:
@@ -187,16 +195,18 @@ def test_an_answer_from_the_question_alone_is_the_answer_from_the_state() -> Non
     rules = AdmissionRules(policy=Policy.RESTRICTED)
     assert state.topology is not None
 
-    given_answer = answer(question(state, asked, ContainerName("main"), rules), state.topology)
+    here = asking(state, asked, ContainerName("main"), rules)
 
-    assert hints_for(state, asked, ContainerName("main"), rules) == given_answer.providers
+    given_answer = answer(request_of(question(here, asked), state.topology))
+
+    assert answer(here) == given_answer
     assert list(PROVIDERS) == list(given_answer.providers)
     assert (TopologyHint(0b10, True), TopologyHint(0b11, False)) == given_answer.providers["device"][GPU]
 
 
 def test_a_question_about_a_container_that_is_not_in_the_pod_is_refused() -> None:
     with pytest.raises(InvalidField, match="no container"):
-        hints_for(node(machine()), pod(container()), ContainerName("other"), AdmissionRules())
+        said(node(machine()), pod(container()), ContainerName("other"), AdmissionRules())
 
 
 def test_a_question_with_malformed_sets_is_refused_by_name() -> None:
@@ -204,15 +214,14 @@ def test_a_question_with_malformed_sets_is_refused_by_name() -> None:
     state = node(machine())
     assert state.topology is not None
     asked = pod(container(cpus=1, gib=1))
-    odd_rules = question(state, asked, None, AdmissionRules(reserved_cpus="?"))
-    odd_use = question(
-        msgspec.structs.replace(state, memory={0: MemoryUse(cells=(-1,))}), asked, None, AdmissionRules()
-    )
+    odd = msgspec.structs.replace(state, memory={0: MemoryUse(cells=(-1,))})
+    odd_rules = question(asking(state, asked, None, AdmissionRules(reserved_cpus="?")), asked)
+    odd_use = question(asking(odd, asked, None, AdmissionRules()), asked)
 
     with pytest.raises(InvalidField, match="reserved_cpus"):
-        answer(odd_rules, state.topology)
+        request_of(odd_rules, state.topology)
     with pytest.raises(InvalidField, match="question"):
-        answer(odd_use, state.topology)
+        answer(request_of(odd_use, state.topology))
 
 
 def test_subsets_of_more_than_twelve_nodes_are_never_listed() -> None:
@@ -222,7 +231,7 @@ def test_subsets_of_more_than_twelve_nodes_are_never_listed() -> None:
     assert 4095 == len(subsets(tuple(range(12))).order)
 
     state = node(machine(nodes=64, gpus=range(64)))
-    hints = hints_for(state, pod(container(gpus=2, cpus=12, gib=96)), ContainerName("main"), AdmissionRules())
+    hints = said(state, pod(container(gpus=2, cpus=12, gib=96)), ContainerName("main"), AdmissionRules())
 
     rules = {name: each for answer in hints.values() for name, each in answer.items() if isinstance(each, HintRule)}
     assert {GPU: 2, CPU: 2, MEMORY: 2} == {name: rule.least for name, rule in rules.items()}
@@ -233,7 +242,7 @@ def test_memory_in_use_counts_against_a_node() -> None:
     used = {0: MemoryUse(reserved={MEMORY: 6 * GIB}, cells=(0,), assignments=1)}
     busy = msgspec.structs.replace(state, memory=used)
 
-    hints = hints_for(busy, pod(container(gib=4)), ContainerName("main"), AdmissionRules())
+    hints = said(busy, pod(container(gib=4)), ContainerName("main"), AdmissionRules())
 
     assert {MEMORY: (TopologyHint(0b10, True),)} == hints["memory"]
 

@@ -5,11 +5,12 @@ from itertools import combinations
 
 import msgspec
 import pytest
-from decision_support import GIB, admitted, container, granted, machine, node, pod, refused
+from decision_support import GIB, admitted, asking, container, granted, machine, node, pod, refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topoalign.core.admission.admit import admit
+from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.deviceshare.candidates import Asked
 from topoalign.core.deviceshare.names import HINT_ANNOTATION, JOINT_ANNOTATION, PARTITION_ANNOTATION
 from topoalign.core.deviceshare.node_devices import ContainerDevices, joint_devices
@@ -336,7 +337,8 @@ def test_restricted_aligns_to_the_fewest_nodes_and_then_never_fails(
     """
     rules = msgspec.structs.replace(RESTRICTED, compat=which)
     request = joint(asked, said=said, hints=hints)
-    question = asked_for(state, request, asked, rules)
+    (demand,) = read_pod(request, rules).containers
+    question = asked_for(state, demand)
     near = {near[0] for name in (GPU, NIC) for near in state.hardware.devices[name].values() if near}
     widths = [
         size
@@ -493,9 +495,9 @@ def test_all_sets_and_containers_have_one_limit_on_work(monkeypatch: pytest.Monk
         monkeypatch.setattr(jointly, "SearchBudget", lambda steps=steps: SearchBudget(steps))
         if found is None:
             with pytest.raises(TooMuchWork):
-                joint_hints(state, asked, None, PER_POD)
+                joint_hints(asking(state, asked, None, PER_POD))
         else:
-            assert found == named(joint_hints(state, asked, None, PER_POD))
+            assert found == named(joint_hints(asking(state, asked, None, PER_POD)))
 
 
 def test_on_many_nodes_not_all_sets_are_named_and_the_pod_is_admitted() -> None:
@@ -503,5 +505,5 @@ def test_on_many_nodes_not_all_sets_are_named_and_the_pod_is_admitted() -> None:
     state = node(machine(nodes=12, gpus=range(12), nics=range(12)))
     asked = joint(container(gpus=6, nics=6), said=TOGETHER)
 
-    assert jointly.MOST_FOUND == named(joint_hints(state, asked, None, PER_POD))
+    assert jointly.MOST_FOUND == named(joint_hints(asking(state, asked, None, PER_POD)))
     assert isinstance(admit(state, asked, RESTRICTED), Admission)

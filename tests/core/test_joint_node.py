@@ -9,10 +9,10 @@ from decision_support import NODE, node
 
 from topoalign.core.deviceshare.allocate import allocate
 from topoalign.core.deviceshare.candidates import Asked
-from topoalign.core.deviceshare.demand import read_demand
+from topoalign.core.deviceshare.demand import container_demand, is_joint, read_demand
 from topoalign.core.deviceshare.inventory import HOPPER_TABLE, Place
 from topoalign.core.deviceshare.names import HINT_ANNOTATION, JOINT_ANNOTATION, PARTITION_ANNOTATION, DeviceType
-from topoalign.core.deviceshare.node_devices import ContainerDevices, asked_of, container_demand, is_joint
+from topoalign.core.deviceshare.node_devices import ContainerDevices, asked_of
 from topoalign.core.deviceshare.node_devices import joint_devices as devices_of
 from topoalign.core.deviceshare.node_inventory import NOTHING, LeftOver, inventory_of, places_of
 from topoalign.core.deviceshare.numa_hints import NumaHint, numa_hints

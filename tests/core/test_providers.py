@@ -5,20 +5,18 @@ from collections.abc import Set
 from pathlib import Path
 
 import pytest
-from decision_support import admitted, container, machine, node, pod
+from decision_support import admitted, asking, container, machine, node, pod
 
 from topoalign import core
 from topoalign.core.admission.admit import admit
 from topoalign.core.hints import providers
 from topoalign.core.hints.answers import check_answer
-from topoalign.core.hints.provider import HintProvider, Largest
-from topoalign.core.hints.providers import PROVIDERS, answer, question
+from topoalign.core.hints.provider import HintProvider, HintRequest, Largest
+from topoalign.core.hints.providers import PROVIDERS, answer
 from topoalign.core.model.errors import InvalidField
-from topoalign.core.model.hints import HintAnswer, HintQuestion, ProviderHints, TopologyHint
+from topoalign.core.model.hints import HintAnswer, ProviderHints, TopologyHint
 from topoalign.core.model.ids import ContainerName, ResourceName
-from topoalign.core.model.requests import AdmissionRules, PodRequest
-from topoalign.core.model.topology.model import Topology
-from topoalign.core.state.fold import NodeState
+from topoalign.core.model.requests import AdmissionRules
 
 POWER = ResourceName("example.com/power")
 MAIN = ContainerName("main")
@@ -30,22 +28,20 @@ class PowerProvider:
     name = "power"
     narrows = False
 
-    def hints(
-        self, state: NodeState, pod: PodRequest, container: ContainerName | None, rules: AdmissionRules
-    ) -> ProviderHints:
+    def hints(self, asked: HintRequest) -> ProviderHints:
         return {POWER: (TopologyHint(0b10, True),)}
 
-    def resources(self, question: HintQuestion, topology: Topology) -> Set[ResourceName]:
+    def resources(self, asked: HintRequest) -> Set[ResourceName]:
         return {POWER}
 
-    def may_be_silent(self, question: HintQuestion) -> bool:
+    def may_be_silent(self, asked: HintRequest) -> bool:
         return False
 
-    def may_have_no_opinion(self, resource: ResourceName, question: HintQuestion, topology: Topology) -> bool:
+    def may_have_no_opinion(self, resource: ResourceName, asked: HintRequest) -> bool:
         return False
 
-    def largest_rule(self, resource: ResourceName, question: HintQuestion, topology: Topology) -> Largest:
-        return Largest(1, len(topology.nodes), 0)
+    def largest_rule(self, resource: ResourceName, asked: HintRequest) -> Largest:
+        return Largest(1, len(asked.state.hardware.nodes), 0)
 
 
 @pytest.fixture
@@ -82,15 +78,14 @@ def test_a_provider_in_the_table_takes_part_in_the_decision(with_power: None) ->
 def test_a_provider_in_the_table_has_its_answers_checked(with_power: None) -> None:
     """An answer without the toy's resource is refused, and one with it is not."""
     state = node(machine())
-    assert state.topology is not None
-    asked = question(state, pod(container(gpus=1)), MAIN, AdmissionRules())
-    good = answer(asked, state.topology)
-    check_answer(asked, good, state.hardware)
+    asked = asking(state, pod(container(gpus=1)), MAIN, AdmissionRules())
+    good = answer(asked)
+    check_answer(asked, good)
 
     with pytest.raises(InvalidField, match="not device, cpu, memory and power"):
-        check_answer(asked, HintAnswer(providers={"device": {}, "cpu": {}, "memory": {}}), state.hardware)
+        check_answer(asked, HintAnswer(providers={"device": {}, "cpu": {}, "memory": {}}))
     with pytest.raises(InvalidField, match="not on the resources"):
-        check_answer(asked, HintAnswer(providers={**good.providers, "power": {}}), state.hardware)
+        check_answer(asked, HintAnswer(providers={**good.providers, "power": {}}))
 
 
 def test_nothing_but_the_providers_names_one() -> None:

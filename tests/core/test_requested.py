@@ -3,13 +3,14 @@
 import pytest
 from decision_support import GIB, container, pod
 
-from topoalign.core.admission.validate import validate_pod
-from topoalign.core.hints.requested import cpu_request, device_request, memory_request
+from topoalign.core.demand.pod_demand import read_pod
+from topoalign.core.demand.validate import validate_pod
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import CPU, GPU, MEMORY, ContainerName, PodName, ResourceName
-from topoalign.core.model.requests import MOST_CONTAINERS, ContainerRequest, Mode, PodRequest, Qos
+from topoalign.core.model.requests import MOST_CONTAINERS, AdmissionRules, ContainerRequest, Mode, PodRequest, Qos
 
 MAIN = ContainerName("main")
+KUBELET = AdmissionRules(mode=Mode.KUBELET)
 
 
 def test_a_pod_needs_the_most_that_runs_at_a_time() -> None:
@@ -25,9 +26,9 @@ def test_a_pod_needs_the_most_that_runs_at_a_time() -> None:
         ],
     )
 
-    assert {GPU: 4} == device_request(staged, None)
-    assert 5 == cpu_request(staged, None, Mode.KUBELET)
-    assert {MEMORY: 2 * GIB} == memory_request(staged, None, Mode.KUBELET)
+    assert {GPU: 4} == read_pod(staged, KUBELET).devices
+    assert 5 == read_pod(staged, KUBELET).cpus
+    assert {MEMORY: 2 * GIB} == read_pod(staged, KUBELET).memory
 
 
 def asking(requests: dict[str, int], limits: dict[str, int]) -> ContainerRequest:
@@ -47,15 +48,15 @@ def asking(requests: dict[str, int], limits: dict[str, int]) -> ContainerRequest
 def test_exclusive_cpus(requests: dict[str, int], limits: dict[str, int], kubelet: int, best: int) -> None:
     one = pod(asking(requests, limits))
 
-    assert (kubelet, best) == (cpu_request(one, MAIN, Mode.KUBELET), cpu_request(one, MAIN, Mode.BEST))
+    assert (kubelet, best) == tuple(read_pod(one, rules).of(MAIN).cpus for rules in (KUBELET, AdmissionRules()))
 
 
 def test_memory_that_only_init_containers_ask_for_is_dropped_from_the_pod() -> None:
     pages = {"hugepages-2Mi": GIB}
     staged = pod(container("app", cpus=1, gib=1), init=[container("first", cpus=1, gib=2, others=pages)])
 
-    assert {MEMORY: 2 * GIB} == memory_request(staged, None, Mode.KUBELET)
-    assert CPU not in memory_request(staged, ContainerName("first"), Mode.KUBELET)
+    assert {MEMORY: 2 * GIB} == read_pod(staged, KUBELET).memory
+    assert CPU not in read_pod(staged, KUBELET).of(ContainerName("first")).memory
 
 
 def test_a_pod_has_a_hundred_containers_at_most_init_containers_included() -> None:

@@ -4,7 +4,9 @@ import msgspec
 import pytest
 
 from topoalign.core import wire
+from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.hints import providers
+from topoalign.core.hints.provider import HintRequest
 from topoalign.core.model.errors import BadRequest, Unavailable
 from topoalign.core.model.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
 from topoalign.core.model.hints import HintAnswer, HintQuestion
@@ -41,7 +43,9 @@ def question(revision: int, gpus: int = 4) -> HintQuestion:
     amounts = {GPU: gpus, CPU: 8000}
     container = ContainerRequest(name=ContainerName("train"), requests=amounts, limits=amounts)
     pod = PodRequest(name=PodName("pod"), containers=(container,))
-    return providers.question(state, pod, container.name, AdmissionRules())
+    rules = AdmissionRules()
+    asked = HintRequest(state, read_pod(pod, rules).of(container.name), rules)
+    return providers.question(asked, pod)
 
 
 class World:
@@ -68,7 +72,7 @@ async def test_an_answer_is_of_the_hardware_that_was_announced() -> None:
         assert None is world.context.checks["hinting"]()
 
         answer = await world.ask(question(1))
-        assert providers.answer(question(1), topology(1)) == answer
+        assert providers.answer(providers.request_of(question(1), topology(1))) == answer
         assert answer.providers["device"][GPU]
 
 

@@ -12,6 +12,7 @@ from kubelet_files_support import write_files
 
 from topoalign.core.admission.admit import admit
 from topoalign.core.admission.kubelet_devices import check_resources
+from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.decisions import Admission, Decision, Explanation, Refusal
 from topoalign.core.model.errors import InvalidField, StateFault
 from topoalign.core.model.ids import CPU, GPU, MEMORY, DeviceID, ResourceName
@@ -141,7 +142,7 @@ def test_a_resource_whose_plugin_has_gone_is_given_to_nobody(tmp_path: Path) -> 
     assert () == found.state.healthy(GPU)
     assert isinstance(admit(found.state, pod(container("main", gpus=1)), RULES), Refusal)
     with pytest.raises(InvalidField, match=r"limits\[example.com/fpga\]"):
-        check_resources(pod(container("main", others={fpga: 1})), machine(), found.registered)
+        check_resources(read_pod(pod(container("main", others={fpga: 1})), RULES), machine(), found.registered)
 
 
 def test_devices_of_another_machine_are_an_error(tmp_path: Path) -> None:
@@ -160,10 +161,10 @@ def test_a_resource_that_only_the_kubelet_knows_cannot_be_predicted() -> None:
     asking = pod(container("main", others={fpga: 1}))
 
     with pytest.raises(InvalidField, match=r"limits\[example.com/fpga\]"):
-        check_resources(asking, machine(), {fpga: frozenset({DeviceID("f")})})
-    (note,) = check_resources(asking, machine(), {})
+        check_resources(read_pod(asking, RULES), machine(), {fpga: frozenset({DeviceID("f")})})
+    (note,) = check_resources(read_pod(asking, RULES), machine(), {})
     assert note.startswith("nobody lists example.com/fpga")
-    assert () == check_resources(pod(container("main", gpus=1, others={CPU: 1000})), machine(), {})
+    assert () == check_resources(read_pod(pod(container("main", gpus=1, others={CPU: 1000})), RULES), machine(), {})
 
 
 def test_the_node_keeps_its_name_and_hardware(tmp_path: Path) -> None:

@@ -22,11 +22,12 @@ from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import Listing
 from topoalign.allocator.reconciliation.liveness import Liveness, places
 from topoalign.allocator.requests.admissions import Admissions
+from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.model.decisions import Decision
 from topoalign.core.model.errors import IdTaken, StateFault, TopoalignError
 from topoalign.core.model.events import Allocation, AllocationReleased, AllocationsSnapshot
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
-from topoalign.core.model.requests import AdmissionRules, PodRequest
+from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.placement.preference import prefer
 from topoalign.core.ports import Message
 from topoalign.core.state.fold import NodeState
@@ -49,9 +50,9 @@ class NoTurn:
 class PausingAdmissions(Admissions):
     """Decides, pauses, and records what it decided, although another has been given the devices meanwhile."""
 
-    async def _decide(self, pod: PodRequest, rules: AdmissionRules) -> Decision:
+    async def _decide(self, demand: PodDemand, rules: AdmissionRules) -> Decision:
         self._turn = NoTurn()  # type: ignore[assignment]  # that is the defect
-        decision = await super()._decide(pod, rules)
+        decision = await super()._decide(demand, rules)
         await anyio.lowlevel.checkpoint()
         return decision
 
