@@ -1,5 +1,6 @@
 """The searches for the best partition against a walk through all partitions, and against one another."""
 
+from collections.abc import Sequence
 from itertools import combinations
 from random import Random
 
@@ -14,8 +15,10 @@ from topoalign.core.model.errors import TooMuchWork
 from topoalign.core.model.ids import GPU, ContainerName, DeviceID
 from topoalign.core.model.topology.links import Link
 from topoalign.core.model.topology.model import Gpu, Topology
-from topoalign.core.placement.gpus.best_effort import best_effort
+from topoalign.core.placement.gpus.best_effort import BestEffort
+from topoalign.core.placement.gpus.device_policy import GpuChoice
 from topoalign.core.placement.gpus.scores import Scores, total
+from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.partition import MOST_STEPS, best_sets, best_split, best_total
 from topoalign.core.placement.partition.lagrangian import best_by_prices
 from topoalign.core.placement.partition.masks import mask_of
@@ -26,6 +29,11 @@ from topoalign.core.placement.preference import choose, prefer
 from topoalign.tools.bench import benchmarks, partition
 
 SEEDS = st.integers(0, 2**32 - 1)
+
+
+def chosen_of(scores: Scores, available: Sequence[int], required: Sequence[int], size: int) -> tuple[int, ...]:
+    """What the policy best-effort chooses."""
+    return choose(BestEffort(), GpuChoice(SetScorer(scores), available, required, size))
 
 
 @settings(max_examples=400, deadline=None)
@@ -121,11 +129,11 @@ def test_the_order_of_the_input_has_no_say_and_what_is_required_is_in(seed: int,
     size = random.randint(1, len(free))
     required = random.sample(free, min(size, random.choice([0, 1, 2])))
 
-    chosen = choose(best_effort, scores, sorted(free), sorted(required), size)
+    chosen = chosen_of(scores, sorted(free), sorted(required), size)
 
     assert size == len({*chosen})
     assert {*required} <= {*chosen} <= {*free}
-    assert chosen == choose(best_effort, scores, free, required[::-1], size)
+    assert chosen == chosen_of(scores, free, required[::-1], size)
 
 
 @settings(max_examples=60, deadline=None)
@@ -134,12 +142,12 @@ def test_a_device_that_is_taken_away_is_not_in_the_next_answer(seed: int, device
     random = Random(seed)
     scores = any_machine(random, devices)
     size = random.randint(2, devices - 1)
-    gone = random.choice(choose(best_effort, scores, range(devices), [], size))
+    gone = random.choice(chosen_of(scores, range(devices), [], size))
 
     without = [device for device in range(devices) if device != gone]
 
-    assert gone not in choose(best_effort, scores, without, [], size)
-    assert () == choose(best_effort, scores, without, [gone], size)
+    assert gone not in chosen_of(scores, without, [], size)
+    assert () == chosen_of(scores, without, [gone], size)
 
 
 def in_trays(devices: int, tray: int) -> Scores:

@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from topoalign.core.hints.devices import Devices
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.placement.devices import Choice, choose_devices, sides
-from topoalign.core.placement.gpus.simple import simple
+from topoalign.core.placement.gpus.device_policy import GpuChoice
+from topoalign.core.placement.gpus.set_scorer import SetScorer
+from topoalign.core.placement.gpus.simple import Simple
 
 A, B, C, D, X = (DeviceID(name) for name in "abcdx")
 DEVICES: Devices = {A: (0,), B: (0,), C: (1,), D: (1,), X: None}
@@ -99,4 +101,4 @@ class NotSearched(list[int]):
 
 
 def test_simple_looks_up_what_must_be_in_the_set() -> None:
-    assert (0, 1, 2, 7, 9) == simple([], range(10), NotSearched([9, 7]), 5)
+    assert (0, 1, 2, 7, 9) == Simple().choose(GpuChoice(SetScorer([]), range(10), NotSearched([9, 7]), 5))

@@ -11,8 +11,10 @@ from partition_reference import by_walk
 
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.topology.model import NicPort, PluginDevice, Topology
-from topoalign.core.placement.gpus.best_effort import best_effort
+from topoalign.core.placement.gpus.best_effort import BestEffort
+from topoalign.core.placement.gpus.device_policy import GpuChoice
 from topoalign.core.placement.gpus.scores import Scores
+from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.preference import PLACEMENTS, choose, prefer
 
 
@@ -32,7 +34,9 @@ def test_best_effort_is_the_best_set_of_a_best_split(scores: Scores, data: st.Da
     size = data.draw(st.integers(2, len(free)))
     required = data.draw(st.sets(st.sampled_from(free), max_size=size))
 
-    assert by_walk(scores, free, required, size) == best_effort(scores, free, sorted(required), size)
+    assert by_walk(scores, free, required, size) == BestEffort().choose(
+        GpuChoice(SetScorer(scores), free, sorted(required), size)
+    )
 
 
 def test_eight_gpus_are_split_as_a_walk_splits_them() -> None:
@@ -45,7 +49,7 @@ def test_eight_gpus_are_split_as_a_walk_splits_them() -> None:
     for size in range(2, 8):
         for required in ([], [5]):
             expected = by_walk(table, tuple(range(8)), {*required}, size)
-            assert expected == best_effort(table, range(8), required, size)
+            assert expected == BestEffort().choose(GpuChoice(SetScorer(table), range(8), required, size))
 
 
 def test_the_answer_has_no_hole_where_the_small_rest_is_linked_best() -> None:
@@ -53,7 +57,7 @@ def test_the_answer_has_no_hole_where_the_small_rest_is_linked_best() -> None:
     linked = {(0, 1), (4, 5), (6, 7)}
     scores = [[0 if a == b else 1250 if (min(a, b), max(a, b)) in linked else 10 for b in range(8)] for a in range(8)]
 
-    assert 3 == len(best_effort(scores, [0, 1, 4, 5, 6], [], 3))
+    assert 3 == len(BestEffort().choose(GpuChoice(SetScorer(scores), [0, 1, 4, 5, 6], [], 3)))
 
 
 @pytest.mark.parametrize("policy", sorted(PLACEMENTS))
@@ -74,7 +78,7 @@ def test_the_answer_has_no_hole_where_the_small_rest_is_linked_best() -> None:
 def test_misuse_gets_no_preference(policy: str, available: list[int], required: list[int], size: int) -> None:
     scores = [[0] * 4] * 4
 
-    assert () == choose(PLACEMENTS[policy], scores, available, required, size)
+    assert () == choose(PLACEMENTS[policy], GpuChoice(SetScorer(scores), available, required, size))
 
 
 @settings(max_examples=50, deadline=None)

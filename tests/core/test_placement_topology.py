@@ -14,7 +14,9 @@ from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID
 from topoalign.core.model.requests import Placement
 from topoalign.core.model.topology.model import Fabric, Topology
 from topoalign.core.placement.fragmentation import fragmentation
-from topoalign.core.placement.gpus.topology import Nics, SetScorer, by_topology
+from topoalign.core.placement.gpus.device_policy import GpuChoice
+from topoalign.core.placement.gpus.set_scorer import Nics, SetScorer
+from topoalign.core.placement.gpus.topology import ByTopology, by_topology
 from topoalign.core.placement.preference import choose, prefer
 from topoalign.machines import load_machine
 
@@ -179,7 +181,7 @@ def test_the_order_of_the_input_is_irrelevant_and_required_gpus_included(data: s
 def test_what_cannot_be_meant_gets_no_preference(available: list[int], required: list[int], size: int) -> None:
     outlook = SetScorer([[0, 10], [10, 0]])
 
-    got = choose(lambda scores, *asked: by_topology(outlook, *asked), outlook.scores, available, required, size)
+    got = choose(ByTopology(), GpuChoice(outlook, available, required, size))
 
     assert () == got
 

@@ -8,10 +8,10 @@ from topoalign.core.model.ids import GPU
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.views import made_once
 from topoalign.core.placement.gpus.scores import gpu_scores
-from topoalign.core.placement.preference import outlook
+from topoalign.core.placement.preference import set_scorer
 from topoalign.machines import load_machine
 
-TABLES = (device_order.places_of, node_inventory.places_of, gpu_scores, outlook)
+TABLES = (device_order.places_of, node_inventory.places_of, gpu_scores, set_scorer)
 
 
 def test_two_tables_of_one_name_are_kept_apart() -> None:

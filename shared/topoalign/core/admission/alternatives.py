@@ -10,22 +10,17 @@ from heapq import nlargest
 from itertools import combinations
 from math import comb
 
-from topoalign.core.model.decisions import Considered, PlacementContext, PreferenceQuestion
+from topoalign.core.model.decisions import Considered, PreferenceQuestion
 from topoalign.core.model.ids import DeviceID, ResourceName
-from topoalign.core.model.requests import Placement
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import Kind
 from topoalign.core.model.topology.queries import pair_score
-from topoalign.core.placement.gpus.scores import Scores, Table, scores_among, total, totals
-from topoalign.core.placement.gpus.topology import Worth, is_exact, most_weighed, worth
-from topoalign.core.placement.partition import best_split
-from topoalign.core.placement.preference import looked_at, outlook
+from topoalign.core.placement.gpus.scores import Table, scores_among, total, totals
+from topoalign.core.placement.preference import PLACEMENTS, can_be_met, gpu_choice
 
 MOST_COMPARED = 256
 """Sets. A choice of 4 among 8 has 70."""
 MOST_KEPT = 5
-TOLD = 0.0005
-"""The least difference in worth that is shown."""
 
 Members = tuple[int, ...]
 """A set of devices, as positions among those that are free, ascending."""
@@ -57,9 +52,10 @@ def considered(
     won = reason_for(kind, bool(offered), near, placement)
     difference: Callable[[Sequence[DeviceID]], str] = unweighed
     if kind == "gpu" and asked is not None:
-        won += limits_of(table, free, asked, placement)
-        if placement == Placement.TOPOLOGY:
-            difference = weighed_against(topology, chosen, asked.beside)
+        policy = PLACEMENTS[placement]
+        choice = gpu_choice(topology, asked.available, asked.must_include, asked.size, asked.beside)
+        won += policy.uncompared(choice) if can_be_met(choice) else ""
+        difference = weighed_against(topology, policy.weigh(choice, positions(topology, chosen)))
     mine = sets[0][0]
     return tuple(
         Considered(
@@ -126,29 +122,6 @@ def reason_for(kind: Kind, asked: bool, near: Sequence[DeviceID], placement: str
     return "nearest to the container's GPUs" if near else "lowest index"
 
 
-def limits_of(table: Scores, free: Sequence[DeviceID], asked: PreferenceQuestion, placement: str) -> str:
-    """
-    What was not compared, if anything.
-
-    The search for the best partition is run again: whoever chose, a device plugin or this process, said only what it chose.
-    """
-    position = {device: i for i, device in enumerate(free)}
-    known = {*asked.must_include} <= {*asked.available} <= {*position}
-    if not known or not max(1, len(asked.must_include)) <= asked.size <= len(asked.available):
-        return ""
-    if placement == Placement.TOPOLOGY:
-        free_gpus = len({*asked.beside.free, *asked.available})
-        ways = comb(len(asked.available) - len(asked.must_include), asked.size - len(asked.must_include))
-        said = "" if is_exact(free_gpus) else ", what is left judged by matching pairs, fours and eights"
-        weighed = most_weighed(free_gpus)
-        return said if ways <= weighed else f"{said}, of the {weighed} that look best: all {ways} are too many to weigh"
-    if placement != Placement.BEST_EFFORT:
-        return ""
-    available, required = ([position[device] for device in each] for each in (asked.available, asked.must_include))
-    exact = best_split(table, available, required, asked.size).exact
-    return "" if exact else ", greedy: the exact search ended at its limit on work"
-
-
 def reason_against(more: int, offered: bool, weighed: str = "") -> str:
     if not offered:
         return "not all on the NUMA nodes it is aligned to"
@@ -159,24 +132,12 @@ def reason_against(more: int, offered: bool, weighed: str = "") -> str:
     return "scores the same by itself; what it leaves, or its indexes, decided" if more == 0 else f"scores {-more} less"
 
 
-def weighed_against(
-    topology: Topology, chosen: Sequence[DeviceID], beside: PlacementContext
-) -> Callable[[Sequence[DeviceID]], str]:
-    """Says of another set than the chosen one, part by part, what policy `topology` holds against it."""
-    free, nics = looked_at(topology, beside)
+def positions(topology: Topology, gpus: Sequence[DeviceID]) -> tuple[int, ...]:
+    """The GPUs by their positions on the machine, ascending."""
     position = {gpu: i for i, gpu in enumerate(topology.gpu_by_id)}
+    return tuple(sorted(position[gpu] for gpu in gpus))
 
-    def judged(gpus: Sequence[DeviceID]) -> Worth:
-        members = tuple(sorted(position[gpu] for gpu in gpus))
-        return worth(outlook(topology), members, free.union(members), nics)
 
-    mine = judged(chosen)
-
-    def difference(devices: Sequence[DeviceID]) -> str:
-        theirs = judged(devices)
-        parts = {"by its links": theirs.own - mine.own, "by what it leaves": theirs.left - mine.left}
-        parts["by its NICs"] = theirs.nics - mine.nics
-        told = [f"{change:+.3f} {part}" for part, change in parts.items() if abs(change) >= TOLD]
-        return f"worth {', '.join(told)}" if told else "worth the same; its indexes decided"
-
-    return difference
+def weighed_against(topology: Topology, weigh: Callable[[tuple[int, ...]], str]) -> Callable[[Sequence[DeviceID]], str]:
+    """What a device policy holds against a set of GPUs, by their ids."""
+    return lambda gpus: weigh(positions(topology, gpus))

@@ -41,9 +41,10 @@ def place_jointly(
     A policy that admits without alignment has devices of other nodes, too, where those do not do. Raises DevicesDoNotFit
     and TooMuchWork.
     """
-    asked = asked_for(state, container, chooser(state, rules))
+    compat = container.joint is not None and container.joint.compat
+    asked = asked_for(state, container, None if compat else chooser(state, rules))
     got = joint_devices(asked, affinity, spill=POLICIES[rules.policy].admits(NO_AFFINITY))
-    return got, tuple(sets_of(state, container, rules, affinity, got))
+    return got, tuple(sets_of(state, container, affinity, got, compat))
 
 
 def chooser(state: NodeState, rules: AdmissionRules) -> Chooser | None:
@@ -51,7 +52,7 @@ def chooser(state: NodeState, rules: AdmissionRules) -> Chooser | None:
     The device policy; None where GPUs are taken by index. So they are in scope `pod`: its hints stand on what one container
     leaves to the next, and were found that way.
     """
-    return partial(by_policy, state, rules.placement) if not rules.compat and rules.scope is Scope.CONTAINER else None
+    return partial(by_policy, state, rules.placement) if rules.scope is Scope.CONTAINER else None
 
 
 def by_policy(state: NodeState, placement: str, gpus: Sequence[Candidate], count: int) -> list[Candidate]:
@@ -63,7 +64,7 @@ def by_policy(state: NodeState, placement: str, gpus: Sequence[Candidate], count
 
 
 def sets_of(
-    state: NodeState, container: ContainerDemand, rules: AdmissionRules, affinity: Mask | None, got: ContainerDevices
+    state: NodeState, container: ContainerDemand, affinity: Mask | None, got: ContainerDevices, compat: bool
 ) -> Iterator[Considered]:
     """As `considered` has them, with reasons of joint allocation."""
     left = left_to(state, container).devices
@@ -73,7 +74,7 @@ def sets_of(
         near = got.devices.get(GPU, ()) if resource == NIC else ()
         for each in considered(state.hardware, resource, could_have, None, chosen, near, ""):
             if each.chosen:
-                why = COMPAT if rules.compat else CHOSEN[resource]
+                why = COMPAT if compat else CHOSEN[resource]
             else:
                 why = reason_against(state.hardware, resource, each.devices, chosen, near, affinity)
             yield msgspec.structs.replace(each, why=why)

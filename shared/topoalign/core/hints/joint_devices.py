@@ -100,7 +100,7 @@ class Places:
         """`containers`: those of the demand that ask for devices together."""
         self.state = asked.state
         self.containers = [each for each in asked.demand.containers if each.joint is not None]
-        self.compat = asked.rules.compat == "koordinator"
+        self.compat = any(each.joint.compat for each in self.containers if each.joint is not None)
         self.single_node = POLICIES[asked.rules.policy].single_node
         self.work = SearchBudget()
         self.first = [self.asked(self.state, each) for each in self.containers]

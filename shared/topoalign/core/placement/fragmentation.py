@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.placement.gpus.topology import SIZES
+from topoalign.core.placement.gpus.set_scorer import SIZES
 from topoalign.core.placement.partition import best_sets
-from topoalign.core.placement.preference import outlook
+from topoalign.core.placement.preference import set_scorer
 
 
 class SetsLeft(NamedTuple):
@@ -40,7 +40,7 @@ class Fragmentation(NamedTuple):
 
 def fragmentation(topology: Topology, free: Collection[DeviceID]) -> Fragmentation:
     """Of a machine on which these GPUs are free."""
-    possible = outlook(topology)
+    possible = set_scorer(topology)
     positions = [position for position, gpu in enumerate(topology.gpu_by_id) if gpu in free]
     best, exact = best_sets(possible.scores, positions)
     sets = tuple(SetsLeft(size, best[size], possible.best[size]) for size in SIZES if size <= len(positions))

@@ -4,8 +4,8 @@ Which devices a container gets, once its NUMA affinity is known.
 `prefer` is the answer to the kubelet's GetPreferredAllocation and to `admit`'s own question alike.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
 
 from topoalign.core.model.decisions import NO_CONTEXT, PlacementContext
 from topoalign.core.model.ids import DeviceID, ResourceName
@@ -13,40 +13,42 @@ from topoalign.core.model.requests import Placement
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.queries import pair_score
 from topoalign.core.model.topology.views import made_once
-from topoalign.core.placement.gpus.best_effort import best_effort
-from topoalign.core.placement.gpus.scores import Scores, gpu_scores
-from topoalign.core.placement.gpus.simple import simple
+from topoalign.core.placement.gpus.best_effort import BestEffort
+from topoalign.core.placement.gpus.device_policy import DevicePolicy, GpuChoice, Members
+from topoalign.core.placement.gpus.scores import gpu_scores
+from topoalign.core.placement.gpus.set_scorer import Nics, SetScorer
+from topoalign.core.placement.gpus.simple import Simple
 from topoalign.core.placement.gpus.static_dgx import DGX1_PASCAL, DGX1_VOLTA, DGX2, StaticSets
-from topoalign.core.placement.gpus.topology import Nics, SetScorer, by_topology
+from topoalign.core.placement.gpus.topology import ByTopology
 from topoalign.core.placement.parts import prefer_parts
 
-Choose = Callable[[Scores, Sequence[int], Collection[int], int], tuple[int, ...]]
-
-PLACEMENTS: Mapping[str, Choose] = {
-    Placement.TOPOLOGY: lambda scores, *asked: by_topology(SetScorer(scores), *asked),
-    Placement.BEST_EFFORT: best_effort,
-    Placement.SIMPLE: simple,
+PLACEMENTS: Mapping[str, DevicePolicy] = {
+    Placement.TOPOLOGY: ByTopology(),
+    Placement.BEST_EFFORT: BestEffort(),
+    Placement.SIMPLE: Simple(),
     Placement.STATIC_DGX1_PASCAL: StaticSets(DGX1_PASCAL),
     Placement.STATIC_DGX1_VOLTA: StaticSets(DGX1_VOLTA),
     Placement.STATIC_DGX2: StaticSets(DGX2),
 }
-"""Device policies for GPUs by name: (scores, available, required, size) to positions, ascending; () for none."""
+"""Device policies for GPUs by name."""
 
 
-def choose(
-    policy: Choose, scores: Scores, available: Sequence[int], required: Sequence[int], size: int
-) -> tuple[int, ...]:
+def choose(policy: DevicePolicy, asked: GpuChoice) -> Members:
     """
-    The set of `size` positions that the policy prefers, ascending.
-
-    () where there is no preference to give: size below 1 or above what is available, positions repeated or not in the
-    table, required ones that are not available or more than `size`.
+    The set of GPUs that the policy prefers, ascending; () where there is no preference to give (`can_be_met`).
     """
-    known = range(len(scores))
+    return policy.choose(asked) if can_be_met(asked) else ()
+
+
+def can_be_met(asked: GpuChoice) -> bool:
+    """
+    Whether there is a set to choose: the size is at least 1 and at most what is available, positions are of the machine and
+    not repeated, required ones are available and no more than the size.
+    """
+    available, required, size = asked.available, asked.required, asked.size
+    known = range(len(asked.scores))
     sound = len({*available}) == len(available) and len({*required}) == len(required)
-    if not sound or not {*required} <= {*available} <= {*known} or not max(1, len(required)) <= size <= len(available):
-        return ()
-    return policy(scores, available, required, size)
+    return sound and {*required} <= {*available} <= {*known} and max(1, len(required)) <= size <= len(available)
 
 
 def prefer(
@@ -64,53 +66,58 @@ def prefer(
 
     GPUs by the device policy named `placement`; NICs by `nearness` to the devices `near`; shares, MIG instances and virtual
     functions by how much of their cards is held (`prefer_parts`); others in the hardware's order.
-    `beside` is what else is free, for policy `topology`. () where there is no preference to give (`choose`), and for devices
-    that the node does not have.
+    `beside` is what else is free, for policy `topology`. () where there is no preference to give (`can_be_met`), and for
+    devices that the node does not have.
     """
     listed, free = tuple(topology.devices.get(resource, ())), frozenset(available)
     if not free <= {*listed} or len(free) < len(available) or not {*must_include} <= free:
         return ()
-    ranked = listed
     kind = topology.kind_of(resource)
     if kind == "part":
         return prefer_parts(topology, resource, available, must_include, size, near)
     if kind == "gpu":
-        ranked = tuple(topology.gpu_by_id)
-        policy, scores = PLACEMENTS[placement], gpu_scores(topology)
-        if placement == Placement.TOPOLOGY:
-            policy = partial(outlooked, topology, beside)
+        chosen = choose(PLACEMENTS[placement], gpu_choice(topology, available, must_include, size, beside))
+        gpus = tuple(topology.gpu_by_id)
+        picked = {gpus[i] for i in chosen}
     else:
-        if kind == "nic":
-            ranked = tuple(sorted(listed, key=lambda nic: nearness(topology, nic, near)))
-        policy, scores = simple, [[0] * len(listed)] * len(listed)
-    position = {device: i for i, device in enumerate(ranked)}
-    chosen = choose(policy, scores, [position[d] for d in available], [position[d] for d in must_include], size)
-    picked = {ranked[i] for i in chosen}
+        ranked = sorted(listed, key=lambda nic: nearness(topology, nic, near)) if kind == "nic" else listed
+        picked = first_of(ranked, free, must_include, size)
     return tuple(device for device in listed if device in picked)
 
 
-def outlooked(
+def first_of(
+    ranked: Sequence[DeviceID], free: Collection[DeviceID], must_include: Sequence[DeviceID], size: int
+) -> set[DeviceID]:
+    """The devices that must be in the set, and the first others; nothing where there is no preference to give."""
+    if len({*must_include}) < len(must_include) or not max(1, len(must_include)) <= size <= len(free):
+        return set()
+    others = (device for device in ranked if device in free and device not in must_include)
+    return {*must_include, *islice(others, size - len(must_include))}
+
+
+def gpu_choice(
     topology: Topology,
-    beside: PlacementContext,
-    _: Scores,
-    available: Sequence[int],
-    required: Collection[int],
+    available: Sequence[DeviceID],
+    must_include: Sequence[DeviceID],
     size: int,
-) -> tuple[int, ...]:
-    """Policy `topology` with all that it can look at."""
-    return by_topology(outlook(topology), available, required, size, *looked_at(topology, beside))
-
-
-def looked_at(topology: Topology, beside: PlacementContext) -> tuple[frozenset[int], Nics]:
-    """What policy `topology` looks at besides: the positions of the free GPUs, and the NICs."""
+    beside: PlacementContext,
+) -> GpuChoice:
+    """What a device policy is asked. Raises KeyError for GPUs that the machine does not have."""
     gpus = tuple(topology.gpu_by_id)
-    nearness = [[pair_score(topology, nic, gpu) for gpu in gpus] for nic in beside.nics] if beside.nics_wanted else []
-    positions = {gpu: position for position, gpu in enumerate(gpus)}
-    return frozenset(positions[gpu] for gpu in beside.free if gpu in positions), Nics(beside.nics_wanted, nearness)
+    position = {gpu: i for i, gpu in enumerate(gpus)}
+    near = [[pair_score(topology, nic, gpu) for gpu in gpus] for nic in beside.nics] if beside.nics_wanted else []
+    return GpuChoice(
+        scorer=set_scorer(topology),
+        available=[position[device] for device in available],
+        required=[position[device] for device in must_include],
+        size=size,
+        free=frozenset(position[gpu] for gpu in beside.free if gpu in position),
+        nics=Nics(beside.nics_wanted, near),
+    )
 
 
 @made_once
-def outlook(topology: Topology) -> SetScorer:
+def set_scorer(topology: Topology) -> SetScorer:
     """The scorer of the sets of all GPUs."""
     return SetScorer(gpu_scores(topology))
 

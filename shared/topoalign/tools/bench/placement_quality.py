@@ -31,7 +31,7 @@ from topoalign.core.model.topology.links import PcieClass
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.queries import pcie_class
 from topoalign.core.placement.fragmentation import fragmentation
-from topoalign.core.placement.preference import outlook, prefer
+from topoalign.core.placement.preference import prefer, set_scorer
 from topoalign.machines import load_machine
 from topoalign.tools.bench.admit import empty_node
 
@@ -83,7 +83,7 @@ class Node:
         self.policy = policy
         placement = Placement.SIMPLE if policy == RANDOM else Placement(policy)
         self.rules = AdmissionRules(mode=Mode.KUBELET, policy=Policy.RESTRICTED, placement=placement)
-        self.outlook = outlook(topology)
+        self.scorer = set_scorer(topology)
         self.position = {gpu.id: i for i, gpu in enumerate(topology.gpus)}
         self.asked = self.refused = 0
         self.links: list[float] = []
@@ -171,7 +171,7 @@ class Node:
     def judge(self, gpus: tuple[DeviceID, ...], nics: tuple[DeviceID, ...]) -> None:
         """Record the figures of a granted set of GPUs and NICs."""
         if len(gpus) > 1:
-            self.links.append(self.outlook.own(tuple(self.position[gpu] for gpu in gpus)))
+            self.links.append(self.scorer.own(tuple(self.position[gpu] for gpu in gpus)))
         if nics:
             beside = [any(pcie_class(self.topology, nic, gpu) in ON_SWITCH for gpu in gpus) for nic in nics]
             self.pairs.append(sum(beside) / len(nics))

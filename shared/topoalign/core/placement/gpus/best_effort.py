@@ -12,12 +12,18 @@ chance. Two defects of the original are not copied: an answer with a hole in it,
 How it is found, and where it is not exact: `topoalign.core.placement.partition`.
 """
 
-from collections.abc import Collection, Sequence
-
-from topoalign.core.placement.gpus.scores import Scores
+from topoalign.core.placement.gpus.device_policy import DevicePolicy, GpuChoice, Members
 from topoalign.core.placement.partition import best_split
 
 
-def best_effort(scores: Scores, available: Sequence[int], required: Collection[int], size: int) -> tuple[int, ...]:
-    """Chooses `size` of the available positions, ascending, that hold all required ones: a set of the best split."""
-    return best_split(scores, available, required, size).members
+class BestEffort(DevicePolicy):
+    """The best set of the best partition."""
+
+    def choose(self, asked: GpuChoice) -> Members:
+        """The set as the rule has it."""
+        return best_split(asked.scores, asked.available, asked.required, asked.size).members
+
+    def uncompared(self, asked: GpuChoice) -> str:
+        """The search is run again: whoever chose, a device plugin or this process, said only what it chose."""
+        exact = best_split(asked.scores, asked.available, asked.required, asked.size).exact
+        return "" if exact else ", greedy: the exact search ended at its limit on work"

@@ -1,11 +1,12 @@
 """simple: the GPUs that must be in the set, then the lowest indexes. Knows nothing of links."""
 
-from collections.abc import Collection, Sequence
-
-from topoalign.core.placement.gpus.scores import Scores
+from topoalign.core.placement.gpus.device_policy import DevicePolicy, GpuChoice, Members
 
 
-def simple(scores: Scores, available: Sequence[int], required: Collection[int], size: int) -> tuple[int, ...]:
-    """Chooses `size` of the available positions, ascending: all required ones, then the lowest."""
-    others = sorted({*available}.difference(required))
-    return tuple(sorted([*required, *others[: size - len(required)]]))
+class Simple(DevicePolicy):
+    """The lowest indexes."""
+
+    def choose(self, asked: GpuChoice) -> Members:
+        """The required GPUs, and the lowest indexes of the others."""
+        others = sorted({*asked.available}.difference(asked.required))
+        return tuple(sorted([*asked.required, *others[: asked.size - len(asked.required)]]))

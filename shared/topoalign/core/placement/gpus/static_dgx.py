@@ -5,9 +5,9 @@ The rule: the first set of the table that holds all required GPUs and whose memb
 preference. Positions are NVML's indexes, so the tables hold only for these very machines.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from topoalign.core.placement.gpus.scores import Scores
+from topoalign.core.placement.gpus.device_policy import DevicePolicy, GpuChoice, Members
 
 Tables = Mapping[int, Sequence[Sequence[int]]]
 """Size -> the sets of that size, the first preferred."""
@@ -29,16 +29,15 @@ DGX1_VOLTA: Tables = {
 DGX2: Tables = {size: [range(first, first + size) for first in range(0, 16, size)] for size in (1, 2, 4, 8, 16)}
 
 
-class StaticSets:
-    """A device policy made of one table: chooses the first set that holds all required GPUs and is available, or ()."""
+class StaticSets(DevicePolicy):
+    """A device policy made of one table."""
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
 
-    def __call__(
-        self, scores: Scores, available: Sequence[int], required: Collection[int], size: int
-    ) -> tuple[int, ...]:
-        for members in self.tables.get(size, ()):
-            if {*required} <= {*members} <= {*available}:
+    def choose(self, asked: GpuChoice) -> Members:
+        """The first set of the table that can be had."""
+        for members in self.tables.get(asked.size, ()):
+            if {*asked.required} <= {*members} <= {*asked.available}:
                 return tuple(members)
         return ()

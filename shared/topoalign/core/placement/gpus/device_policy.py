@@ -1,0 +1,52 @@
+"""
+What a device policy is: it chooses which GPUs a container gets, of those that its NUMA affinity leaves.
+
+A policy is a module with its class, a line in PLACEMENTS and its name in `Placement`. Code elsewhere asks its methods, and
+never which policy it is.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from topoalign.core.placement.gpus.scores import Scores
+from topoalign.core.placement.gpus.set_scorer import NO_NICS, Nics, SetScorer
+
+Members = tuple[int, ...]
+"""GPUs by their positions on the machine, ascending."""
+
+
+class GpuChoice(NamedTuple):
+    """What is asked of a device policy. GPUs are named by their positions on the machine."""
+
+    scorer: SetScorer
+    """Of all GPUs of the machine."""
+    available: Sequence[int]
+    required: Sequence[int]
+    """Some of those that are available; all of them have to be in the set."""
+    size: int
+    """At least 1 and as many as are required, at most as many as are available."""
+    free: frozenset[int] = frozenset()
+    """All GPUs that nobody holds, those that are not offered here included."""
+    nics: Nics = NO_NICS
+    """The NICs that the container could get beside them."""
+
+    @property
+    def scores(self) -> Scores:
+        """The link score of each pair of GPUs."""
+        return self.scorer.scores
+
+
+class DevicePolicy:
+    """The base of all: it has nothing to say of the sets that it did not choose."""
+
+    def choose(self, asked: GpuChoice) -> Members:
+        """A set of `size` of the available GPUs that holds all required ones; () for no preference."""
+        raise NotImplementedError
+
+    def uncompared(self, asked: GpuChoice) -> str:
+        """What was not compared, as it ends a sentence on the chosen set; empty: nothing is left out."""
+        return ""
+
+    def weigh(self, asked: GpuChoice, chosen: Members) -> Callable[[Members], str]:
+        """Says of another set what speaks against it beside the chosen one; empty: nothing that can be told."""
+        return lambda other: ""
