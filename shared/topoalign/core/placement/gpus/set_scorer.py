@@ -19,7 +19,7 @@ SIZES = (2, 4, 8)
 
 
 class Nics(NamedTuple):
-    """The NICs that a container could get."""
+    """The NICs that a container could get, and how near each is to the GPUs."""
 
     wanted: int
     nearness: Sequence[Sequence[int]]
@@ -34,7 +34,7 @@ Asked = tuple[frozenset[int], frozenset[int], int, frozenset[int]]
 
 
 class SetScorer:
-    """What the GPUs of one machine are worth. Remembers what it worked out, so keep one per machine."""
+    """Scores sets of GPUs of one machine. Remembers what it computed, so keep one per machine."""
 
     def __init__(self, scores: Scores) -> None:
         self.scores = scores
@@ -57,7 +57,7 @@ class SetScorer:
         return self._best_sets[1]
 
     def chosen(self, asked: Asked, choose: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
-        """The answer to a question: the same for as long as the same GPUs are free, as on a node between two pods."""
+        """Returns the answer to a question. Remembered: the same GPUs stay free, as on a node between two pods."""
         if asked not in self._chosen:
             if len(self._chosen) >= MOST_KEPT:
                 self._chosen.clear()
@@ -65,7 +65,7 @@ class SetScorer:
         return self._chosen[asked]
 
     def own(self, members: tuple[int, ...]) -> float:
-        """Its link score, as a share of that of the machine's best set of as many."""
+        """The link score of a set as a share of the machine's best set of that size; 0 for a single GPU."""
         if members not in self._own:
             if len(self._own) >= MOST_KEPT:
                 self._own.clear()
@@ -74,7 +74,7 @@ class SetScorer:
         return self._own[members]
 
     def left(self, rest: frozenset[int]) -> float:
-        """What these GPUs can be split into: how many of the machine's best pairs, fours and eights."""
+        """The worth of what these GPUs can be split into: how many of the machine's best pairs, fours and eights."""
         if rest not in self._left:
             if len(self._left) >= MOST_KEPT:
                 self._left.clear()
@@ -82,7 +82,7 @@ class SetScorer:
         return self._left[rest]
 
     def splits(self, rest: tuple[int, ...]) -> dict[int, float]:
-        """For each size the total of the best partition, in units of the machine's best set."""
+        """Size -> the total of the best partition into sets of that size, in units of the machine's best set."""
         sizes = [size for size in SIZES if size <= len(rest) and self.best[size]]
         if len(rest) <= MOST_LISTED:
             return {size: best_total(self.scores, rest, size) / self.best[size] for size in sizes}
@@ -92,10 +92,10 @@ class SetScorer:
 
 def matched(scores: Scores, rest: Sequence[int], rounds: int) -> list[int]:
     """
-    What good partitions into 2, 4, 8, … of these GPUs are worth, for so many rounds.
+    The worth of good partitions of these GPUs into 2, 4, 8, …: one number for each of so many rounds.
 
-    In each round two groups are put together, those with the most between them first. On hierarchical machines that is the
-    best there is; elsewhere it is good, and costs little.
+    Each round joins two groups, those with the highest scores between them first. On hierarchical machines no partition
+    is better; on others it is good, and costs little.
     """
     groups: list[tuple[int, ...]] = [(gpu,) for gpu in rest]
     totals = []

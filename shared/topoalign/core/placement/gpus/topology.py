@@ -86,9 +86,9 @@ def by_topology(
     nics: Nics = NO_NICS,
 ) -> tuple[int, ...]:
     """
-    The set of `size` available positions, ascending, that is worth the most and holds all required ones.
+    Chooses the set of `size` available positions, ascending, that is worth the most and holds all required ones.
 
-    `free` are all GPUs that nobody holds, those that are not offered here included.
+    `free` are all GPUs that nobody holds, including those that are not offered here.
     """
     everything = frozenset((*free, *available))
     if nics.wanted:
@@ -105,7 +105,7 @@ def weighed(
     everything: frozenset[int],
     nics: Nics,
 ) -> tuple[int, ...]:
-    """The best of all sets that are to be compared."""
+    """The best of all sets that are compared; of more than MOST_MATCHED free GPUs only those best at first sight."""
     sets = candidates(outlook.scores, available, required, size)
     if len(everything) > MOST_MATCHED:
         sets = nsmallest(MOST_WEIGHED, sets, key=lambda members: at_first_sight(outlook, members, everything, nics))
@@ -117,7 +117,7 @@ def weighed(
 
 
 class Worth(NamedTuple):
-    """What a set is worth, in parts that have their weight already."""
+    """The worth of a set, in parts that are weighted already."""
 
     own: float
     left: float
@@ -125,12 +125,12 @@ class Worth(NamedTuple):
 
     @property
     def whole(self) -> float:
-        """Rounded, so that equal sets are equal whatever order their parts were added up in."""
+        """The sum of the parts, rounded, so that equal sets are equal in whatever order their parts were added."""
         return round(self.own + self.left + self.nics, 9)
 
 
 def worth(outlook: SetScorer, members: tuple[int, ...], free: frozenset[int], nics: Nics) -> Worth:
-    """Of a set that is taken from the free GPUs."""
+    """Weighs a set that is taken from the free GPUs."""
     left = outlook.left(free.difference(members))
     return Worth(outlook.own(members), LEFT * left, NICS * nearness(nics, members))
 
@@ -138,7 +138,7 @@ def worth(outlook: SetScorer, members: tuple[int, ...], free: frozenset[int], ni
 def at_first_sight(
     outlook: SetScorer, members: tuple[int, ...], free: frozenset[int], nics: Nics
 ) -> tuple[float, int, tuple[int, ...]]:
-    """Sorts sets, the best first, without a look at all that they leave."""
+    """The key that sorts sets, the best first, by links, NICs and the links that they cut, without what they leave."""
     cut = sum(outlook.scores[member][other] for member in members for other in free.difference(members))
     return -round(outlook.own(members) + NICS * nearness(nics, members), 9), cut, members
 
@@ -146,7 +146,7 @@ def at_first_sight(
 def candidates(
     scores: Scores, available: Sequence[int], required: Collection[int], size: int
 ) -> Iterable[tuple[int, ...]]:
-    """The sets to compare, ascending each."""
+    """The sets to compare, each ascending: all of them, or beyond MOST_COMPARED those that grow well."""
     free = [position for position in sorted(available) if position not in required]
     if comb(len(free), size - len(required)) <= MOST_COMPARED:
         if not required:
@@ -158,7 +158,7 @@ def candidates(
 
 
 def nearness(nics: Nics, members: Collection[int]) -> float:
-    """How near the nearest of the wanted NICs are to their nearest GPU of the set: 1 for a switch in common, on average."""
+    """How near the wanted NICs are to their nearest GPU of the set: 1 for a switch in common, on average."""
     if not nics.wanted:
         return 0.0
     nearest = sorted((max(row[member] for member in members) for row in nics.nearness), reverse=True)[: nics.wanted]
