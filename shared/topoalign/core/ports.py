@@ -1,8 +1,9 @@
 """
-What the services need from outside, as duties rather than as libraries.
+The ports of the services: Protocols for what they need from outside, such as a bus, a journal and the hardware.
 
-Each port has one suite of contract tests, and every adapter passes it: `MemoryBus` and the in-memory journal are as real as
-those over NATS and disk. Errors that may cross a port are named here; everything else is a defect of the adapter.
+Each port has one suite of contract tests, and every adapter passes it: `MemoryBus` and the in-memory journal are as
+real as those over NATS and disk. Errors that may cross a port are named here; everything else is a defect of the
+adapter.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -77,19 +78,20 @@ class Bus(Protocol):
         Stores the message in its stream and returns its position; a repetition of its `Nats-Msg-Id` is stored once.
 
         Raises BusUnavailable when it is not known whether it was stored: publish the same message again. Raises
-        BusRefused when the bus said no. Raises IdTaken, which is a BusRefused, when the stream has another message under the
-        id, or when the two cannot be compared: publish it under another id (`wire.renamed`).
+        BusRefused when the bus refused it. Raises IdTaken, which is a BusRefused, when the stream has another message
+        under the id, or when the two cannot be compared: publish it under another id (`wire.renamed`).
         """
 
     def follow(
         self, stream: Stream, subject: str, after: int = 0
     ) -> AbstractAsyncContextManager[AsyncIterator[Received]]:
         """
-        The stream's messages whose subject matches (`>` and `*` as in NATS), from those after this position to for ever.
+        Follows the messages of a stream whose subject matches (`>` and `*` as in NATS), after this position, without
+        end.
 
-        In order, each at least once, in step with the reader: the next is fetched when the loop asks for it. A broken
-        connection is mended inside, and a refusal is waited out; a position before the oldest message kept begins with the
-        oldest, and so does one after the newest, because the stream has then been lost or rolled back. The positions of a
+        They come in order, each at least once, and each is fetched when the loop asks for it. A lost connection is
+        restored inside, and a refusal is waited out; a position before the oldest message kept begins with the oldest,
+        and so does one after the newest, because the stream has then been lost or rolled back. The positions of a
         stream that was lost or rolled back while it is followed go back likewise.
         """
 
@@ -144,7 +146,7 @@ class Journal(Protocol):
         """
 
     def trust(self) -> None:
-        """Ends the doubt: what the journal holds has been found to be all. Raises StateFault, and then it stays."""
+        """Ends the doubt: what the journal holds was found to be complete. Raises StateFault; then the doubt stays."""
 
     def append(self, entry: Entry) -> None:
         """Adds an entry; when this returns it is on disk. Raises StateFault, and then the entry is not in the journal."""
@@ -169,11 +171,11 @@ class Occurrence(StrEnum):
     """An error that the driver gives a number."""
     DOUBLE_BIT_ECC = "double-bit-ecc"
     SINGLE_BIT_ECC = "single-bit-ecc"
-    """Corrected by the hardware; nobody's work is harmed."""
+    """Corrected by the hardware; no work is harmed."""
     UNAVAILABLE = "unavailable"
     """The driver has taken it out of use."""
     CHANGED = "changed"
-    """Its MIG instances or what it needs to recover: a reading tells."""
+    """Its MIG instances, or what it needs to recover; the next reading has the details."""
 
 
 class HardwareEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -181,7 +183,7 @@ class HardwareEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     kind: Occurrence
     gpu: DeviceID | None
-    """None: one that does not say who it is."""
+    """None: a GPU that does not report its id."""
     xid: int | None = None
     gpu_instance: int | None = None
     """Of the MIG instance it happened to; None: to the whole GPU."""
@@ -205,11 +207,11 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     health: Mapping[DeviceID, DeviceHealth]
     """Of all GPUs and NICs."""
     findings: tuple[str, ...] = ()
-    """What is odd and was worked round: a GPU that does not answer, links that differ from either end."""
+    """Faults that the driver works around: a GPU that does not answer, links that differ from either end."""
     awaiting_reset: frozenset[DeviceID] = frozenset()
     """Devices that work again only after a reset: lost, or the driver asks for one. One that is no longer here had it."""
     nameless: bool = False
-    """A GPU is here that does not say who it is, so one that is missing may be that one, and had no reset."""
+    """A GPU does not report its id, so one that is missing may be this one, and had no reset."""
 
 
 class Driver(Protocol):

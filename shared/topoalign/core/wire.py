@@ -1,5 +1,5 @@
 """
-How facts and questions look on the bus: subjects, headers, JSON. One explicit table; nothing is found by name.
+Encodes facts and questions for the bus: subjects, headers, JSON. One explicit table; nothing is found by name.
 
 The format is the public contract of design/events.md: CloudEvents 1.0 in binary mode over NATS headers, the body one
 event in JSON. A node's name becomes one reversible subject token, because Kubernetes names contain dots.
@@ -44,7 +44,7 @@ LONGEST_HEADER = 300
 """Characters of one header that a dead letter keeps: it must fit where the message itself has."""
 
 PLAIN = "!#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
-"""What stands in a header as it is, beside letters and digits; `%` is not in it, for it begins an escape."""
+"""Characters that a header has unescaped, beside letters and digits; `%` is not one, because it begins an escape."""
 
 KNOWN_HEADERS = (
     "ce-id",
@@ -86,7 +86,7 @@ READINGS = {
     for event, (pattern, writer) in SUBJECTS.items()
     if STORED[event] is Stream.NODES
 }
-"""Kind of reading, by the name that `Standing.readings` has for it -> the service that says it."""
+"""Kind of reading, by the name that `Standing.readings` has for it -> the service that announces it."""
 
 _SAFE = re.compile(r"[A-Za-z0-9_-]")
 _ESCAPE = re.compile(r"=([0-9A-F]{2})")
@@ -158,8 +158,8 @@ def renamed(message: Message, mark: str) -> Message:
     """
     Returns the same message under another id: `<id>.<mark>`.
 
-    For example `allocator.node-1.1763715600000.17.5f0c2a9e8b7d6431`. Whoever folds facts tells repetitions by the
-    numbers in the body, not by the id.
+    For example `allocator.node-1.1763715600000.17.5f0c2a9e8b7d6431`. Folding recognises repetitions by the numbers in
+    the body, not by the id.
     """
     name = f"{message.headers['Nats-Msg-Id']}.{mark}"
     return msgspec.structs.replace(message, headers={**message.headers, "Nats-Msg-Id": name, "ce-id": name})

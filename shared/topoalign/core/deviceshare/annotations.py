@@ -1,9 +1,10 @@
 """
 What a pod's annotations say about its devices: hints per device type, joint allocation, and a GPU partition.
 
-An annotation is JSON that a person wrote, so all of it is looked at. Koordinator ignores what it does not know: a misspelt
-field or strategy has no effect, and the pod gets something else than was meant. The default refuses it and says where it
-stands; with `compat` it is ignored, names of fields may be in any case, and later rules read the strings as they are.
+An annotation is JSON that a person wrote, so every field is checked. Koordinator ignores what it does not know: a
+misspelt field or strategy has no effect, and the pod gets something else than was meant. The default refuses it and
+names its place; with `compat` it is ignored, names of fields may be in any case, and later rules read the strings as
+they are.
 """
 
 import re

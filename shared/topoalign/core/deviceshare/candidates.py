@@ -20,7 +20,7 @@ from topoalign.core.deviceshare.refusals import missing
 from topoalign.core.deviceshare.scores import Scorer, device_score
 
 Caps = Mapping[DeviceType, Mapping[int, Quantities]]
-"""Type -> minor -> the most that may be taken of it; of a type that stands here, other minors may not be taken."""
+"""Type -> minor -> the most that may be taken of it; of a type listed here, other minors may not be taken."""
 
 
 class Wanted(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
 """
 How Koordinator's Device object (`scheduling.koordinator.sh/v1alpha1`) is read.
 
-It says what there is; what pods use is not in it, and is booked on top (`Inventory.booked`).
+It lists what the node has; what pods use is not in it, and is added by `Inventory.booked`.
 """
 
 from collections.abc import Mapping

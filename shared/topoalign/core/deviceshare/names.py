@@ -24,7 +24,7 @@ ANNOTATIONS = (JOINT_ANNOTATION, HINT_ANNOTATION, PARTITION_ANNOTATION)
 DEVICE_PREFIX = "scheduling.koordinator.sh/device-"
 """How the keys begin that are about devices."""
 ALLOCATED_ANNOTATION = f"{DEVICE_PREFIX}allocated"
-"""What Koordinator's scheduler gave; it is for the node, and says nothing about what is asked."""
+"""What Koordinator's scheduler gave; it is for the node, and no part of the request."""
 
 PARTITION_TABLE = "scheduling.koordinator.sh/gpu-partitions"
 PARTITION_POLICY = "node.koordinator.sh/gpu-partition-policy"

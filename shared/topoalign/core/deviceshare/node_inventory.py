@@ -1,9 +1,9 @@
 """
-The same inventory from what topoalign knows of a node: its topology, the health of its devices, and what is allocated.
+The inventory of a node from what topoalign knows of it: its topology, the health of its devices, and what is allocated.
 
-A device that an allocation holds is used as a whole, unless the allocation holds but virtual functions of it: such a NIC has
-its other functions to give, and is nobody's as a whole.
-Labels for selectors are `model` of GPUs and `name`, `linkLayer` and `state` of NICs, as far as they are known.
+A device that an allocation holds is used as a whole, unless the allocation holds only virtual functions of it: such a
+NIC has its other functions to give, and is not given as a whole. Labels for selectors are `model` of GPUs and `name`,
+`linkLayer` and `state` of NICs, as far as they are known.
 """
 
 import re

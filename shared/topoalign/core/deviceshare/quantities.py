@@ -1,8 +1,8 @@
 """
-What a pod asks of each device type: which combinations of resources can be meant, and what they come to.
+What a pod asks of each device type: which combinations of resources can be meant, and how many devices they are.
 
-Rules of koordinator a7a1b76b (deviceshare, request validation and conversion): the resources of one type must be one of a
-few combinations; whole GPUs become hundredths of compute and memory; the sum over all GPUs is shared out evenly.
+Rules of koordinator a7a1b76b (deviceshare, request validation and conversion): the resources of one type must be one of
+a few combinations; whole GPUs become hundredths of compute and memory; the sum over all GPUs is shared out evenly.
 """
 
 from collections.abc import Mapping

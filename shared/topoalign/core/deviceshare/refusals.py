@@ -1,5 +1,6 @@
 """
-Why devices are not given, in Koordinator's words beside our own: a status and reasons, as they stand in a pod's events.
+Why devices are not given: a status and reasons in Koordinator's wording, as in a pod's events, and topoalign's own
+finding.
 """
 
 from enum import StrEnum

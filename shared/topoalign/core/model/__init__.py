@@ -1,6 +1,7 @@
 """
-What is said: ids, errors, requests, decisions, hints, facts and the hardware as types, with what can be read off them.
+The types of the domain: ids, errors, requests, decisions, hints, facts and the hardware, with what can be derived from
+one of them.
 
-These types travel on the bus and stand in the journal. What is concluded from several facts is in `state`, what is
+These types travel on the bus and are kept in the journal. What follows from several facts is in `state`, what is
 decided in `admission`.
 """

@@ -42,7 +42,7 @@ class MemoryBlock(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     """Bytes. Smaller than asked, down to 0, for an init container whose memory later containers of its pod reuse."""
     taken: tuple[int, ...]
-    """How `size` is spread over `nodes`; what was reused stands here, and no longer in the init container's block."""
+    """How `size` is spread over `nodes`. Reused memory counts here, and no longer in the init container's block."""
 
     def __post_init__(self) -> None:
         """Raises ValueError unless each node has an amount."""
@@ -76,8 +76,8 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """In the order in which the container sees them."""
     virtual_functions: dict[DeviceID, tuple[str, ...]] = {}
     """
-    NIC -> PCI addresses of its SR-IOV virtual functions that are held: of a NIC that stands here only these, and others may
-    hold the rest.
+    NIC -> PCI addresses of its SR-IOV virtual functions that are held. Of a NIC listed here only these are held, and
+    others may hold the rest.
     """
     cpus: str = ""
     """Exclusive CPUs as a list `0-3,8`; empty for a container in the shared pool."""
@@ -164,6 +164,6 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reserved: dict[ResourceName, int] = {}
     """Bytes held by containers."""
     cells: tuple[int, ...] = ()
-    """The group the node was last allocated with; empty stands for itself alone."""
+    """The group the node was last allocated with; empty: the node alone."""
     assignments: int = 0
     """Blocks that touch the node, counted once per resource."""

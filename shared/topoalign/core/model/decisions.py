@@ -1,8 +1,8 @@
 """
 What `admit` answers, and what it may ask on the way.
 
-An answer says everything that is needed to act on it and to explain it: the hints each provider gave, what the merge made
-of them, the sets of devices that were considered, and the reason where it is a refusal.
+An answer contains everything that is needed to act on it and to explain it: the hints each provider gave, what the
+merge made of them, the sets of devices that were considered, and the reason where it is a refusal.
 """
 
 from collections.abc import Iterable
@@ -45,7 +45,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     alignments: tuple[Alignment, ...] = ()
     considered: tuple[Considered, ...] = ()
     notes: tuple[str, ...] = ()
-    """What was not known when it was decided, for people: a prediction is only as good as what it stands on."""
+    """What was not known when it was decided, for people: a prediction is only as good as its input."""
 
 
 class Admission(msgspec.Struct, frozen=True, kw_only=True, tag="Admission"):
@@ -60,7 +60,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="Refusal"):
     """The answer that a pod does not fit, or that it cannot be decided, with the reason."""
 
     reason: str
-    """The kubelet's word for it: TopologyAffinityError, SMTAlignmentError or UnexpectedAdmissionError."""
+    """The kubelet's reason: TopologyAffinityError, SMTAlignmentError or UnexpectedAdmissionError."""
     code: str
     """Ours, narrower than `reason`: CamelCase, stable."""
     finding: str

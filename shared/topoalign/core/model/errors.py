@@ -1,8 +1,9 @@
 """
 Every error that topoalign raises on purpose.
 
-An error takes data, writes its own sentence, and its base says whose fault it is; each front (gRPC, HTTP, command line)
-maps the bases once. `code` is a stable CamelCase word, `str(error)` is what was found, `remedy` is what to do about it.
+An error takes data and writes its own sentence, and its base class says who can fix it; each front (gRPC, HTTP, command
+line) maps the base classes once. `code` is a stable CamelCase word, `str(error)` is what was found, `remedy` is what to
+do about it.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,9 @@
 """
 The facts that topoalign announces.
 
-A fact is frozen, in the past tense and said by one writer only: discovery says what the hardware is, the allocator of a
-node says what it gave away. Whoever hears it may rely on it. Facts arrive at least once and, per writer and node, in
-order; `(node, epoch, seq)` tells a repetition from news. Fields are never renamed or re-used, only added.
+A fact is frozen, in the past tense and announced by one writer only: discovery announces what the hardware is, the
+allocator of a node what it gave away. A subscriber may rely on it. Facts arrive at least once and, per writer and node,
+in order; `(node, epoch, seq)` tells a repetition from news. Fields are never renamed or re-used, only added.
 """
 
 from enum import StrEnum
@@ -131,11 +131,11 @@ class UsageObserved(Reading, frozen=True, kw_only=True, tag="UsageObserved"):
     """Every container that the kubelet gave something to without asking us."""
     containers_known: bool = True
     """
-    False: PodResources has not answered yet, and `containers` is empty for that reason. Only said of a node of which nothing
-    was said before, or whose kubelet has not answered for a minute since the allocator's start.
+    False: PodResources has not answered yet, and `containers` is empty for that reason. Announced only for a node
+    without an earlier announcement, or whose kubelet has not answered for a minute since the allocator's start.
     """
     kubelet: KubeletObserved | None = None
-    """What predictions stand on. None: said by an earlier version, or not read yet."""
+    """What predictions depend on. None: announced by an earlier version, or not read yet."""
 
 
 class AllocationGranted(LedgerFact, frozen=True, kw_only=True, tag="AllocationGranted"):
@@ -155,9 +155,9 @@ class AllocationBound(LedgerFact, frozen=True, kw_only=True, tag="AllocationBoun
     boot: str = ""
     """The boot in which that was seen; empty: not known."""
     pod_uid: str = ""
-    """As `Allocation.pod_uid`. Where it becomes known later than the names, the fact is said again with it."""
+    """As `Allocation.pod_uid`. Where it becomes known later than the names, the fact is announced again with it."""
     displaced: tuple[Displaced, ...] = ()
-    """As `Allocation.displaced`, of which this takes the place: said again without those that have ended."""
+    """As `Allocation.displaced`, which this replaces: announced again without those that have ended."""
 
 
 class AllocationReleased(LedgerFact, frozen=True, kw_only=True, tag="AllocationReleased"):
@@ -167,9 +167,9 @@ class AllocationReleased(LedgerFact, frozen=True, kw_only=True, tag="AllocationR
     """Its id."""
     reason: str
     """
-    `released` on request, `gone` when its container ended, `orphan` when it ended while nobody looked, `superseded` when the
-    kubelet gave its devices anew, `displaced` when it did so although the container was not seen to end, `other-machine`
-    when the node plays another described machine than the one it was given on.
+    `released` on request, `gone` when its container ended, `orphan` when it ended while the allocator did not run,
+    `superseded` when the kubelet gave its devices anew, `displaced` when it did so although the container was not seen
+    to end, `other-machine` when the node plays another described machine than the one it was given on.
     """
 
 
@@ -183,9 +183,9 @@ class AllocationRefused(LedgerFact, frozen=True, kw_only=True, tag="AllocationRe
     container: ContainerName | None
     """Where it failed. None: the pod as a whole."""
     reason: str
-    """The kubelet's word: TopologyAffinityError, SMTAlignmentError, UnexpectedAdmissionError."""
+    """The kubelet's reason: TopologyAffinityError, SMTAlignmentError, UnexpectedAdmissionError."""
     code: str
-    """Stable word for the reason: `NotAligned`, `NotEnoughDevices`."""
+    """Stable code of the reason: `NotAligned`, `NotEnoughDevices`."""
     finding: str
     """What was found, for people."""
     remedy: str
@@ -211,7 +211,7 @@ class AllocationsSnapshot(LedgerFact, frozen=True, kw_only=True, tag="Allocation
     memory: dict[int, MemoryUse] = {}
     """NUMA node id -> what is in use of it. Empty where the kubelet gives out memory by itself."""
     digest: str
-    """`NodeState.digest` of what a listener that heard every fact before this one has."""
+    """`NodeState.digest` that a subscriber has after every fact before this one."""
 
 
 Event = (

@@ -2,11 +2,11 @@
 Hints, and the question that a hint provider answers.
 
 A hint says: on these NUMA nodes the request can be met, and it is or is not as narrow as it could be (`preferred`). A
-provider answers per resource with a list of hints, with an empty list (cannot be met) or with None (no opinion), and the
-three mean different things to the merge (spec/kubelet.md section 1).
+provider answers per resource with a list of hints, with an empty list (cannot be met) or with None (no opinion), and
+the three mean different things to the merge (spec/kubelet.md section 1).
 
 A question carries all that its answer depends on, so that a provider in another process answers from the asker's own
-knowledge and never from what it happens to have heard so far.
+knowledge and never from the facts that it happens to have received so far.
 """
 
 from collections.abc import Mapping

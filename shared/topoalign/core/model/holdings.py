@@ -1,9 +1,9 @@
 """
 What is held of a device: the whole, or which part of it.
 
-`Holding` is the only way in which the code inside says so. Outside, in journals, events and the kubelet's calls, a part is
-known by the id under which it is handed out; `holding_of` reads such an id, and this is the only module that knows how one
-is written. `cards` tells what is a part of what: MIG-y is an instance of GPU-x, 0000:99:00.1 a function of mlx5_1.
+`Holding` is the only type for this inside the code. Outside, in journals, events and the kubelet's calls, a part is
+known by the id under which it is handed out; `holding_of` reads such an id, and this is the only module that knows how
+one is written. `cards` tells what is a part of what: MIG-y is an instance of GPU-x, 0000:99:00.1 a function of mlx5_1.
 
     GPU-x           Holding("GPU-x")
     GPU-x::3        Holding("GPU-x", TimeSlice(replica="3"))
@@ -12,8 +12,8 @@ is written. `cards` tells what is a part of what: MIG-y is an instance of GPU-x,
     0000:99:00.1    Holding("mlx5_1", Function(address="0000:99:00.1"))
 
 Two holdings overlap if they are the same, or one is a part of the other: the whole GPU overlaps each of its parts, an
-instance its time slices. Two parts beside each other do not overlap. Nor do amounts: whether they fit is a question of their
-sum.
+instance its time slices. Two parts beside each other do not overlap. Nor do amounts: whether they fit is a question of
+their sum.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -10,7 +10,7 @@ PodName = NewType("PodName", str)
 ContainerName = NewType("ContainerName", str)
 
 DeviceID = NewType("DeviceID", str)
-"""What the kubelet is told: a GPU's uuid, a NIC's RDMA device name. Never an index, which changes when a GPU is lost."""
+"""The id that the kubelet knows: a GPU's uuid, a NIC's RDMA device name. Never an index, which may change."""
 
 ResourceName = NewType("ResourceName", str)
 """`cpu`, `memory`, `hugepages-2Mi` or an extended resource such as `nvidia.com/gpu`."""

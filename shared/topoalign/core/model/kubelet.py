@@ -1,10 +1,10 @@
 """
-What the kubelet of a node decides by and what it holds, as its allocator reads it: the part of `UsageObserved` that a
-prediction stands on (`core.admission.prediction`).
+The rules of a node's kubelet and what it has given out, as its allocator reads them: the part of `UsageObserved` that a
+prediction depends on (`core.admission.prediction`).
 
-What cannot be read is said in words, in the field that ends in `unknown`, and is never filled with a guess. Fields are never
-renamed or re-used, only added, as in `events`. Names of policies and options are plain text, so that one of a later kubelet
-is no reason to drop the whole event.
+What cannot be read is explained in the field that ends in `unknown`, and is never guessed. Fields are never renamed or
+re-used, only added, as in `events`. Names of policies and options are plain text, so that one of a later kubelet is no
+reason to drop the whole event.
 
 Source: kubelet v1.36.3, KubeletConfiguration v1beta1, the checkpoints of the three managers, PodResources v1.
 """
@@ -89,7 +89,7 @@ class KubeletObserved(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """
 
     version: str = ""
-    """The kubelet's version, as its operator says (`TOPOALIGN_KUBELET_VERSION`). Empty: not known."""
+    """The kubelet's version, as configured (`TOPOALIGN_KUBELET_VERSION`). Empty: not known."""
     rules: KubeletRules
     """By which it decides."""
     devices: dict[ResourceName, tuple[ListedDevices, ...]] | None = None
@@ -115,19 +115,19 @@ class KubeletObserved(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     memory_doubt: str = ""
     """What is not certain of `memory`. Empty: nothing."""
     cpus_unknown: str = ""
-    """Why no CPUs stand in `entries`. Empty: they were read."""
+    """Why `entries` has no CPUs. Empty: they were read."""
     memory_unknown: str = ""
-    """Why no memory stands in `entries` and `memory`. Empty: it was read."""
+    """Why `entries` and `memory` have no memory. Empty: it was read."""
     checkpoint_unknown: str = ""
-    """Why no devices stand in `entries` and `dropped`. Empty: they were read."""
+    """Why `entries` and `dropped` have no devices. Empty: they were read."""
     pods_unknown: str = ""
     """Why it is not known which pods are gone: all that the checkpoints list counts. Empty: it is known."""
     notes: tuple[str, ...] = ()
-    """Which pods are gone, and of which it cannot be told."""
+    """Which pods are gone, and of which it is not known."""
     started: float | None = None
     """When the kubelet began to listen for plugins, in seconds since 1970. None: not known."""
     settle_seconds: float = 0.0
-    """For so long after `started` the kubelet may not have heard of all its pods."""
+    """For so long after `started` the kubelet may not know all its pods."""
     stale: str = ""
     """Why this is not what the files list now but what they listed before, and when. Empty: they were read in time."""
     record_doubt: str = ""

@@ -1,4 +1,4 @@
-"""What an operator tells a node: its discovery about devices, its allocator about the record."""
+"""Commands of an operator to a node: to its discovery about devices, to its allocator about the record."""
 
 from typing import Literal
 
@@ -21,7 +21,7 @@ class DevicesRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     devices: tuple[str, ...]
     """Each by its id, its PCI address, `GPU3` or `NIC2`, or its index among the GPUs; a MIG instance by its uuid."""
     reason: str = ""
-    """Of a cordon, for whoever looks at the device later."""
+    """Why devices are cordoned, for people who look at them later."""
 
 
 class TrustRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

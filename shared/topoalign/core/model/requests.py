@@ -217,8 +217,8 @@ class SnapshotRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 class AnnounceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
-    Asks discovery to announce topology and health anew, or the allocator its usage; answered with the (epoch, revision) of
-    each. They come under a new epoch, for what the asker heard may have a greater revision than what is said.
+    Asks discovery to announce topology and health anew, or the allocator its usage; answered with the (epoch, revision)
+    of each. They have a new epoch, because the caller may have received a greater revision than the one announced.
     """
 
     node: NodeName
@@ -245,7 +245,7 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     revision: int
     digest: str
-    """`wire.body_digest` of the message: two readings with one number are told apart by it."""
+    """`wire.body_digest` of the message: it distinguishes two readings with the same number."""
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -255,7 +255,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     epoch: int = 0
-    """Of its journal; 0: not told."""
+    """Of its journal; 0: not known."""
     seq: int = 0
     digest: str = ""
     """`NodeState.digest` after the fact of this epoch and seq."""

@@ -14,7 +14,7 @@ from topoalign.core.model.errors import NoFit
 from topoalign.core.model.topology.bitmask import Mask
 
 MOST_NODES = 12
-"""4,096 subsets: a few milliseconds. The kubelet stops at 8 nodes unless told otherwise."""
+"""4,096 subsets: a few milliseconds. The kubelet stops at 8 nodes unless configured otherwise."""
 
 
 class TooManyNumaNodes(NoFit):

@@ -1,8 +1,8 @@
 """
-Topology policies: what the providers' hints come to, and whether that is good enough. Names as in the kubelet.
+Topology policies: how hints are merged, and whether the merged hint is good enough. Names as in the kubelet.
 
-A policy is a module with its class, a line in POLICIES and its name in `Policy`. Code elsewhere asks its attributes, and
-never which policy it is.
+A policy is a module with its class, a line in POLICIES and its name in `Policy`. Code elsewhere asks its attributes,
+and never which policy it is.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,10 +1,10 @@
 """
 The health of anything that is handed out: whole cards, shares in time, MIG instances and virtual functions.
 
-`HandedOut.health_of` is the only place that derives it. Facts are told of cards, of an instance that is ill alone, and by a
-kubelet's files of single shares. The rule: a device is as bad as the worst that is told of itself, of the base without the
-number of a share, and of the card that it is a part of; a card is as bad as the worst of its instances too, unless these are
-handed out by themselves. A device of which nothing is told is unknown, and not usable.
+`HandedOut.health_of` is the only place that derives it. Facts are about cards and about single unhealthy instances; a
+kubelet's files are about single shares, too. The rule: a device is as bad as the worst health reported for itself, for
+the base without the number of a share, and for the card that it is a part of; a card is as bad as the worst of its
+instances too, unless these are handed out by themselves. A device without a report is unknown, and not usable.
 
     told {GPU-0: healthy, MIG-1 (of GPU-0): unhealthy}; offered MIG-0 and MIG-1: MIG-0::2 healthy, MIG-1::0 unhealthy, GPU-0
     healthy; offered GPU-0 as a whole: unhealthy
@@ -47,7 +47,7 @@ class HandedOut:
         self._healthy: dict[ResourceName, tuple[DeviceID, ...]] = {}
 
     def health_of(self, device: DeviceID) -> DeviceHealth:
-        """The health of a card, share, MIG instance or function: the worst that is told of it and of its card."""
+        """The health of a card, share, MIG instance or function: the worst that is reported for it and for its card."""
         base = base_of(device)
         if base in self._blocked:
             return BLOCKED

@@ -1,8 +1,9 @@
 """
-What is reserved of each NUMA node's memory: the account that the kubelet's memory manager keeps (v1.36.3, policy Static).
+What is reserved of each NUMA node's memory: the account that the kubelet's memory manager keeps (v1.36.3, policy
+Static).
 
-A block of memory may lie on several NUMA nodes. They are one group for as long as a block does, and the account says how
-many blocks there are. Both ways return a new account and leave the one that was given as it was.
+A block of memory may lie on several NUMA nodes. They are one group as long as such a block exists, and the account
+counts the blocks. Both functions return a new account and leave the given one unchanged.
 """
 
 from collections.abc import Mapping

@@ -41,7 +41,7 @@ class Ownership:
         allocations: Mapping[AllocationID, Allocation],
         told: Mapping[DeviceID, DeviceHealth],
     ) -> None:
-        """`allocations`: the live ones, oldest first. `told`: what discovery says of health."""
+        """`allocations`: the live ones, oldest first. `told`: health as discovery announced it."""
         self._hardware, self._allocations, self._told = hardware, allocations, told
         self._free: dict[ResourceName, tuple[DeviceID, ...]] = {}
 
@@ -101,7 +101,7 @@ class Ownership:
         return now if former.keys() <= now.keys() else former | {**now}
 
     def _placed(self, holding: Holding) -> Holding:
-        """The same on the card that the hardware tells: not every record has it."""
+        """The same on the card that the hardware shows: not every record has it."""
         card = self._cards.get(holding.base)
         return holding if card is None or card == holding.device else self.holding(holding.id)
 

@@ -31,7 +31,7 @@ class Cpu(msgspec.Struct, frozen=True, kw_only=True):
     node: int
     """NUMA node id."""
     uncore: int
-    """Id of its last-level cache; the socket's id where the kernel tells no cache (as the kubelet does)."""
+    """Id of its last-level cache; the socket's id where the kernel reports no cache (as in the kubelet)."""
 
 
 class NumaNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -191,9 +191,9 @@ class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
     offers: tuple[Offer, ...] | None = None
     """What the kubelet is offered. None: whole GPUs and whole NICs, each under its usual name."""
     sockets_known: bool = True
-    """False: nothing told the sockets, as in a pasted matrix, and the CPUs of one NUMA node count as one socket."""
+    """False: the sockets are not known, as in a pasted matrix, and the CPUs of one NUMA node count as one socket."""
     nodes_known: bool = True
-    """False: nothing told the NUMA nodes, and CPUs that GPUs name as theirs in one list count as one node."""
+    """False: the NUMA nodes are not known, and CPUs that GPUs name as theirs in one list count as one node."""
 
     @cached_property
     def devices(self) -> Mapping[ResourceName, Mapping[DeviceID, tuple[int, ...] | None]]:

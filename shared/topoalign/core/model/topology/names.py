@@ -1,9 +1,9 @@
 """
 A device as people know it: its index, its id and its PCI address together.
 
-An index alone is ambiguous (it changes when another GPU is lost), a uuid alone says nothing to a person in front of the
-machine, so whatever is shown or answered over HTTP carries all three. A part of a card (a share, a MIG instance, a virtual
-function) is called after the card.
+An index alone is ambiguous (it changes when another GPU is lost), a uuid alone is of no use to a person in front of the
+machine, so output and HTTP answers carry all three. A part of a card (a share, a MIG instance, a virtual function) is
+called after the card.
 """
 
 import msgspec

@@ -1,8 +1,8 @@
 """
-Whether a topology hangs together: what every reader of machines promises, and what every user of a `Topology` relies on.
+Checks that a topology is consistent, as every reader of machines promises and every user of a `Topology` assumes.
 
-Checked are names and references (a CPU's node exists, a link's devices exist, no bridge is its own ancestor), uniqueness,
-order, and sizes: a description that claims a million CPUs is a mistake or an attack, not a machine.
+Checked are names and references (a CPU's node exists, a link's devices exist, no bridge is its own ancestor),
+uniqueness, order, and sizes: a description that claims a million CPUs is a mistake or an attack, not a machine.
 """
 
 from collections.abc import Iterable, Sequence
@@ -50,7 +50,7 @@ def check_bounds(topology: Topology) -> None:
     """
     Checks sizes alone, as every receiver of a topology must before it works with it. Raises InvalidField.
 
-    Odd hardware is no reason to refuse what a node says of itself; a mask or a list of gigabytes would be.
+    Unusual hardware is no reason to refuse a node's announcement; a mask or a list of gigabytes would be.
     """
     for path, ids in (
         ("nodes", topology.node_ids),

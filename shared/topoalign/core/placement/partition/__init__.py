@@ -2,10 +2,10 @@
 The best way to split devices into sets of one size: what device policy `best-effort` maximises.
 
 A partition is a split of some devices into as many sets of `size` as there can be, and what is left over as one smaller
-set. It is worth the sum of the scores of all its sets, and the score of a set is the sum over its pairs (`Scores`). Of the
-partitions in which a set of full size holds all required devices, the best are those worth the most; the chosen set is the
-best that occurs in any of these and holds the required ones, of equals the one with the lowest indexes. So the answer hangs
-on the scores alone, and not on the order in which devices are handed in.
+set. It is worth the sum of the scores of all its sets, and the score of a set is the sum over its pairs (`Scores`). Of
+the partitions in which a set of full size holds all required devices, the best are those worth the most; the chosen set
+is the best that occurs in any of these and holds the required ones, of equals the one with the lowest indexes. So the
+answer depends on the scores alone, and not on the order of the devices.
 
 Four ways lead there, each exact but the last:
 

@@ -1,16 +1,17 @@
 """
 The best partition of up to 18 devices without any structure: by prices.
 
-Give each device a price. A set then costs what the prices of its devices exceed its score by, and whatever the prices are,
-no partition is worth more than all prices together less the cheapest sets there are, as many as a partition has. That is a
-bound (the Lagrangian relaxation of "each device is in exactly one set"). It falls when devices that are in several of the
-cheapest sets get dearer and devices in none of them get cheaper.
+Give each device a price. A set then costs what the prices of its devices exceed its score by, and whatever the prices
+are, no partition is worth more than all prices together less the cheapest sets there are, as many as a partition has.
+That is a bound (the Lagrangian relaxation of "each device is in exactly one set"). It falls when devices that are in
+several of the cheapest sets get dearer and devices in none of them get cheaper.
 
-A set that is dearer than the cheapest ones by more than x is in no partition worth more than the bound less x. So little is
-left to be put together in every way (`Cover`): first with a small x, and if no partition that good is found, with a larger.
+A set that is dearer than the cheapest ones by more than x is in no partition worth more than the bound less x. So
+little is left to be put together in every way (`Cover`): first with a small x, and if no partition that good is found,
+with a larger.
 
 Most steps look only at the sets that were among the cheapest before; after some of them all sets are looked at again.
-Scores and prices are whole numbers of 64ths of a point, so that nothing hangs on rounding.
+Scores and prices are whole numbers of 64ths of a point, so that nothing depends on rounding.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -1,18 +1,18 @@
 """
-The best partition of devices that hang in a tree: DGX-2, HGX, NVL72, and most machines without direct NVLinks.
+The best partition of devices that form a tree: DGX-2, HGX, NVL72, and most machines without direct NVLinks.
 
 There the scores are hierarchical: blocks of devices, within each block smaller blocks with higher scores, and any two
-devices of different blocks of a level have the same score. What matters of the devices that are left is only how they are
-spread over equal blocks (`Forms`), and few forms occur.
+devices of different blocks of a level have the same score. What matters of the devices that are left is only how they
+are spread over equal blocks (`Forms`), and few forms occur.
 
-Sets are cut off one after the other, and the next one must hold a certain device, for some set has to. Two bounds say how
-much the rest can still be worth, and end a branch that cannot beat the best so far:
+Sets are cut off one after the other, and the next one must hold a certain device, for some set has to. Two bounds say
+how much the rest can still be worth, and end a branch that cannot beat the best so far:
 
 - by sets: no set is worth more than the best one that could be cut off now;
 - by levels: no block can hold more pairs within sets than if it were split on its own.
 
-Then all first sets that belong to a best partition are compared, and the best is found in the machine itself: which of the
-blocks with the same form it takes devices from.
+Then all first sets that belong to a best partition are compared, and the best is found in the machine itself: which of
+the blocks with the same form it takes devices from.
 """
 
 from collections import Counter

@@ -2,8 +2,9 @@
 How long the kubelet's own merge takes: it walks through every combination of one hint of each resource.
 
 A combination takes it 0.14 to 0.3 microseconds (v1.36.3, on a whole core; spec/kubelet.md, section 10), with the option
-prefer-closest-numa-nodes as well as without. So the product of the lengths of the lists tells the time: five resources that
-each have all 255 hints of 8 NUMA nodes are 1.1e12 combinations, or three days. While it merges it admits no other pod.
+prefer-closest-numa-nodes as well as without. So the product of the lengths of the lists gives the time: five resources
+that each have all 255 hints of 8 NUMA nodes are 1.1e12 combinations, or three days. While it merges it admits no other
+pod.
 """
 
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ MICROSECONDS = 0.25
 MANY = 100_000_000
 """Combinations that are worth a warning: half a minute of a whole core, and minutes of a quarter of one."""
 MOST = 10**24
-"""What is beyond it is not told apart: it is millions of years in any case."""
+"""Larger products count as this one: they are millions of years in any case."""
 
 UNITS = {"years": 31_536_000, "days": 86_400, "hours": 3_600, "minutes": 60}
 """In seconds."""

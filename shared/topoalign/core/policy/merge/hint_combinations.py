@@ -1,8 +1,9 @@
 """
 Lists and rules taken together: every way in which each of them gives one hint, as far as the hints are listed.
 
-What a rule offers is not listed, so a combination says which rules take part as such, and what the listed hints of the
-others come to. Equal ones are one, so the number of combinations is that of masks at most, and not a product.
+What a rule offers is not listed, so a combination names the rules that take part as such, and the mask that the listed
+hints of the others come to. Equal ones are one, so the number of combinations is that of masks at most, and not a
+product.
 """
 
 from collections.abc import Callable, Sequence
