@@ -22,10 +22,10 @@ class Clock(Protocol):
     """Port to the time. Durations come from `monotonic`; `wall` is only ever shown or recorded, never subtracted."""
 
     def wall(self) -> float:
-        """Seconds since 1970."""
+        """The wall time in seconds since 1970."""
 
     def monotonic(self) -> float:
-        """Seconds since some moment, never going back."""
+        """Seconds since an unspecified moment; never goes back."""
 
     async def sleep(self, seconds: float) -> None:
         """Returns after so many seconds of `monotonic`; cancellable."""

@@ -180,7 +180,7 @@ def wanted(asked: Asked, kind: DeviceType) -> Wanted:
 
 def wanted_units(asked: Asked, kind: DeviceType) -> Wanted:
     """
-    The same for a type of which one quantity is asked in units: what it counts depends on the hint.
+    How many devices are wanted of a type that is asked for in units, and what of each: that depends on the hint.
 
     With `RequestsAsCount` Koordinator takes 100 units for a hundred devices; the default takes them for one, as
     without.

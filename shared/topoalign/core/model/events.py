@@ -146,7 +146,7 @@ class AllocationGranted(LedgerFact, frozen=True, kw_only=True, tag="AllocationGr
 
 
 class AllocationBound(LedgerFact, frozen=True, kw_only=True, tag="AllocationBound"):
-    """It has become known which container holds an allocation, or, after a reboot, that it holds it again."""
+    """The container that holds an allocation has become known, or, after a reboot, that it holds it again."""
 
     allocation: AllocationID
     """Its id."""

@@ -30,7 +30,7 @@ INSTANCE = "MIG-"
 
 
 class Whole(msgspec.Struct, frozen=True, tag=True):
-    """All of a device."""
+    """The part that is all of a device."""
 
 
 class Instance(msgspec.Struct, frozen=True, tag=True):

@@ -17,13 +17,13 @@ from topoalign.core.placement.partition import best_split
 
 
 class BestEffort(DevicePolicy):
-    """The best set of the best partition."""
+    """The device policy best-effort of go-gpuallocator: chooses the best set of the best partition."""
 
     def choose(self, asked: GpuChoice) -> Members:
-        """The set as the rule has it."""
+        """Chooses the best set of a best partition of the available GPUs that holds all required ones."""
         return best_split(asked.scores, asked.available, asked.required, asked.size).members
 
     def uncompared(self, asked: GpuChoice) -> str:
-        """The search is run again: whoever chose, a device plugin or this process, said only what it chose."""
+        """Explains a search that ended at its limit. It searches again: a device plugin reports only what it chose."""
         exact = best_split(asked.scores, asked.available, asked.required, asked.size).exact
         return "" if exact else ", greedy: the exact search ended at its limit on work"

@@ -16,7 +16,7 @@ Members = tuple[int, ...]
 
 
 class GpuChoice(NamedTuple):
-    """What is asked of a device policy. GPUs are named by their positions on the machine."""
+    """The question to a device policy: how many GPUs of which. GPUs are named by their positions on the machine."""
 
     scorer: SetScorer
     """Of all GPUs of the machine."""
@@ -37,16 +37,16 @@ class GpuChoice(NamedTuple):
 
 
 class DevicePolicy:
-    """The base of all: it has nothing to say of the sets that it did not choose."""
+    """Base of the device policies: a policy without anything to explain about the sets that it did not choose."""
 
     def choose(self, asked: GpuChoice) -> Members:
-        """A set of `size` of the available GPUs that holds all required ones; () for no preference."""
+        """Chooses a set of `size` of the available GPUs that holds all required ones; () for no preference."""
         raise NotImplementedError
 
     def uncompared(self, asked: GpuChoice) -> str:
-        """What was not compared, as it ends a sentence on the chosen set; empty: nothing is left out."""
+        """Explains what was not compared, as the end of a sentence about the chosen set; empty: all was compared."""
         return ""
 
     def weigh(self, asked: GpuChoice, chosen: Members) -> Callable[[Members], str]:
-        """Says of another set what speaks against it beside the chosen one; empty: nothing that can be told."""
+        """Returns a function that explains why another set lost against the chosen one; empty text: no reason known."""
         return lambda other: ""

@@ -53,7 +53,7 @@ class SetScorer:
 
     @property
     def exact(self) -> bool:
-        """Whether there are no better ones."""
+        """Whether no set of any size scores higher than in `best`; False: those were found greedily."""
         return self._best_sets[1]
 
     def chosen(self, asked: Asked, choose: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:

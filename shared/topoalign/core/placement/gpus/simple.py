@@ -4,9 +4,9 @@ from topoalign.core.placement.gpus.device_policy import DevicePolicy, GpuChoice,
 
 
 class Simple(DevicePolicy):
-    """The lowest indexes."""
+    """The device policy simple of go-gpuallocator: takes the GPUs with the lowest indexes."""
 
     def choose(self, asked: GpuChoice) -> Members:
-        """The required GPUs, and the lowest indexes of the others."""
+        """Chooses the required GPUs, and the lowest indexes of the others."""
         others = sorted({*asked.available}.difference(asked.required))
         return tuple(sorted([*asked.required, *others[: asked.size - len(asked.required)]]))

@@ -30,13 +30,13 @@ DGX2: Tables = {size: [range(first, first + size) for first in range(0, 16, size
 
 
 class StaticSets(DevicePolicy):
-    """A device policy made of one table."""
+    """The static device policies of go-gpuallocator: each chooses from one table of sets."""
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
 
     def choose(self, asked: GpuChoice) -> Members:
-        """The first set of the table that can be had."""
+        """Chooses the first set of the table that holds all required GPUs and is available; () if there is none."""
         for members in self.tables.get(asked.size, ()):
             if {*asked.required} <= {*members} <= {*asked.available}:
                 return tuple(members)

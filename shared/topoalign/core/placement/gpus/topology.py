@@ -45,14 +45,14 @@ TOLD = 0.0005
 
 
 class ByTopology(DevicePolicy):
-    """The set that is worth the most."""
+    """topoalign's own device policy: chooses the set that is worth the most, by the rule of this module."""
 
     def choose(self, asked: GpuChoice) -> Members:
-        """The set as the rule has it."""
+        """Chooses the set that is worth the most and holds all required GPUs."""
         return by_topology(asked.scorer, asked.available, asked.required, asked.size, asked.free, asked.nics)
 
     def uncompared(self, asked: GpuChoice) -> str:
-        """Where so many GPUs are free that not all sets are compared, or what they leave is not exact."""
+        """Explains that so many GPUs are free that not all sets are compared, or what they leave is not exact."""
         free = len(asked.free.union(asked.available))
         ways = comb(len(asked.available) - len(asked.required), asked.size - len(asked.required))
         said = "" if free <= MOST_LISTED else ", what is left judged by matching pairs, fours and eights"
@@ -60,7 +60,7 @@ class ByTopology(DevicePolicy):
         return said if ways <= most else f"{said}, of the {most} that look best: all {ways} are too many to weigh"
 
     def weigh(self, asked: GpuChoice, chosen: Members) -> Callable[[Members], str]:
-        """Part by part, what another set is worth more or less than the chosen one."""
+        """Returns a function that explains, part by part, what another set is worth more or less than this one."""
 
         def judged(members: Members) -> Worth:
             return worth(asked.scorer, members, asked.free.union(members), asked.nics)

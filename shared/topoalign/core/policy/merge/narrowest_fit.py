@@ -96,7 +96,7 @@ def bit_of_each(nodes: tuple[int, ...]) -> dict[Mask, int]:
 
 @lru_cache(maxsize=MOST_NODES + 1)
 def lattice(nodes: int) -> tuple[list[int], list[int]]:
-    """As sets of subsets: for each node those that lack it, and for each size from 1 those that have it."""
+    """Sets of subsets of so many nodes: for each node those that lack it, and for each size from 1 those of it."""
     numbers = range(1 << nodes)
     without = [union(1 << number for number in numbers if not number >> node & 1) for node in range(nodes)]
     sized = [union(1 << number for number in numbers if number.bit_count() == size) for size in range(1, nodes + 1)]
