@@ -24,7 +24,7 @@ from contextlib import suppress
 import anyio
 
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ports import Listing, PodResources
+from topoalign.allocator.ports import Listing, PodResources, nothing_to_ask
 from topoalign.allocator.preferences import Preferences
 from topoalign.allocator.reconciliation.adoption import returned, without
 from topoalign.allocator.reconciliation.device_order import in_order
@@ -59,24 +59,15 @@ MOST_DEVICES = 20_000
 """Of one Allocate call: more than any node lists."""
 
 FRESH_SECONDS = 5.0
-"""How old an answer of the kubelet may be when it is judged by: older, and this process was stopped in between."""
+"""How old an answer of the kubelet may be: where it is older, this process was stopped in between."""
 POLL_ATTEMPTS = 3
 """How often PodResources is asked for a fresh answer before the poll fails."""
 PREFER_SECONDS = 1.0
 """How long a preference waits for the kubelet's list; without it, all that the record has counts as held."""
 
 
-async def nothing_to_ask() -> None:
-    pass
-
-
-async def nothing_ended() -> Sequence[Allocation]:
-    """For a node without a kubelet."""
-    return ()
-
-
 class DeviceAllocations:
-    """The allocator as the kubelet front sees it (`AllocatorPort`)."""
+    """Answers the kubelet front (`AllocatorPort`): prefers devices, records what the kubelet allocates, and reconciles."""
 
     def __init__(
         self,
@@ -91,8 +82,8 @@ class DeviceAllocations:
         ensure_fresh: Callable[[], Awaitable[None]] = nothing_to_ask,
     ) -> None:
         """
-        `ensure_fresh` is called before anything is given out: it sees that what is known of the devices can be relied
-        on, or is told to be unknown. The seconds are those of `Reconciliation`.
+        `ensure_fresh` is called before anything is given out: afterwards the health of the devices is confirmed, or is
+        known to be unknown. The seconds are those of `Reconciliation`.
         """
         self._ledger, self._clock, self._pod_resources = ledger, clock, pod_resources
         self._placement = placement
@@ -116,10 +107,12 @@ class DeviceAllocations:
 
     @property
     def state(self) -> NodeState:
+        """What is known of the node now: hardware, health and allocations."""
         return self._ledger.state
 
     @property
     def version(self) -> int:
+        """Counts up with every change of `state`."""
         return self._ledger.version
 
     def lists(self, target: str) -> bool | None:
@@ -127,12 +120,16 @@ class DeviceAllocations:
         return self._reconciliation.lists(target)
 
     async def wait_past(self, version: int) -> None:
+        """Waits until `version` is greater than this one. Any number of callers may wait."""
         await self._ledger.wait_past(version)
 
     async def prefer(
         self, resource: ResourceName, available: Sequence[DeviceID], must_include: Sequence[DeviceID], size: int
     ) -> tuple[DeviceID, ...]:
-        """Counts what containers hold that have ended as free; the kubelet has `PREFER_SECONDS` to say which those are."""
+        """
+        As `AllocatorPort.prefer`. Devices of containers that have ended count as free; the kubelet has `PREFER_SECONDS` to
+        tell which those are.
+        """
         at, ended = self._clock.monotonic(), await self.ended()
         ended = self._reconciliation.liveness.dropped(ended, available, must_include, at)
         owned = without(self.state, ended).ownership
@@ -165,6 +162,11 @@ class DeviceAllocations:
     async def allocate(
         self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]
     ) -> tuple[Allocation, ...]:
+        """
+        As `AllocatorPort.allocate`. The same devices again, while PodResources shows them as held, give the same allocation.
+
+        Raises also HardwareUnknown, DeviceUnusable, and Unavailable if the kubelet must be asked and does not answer.
+        """
         await self._ensure_fresh()
         self._check(resource, containers)
         checked = self._ledger.version

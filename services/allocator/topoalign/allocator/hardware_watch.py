@@ -48,7 +48,7 @@ log = structlog.get_logger("topoalign.allocator")
 
 
 class HardwareWatch:
-    """Passes on to the ledger what discovery says, and that its health is unknown while discovery is silent."""
+    """Passes what discovery publishes on to the ledger, and unknown health for all devices while discovery is silent."""
 
     def __init__(self, ledger: Ledger, bus: Bus, clock: Clock) -> None:
         self._ledger, self._bus, self._clock = ledger, bus, clock
@@ -80,13 +80,13 @@ class HardwareWatch:
         return self._newest
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Subscribes to the readings of the node and asks discovery regularly to confirm them, until cancelled."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._hear)
             tasks.start_soon(self._ask_regularly)
 
     def reason(self) -> str | None:
-        """Why what is known of the devices cannot be relied on; None if it can."""
+        """Why the health of the devices is unconfirmed; None: discovery confirmed it at most `SILENT_SECONDS` ago."""
         if self._confirmed is None:
             return "discovery has not confirmed how the devices are since this process started"
         if self._clock.monotonic() - self._confirmed > SILENT_SECONDS:
@@ -95,8 +95,10 @@ class HardwareWatch:
 
     async def ensure_fresh(self) -> None:
         """
-        Before anything is given out: where what was heard has not been confirmed for too long, as after this process was
-        stopped for a while, discovery is asked first. If it does not answer, the ledger is told that nothing is known.
+        Asks discovery to confirm the health of the devices if it has not done so for too long; called before every grant.
+
+        That is so after this process was stopped for a while. If discovery does not answer, the ledger is told that the
+        health of all devices is unknown.
         """
         if self._health is not None and self.reason() is not None:
             await self._ask()
@@ -249,19 +251,20 @@ class HardwareWatch:
 
 
 def is_of(heard: Reading | None, newest: tuple[int, int] | None) -> bool:
-    """Whether this reading is the one of this epoch and revision."""
+    """Whether a reading has this epoch and revision; False where either is not known."""
     return heard is not None and (heard.epoch, heard.revision) == newest
 
 
 def is_ahead_of(heard: Reading, newest: tuple[int, int]) -> bool:
-    """Whether this reading has a revision that its discovery had not reached when it answered."""
+    """Whether a reading has the epoch of discovery's newest one and a greater revision, which nobody has published."""
     return heard.epoch == newest[0] and heard.revision > newest[1]
 
 
 def unknown(health: DeviceHealthChanged, reason: str) -> DeviceHealthChanged:
     """
-    The same devices, of which nothing is known. It has an epoch of its own, below 0 as discovery's never is, so that the
-    fold takes the reading itself again afterwards.
+    Returns the same reading with every device in state UNKNOWN, for this reason.
+
+    Its epoch is negative, which discovery's never is, so that the fold takes the reading itself again afterwards.
     """
     return msgspec.structs.replace(
         health,

@@ -26,7 +26,10 @@ from topoalign.runtime.settings import from_environment
 
 
 class KubeletSide(NamedTuple):
-    """What the allocator has to do with its node's kubelet."""
+    """
+    The parts of an allocator whose node has a kubelet: what it allocated, the device plugins, and the watch of its
+    files.
+    """
 
     allocations: DeviceAllocations
     front: KubeletFront
@@ -34,7 +37,12 @@ class KubeletSide(NamedTuple):
 
 
 async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-    """Runs until cancelled, or until a successor asks for the state directory. Raises StateFault, InvalidField."""
+    """
+    Runs the allocator service until it is cancelled, or until a successor asks for the state directory.
+
+    It is started when its endpoints answer. Raises StateFault where the record cannot be used or another allocator answers
+    for the node, and InvalidField for settings that cannot be used.
+    """
     settings = from_environment(AllocatorSettings, context.environment)
     configuration = context.configuration
     ready = partial(hardware_known, context.bus, settings.node, context.clock) if settings.take_over else None
@@ -82,7 +90,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
 def kubelet_side(
     settings: AllocatorSettings, context: Context, ledger: Ledger, hardware_watch: HardwareWatch, containers: Containers
 ) -> KubeletSide:
-    """The device plugin of a node with a kubelet, and what is known of that from its sockets and files."""
+    """Builds the parts for a node with a kubelet from the settings; nothing runs yet. Raises InvalidField."""
     rules, kubelet = settings.rules, PodResourcesClient(settings.pod_resources, Path(settings.kubelet_dir))
     allocations = DeviceAllocations(
         ledger,
@@ -113,7 +121,7 @@ def kubelet_side(
 
 
 def tell_state(context: Context, allocator: Allocator, kubelet: KubeletSide | None, containers: Containers) -> None:
-    """What /readyz asks of the allocator: its checks, and its notes, which do not make it unready."""
+    """Registers the allocator's checks and notes for /readyz; a note does not make the process unready."""
     if kubelet is not None:
         context.checks["kubelet"] = kubelet.front.reason
         context.checks["containers"] = containers.reason

@@ -10,7 +10,7 @@ from topoalign.allocator.service import Allocator
 
 
 class Figure(NamedTuple):
-    """One series, and where its value is read."""
+    """One metric: its type, name and help text, and the function that reads its value from the allocator."""
 
     kind: type[GaugeMetricFamily] | type[CounterMetricFamily]
     name: str
@@ -95,12 +95,13 @@ FIGURES = (
 
 
 class AllocatorMetrics(Collector):
-    """The allocator's figures, read when they are asked for. `set_aside`: how many damaged journals there are."""
+    """Reads the allocator's metrics whenever Prometheus scrapes. `set_aside` counts the damaged journals."""
 
     def __init__(self, allocator: Allocator, set_aside: Callable[[], int]) -> None:
         self._allocator, self._set_aside = allocator, set_aside
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        """Yields one metric for each of `FIGURES`, and the number of journals set aside (`prometheus_client` Collector)."""
         for figure in FIGURES:
             yield figure.kind(figure.name, figure.help, value=figure.value(self._allocator))
         yield GaugeMetricFamily(

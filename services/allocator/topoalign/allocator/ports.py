@@ -1,4 +1,4 @@
-"""What the kubelet front needs of the allocator, and what the allocator needs of the kubelet's record."""
+"""What the kubelet front needs of the allocator, what the allocator needs of the kubelet's record, and defaults for both."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -16,7 +16,7 @@ class AllocatorPort(Protocol):
 
     @property
     def state(self) -> NodeState:
-        """The node as it is now."""
+        """What is known of the node now: hardware, health and allocations."""
 
     @property
     def version(self) -> int:
@@ -48,7 +48,7 @@ class AllocatorPort(Protocol):
 
 
 class ShownDevices(msgspec.Struct, frozen=True, kw_only=True):
-    """What the kubelet's PodResources says: this container holds these devices of one resource."""
+    """The devices of one resource that a container holds, as PodResources lists them."""
 
     owner: Owner
     resource: ResourceName
@@ -68,7 +68,7 @@ class Part(NamedTuple):
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
-    """What the kubelet says at one moment."""
+    """What the kubelet answers at one moment: PodResources, and its checkpoint and pod directories read with it."""
 
     kubelet: tuple[int, ...]
     """Which kubelet answered: differs after the kubelet has restarted."""
@@ -96,7 +96,18 @@ class PodResources(Protocol):
     """The kubelet's own record of who holds what."""
 
     def written(self) -> tuple[int, ...]:
-        """Which version of the checkpoint lies there now, as `Listing.written`; () where there is none."""
+        """The version of the checkpoint file that is on disk now, as `Listing.written`; () where there is none."""
 
     async def listing(self) -> Listing:
-        """Raises Unavailable; waits for a few seconds at most."""
+        """Asks the kubelet what every container holds. Takes a few seconds at most. Raises Unavailable."""
+
+
+async def nothing_to_ask() -> None:
+    """
+    Stands for `HardwareWatch.ensure_fresh` where nothing watches the hardware, as in tests: the health counts as fresh.
+    """
+
+
+async def nothing_ended() -> Sequence[Allocation]:
+    """Stands for `DeviceAllocations.ended` on a node without a kubelet: no allocation is known to have ended."""
+    return ()

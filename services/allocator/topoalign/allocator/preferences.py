@@ -17,7 +17,7 @@ FOLLOWED_SECONDS = 10.0
 
 
 class Preference(NamedTuple):
-    """What was preferred, of what, and when (monotonic seconds)."""
+    """One answer to GetPreferredAllocation: what was available, what was chosen, and when (monotonic seconds)."""
 
     available: frozenset[DeviceID]
     chosen: tuple[DeviceID, ...]
@@ -25,19 +25,25 @@ class Preference(NamedTuple):
 
 
 class Preferences:
-    """The newest preference for each resource."""
+    """Remembers the newest preference for each resource, and compares it with what the kubelet then allocates."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._newest: dict[ResourceName, Preference] = {}
 
     def give(self, resource: ResourceName, available: Sequence[DeviceID], chosen: tuple[DeviceID, ...]) -> None:
+        """Remembers that `chosen` was preferred among the `available` devices; it replaces the former preference."""
         self._newest[resource] = Preference(frozenset(available), chosen, self._clock.monotonic())
 
     def deviations(
         self, resource: ResourceName, granted: Sequence[Allocation]
     ) -> dict[AllocationID, tuple[DeviceID, ...]]:
-        """What was preferred, where the last preference was for such a set and another one was taken."""
+        """
+        Maps an allocation to the devices that were preferred in its place; empty where the kubelet followed the preference.
+
+        The last preference for the resource is used up by this. It counts if it is at most `FOLLOWED_SECONDS` old, one
+        container was granted, and its devices are as many as were preferred and were all available.
+        """
         given = self._newest.pop(resource, None)
         if given is None or len(granted) != 1 or self._clock.monotonic() - given.at > FOLLOWED_SECONDS:
             return {}

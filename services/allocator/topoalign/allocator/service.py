@@ -35,7 +35,7 @@ log = structlog.get_logger("topoalign.allocator")
 
 
 class Allocator:
-    """Runs what the allocator of a node consists of."""
+    """Runs the parts of a node's allocator as one service, and answers /readyz for them."""
 
     def __init__(
         self,
@@ -61,7 +61,10 @@ class Allocator:
         self._bus, self._clock = bus, clock
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Until cancelled. Started once questions are answered; the topology may come later."""
+        """
+        Serves the bus and runs all parts until cancelled. Started once requests are answered; the topology may come
+        later.
+        """
         endpoints = [*self.admissions.endpoints(), *Standings(self.ledger, self.hardware_watch, self.usage).endpoints()]
         async with self._bus.serve(SERVICE, endpoints), anyio.create_task_group() as tasks:
             tasks.start_soon(self.hardware_watch.run)
@@ -89,11 +92,11 @@ class Allocator:
             await self._clock.sleep(self._reconcile_seconds)
 
     def topology_unknown(self) -> str | None:
-        """Readiness: devices cannot be offered before discovery has said what there is."""
+        """Why no device can be offered yet, for /readyz: discovery has not published the topology. None: it has."""
         return None if self.ledger.state.topology is not None else "the topology of this node has not been heard yet"
 
     def record_unconfirmed(self) -> str | None:
-        """Readiness: something may be held that is not in the record."""
+        """Why the record is unconfirmed, for /readyz: something may be held that is not in it. None: it is confirmed."""
         unconfirmed = self.ledger.unconfirmed
         if unconfirmed is None:
             return None
@@ -102,7 +105,7 @@ class Allocator:
         return f"the journal was damaged ({unconfirmed}): nothing is given out until `topoalign trust` confirms what is held"
 
     def devices_given_twice(self) -> str | None:
-        """Readiness: containers have devices that the kubelet gave to others as well; somebody has to choose."""
+        """Names the devices that two containers have, at most `MOST_PAIRS`, for /readyz; None: there are none."""
         pairs = [
             f"{', '.join(clean(device) for ids in former.devices.values() for device in ids)} "
             f"({titled(former.owner)} and {titled(held.owner)})"
@@ -115,7 +118,7 @@ class Allocator:
         return f"devices that two containers have: {'; '.join(pairs[:MOST_PAIRS])}{more}; delete one pod of each pair"
 
     def outbox_full(self) -> str | None:
-        """Readiness: allocations go on, but an operator should check the bus."""
+        """Why too many facts wait for the bus, for /readyz; None: few do. Allocations go on meanwhile."""
         waiting, limit = len(self.ledger.pending), self.ledger.pending_limit
         if self.outbox.publisher.refusal is not None:
             return f"{waiting} facts wait for the bus, which refuses them: {self.outbox.publisher.refusal}"

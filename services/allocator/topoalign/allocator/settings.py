@@ -16,7 +16,7 @@ Period = Annotated[float, msgspec.Meta(ge=0.01, le=3600)]
 
 
 class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`TOPOALIGN_<FIELD>` each; the runner fills in `node`."""
+    """The settings of the allocator, one environment variable `TOPOALIGN_<FIELD>` for each; the runner fills in `node`."""
 
     node: NodeName
     """Name of the Kubernetes node, or of this host."""
@@ -89,7 +89,10 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rules(self) -> AdmissionRules:
-        """The node's own rules. Raises InvalidField for rules that cannot be meant."""
+        """
+        The rules that the node decides by, from its own settings. Raises InvalidField for rules that contradict one
+        another.
+        """
         rules = AdmissionRules(
             policy=self.policy,
             scope=self.scope,
@@ -103,13 +106,15 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kubelet_root(self) -> Path:
-        """The kubelet's root directory, where its checkpoints are."""
+        """The kubelet's root directory, `/var/lib/kubelet` as a rule: the CPU and memory managers keep their state there."""
         return Path(self.kubelet_dir).parent
 
     @property
     def kubelet_configuration(self) -> Path:
+        """The kubelet's configuration file: `kubelet_config`, else `config.yaml` in the kubelet's root directory."""
         return Path(self.kubelet_config) if self.kubelet_config else self.kubelet_root / "config.yaml"
 
     @property
     def pod_resources(self) -> Path:
+        """The kubelet's PodResources socket: `kubelet.sock` in `pod_resources_dir` or in its default."""
         return Path(self.pod_resources_dir or self.kubelet_root / "pod-resources") / "kubelet.sock"

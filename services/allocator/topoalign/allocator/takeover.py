@@ -57,10 +57,10 @@ async def open_in_turn(
     directory: Path, node: NodeName, clock: Clock, ready: Callable[[], Awaitable[None]] | None
 ) -> AsyncIterator[FileJournal]:
     """
-    As `open_journal`; but if another process has the directory, and this one is `ready`, it is taken over.
+    Opens the journal of a state directory as `open_journal` does, and takes it over if another process has the directory.
 
-    `ready` is awaited before anything is asked of the other; None: it is left alone. Raises what `open_journal` and `ready`
-    raise, and StateInUse if the other one does not hand over.
+    `ready` is awaited before anything is asked of the other process; None: nothing is taken over. Raises what
+    `open_journal` and `ready` raise, and StateInUse if the other process does not hand over within `WAIT_SECONDS`.
     """
     with ExitStack() as held:
         try:
@@ -74,7 +74,7 @@ async def open_in_turn(
 
 
 async def handed_over(directory: Path, node: NodeName, clock: Clock, held: ExitStack) -> FileJournal:
-    """Holds the successor lock until the journal can be opened, which `held` then closes. Raises StateInUse."""
+    """Waits with the successor lock until the journal can be opened, which `held` then closes. Raises StateInUse."""
     until = clock.monotonic() + WAIT_SECONDS
     log.info("waiting for the other allocator to hand over", directory=str(directory))
     line = os.open(directory / SUCCESSOR_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -107,7 +107,10 @@ class Vacancy:
         """Monotonic seconds since which no process was seen to have it."""
 
     def trouble(self) -> str | None:
-        """Liveness: why this process should be started again."""
+        """
+        Why this process should be restarted, for /livez: no process has had the directory for `VACANT_SECONDS`; None: one
+        has. It is counted from call to call, so it has to be called regularly.
+        """
         if is_in_use(self._directory):
             self._since = None
             return None
@@ -120,6 +123,7 @@ class Vacancy:
 
 
 def is_waited_for(directory: Path) -> bool:
+    """Whether another process holds the successor lock of this state directory. False where the file cannot be opened."""
     try:
         line = os.open(directory / SUCCESSOR_LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -131,7 +135,10 @@ def is_waited_for(directory: Path) -> bool:
 
 
 def take(file: int, kind: int) -> bool:
-    """Whether the lock could be had at once. Closing the file gives it up."""
+    """
+    Takes a lock (LOCK_EX or LOCK_SH) on an open file, if that is possible at once; returns whether it did. See
+    flock(2).
+    """
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -140,7 +147,11 @@ def take(file: int, kind: int) -> bool:
 
 
 async def hardware_known(bus: Bus, node: NodeName, clock: Clock) -> None:
-    """Waits until discovery has said what the node consists of. Raises HardwareUnknown if it does not."""
+    """
+    Waits until discovery has published the topology of the node.
+
+    Raises HardwareUnknown if that takes longer than `HEARD_SECONDS`.
+    """
     known = False
     async with anyio.create_task_group() as tasks:
 

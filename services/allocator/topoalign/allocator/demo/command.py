@@ -13,15 +13,14 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import anyio
 import click
 import msgspec
-from anyio.abc import TaskStatus
 
+from topoalign.allocator.demo.listener import EventListener, discovered, time_limit
 from topoalign.allocator.demo.pods import (
     REFUSED_BECAUSE,
     WANTED,
@@ -35,15 +34,13 @@ from topoalign.allocator.demo.pods import (
 from topoalign.allocator.demo.stage import MACHINE, described_machine, hub, leaving_no_trace, rules, services, settings
 from topoalign.cli import formatting, output
 from topoalign.cli.link import connected
-from topoalign.cli.watch import Teller
-from topoalign.client import Client, Heard
+from topoalign.client import Heard
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.errors import InvalidField, Unavailable, clean
-from topoalign.core.model.events import AllocationBound, AllocationReleased, TopologyDiscovered
+from topoalign.core.model.events import AllocationBound, AllocationReleased
 from topoalign.core.model.ids import GPU, NIC, AllocationID, NodeName
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.ports import Bus
 from topoalign.machines.nvidia_smi_print import print_matrix
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.settings import PREFIX
@@ -52,8 +49,6 @@ from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 
 NODE_SERVICES = ("discovery", "hinting", "allocator")
 LOG_LEVEL = os.environ.get(PREFIX + "LOG_LEVEL", "error")
-LIMIT_SECONDS = 30.0
-"""For each thing that is waited for; all of them take well under one."""
 SETTLED = (
     "services that run elsewhere take a pod for gone only some minutes after a start of the kubelet: for the demo, start "
     "them with TOPOALIGN_SETTLE_SECONDS=0"
@@ -62,21 +57,12 @@ SETTLED = (
 
 
 class NothingToShow(Unavailable):
-    """The machine is too small for the demo."""
+    """Raised where the machine is too small for the pods of the demo."""
 
     code = "NothingToShow"
 
     def __init__(self) -> None:
         super().__init__("none of the demo's pods suits this machine", f"play another one: --machine {MACHINE}")
-
-
-class DemoStuck(Unavailable):
-    """Something that the demo waits for did not come."""
-
-    code = "DemoStuck"
-
-    def __init__(self, what: str, remedy: str = "run it again with TOPOALIGN_LOG_LEVEL=info") -> None:
-        super().__init__(f"{what} within {LIMIT_SECONDS:g} s", remedy)
 
 
 @click.command()
@@ -105,7 +91,7 @@ def command(machine: str | None, node: str, nats: str | None, kubelet_dir: Path 
 
 
 async def demo(machine: str | None, node: NodeName, nats: str | None, kubelet_dir: Path | None, scratch: Path) -> None:
-    """Raises TopoalignError for whatever does not go as it should."""
+    """Runs the whole demo, with its files in the directory `scratch`. Raises TopoalignError for whatever fails."""
     clock = SystemClock()
     began = clock.monotonic()
     plugins = kubelet_dir or scratch / "device-plugins"
@@ -139,8 +125,8 @@ async def demo(machine: str | None, node: NodeName, nats: str | None, kubelet_di
         output.say(f"Done in {clock.monotonic() - began:.1f} s. Next: `topoalign up`, then `topoalign watch`.")
 
 
-async def play(kubelet: FakeKubelet, listener: "EventListener", topology: Topology) -> None:
-    """The three pods, and the release of the first."""
+async def play(kubelet: FakeKubelet, listener: EventListener, topology: Topology) -> None:
+    """Admits two pods, shows the refusal of a third, and removes the first. Raises NothingToShow, DemoStuck."""
     first = await admitted(kubelet, listener, first_pods(topology), topology)
     second = await admitted(kubelet, listener, second_pods(topology), topology)
     free = len(kubelet.state().ownership.free(GPU))
@@ -155,12 +141,13 @@ async def play(kubelet: FakeKubelet, listener: "EventListener", topology: Topolo
 
 
 def released(heard: Sequence[Heard], pod: PodRequest) -> bool:
+    """Whether these events tell that every allocation of the pod was released."""
     gone = {one.event.allocation for one in heard if isinstance(one.event, AllocationReleased)}
     return bindings(heard, pod) <= gone
 
 
 async def admitted(
-    kubelet: FakeKubelet, listener: "EventListener", candidates: Iterable[PodRequest], topology: Topology
+    kubelet: FakeKubelet, listener: EventListener, candidates: Iterable[PodRequest], topology: Topology
 ) -> PodRequest:
     """Admits the first of these pods that fits here, and waits until its owner is known to the subscriber."""
     pod = await choose(kubelet, candidates, aligned)
@@ -174,7 +161,7 @@ async def admitted(
 
 
 def bindings(heard: Iterable[Heard], pod: PodRequest) -> set[AllocationID]:
-    """The allocations of which the subscriber knows that they are this pod's."""
+    """The ids of the allocations that these events bind to the pod."""
     events = (one.event for one in heard)
     return {event.allocation for event in events if isinstance(event, AllocationBound) and event.owner.pod == pod.name}
 
@@ -182,7 +169,7 @@ def bindings(heard: Iterable[Heard], pod: PodRequest) -> set[AllocationID]:
 async def choose(
     kubelet: FakeKubelet, candidates: Iterable[PodRequest], fits: Callable[[Decision], bool]
 ) -> PodRequest:
-    """The first pod of which the kubelet's decision would be so. Raises NothingToShow if there is none."""
+    """The first pod for which the kubelet's decision `fits`. Raises NothingToShow if there is none."""
     for pod in candidates:
         if fits(await kubelet.decide(pod)):
             return pod
@@ -190,6 +177,7 @@ async def choose(
 
 
 def show(decision: Decision, topology: Topology) -> None:
+    """Prints a decision: a line for each allocation of an admitted pod, or why a pod was refused."""
     match decision:
         case Admission():
             for allocation in decision.allocations:
@@ -200,51 +188,8 @@ def show(decision: Decision, topology: Topology) -> None:
             output.say(f"            {clean(decision.remedy, 400)}")
 
 
-class EventListener:
-    """A subscriber that keeps what it hears until it is told."""
-
-    def __init__(self, bus: Bus, node: NodeName) -> None:
-        self._client = Client(bus, name="demo")
-        self._teller = Teller(bus)
-        self._node = node
-        self._heard: list[Heard] = []
-        self._told = 0
-        self._more = anyio.Event()
-
-    async def listen(self, *, task_status: TaskStatus[None]) -> None:
-        """Started when the allocator has announced what is held already, which is not told: from there nothing is missed."""
-        async with aclosing(self._client.allocations(node=self._node)) as events:
-            await anext(events)
-            task_status.started()
-            async for heard in events:
-                self._heard.append(heard)
-                self._more.set()
-                self._more = anyio.Event()
-
-    async def tell_until(self, enough: Callable[[list[Heard]], bool], *remedy: str) -> None:
-        """Tells what has been heard and goes on until it is enough."""
-        async with time_limit("the events of this step were not heard", *remedy):
-            while True:
-                while self._told < len(self._heard):
-                    await self._teller.tell(self._heard[self._told])
-                    self._told += 1
-                if enough(self._heard[: self._told]):
-                    return
-                await self._more.wait()
-
-
-async def discovered(bus: Bus, node: NodeName) -> Topology:
-    """What discovery has announced of the node. Raises InvalidField for a node without GPUs."""
-    async with time_limit(f"node {node} was not discovered"), aclosing(Client(bus, name="demo").nodes(node)) as events:
-        async for heard in events:
-            if isinstance(heard.event, TopologyDiscovered):
-                if not heard.event.topology.gpus:
-                    raise InvalidField("--machine", "has no GPUs", f"play one that has some: --machine {MACHINE}")
-                return heard.event.topology
-    raise DemoStuck(f"node {node} was not discovered")
-
-
 def introduce(topology: Topology, machine: str | None) -> None:
+    """Prints which machine the demo runs on (None: this one), and how its devices are connected."""
     source = "the GPUs of this machine" if machine is None else f"{clean(machine, 200)}, a described machine"
     output.say(output.heading(f"{source}: {topology.describe()}"))
     output.say()
@@ -254,7 +199,9 @@ def introduce(topology: Topology, machine: str | None) -> None:
 
 
 def matrix(topology: Topology, columns: int | None) -> str:
-    """How everything is connected; without the NICs where that would break every line of a terminal so wide."""
+    """
+    The matrix of connections; without the NICs where it is wider than `columns`, the width of the terminal (None: any).
+    """
     whole = print_matrix(topology).split("\nLegend:")[0].rstrip()
     widest = max(len(line.expandtabs()) for line in whole.splitlines())
     if columns is None or widest <= columns or not topology.nics:
@@ -264,23 +211,16 @@ def matrix(topology: Topology, columns: int | None) -> str:
 
 
 def offered(kubelet: FakeKubelet, topology: Topology) -> bool:
-    """Whether the kubelet has every device, healthy or not, and a GPU to give."""
+    """Whether the kubelet has every device of the topology, healthy or not, and a GPU that it can allocate."""
     listed = all(kubelet.capacity(resource) == len(ids) for resource, ids in topology.devices.items())
     return listed and kubelet.allocatable(GPU) > 0
 
 
-@asynccontextmanager
-async def time_limit(otherwise: str, *remedy: str) -> AsyncIterator[None]:
-    try:
-        with anyio.fail_after(LIMIT_SECONDS):
-            yield
-    except TimeoutError as error:
-        raise DemoStuck(otherwise, *remedy) from error
-
-
 def good(text: str) -> str:
+    """The text in green, where the terminal has colours."""
     return click.style(text, fg="green")
 
 
 def bad(text: str) -> str:
+    """The text in red, where the terminal has colours."""
     return click.style(text, fg="red")

@@ -24,20 +24,21 @@ REFUSED_BECAUSE = {
 
 
 def first_pods(topology: Topology) -> Iterator[PodRequest]:
-    """Half of the GPUs at most, so that something is left for the others."""
+    """Candidates for the pod `train`, largest first: half of the GPUs at most, so that some are left for the others."""
     for gpus in (4, 2, 1):
         if gpus == 1 or 2 * gpus <= len(topology.gpus):
             yield pod("train", gpus=gpus)
 
 
 def second_pods(topology: Topology) -> Iterator[PodRequest]:
+    """Candidates for the pod `serve`, largest first: GPUs, CPUs with memory, and a NIC where the machine has one."""
     for gpus, cpus, nics in ((2, 8, 1), (2, 8, 0), (1, 8, 1), (1, 8, 0), (1, 2, 0), (0, 8, 1), (0, 8, 0), (0, 2, 0)):
         if nics <= len(topology.nics):
             yield pod("serve", gpus=gpus, cpus=cpus, nics=nics)
 
 
 def third_pods(topology: Topology, free: int) -> Iterator[PodRequest]:
-    """`free`: GPUs that nobody holds."""
+    """Candidates for the pod that is refused, see above. `free`: how many GPUs nobody holds."""
     largest = max((len(cpus) for cpus in topology.cpus_by_node.values()), default=0)
     for gpus in (2, 1):
         if gpus <= free:
@@ -46,15 +47,17 @@ def third_pods(topology: Topology, free: int) -> Iterator[PodRequest]:
 
 
 def aligned(decision: Decision) -> bool:
+    """Whether the pod was admitted."""
     return isinstance(decision, Admission)
 
 
 def misaligned(decision: Decision) -> bool:
+    """Whether the pod was refused because no NUMA affinity suits it (TopologyAffinityError)."""
     return isinstance(decision, Refusal) and decision.reason == "TopologyAffinityError"
 
 
 def pod(name: str, *, gpus: int = 0, cpus: int = 0, nics: int = 0) -> PodRequest:
-    """One container; with `cpus` the pod is Guaranteed, and has a GiB for each of them."""
+    """A pod of one container with these amounts; with `cpus` it is Guaranteed, and has one GiB of memory for each CPU."""
     amounts = {GPU: gpus, NIC: nics, CPU: cpus * 1000, MEMORY: cpus * GIB}
     resources: dict[ResourceName, int] = {name: amount for name, amount in amounts.items() if amount}
     container = ContainerRequest(name=MAIN, requests=resources, limits=resources)
@@ -62,7 +65,7 @@ def pod(name: str, *, gpus: int = 0, cpus: int = 0, nics: int = 0) -> PodRequest
 
 
 def worded(pod: PodRequest) -> str:
-    """`2 GPUs, 1 NIC, 8 CPUs, 8 GiB`."""
+    """The amounts that a pod asks for, in words: `2 GPUs, 1 NIC, 8 CPUs, 8 GiB`."""
     asked = pod.containers[0].limits
     parts = [
         counted(asked.get(GPU, 0), "GPU"),
@@ -74,4 +77,5 @@ def worded(pod: PodRequest) -> str:
 
 
 def counted(amount: int, noun: str) -> str:
+    """An amount with its noun, singular or plural; empty for 0."""
     return f"{amount} {noun}{'' if amount == 1 else 's'}" if amount else ""

@@ -1,5 +1,5 @@
 """
-What the demo stands on: a NATS, the services, a machine, and the rules of its kubelet.
+What the demo runs on: a NATS, the services, a machine, and the rules of its kubelet.
 
 Whatever is there already is used: a NATS that was named, the machine of the environment, the GPUs of an NVIDIA driver.
 """
@@ -34,7 +34,7 @@ KUBELETS_NUMA_NODES = 8
 
 @asynccontextmanager
 async def hub(nats: str | None, scratch: Path) -> AsyncIterator[str]:
-    """The NATS to use."""
+    """The URL of the NATS to use: the one that was named, else a local server for as long as the context is open."""
     if nats is not None:
         yield nats
         return
@@ -45,8 +45,9 @@ async def hub(nats: str | None, scratch: Path) -> AsyncIterator[str]:
 @asynccontextmanager
 async def leaving_no_trace(bus: Bus, node: NodeName, ours: bool) -> AsyncIterator[None]:
     """
-    Afterwards the streams keep nothing of the demo's node, so that no registry shows it for good. `ours`: the node's
-    services run here, on streams that live on. What a node of this name said before the demo is left alone.
+    Deletes from the streams, when the context ends, what the demo's node said, so that no registry shows it for good.
+    `ours`: the node's services run here, on streams that live on. What a node of this name said before the demo is left
+    alone.
     """
     ours = ours and not await has_spoken(bus, node)
     try:
@@ -58,13 +59,13 @@ async def leaving_no_trace(bus: Bus, node: NodeName, ours: bool) -> AsyncIterato
 
 
 async def services(names: Sequence[str], environment: Mapping[str, str], *, task_status: TaskStatus[None]) -> None:
-    """Started when all of them serve. They hear of Ctrl-C first; that is the end of the demo too."""
+    """Runs these services; started when all of them serve. They end first on Ctrl-C: then this raises click.Abort."""
     await run_services(names, environment, ready=lambda _: task_status.started())
     raise click.Abort
 
 
 def settings(machine: str | None, node: NodeName, nats: str, plugins: Path, scratch: Path) -> dict[str, str]:
-    """What the services are told. A pod that has gone is noticed at once, because nobody waits for slow ones here."""
+    """The environment of the services. Its waits are short, so that a pod that has gone is noticed at once."""
     told = {
         "NODE": node,
         "NATS_URL": nats,
@@ -81,7 +82,10 @@ def settings(machine: str | None, node: NodeName, nats: str, plugins: Path, scra
 
 
 def rules(topology: Topology) -> AdmissionRules:
-    """The kubelet's: restricted, and memory managed where it is known and on no more NUMA nodes than a kubelet takes."""
+    """
+    The rules of the demo's kubelet: policy restricted, and memory managed where it is known and on no more NUMA nodes
+    than a kubelet takes.
+    """
     few = len(topology.nodes) <= KUBELETS_NUMA_NODES
     return AdmissionRules(
         policy=Policy.RESTRICTED,
@@ -110,5 +114,5 @@ def driver_has_gpus() -> bool:
 
 
 def known_memory(topology: Topology) -> bool:
-    """A pasted matrix does not tell how much memory there is."""
+    """Whether the memory of every NUMA node is known: a machine read from a matrix does not tell it."""
     return all(node.memory is not None for node in topology.nodes)

@@ -44,10 +44,12 @@ READ_ONLY = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """A mapping of a specification."""
+    """Base of every mapping in a CDI specification: JSON keys in camelCase, and no key for a field at its default."""
 
 
 class DeviceNode(Section, frozen=True, kw_only=True):
+    """A device node that a container gets: `deviceNodes` of the CDI specification."""
+
     path: str
     host_path: str = ""
     """Empty: `path`."""
@@ -55,19 +57,23 @@ class DeviceNode(Section, frozen=True, kw_only=True):
 
 
 class Mount(Section, frozen=True, kw_only=True):
+    """A bind mount of a file of the host into a container: `mounts` of the CDI specification."""
+
     host_path: str
     container_path: str
     options: tuple[str, ...] = ()
 
 
 class Hook(Section, frozen=True, kw_only=True):
+    """A program that the runtime starts while it creates a container: `hooks` of the CDI specification."""
+
     hook_name: str
     path: str
     args: tuple[str, ...] = ()
 
 
 class Edits(Section, frozen=True, kw_only=True):
-    """What is done to a container."""
+    """What the runtime changes in a container: `containerEdits` of the CDI specification."""
 
     env: tuple[str, ...] = ()
     device_nodes: tuple[DeviceNode, ...] = ()
@@ -79,12 +85,14 @@ NOTHING = Edits()
 
 
 class Device(Section, frozen=True, kw_only=True):
+    """One device that a container can name, and what the container gets with it: `devices` of the CDI specification."""
+
     name: str
     container_edits: Edits
 
 
 class Specification(Section, frozen=True, kw_only=True):
-    """One file."""
+    """One CDI specification file: all devices of one kind (`vendor/class`)."""
 
     cdi_version: str
     kind: str
@@ -109,12 +117,13 @@ EXTRAS = {
 
 
 def qualified(kind: str, name: str) -> str:
+    """The qualified name of a device: `k8s.device-plugin.nvidia.com/gpu=GPU-1` for kind `gpu` and name `GPU-1`."""
     return f"{VENDOR}/{kind}={name}"
 
 
 def annotation(prefix: str, devices: Sequence[str]) -> dict[str, str]:
     """
-    How a container names its devices to a runtime that reads annotations.
+    The annotation by which a container names its CDI devices (qualified names) to the runtime: one key and one value.
 
     The kubelet keeps one value per key, over all resources of a container: other devices have another key, and the same
     devices always the same.
@@ -131,8 +140,10 @@ def specifications(
     minors: Mapping[device_nodes.Instance, int],
 ) -> dict[str, Specification]:
     """
-    By class; none for a node without GPUs. `channels` are the IMEX channels, `minors` the numbers of the capabilities of
-    MIG instances. Raises ContainerUnready if containers would start with less than they need.
+    Makes the CDI specifications of a node, by class; none for a node without GPUs.
+
+    `channels` are the numbers of the IMEX channels, `minors` those of the capabilities of MIG instances. Raises
+    ContainerUnready if containers would start with less than they need.
 
     Extras that are not on this node are left out, as NVIDIA's device plugin does: one configuration is for many nodes.
     """
@@ -152,20 +163,21 @@ def specifications(
 
 
 def extras(configuration: Configuration) -> list[str]:
-    """The classes of what is asked for beside GPUs."""
+    """The extra classes that the configuration enables: some of `gdrcopy`, `gds`, `mofed`."""
     flags = configuration.flags
     asked = {"gdrcopy": flags.gdrcopy_enabled, "gds": flags.gds_enabled, "mofed": flags.mofed_enabled}
     return [name for name, wanted in asked.items() if wanted]
 
 
 def specification(kind: str, devices: Sequence[Device], edits: Edits = NOTHING) -> Specification:
+    """The specification of one class of devices; `edits` are made once in each container that has any of them."""
     return Specification(cdi_version=VERSION, kind=f"{VENDOR}/{kind}", devices=tuple(devices), container_edits=edits)
 
 
 def gpu_devices(topology: Topology, dev: Root, minors: Mapping[device_nodes.Instance, int]) -> list[Device]:
     """
-    All GPUs and MIG instances, by uuid and then all by index. One without known nodes, or with a name that no runtime
-    takes, is left out: it would spoil the others.
+    The CDI devices of all GPUs and MIG instances, first by uuid and then by index. One without known nodes, or with a
+    name that no runtime takes, is left out: it would spoil the others.
     """
     by_uuid: dict[str, tuple[str, ...]] = {}
     by_index: dict[str, tuple[str, ...]] = {}
@@ -182,19 +194,21 @@ def gpu_devices(topology: Topology, dev: Root, minors: Mapping[device_nodes.Inst
 
 
 def index_of(gpu: Gpu, instance: MigDevice | None) -> str | None:
-    """`2`, or `2:1` for a MIG instance, as NVIDIA's tools take them. None: not known."""
+    """The index by which NVIDIA's tools name a GPU (`2`) or a MIG instance (`2:1`); None: not known."""
     if instance is None:
         return str(gpu.index)
     return None if instance.index is None else f"{gpu.index}:{instance.index}"
 
 
 def devices_of(nodes: Mapping[str, Iterable[str]], dev: Root) -> list[Device]:
+    """One CDI device per name, with the device nodes at these paths; `dev` is the root that they have on the host."""
     return [
         Device(name=name, container_edits=Edits(device_nodes=edits_of(paths, dev))) for name, paths in nodes.items()
     ]
 
 
 def edits_of(paths: Iterable[str], dev: Root) -> tuple[DeviceNode, ...]:
+    """The device nodes at these paths, readable and writable, each with its path on the host where that differs."""
     hosts = ((path, dev.on_host(path)) for path in paths)
     return tuple(
         DeviceNode(path=path, host_path="" if host == path else host, permissions="rw") for path, host in hosts
@@ -203,7 +217,9 @@ def edits_of(paths: Iterable[str], dev: Root) -> tuple[DeviceNode, ...]:
 
 def driver_edits(configuration: Configuration, dev: Root) -> Edits:
     """
-    What every container with a GPU gets. NVIDIA_VISIBLE_DEVICES is made void, because images set it to `all`, which
+    What every container with a GPU gets: shared device nodes, driver libraries and hooks. Raises ContainerUnready.
+
+    NVIDIA_VISIBLE_DEVICES is made void, because images set it to `all`, which
     NVIDIA's runtime would obey on top of this.
     """
     root = driver_root(configuration.flags)
@@ -218,7 +234,9 @@ def driver_edits(configuration: Configuration, dev: Root) -> Edits:
 
 def hook_path(configuration: Configuration, root: Root) -> str:
     """
-    Of the host. Raises ContainerUnready where it can be seen that nothing is there: no container would start.
+    The path on the host of the program that NVIDIA's hooks run.
+
+    Raises ContainerUnready where it can be seen that nothing is there: no container would start.
 
     The root of a driver container is not where the host's programs are: then nothing can be seen.
     """
@@ -236,7 +254,11 @@ def hook_path(configuration: Configuration, root: Root) -> str:
 
 
 def hooks(path: str, driver: DriverFiles) -> tuple[Hook, ...]:
-    """The loader looks for libcuda.so.1, programs that were built without care for libcuda.so."""
+    """
+    The hooks that make the loader find the driver in a container: they add a link and update the loader's cache.
+
+    The loader searches for libcuda.so.1, and some programs for libcuda.so.
+    """
     program = os.path.basename(path)
     start = (program, "hook") if program == "nvidia-ctk" else (program,)
     return tuple(
@@ -249,6 +271,7 @@ def hooks(path: str, driver: DriverFiles) -> tuple[Hook, ...]:
 
 
 def extra_edits(extra: Extra, dev: Root, root: Root) -> Edits:
+    """The device nodes and mounts of an extra that are on this node; without any node where it is not there."""
     nodes = [path for pattern in extra.nodes for path in matching(dev, pattern)]
     return Edits(
         device_nodes=edits_of(nodes, dev),
@@ -257,10 +280,11 @@ def extra_edits(extra: Extra, dev: Root, root: Root) -> Edits:
 
 
 def matching(dev: Root, pattern: str) -> list[str]:
-    """The nodes below the root, by their paths in a container."""
+    """The device nodes that match a pattern (`*` in its last part), sorted, by their paths in a container."""
     directory, _, last = pattern.rpartition("/")
     return sorted(f"{directory}/{name}" for name in glob(last, root_dir=dev.below(directory)))
 
 
 def mounts(paths: Iterable[str], root: Root) -> tuple[Mount, ...]:
+    """A read-only bind mount for each path below the driver's root, at the same path in the container."""
     return tuple(Mount(host_path=root.on_host(path), container_path=path, options=READ_ONLY) for path in paths)

@@ -25,14 +25,17 @@ Stamp = tuple[int, int, int, int]
 
 
 class SpecificationFiles:
-    """The files of one directory that are ours."""
+    """Writes our CDI specification files in one directory, and checks that they stay as they were written."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._written: dict[Path, Stamp] = {}
 
     def put(self, specifications: Mapping[str, Specification]) -> bool:
-        """Writes those that are not there as they should be; whether there were any. Raises StateFault."""
+        """
+        Writes the specifications (by class) that are missing or differ; returns whether it wrote any. Raises
+        StateFault.
+        """
         self._written = {}
         changed = False
         for kind, specification in specifications.items():
@@ -50,7 +53,7 @@ class SpecificationFiles:
         return changed
 
     def in_place(self) -> bool:
-        """Whether nobody has touched them since."""
+        """Whether all files are unchanged since `put`."""
         try:
             return all(stamp(path) == written for path, written in self._written.items())
         except OSError:
@@ -82,11 +85,13 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def stamp(path: Path) -> Stamp:
+    """What changes when a file is written or replaced. Raises OSError."""
     found = path.lstat()
     return found.st_dev, found.st_ino, found.st_ctime_ns, found.st_size
 
 
 def remedy(error: OSError) -> str:
+    """What an operator can do about a specification that cannot be written."""
     if isinstance(error, FileNotFoundError):
         return "make the directory on the node; in a container, mount the host's at the same path"
     return "see whether the directory is writable and its disk not full, or set TOPOALIGN_CDI_DIR to another one"

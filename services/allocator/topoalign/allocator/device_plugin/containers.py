@@ -42,7 +42,7 @@ class Specified(NamedTuple):
 
 
 class Containers:
-    """What containers of this node are told, as the configuration has it now."""
+    """Prepares what containers of this node get with their devices, by the newest configuration."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Containers:
 
     def now(self, topology: Topology, resource: ResourceName) -> Teller:
         """
-        What tells the containers of one call, all by the same configuration.
+        Returns what answers one Allocate call: all its containers by the same configuration and the same hardware.
 
         Raises ContainerUnready or StateFault if containers could not use what they are told: nothing is to be allocated.
         """
@@ -81,7 +81,7 @@ class Containers:
             await either(partial(clock.sleep, POLL_SECONDS), partial(wait_for_hardware, allocator, topology))
 
     def poll(self, topology: Topology) -> str | None:
-        """Writes the CDI specifications that are missing or changed; returns why that failed, None if it did not."""
+        """Prepares everything again, also CDI specifications; returns why containers cannot get GPUs, None: they can."""
         self._specified = self._minors = None
         try:
             if any(has_gpus(topology, resource) for resource in topology.offers_of):
@@ -91,7 +91,7 @@ class Containers:
         return None
 
     def reason(self) -> str | None:
-        """Readiness: why no container can be given a GPU now."""
+        """Why no container can be given a GPU now, for /readyz; None: one can. It is the result of the last poll."""
         return self._reason
 
     def _teller(self, topology: Topology) -> Teller:
@@ -133,13 +133,13 @@ class Containers:
 
 
 async def wait_for_hardware(allocator: AllocatorPort, topology: Topology) -> None:
-    """Waits until the hardware is not as it was."""
+    """Waits until the allocator's hardware is another one than `topology`."""
     while allocator.state.hardware is topology:
         await allocator.wait_past(allocator.version)
 
 
 def has_gpus(topology: Topology, resource: ResourceName) -> bool:
-    """Whether what is offered as this resource is GPUs or parts of them: NICs need none of their preparations."""
+    """Whether a resource offers GPUs or parts of them: only these need what `Containers` prepares."""
     return any(
         topology.card_of(base) in topology.gpu_by_id
         for offer in topology.offers_of.get(resource, ())

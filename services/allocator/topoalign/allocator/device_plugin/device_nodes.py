@@ -30,11 +30,14 @@ Instance = tuple[int, int, int | None]
 
 
 def present(root: Root, paths: Iterable[str]) -> tuple[str, ...]:
+    """Those of the paths that are there below the root."""
     return tuple(path for path in paths if root.has(path))
 
 
 def part_of(topology: Topology, base: DeviceID) -> tuple[Gpu, MigDevice | None] | None:
-    """The GPU that something handed out is, or that it is an instance of; None for what is neither."""
+    """
+    The GPU, or GPU and MIG instance, that a device id without its share (`base`) names; None for any other device.
+    """
     gpu = topology.gpu_by_id.get(topology.card_of(base))
     if gpu is None or gpu.id == base:
         return None if gpu is None else (gpu, None)
@@ -42,7 +45,11 @@ def part_of(topology: Topology, base: DeviceID) -> tuple[Gpu, MigDevice | None] 
 
 
 def of_part(gpu: Gpu, instance: MigDevice | None, minors: Mapping[Instance, int]) -> tuple[str, ...]:
-    """Of a GPU, or of one instance of it. Raises ContainerUnready where the driver does not tell them."""
+    """
+    The paths of the device nodes of a GPU, or of one MIG instance: the GPU's, and those of two capabilities.
+
+    `minors` numbers the capabilities. Raises ContainerUnready where the driver does not tell a number.
+    """
     if gpu.minor is None:
         raise ContainerUnready(
             f"the driver does not tell the device node of {gpu.id}", "leave out passDeviceSpecs and the CDI strategies"
@@ -62,7 +69,10 @@ def of_part(gpu: Gpu, instance: MigDevice | None, minors: Mapping[Instance, int]
 
 
 def mig_minors(proc: Path) -> dict[Instance, int]:
-    """The numbers of all capabilities; none where there is no such driver."""
+    """
+    Reads the minor numbers of the capabilities of all MIG instances from /proc; empty where the driver has no such
+    file.
+    """
     try:
         with (proc / MINORS).open(encoding="ascii", errors="replace") as lines:
             text = lines.read(MOST_MINORS)
@@ -77,6 +87,7 @@ def mig_minors(proc: Path) -> dict[Instance, int]:
 
 
 def of_channel(channel: int) -> str:
+    """The path of the device node of an IMEX channel."""
     return f"/dev/nvidia-caps-imex-channels/channel{channel}"
 
 

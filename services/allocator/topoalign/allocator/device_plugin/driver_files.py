@@ -39,7 +39,7 @@ _CUDA = re.compile(r"libcuda\.so\.(\d+(?:\.\d+){1,2})")
 
 
 class DriverFiles(NamedTuple):
-    """By their paths below the driver's root, which are also those in a container."""
+    """The driver's user-space files, by their paths below the driver's root; they have the same paths in a container."""
 
     directory: str
     """Of the libraries."""
@@ -49,7 +49,7 @@ class DriverFiles(NamedTuple):
 
 
 def find(root: Root) -> DriverFiles:
-    """Raises ContainerUnready if there is no driver below the root, or more than one."""
+    """Finds the files of the one driver below the root. Raises ContainerUnready if there is none, or more than one."""
     for directory in LIBRARIES:
         here = root.below(directory)
         names = library_names(here)
@@ -74,7 +74,10 @@ def find(root: Root) -> DriverFiles:
 
 
 def library_names(directory: Path) -> list[str]:
-    """The names in it, in order. A host has thousands there: only those of the driver are checked one by one."""
+    """
+    The names in a directory, sorted; none where it cannot be read. A host has thousands there: only those of the driver
+    are checked one by one.
+    """
     try:
         return sorted(os.listdir(directory))
     except OSError:
@@ -82,6 +85,7 @@ def library_names(directory: Path) -> list[str]:
 
 
 def is_regular(path: Path) -> bool:
+    """Whether a regular file is at the path; links do not count."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except OSError:

@@ -30,7 +30,7 @@ from topoalign.kubelet.grpc.transport import Load
 
 
 class KubeletFront:
-    """All plugins of the node."""
+    """Runs one device plugin for each resource of the node, as resources come and go."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class KubeletFront:
         del self.plugins[plugin.resource]
 
     def reason(self) -> str | None:
-        """Why the kubelet cannot hand out this node's devices now; None if it can."""
+        """Why the kubelet cannot hand out this node's devices now, for /readyz; None: it can."""
         if not self.plugins:
             return "the node has no devices to offer yet"
         return next((plugin.reason for plugin in self.plugins.values() if plugin.reason is not None), None)
@@ -100,8 +100,9 @@ class KubeletFront:
 
 def resources(state: NodeState) -> set[ResourceName]:
     """
-    What there is to serve: what is offered, and what containers hold though it is offered no more. Nothing before the
-    hardware is known: what is held then looks as if it were all there is.
+    The resources to serve: those that are offered, and those that containers hold although they are offered no more.
+
+    Empty before the hardware is known: it cannot be told then what is offered beside what is held.
     """
     if state.topology is None:
         return set()

@@ -34,7 +34,7 @@ Shown = dict[ResourceName, set[DeviceID]]
 
 
 class Guard:
-    """Compares, again and again."""
+    """Asks the kubelet regularly what it can allocate, and passes it to each plugin, which compares it with its devices."""
 
     def __init__(self, socket: Path, clock: Clock, plugins: Callable[[], Iterable[Plugin]]) -> None:
         """`socket`: of the kubelet's PodResources. `plugins`: those that are served now."""
@@ -43,12 +43,16 @@ class Guard:
         """The kubelet that has said that it does not serve the list."""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Polls the kubelet every `GUARD_SECONDS`, until cancelled."""
         while True:
             await self._clock.sleep(GUARD_SECONDS)
             await self.poll()
 
     async def poll(self) -> None:
+        """
+        Asks the kubelet once, and has every plugin compare. A kubelet that is away, or does not answer within
+        `ANSWER_SECONDS`, changes nothing; one that does not serve the list is not asked again.
+        """
         kubelet = sockets.identity(self._socket)
         if kubelet is None or kubelet == self._unserved:
             return
@@ -66,7 +70,11 @@ class Guard:
 
 
 async def allocatable(channel: Channel) -> Shown | None:
-    """What the kubelet shows, by resource; None if it does not serve that list."""
+    """
+    Asks GetAllocatableResources: resource -> ids of its devices. None if the kubelet does not serve it.
+
+    Raises GRPCError for any other failure.
+    """
     try:
         answer = await v1.PodResourcesListerStub(channel).get_allocatable_resources(v1.AllocatableResourcesRequest())
     except GRPCError as error:

@@ -15,13 +15,15 @@ from topoalign.plugin_config.configuration import Flags
 
 
 class ContainerUnready(Unavailable):
-    """A container that got devices now would not find them, or not its driver: so it gets none, and it is said why."""
+    """
+    Raised where a container that got devices now would lack device nodes, driver files or hooks: so it gets none.
+    """
 
     code = "ContainerUnready"
 
 
 class Root(NamedTuple):
-    """A directory of the host below which paths are as below `/`."""
+    """A root directory on the host, and where this process sees it. Paths below it are given as if it were `/`."""
 
     host: str
     here: Path
@@ -31,7 +33,7 @@ class Root(NamedTuple):
         return os.path.join(self.host, path.lstrip("/"))
 
     def below(self, path: str) -> Path:
-        """Where this process sees it."""
+        """Where this process sees this absolute path below the root."""
         return self.here / path.lstrip("/")
 
     def has(self, path: str) -> bool:
@@ -40,14 +42,16 @@ class Root(NamedTuple):
 
 
 def driver_root(flags: Flags) -> Root:
-    """Of the driver's libraries: `nvidiaDriverRoot`, seen at `containerDriverRoot` where that is there."""
+    """The root of the driver's libraries: `nvidiaDriverRoot`, seen at `containerDriverRoot` where that is there."""
     mounted = Path(flags.plugin.container_driver_root)
     return Root(flags.nvidia_driver_root, mounted if os.path.isdir(mounted) else Path(flags.nvidia_driver_root))
 
 
 def dev_root(flags: Flags) -> Root:
     """
-    Of /dev/nvidia*: `nvidiaDevRoot`, else the driver's. Where none of these is mounted for us with a /dev in it our own
+    The root of /dev/nvidia*: `nvidiaDevRoot`, else the driver's.
+
+    Where none of these is mounted for us with a /dev in it our own
     /dev is searched, which is the host's in a privileged container (k8s-device-plugin v0.20.0, root.getDevRoot).
     """
     host = flags.nvidia_dev_root or flags.nvidia_driver_root

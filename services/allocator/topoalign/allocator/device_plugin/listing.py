@@ -37,7 +37,7 @@ class Encoded(NamedTuple):
 
 
 class Listing:
-    """What is said of a resource; the same object for as long as there is nothing new to say."""
+    """Makes the ListAndWatch responses of a resource; it is the same object again while nothing has changed."""
 
     def __init__(self, resource: ResourceName) -> None:
         self.resource = resource
@@ -45,7 +45,9 @@ class Listing:
         self._prepared: tuple[TopologyDiscovered | None, list[Encoded]] = (None, [])
 
     async def of(self, state: NodeState) -> "EncodedDevices":
-        """Lets others have their turn while it works: `state` may be an old one when this returns."""
+        """
+        The response for this state. It yields to other tasks while it works: `state` may be an old one when it returns.
+        """
         topology, devices = self._prepared
         if topology is not state.topology:
             devices = await prepared(state.hardware, self.resource)
@@ -69,8 +71,8 @@ class Listing:
 
 class EncodedDevices(v1beta1.ListAndWatchResponse):
     """
-    A response that is encoded already. It has no fields: a generated message that is subclassed elsewhere cannot look up
-    the types of its own, and all that is asked of this one is its bytes.
+    A ListAndWatchResponse that is encoded already. It has no fields: a generated message that is subclassed elsewhere cannot
+    resolve the types of its own, and only its bytes are used.
     """
 
     encoded: bytes
@@ -79,11 +81,12 @@ class EncodedDevices(v1beta1.ListAndWatchResponse):
         self.__dict__["encoded"] = encoded
 
     def SerializeToString(self) -> bytes:
+        """The bytes that were encoded before; betterproto2 calls this to send the message."""
         return self.encoded
 
 
 def shares_one_by_one(state: NodeState, resource: ResourceName, base: DeviceID) -> list[bytes]:
-    """The shares of a device where something is told of single ones."""
+    """The encoded shares of a device, where the health of single shares is known and may differ."""
     replicas, listed = state.hardware.offer_by_base[base].replicas, state.hardware.devices[resource]
     return [
         encoded(share, 1, HEALTHY if state.health_of(share).usable else UNHEALTHY, listed[share])
@@ -93,8 +96,8 @@ def shares_one_by_one(state: NodeState, resource: ResourceName, base: DeviceID) 
 
 def left_over(state: NodeState, resource: ResourceName) -> list[DeviceID]:
     """
-    What containers hold of a resource though it is offered no more: listed as unhealthy until it is released, so that the
-    kubelet counts it and gives it to nobody else.
+    The ids that containers hold of a resource although they are offered no more: listed as unhealthy until it is
+    released, so that the kubelet counts it and gives it to nobody else.
     """
     listed = state.hardware.devices.get(resource, {})
     held = {id for each in state.allocations.values() for id in each.devices.get(resource, ()) if id not in listed}
@@ -102,7 +105,7 @@ def left_over(state: NodeState, resource: ResourceName) -> list[DeviceID]:
 
 
 async def prepared(hardware: Topology, resource: ResourceName) -> list[Encoded]:
-    """The devices of a resource in the order in which they are offered."""
+    """The encoded devices of a resource, in the order in which they are offered. It yields to other tasks while it works."""
     listed = hardware.devices.get(resource, {})
     devices: list[Encoded] = []
     unpaused = 0
@@ -120,7 +123,8 @@ async def prepared(hardware: Topology, resource: ResourceName) -> list[Encoded]:
 
 def encoded(base: DeviceID, replicas: int, health: str, nodes: tuple[int, ...] | None) -> bytes:
     """
-    A device whole or in shares. One whose NUMA node is unknown (None) is listed without a topology: that is not node 0.
+    Encodes a device, whole (`replicas` 1) or in shares. One whose NUMA node is unknown (None) is listed without a topology,
+    because unknown is not node 0.
     """
     after = field(2, health.encode()) + (b"" if nodes is None else field(3, topology_info(nodes)))
     if replicas == 1:
@@ -137,4 +141,5 @@ def encoded(base: DeviceID, replicas: int, health: str, nodes: tuple[int, ...] |
 
 
 def topology_info(nodes: Iterable[int]) -> bytes:
+    """Encodes a TopologyInfo message with these NUMA nodes."""
     return b"".join(field(1, number_field(1, node)) for node in nodes)

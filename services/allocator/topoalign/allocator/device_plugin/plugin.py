@@ -37,7 +37,7 @@ JITTER: Jitter = SystemRandom().random
 
 
 class Plugin:
-    """Serves one resource."""
+    """Serves one resource to the kubelet: keeps the socket in place, the resource registered, and the stream open."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Plugin:
         """How many healthy devices the kubelet was told of and did not show."""
 
     async def run(self) -> None:
-        """Until cancelled, or no longer wanted."""
+        """Polls every `POLL_SECONDS` until cancelled or no longer `wanted`, then closes the socket."""
         try:
             while self.wanted:
                 self.settle(await self.poll() or self.missing_devices())
@@ -78,7 +78,7 @@ class Plugin:
             await self.stop()
 
     async def poll(self) -> str | None:
-        """Brings everything into place as far as it goes now; says what is missing."""
+        """Makes the socket if it is missing and registers if that is due; returns what is still missing, None: nothing."""
         if self._server is not None and not self._server.in_place:
             log.info("the socket has gone, made anew", socket=self.path.name)
             await self.stop()
@@ -93,7 +93,7 @@ class Plugin:
         return await self.poll_kubelet()
 
     async def poll_kubelet(self) -> str | None:
-        """Registers the resource if it is time to; says what is missing."""
+        """Registers with the kubelet if that is due; returns what is still missing, None: nothing."""
         kubelet, now = sockets.identity(self._directory / KUBELET_SOCKET), self._clock.monotonic()
         if kubelet is None:
             self._registration.apply(Event.KUBELET_AWAY, now)
@@ -108,7 +108,7 @@ class Plugin:
         return await self.register()
 
     async def register(self) -> str | None:
-        """Ends the former streams, then asks the kubelet once; says what is missing."""
+        """Ends the former streams, then registers once; returns why that failed, None: it did not."""
         await self.service.watches.end()
         if self.service.watches.open:
             await self.stop()
@@ -126,6 +126,8 @@ class Plugin:
 
     def listen(self, now: float) -> str | None:
         """
+        Judges the kubelet's stream after a registration; returns what is missing, None: nothing. `now`: monotonic seconds.
+
         A kubelet that ends its stream, or never opens one, has dropped the resource and will not dial again: only a new
         registration brings it back.
         """
@@ -147,8 +149,9 @@ class Plugin:
 
     def compare(self, shown: Collection[DeviceID]) -> None:
         """
-        Judges what the kubelet shows as allocatable of this resource. One that listens, was told of healthy devices and
-        shows none of them has lost us without knowing: only a new registration helps, and not at once if one did not.
+        Judges the devices of this resource that the kubelet shows as allocatable. One that listens, was told of healthy
+        devices and shows none of them has lost them: only a new registration helps, and not at once if the last one did
+        not.
         """
         visibility, now = self._registration.visibility, self._clock.monotonic()
         if not self.service.watch.open or not self._registration.is_registered:
@@ -171,7 +174,7 @@ class Plugin:
             self._registration.apply(Event.LOST, now)
 
     def settle(self, reason: str | None) -> None:
-        """Logs once per change of state, not once per poll."""
+        """Notes why the resource is not served (None: it is), and logs that once per change, not once per poll."""
         if reason != self.reason:
             self.reason = reason
             if reason is None:

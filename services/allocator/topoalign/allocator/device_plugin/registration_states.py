@@ -180,11 +180,14 @@ class DeviceVisibility:
         return self.current in (Visibility.UNSEEN, Visibility.LOST_UNSEEN)
 
     def hidden(self, now: float) -> Sign:
-        """What it means if the kubelet shows none of the devices now."""
+        """The sign that it is if the kubelet shows none of the devices at monotonic second `now`."""
         return Sign.HIDDEN_AGAIN if self.is_unseen and now >= self.again_at else Sign.HIDDEN
 
     def apply(self, sign: Sign, now: float) -> None:
-        """Raises KeyError for a sign that cannot follow: a defect of the caller."""
+        """
+        Moves to the state that follows from a sign at monotonic second `now`. Raises KeyError for one that cannot
+        follow.
+        """
         self.current = VISIBILITY_TRANSITIONS[self.current][sign]
         match sign:
             case Sign.SHOWN:
@@ -197,7 +200,7 @@ class DeviceVisibility:
 
 
 class Registration:
-    """Where the resource stands with the kubelet."""
+    """Tracks the registration of one resource: its state, its failures, and when the kubelet is asked next."""
 
     def __init__(self, jitter: Jitter) -> None:
         self.state = State.UNREGISTERED
@@ -215,7 +218,7 @@ class Registration:
 
     @property
     def is_registered(self) -> bool:
-        """Whether the kubelet knows the resource, as far as is known."""
+        """Whether the kubelet has accepted the registration and has not been seen to drop it."""
         return self.state is not State.UNREGISTERED
 
     def meet(self, kubelet: Identity, now: float) -> bool:
@@ -238,7 +241,11 @@ class Registration:
         return event
 
     def apply(self, event: Event, now: float) -> None:
-        """Raises KeyError for an event that cannot happen in this state: a defect of the caller."""
+        """
+        Moves to the state that follows from an event at monotonic second `now`, and sets counters and deadlines.
+
+        Raises KeyError for an event that cannot happen in this state: a defect of the caller.
+        """
         self.state = TRANSITIONS[self.state][event]
         match event:
             case Event.KUBELET_CHANGED:

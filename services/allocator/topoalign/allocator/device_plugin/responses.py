@@ -39,7 +39,7 @@ CDI = frozenset({"cdi-annotations", "cdi-cri"})
 
 
 class Part(NamedTuple):
-    """A GPU or one of its MIG instances, as a container is told of it."""
+    """A GPU or one of its MIG instances that a container gets, with the name that the container sees."""
 
     base: DeviceID
     name: str
@@ -49,7 +49,7 @@ class Part(NamedTuple):
 
 
 class Function(NamedTuple):
-    """A NIC or a virtual function, as a container is told of it."""
+    """A NIC or a virtual function that a container gets: its RDMA name, PCI address and verbs device."""
 
     name: str
     """Of its RDMA device; empty where it has none."""
@@ -58,7 +58,7 @@ class Function(NamedTuple):
 
 
 class Teller(NamedTuple):
-    """Tells containers of their devices by one configuration, as the host was at one moment."""
+    """Makes the answers to Allocate by one configuration and the state of the host at one moment."""
 
     configuration: Configuration = Configuration()
     dev: Root = Root("/", Path("/"))
@@ -72,7 +72,7 @@ class Teller(NamedTuple):
     """Of the capabilities of MIG instances."""
 
     def check(self, topology: Topology, resource: ResourceName, containers: Iterable[Iterable[DeviceID]]) -> None:
-        """Raises what `response` would, before anything is recorded; ids that are not offered are another's to refuse."""
+        """Raises what `response` would, before anything is recorded. Ids that are not offered are left to the allocator."""
         for devices in containers:
             self.response(topology, resource, [id for id in devices if base_of(id) in topology.offer_by_base])
 
@@ -80,7 +80,7 @@ class Teller(NamedTuple):
         self, topology: Topology, resource: ResourceName, devices: Iterable[DeviceID]
     ) -> v1beta1.ContainerAllocateResponse:
         """
-        For a container that holds these devices, in this order.
+        The answer for a container that holds these devices, in this order; a device is named once for all its shares.
 
         Raises ContainerUnready for a device that the node has no more, or that cannot be told in the configured way.
         """
@@ -103,6 +103,7 @@ class Teller(NamedTuple):
         return told
 
     def name_of(self, base: DeviceID, gpu: Gpu, instance: MigDevice | None) -> str:
+        """The uuid or the index of a device, as `deviceIDStrategy` says. Raises ContainerUnready for an unknown index."""
         if self.configuration.flags.plugin.device_id_strategy == "uuid":
             return base
         index = cdi.index_of(gpu, instance)
@@ -111,7 +112,11 @@ class Teller(NamedTuple):
         return index
 
     def tell_parts(self, told: v1beta1.ContainerAllocateResponse, parts: Sequence[Part]) -> None:
-        """Of several strategies each adds its own; of a list in a variable and one in mounts, the mounts are believed."""
+        """
+        Adds GPUs and MIG instances to an answer, in every way that `deviceListStrategy` names.
+
+        Where it names both `envvar` and `volume-mounts`, the variable points to the mounts.
+        """
         flags, ways = self.configuration.flags, frozenset(self.configuration.flags.plugin.device_list_strategy)
         names = [part.name for part in parts]
         if ways & CDI:
@@ -138,8 +143,13 @@ class Teller(NamedTuple):
     def tell_by_cdi(
         self, told: v1beta1.ContainerAllocateResponse, parts: Sequence[Part], ways: Collection[str]
     ) -> None:
+        """
+        Adds the CDI names of these parts, the IMEX channels and the extras to an answer, as annotations or in the CDI field.
+
+        Raises ContainerUnready for a part that the specification lacks, because its device nodes are not known.
+        """
         for part in parts:
-            device_nodes.of_part(part.gpu, part.instance, self.minors)  # else it is not in the specification
+            device_nodes.of_part(part.gpu, part.instance, self.minors)  # raises where the specification lacks it
         devices = [
             *(cdi.qualified(cdi.GPUS, part.name) for part in parts),
             *(cdi.qualified(cdi.CHANNELS, str(channel)) for channel in self.channels),
@@ -154,7 +164,10 @@ class Teller(NamedTuple):
 def tell_functions(
     told: v1beta1.ContainerAllocateResponse, resource: ResourceName, functions: Sequence[Function]
 ) -> None:
-    """The verbs devices, and the connection manager that they share; none for NICs of a described machine."""
+    """
+    Adds NICs and virtual functions to an answer: their names and PCI addresses as variables, their verbs devices and the
+    connection manager as device nodes. NICs of a described machine have no device nodes.
+    """
     if names := [function.name for function in functions if function.name]:
         told.envs[NICS_VARIABLE] = ",".join(names)
     if addresses := [function.pci for function in functions if function.pci is not None]:
@@ -164,7 +177,7 @@ def tell_functions(
 
 
 def function_of(topology: Topology, base: DeviceID) -> Function | None:
-    """The NIC or the virtual function that was handed out; None for what is neither."""
+    """The NIC or virtual function that a device id without its share (`base`) names; None for any other device."""
     nic: Nic | None = topology.nic_by_id.get(topology.card_of(base))
     if nic is None:
         return None
@@ -175,11 +188,12 @@ def function_of(topology: Topology, base: DeviceID) -> Function | None:
 
 
 def address_variable(resource: ResourceName) -> str:
-    """`PCIDEVICE_TOPOALIGN_IO_NIC` for topoalign.io/nic."""
+    """The variable of a resource's PCI addresses: `PCIDEVICE_TOPOALIGN_IO_NIC` for topoalign.io/nic."""
     return f"PCIDEVICE_{re.sub('[^A-Z0-9]', '_', resource.upper())}"
 
 
 def node(container_path: str, host_path: str) -> v1beta1.DeviceSpec:
+    """A device node of the host that the container may read and write at this path."""
     return v1beta1.DeviceSpec(container_path=container_path, host_path=host_path, permissions="rw")
 
 

@@ -50,15 +50,16 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
         return self.watches.kubelet
 
     def favours(self, connection: Connection) -> bool:
-        """Whether this connection is the kubelet's, as far as is known."""
+        """Whether this connection is the kubelet's, as far as is known: the server closes it last when it has too many."""
         return self.watches.favour(connection)
 
     async def get_device_plugin_options(self, message: v1beta1.Empty) -> v1beta1.DevicePluginOptions:
+        """Answers GetDevicePluginOptions. The kubelet asks it while it registers the plugin, so the caller is noted."""
         self.watches.dialled(caller())
         return OPTIONS
 
     async def list_and_watch(self, message: v1beta1.Empty) -> AsyncIterator[v1beta1.ListAndWatchResponse]:
-        """All devices, anew whenever one of them is not as it was."""
+        """Answers ListAndWatch: all devices of the resource at once, and again whenever one of them has changed."""
         with self.watches.opened(caller()) as watch:
             kubelet = watch is self.watch
             if kubelet:
@@ -79,6 +80,7 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
     async def get_preferred_allocation(
         self, message: v1beta1.PreferredAllocationRequest
     ) -> v1beta1.PreferredAllocationResponse:
+        """Answers GetPreferredAllocation, one preference per container. Raises InvalidField for too many containers."""
         check_containers(message.container_requests)
         return v1beta1.PreferredAllocationResponse(
             container_responses=[await self.preferred(request) for request in message.container_requests]
@@ -88,8 +90,10 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
         self, request: v1beta1.ContainerPreferredAllocationRequest
     ) -> v1beta1.ContainerPreferredAllocationResponse:
         """
-        An error here would fail the pod, and no preference only costs it the best links: the kubelet fills up itself. So
-        a device that was lost in between, or a question that cannot be meant, gets the empty answer.
+        The devices that are preferred for one container; empty where none can be named.
+
+        An error here would fail the pod, and no preference only costs it the best links: the kubelet chooses by itself
+        then. So a device that was lost in between, or an invalid question, gets the empty answer.
         """
         available = [DeviceID(device) for device in request.available_deviceIDs]
         must_include = [DeviceID(device) for device in request.must_include_deviceIDs]
@@ -101,7 +105,12 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
         return v1beta1.ContainerPreferredAllocationResponse(device_i_ds=list(devices))
 
     async def allocate(self, message: v1beta1.AllocateRequest) -> v1beta1.AllocateResponse:
-        """All containers of the request or none; what is answered is on disk. What could not be told is not recorded."""
+        """
+        Answers Allocate, for all containers of the request or none; what is answered is on disk before.
+
+        Raises ContainerUnready, before anything is recorded, where a container could not use the devices, and what
+        `AllocatorPort.allocate` raises.
+        """
         check_containers(message.container_requests)
         sets = [[DeviceID(device) for device in request.devices_ids] for request in message.container_requests]
         teller = self.containers.now(self.allocator.state.hardware, self.resource)
@@ -116,7 +125,10 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
         )
 
     async def pre_start_container(self, message: v1beta1.PreStartContainerRequest) -> v1beta1.PreStartContainerResponse:
-        """Learns who the owner is. If PodResources is silent the container starts all the same, and is bound later."""
+        """
+        Answers PreStartContainer after it has read the owner from PodResources. If that does not answer, the container
+        starts all the same, and its allocation is bound later.
+        """
         try:
             await self.allocator.reconcile()
         except Unavailable as error:
@@ -130,5 +142,6 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
 
 
 def check_containers(requests: Sequence[Any]) -> None:
+    """Raises InvalidField for a request with more containers than a pod can have."""
     if len(requests) > MOST_CONTAINERS:
         raise InvalidField("container_requests", f"{len(requests)} containers", f"a pod has at most {MOST_CONTAINERS}")

@@ -27,7 +27,7 @@ END_SECONDS = 1.0
 
 
 class Watch:
-    """One stream, as seen from outside of it."""
+    """The state of one ListAndWatch stream, for those who wait for it or end it."""
 
     def __init__(self, connection: Connection | None = None, likeness: tuple[bool, bool] = (False, False)) -> None:
         self.connection, self.likeness = connection, likeness
@@ -38,7 +38,7 @@ class Watch:
 
 
 class Watches:
-    """All streams of a resource."""
+    """The open ListAndWatch streams of a resource, and which of them is the kubelet's."""
 
     def __init__(self) -> None:
         self.kubelet = Watch()
@@ -52,7 +52,7 @@ class Watches:
 
     @property
     def open(self) -> bool:
-        """Whether any is."""
+        """Whether any stream is open."""
         return any(watch.open for watch in self._all())
 
     def _all(self) -> list[Watch]:
@@ -60,7 +60,7 @@ class Watches:
 
     @contextmanager
     def opened(self, connection: Connection | None) -> Iterator[Watch]:
-        """A stream that begins, until it ends. Raises GRPCError where there are too many."""
+        """Registers a stream for as long as the context is open. Raises GRPCError (RESOURCE_EXHAUSTED) for one too many."""
         process = connection is not None and connection.peer.pid == self._pid != 0
         watch = Watch(connection, (process, connection in self._dialled if connection is not None else False))
         if self._vacant or (self.kubelet.open and watch.likeness > self.kubelet.likeness):
@@ -80,13 +80,13 @@ class Watches:
             self._others.discard(watch)
 
     def dialled(self, connection: Connection | None) -> None:
-        """This peer asks for options, which the kubelet does while it registers us."""
+        """Notes that this peer has asked for the options, as the kubelet does while it registers a plugin."""
         if self._registering and connection is not None:
             self._dialled.add(connection)
 
     @contextmanager
     def registering(self, pid: int) -> Iterator[None]:
-        """While the kubelet, a process of this number (0: not known), is asked to register us."""
+        """Marks the time in which the kubelet, the process `pid` (0: not known), is asked to register the plugin."""
         self._pid, self._vacant, self._registering = pid, True, True
         self._dialled.clear()
         try:
@@ -101,7 +101,7 @@ class Watches:
         return dialling or listening or connection in self._dialled
 
     async def end(self) -> None:
-        """Ends all that are served, and waits until they have ended; not for ever, as their clients may be stuck."""
+        """Ends all open streams, and waits until they have ended, at most `END_SECONDS` because clients may hang."""
         for watch in self._all():
             watch.ending.set()
         with anyio.move_on_after(END_SECONDS):

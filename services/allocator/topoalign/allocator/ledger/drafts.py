@@ -18,7 +18,7 @@ from topoalign.core.model.ids import AllocationID, DeviceID, NodeName
 
 
 class Draft(Protocol):
-    """A fact that lacks only its place in the journal."""
+    """A fact without its place in the journal: called with node, epoch and seq, it returns the event."""
 
     def __call__(self, *, node: NodeName, epoch: int, seq: int) -> LedgerEvent: ...
 
@@ -40,11 +40,11 @@ class Observed(TypedDict, total=False):
 
 
 def unobserved(node: NodeName, epoch: int) -> UsageObserved:
-    """Before the first reading."""
+    """The `UsageObserved` from before the first reading of the kubelet: revision 0, and no container known."""
     return UsageObserved(node=node, epoch=epoch, revision=0, containers=(), containers_known=False)
 
 
 def deviation(allocation: Allocation, preferred: Sequence[DeviceID]) -> Draft:
-    """That the kubelet chose the devices of an allocation, and not those that were preferred."""
+    """The draft of `AllocationDeviated`: the kubelet took the devices of this allocation instead of the `preferred` ones."""
     allocated = tuple(device for devices in allocation.devices.values() for device in devices)
     return partial(AllocationDeviated, allocation=allocation.id, preferred=tuple(preferred), allocated=allocated)

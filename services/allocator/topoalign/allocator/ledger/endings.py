@@ -32,13 +32,13 @@ class Ending(NamedTuple):
 
 
 class Endings:
-    """The newest of them."""
+    """Remembers the `REMEMBERED` newest endings, for `explain`. They are lost with the process."""
 
     def __init__(self) -> None:
         self._ended: OrderedDict[AllocationID, Ending] = OrderedDict()
 
     def note(self, live: Mapping[AllocationID, Allocation], events: Sequence[LedgerEvent]) -> None:
-        """Takes in what these facts, recorded together, end of what was live before them."""
+        """Remembers each allocation out of `live` that these facts end; the facts were recorded together."""
         granted = [event.allocation for event in events if isinstance(event, AllocationGranted)]
         for event in events:
             if isinstance(event, AllocationReleased) and (gone := live.get(event.allocation)) is not None:
@@ -71,5 +71,5 @@ def names_of(allocation: Allocation) -> set[str]:
 
 
 def titled(owner: Owner | None) -> str:
-    """A container as logs, readiness and explanations name it."""
+    """The text that names a container in logs, readiness and explanations: `NAMESPACE/POD CONTAINER`."""
     return "a container not known yet" if owner is None else clean(f"{owner.namespace}/{owner.pod} {owner.container}")

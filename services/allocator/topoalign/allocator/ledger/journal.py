@@ -18,7 +18,15 @@ import structlog
 
 from topoalign.allocator.ledger import record
 from topoalign.allocator.ledger.record import VERSION, Header, encoded
-from topoalign.allocator.ledger.state_dir import UNUSABLE, faults, locked, sync_directory, usable
+from topoalign.allocator.ledger.state_dir import (
+    check_file,
+    faults,
+    locked,
+    no_link,
+    sync_directory,
+    usable,
+    write_whole,
+)
 from topoalign.core.model.errors import StateFault
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Entry
@@ -33,7 +41,7 @@ log = structlog.get_logger("topoalign.allocator.ledger.journal")
 
 
 class FileJournal:
-    """The journal in a directory. Made by `open_journal`, which holds the directory's lock while it is in use."""
+    """A node's journal as a file (`core.ports.Journal`); `open_journal` opens it and holds the directory's lock."""
 
     def __init__(self, directory: Path, node: NodeName) -> None:
         self.directory = directory
@@ -49,6 +57,7 @@ class FileJournal:
 
     @property
     def doubt(self) -> str | None:
+        """Why the record is unconfirmed; None: it is confirmed."""
         return self._unconfirmed
 
     @property
@@ -58,6 +67,7 @@ class FileJournal:
         return [path for _, path in sorted((int(number), path) for number, path in numbered if number.isdecimal())]
 
     def load(self) -> list[Entry]:
+        """Reads the entries that can be trusted; makes a missing journal, recovers a damaged one. Raises StateFault."""
         content, found = self.read()
         if content is None and found.damage is None:
             self.rewrite([])
@@ -78,7 +88,7 @@ class FileJournal:
         return [line.entry for line in found.lines]
 
     def read(self) -> tuple[bytes | None, record.Record]:
-        """What the file holds, None if there is none, and what that says. Raises StateFault if it may not be read."""
+        """The bytes of the file, None if there is none, and the record in them. Raises StateFault if it may not be read."""
         published = self.published()
         try:
             with open(self.path, "rb", opener=no_link) as file:
@@ -94,7 +104,7 @@ class FileJournal:
         return content, record.read(content, self.node, published)
 
     def recover(self, found: record.Record, there: bool) -> None:
-        """Begins anew with what can be trusted, and says so."""
+        """Sets a damaged file aside (`there`: there is one), begins a new one with what can be trusted, and logs that."""
         with faults(self.path, "set the damaged journal aside"):
             kept = self.put_aside() if there else None
             self.replace(self._lines)
@@ -107,7 +117,7 @@ class FileJournal:
         )
 
     def put_aside(self) -> Path:
-        """A second name for the file as it is; it is there before the first comes to mean another. Raises OSError."""
+        """Gives the file a second name, on disk before the first one means another file. Raises OSError."""
         before = self.set_aside
         if before and before[-1].samefile(self.path):
             return before[-1]  # a former start came no further than this
@@ -120,6 +130,7 @@ class FileJournal:
         return name
 
     def trust(self) -> None:
+        """Confirms the record, and takes the reason out of the header. Raises StateFault, and then it stays unconfirmed."""
         unconfirmed, self._unconfirmed = self._unconfirmed, None
         try:
             with faults(self.path, "rewrite the journal"):
@@ -129,6 +140,7 @@ class FileJournal:
             raise
 
     def append(self, entry: Entry) -> None:
+        """Writes one entry and syncs it. Raises StateFault, and then the entry is not in the journal."""
         line = encoded(entry)
         with faults(self.path, "write the journal"):
             if self._suspect or not self.in_place:
@@ -143,12 +155,14 @@ class FileJournal:
         self._size += len(line)
 
     def rewrite(self, entries: Sequence[Entry]) -> None:
+        """Replaces all entries by these, at once or not at all. Raises StateFault."""
         lines = [encoded(entry) for entry in entries]
         with faults(self.path, "rewrite the journal"):
             self.replace(lines)
         self._lines = lines
 
     def published(self) -> tuple[int, int] | None:
+        """(epoch, seq) of the newest fact that the bus has, as marked; None: there is no mark that can be read."""
         try:
             epoch, seq = (self.directory / "published").read_text().split()
             return int(epoch), int(seq)
@@ -157,8 +171,8 @@ class FileJournal:
 
     def mark_published(self, epoch: int, seq: int) -> None:
         """
-        Written in its place and always as long, so that a sector of the disk has it whole or not at all: to put a new file
-        in place of the old one at each fact would keep the event loop for most of a millisecond each time.
+        Marks this fact as published; never raises. The mark is written in place and has a fixed length, so that a sector of
+        the disk has all of it or none: a new file for each fact would block the event loop for most of a millisecond.
         """
         with suppress(OSError):
             mark = os.open(self.directory / "published", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -168,12 +182,14 @@ class FileJournal:
                 os.close(mark)
 
     def close(self) -> None:
+        """Closes the file; the next append opens it again."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
     @property
     def file(self) -> int:
+        """The descriptor of the journal, opened where it is not. Raises OSError."""
         if self._file is None:
             self.open()
         assert self._file is not None
@@ -181,23 +197,22 @@ class FileJournal:
 
     @property
     def in_place(self) -> bool:
-        """Whether the open file is the journal still: somebody may have deleted it, or put another there."""
+        """Whether the open file is still the journal: it may have been deleted or replaced from outside. Raises OSError."""
         with suppress(FileNotFoundError):
             return os.path.samestat(os.fstat(self.file), os.lstat(self.path))
         return False
 
     def open(self) -> None:
+        """Opens the journal to append to it. Raises OSError, also for a symbolic link."""
         self.close()
         self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
         self._size = os.fstat(self._file).st_size
 
     def replace(self, lines: Sequence[bytes]) -> None:
         """
-        Writes a new file beside the old one and puts it in its place: at any moment one of the two is whole.
-
-        Where the new one cannot be written the old one serves as before: a disk without room for both may have some for one
-        more line. Where this fails later, the next append begins with it anew, because the open file may be the one that was
-        replaced.
+        Writes a new file beside the old one and renames it over that: at any moment one of the two is whole. Raises OSError.
+        Where the new one cannot be written the old one stays in use: a disk without room for both may have some for one
+        more line. Where a later step fails, the next append repeats this, because the open file may be the replaced one.
         """
         header = encoded(Header(version=VERSION, node=self.node, doubt=self._unconfirmed or ""))
         beside = self.directory / "journal.new"
@@ -220,7 +235,7 @@ class FileJournal:
         self._suspect = False
 
     def undo(self) -> None:
-        """After a failed append the file is cut back; whether the disk agrees is unknown until it is written anew."""
+        """Cuts the file back after a failed append; the next append rewrites it, as the disk may not have followed."""
         self._suspect = True
         try:
             self.cut(self._size)
@@ -228,6 +243,7 @@ class FileJournal:
             self.close()
 
     def cut(self, size: int) -> None:
+        """Truncates the journal to so many bytes, and syncs that. Raises OSError."""
         os.ftruncate(self.file, size)
         os.fsync(self.file)
         self._size = size
@@ -242,29 +258,34 @@ class MemoryJournal:
         self._published: tuple[int, int] | None = (0, 0)
 
     def load(self) -> list[Entry]:
+        """All entries, oldest first."""
         return list(self._entries)
 
     def trust(self) -> None:
+        """Confirms the record."""
         self.doubt = None
 
     def append(self, entry: Entry) -> None:
+        """Adds an entry."""
         self._entries.append(entry)
 
     def rewrite(self, entries: Sequence[Entry]) -> None:
+        """Replaces all entries by these."""
         self._entries = list(entries)
 
     def published(self) -> tuple[int, int] | None:
+        """(epoch, seq) of the newest fact that the bus has; (0, 0) at first."""
         return self._published
 
     def mark_published(self, epoch: int, seq: int) -> None:
+        """Marks this fact as published."""
         self._published = (epoch, seq)
 
 
 @contextmanager
 def open_journal(directory: Path, node: NodeName) -> Iterator[FileJournal]:
     """
-    The journal of a state directory, which is made if it is missing and locked while the context is open.
-
+    Opens the journal of a state directory, which is made if it is missing and locked while the context is open.
     Raises StateFault if another process has it (naming its pid), InvalidField if the directory or the journal in it cannot
     be used as they are.
     """
@@ -276,23 +297,3 @@ def open_journal(directory: Path, node: NodeName) -> Iterator[FileJournal]:
             yield journal
         finally:
             journal.close()
-
-
-def check_file(path: Path) -> None:
-    """Raises StateFault if a journal is there that may not be read and written."""
-    with faults(path, "open the journal"):
-        try:
-            os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
-        except OSError as error:
-            if error.errno in UNUSABLE:
-                raise
-
-
-def no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
-
-
-def write_whole(file: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(file, view) :]

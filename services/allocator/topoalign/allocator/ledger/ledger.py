@@ -127,7 +127,7 @@ class Ledger:
         return self.state.topology.machine if self.state.topology is not None else ""
 
     def hear(self, event: TopologyDiscovered | DeviceHealthChanged | UsageObserved) -> None:
-        """Takes in what is read anew at every start, and therefore not journaled."""
+        """Takes in a reading of hardware, health or usage. It is read anew at every start, and therefore not journaled."""
         had, state = self.state, self.state.apply(event)
         if state.topology is not had.topology or state.health is not had.health or state.usage is not had.usage:
             self._move(state)
@@ -150,11 +150,11 @@ class Ledger:
         self._move(self.state)
 
     def next_id(self, ahead: int = 0) -> AllocationID:
-        """A name that no allocation of this node had before, for the next grant or one so many further on."""
+        """An id that no allocation of this node had before: for the next grant, or for one `ahead` grants further on."""
         return AllocationID(f"{self._epoch:x}-{self.state.seq + 1 + ahead}")
 
     def named(self, allocation: Allocation, ahead: int = 0) -> Allocation:
-        """The same as it can be granted now: under the next id, in this boot, on this machine."""
+        """The same allocation as it can be granted now: with the next id, this boot and this machine."""
         return msgspec.structs.replace(allocation, id=self.next_id(ahead), boot=self.boot, machine=self.machine)
 
     def grant(
@@ -166,8 +166,9 @@ class Ledger:
         preferred: Mapping[AllocationID, Sequence[DeviceID]] = {},
     ) -> None:
         """
-        Records allocations, all or none; with them the release of those whose place they take, as superseded unless there is
-        another reason, and for each one that the kubelet chose otherwise than was preferred, what was preferred.
+        Records allocations, all or none, in one entry of the journal. Raises StateFault. With them it records the
+        release of those whose place they take, as superseded unless there is another reason, and for each one that the
+        kubelet chose otherwise than was preferred, what was preferred.
         """
         gone = [
             partial(AllocationReleased, allocation=name, reason=reasons.get(name, "superseded")) for name in instead_of
@@ -177,7 +178,7 @@ class Ledger:
         self._record(*gone, *granted, *deviated)
 
     def bind(self, bindings: Sequence[Binding]) -> None:
-        """Records who holds these allocations, in this boot of the node."""
+        """Records who holds these allocations, in this boot of the node. Raises StateFault."""
         self._record(*(partial(AllocationBound, boot=self.boot, **each._asdict()) for each in bindings))
 
     def release(self, allocations: Sequence[AllocationID], reason: str) -> None:
@@ -191,7 +192,7 @@ class Ledger:
         self._record(*(partial(AllocationReleased, allocation=name, reason=reason) for name in allocations))
 
     def refuse(self, pod: PodRequest, refusal: Refusal) -> None:
-        """Records that a pod was refused."""
+        """Records that a pod was refused, and why. Raises StateFault."""
         self._record(
             partial(
                 AllocationRefused,
@@ -207,9 +208,8 @@ class Ledger:
 
     def announce(self) -> tuple[int, int]:
         """
-        Says all live allocations anew, shortens the journal to that, and returns the snapshot's (epoch, seq).
-
-        Many may ask at once, as when the bus comes back: what was said a moment ago is not said again.
+        Records a snapshot of all live allocations, shortens the journal to it, and returns its (epoch, seq). Raises
+        StateFault. Many may ask at once, as when the bus comes back: one of `SAID_SECONDS` ago is not repeated.
         """
         just_now = self._clock.monotonic() - SAID_SECONDS
         if self._announced is None or self._announced[:2] != self._place or self._announced[2] <= just_now:
@@ -219,7 +219,7 @@ class Ledger:
         return self._place
 
     def published(self, event: LedgerEvent) -> None:
-        """The bus has this fact, the oldest of `pending`."""
+        """Removes this fact from `pending`, if it is the oldest there: the bus has it."""
         if self.pending and self.pending[0][0] is event:
             self.pending.popleft()
             self._journal.mark_published(event.epoch, event.seq)

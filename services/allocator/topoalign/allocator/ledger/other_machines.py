@@ -27,8 +27,9 @@ def of_other_machines(ledger: Ledger) -> dict[AllocationID, str]:
 
 def release_other_machines(ledger: Ledger) -> None:
     """
-    Releases what was given on a described machine that the node does not play any more, with a line in the log. An
-    allocation of before this was recorded stays: on which machine it was given is not known.
+    Releases the allocations of a described machine that the node does not play any more, and logs that.
+
+    An allocation recorded by a version that did not record the machine stays.
     """
     others = of_other_machines(ledger)
     if not others or ledger.state.topology is None:

@@ -27,7 +27,7 @@ log = structlog.get_logger("topoalign.allocator.ledger.outbox")
 
 
 class Outbox:
-    """Publishes the ledger's pending facts."""
+    """Publishes the ledger's pending facts to the bus, oldest first, one at a time."""
 
     def __init__(self, ledger: Ledger, bus: Bus, clock: Clock) -> None:
         self._ledger, self._bus, self._clock = ledger, bus, clock
@@ -38,7 +38,7 @@ class Outbox:
         """The fact of the message that is due."""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Publishes until cancelled, and retries while the bus is away."""
         await self.publisher.run()
 
     async def watch(self) -> None:
@@ -57,7 +57,7 @@ class Outbox:
                 self.notice(await self._bus.last_position(Stream.ALLOCATIONS, subject))
 
     def due(self) -> Sequence[Message]:
-        """The message of the oldest pending fact. A fact that is too large for the bus is skipped."""
+        """The message to publish next: that of the oldest pending fact. A fact that is too large for the bus is skipped."""
         while self._ledger.pending:
             self._oldest, time = self._ledger.pending[0]
             message = wire.encode(self._oldest, time)
@@ -69,18 +69,18 @@ class Outbox:
         return []
 
     def confirm(self, message: Message, position: int) -> None:
-        """The bus has the oldest fact, at this position."""
+        """Removes the oldest fact from `pending`: the bus has stored it at this position of the stream."""
         if self._oldest is not None:
             self._ledger.published(self._oldest)
         self.notice(position)
 
     async def wait(self) -> None:
-        """Until the ledger has something to publish, or has recorded something more."""
+        """Waits until the ledger has a fact to publish, or has recorded something more."""
         if not self._ledger.pending:
             await self._ledger.wait_past(self._ledger.version)
 
     def notice(self, position: int) -> None:
-        """A stream whose positions go back has lost what it held: everything live is said anew."""
+        """Takes note of a stream position. One below the last has lost what it held: everything live is announced anew."""
         if position < self._position:
             log.warning("the allocation stream went back", had=self._position, got=position)
             self._position = position
@@ -88,6 +88,6 @@ class Outbox:
         self._position = max(position, self._position)
 
     def announce(self) -> None:
-        """Says all live allocations anew, where the disk allows."""
+        """Publishes a snapshot of all live allocations; nothing where the disk refuses it."""
         with suppress(StateFault):  # the ledger has said so; the next fact that is lost brings this here again
             self._ledger.announce()

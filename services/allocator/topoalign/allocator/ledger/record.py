@@ -49,7 +49,7 @@ class Line(NamedTuple):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """What a journal says."""
+    """What `read` finds in a journal."""
 
     lines: Sequence[Line] = ()
     """What can be trusted: all, or lines with a snapshot among them, or none."""
@@ -58,7 +58,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     damage: str | None = None
     """What is not as it was written."""
     unconfirmed: str | None = None
-    """Why something may have been given that is not in `lines`."""
+    """Why the record is unconfirmed: something may have been given that is not in `lines`. None: it is confirmed."""
 
 
 T = TypeVar("T")
@@ -68,12 +68,17 @@ _entries = msgspec.json.Decoder(Entry)
 
 
 def encoded(record: Entry | Header) -> bytes:
+    """The line for a header or an entry: CRC-32 in hexadecimal, a blank, JSON, a line feed."""
     payload = msgspec.json.encode(record)
     return b"%08x %s\n" % (crc32(payload), payload)
 
 
 def read(content: bytes, node: NodeName, published: Place | None) -> Record:
-    """What a journal of this node says. `published`: up to where the bus has its facts, as far as that is known."""
+    """
+    Reads the bytes of a journal of this node: what can be trusted of it, and what is damaged. Never raises.
+
+    `published`: the newest fact that the bus has; None: not known. A journal that ends before it has lost facts.
+    """
     whole, _, unfinished = content.rpartition(b"\n")
     if not whole:
         return lost("it has no header" if content else "it is empty")
@@ -104,12 +109,12 @@ def read(content: bytes, node: NodeName, published: Place | None) -> Record:
 
 
 def lost(damage: str) -> Record:
-    """A journal of which nothing can be trusted."""
+    """The record of a journal of which nothing can be trusted, for this reason."""
     return Record(damage=damage, unconfirmed=damage)
 
 
 def runs_of(lines: Sequence[bytes], node: NodeName) -> tuple[list[list[Line]], list[str]]:
-    """The lines that are whole, parted where one is damaged or missing; and what is wrong there."""
+    """The lines that are whole, as one list for each run without a gap or damage; and what is wrong between the runs."""
     runs: list[list[Line]] = [[]]
     damages: list[str] = []
     for number, line in enumerate(lines, 2):
@@ -127,7 +132,7 @@ def runs_of(lines: Sequence[bytes], node: NodeName) -> tuple[list[list[Line]], l
 
 
 def ending(run: Sequence[Line], published: Place | None) -> list[str]:
-    """What can be told to be missing where a journal ends with these lines."""
+    """What is missing at the end of a journal whose last run is this; empty: nothing, as far as can be told."""
     said = facts(run)
     if said and not has_snapshot(run) and said[0].seq != 1:
         return ["the snapshot at its end is missing"]
@@ -137,7 +142,7 @@ def ending(run: Sequence[Line], published: Place | None) -> list[str]:
 
 
 def entry_of(number: int, line: bytes, node: NodeName) -> Entry:
-    """Raises Undecodable, also for facts of another node."""
+    """Decodes line `number` (from 1). Raises Undecodable, also for facts of another node."""
     entry = decoded(f"line {number}", line, _entries)
     for event in entry.events:
         if event.node != node:
@@ -146,7 +151,7 @@ def entry_of(number: int, line: bytes, node: NodeName) -> Entry:
 
 
 def decoded(what: str, line: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
-    """Raises Undecodable."""
+    """Checks a line against its checksum and decodes its JSON. `what` names it in the error. Raises Undecodable."""
     if not is_whole(line):
         raise Undecodable(what, "it does not match its checksum")
     try:
@@ -156,26 +161,30 @@ def decoded(what: str, line: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
 
 
 def is_whole(line: bytes) -> bool:
+    """Whether a line (without its line feed) matches its checksum."""
     checksum, _, payload = line.partition(b" ")
     return checksum == b"%08x" % crc32(payload)
 
 
 def facts(lines: Sequence[Line]) -> list[LedgerEvent]:
+    """The facts of all these lines, in order."""
     return [event for line in lines for event in line.entry.events]
 
 
 def has_snapshot(lines: Sequence[Line]) -> bool:
+    """Whether a snapshot of all allocations is among the facts of these lines."""
     return any(isinstance(event, AllocationsSnapshot) for event in facts(lines))
 
 
 def follows(before: LedgerEvent, event: LedgerEvent) -> bool:
-    """Whether nothing is missing between these two: an epoch begins with a snapshot."""
+    """Whether no fact is missing between these two: seq counts up by one, and an epoch begins with a snapshot."""
     if event.epoch == before.epoch:
         return event.seq == before.seq + 1
     return event.epoch > before.epoch and isinstance(event, AllocationsSnapshot)
 
 
 def place(event: LedgerEvent) -> Place:
+    """Epoch and seq of a fact; greater for a later one."""
     return event.epoch, event.seq
 
 
@@ -183,7 +192,8 @@ def unpublished(
     events: Sequence[tuple[LedgerEvent, float]], published: tuple[int, int] | None, newest: int
 ) -> Sequence[tuple[LedgerEvent, float]]:
     """
-    What the bus has not heard: all after the fact that it heard last, or all, if that one is no longer in the journal.
+    The facts, with their times, that the bus does not have: all after the newest published one; all, if the journal has
+    that one no longer. `newest` is the index of the newest snapshot.
 
     Where it is not known what the bus has heard, the newest snapshot stands for everything before it: to say old facts
     again, after newer ones, would be worse than to leave some of them out.

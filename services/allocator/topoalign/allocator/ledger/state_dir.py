@@ -37,7 +37,7 @@ PID = 20
 
 
 class StateInUse(StateFault):
-    """Another process has the directory."""
+    """Raised where another process has the lock of the state directory."""
 
     code = "StateInUse"
 
@@ -83,6 +83,7 @@ def check(directory: Path) -> None:
 
 
 def take_lock(lock: int, directory: Path) -> None:
+    """Takes the lock on an open lock file and writes this pid into it. Raises StateInUse with the pid of the holder."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -111,11 +112,34 @@ def is_in_use(directory: Path) -> bool:
 
 
 def sync_directory(directory: Path) -> None:
+    """Syncs a directory, so that names made or replaced in it are on disk. Raises OSError."""
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def check_file(path: Path) -> None:
+    """Raises StateFault if there is a journal that this process may not read and write."""
+    with faults(path, "open the journal"):
+        try:
+            os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
+        except OSError as error:
+            if error.errno in UNUSABLE:
+                raise
+
+
+def no_link(path: str, flags: int) -> int:
+    """An opener for `open` that refuses a symbolic link with ELOOP."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def write_whole(file: int, data: bytes) -> None:
+    """Writes all of the data to an open file, also where one write takes only a part of it. Raises OSError."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
 
 
 @contextmanager
@@ -130,7 +154,7 @@ def faults(path: Path, deed: str) -> Iterator[None]:
 
 @contextmanager
 def usable() -> Iterator[None]:
-    """A directory that cannot be used is a wrong setting: InvalidField about it, before anything is begun."""
+    """Turns a StateFault into an InvalidField about the setting: a directory that cannot be used is a wrong setting."""
     try:
         yield
     except StateFault as fault:

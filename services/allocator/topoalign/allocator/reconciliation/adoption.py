@@ -1,4 +1,4 @@
-"""What is in no record and is taken in: containers that the kubelet shows, and those that were displaced and run on."""
+"""Finds allocations that no record has: of containers that the kubelet shows, and of displaced ones that run on."""
 
 from collections.abc import Collection, Sequence
 
@@ -19,8 +19,10 @@ def unrecorded(
     ledger: Ledger, listing: Listing, contradicted: Sequence[Allocation], late: Collection[str]
 ) -> list[Allocation]:
     """
-    Containers that the kubelet shows with devices of ours which no record holds: they were there before us, or were
-    released too early. Of contradicted records also what an init container may still have, which is shown nowhere: what
+    Makes allocations for containers that the kubelet shows with devices of ours which no record holds: they were there
+    before this allocator, or were released too early.
+
+    Of contradicted records also what an init container may still have, which is shown nowhere: what
     the kubelet's checkpoint has of them, or all where it cannot be read. Of the pods `late` (UIDs), and of all while the
     record is unconfirmed, what the checkpoint has given to containers not shown.
     """
@@ -65,8 +67,8 @@ def returned(
     ledger: Ledger, ended: Sequence[Allocation], listing: Listing | None, granted: Sequence[Allocation] = ()
 ) -> list[Allocation]:
     """
-    The allocations of containers that these displaced and that run on, as far as nobody else has their devices: to be
-    granted in the place of those that have ended, behind what is `granted` there already.
+    Makes allocations for containers that the `ended` ones displaced and that run on, as far as nobody else has their
+    devices. They are to be granted in the place of the ended ones, after those that are `granted` there already.
     """
     state = without(ledger.state, ended)
     for each in granted:
@@ -96,7 +98,7 @@ def returned(
 
 
 def without(state: NodeState, allocations: Sequence[Allocation]) -> NodeState:
-    """The state if these were not live, as far as devices go."""
+    """The state as if these allocations were not live, as far as devices go."""
     names = {each.id for each in allocations}
     others = {name: held for name, held in state.allocations.items() if name not in names}
     return msgspec.structs.replace(state, allocations=others)
@@ -105,7 +107,7 @@ def without(state: NodeState, allocations: Sequence[Allocation]) -> NodeState:
 def of_devices(
     state: NodeState, displaced: Sequence[Displaced], devices: Collection[DeviceID]
 ) -> tuple[Displaced, ...]:
-    """Those that have one of these devices, a part of one, or what one is a part of."""
+    """Those of the displaced that have one of these devices, a part of one, or what one is a part of."""
     wanted, holding = state.ownership.set_of(devices), state.ownership.holding
     return tuple(
         each for each in displaced if any(wanted.overlaps(holding(d)) for ids in each.devices.values() for d in ids)
@@ -113,6 +115,6 @@ def of_devices(
 
 
 def ordered(state: NodeState, resource: ResourceName, devices: frozenset[DeviceID]) -> tuple[DeviceID, ...]:
-    """Those that are ours, in the hardware's order."""
+    """Those of the devices that this allocator keeps the record of (`is_ours`), in the hardware's order."""
     hardware = state.hardware
     return in_order(hardware, resource, (device for device in devices if is_ours(hardware, resource, device)))

@@ -1,4 +1,4 @@
-"""The hardware's order of what is handed out: a container sees its devices in it, however the kubelet named them."""
+"""Sorts devices in the hardware's order: a container sees them in it, in whatever order the kubelet named them."""
 
 from collections.abc import Iterable, Mapping
 
@@ -10,12 +10,15 @@ Places = Mapping[ResourceName, Mapping[DeviceID, int]]
 
 
 def in_order(hardware: Topology, resource: ResourceName, devices: Iterable[DeviceID]) -> tuple[DeviceID, ...]:
-    """Sorted; what is not listed under the resource comes last, by name."""
+    """The devices in the order in which the resource offers them; those that it does not offer come last, by name."""
     places = places_of(hardware).get(resource, {})
     return tuple(sorted(devices, key=lambda device: (places.get(device, len(places)), device)))
 
 
 @made_once
 def places_of(hardware: Topology) -> Places:
-    """The place of each device in its resource. Counted once: there may be 17,500 shares, and an Allocate names four."""
+    """
+    Resource -> device -> its index there. Made once per topology: it may have 17,500 shares, and an Allocate names
+    four.
+    """
     return {name: {device: at for at, device in enumerate(ids)} for name, ids in hardware.devices.items()}

@@ -19,7 +19,7 @@ log = structlog.get_logger("topoalign.allocator.reconciliation.displacement")
 
 
 def touching(ownership: Ownership, record: Allocation, devices: Iterable[DeviceID]) -> list[Place]:
-    """What a record has that is one of these devices, a part of one, or what one is a part of."""
+    """The devices of a record that overlap these: the same ones, parts of them, or what they are parts of."""
     wanted = ownership.set_of(devices)
     return [(resource, device) for resource, device in places(record) if wanted.overlaps(ownership.holding(device))]
 
@@ -31,7 +31,10 @@ def displaced_by(
     asked: Collection[DeviceID],
     listing: Listing | None,
 ) -> tuple[Displaced, ...]:
-    """Of the records that make way for a set of devices: whose containers, and those whom they displaced, may run on."""
+    """
+    The containers that may run on although the devices `asked` are given to another one: those of the `records` that make
+    way, and those that these records had displaced before.
+    """
     found: list[Displaced] = []
     for record in records:
         if listing is not None and record.owner is not None and liveness.is_displaced(record, listing, ledger.boot):
@@ -55,7 +58,7 @@ def tell_displaced(granted: Iterable[Allocation]) -> None:
 
 
 def devices_displaced_by(records: Collection[Allocation]) -> frozenset[DeviceID]:
-    """The devices of containers whom these records displaced: those run on when a record itself is over."""
+    """The devices of all containers that these records displaced: such a container may outlive the record."""
     return frozenset(
         d for record in records for former in record.displaced for ids in former.devices.values() for d in ids
     )
@@ -69,7 +72,7 @@ def remainders(
     granted: Sequence[Allocation],
 ) -> list[Rest]:
     """
-    What is left of replaced records, and of which.
+    Makes an allocation of what is left of each replaced record, named with the record.
 
     Of most that is what the kubelet still has given out: an app container takes over some devices of an init container,
     and the others stay the init container's until the pod goes. Of those that were displaced it is all, for their

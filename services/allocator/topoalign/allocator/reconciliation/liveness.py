@@ -26,15 +26,16 @@ UNWRITTEN_SECONDS = 5.0
 
 
 class Liveness:
-    """Judges allocations by listings. What it remembers of them is this process's own and not in the record."""
+    """Judges by what the kubelet lists whether allocations have ended. What it remembers is not in the record."""
 
     def __init__(self) -> None:
         self._evidence: defaultdict[AllocationID, Evidence] = defaultdict(Evidence)
 
     def granted(self, new: Iterable[Allocation], asked: Collection[Allocation], grant: Grant) -> None:
         """
-        They were granted so. What was not `asked` for is left over of a record that made way: the devices of an init
-        container are in the checkpoint since before, and go out of it with their pod.
+        Remembers when and at which checkpoint these allocations were granted. What was not `asked` for is left over of
+        a record that made way: the devices of an init container are in the checkpoint since before, and go out of it
+        with their pod.
         """
         names = {each.id for each in asked}
         for each in new:
@@ -44,16 +45,18 @@ class Liveness:
                 self._evidence[each.id] = self._evidence[each.id].give(grant._replace(written=NEVER))
 
     def inherit(self, rests: Iterable[Rest]) -> None:
-        """What is remembered of the former allocations holds for what is left of them, too."""
+        """Copies what is remembered of former allocations to what is left of them."""
         for rest in rests:
             self._evidence[rest.allocation.id] = self._evidence[rest.allocation.id].inherit(self._evidence[rest.former])
 
     def shown(self, allocation: AllocationID, kubelet: Kubelet) -> None:
-        """This kubelet shows it."""
+        """Remembers that this run of the kubelet has shown the allocation."""
         self._evidence[allocation] = self._evidence[allocation].show(kubelet)
 
     def note_written(self, allocations: Iterable[Allocation], listing: Listing) -> None:
-        """Takes note of the allocations for whose pods this kubelet wrote entries: what it drops of them later is over."""
+        """
+        Remembers for which allocations this kubelet wrote entries of their pods: what it drops of them later has ended.
+        """
         if not listing.is_own:
             return
         entries = {(part.pod_uid, part.resource, device) for part in listing.parts for device in part.devices}
@@ -67,12 +70,14 @@ class Liveness:
             del self._evidence[name]
 
     def uid_of(self, allocation: Allocation, holdings: Sequence[ShownDevices | None], listing: Listing) -> str:
-        """The UID of the pod that is shown with all of an allocation; empty: not known."""
+        """The UID of the one pod that is shown with all devices of an allocation; empty: not known."""
         uids = {holding.pod_uid if holding is not None else "" for holding in holdings}
         return uids.pop() if len(uids) == 1 and self._is_written_since(allocation, listing) else ""
 
     def is_kept(self, allocation: Allocation, listing: Listing) -> bool:
-        """Whether the checkpoint may have given something of it to a pod that is not gone; also where it cannot be read."""
+        """
+        Whether the checkpoint gives a device of the allocation to a pod that is not gone; True where it cannot be read.
+        """
         held = places(allocation)
         if listing.checkpoint is None:
             return True
@@ -82,7 +87,7 @@ class Liveness:
         return directories is None or not entries or not all(directories.is_gone(part.pod_uid) for part in entries)
 
     def is_gone(self, allocation: Allocation, listing: Listing) -> bool:
-        """Whether its pod is known, and gone by its directory."""
+        """Whether the allocation's pod is known, and gone by its directory. False where the directories cannot be read."""
         directories = listing.directories
         if directories is None:
             return False
@@ -117,9 +122,11 @@ class Liveness:
         at: float,
     ) -> list[Allocation]:
         """
-        Those of the `ended` that have ended for a kubelet which offers these devices in the midst of an admission. A pod has
-        no directory before it is admitted, so what its first containers got looks as if the pod were gone; but the kubelet
-        offers what it has dropped, and not what it has just given.
+        Those of the `ended` allocations that a kubelet has dropped, which offers these devices while it admits a pod.
+
+        A pod has
+        no directory before it is admitted, so what its first containers got seems to be of a pod that is gone; but the
+        kubelet offers what it has dropped, and not what it has just given.
         """
         offered = {*available} - {*must_include}
         return [
@@ -186,7 +193,7 @@ class Liveness:
 
 
 def is_before(allocation: Allocation, boot: str) -> bool:
-    """Whether it was given, and last seen, before this boot of the node: no container of then runs."""
+    """Whether an allocation was given, and last seen, before this boot of the node: its container does not run."""
     return bool(boot and allocation.boot) and allocation.boot != boot
 
 
@@ -223,8 +230,8 @@ def still_displaced(
     displaced: Iterable[Displaced], listing: Listing | None, owner: Owner | None = None, pod_uid: str = ""
 ) -> tuple[Displaced, ...]:
     """
-    Those that may run, and all where the kubelet cannot be asked. One of the name and the UID of the new owner, or of its
-    name and without a UID, is taken to be its former self.
+    Those of the displaced containers that may run, and all where the kubelet cannot be asked (None). One of the name
+    and the UID of the new owner, or of its name and without a UID, is taken to be its former self.
     """
     if listing is None:
         return tuple(displaced)
@@ -237,7 +244,7 @@ def still_displaced(
 
 
 def entries_of(held: Collection[Place], listing: Listing) -> list[Part]:
-    """What the checkpoint has given away of this."""
+    """The entries of the checkpoint that have any of these devices."""
     return [part for part in listing.parts if any((part.resource, device) in held for device in part.devices)]
 
 
@@ -247,6 +254,6 @@ def places(allocation: Allocation) -> list[Place]:
 
 
 def shown_of(listing: Listing | None) -> frozenset[Place]:
-    """The devices that some container is shown with."""
+    """Resource and device of everything that PodResources shows with a container."""
     holdings = listing.holdings if listing is not None else ()
     return frozenset((holding.resource, device) for holding in holdings for device in holding.devices)

@@ -35,7 +35,7 @@ class Finding(Enum):
 
 
 class Presence(NamedTuple):
-    """Where an allocation was found."""
+    """What the polls have found of one allocation so far."""
 
     is_inherited: bool = False
     """Live at our start, and not shown since: should it have ended, then while no allocator ran."""
@@ -47,28 +47,28 @@ class Presence(NamedTuple):
     """A poll has told why it is not shown although it may run. One at which less can be read does not change that."""
 
     def show(self) -> "Presence":
-        """The kubelet shows it, or names it as held."""
+        """The presence after the kubelet has shown the allocation, or named it as held."""
         return Presence(finding=self.finding)
 
     def miss(self, at: float) -> "Presence":
-        """It is missing at a poll of monotonic second `at`; the wait runs from the first such poll."""
+        """The presence after a poll of monotonic second `at` that misses it; the wait runs from the first such poll."""
         return self if self.missing_since is not None else self._replace(missing_since=at)
 
     def explain(self) -> "Presence":
-        """It may run unshown: the kubelet has lost it, or waits for its pod. It is not missing yet."""
+        """The presence where it may run unshown, as the kubelet has lost it or waits for its pod: it is not missing yet."""
         return self._replace(missing_since=None, is_explained=True)
 
     def await_anew(self) -> "Presence":
-        """Another kubelet answers: what the former one did not show means nothing."""
+        """The presence after a change of the kubelet: what the former one did not show means nothing."""
         return self._replace(missing_since=None)
 
     def find(self, finding: Finding) -> "Presence":
-        """A poll has found this."""
+        """The presence with this as the finding of the last poll."""
         return self._replace(finding=finding)
 
 
 class Grant(NamedTuple):
-    """How an allocation came about."""
+    """The moment at which an allocation was granted."""
 
     written: tuple[int, ...]
     """The version of the checkpoint when the kubelet asked for it."""
@@ -77,7 +77,7 @@ class Grant(NamedTuple):
 
 
 class Rest(NamedTuple):
-    """What is left of an allocation that made way for others."""
+    """What is left of an allocation that was replaced by others."""
 
     allocation: Allocation
     former: AllocationID
@@ -85,7 +85,7 @@ class Rest(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """What the kubelet has told of an allocation."""
+    """What runs of the kubelet have shown or written of one allocation."""
 
     shown_by: Kubelet | None = None
     """The kubelet that showed it last."""
@@ -95,19 +95,19 @@ class Evidence(NamedTuple):
     """None: it was there before this process."""
 
     def show(self, kubelet: Kubelet) -> "Evidence":
-        """This kubelet shows it."""
+        """The evidence after this kubelet has shown the allocation."""
         return self._replace(shown_by=kubelet)
 
     def write(self, kubelet: Kubelet) -> "Evidence":
-        """This kubelet has written that the allocation's pod has something of it."""
+        """The evidence after this kubelet has written an entry for the allocation's pod with a device of it."""
         return self._replace(written_by=kubelet)
 
     def give(self, grant: Grant) -> "Evidence":
-        """It was granted so."""
+        """The evidence of an allocation that was granted at this moment."""
         return self._replace(grant=grant)
 
     def inherit(self, former: "Evidence") -> "Evidence":
-        """It is what is left of a former allocation: what was told of that holds for it, too."""
+        """The evidence of what is left of a former allocation: what is known of that holds for it, too."""
         return self._replace(shown_by=former.shown_by or self.shown_by, written_by=former.written_by or self.written_by)
 
 
@@ -123,8 +123,10 @@ class Settling(NamedTuple):
 
     def meet(self, kubelet: Kubelet, at: float, seconds: float, age: float, *, rebooted: bool) -> "Settling":
         """
-        The kubelet that answers at monotonic second `at` needs `seconds` from its start to settle. By the wall clock it is
-        `age` seconds old, which is believed only of the first one, and not after a reboot.
+        The settling after a kubelet has answered at monotonic second `at`, which needs `seconds` from its start to settle.
+
+        By the wall clock it is `age` seconds old, which counts only for the first kubelet, and not after a reboot. Example:
+        with `seconds` 120, the first kubelet of age 100 settles until `at + 20`, any other one until `at + 120`.
         """
         if kubelet == self.kubelet and not rebooted:
             return self
@@ -132,5 +134,5 @@ class Settling(NamedTuple):
         return self._replace(kubelet=kubelet, until=at + max(0.0, seconds - (0.0 if is_new else max(0.0, age))))
 
     def know_boot(self, known: bool) -> "Settling":
-        """The hardware, and with it the boot, was known at this poll, or was not."""
+        """The settling after a poll at which the hardware, and with it the boot, was `known` or not."""
         return self._replace(is_boot_known=self.is_boot_known or known)

@@ -45,7 +45,7 @@ log = structlog.get_logger("topoalign.allocator.podresources")
 
 
 class PodResourcesClient:
-    """The kubelet's PodResources socket, and its checkpoint and pod directories beside it."""
+    """Asks the kubelet's PodResources socket, and reads its checkpoint and pod directories with it."""
 
     def __init__(self, socket: Path, checkpoint_dir: Path, clock: Clock | None = None) -> None:
         """
@@ -65,7 +65,8 @@ class PodResourcesClient:
 
     async def listing(self) -> Listing:
         """
-        Raises KubeletAway, after `LIST_SECONDS` at most. A checkpoint, or pod directories, that take longer than
+        Asks what every container holds, and reads the checkpoint and the pod directories. Raises KubeletAway, after
+        `LIST_SECONDS` at most. A checkpoint, or pod directories, that take longer than
         `READ_SECONDS` count as such that cannot be read.
         """
         kubelet = sockets.identity(self._socket)
@@ -117,7 +118,7 @@ class PodResourcesClient:
         return listed
 
     def written(self) -> tuple[int, ...]:
-        """The version of the checkpoint file; empty: there is none. Differs after every write."""
+        """The version of the checkpoint file: inode, time of change in ns, size in bytes; () where there is none."""
         try:
             status = (self._checkpoint_dir / device_checkpoint.NAME).stat()
         except OSError:
@@ -158,14 +159,14 @@ class PodResourcesClient:
 
 
 class Reader(Generic[T]):
-    """Reads in a thread that nobody waits for longer than `READ_SECONDS`; while one hangs, no other is begun."""
+    """Reads files in a thread, and waits for at most `READ_SECONDS`; while one read hangs, no other is begun."""
 
     def __init__(self) -> None:
         self._turn = anyio.Lock()
         self._reading = False
 
     async def read(self, read: Callable[[], T]) -> tuple[T] | None:
-        """What was read; None where that takes too long."""
+        """Calls `read` in a thread; returns its result in a tuple, None where that takes too long."""
 
         def work() -> T:
             self._reading = True
@@ -203,7 +204,7 @@ def listed_devices(response: v1.AllocatableResourcesResponse) -> Listed:
 
 
 def by_nodes(devices: Mapping[DeviceID, Collection[int]]) -> tuple[ListedDevices, ...]:
-    """The devices by their NUMA nodes."""
+    """The devices with the same NUMA nodes together; those without NUMA nodes have `nodes` None."""
     ids: dict[tuple[int, ...], list[DeviceID]] = {}
     for device in sorted(devices):
         ids.setdefault(tuple(sorted(devices[device])), []).append(device)
@@ -211,7 +212,7 @@ def by_nodes(devices: Mapping[DeviceID, Collection[int]]) -> tuple[ListedDevices
 
 
 def usage_of(pod: v1.PodResources, container: v1.ContainerResources) -> ContainerUsage:
-    """All that is shown of a container. Raises ValueError."""
+    """The CPUs, memory and devices that PodResources shows of a container. Raises ValueError for what cannot be."""
     return ContainerUsage(
         owner=Owner(namespace=Namespace(pod.namespace), pod=PodName(pod.name), container=ContainerName(container.name)),
         cpus=format_cpuset(container.cpu_ids),
@@ -221,7 +222,10 @@ def usage_of(pod: v1.PodResources, container: v1.ContainerResources) -> Containe
 
 
 def block(memory: v1.ContainerMemory) -> MemoryBlock:
-    """How it is spread over its NUMA nodes is not shown; here all of it stands on the first. Raises ValueError."""
+    """
+    One block of memory of a container, `size` in bytes. How it is spread over its NUMA nodes is not shown: here all of it
+    counts on the first. Raises ValueError for NUMA nodes that cannot be.
+    """
     listed = memory.topology.nodes if memory.topology is not None else []
     nodes = tuple(sorted(parse_cpuset(format_cpuset(node.id for node in listed))))
     taken = (memory.size, *(0 for _ in nodes[1:])) if nodes else ()
@@ -229,7 +233,7 @@ def block(memory: v1.ContainerMemory) -> MemoryBlock:
 
 
 def devices_by_resource(container: v1.ContainerResources) -> dict[ResourceName, tuple[DeviceID, ...]]:
-    """Each resource's devices, sorted; one that is listed under several NUMA nodes is one."""
+    """Resource -> the container's devices, sorted; a device that is listed under several NUMA nodes counts once."""
     held: dict[ResourceName, set[DeviceID]] = {}
     for part in container.devices:
         held.setdefault(ResourceName(part.resource_name), set()).update(map(DeviceID, part.device_ids))
@@ -237,7 +241,7 @@ def devices_by_resource(container: v1.ContainerResources) -> dict[ResourceName, 
 
 
 def given_out(file: Path) -> Given | None:
-    """What the kubelet's checkpoint has given away; None where there is none, or none that can be trusted."""
+    """Reads the entries of the kubelet's device checkpoint; None where there is none, or none that can be trusted."""
     try:
         content = checkpoint.read(file)
         entries = device_checkpoint.decode(content or b"").pod_device_entries

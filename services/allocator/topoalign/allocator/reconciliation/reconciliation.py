@@ -61,7 +61,9 @@ class Poll(NamedTuple):
 
 
 class Reconciliation:
-    """Compares the record with one poll after the other. Synchronous throughout: nothing changes in between."""
+    """
+    Compares the record with each poll of the kubelet, and records what follows. Synchronous: nothing changes meanwhile.
+    """
 
     def __init__(
         self, ledger: Ledger, clock: Clock, *, gone_seconds: float, unbound_seconds: float, settle_seconds: float
@@ -85,8 +87,8 @@ class Reconciliation:
 
     def compare(self, poll: Poll) -> None:
         """
-        Raises StateFault, with part of it recorded. Before the hardware is known it only takes note of the kubelet: which
-        devices are ours cannot be told then.
+        Binds, releases and takes in what this poll shows. Raises StateFault, with part of it recorded. Before the hardware
+        is known it only takes note of the kubelet: which devices are ours cannot be told then.
         """
         self._settle(poll)
         self._listed = frozenset((used.owner.namespace, used.owner.pod) for used in poll.listing.usage)
@@ -160,7 +162,7 @@ class Reconciliation:
         return (Namespace(namespace), PodName(pod)) in self._listed
 
     def seen(self, allocation: AllocationID, listing: Listing) -> None:
-        """The kubelet has just shown or named it as held: whatever was asked of it before says nothing against that."""
+        """Notes that the kubelet has just shown an allocation, or named it as held: an older answer does not change that."""
         self._presence[allocation] = self._presence[allocation].show()
         self.liveness.shown(allocation, listing.kubelet)
 

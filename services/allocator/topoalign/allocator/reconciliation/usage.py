@@ -44,7 +44,7 @@ log = structlog.get_logger("topoalign.allocator.reconciliation.usage")
 
 
 class UsageTeller:
-    """Publishes the ledger's newest reading."""
+    """Publishes the ledger's newest `UsageObserved` whenever it has changed, and again where the stream has lost it."""
 
     def __init__(self, ledger: Ledger, bus: Bus, clock: Clock, hub: Bus) -> None:
         """`hub` is the bus that everybody hears, where `bus` also has a shorter way to the services of this process."""
@@ -63,6 +63,7 @@ class UsageTeller:
         """Monotonic seconds at which the last epoch for a reading that was spoken over began."""
 
     async def run(self) -> None:
+        """Publishes each new reading until cancelled, and tries again every `AGAIN_SECONDS` while the bus refuses it."""
         while True:
             version, usage = self._ledger.version, self._ledger.state.usage
             if usage is not None and usage is not self._said:
@@ -76,7 +77,7 @@ class UsageTeller:
 
     @property
     def has_said(self) -> bool:
-        """Whether anything was said since the start."""
+        """Whether a reading was published since the start of this process."""
         return self._said is not None
 
     async def _waits(self, usage: UsageObserved) -> bool:
@@ -91,7 +92,10 @@ class UsageTeller:
         return self._has_former
 
     async def watch(self) -> None:
-        """Has the usage said anew, under a new revision, whenever the stream has lost it."""
+        """
+        Checks the stream every `POLL_SECONDS` until cancelled; has the usage published again where it is not the
+        newest.
+        """
         while True:
             await self._clock.sleep(POLL_SECONDS)
             said = self._said
@@ -107,7 +111,7 @@ class UsageTeller:
                     self.announce()
 
     def announce(self) -> None:
-        """Has the usage said anew under a new epoch; does nothing if one has just begun, or if nothing was read."""
+        """Has the usage published under a new epoch, at most every `RENEW_SECONDS`; nothing where nothing was read."""
         usage, now = self._ledger.state.usage, self._clock.monotonic()
         if usage is None or (self._renewed is not None and now < self._renewed + RENEW_SECONDS):
             return
@@ -145,7 +149,7 @@ class UsageTeller:
 
 
 def without_details(usage: UsageObserved, size: int) -> UsageObserved:
-    """The same with the kubelet's rules and nothing that it holds, and why. `size`: bytes of the whole."""
+    """The same usage with the kubelet's rules, without what it holds, and with the reason. `size`: bytes of the whole."""
     if usage.kubelet is None:
         return usage
     why = f"what the kubelet holds is too much for one message: {size} bytes, and {wire.LARGEST_BODY} are the limit"
@@ -156,7 +160,7 @@ def without_details(usage: UsageObserved, size: int) -> UsageObserved:
 
 def is_ours(hardware: Topology, resource: ResourceName, device: DeviceID) -> bool:
     """
-    Whether something handed out is of a card that this allocator keeps the record of: under a resource that is offered
+    Whether a device id is of a card that this allocator keeps the record of: under a resource that is offered
     now, or, if it is a GPU, under any, for it may have been offered under another name before.
     """
     card = hardware.card_of(device)
@@ -164,7 +168,7 @@ def is_ours(hardware: Topology, resource: ResourceName, device: DeviceID) -> boo
 
 
 def usage_of_others(shown: Iterable[ContainerUsage], hardware: Topology) -> tuple[ContainerUsage, ...]:
-    """What containers have besides the devices of ours, by owner; those that have nothing else are left out."""
+    """CPUs, memory and foreign devices of all containers, sorted by owner; containers without any are left out."""
     containers = by_owner(shown)
     blocks = spread([block for each in containers for block in each.memory], hardware)
     usage = [
@@ -177,7 +181,7 @@ def usage_of_others(shown: Iterable[ContainerUsage], hardware: Topology) -> tupl
 
 
 def by_owner(shown: Iterable[ContainerUsage]) -> list[ContainerUsage]:
-    """One of each owner: a pod that ends may be shown beside the one that takes its place under the same name."""
+    """One entry per owner, sorted: a pod that ends may be shown beside the one that replaces it under the same name."""
     found: dict[Owner, list[ContainerUsage]] = {}
     for each in shown:
         found.setdefault(each.owner, []).append(each)
@@ -188,6 +192,7 @@ def by_owner(shown: Iterable[ContainerUsage]) -> list[ContainerUsage]:
 
 
 def together(owner: Owner, parts: Sequence[ContainerUsage]) -> ContainerUsage:
+    """Joins several entries of one owner: all CPUs and devices of any of them, and all memory blocks."""
     devices: dict[ResourceName, set[DeviceID]] = {}
     for part in parts:
         for name, ids in part.devices.items():
@@ -204,5 +209,6 @@ def together(owner: Owner, parts: Sequence[ContainerUsage]) -> ContainerUsage:
 def foreign(
     devices: dict[ResourceName, tuple[DeviceID, ...]], hardware: Topology
 ) -> dict[ResourceName, tuple[DeviceID, ...]]:
+    """Those of the devices that are not ours (`is_ours`), by resource; resources without any are left out."""
     others = {name: tuple(d for d in ids if not is_ours(hardware, name, d)) for name, ids in devices.items()}
     return {name: ids for name, ids in others.items() if ids}

@@ -6,13 +6,13 @@ REMEDY = "name an allocation's id, or a pod as NAMESPACE/NAME"
 
 
 def lists_nothing(target: str) -> bool | None:
-    """What there is to ask on a node without a kubelet."""
+    """Stands for `DeviceAllocations.lists` on a node without a kubelet: it is not known which pods run."""
     return None
 
 
 def absence(target: str, listed: bool | None, *, by_kubelet: bool) -> str:
     """
-    What there is to say of a target that holds nothing and of which no decision and no ending is known.
+    The sentence with which `explain` answers for a target without allocation, decision or ending.
 
     `by_kubelet`: whether a kubelet admits the pods of this node; `listed`: whether it lists a pod of this name, None if it
     was not asked yet.

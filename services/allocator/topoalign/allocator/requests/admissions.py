@@ -14,9 +14,9 @@ import anyio
 import msgspec
 import structlog
 
-from topoalign.allocator.device_allocations import nothing_to_ask
 from topoalign.allocator.ledger.drafts import Binding
 from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.ports import nothing_to_ask
 from topoalign.allocator.requests.absence import absence, lists_nothing
 from topoalign.allocator.requests.choices import allowed
 from topoalign.allocator.requests.deadlines import Deadlines
@@ -103,7 +103,7 @@ class Admissions:
         """Questions that were answered in process because the hinting service did not."""
 
     def endpoints(self) -> Sequence[Endpoint]:
-        """The questions that are answered over the bus."""
+        """The endpoints to serve on the bus, one for each kind of request."""
         answers = {
             "allocate": answering(AllocateRequest, self.allocate),
             "release": answering(ReleaseRequest, self.release),
@@ -119,7 +119,12 @@ class Admissions:
         ]
 
     async def allocate(self, request: AllocateRequest) -> Decision:
-        """Admits the pod and records what it gets, or refuses it and records that."""
+        """
+        Admits the pod and records what it gets, or refuses it and records that. A pod that holds just this gets it again.
+
+        Raises InvalidField, KubeletOwnsDevices, HardwareUnknown, DeadlinePassed, PodAlreadyAllocated, and StateFault where
+        the record is unconfirmed or cannot be written.
+        """
         self._own(request.node)
         if self._kubelet_owns_devices:
             raise KubeletOwnsDevices(self._ledger.node)
@@ -143,7 +148,7 @@ class Admissions:
             return self._record(demand.request, decision)
 
     async def what_if(self, request: AllocateRequest) -> Decision:
-        """The decision that `allocate` or the kubelet would make now. Nothing is recorded."""
+        """Predicts the decision that `allocate` or the kubelet would make now. Nothing is recorded."""
         self._own(request.node)
         self._discovered()
         if self._kubelet is not None:
@@ -155,7 +160,7 @@ class Admissions:
         return noted(decision, () if self._ledger.unconfirmed is None else (doubted(self._ledger.unconfirmed),))
 
     async def release(self, request: ReleaseRequest) -> tuple[AllocationID, ...]:
-        """Gives back one allocation, or all of a pod."""
+        """Releases one allocation, by its id, or all of a pod, by NAMESPACE/NAME; returns the ids. Raises NotFound."""
         self._own(request.node)
         if self._kubelet_owns_devices:
             raise KubeletOwnsDevices(self._ledger.node)
@@ -170,7 +175,10 @@ class Admissions:
             return names
 
     async def explain(self, request: ExplainRequest) -> Explained:
-        """What is held under this name, and how it was decided."""
+        """
+        Explains an allocation, by its id, or a pod, by NAMESPACE/NAME: what it holds and how that was decided. Raises
+        NotFound.
+        """
         self._own(request.node)
         live = tuple(self._named(request.target))
         decision = self._decisions.get(request.target)
@@ -182,12 +190,12 @@ class Admissions:
         return Explained(allocations=live, decision=decision, ailing=ailing, notes=notes)
 
     async def snapshot(self, request: SnapshotRequest) -> tuple[int, int]:
-        """Says all live allocations anew."""
+        """Publishes a snapshot of all live allocations; returns its (epoch, seq)."""
         self._own(request.node)
         return self._ledger.announce()
 
     async def clock(self, request: ClockRequest) -> ClockReading:
-        """For the deadline of the next request."""
+        """The reading of this process's clock, from which the asker makes the deadline of its next request."""
         self._own(request.node)
         return self.deadlines.reading()
 

@@ -7,8 +7,9 @@ CHOICES = frozenset({"policy", "scope", "mode", "placement", "compat", "prefer_c
 
 def allowed(changes: dict[str, str | int | bool]) -> dict[str, str | int | bool]:
     """
-    The same changes, if somebody who asks for a pod may make them. What the node keeps for itself is not among them; a
-    prediction may assume anything. Raises InvalidField that names the rule.
+    Returns the changes of rules in a request for an allocation, if all are in `CHOICES`.
+
+    Raises InvalidField that names the first rule that is the node's own. A prediction may change any rule.
     """
     for name in sorted(changes.keys() - CHOICES):
         raise InvalidField(

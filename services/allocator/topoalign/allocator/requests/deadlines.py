@@ -17,10 +17,10 @@ from topoalign.core.ports import Clock
 
 
 class Deadlines:
-    """Of one process of an allocator."""
+    """The clock of one process of an allocator, and the check of requests against it."""
 
     def __init__(self, clock: Clock, epoch: int) -> None:
-        """`epoch`: of this start. With the time of the start it names the clock."""
+        """`epoch`: that of the ledger since this start. With the time of the start it names the clock."""
         self._clock = clock
         self._name = f"{epoch:x}-{int(clock.monotonic() * 1_000_000):x}"
         self.missed = 0

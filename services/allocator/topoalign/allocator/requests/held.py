@@ -41,5 +41,8 @@ def holds(held: Sequence[Allocation], demand: PodDemand, state: NodeState) -> bo
 
 
 def is_size(allocation: Allocation, size: int, asked: int) -> bool:
-    """Later containers of the pod take what they reuse of an init container's memory out of its record."""
+    """
+    Whether an allocation holds as many bytes of memory as were `asked` for. An init container may hold fewer: later
+    containers of the pod take what they reuse of its memory out of its record.
+    """
     return size <= asked if allocation.role == "init" else size == asked

@@ -37,7 +37,7 @@ log = structlog.get_logger("topoalign.allocator.requests.kubelet_files")
 
 
 class KubeletFiles:
-    """Reads them."""
+    """Reads the kubelet's configuration and checkpoints into a `KubeletObserved`."""
 
     def __init__(
         self,
@@ -62,7 +62,9 @@ class KubeletFiles:
 
     async def read(self, state: NodeState, ended: Sequence[AllocationID] = ()) -> KubeletObserved:
         """
-        All of it as it is now. `state`: of the node before this reading. `ended`: live allocations whose containers are
+        Reads all files as they are now, in at most `READ_SECONDS`; later than that the result says so (`unknown`).
+
+        `state`: that of the node before this reading. `ended`: live allocations whose containers are
         known to have ended. The devices of other plugins are in no file.
         """
         rules = kubelet_rules(self._rules, f"{OWN_SETTINGS}: {LATE}")
@@ -75,7 +77,10 @@ class KubeletFiles:
         return found
 
     def stamp(self) -> tuple[object, ...]:
-        """Differs when a file was changed, made or removed, or the kubelet was started. No file is read for it."""
+        """
+        A value that differs once a file was changed, made or removed, or the kubelet was started. No file is read for
+        it.
+        """
         plugins = self._root / DEVICE_PLUGINS
         return tuple(
             version_of(path)
@@ -137,7 +142,7 @@ class KubeletFiles:
 
 
 def given(what: str, read: Callable[[], Held]) -> Held:
-    """What this reads; nothing, and why, where it cannot be read."""
+    """The result of `read`; an empty one with the reason where that fails. `what` names it in the reason."""
     try:
         return read()
     except TopoalignError as error:
@@ -145,7 +150,11 @@ def given(what: str, read: Callable[[], Held]) -> Held:
 
 
 def entries_of(held: Held, is_mounted: Callable[[str], bool]) -> tuple[CheckpointEntry, ...]:
-    """One of each container that has something, by pod and name. `is_mounted`: whether a pod of this UID has a volume."""
+    """
+    One entry for each container that holds something, sorted by pod UID and name.
+
+    `is_mounted`: whether a pod of this UID has a mounted volume.
+    """
     return tuple(
         CheckpointEntry(
             pod_uid=uid,
@@ -160,7 +169,7 @@ def entries_of(held: Held, is_mounted: Callable[[str], bool]) -> tuple[Checkpoin
 
 
 def missing(kubelet: KubeletObserved) -> tuple[str, ...]:
-    """What could not be read, in words."""
+    """The reasons for everything that could not be read; empty: all was."""
     found = (
         kubelet.unknown,
         kubelet.rules.unknown,

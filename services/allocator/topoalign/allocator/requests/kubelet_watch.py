@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 import anyio
 import msgspec
 
-from topoalign.allocator.device_allocations import nothing_ended
 from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.ports import nothing_ended
 from topoalign.allocator.reconciliation.pod_resources import Listed, Reader
 from topoalign.allocator.requests.kubelet_files import LONGEST, KubeletFiles
 from topoalign.core.model.errors import Unavailable, clean
@@ -64,13 +64,13 @@ class KubeletWatch:
         """What was read last, and when, in seconds since 1970."""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Polls every `POLL_SECONDS`, until cancelled."""
         while True:
             await self.poll()
             await self._clock.sleep(POLL_SECONDS)
 
     async def read_all(self) -> None:
-        """Reads everything. A reading serves all who asked before it began."""
+        """Reads all files and devices now. One reading serves every caller that asked before it began."""
         begun = self._begun
         async with self._turn:
             if self._done <= begun:
@@ -79,7 +79,7 @@ class KubeletWatch:
                 self._done = self._begun
 
     async def poll(self) -> None:
-        """Reads what may have changed. Does nothing before the hardware is known, by which the files are judged."""
+        """Reads the files if they may have changed, and the devices. Does nothing before the hardware is known."""
         async with self._turn:
             if self._ledger.state.topology is None:
                 return

@@ -19,13 +19,13 @@ from topoalign.runtime.answers import answering
 
 
 class Standings:
-    """Answers `alive` with the Standing of the node, and `announce` by having its usage said anew."""
+    """Answers `alive` with the `Standing` of the node, and `announce` by having its usage published again."""
 
     def __init__(self, ledger: Ledger, hardware_watch: HardwareWatch, usage: UsageTeller) -> None:
         self._ledger, self._hardware_watch, self._usage = ledger, hardware_watch, usage
 
     def endpoints(self) -> Sequence[Endpoint]:
-        """The questions about what the record is, answered over the bus."""
+        """The endpoints `alive` and `announce`, to serve on the bus."""
         node = self._ledger.node
         answers = {"alive": answering(AliveRequest, self.alive), "announce": answering(AnnounceRequest, self.announce)}
         return [
@@ -33,14 +33,16 @@ class Standings:
         ]
 
     async def alive(self, request: AliveRequest) -> Standing:
-        """What the allocator stands by now."""
+        """The numbers and the digest of what the allocator published last. Raises InvalidField for another node."""
         self._own(request.node)
         state = self._ledger.state
         readings = {**self._hardware_watch.newest, **self._usage_place()}
         return Standing(epoch=state.epoch, seq=state.seq, digest=state.digest, readings=readings)
 
     async def announce(self, request: AnnounceRequest) -> dict[str, tuple[int, int]]:
-        """Says the usage anew, where somebody believes another; answers with its epoch and revision."""
+        """
+        Has the usage published under a new epoch; returns its epoch and revision. Raises InvalidField for another node.
+        """
         self._own(request.node)
         self._usage.announce()
         return self._usage_place()
