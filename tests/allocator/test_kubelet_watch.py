@@ -78,7 +78,7 @@ class Node:
         return usage.kubelet
 
     def predicted(self, asked: PodRequest) -> Decision:
-        return predict(self.listener.state, asked, self.clock.wall())
+        return predict(self.listener.state, asked, self.clock.wall(), explain=True)
 
     async def lists(self, devices: Mapping[str, tuple[int, ...]]) -> None:
         """The plugin of somebody else lists these, and the kubelet has heard it."""

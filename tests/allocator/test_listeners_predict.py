@@ -86,7 +86,7 @@ async def run(seed: int, directory: Path) -> list[Predicted]:
                 await watch.poll()
                 await listener.caught_up()
                 asked = some_pod(chance, f"pod-{number}", fpgas=0.4)
-                theirs = predict(listener.state, asked, clock.wall())
+                theirs = predict(listener.state, asked, clock.wall(), explain=True)
                 ours = await admissions.what_if(AllocateRequest(node=NODE, pod=asked, rules={}))
                 done = await kubelet.admit(asked)
                 unsure = spoilt or any("lists no container with them" in note for note in ours.explanation.notes)

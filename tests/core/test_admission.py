@@ -179,7 +179,7 @@ def test_nics_are_chosen_near_the_gpus_of_the_container() -> None:
 
 def test_the_explanation_names_the_chosen_set_first() -> None:
     """The explanation names the chosen set first and then the best others."""
-    decision = admit(node(machine()), pod(container(gpus=2)), BEST)
+    decision = admit(node(machine()), pod(container(gpus=2)), BEST, explain=True)
 
     assert isinstance(decision, Admission)
     first, *others = decision.explanation.considered
@@ -188,6 +188,18 @@ def test_the_explanation_names_the_chosen_set_first() -> None:
     assert all(not each.chosen and each.why for each in others)
     assert [each.score for each in others] == sorted((each.score for each in others), reverse=True)
     assert 6 == len(decision.explanation.considered)
+
+
+@pytest.mark.parametrize("asked", [container(gpus=2, nics=1), container(gpus=3, cpus=2, gib=1)])
+@pytest.mark.parametrize("mode", Mode)
+def test_sets_are_compared_only_for_who_asks_and_change_nothing(mode: Mode, asked: ContainerRequest) -> None:
+    """Without `explain` the decision is the same but for the sets that were considered."""
+    state, rules = node(machine()), AdmissionRules(mode=mode)
+    plain, explained = (admit(state, pod(asked), rules, explain=explain) for explain in (False, True))
+
+    assert () == plain.explanation.considered != explained.explanation.considered
+    without = msgspec.structs.replace(explained.explanation, considered=())
+    assert plain == msgspec.structs.replace(explained, explanation=without)
 
 
 @pytest.mark.parametrize(

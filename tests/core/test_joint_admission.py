@@ -181,7 +181,7 @@ def test_where_the_scope_leaves_a_choice_the_device_policy_makes_it() -> None:
 
 
 def test_explain_names_the_sets_and_why_they_were_not_given() -> None:
-    decision = admit(node(catalogue.machine("hgx-h100")), joint(container(gpus=2, nics=1)), RESTRICTED)
+    decision = admit(node(catalogue.machine("hgx-h100")), joint(container(gpus=2, nics=1)), RESTRICTED, explain=True)
 
     sets = decision.explanation.considered
     assert [GPU, NIC] == [each.resource for each in sets if each.chosen]
@@ -190,7 +190,7 @@ def test_explain_names_the_sets_and_why_they_were_not_given() -> None:
     assert "as Koordinator chooses" in {
         each.why
         for each in admit(
-            node(catalogue.machine("hgx-h100")), joint(container(gpus=2, nics=1)), compat(RESTRICTED)
+            node(catalogue.machine("hgx-h100")), joint(container(gpus=2, nics=1)), compat(RESTRICTED), explain=True
         ).explanation.considered
     }
 

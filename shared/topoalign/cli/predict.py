@@ -48,7 +48,7 @@ class Described:
         rules = overridden(rules, changes)
         demand = read_pod(pod, rules)
         passed_over = check_resources(demand, machine.topology, node.registered)
-        decision = decide(node.state, demand, rules)
+        decision = decide(node.state, demand, rules, explain=True)
         starting = settling(self.kubelet_root, time.time()) if self.kubelet_root is not None else None
         notes = (*node.findings, *([starting] if starting is not None else []), *passed_over)
         return node.state.node, noted(decision, notes), machine.topology

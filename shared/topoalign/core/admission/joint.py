@@ -34,17 +34,20 @@ COMPAT = "as Koordinator chooses"
 
 def place_jointly(
     state: NodeState, container: ContainerDemand, rules: AdmissionRules, affinity: Mask | None
-) -> tuple[ContainerDevices, tuple[Considered, ...]]:
+) -> ContainerDevices:
     """
-    What a container gets on these NUMA nodes (None: on any), and the sets that were considered.
+    What a container gets on these NUMA nodes (None: on any).
 
     A policy that admits without alignment has devices of other nodes, too, where those do not do. Raises DevicesDoNotFit
     and TooMuchWork.
     """
-    compat = container.joint is not None and container.joint.compat
-    asked = asked_for(state, container, None if compat else chooser(state, rules))
-    got = joint_devices(asked, affinity, spill=POLICIES[rules.policy].admits(NO_AFFINITY))
-    return got, tuple(sets_of(state, container, affinity, got, compat))
+    asked = asked_for(state, container, None if follows_koordinator(container) else chooser(state, rules))
+    return joint_devices(asked, affinity, spill=POLICIES[rules.policy].admits(NO_AFFINITY))
+
+
+def follows_koordinator(container: ContainerDemand) -> bool:
+    """Whether the container gets Koordinator's answers, odd ones included."""
+    return container.joint is not None and container.joint.compat
 
 
 def chooser(state: NodeState, rules: AdmissionRules) -> Chooser | None:
@@ -56,6 +59,7 @@ def chooser(state: NodeState, rules: AdmissionRules) -> Chooser | None:
 
 
 def by_policy(state: NodeState, placement: str, gpus: Sequence[Candidate], count: int) -> list[Candidate]:
+    """The GPUs that the device policy chooses of these, those that init containers left first."""
     by_id = {DeviceID(gpu.device.id): gpu for gpu in gpus}
     left = [device for device, gpu in by_id.items() if gpu.device.left]
     beside = PlacementContext(free=state.ownership.free(GPU))
@@ -63,10 +67,10 @@ def by_policy(state: NodeState, placement: str, gpus: Sequence[Candidate], count
     return [by_id[device] for device in chosen]
 
 
-def sets_of(
-    state: NodeState, container: ContainerDemand, affinity: Mask | None, got: ContainerDevices, compat: bool
+def sets_considered(
+    state: NodeState, container: ContainerDemand, affinity: Mask | None, got: ContainerDevices
 ) -> Iterator[Considered]:
-    """As `considered` has them, with reasons of joint allocation."""
+    """The sets that could have been given instead of what it `got` on these NUMA nodes, with reasons of joint allocation."""
     left = left_to(state, container).devices
     for resource, chosen in got.devices.items():
         free = frozenset((*state.ownership.free(resource), *left, *chosen))
@@ -74,7 +78,7 @@ def sets_of(
         near = got.devices.get(GPU, ()) if resource == NIC else ()
         for each in considered(state.hardware, resource, could_have, None, chosen, near, ""):
             if each.chosen:
-                why = COMPAT if compat else CHOSEN[resource]
+                why = COMPAT if follows_koordinator(container) else CHOSEN[resource]
             else:
                 why = reason_against(state.hardware, resource, each.devices, chosen, near, affinity)
             yield msgspec.structs.replace(each, why=why)

@@ -14,7 +14,7 @@ import msgspec
 
 from topoalign.core.admission.alignment import Aligned, NotAligned, align, goes_on, unaligned
 from topoalign.core.admission.alternatives import considered
-from topoalign.core.admission.joint import place_jointly
+from topoalign.core.admission.joint import place_jointly, sets_considered
 from topoalign.core.cpu_assignment.reserved import reserved_cpus
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
 from topoalign.core.deviceshare.node_devices import ContainerDevices
@@ -63,11 +63,12 @@ UNREAD = "the pod's annotations about devices play no part: a kubelet does not r
 class AdmissionRun:
     """A decision under way: how far it is, what was given so far, and how that came about."""
 
-    def __init__(self, state: NodeState, demand: PodDemand, rules: AdmissionRules) -> None:
-        """`rules`: those by which the demand was read."""
+    def __init__(self, state: NodeState, demand: PodDemand, rules: AdmissionRules, *, explain: bool = False) -> None:
+        """`rules`: those by which the demand was read. `explain`: other sets of devices are compared, too."""
         self.state = state
         self.demand = demand
         self.rules = rules
+        self.explain = explain
         self.profile = profile_of(rules.mode)
         self.container: ContainerName | None = None
         self.provider: str | None = None
@@ -139,8 +140,9 @@ class AdmissionRun:
         """
         joint, hardware = ContainerDevices(), self.state.hardware
         if container.joint is not None:
-            joint, sets = place_jointly(self.state, container, self.rules, aligned.together)
-            self.considered += sets
+            joint = place_jointly(self.state, container, self.rules, aligned.together)
+            if self.explain:
+                self.considered += sets_considered(self.state, container, aligned.together, joint)
         given = dict(joint.devices)
         apart = [name for name in container.devices if name not in container.together and name in hardware.devices]
         if self.profile.gpus_first:
@@ -161,7 +163,7 @@ class AdmissionRun:
         """Devices of one resource; `near`: the container's GPUs. Raises NoFit where they cannot be given."""
         amount = container.devices[resource]
         check_amount(self.state.hardware, resource, amount)
-        devices, free = self.state.hardware.devices[resource], frozenset(self.state.ownership.free(resource))
+        devices = self.state.hardware.devices[resource]
         reusable = reusable_devices(held_by_pod(self.state, self.demand), resource)
         if self.profile.takes_over_at_random and 0 < amount < len(reusable):
             self.by_chance.append(
@@ -187,12 +189,14 @@ class AdmissionRun:
             choosing.send((yield from self.preferred(asking)))
         except StopIteration as done:
             chosen: tuple[DeviceID, ...] = done.value
-        could_have = [device for device in devices if device in free or device in reusable]
-        if not self.profile.tells_plugins_context:
-            asking, near = asking and asking.without_context(), ()
-        self.considered += considered(
-            self.state.hardware, resource, could_have, asking, chosen, near, self.rules.placement
-        )
+        if self.explain:
+            could = reusable.union(self.state.ownership.free(resource))
+            could_have = [device for device in devices if device in could]
+            if not self.profile.tells_plugins_context:
+                asking, near = asking and asking.without_context(), ()
+            self.considered += considered(
+                self.state.hardware, resource, could_have, asking, chosen, near, self.rules.placement
+            )
         return chosen
 
     def beside(self, resource: ResourceName, container: ContainerDemand) -> PlacementContext:

@@ -70,10 +70,17 @@ class PredictionBasis(msgspec.Struct, frozen=True, kw_only=True):
     """Why it is not known which devices other plugins list; empty where it is."""
 
 
-def predict(state: NodeState, pod: PodRequest, now: float, changes: Mapping[str, str | int | bool] = {}) -> Decision:
+def predict(
+    state: NodeState,
+    pod: PodRequest,
+    now: float,
+    changes: Mapping[str, str | int | bool] = {},
+    *,
+    explain: bool = False,
+) -> Decision:
     """
     What the node's kubelet would decide about this pod at wall second `now`. `changes`: rules that differ from the
-    kubelet's, by field name.
+    kubelet's, by field name; `explain` as for `admit`.
 
     Raises KubeletUnknown where the node has not said what its kubelet decides by, or knows neither what its kubelet holds
     nor what PodResources shows. Raises InvalidField for a pod or rules that cannot be meant, or a resource that the kubelet
@@ -83,7 +90,7 @@ def predict(state: NodeState, pod: PodRequest, now: float, changes: Mapping[str,
     rules = overridden(basis.rules, changes)
     demand, hardware = read_pod(pod, rules), basis.state.hardware
     passed_over = check_resources(demand, hardware, basis.registered, basis.devices_unknown)
-    decision = decide(as_others(basis.state, demand), demand, rules)
+    decision = decide(as_others(basis.state, demand), demand, rules, explain=explain)
     return noted(decision, (*basis.notes, *shared_ids(demand, hardware), *passed_over))
 
 

@@ -153,10 +153,10 @@ class Admissions:
         self._discovered()
         if self._kubelet is not None:
             await self._kubelet.read_all()
-            return predict(self._ledger.state, request.pod, self._ledger.clock.wall(), request.rules)
+            return predict(self._ledger.state, request.pod, self._ledger.clock.wall(), request.rules, explain=True)
         mode = Mode.KUBELET if self._kubelet_owns_devices else self._rules.mode
         rules = msgspec.structs.replace(self._rules, mode=mode)
-        decision = admit(self._ledger.state, request.pod, overridden(rules, request.rules))
+        decision = admit(self._ledger.state, request.pod, overridden(rules, request.rules), explain=True)
         return noted(decision, () if self._ledger.unconfirmed is None else (doubted(self._ledger.unconfirmed),))
 
     async def release(self, request: ReleaseRequest) -> tuple[AllocationID, ...]:
@@ -250,8 +250,8 @@ class Admissions:
                     return reply
             return answer_to(asked, state, rules)
 
-        decision = await drive_async(decided(AdmissionRun(state, demand, rules)), answer)
-        return decision if self._ledger.state is state else decide(self._ledger.state, demand, rules)
+        decision = await drive_async(decided(AdmissionRun(state, demand, rules, explain=True)), answer)
+        return decision if self._ledger.state is state else decide(self._ledger.state, demand, rules, explain=True)
 
     async def _hints(self, asked: HintRequest, pod: PodRequest) -> HintAnswer | None:
         """What the hinting service says; None if it is silent or says what cannot be used."""
