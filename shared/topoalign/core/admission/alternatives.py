@@ -115,6 +115,7 @@ def unweighed(devices: Sequence[DeviceID]) -> str:
 
 
 def reason_for(kind: Kind, asked: bool, near: Sequence[DeviceID], placement: str) -> str:
+    """Why the chosen set won. `asked`: whether the device policy had a choice."""
     if not asked:
         return "all that can be had on the NUMA nodes it is aligned to, or from its init containers"
     if kind == "gpu":
@@ -123,6 +124,7 @@ def reason_for(kind: Kind, asked: bool, near: Sequence[DeviceID], placement: str
 
 
 def reason_against(more: int, offered: bool, weighed: str = "") -> str:
+    """Why another set lost, which scores this much `more`; `weighed` is what the device policy says, if anything."""
     if not offered:
         return "not all on the NUMA nodes it is aligned to"
     if weighed:

@@ -63,10 +63,12 @@ def validate_pod(pod: PodRequest) -> PodRequest:
 
 
 def with_requests(container: ContainerRequest) -> ContainerRequest:
+    """The container with its requests filled in from its limits, as the API server does."""
     return msgspec.structs.replace(container, requests={**container.limits, **container.requests})
 
 
 def check_name(path: str, name: str) -> None:
+    """Raises InvalidField for what is not a name."""
     if not NAME.fullmatch(name):
         raise InvalidField(
             path,
@@ -88,6 +90,7 @@ def check_annotations(annotations: Mapping[str, str]) -> None:
 
 
 def check_quantities(path: str, quantities: Mapping[ResourceName, int]) -> None:
+    """Raises InvalidField for names of resources and amounts that cannot be meant."""
     if len(quantities) > MOST_RESOURCES:
         raise InvalidField(path, f"{len(quantities)} resources", f"ask for at most {MOST_RESOURCES}")
     for resource, amount in quantities.items():

@@ -49,11 +49,13 @@ class JointDemand(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gpu(self) -> GpuDemand | None:
+        """What is asked of GPUs. None: nothing."""
         asked = self.requests.get(DeviceType.GPU)
         return None if asked is None else gpu_demand(asked)
 
     @property
     def same_pcie(self) -> bool:
+        """Whether all devices have to be below one root complex."""
         return self.required_scope == JointScope.SAME_PCIE
 
     @property
@@ -66,9 +68,11 @@ class JointDemand(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def restricted(self) -> bool:
+        """Whether only the best score group of partitions will do."""
         return self.partition is not None and self.partition.allocate_policy == PartitionPolicy.RESTRICTED
 
     def hint(self, kind: DeviceType) -> Hint:
+        """How devices of this type are to be chosen."""
         return self.hints.get(kind, NO_HINT)
 
 

@@ -54,6 +54,7 @@ def joint_devices(asked: Asked, affinity: Mask | None, *, spill: bool = False) -
 
 
 def named(given: Allocation) -> ContainerDevices:
+    """What is given, by ids instead of minors."""
     return ContainerDevices(
         devices={RESOURCE[kind]: ids_of(part.device for part in parts) for kind, parts in given.items()},
         functions={
@@ -84,6 +85,7 @@ def holds(state: NodeState, demand: JointDemand, held: ContainerDevices) -> bool
 
 
 def holds_of(asked: Asked, kind: DeviceType, held: ContainerDevices) -> bool:
+    """`holds` for the devices of one type. Raises DevicesDoNotFit where the node has none of them."""
     devices = held.devices.get(RESOURCE[kind], ())
     if kind not in asked.demand.requests:
         return not devices

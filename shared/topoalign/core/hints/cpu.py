@@ -64,6 +64,7 @@ def aligned_by_socket(cpus: CpuTopology, hints: Sequence[TopologyHint], requeste
 
 
 def sockets_touched(cpus: CpuTopology, mask: Mask) -> int:
+    """How many sockets the NUMA nodes of a mask lie on."""
     touched: set[int] = set()
     return len(touched.union(*(sockets for node, sockets in cpus.sockets_of_node.items() if mask >> node & 1)))
 
@@ -76,6 +77,7 @@ def mask_of_hint(hint: TopologyHint) -> Mask:
 def possible(
     cpus: CpuTopology, available: Set[int], reusable: Set[int], requested: int, mode: Mode, machine: int
 ) -> tuple[TopologyHint, ...] | HintRule:
+    """The subsets with enough CPUs that hold all reusable ones; `machine` is the number of its NUMA nodes."""
     nodes = mask_of(cpus.in_node)
     free = Counter(map(cpus.node_mask_of.__getitem__, chain(available, reusable)))
     obligatory = sorted({1 << cpus.node_of[cpu] for cpu in reusable})

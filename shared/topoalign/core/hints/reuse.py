@@ -75,6 +75,7 @@ def reusable_functions(held: Iterable[Allocation]) -> frozenset[str]:
 
 
 def reusable_cpus(held: Iterable[Allocation]) -> frozenset[int]:
+    """CPUs that init containers left."""
     return left_over((each.role == "init", each.cpu_ids) for each in held)
 
 

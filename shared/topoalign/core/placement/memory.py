@@ -213,8 +213,10 @@ def handed_over(giver: Allocation, taker: Allocation) -> tuple[Allocation, Alloc
 
 
 def amounts(request: Mapping[ResourceName, int]) -> str:
+    """A request in words, as `2 bytes of memory and 4 bytes of hugepages-2Mi`."""
     return " and ".join(f"{size} bytes of {name}" for name, size in request.items())
 
 
 def node_list(nodes: Mask) -> str:
+    """The NUMA nodes of a mask, as `0-1,3`."""
     return format_cpuset(nodes_of(nodes))

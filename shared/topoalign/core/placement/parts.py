@@ -61,4 +61,5 @@ def prefer_parts(
 
 
 def linked(topology: Topology, a: DeviceID, b: DeviceID) -> int:
+    """What the link between two cards is worth; 0 for a card and itself."""
     return pair_score(topology, a, b) if a != b else 0
