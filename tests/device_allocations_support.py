@@ -147,7 +147,7 @@ async def bound(node: Node, pod: str, *devices: DeviceID) -> None:
 
 
 async def polled_after(node: Node, seconds: float, more: float) -> tuple[dict[str, str | None], ...]:
-    """What is live when the kubelet was looked at now and after so many seconds, and after some more."""
+    """What is live after a poll of the kubelet now and one after so many seconds, and after some more."""
     found = []
     await node.device_allocations.reconcile()
     for passed in (seconds, more):

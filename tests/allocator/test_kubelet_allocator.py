@@ -71,13 +71,13 @@ async def node(rules: AdmissionRules = RESTRICTED) -> AsyncIterator[Node]:
         ledger.hear(known.topology)
         ledger.hear(known.health)
         pod_resources = PodResourcesClient(resources / "kubelet.sock", plugins, clock)
-        desk = DeviceAllocations(ledger, clock, pod_resources, settle_seconds=0)
+        allocator = DeviceAllocations(ledger, clock, pod_resources, settle_seconds=0)
         kubelet = FakeKubelet(plugins, resources, MACHINE, rules)
         async with anyio.create_task_group() as tasks:
             await tasks.start(kubelet.run)
-            await tasks.start(KubeletFront(desk, plugins, clock).run)
+            await tasks.start(KubeletFront(allocator, plugins, clock).run)
             await kubelet.until(offers(MACHINE))
-            yield Node(kubelet, ledger, desk, clock, tasks, journal, pod_resources)
+            yield Node(kubelet, ledger, allocator, clock, tasks, journal, pod_resources)
             tasks.cancel_scope.cancel()
 
 
@@ -289,7 +289,7 @@ async def test_a_container_with_another_resource_refused_ends_in_five_seconds() 
 
 
 async def test_what_a_pods_first_container_got_is_not_free_for_its_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its directory is made when it is admitted: until then it looks like a pod that is gone."""
+    """Its directory is made when it is admitted: until then it resembles a pod that is gone."""
     free: list[int] = []
 
     def spied(*args: Any, **more: Any) -> Any:
@@ -319,8 +319,8 @@ async def test_a_pod_that_went_while_no_allocator_ran_is_an_orphan() -> None:
         fits(await it.kubelet.admit(pod("ends", gpus=2)))
         fits(await it.kubelet.admit(pod("stays", gpus=2)))
         await it.kubelet.remove(DEFAULT, PodName("ends"))
-        ledger, desk = it.restarted()
-        await desk.reconcile()
+        ledger, allocator = it.restarted()
+        await allocator.reconcile()
 
         released = [event for event, _ in ledger.pending if isinstance(event, AllocationReleased)]
         assert ["orphan"] == [event.reason for event in released]

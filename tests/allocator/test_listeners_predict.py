@@ -45,7 +45,7 @@ SPOILT = 0.1
 """How often the kubelet's configuration cannot be read for a while."""
 
 Predicted = tuple[Decision, Decision, Decision | None]
-"""By the listener, by the node, and what the kubelet did; None where the node says that it cannot be sure."""
+"""By the listener, by the node, and what the kubelet did; None where the node says that its prediction is uncertain."""
 
 
 async def run(seed: int, directory: Path) -> list[Predicted]:
@@ -63,9 +63,9 @@ async def run(seed: int, directory: Path) -> list[Predicted]:
     ledger.hear(known.topology)
     ledger.hear(known.health)
     pod_resources = PodResourcesClient(resources / "kubelet.sock", plugins, clock)
-    desk = DeviceAllocations(ledger, clock, pod_resources, placement=placement, settle_seconds=0)
+    allocator = DeviceAllocations(ledger, clock, pod_resources, placement=placement, settle_seconds=0)
     files = KubeletFiles(config, directory, own, PATIENT_SECONDS)
-    watch = KubeletWatch(ledger, files, clock, pod_resources.devices, desk.ended)
+    watch = KubeletWatch(ledger, files, clock, pod_resources.devices, allocator.ended)
     admissions = Admissions(ledger, MemoryBus(), own, kubelet_owns_devices=True, kubelet=watch)
     kubelet = FakeKubelet(plugins, resources, machine, configuration.load_configuration(config, placement))
     last = machine.node_ids[-1]
@@ -74,7 +74,7 @@ async def run(seed: int, directory: Path) -> list[Predicted]:
     async with anyio.create_task_group() as tasks:
         await tasks.start(kubelet.run)
         async with fpgas.running(plugins):
-            await tasks.start(KubeletFront(desk, plugins, clock).run)
+            await tasks.start(KubeletFront(allocator, plugins, clock).run)
             await kubelet.until(lambda kubelet: offers(machine)(kubelet) and kubelet.allocatable(FPGA) == 6)
             listener = await listening(ledger, clock, tasks)
             for number in range(PODS):
@@ -89,10 +89,10 @@ async def run(seed: int, directory: Path) -> list[Predicted]:
                 theirs = predict(listener.state, asked, clock.wall(), explain=True)
                 ours = await admissions.what_if(AllocateRequest(node=NODE, pod=asked, rules={}))
                 done = await kubelet.admit(asked)
-                unsure = spoilt or any("lists no container with them" in note for note in ours.explanation.notes)
-                predicted.append((theirs, ours, None if unsure else done))
+                uncertain = spoilt or any("lists no container with them" in note for note in ours.explanation.notes)
+                predicted.append((theirs, ours, None if uncertain else done))
                 if chance.random() < 0.7:
-                    await desk.reconcile()
+                    await allocator.reconcile()
                 if chance.random() < 0.7:  # by then it is known which pods were refused
                     await clock.advance(UNWRITTEN_SECONDS)
         tasks.cancel_scope.cancel()
@@ -109,6 +109,6 @@ async def test_a_listener_predicts_what_the_node_predicts(seed: int, monkeypatch
         predicted = await run(seed, directory)
 
     assert [ours for _, ours, _ in predicted] == [theirs for theirs, _, _ in predicted]
-    sure = [(told(ours), told(done)) for _, ours, done in predicted if done is not None]
-    assert [done for _, done in sure] == [ours for ours, _ in sure]
-    assert PODS // 2 < len(sure)
+    certain = [(told(ours), told(done)) for _, ours, done in predicted if done is not None]
+    assert [done for _, done in certain] == [ours for ours, _ in certain]
+    assert PODS // 2 < len(certain)

@@ -16,9 +16,9 @@ from topoalign.allocator.takeover import (
     VACANT_SECONDS,
     WAIT_SECONDS,
     Vacancy,
-    asked,
     hardware_known,
     open_in_turn,
+    wait_for_successor,
 )
 from topoalign.core.model.errors import HardwareUnknown
 from topoalign.runtime.clock import ManualClock
@@ -83,7 +83,7 @@ async def test_the_running_process_hands_its_record_to_its_successor(tmp_path: P
             hears = anyio.Event()
 
             async def hear() -> None:
-                await asked(tmp_path, clock)
+                await wait_for_successor(tmp_path, clock)
                 hears.set()
 
             tasks.start_soon(hear)
@@ -96,14 +96,14 @@ async def test_the_running_process_hands_its_record_to_its_successor(tmp_path: P
 
 async def test_a_successor_that_has_taken_over_does_not_hold_the_lock(tmp_path: Path) -> None:
     """
-    A successor that has taken over is not taken for one that waits. It gave up its place in line when its turn came: else
-    it would hand over to itself.
+    A successor that has taken over is not taken for one that waits. It released the successor lock when it got the
+    directory: else it would hand over to itself.
     """
     clock = ManualClock()
     heard: list[str] = []
 
     async def hear() -> None:
-        await asked(tmp_path, clock)
+        await wait_for_successor(tmp_path, clock)
         heard.append("asked")
 
     async with anyio.create_task_group() as tasks:
@@ -151,13 +151,13 @@ async def test_a_former_allocator_asks_for_a_restart_when_no_other_runs(
     tmp_path: Path,
 ) -> None:
     """
-    A process that has handed over asks to be started again once no process has the node for a minute. A newcomer that asked
-    for it and died would else leave the node to nobody: the one before only waits to be stopped.
+    A process that has handed over asks to be started again once no process has the node for a minute. A new process
+    that asked for it and died would else leave the node to nobody: the former one only waits to be stopped.
     """
     clock = ManualClock()
     vacancy = Vacancy(tmp_path, clock)
     with open_journal(tmp_path, NODE):
-        in_office = vacancy.trouble()
+        in_use = vacancy.trouble()
     left = vacancy.trouble()
     await clock.advance(VACANT_SECONDS - 1)
     with open_journal(tmp_path, NODE):
@@ -167,7 +167,7 @@ async def test_a_former_allocator_asks_for_a_restart_when_no_other_runs(
     not_for_a_minute = vacancy.trouble()
     await clock.advance(1)
 
-    assert [None] * 5 == [in_office, left, taken, left_again, not_for_a_minute]
+    assert [None] * 5 == [in_use, left, taken, left_again, not_for_a_minute]
     assert "nobody has this node" in (vacancy.trouble() or "")
 
 

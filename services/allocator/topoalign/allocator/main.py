@@ -20,7 +20,7 @@ from topoalign.allocator.requests.kubelet_files import KubeletFiles
 from topoalign.allocator.requests.kubelet_watch import KubeletWatch
 from topoalign.allocator.service import Allocator, refuse_twin
 from topoalign.allocator.settings import AllocatorSettings
-from topoalign.allocator.takeover import Vacancy, asked, hardware_known, open_in_turn
+from topoalign.allocator.takeover import Vacancy, hardware_known, open_in_turn, wait_for_successor
 from topoalign.runtime.context import Context
 from topoalign.runtime.settings import from_environment
 
@@ -82,7 +82,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
                 tasks.start_soon(containers.run, kubelet.allocations, context.clock)
                 await tasks.start(kubelet.front.run)
             task_status.started()
-            await asked(settings.state_dir, context.clock)
+            await wait_for_successor(settings.state_dir, context.clock)
             context.life["successor"] = Vacancy(settings.state_dir, context.clock).trouble
             context.superseded.set()
 

@@ -92,9 +92,9 @@ async def handed_over(directory: Path, node: NodeName, clock: Clock, held: ExitS
         os.close(line)
 
 
-async def asked(directory: Path, clock: Clock) -> None:
+async def wait_for_successor(directory: Path, clock: Clock) -> None:
     """Returns when another process holds the successor lock. It polls every `POLL_SECONDS`."""
-    while not is_waited_for(directory):
+    while not is_successor_waiting(directory):
         await clock.sleep(POLL_SECONDS)
 
 
@@ -122,7 +122,7 @@ class Vacancy:
         return "the allocator that took over has gone, and nobody has this node: start this one again"
 
 
-def is_waited_for(directory: Path) -> bool:
+def is_successor_waiting(directory: Path) -> bool:
     """Whether another process holds the successor lock of this state directory. False where the file cannot be opened."""
     try:
         line = os.open(directory / SUCCESSOR_LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)

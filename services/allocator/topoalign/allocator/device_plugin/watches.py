@@ -1,5 +1,5 @@
 """
-The ListAndWatch streams of one resource: the kubelet's, and those of whoever else looks.
+The ListAndWatch streams of one resource: the kubelet's, and those of other clients.
 
 The kubelet opens its stream once, right after a registration, and drops the resource when that ends, whatever else is open.
 So which stream is its own must be known. Every peer runs as root, but the kubelet is the process that serves
