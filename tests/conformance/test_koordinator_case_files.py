@@ -38,7 +38,7 @@ def test_a_case_is_passed_only_with_the_answer_that_is_expected(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("changes", "place"),
     [
-        ({"device": "two"}, "'two' is not in it"),
+        ({"device": "two"}, "'two' is not in devices.json"),
         ({"pod": []}, "at `$.pod`"),
         ({"assigned": {"x": []}}, "`$.assigned`"),
     ],

@@ -12,7 +12,7 @@ from topoalign.core.deviceshare.candidates import Asked
 from topoalign.core.deviceshare.names import DeviceType
 from topoalign.core.deviceshare.numa_hints import numa_hints
 from topoalign.core.deviceshare.refusals import DevicesDoNotFit, Status
-from topoalign.tools.conformance.koordinator import allocations
+from topoalign.tools.conformance.koordinator import SUITES
 
 SPARSE = msgspec.structs.replace(box([(0, "a"), (0, "b")], [(0, "b")]), well_planned=True)
 """The only NIC is beside the second GPU, and the first GPU is taken first."""
@@ -48,7 +48,7 @@ def test_a_case_that_names_its_phase_is_answered_for_it(
     (tmp_path / "devices.json").write_bytes((vectors / "koordinator" / "devices.json").read_bytes())
     (tmp_path / "cases.jsonl").write_text(json.dumps({**case, "phase": phase}))
 
-    assert [passes] == [result.passed for result in allocations(tmp_path / "cases.jsonl")]
+    assert [passes] == [result.passed for result in SUITES["koordinator/allocate"](tmp_path / "cases.jsonl")]
 
 
 @pytest.mark.parametrize("wanted", [3, 1_000_000])

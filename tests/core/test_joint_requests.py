@@ -14,7 +14,6 @@ from topoalign.core.deviceshare.allocate import allocate
 from topoalign.core.deviceshare.annotations import quantity
 from topoalign.core.deviceshare.candidates import Asked
 from topoalign.core.deviceshare.demand import read_demand
-from topoalign.core.deviceshare.device_object import read_device
 from topoalign.core.deviceshare.inventory import Device, Inventory, Place
 from topoalign.core.deviceshare.names import (
     ANNOTATIONS,
@@ -32,6 +31,7 @@ from topoalign.core.deviceshare.names import (
 from topoalign.core.deviceshare.quantities import by_type, gpu_demand
 from topoalign.core.deviceshare.refusals import NotMeant, violation
 from topoalign.core.model.errors import InvalidField, TooMuchWork, TopoalignError
+from topoalign.tools.conformance.koordinator_devices import read_device
 
 NODE = box([(0, "a"), (0, "a"), (1, "b")], [(0, "a"), (1, "b")], functions=2)
 
@@ -197,7 +197,7 @@ def test_what_is_no_quantity_is_none(text: str) -> None:
 )
 def test_a_device_object_that_is_damaged_is_refused(described: object) -> None:
     with pytest.raises(InvalidField, match=r"^device: "):
-        read_device(described)
+        read_device(described, {})
 
 
 def test_a_search_for_same_pcie_is_exact_or_says_that_it_did_not_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 """
 The devices of a node as joint allocation sees them: where they sit, what they have, and what of it is used.
 
-It is made of a node's state (`node_inventory`) or of a Device object of Koordinator (`device_object`).
+It is made of a node's state (`node_inventory`). The types are named as the field's words have it; encoded they are named
+as in Koordinator's Device object (`scheduling.koordinator.sh/v1alpha1`), so that such an object is decoded as it is.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,7 +17,7 @@ ANYWHERE = -1
 """The NUMA node of a device of which it is not known."""
 
 
-class Place(msgspec.Struct, frozen=True):
+class Place(msgspec.Struct, frozen=True, rename={"node": "nodeID", "pcie": "pcieID"}):
     """Where a device sits. Ids are compared, never read; an empty one is not known."""
 
     node: int = ANYWHERE
@@ -26,7 +27,7 @@ class Place(msgspec.Struct, frozen=True):
     """The switches below one root port: devices there reach one another without the host bridge (PIX, PXB)."""
 
 
-class Function(msgspec.Struct, frozen=True):
+class Function(msgspec.Struct, frozen=True, rename={"bus": "busID"}):
     """An SR-IOV virtual function of a NIC."""
 
     bus: str
@@ -34,14 +35,20 @@ class Function(msgspec.Struct, frozen=True):
     minor: int = -1
 
 
-class FunctionGroup(msgspec.Struct, frozen=True):
+class FunctionGroup(msgspec.Struct, frozen=True, rename={"functions": "vfs"}):
     """Virtual functions of a device that have the same labels."""
 
-    labels: dict[str, str]
-    functions: tuple[Function, ...]
+    labels: dict[str, str] = {}
+    functions: tuple[Function, ...] = ()
 
 
-class Device(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+class Device(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    dict=True,
+    rename={"kind": "type", "healthy": "health", "place": "topology", "groups": "vfGroups"},
+):
     """One device, with where it is, what it has and what is used of it."""
 
     kind: DeviceType
@@ -77,7 +84,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return any(self.used.values()) or bool(self.used_functions)
 
 
-class Partition(msgspec.Struct, frozen=True):
+class Partition(msgspec.Struct, frozen=True, rename={"score": "allocationScore", "bandwidth": "ringBusBandwidth"}):
     """A set of GPUs that a fabric manager can isolate."""
 
     minors: tuple[int, ...]

@@ -10,10 +10,28 @@ from typing import TypeVar
 
 import msgspec
 
-from topoalign.core.model.errors import clean
+from topoalign.core.model.errors import Undecodable, clean, quoted
 from topoalign.tools.conformance.suite import CaseResult, Outcome, attempted
 
 C = TypeVar("C", bound=msgspec.Struct)
+
+
+class Beside:
+    """A file beside that of the cases: things that cases name, each decoded when it is asked for."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        """Raises Undecodable if it cannot be read, or is no table of things."""
+        self._name = name
+        try:
+            self._listed = msgspec.json.decode((path.parent / name).read_bytes(), type=dict[str, msgspec.Raw])
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise Undecodable(name, clean(str(error), 200)) from error
+
+    def __getitem__(self, name: str) -> msgspec.Raw:
+        """The JSON of one of them. Raises Undecodable if it is missing."""
+        if name not in self._listed:
+            raise Undecodable("a name", f"{quoted([name])} is not in {self._name}")
+        return self._listed[name]
 
 
 class Named(msgspec.Struct, frozen=True):

@@ -29,6 +29,7 @@ class AnsweredCase(Protocol):
         """The expected answer."""
 
 
+A = TypeVar("A", bound=Answer)
 C = TypeVar("C", bound=AnsweredCase)
 
 
@@ -38,21 +39,9 @@ class Allocations(Answer, frozen=True, kw_only=True):
     allocations: dict[DeviceType, list[Part] | None] | UnsetType | None = UNSET
 
 
-class AllocateCase(NodeCase, frozen=True, kw_only=True):
-    """A case of `koordinator/allocate`."""
-
-    expect: Allocations
-
-
-def allocations(path: Path) -> Iterator[CaseResult]:
-    """The results of a file of `koordinator/allocate`."""
-    inventories = Inventories(path)
-
-    def answer(case: AllocateCase) -> Allocations:
-        given = allocate(case.asked(inventories))
-        return Allocations(allocations={kind: parts(each) for kind, each in given.items()}, error=None)
-
-    return results(path, AllocateCase, answered(answer), without_nulls)
+def allocations(asked: Asked) -> Allocations:
+    """`koordinator/allocate`: what is given."""
+    return Allocations(allocations={kind: parts(each) for kind, each in allocate(asked).items()}, error=None)
 
 
 class NumaHint(msgspec.Struct, frozen=True):
@@ -69,24 +58,13 @@ class Hints(Answer, frozen=True, kw_only=True):
     hints: dict[DeviceType, list[NumaHint] | None] | UnsetType | None = UNSET
 
 
-class HintsCase(NodeCase, frozen=True, kw_only=True):
-    """A case of `koordinator/numa_hints`."""
-
-    expect: Hints
-
-
-def hints(path: Path) -> Iterator[CaseResult]:
-    """The results of a file of `koordinator/numa_hints`."""
-    inventories = Inventories(path)
-
-    def answer(case: HintsCase) -> Hints:
-        got: dict[DeviceType, list[NumaHint] | None] = {
-            kind: [NumaHint(list(hint.nodes), hint.preferred, hint.score) for hint in each]
-            for kind, each in numa_hints(case.asked(inventories)).items()
-        }
-        return Hints(hints=got, error=None)
-
-    return results(path, HintsCase, answered(answer), without_nulls)
+def hints(asked: Asked) -> Hints:
+    """`koordinator/numa_hints`: the hints of each device type."""
+    got: dict[DeviceType, list[NumaHint] | None] = {
+        kind: [NumaHint(list(hint.nodes), hint.preferred, hint.score) for hint in each]
+        for kind, each in numa_hints(asked).items()
+    }
+    return Hints(hints=got, error=None)
 
 
 class Score(Answer, frozen=True, kw_only=True):
@@ -95,26 +73,20 @@ class Score(Answer, frozen=True, kw_only=True):
     node_score: int | UnsetType | None = UNSET
 
 
-class ScoreCase(NodeCase, frozen=True, kw_only=True):
-    """A case of `koordinator/node_score`."""
-
-    expect: Score
-
-
-def scores(path: Path) -> Iterator[CaseResult]:
-    """The results of a file of `koordinator/node_score`."""
-    inventories = Inventories(path)
-
-    def answer(case: ScoreCase) -> Score:
-        return Score(node_score=score_of(case.asked(inventories), case.scorer or Scorer()), error=None)
-
-    return results(path, ScoreCase, answered(answer), without_nulls)
+def score(asked: Asked) -> Score:
+    """`koordinator/node_score`: the higher, the better the pod fits on the node."""
+    wants = [(asked.inventory.by_type[kind], wanted(asked, kind).each) for kind in asked.demand.requests]
+    return Score(node_score=node_score(asked.scorer or Scorer(), wants), error=None)
 
 
-def score_of(asked: Asked, scorer: Scorer) -> int:
-    """The score of a node for a pod: the higher, the better it fits."""
-    by_type = asked.inventory.by_type
-    return node_score(scorer, [(by_type[kind], wanted(asked, kind).each) for kind in asked.demand.requests])
+def on_node(kind: type[NodeCase[A]], answer: Callable[[Asked], A]) -> Suite:
+    """A suite of pods that are put to the nodes of `devices.json`."""
+
+    def cases(path: Path) -> Iterator[CaseResult]:
+        inventories = Inventories(path)
+        return results(path, kind, answered(lambda case: answer(case.asked(inventories))), without_nulls)
+
+    return cases
 
 
 class Gpu(msgspec.Struct, frozen=True):
@@ -189,9 +161,9 @@ def answered(answer: Callable[[C], Answer]) -> Callable[[C], Outcome]:
 
 
 SUITES: dict[str, Suite] = {
-    "koordinator/allocate": allocations,
+    "koordinator/allocate": on_node(NodeCase[Allocations], allocations),
     "koordinator/prepare": prepare,
     "koordinator/small_rules": small_rules,
-    "koordinator/numa_hints": hints,
-    "koordinator/node_score": scores,
+    "koordinator/numa_hints": on_node(NodeCase[Hints], hints),
+    "koordinator/node_score": on_node(NodeCase[Score], score),
 }

@@ -7,19 +7,23 @@ The inventories of the nodes are in `devices.json` beside the file of the cases.
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
 from topoalign.core.deviceshare.candidates import Asked, Given
 from topoalign.core.deviceshare.demand import JointDemand, read_demand
-from topoalign.core.deviceshare.device_object import read_device
-from topoalign.core.deviceshare.inventory import Inventory
+from topoalign.core.deviceshare.inventory import Function, Inventory
 from topoalign.core.deviceshare.names import DeviceType
 from topoalign.core.deviceshare.scores import Scorer
-from topoalign.core.model.errors import InvalidField, Undecodable, clean, quoted
+from topoalign.core.model.errors import InvalidField, Undecodable, quoted
+from topoalign.tools.conformance.case_files import Beside
+from topoalign.tools.conformance.koordinator_answers import Answer
+from topoalign.tools.conformance.koordinator_devices import read_device
 
 INVENTORIES = "devices.json"
+
+A = TypeVar("A", bound=Answer)
 
 
 class Pod(msgspec.Struct, frozen=True):
@@ -36,28 +40,22 @@ class Pod(msgspec.Struct, frozen=True):
         return read_demand(texts, self.requests, compat=True)
 
 
-class VirtualFunction(msgspec.Struct, frozen=True, rename={"bus": "busID"}):
-    """A virtual function by PCI address and number."""
-
-    bus: str
-    minor: int
-
-
 class Part(msgspec.Struct, frozen=True):
     """What a pod has of one device."""
 
     minor: int
     resources: dict[str, int]
-    vfs: list[VirtualFunction] | None = []
+    vfs: list[Function] | None = []
 
 
 Parts = dict[DeviceType, list[Part]]
 
 
-class NodeCase(msgspec.Struct, frozen=True, kw_only=True):
-    """A pod put to a node."""
+class NodeCase(msgspec.Struct, Generic[A], frozen=True, kw_only=True):
+    """A pod put to a node, and what is expected of it."""
 
     id: str
+    expect: A
     device: str
     pod: Pod
     assigned: Parts = {}
@@ -88,33 +86,19 @@ class Inventories:
     """The nodes by name. Raises Undecodable."""
 
     def __init__(self, path: Path) -> None:
-        try:
-            self.described: Mapping[str, object] = msgspec.json.decode(
-                (path.parent / INVENTORIES).read_bytes(), type=dict[str, Any]
-            )
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise Undecodable(INVENTORIES, clean(str(error), 200)) from error
+        self._described = Beside(path, INVENTORIES)
 
-    def read(self, name: str, node_labels: Mapping[str, str] | None = None) -> Inventory:
+    def read(self, name: str, node_labels: Mapping[str, str]) -> Inventory:
         """The inventory of this name. Raises Undecodable if it is missing or wrong."""
-        if name not in self.described:
-            raise Undecodable(INVENTORIES, f"{quoted([name])} is not in it")
         try:
-            return read_device(self.described[name], node_labels)
+            return read_device(without_nulls(msgspec.json.decode(self._described[name])), node_labels)
         except InvalidField as error:
             raise Undecodable(f"{quoted([name])} of {INVENTORIES}", str(error)) from error
 
 
 def parts(given: Iterable[Given]) -> list[Part]:
     """Allocated devices in the fields of a case."""
-    return [
-        Part(
-            each.device.minor,
-            dict(each.resources),
-            [VirtualFunction(function.bus, function.minor) for function in each.functions],
-        )
-        for each in given
-    ]
+    return [Part(each.device.minor, dict(each.resources), list(each.functions)) for each in given]
 
 
 AS_WRITTEN = ("annotations", "hint", "expect")

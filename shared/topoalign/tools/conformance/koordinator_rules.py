@@ -86,7 +86,7 @@ def counted(given: Input, inventories: Inventories) -> RuleAnswer:
     """The number of devices of a type and the amount of each."""
     pod = Pod(given.requests, {HINT_ANNOTATION: {given.device_type.value: given.hint}})
     try:
-        want = wanted(Asked(demand=pod.demand, inventory=inventories.read(given.device)), given.device_type)
+        want = wanted(Asked(demand=pod.demand, inventory=inventories.read(given.device, {})), given.device_type)
     except TopoalignError as error:
         return RuleAnswer(ok=False, count=0, per_instance={}, error=refused(error))
     return RuleAnswer(ok=True, count=want.count, per_instance=dict(want.each), error=None)

@@ -34,18 +34,13 @@ from topoalign.core.model.topology.bitmask import nodes_of
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.state.fold import NodeState
 from topoalign.tools.conformance.case_files import results
-from topoalign.tools.conformance.kubelet_cpus import KINDS as CPU_KINDS
-from topoalign.tools.conformance.kubelet_devices import KINDS as DEVICE_KINDS
-from topoalign.tools.conformance.kubelet_memory import KINDS as MEMORY_KINDS
+from topoalign.tools.conformance.kubelet_errors import kind_of
 from topoalign.tools.conformance.kubelet_memory import Block
 from topoalign.tools.conformance.kubelet_memory import written as blocks_written
 from topoalign.tools.conformance.kubelet_merge import Hint, written
 from topoalign.tools.conformance.kubelet_node import NODE, Config, Machine, Plugin
 from topoalign.tools.conformance.kubelet_pods import Pod, as_the_kubelet_reads
 from topoalign.tools.conformance.suite import CaseResult, Outcome
-
-KINDS = {"Topology locality": "NotAligned", **CPU_KINDS, **DEVICE_KINDS, **MEMORY_KINDS}
-"""What upstream's text contains -> the code of our error of that kind."""
 
 
 class Given(msgspec.Struct, frozen=True):
@@ -61,7 +56,7 @@ class Rejected(msgspec.Struct, frozen=True):
     """A refusal: reason, kind of its message, container and manager."""
 
     reason: str
-    code: str
+    code: str | None
     container: ContainerName | None
     provider: str | None
 
@@ -98,8 +93,7 @@ class Expected(msgspec.Struct, frozen=True):
         """The expected containers, or the refusal with the kind of its message."""
         if self.admitted is not False:
             return self.containers
-        kind = next((kind for text, kind in KINDS.items() if text in self.message), self.message)
-        return Rejected(self.reason, kind, self.container, self.provider)
+        return Rejected(self.reason, kind_of(self.message), self.container, self.provider)
 
 
 class Step(msgspec.Struct, frozen=True, tag_field="op"):

@@ -16,25 +16,19 @@ from topoalign.core.admission.pipeline import reason_of
 from topoalign.core.cpu_assignment.distributed import distributed
 from topoalign.core.cpu_assignment.packed import packed
 from topoalign.core.hints.cpu import cpu_hints
-from topoalign.core.model.errors import NoFit, Undecodable, clean, quoted
+from topoalign.core.model.errors import NoFit
 from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode
 from topoalign.core.model.topology.cpus import CpuTopology, cpu_topology
 from topoalign.core.model.topology.cpuset import format_cpuset, parse_cpuset
 from topoalign.core.model.topology.model import Cpu
 from topoalign.core.placement.cpus import allocate_cpus
-from topoalign.tools.conformance.case_files import results
+from topoalign.tools.conformance.case_files import Beside, results
 from topoalign.tools.conformance.kubelet_devices import mask_or_none
+from topoalign.tools.conformance.kubelet_errors import Answer
 from topoalign.tools.conformance.kubelet_merge import Hint, all_written
 from topoalign.tools.conformance.suite import CaseResult, Outcome
 
 TOPOLOGIES = "cpu_topologies.json"
-
-KINDS = {
-    "not enough cpus available": "NotEnoughCpus",
-    "not multiple cpus per core": "SplitCore",
-    "not enough free physical CPUs": "NotEnoughCores",
-}
-"""What upstream's text contains -> the code of our error of that kind."""
 
 
 class Listed(msgspec.Struct, frozen=True):
@@ -76,19 +70,14 @@ C = TypeVar("C", bound=CpuCase)
 
 
 class Topologies:
-    """The topologies by name, each read when a case first names it. Raises Undecodable, OSError."""
+    """The topologies by name, each read when a case first names it. Raises Undecodable."""
 
     def __init__(self, path: Path) -> None:
-        try:
-            self.listed = msgspec.json.decode((path.parent / TOPOLOGIES).read_bytes(), type=dict[str, msgspec.Raw])
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Undecodable(TOPOLOGIES, clean(str(error), 200)) from error
+        self.listed = Beside(path, TOPOLOGIES)
         self.known: dict[str, CpuTopology] = {}
 
     def read(self, name: str) -> CpuTopology:
         """Raises Undecodable for one that is not listed, and what msgspec raises for one that is no topology."""
-        if name not in self.listed:
-            raise Undecodable("topology", f"{quoted([name])} is not in {TOPOLOGIES}")
         if name not in self.known:
             self.known[name] = msgspec.json.decode(self.listed[name], type=Listed).read
         return self.known[name]
@@ -111,21 +100,13 @@ def check_lists(*texts: str) -> None:
         parse_cpuset(text)
 
 
-class Expected(msgspec.Struct, frozen=True, omit_defaults=True):
+class Expected(Answer, frozen=True, omit_defaults=True):
     """What came out; errors by the code of ours."""
 
     cpus: str | None = None
     shared_pool_after: str | None = None
-    error: str | None = None
     reason: str | None = None
     never_returns: bool = False
-
-    @property
-    def by_kind(self) -> "Expected":
-        """The expectation with the kind of its error in place of the kubelet's text."""
-        error = self.error
-        kind = next((kind for text, kind in KINDS.items() if error and text in error), error)
-        return msgspec.structs.replace(self, error=kind)
 
 
 class HintsOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -8,23 +8,17 @@ import msgspec
 
 from topoalign.core.admission.drive import drive
 from topoalign.core.hints.devices import Devices, device_hints, possible
-from topoalign.core.model.errors import DriverFault, NoFit, TopoalignError
+from topoalign.core.model.errors import DriverFault, NoFit
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import Mode
 from topoalign.core.model.topology.bitmask import Mask, mask_of
 from topoalign.core.placement.devices import Choice, choose_devices, sides
 from topoalign.tools.conformance.case_files import results
+from topoalign.tools.conformance.kubelet_errors import Answer
 from topoalign.tools.conformance.kubelet_merge import Hint, all_written
 from topoalign.tools.conformance.suite import CaseResult, Outcome
 
 Listed = dict[DeviceID, tuple[int, ...] | None]
-
-KINDS = {
-    "requested number of devices unavailable": "NotEnoughDevices",
-    "no healthy devices present": "NoHealthyDevice",
-    "GetPreferredAllocation rpc failed": DriverFault.code,
-}
-"""What upstream's text contains -> the code of our error of that kind."""
 
 
 def in_text_order(devices: Listed) -> Devices:
@@ -119,19 +113,11 @@ class PreferredCall(msgspec.Struct, frozen=True):
     size: int
 
 
-class AllocateExpected(msgspec.Struct, frozen=True):
+class AllocateExpected(Answer, frozen=True):
     """The expected devices and call, or the error."""
 
     devices: list[DeviceID] | None = None
     preferred_call: PreferredCall | None = None
-    error: str | None = None
-
-    @property
-    def by_kind(self) -> "AllocateExpected":
-        """The expectation with the kind of its error in place of the kubelet's text."""
-        error = self.error
-        kind = next((kind for text, kind in KINDS.items() if error and text in error), error)
-        return msgspec.structs.replace(self, error=kind)
 
 
 class AllocateCase(msgspec.Struct, frozen=True):
@@ -178,9 +164,4 @@ def allocated(case: AllocateCase) -> AllocateExpected:
     try:
         return AllocateExpected(list(drive(choosing, preferred)), call)
     except (NoFit, DriverFault) as failed:
-        return AllocateExpected(preferred_call=call, error=code_of(failed))
-
-
-def code_of(error: TopoalignError) -> str:
-    """The code of an error, for comparison."""
-    return error.code
+        return AllocateExpected(preferred_call=call, error=failed.code)

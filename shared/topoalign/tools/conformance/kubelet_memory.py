@@ -19,18 +19,10 @@ from topoalign.core.model.topology.model import NumaNode, Topology
 from topoalign.core.placement.memory import holding, memory_for
 from topoalign.core.state.fold import NodeState
 from topoalign.tools.conformance.case_files import results
+from topoalign.tools.conformance.kubelet_errors import Answer
 from topoalign.tools.conformance.kubelet_merge import Hint, all_written
 from topoalign.tools.conformance.kubelet_pods import Pod
 from topoalign.tools.conformance.suite import CaseResult, Outcome
-
-KINDS = {
-    "failed to get the default NUMA affinity": "NotEnoughMemory",
-    "failed to find the default preferred hint": "MemoryNotPreferred",
-    "failed to find NUMA nodes to extend": "MemoryNotExtendable",
-    "failed to find the extended preferred hint": "MemoryExtensionNotPreferred",
-    "violates NUMA node allocation": "MemoryGroupsWouldMix",
-}
-"""What upstream's text contains -> the code of our error of that kind."""
 
 
 class Amounts(msgspec.Struct, frozen=True):
@@ -103,21 +95,13 @@ def hinted(case: HintsCase) -> Outcome:
     return case.expect.hints, got
 
 
-class AllocateExpected(msgspec.Struct, frozen=True):
+class AllocateExpected(Answer, frozen=True):
     """The expected blocks and tables, or the error."""
 
     blocks: list[Block] | None = None
     held_blocks_after: Held | None = None
     reusable_after: list[Block] | None = None
     numa_nodes_after: list[Node] | None = None
-    error: str | None = None
-
-    @property
-    def by_kind(self) -> "AllocateExpected":
-        """The expectation with the kind of its error in place of the kubelet's text."""
-        error = self.error
-        kind = next((kind for text, kind in KINDS.items() if error and text in error), error)
-        return msgspec.structs.replace(self, error=kind)
 
 
 class AllocateCase(MemoryCase, frozen=True, kw_only=True):

@@ -1,0 +1,76 @@
+"""
+Reads Koordinator's Device object (`scheduling.koordinator.sh/v1alpha1`), as the suites `koordinator/…` describe nodes.
+
+It says what there is; what pods use is not in it, and is booked on top (`Inventory.booked`).
+"""
+
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+import msgspec
+
+from topoalign.core.deviceshare.annotations import quantity
+from topoalign.core.deviceshare.inventory import HOPPER_TABLE, HOPPERS, Device, Inventory, Partition, Table
+from topoalign.core.deviceshare.names import (
+    GPU_MODEL,
+    GPU_VENDOR,
+    PARTITION_POLICY,
+    PARTITION_TABLE,
+    WELL_PLANNED,
+    DeviceType,
+)
+from topoalign.core.model.errors import InvalidField, clean
+
+
+class DeviceObject(msgspec.Struct):
+    """The parts of the object that are read; quantities are integers."""
+
+    devices: list[dict[str, Any]] = []
+    labels: dict[str, str] = {}
+    annotations: dict[str, Any] = {}
+
+
+def read_device(raw: object, node_labels: Mapping[str, str]) -> Inventory:
+    """
+    The inventory that a Device object describes. Devices of a type that is not known are left out.
+
+    Raises InvalidField, which names the place.
+    """
+    try:
+        described = msgspec.convert(raw, DeviceObject)
+        known = [each for each in described.devices if each.get("type") in [*DeviceType]]
+        devices = msgspec.convert(known, tuple[Device, ...])
+        table = own_table(described.annotations.get(PARTITION_TABLE))
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise InvalidField(
+            "device", clean(str(error), 200), "give the Device object as Koordinator writes it"
+        ) from error
+    policy = (node_labels if table is None else described.labels).get(PARTITION_POLICY)
+    return Inventory(
+        devices=devices,
+        table=built_in_table(node_labels) if table is None else table,
+        honored=policy == "Honor",
+        well_planned=described.labels.get(WELL_PLANNED) == "true",
+    )
+
+
+def built_in_table(labels: Mapping[str, str]) -> Table | None:
+    """Koordinator's own table, for nodes with the labels of the GPUs that it is for."""
+    nvidia = labels.get(GPU_VENDOR, "") in ("", "nvidia")
+    return HOPPER_TABLE if nvidia and labels.get(GPU_MODEL) in HOPPERS else None
+
+
+def own_table(annotation: object) -> Table | None:
+    """The table of the annotation, which is text or already decoded. Raises ValueError for another shape."""
+    if annotation is None:
+        return None
+    rows = msgspec.json.decode(annotation) if isinstance(annotation, str) else annotation
+    return msgspec.convert(rows, dict[int, tuple[Partition, ...]], strict=False, dec_hook=bandwidth)
+
+
+def bandwidth(_: type[Fraction], text: Any) -> Fraction:
+    """A quantity such as `200Gi`. Raises ValueError if it is none."""
+    if (found := quantity(text)) is None:
+        raise ValueError(f"{text!r} is not a quantity")
+    return found
