@@ -19,25 +19,13 @@ _MAJOR = re.compile(r"([0-9]{1,4})(?:\.|$)")
 
 
 class Kind(IntFlag):
-    """hwloc's bits since version 3 (HWLOC_OBJ_OSDEV_*)."""
+    """Those of hwloc's bits since version 3 that tell a network interface and an RDMA device (HWLOC_OBJ_OSDEV_*)."""
 
-    STORAGE = 1
-    MEMORY = 2
-    GPU = 4
-    COPROCESSOR = 8
     NETWORK = 16
     OPENFABRICS = 32
-    DMA = 64
 
 
-_OLD_KINDS = {
-    "0": Kind.STORAGE,
-    "1": Kind.GPU,
-    "2": Kind.NETWORK,
-    "3": Kind.NETWORK | Kind.OPENFABRICS,
-    "4": Kind.DMA,
-    "5": Kind.COPROCESSOR,
-}
+_OLD_KINDS = {"2": Kind.NETWORK, "3": Kind.NETWORK | Kind.OPENFABRICS}
 
 
 def major_version(root: Element) -> int:

@@ -91,22 +91,14 @@ async def exit_when_cancelled(server: Server) -> None:
 def listen(host: str, port: int) -> socket.socket:
     """A listening TCP socket; port 0 picks a free one. Raises InvalidField if the address cannot be used."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-            listener.listen(backlog())
-        except BaseException:
-            listener.close()
-            raise
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        dual = family is socket.AF_INET6  # `::` is every address, those of IPv4 too
+        return socket.create_server(address, family=family, backlog=backlog(), dualstack_ipv6=dual)
     except (OSError, OverflowError) as error:
         raise AddressInUse(
             f"cannot listen on {clean(host)} port {port}: {clean(str(getattr(error, 'strerror', None) or error))}",
             "set TOPOALIGN_HTTP_HOST and TOPOALIGN_HTTP_PORT to an address that is free (port 0: any)",
         ) from error
-    listener.setblocking(False)
-    return listener
 
 
 def application(context: Context) -> Starlette:

@@ -64,7 +64,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
     """URL; None without HTTP."""
 
 
-def run(names: Sequence[str], environment: Mapping[str, str], ready: Callable[[Running], None] | None = None) -> None:
+def run(names: Sequence[str], environment: Mapping[str, str]) -> None:
     """
     Runs services as a program does: logging set up, until SIGTERM or SIGINT; SIGHUP has files read anew. Raises what
     `run_services` does.
@@ -77,8 +77,6 @@ def run(names: Sequence[str], environment: Mapping[str, str], ready: Callable[[R
         # what is there now stays: else the collector looks through it again and again, a twentieth of a second each time
         gc.collect()
         gc.freeze()
-        if ready is not None:
-            ready(running)
 
     anyio.run(lambda: run_services(names, environment, ready=serving), backend="asyncio")
 
