@@ -1,6 +1,7 @@
 """The boxes of GPUs and NICs: their text, their colours, and the marks for problems."""
 
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 from topoalign.cli.draw import palette
 from topoalign.cli.draw.device import Device, key
@@ -91,13 +92,8 @@ def hatching(box: Box) -> Iterator[Line]:
 
 def cordon(box: Box) -> Iterator[Line]:
     """A frame of dashes, as a barrier tape looks."""
-    sides = (
-        ((box.x, box.y), (box.right, box.y)),
-        ((box.right, box.y), (box.right, box.bottom)),
-        ((box.right, box.bottom), (box.x, box.bottom)),
-        ((box.x, box.bottom), (box.x, box.y)),
-    )
-    for (x0, y0), (x1, y1) in sides:
+    corners = [(box.x, box.y), (box.right, box.y), (box.right, box.bottom), (box.x, box.bottom), (box.x, box.y)]
+    for (x0, y0), (x1, y1) in pairwise(corners):
         length = abs(x1 - x0) + abs(y1 - y0)
         steps = max(2, round(length / DASH))
         for i in range(0, 2 * steps - 1, 2):

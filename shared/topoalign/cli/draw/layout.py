@@ -5,6 +5,7 @@ the bottom, all GPUs of the machine in line, and NVLinks below them.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from topoalign.cli.draw import palette
 from topoalign.cli.draw.device import Device
@@ -22,10 +23,8 @@ from topoalign.cli.draw.sizes import (
     MARGIN,
     PAD,
     SOCKET_HEAD,
-    STACK,
     Sizes,
     apart,
-    chosen_sizes,
 )
 from topoalign.cli.draw.tree import MEANINGS, Bridge, Child
 from topoalign.core.model.ids import DeviceID
@@ -37,7 +36,7 @@ TITLE, PLAIN, SMALL = 18.0, 12.0, 10.5
 
 def scene_of(diagram: Diagram) -> Scene:
     """The diagram as boxes, lines and texts."""
-    return Layout(chosen_sizes(diagram)).draw()
+    return Layout(Sizes(diagram)).draw()
 
 
 @dataclass
@@ -90,20 +89,16 @@ class Layout:
         return MARGIN + 30 + 16 * len(facts)
 
     def group(self, group: Group, x: float, width: float) -> None:
-        """Place a group of sockets at `x`, `width` units wide, with its NUMA nodes in stacks."""
-        stacks = self.sizes.stacks(group)
-        widths = [max(map(self.sizes.place_width, stack)) for stack in stacks]
+        """Place a group of sockets at `x`, `width` units wide, with its NUMA nodes side by side."""
+        widths = list(map(self.sizes.place_width, group.places))
         spare = (width - 2 * PAD - sum(widths) - GAP * (len(widths) - 1)) / len(widths)
         self.add(
             Box(x, self.top, width, self.sizes.group_height, "socket", palette.SOCKET, radius=8, story=group.title),
             Text(x + PAD, self.top + 18, group.title, 13, bold=True),
         )
         x += PAD
-        for stack, own in zip(stacks, widths, strict=True):
-            y = self.top + SOCKET_HEAD
-            for place in stack:
-                self.place(place, x, y, own + spare)
-                y += self.sizes.height(place) + GAP
+        for place, own in zip(group.places, widths, strict=True):
+            self.place(place, x, self.top + SOCKET_HEAD, own + spare)
             x += own + spare + GAP
 
     def place(self, place: Place, x: float, y: float, width: float) -> None:
@@ -143,20 +138,14 @@ class Layout:
         return box
 
     def rack(self, gpus: list[Device], nics: list[Device], x: float, above: Box | None) -> None:
-        """Draws devices in columns, from the left edge `x` on, the GPUs below the NICs."""
-        columns = self.sizes.columns(gpus, nics)
-        for i in range(columns):
+        """Draws devices from the left edge `x` on, the GPUs below the NICs."""
+        for i, (nic, gpu) in enumerate(zip_longest(nics, gpus)):
             left = x + i * COLUMN + (COLUMN - WIDTH) / 2
             boxes = []
-            upper = nics[i::columns]
-            for j, nic in enumerate(upper):
-                y = self.racks_top + j * (NIC_HEIGHT + STACK)
-                boxes.append(self.device(nic, left, y, NIC_HEIGHT))
-            lower = gpus[i::columns]
-            for j, gpu in enumerate(lower):
-                height = self.sizes.gpu_height
-                y = self.racks_top + self.sizes.device_room - (len(lower) - j) * (height + STACK) + STACK
-                boxes.append(self.device(gpu, left, y, height))
+            if nic is not None:
+                boxes.append(self.device(nic, left, self.racks_top, NIC_HEIGHT))
+            if gpu is not None:
+                boxes.append(self.device(gpu, left, self.racks_top + self.sizes.nic_room, self.sizes.gpu_height))
                 self.gpus[gpu.id] = boxes[-1]
             if above is not None:
                 self.wires(boxes, above)
