@@ -26,6 +26,8 @@ REPORTED = (click.ClickException, click.Abort, TopoalignError, OSError, BaseExce
 BY_CODE = {"NotFound": NOT_FOUND, "KubeletOwnsDevices": REFUSED, "Interrupted": INTERRUPTED}
 """Codes that say more than the base they stand on, also where they come from another process."""
 
+BY_KIND = {BadRequest: INVALID, NoFit: REFUSED, Unavailable: UNAVAILABLE}
+
 REMEDIES = {
     errno.ENOENT: "give a path that exists; a file is written only into a directory that exists",
     errno.EACCES: "run as a user with permission for it, or give another path",
@@ -37,18 +39,8 @@ REMEDIES = {
 
 def exit_code(error: TopoalignError) -> int:
     """The exit code that says whose fault it is."""
-    by_code = BY_CODE.get(code_of(error))
-    if by_code is not None:
-        return by_code
-    match error:
-        case BadRequest():
-            return INVALID
-        case NoFit():
-            return REFUSED
-        case Unavailable():
-            return UNAVAILABLE
-        case _:
-            return FAILURE
+    by_kind = next((status for kind, status in BY_KIND.items() if isinstance(error, kind)), FAILURE)
+    return BY_CODE.get(code_of(error), by_kind)
 
 
 def code_of(error: TopoalignError) -> str:

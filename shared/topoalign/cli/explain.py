@@ -1,6 +1,5 @@
 """`topoalign explain` and `topoalign what-if`: the reasons of a decision, and a decision without effect."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,9 @@ from topoalign.core.model.errors import clean
 from topoalign.core.model.requests import ExplainRequest, PodRequest
 
 FILE = click.Path(path_type=Path)
+
+OF_THE_POD = ("gpus", "cpus", "memory", "nics", "annotations", "pod")
+"""What `request_options` asks that a manifest says."""
 
 
 @click.command(name="what-if")
@@ -55,24 +57,15 @@ def what_if(
     return show(*described.predict(pod, rules), link.as_json)
 
 
-def pod_in(
-    file: Path,
-    gpus: int,
-    cpus: int,
-    memory: int,
-    nics: int,
-    annotations: Sequence[str],
-    pod: str | None,
-    **rules: str | None,
-) -> tuple[PodRequest, Changes]:
+def pod_in(file: Path, **asked: Any) -> tuple[PodRequest, Changes]:
     """The pod of a manifest, and the rules that are to differ. Raises UsageError if a pod is described twice."""
-    if any((gpus, cpus, memory, nics, annotations, pod)):
+    if any(asked.pop(option) for option in OF_THE_POD):
         raise click.UsageError(
             "--pod-file describes the whole pod: leave out --gpus, --cpus, --memory, --nics, --annotation and --pod"
         )
     from topoalign.kubelet.files import manifest  # brings in YAML
 
-    return manifest.load_pod(file), changes(rules)
+    return manifest.load_pod(file), changes(asked)
 
 
 @click.command()

@@ -93,10 +93,8 @@ class Link:
         or can be had now, and with --json, which does not need it. Raises what the allocator failed with, NodeSilent if it
         does not answer, and OutcomeUnknown if it does not and may have done it.
         """
-        found: list[tuple[Any, Topology]] = []
-        with undone_unless(found, effect):
-            anyio.run(self._ask, verb, request, kind, effect, found.append)
-        return found[-1]
+        question = Question(wire.admission_subject(self.node, verb), request, "allocator")
+        return self._put(question, kind, effect, worded=not self.as_json)
 
     def tell(self, word: Word, devices: Sequence[str], reason: str) -> dict[DeviceID, DeviceHealth]:
         """
@@ -105,27 +103,26 @@ class Link:
         Raises what discovery failed with, NodeSilent if it does not answer, and OutcomeUnknown if it may have heard.
         """
         request, effect = DevicesRequest(node=self.node, devices=tuple(devices), reason=reason), spoken(word, devices)
-        found: list[dict[DeviceID, DeviceHealth]] = []
+        question = Question(wire.devices_subject(self.node, word), request, "discovery")
+        health: dict[DeviceID, DeviceHealth]
+        health, _ = self._put(question, dict[DeviceID, DeviceHealth], effect, worded=False)
+        return health
+
+    def _put(self, question: Question, kind: Any, effect: Effect | None, *, worded: bool) -> tuple[Any, Topology]:
+        """The answer; with `worded` also the topology, where it can be had. An answer stands, whatever comes after it."""
+        found: list[tuple[Any, Topology]] = []
+
+        async def ask() -> None:
+            async with connected(self.nats) as bus:
+                answer = await put(bus, self.node, question, kind, effect, ANSWER_SECONDS)
+                found.append((answer, Topology()))
+                if worded:
+                    with anyio.move_on_after(WORDS_SECONDS), suppress(TopoalignError):
+                        found.append((answer, await newest_topology(bus, self.node) or Topology()))
+
         with undone_unless(found, effect):
-            anyio.run(self._tell, word, request, effect, found.append)
+            anyio.run(ask)
         return found[-1]
-
-    async def _tell(self, word: Word, request: DevicesRequest, effect: Effect, found: Callable[[Any], None]) -> None:
-        async with connected(self.nats) as bus:
-            question = Question(wire.devices_subject(request.node, word), request, "discovery")
-            found(await put(bus, request.node, question, dict[DeviceID, DeviceHealth], effect, ANSWER_SECONDS))
-
-    async def _ask(
-        self, verb: str, request: object, kind: Any, effect: Effect | None, found: Callable[[Any], None]
-    ) -> None:
-        node = self.node
-        async with connected(self.nats) as bus:
-            question = Question(wire.admission_subject(node, verb), request, "allocator")
-            answer = await put(bus, node, question, kind, effect, ANSWER_SECONDS)
-            found((answer, Topology()))
-            if not self.as_json:
-                with anyio.move_on_after(WORDS_SECONDS), suppress(TopoalignError):
-                    found((answer, await newest_topology(bus, node) or Topology()))
 
 
 def spoken(word: Word, devices: Sequence[str]) -> Effect:

@@ -20,6 +20,7 @@ import msgspec
 
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import DeviceID
+from topoalign.discovery.drivers.health import HEALTHY, unhealthy
 from topoalign.runtime.backoff import backoff_seconds
 
 RELAPSE_SECONDS = 3600.0
@@ -152,7 +153,7 @@ class HealthJudge:
         if mark is None and blind is not None and found is not None:
             return DeviceHealth(state=HealthState.UNKNOWN, reason=blind)
         if mark is None:
-            return found or HEALTHY
+            return found or HEALTHY  # an instance of which nothing is known for itself is as its card
         if blind is not None:
             return unhealthy(mark.reason, blind)
         if found is not None and found.state is not HealthState.HEALTHY:
@@ -160,15 +161,6 @@ class HealthJudge:
         if mark.lasting:
             return unhealthy(mark.reason, "out of use until it was reset, or an operator heals it")
         return unhealthy(mark.reason, "out of use until it has been quiet for a while")
-
-
-HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
-"""Also an instance of which nothing is known for itself: it is as its card."""
-
-
-def unhealthy(*reasons: str) -> DeviceHealth:
-    """The unhealthy state with these reasons, each once."""
-    return DeviceHealth(state=HealthState.UNHEALTHY, reason="; ".join(dict.fromkeys(reasons)))
 
 
 def cordoned(health: DeviceHealth, reason: str | None) -> DeviceHealth:

@@ -54,8 +54,8 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
     context.checks["device record"] = caretaker.trouble
     context.notes["configuration"] = offering.note
     context.notes["hardware"] = discovery.oddities
-    context.notes["node name"] = discovery.spoken_over
-    context.notes["ids"] = discovery.taken_ids
+    context.notes["node name"] = discovery.announcer.spoken_over
+    context.notes["ids"] = discovery.announcer.speaker.note
     async with background() as tasks:
         tasks.start_soon(configuration.keep_up, context.clock, context.reload.wait)
         tasks.start_soon(follow, configuration, discovery, caretaker, context.environment)

@@ -70,7 +70,7 @@ class Discovery:
         self._read_seconds, self._hold_down_seconds = read_seconds, hold_down_seconds
         self._epochs = Epochs(caretaker.new_epoch, clock)
         self._boot_id = boot_id
-        self._announcer = Announcer(bus, hub or bus, clock)
+        self.announcer = Announcer(bus, hub or bus, clock)
         self._topology: TopologyDiscovered | None = None
         self._health: DeviceHealthChanged | None = None
         self._findings: tuple[str, ...] = ()
@@ -90,14 +90,6 @@ class Discovery:
         """For /readyz?verbose: what the newest reading found odd, such as GPUs that do not answer."""
         return "; ".join(self._findings) or None
 
-    def spoken_over(self) -> str | None:
-        """For /readyz?verbose: who else speaks for this node."""
-        return self._announcer.spoken_over()
-
-    def taken_ids(self) -> str | None:
-        """For /readyz?verbose: that somebody else uses ids of this service."""
-        return self._announcer.speaker.note()
-
     def deafness(self) -> str | None:
         """Readiness: why events of the hardware are not heard."""
         return self._deafness
@@ -110,7 +102,7 @@ class Discovery:
                 subject=wire.announce_subject(self._node),
                 answer=answering(AnnounceRequest, self._asked_anew),
             ),
-            self._announcer.endpoint(self._node),
+            self.announcer.endpoint(self._node),
             Endpoint(name="alive", subject=wire.alive_subject(self._node), answer=answering(AliveRequest, self._asked)),
             *(
                 Endpoint(
@@ -122,8 +114,8 @@ class Discovery:
             ),
         ]
         async with self._bus.serve(SERVICE, endpoints), anyio.create_task_group() as tasks:
-            tasks.start_soon(self._announcer.run)
-            tasks.start_soon(self._announcer.watch, self.announce)
+            tasks.start_soon(self.announcer.run)
+            tasks.start_soon(self.announcer.watch, self.announce)
             tasks.start_soon(self._read_regularly)
             tasks.start_soon(self._read_when_something_happens)
             tasks.start_soon(self._driver.watch, self)
@@ -136,7 +128,7 @@ class Discovery:
             if self._epochs.renew():
                 self._metrics.epochs.inc()
             else:
-                self._announcer.owe()
+                self.announcer.owe()
             self._say_topology(self._topology.source, self._topology.topology)
             self._say_health(self._health.devices)
 
@@ -284,7 +276,7 @@ class Discovery:
             source=source,
             topology=topology,
         )
-        self._announcer.say(self._topology)
+        self.announcer.say(self._topology)
 
     def _say_health(self, devices: dict[DeviceID, DeviceHealth]) -> None:
         self._health = DeviceHealthChanged(
@@ -293,4 +285,4 @@ class Discovery:
             revision=self._health.revision + 1 if self._health is not None else 1,
             devices=devices,
         )
-        self._announcer.say(self._health)
+        self.announcer.say(self._health)

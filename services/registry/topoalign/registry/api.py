@@ -32,6 +32,8 @@ from topoalign.registry.paging import Key, Page, key_of, limit_of, page
 from topoalign.registry.views import AllocationView, NodeSummary
 
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+STATUS = {NotFound: 404, BadRequest: 400, NoFit: 409, Unavailable: 503}
+"""The first kind that an error is of counts; any other error is a defect, 500."""
 LONGEST_URL = 4_096
 """Characters of path and query together."""
 
@@ -130,17 +132,7 @@ def error(code: str, finding: str, remedy: str, status: int) -> Response:
 async def failed(request: Request, exc: Exception) -> Response:
     """An error raised on purpose: its base says whose fault it is, and so which status it has."""
     assert isinstance(exc, TopoalignError)
-    match exc:
-        case NotFound():
-            status = 404
-        case BadRequest():
-            status = 400
-        case NoFit():
-            status = 409
-        case Unavailable():
-            status = 503
-        case _:
-            status = 500
+    status = next((status for kind, status in STATUS.items() if isinstance(exc, kind)), 500)
     return error(exc.code, exc.finding, exc.remedy, status)
 
 

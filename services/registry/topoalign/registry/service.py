@@ -9,6 +9,7 @@ here differs, everything is requested again.
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 
 import anyio
 import structlog
@@ -23,7 +24,7 @@ from topoalign.core.ports import Bus, Clock, Stream
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.metrics import Metrics
 from topoalign.registry.settings import RegistrySettings
-from topoalign.runtime.tasks import background
+from topoalign.runtime.tasks import either
 
 FOLLOWED = (Stream.NODES, Stream.ALLOCATIONS)
 
@@ -84,13 +85,7 @@ class Registry:
         while True:
             self._ask_now = anyio.Event()
             await self._ask_all()
-            async with background() as tasks:
-                tasks.start_soon(self._ask_later)
-                await self._ask_now.wait()
-
-    async def _ask_later(self) -> None:
-        await self._clock.sleep(self._settings.registry_ask_seconds)
-        self._ask_now.set()
+            await either(self._ask_now.wait, partial(self._clock.sleep, self._settings.registry_ask_seconds))
 
     async def _ask_all(self) -> None:
         limiter = anyio.CapacityLimiter(ASKED_AT_ONCE)

@@ -28,6 +28,9 @@ KUBELET_NUMA_LIMIT = 8
 """NUMA nodes above which the kubelet refuses to start with a topology policy, unless told otherwise (v1.36.3)."""
 
 NVML = "libnvidia-ml.so.1"
+STATE_DIR = Path("/var/lib/topoalign")
+
+PATH = click.Path(path_type=Path)
 
 
 def host_name() -> str:
@@ -39,29 +42,24 @@ def host_name() -> str:
 @click.option(
     "--nats", envvar="TOPOALIGN_NATS_URL", metavar="URL", help="URL of the NATS to test.  [default: that of `up`]"
 )
-@click.option(
-    "--kubelet-dir",
-    metavar="DIR",
-    type=click.Path(path_type=Path),
-    help="The kubelet's device plugin directory to test.",
-)
+@click.option("--kubelet-dir", metavar="DIR", type=PATH, help="The kubelet's device plugin directory to test.")
 @click.option(
     "--kubelet-config",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=PATH,
     envvar="TOPOALIGN_KUBELET_CONFIG",
     help="The kubelet's configuration file.  [default: config.yaml above --kubelet-dir]",
 )
 @click.option(
     "--state-dir",
     metavar="DIR",
-    type=click.Path(path_type=Path),
-    default=Path("/var/lib/topoalign"),
+    type=PATH,
+    default=STATE_DIR,
     envvar="TOPOALIGN_STATE_DIR",
     show_default=True,
     help="Directory of the allocator's journal.",
 )
-@click.option("--sysfs-root", type=click.Path(path_type=Path), default=Path("/sys"), show_default=True, hidden=True)
+@click.option("--sysfs-root", type=PATH, default=Path("/sys"), show_default=True, hidden=True)
 @click.option(
     "--node",
     envvar="TOPOALIGN_NODE",

@@ -14,10 +14,10 @@ import msgspec
 from topoalign.core.deviceshare.candidates import Asked, Candidate, Given, Wanted, candidates, wanted
 from topoalign.core.deviceshare.gpus import completed, is_shared, pick_gpus
 from topoalign.core.deviceshare.names import DeviceType
-from topoalign.core.deviceshare.nearest import around, nearest, nearest_gpus
+from topoalign.core.deviceshare.nearest import around, nearest
 from topoalign.core.deviceshare.picking import by_preferred_pcie, pick
 from topoalign.core.deviceshare.refusals import DevicesDoNotFit, insufficient, violation
-from topoalign.core.deviceshare.same_pcie import able_ones, same_pcie
+from topoalign.core.deviceshare.same_pcie import Offers, Wants, able_ones, same_pcie
 
 Allocation = Mapping[DeviceType, Sequence[Given]]
 """Type -> what is given of it, by minor."""
@@ -53,10 +53,6 @@ def types_to_give(asked: Asked) -> list[DeviceType]:
     if not (joint and asked.first_look and asked.inventory.well_planned and asked.demand.gpu) or is_shared(asked):
         return kinds
     return [kind for kind in kinds if kind == joint[0]]
-
-
-Wants = Mapping[DeviceType, Wanted]
-Offers = Mapping[DeviceType, Sequence[Candidate]]
 
 
 def check_counts(asked: Asked, kinds: Sequence[DeviceType], wants: Wants, offers: Offers) -> None:
@@ -121,10 +117,7 @@ def near(
     asked: Asked, kind: DeviceType, want: Wanted, offer: Sequence[Candidate], primary: Sequence[Given]
 ) -> list[Given]:
     """Chooses devices from the tier nearest to the primary ones that has enough. Raises DevicesDoNotFit."""
-    places = around(each.device for each in primary)
-    if kind is DeviceType.GPU:
-        return nearest_gpus(asked, want, offer, places)
-    return nearest(asked, kind, want, offer, places)
+    return nearest(asked, kind, want, offer, around(each.device for each in primary))
 
 
 def pcies(given: Sequence[Given]) -> frozenset[str]:

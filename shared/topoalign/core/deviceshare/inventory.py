@@ -27,6 +27,16 @@ class Place(msgspec.Struct, frozen=True, rename={"node": "nodeID", "pcie": "pcie
     """The switches below one root port: devices there reach one another without the host bridge (PIX, PXB)."""
 
 
+def switch(place: Place) -> str:
+    """The switches of a place; empty: unknown."""
+    return place.switch
+
+
+def root_complex(place: Place) -> str:
+    """The root complex of a place; empty: unknown."""
+    return place.pcie
+
+
 class Function(msgspec.Struct, frozen=True, rename={"bus": "busID"}):
     """An SR-IOV virtual function of a NIC."""
 

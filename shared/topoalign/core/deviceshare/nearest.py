@@ -15,7 +15,7 @@ import msgspec
 
 from topoalign.core.deviceshare.candidates import Asked, Candidate, Given, Wanted
 from topoalign.core.deviceshare.gpus import pick_gpus
-from topoalign.core.deviceshare.inventory import ANYWHERE, Device, Place
+from topoalign.core.deviceshare.inventory import ANYWHERE, Device, Place, root_complex, switch
 from topoalign.core.deviceshare.names import DeviceType
 from topoalign.core.deviceshare.picking import in_turn, pick, rank
 from topoalign.core.deviceshare.refusals import DevicesDoNotFit, insufficient
@@ -68,6 +68,8 @@ def place_of(device: Device) -> Place:
 
 def nearest(asked: Asked, kind: DeviceType, want: Wanted, offer: Sequence[Candidate], primary: Around) -> list[Given]:
     """Chooses devices of a type near the primary ones, by the rule of this module. Raises DevicesDoNotFit."""
+    if kind is DeviceType.GPU:
+        return nearest_gpus(asked, want, offer, primary)
     ranked = sorted(offer, key=rank)
     order: list[Candidate] = []
     for tier, group in enumerate(GROUPS):
@@ -76,20 +78,10 @@ def nearest(asked: Asked, kind: DeviceType, want: Wanted, offer: Sequence[Candid
     if len(able) < want.count:
         raise insufficient(kind)
     picked, spare = able[: want.count], able[want.count :]
-    for scopes, scope_of in ((primary.switches, switch_of), (primary.pcies, pcie_of)):
-        for scope in sorted(scopes - {scope_of(each) for each in picked}):
-            picked += [each for each in spare if scope_of(each) == scope][:1]
+    for scopes, scope_of in ((primary.switches, switch), (primary.pcies, root_complex)):
+        for scope in sorted(scopes - {scope_of(place_of(each.device)) for each in picked}):
+            picked += [each for each in spare if scope_of(place_of(each.device)) == scope][:1]
     return picked
-
-
-def switch_of(given: Given) -> str:
-    """The switches that a given device is on; empty: unknown."""
-    return place_of(given.device).switch
-
-
-def pcie_of(given: Given) -> str:
-    """The root complex that a given device is on; empty: unknown."""
-    return place_of(given.device).pcie
 
 
 def nearest_gpus(asked: Asked, want: Wanted, offer: Sequence[Candidate], primary: Around) -> list[Given]:

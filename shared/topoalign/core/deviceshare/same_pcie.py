@@ -17,7 +17,7 @@ import msgspec
 from topoalign.core.deviceshare.annotations import NO_HINT, Hint
 from topoalign.core.deviceshare.candidates import Asked, Candidate, Given, Wanted
 from topoalign.core.deviceshare.gpus import NOT_ENOUGH, NOT_IN_SCOPE, is_honored, partitions
-from topoalign.core.deviceshare.inventory import Place
+from topoalign.core.deviceshare.inventory import Place, root_complex, switch
 from topoalign.core.deviceshare.names import DeviceType, Level
 from topoalign.core.deviceshare.nearest import place_of
 from topoalign.core.deviceshare.picking import given, in_turn, pick, rank
@@ -33,16 +33,6 @@ Needs = tuple[int, ...]
 ScopeOf = Callable[[Place], str]
 Wants = Mapping[DeviceType, Wanted]
 Offers = Mapping[DeviceType, Sequence[Candidate]]
-
-
-def switch(place: Place) -> str:
-    """The switches of a place; empty: unknown."""
-    return place.switch
-
-
-def root_complex(place: Place) -> str:
-    """The root complex of a place; empty: unknown."""
-    return place.pcie
 
 
 LOOKS: Sequence[tuple[Level, Callable[[Place], tuple[str | int, ...]], ScopeOf]] = (

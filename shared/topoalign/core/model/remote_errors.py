@@ -1,5 +1,7 @@
 """What another service failed with: how it looks in an answer, and as this side's error."""
 
+from collections.abc import Mapping
+
 import msgspec
 
 from topoalign.core.model.errors import BadRequest, NoFit, TopoalignError, Unavailable
@@ -35,12 +37,9 @@ class RemoteUnavailable(RemoteFailure, Unavailable):
     """Raised when the other service could not answer."""
 
 
+BY_FAULT: Mapping[str, type[RemoteFailure]] = {"request": RemoteBadRequest, "fit": RemoteNoFit}
+
+
 def remote(failed: Failure) -> RemoteFailure:
     """Returns the error that stands for a failure here. An unknown fault counts as the service's."""
-    match failed.fault:
-        case "request":
-            return RemoteBadRequest(failed)
-        case "fit":
-            return RemoteNoFit(failed)
-        case _:
-            return RemoteUnavailable(failed)
+    return BY_FAULT.get(failed.fault, RemoteUnavailable)(failed)

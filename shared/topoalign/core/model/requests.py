@@ -152,10 +152,14 @@ def overridden(rules: AdmissionRules, changes: Mapping[str, str | int | bool]) -
         raise InvalidField("rules", clean(str(error), 200), "see `topoalign allocate --help` for the rules") from error
 
 
-class ClockRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Asks the allocator of a node for its clock, to give the next request a deadline."""
+class NodeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A request to a service of one node."""
 
     node: NodeName
+
+
+class ClockRequest(NodeRequest, frozen=True, kw_only=True):
+    """Asks the allocator of a node for its clock, to give the next request a deadline."""
 
 
 class ClockReading(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,41 +206,32 @@ class ReleaseRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """As of AllocateRequest: what comes late could give back what the pod was given since."""
 
 
-class ExplainRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ExplainRequest(NodeRequest, frozen=True, kw_only=True):
     """Asks how a decision came about: of an allocation by its id, or the latest about a pod `namespace/name`."""
 
-    node: NodeName
     target: str
 
 
-class SnapshotRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SnapshotRequest(NodeRequest, frozen=True, kw_only=True):
     """Asks the allocator to announce all its live allocations anew; answered with the snapshot's (epoch, seq)."""
 
-    node: NodeName
 
-
-class AnnounceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AnnounceRequest(NodeRequest, frozen=True, kw_only=True):
     """
     Asks discovery to announce topology and health anew, or the allocator its usage; answered with the (epoch, revision)
     of each. They have a new epoch, because the caller may have received a greater revision than the one announced.
     """
 
-    node: NodeName
 
-
-class AliveRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AliveRequest(NodeRequest, frozen=True, kw_only=True):
     """
     Asks discovery or the allocator whether it is alive. Discovery answers with the (epoch, revision) of the newest
     topology and health, the allocator with its `Standing`.
     """
 
-    node: NodeName
 
-
-class SaidRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SaidRequest(NodeRequest, frozen=True, kw_only=True):
     """Asks discovery what it announced last; answered with a `Said` for `topology` and one for `health`."""
-
-    node: NodeName
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True):

@@ -112,6 +112,11 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         allocations, memory = self.with_allocation(allocation)
         return msgspec.structs.replace(self, allocations=allocations, memory=memory)
 
+    def without(self, gone: AllocationID) -> "NodeState":
+        """This state if the allocation were gone."""
+        allocations, memory = self.without_allocation(gone)
+        return msgspec.structs.replace(self, allocations=allocations, memory=memory)
+
     def with_allocation(
         self, allocation: Allocation
     ) -> tuple[Mapping[AllocationID, Allocation], Mapping[int, MemoryUse]]:

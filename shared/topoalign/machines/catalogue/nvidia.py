@@ -19,24 +19,10 @@ from topoalign.machines.catalogue.build import (
     switch,
 )
 
-HYBRID_CUBE_MESH = {
-    (0, 1): 1,
-    (0, 2): 1,
-    (0, 3): 2,
-    (1, 2): 2,
-    (1, 3): 1,
-    (2, 3): 2,  # the first four
-    (4, 5): 1,
-    (4, 6): 1,
-    (4, 7): 2,
-    (5, 6): 2,
-    (5, 7): 1,
-    (6, 7): 2,  # the other four
-    (0, 4): 2,
-    (1, 5): 2,
-    (2, 6): 1,
-    (3, 7): 1,  # across
-}
+QUAD = {(0, 1): 1, (0, 2): 1, (0, 3): 2, (1, 2): 2, (1, 3): 1, (2, 3): 2}
+"""The NVLinks between the four GPUs of a socket."""
+ACROSS = {(0, 4): 2, (1, 5): 2, (2, 6): 1, (3, 7): 1}
+HYBRID_CUBE_MESH = {**QUAD, **{(a + 4, b + 4): nvlinks for (a, b), nvlinks in QUAD.items()}, **ACROSS}
 """Six NVLinks a GPU: to its three neighbours on the socket and to its opposite number."""
 
 

@@ -17,7 +17,7 @@ from topoalign.core.hints.reuse import allocations_of
 from topoalign.core.model.errors import quoted
 from topoalign.core.model.events import Allocation, MemoryBlock
 from topoalign.core.model.ids import DeviceID, ResourceName
-from topoalign.core.model.requests import AdmissionRules, ContainerRequest
+from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.cpuset import parse_cpuset
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.grpc.api import v1
@@ -88,14 +88,9 @@ def pod_resources(running: Running, state: NodeState) -> v1.PodResources:
         namespace=running.pod.namespace,
         containers=[
             container_resources(container.name, held.get(container.name), state)
-            for container in (*filter(is_sidecar, running.pod.init_containers), *running.pod.containers)
+            for container in (*(each for each in running.pod.init_containers if each.sidecar), *running.pod.containers)
         ],
     )
-
-
-def is_sidecar(container: ContainerRequest) -> bool:
-    """Whether an init container stays for the life of its pod."""
-    return container.sidecar
 
 
 def container_resources(name: str, held: Allocation | None, state: NodeState) -> v1.ContainerResources:

@@ -24,7 +24,6 @@ from topoalign.core.admission.admit import admission, answer_to
 from topoalign.core.admission.drive import drive
 from topoalign.core.admission.pipeline import Question, Reply
 from topoalign.core.model.decisions import Admission, Decision, PreferenceQuestion
-from topoalign.core.model.events import AllocationGranted, AllocationReleased
 from topoalign.core.model.ids import GPU, NIC, AllocationID, ContainerName, DeviceID, PodName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, Placement, PodRequest, Policy
 from topoalign.core.model.topology.links import PcieClass
@@ -122,10 +121,7 @@ class Node:
             self.refused += 1
             return False
         for allocation in decision.allocations:
-            fact = AllocationGranted(
-                node=self.state.node, epoch=self.state.epoch, seq=self.state.seq + 1, allocation=allocation
-            )
-            self.state = self.state.apply(fact)
+            self.state = self.state.holding(allocation)
             self.judge(allocation.devices[GPU], allocation.devices.get(NIC, ()))
         return True
 
@@ -133,15 +129,7 @@ class Node:
         """Release a live allocation, drawn at random, if there is one."""
         live: list[AllocationID] = sorted(self.state.allocations)
         if live:
-            gone = self.arrivals.choice(live)
-            fact = AllocationReleased(
-                node=self.state.node,
-                epoch=self.state.epoch,
-                seq=self.state.seq + 1,
-                allocation=gone,
-                reason="released",
-            )
-            self.state = self.state.apply(fact)
+            self.state = self.state.without(self.arrivals.choice(live))
 
     def decide(self, pod: PodRequest) -> Decision:
         """The decision about a pod; the questions on the way are answered by `answer`."""

@@ -20,8 +20,6 @@ from topoalign.core.model.decisions import Admission, Decision, PreferenceQuesti
 from topoalign.core.model.errors import Undecodable, quoted
 from topoalign.core.model.events import (
     Allocation,
-    AllocationGranted,
-    AllocationReleased,
     DeviceHealth,
     DeviceHealthChanged,
     HealthState,
@@ -192,21 +190,21 @@ class Sequence:
                 decision = self.decide(as_the_kubelet_reads(step.pod.read))
                 if isinstance(decision, Refusal):
                     for allocation in decision.undone:
-                        self.grant(allocation)
+                        self.state = self.state.holding(allocation)
                     for allocation in decision.undone:
-                        self.release(allocation)
+                        self.state = self.state.without(allocation.id)
                     return Rejected(decision.reason, decision.code, decision.container, decision.provider)
                 for allocation in decision.allocations:
-                    self.grant(allocation)
+                    self.state = self.state.holding(allocation)
                 return told(decision)
             case Remove():
                 for held in self.held_by(step.pod_name):
-                    self.release(held)
+                    self.state = self.state.without(held.id)
             case Start():
                 for held in self.held_by(step.pod_name):
                     if held.role == "init":  # it has ended: the kubelet frees its memory, and keeps CPUs and devices
-                        self.release(held)
-                        self.grant(msgspec.structs.replace(held, memory=()))
+                        self.state = self.state.without(held.id)
+                        self.state = self.state.holding(msgspec.structs.replace(held, memory=()))
             case Devices():
                 if step.resource not in self.plugins:
                     raise Undecodable("a step `devices`", f"no plugin has {quoted([step.resource])}")
@@ -227,18 +225,6 @@ class Sequence:
     def held_by(self, pod: PodName) -> list[Allocation]:
         """The live allocations of a pod."""
         return [held for held in self.state.allocations.values() if held.owner and held.owner.pod == pod]
-
-    def grant(self, allocation: Allocation) -> None:
-        """Apply a granted allocation to the state."""
-        state = self.state
-        fact = AllocationGranted(node=NODE, epoch=state.epoch, seq=state.seq + 1, allocation=allocation)
-        self.state = state.apply(fact)
-
-    def release(self, held: Allocation) -> None:
-        """Apply the release of an allocation to the state."""
-        state = self.state
-        fact = AllocationReleased(node=NODE, epoch=state.epoch, seq=state.seq + 1, allocation=held.id, reason="gone")
-        self.state = state.apply(fact)
 
     def after(self) -> After:
         """The remaining state of the node in the fields of a case."""

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from topoalign.core.demand.pod_demand import pod_demand
 from topoalign.core.hints.memory import memory_answer, memory_nodes
@@ -214,21 +215,14 @@ def written(blocks: tuple[MemoryBlock, ...]) -> list[Block]:
 def nodes_after(case: MemoryCase, state: NodeState, rules: AdmissionRules) -> list[Node]:
     """The tables of all NUMA nodes in the fields of a case."""
     after = memory_nodes(state, rules)
-    return [
-        Node(
-            id=node.id,
-            resources={
-                name: Amounts(
-                    total=had.total,
-                    system_reserved=had.system_reserved,
-                    allocatable=after[node.id].allocatable[name],
-                    reserved=state.memory[node.id].reserved.get(name, 0),
-                    free=after[node.id].free[name],
-                )
-                for name, had in node.resources.items()
-            },
-            cells=list(state.memory[node.id].cells),
-            assignments=state.memory[node.id].assignments,
-        )
-        for node in case.numa_nodes
-    ]
+    nodes = []
+    for node in case.numa_nodes:
+        now, use = after[node.id], state.memory[node.id]
+        resources = {
+            name: replace(
+                had, allocatable=now.allocatable[name], reserved=use.reserved.get(name, 0), free=now.free[name]
+            )
+            for name, had in node.resources.items()
+        }
+        nodes.append(Node(id=node.id, resources=resources, cells=list(use.cells), assignments=use.assignments))
+    return nodes

@@ -6,9 +6,9 @@ from topoalign.core.model.topology.model import Nic
 HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
 
 
-def unhealthy(reason: str) -> DeviceHealth:
-    """The health of a device with an error."""
-    return DeviceHealth(state=HealthState.UNHEALTHY, reason=reason)
+def unhealthy(*reasons: str) -> DeviceHealth:
+    """The health of a device with errors; a reason that is given twice is said once."""
+    return DeviceHealth(state=HealthState.UNHEALTHY, reason="; ".join(dict.fromkeys(reasons)))
 
 
 def unknown(reason: str) -> DeviceHealth:

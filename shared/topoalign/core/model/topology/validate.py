@@ -169,10 +169,8 @@ def _nics(nics: Sequence[Nic], nodes: set[int]) -> None:
 
 def _devices(topology: Topology) -> None:
     _once("gpus and nics", [*topology.gpu_by_id, *topology.nic_by_id])
-    if len(topology.gpu_by_id) < len(topology.gpus):
-        _once("gpus", (gpu.id for gpu in topology.gpus))
-    if len(topology.nic_by_id) < len(topology.nics):
-        _once("nics", (nic.id for nic in topology.nics))
+    _once("gpus", (gpu.id for gpu in topology.gpus))
+    _once("nics", (nic.id for nic in topology.nics))
     parts = [instance.uuid for gpu in topology.gpus for instance in gpu.mig or ()]
     parts += [DeviceID(function.pci) for nic in topology.nics for function in nic.virtual_functions]
     _once("devices and their parts", [*topology.gpu_by_id, *topology.nic_by_id, *parts])
