@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import anyio
 import click
+import msgspec
 
 from topoalign.cli import options, output, running, this_machine
 from topoalign.cli.effects import Effect, Question, put, undone_unless
@@ -36,7 +37,7 @@ from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.model.maintenance import DevicesRequest, Word
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus, Stream
-from topoalign.core.state.fold import NodeState, newer
+from topoalign.core.state.fold import NodeState, announced, newer
 from topoalign.runtime.logging import configure_logging
 from topoalign.runtime.nats_bus import Access, connect_bus
 from topoalign.runtime.settings import RuntimeSettings, from_environment
@@ -216,12 +217,9 @@ class Standing:
     @cached_property
     def state(self) -> NodeState:
         """The same as a fold, so that the rules of the core apply."""
-        found = TopologyDiscovered(
-            node=self.node, epoch=0, revision=0, boot_id="", source="announced", topology=self.topology
-        )
-        health = DeviceHealthChanged(node=self.node, epoch=0, revision=0, devices=dict(self.health))
         live = {allocation.id: allocation for allocation in self.allocations}
-        return NodeState(node=self.node, topology=found, health=health, allocations=live)
+        state = announced(self.node, self.topology, self.health, "announced")
+        return msgspec.structs.replace(state, allocations=live)
 
     @cached_property
     def holders(self) -> dict[DeviceID, tuple[str, ...]]:

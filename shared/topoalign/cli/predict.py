@@ -14,11 +14,11 @@ from topoalign.core.admission.admit import decide
 from topoalign.core.admission.kubelet_devices import check_resources
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.decisions import Decision, noted
-from topoalign.core.model.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
+from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, overridden
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.state.fold import NodeState
+from topoalign.core.state.fold import announced
 from topoalign.kubelet.files import configuration
 from topoalign.kubelet.files.node_state import KubeletNode, node_state
 from topoalign.kubelet.files.settling import settling
@@ -56,15 +56,10 @@ class Described:
     def node(self, machine: Machine, rules: AdmissionRules) -> KubeletNode:
         """Every device is taken as healthy, unless the kubelet's files tell otherwise."""
         healthy = DeviceHealth(state=HealthState.HEALTHY)
-        name = NodeName(machine.name)
-        topology = TopologyDiscovered(
-            node=name, epoch=0, revision=0, boot_id="", source=f"described: {machine.name}", topology=machine.topology
-        )
         hardware = machine.topology
         devices = {hardware.card_of(device): healthy for listed in hardware.devices.values() for device in listed}
-        health = DeviceHealthChanged(node=name, epoch=0, revision=0, devices=devices)
+        state = announced(NodeName(machine.name), hardware, devices, f"described: {machine.name}")
         if self.kubelet_root is None:
-            return KubeletNode(
-                state=NodeState(node=name, topology=topology, health=health), registered=None, findings=()
-            )
-        return node_state(topology, health, self.kubelet_root, rules)
+            return KubeletNode(state=state, registered=None, findings=())
+        assert state.topology is not None and state.health is not None, "both have been announced"
+        return node_state(state.topology, state.health, self.kubelet_root, rules)

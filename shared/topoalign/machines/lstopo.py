@@ -15,14 +15,15 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import IO
 
-from topoalign.core.model.errors import InvalidField, InvalidMachine, clean
+from topoalign.core.model.errors import InvalidMachine, clean
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.model import Gpu, Nic, NicPort, Topology
-from topoalign.core.model.topology.validate import MOST_GPUS, MOST_NICS, validate
+from topoalign.core.model.topology.validate import MOST_GPUS, MOST_NICS
 from topoalign.machines import pcie
 from topoalign.machines.lstopo_cpus import GPU_MEMORY, Cores, read_distances
 from topoalign.machines.lstopo_osdev import Kind, kinds_of, major_version, os_devices
 from topoalign.machines.lstopo_xml import EXPORT_AGAIN, Element, read_elements
+from topoalign.machines.possible import possible
 from topoalign.machines.sysfs_files import number
 from topoalign.machines.sysfs_nics import natural
 
@@ -60,11 +61,7 @@ def read_lstopo(source: IO[bytes]) -> Topology:
         nics=nics,
         links=pcie.links(attached, one_node=len(nodes) == 1),
     )
-    try:
-        validate(topology)
-    except InvalidField as error:
-        raise InvalidMachine(f"the topology is of no possible machine: {error.finding}", EXPORT_AGAIN) from error
-    return topology
+    return possible(topology, "the topology", EXPORT_AGAIN)
 
 
 class Nearness:

@@ -18,15 +18,14 @@ A matrix has less information than a machine. Missing information is derived:
 
 from collections.abc import Mapping, Sequence
 
-from topoalign.core.model.errors import InvalidField, InvalidMachine
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.links import Link, PcieClass
 from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NumaNode, Topology
-from topoalign.core.model.topology.validate import validate
 from topoalign.machines.nvidia_smi_cells import ids_of, link
 from topoalign.machines.nvidia_smi_lines import COPY_AGAIN
 from topoalign.machines.nvidia_smi_matrix import Matrix, read_matrix
 from topoalign.machines.nvidia_smi_print import print_matrix
+from topoalign.machines.possible import possible
 
 __all__ = ["Matrix", "print_matrix", "read", "read_matrix", "topology_of"]
 
@@ -69,11 +68,7 @@ def topology_of(matrix: Matrix) -> Topology:
         sockets_known=False,
         nodes_known=any(map(ids_of, (matrix.numa_affinity or {}).values())),
     )
-    try:
-        validate(topology)
-    except InvalidField as error:
-        raise InvalidMachine(f"the matrix is of no possible machine: {error.finding}", COPY_AGAIN) from error
-    return topology
+    return possible(topology, "the matrix", COPY_AGAIN)
 
 
 def _numa_affinities(matrix: Matrix, cpu_lists: Mapping[str, frozenset[int]]) -> dict[str, Nodes]:

@@ -11,11 +11,12 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from topoalign.core.model.errors import InvalidField, InvalidMachine, clean
+from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.model import Gpu, Nic, Topology
-from topoalign.core.model.topology.validate import LARGEST_MEMORY, MOST_GPUS, validate
+from topoalign.core.model.topology.validate import LARGEST_MEMORY, MOST_GPUS
 from topoalign.machines import pcie, sysfs_nics
+from topoalign.machines.possible import possible
 from topoalign.machines.sysfs_cpus import cpus_of_nodes, online_cpus, read_cpus, read_nodes
 from topoalign.machines.sysfs_files import Tree, number, opened
 from topoalign.machines.sysfs_pci import (
@@ -65,11 +66,7 @@ def topology_with(root: Path | Tree, gpus: tuple[Gpu, ...]) -> Topology:
         nics=nics,
         links=pcie.links(attached, one_node=len(nodes) == 1),
     )
-    try:
-        validate(topology)
-    except InvalidField as error:
-        raise InvalidMachine(f"the tree is of no possible machine: {error.finding}", error.remedy) from error
-    return topology
+    return possible(topology, "the tree")
 
 
 def read_gpus(root: Path | Tree) -> tuple[Gpu, ...]:

@@ -177,6 +177,13 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 NOTHING = Topology()
 
 
+def announced(node: NodeName, hardware: Topology, health: Mapping[DeviceID, DeviceHealth], source: str) -> NodeState:
+    """Returns the state of a node that has this hardware and health, and on which nothing is allocated."""
+    topology = TopologyDiscovered(node=node, epoch=1, revision=1, boot_id="", source=source, topology=hardware)
+    judged = DeviceHealthChanged(node=node, epoch=1, revision=1, devices=dict(health))
+    return NodeState(node=node, topology=topology, health=judged)
+
+
 def newer(had: R | None, got: R) -> R:
     """The later of two readings: a repetition or an earlier revision of the same epoch changes nothing."""
     return had if had is not None and had.epoch == got.epoch and got.revision <= had.revision else got

@@ -104,20 +104,10 @@ class Connection:
                 f"max_payload of {self.client.max_payload}",
                 "raise `max_payload` of nats-server to its default of 1 MiB, or say less",
             )
-        with self.waiting(subject, seconds):
-            try:
-                with contained():
-                    reply = await self.client.request(
-                        subject, body, timeout=seconds + 1, headers=dict(headers) if headers else None
-                    )
-            except nats.errors.NoRespondersError as error:
-                raise NobodyAnswers(f"nobody answers on {clean(subject, 200)}") from error
-            except nats.errors.BadSubjectError as error:
-                raise BusRefused(
-                    f"{clean(subject, 200)!r} is not a subject", "see the subjects of topoalign"
-                ) from error
-            except (nats.errors.Error, OSError) as error:
-                raise BusUnavailable(f"{clean(subject, 200)}: {clean(str(error), 200)}") from error
+        with self.waiting(subject, seconds), self.translated(subject):
+            reply = await self.client.request(
+                subject, body, timeout=seconds + 1, headers=dict(headers) if headers else None
+            )
         return reply.data
 
     async def api(self, subject: str, body: bytes) -> bytes:
@@ -142,10 +132,14 @@ class Connection:
 
     @contextmanager
     def translated(self, subject: str) -> Iterator[None]:
-        """Turn errors of the library into BusUnavailable, with the subject."""
+        """Turn errors of the library into NobodyAnswers, BusRefused or BusUnavailable, with the subject."""
         try:
             with contained():
                 yield
+        except nats.errors.NoRespondersError as error:
+            raise NobodyAnswers(f"nobody answers on {clean(subject, 200)}") from error
+        except nats.errors.BadSubjectError as error:
+            raise BusRefused(f"{clean(subject, 200)!r} is not a subject", "see the subjects of topoalign") from error
         except (nats.errors.Error, OSError) as error:
             raise BusUnavailable(f"{clean(subject, 200)}: {clean(str(error), 200)}") from error
 

@@ -17,13 +17,13 @@ from topoalign.core.admission.admit import admit
 from topoalign.core.hints.rules import Supply
 from topoalign.core.model.decisions import Decision
 from topoalign.core.model.hints import HintRule, Need, TopologyHint
-from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, ContainerName, DeviceID, PodName, ResourceName
-from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
+from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, DeviceID, ResourceName
+from topoalign.core.model.requests import AdmissionRules, Mode, Policy
 from topoalign.core.model.topology.bitmask import mask_of, masks_by_size
 from topoalign.core.model.topology.model import PluginDevice
 from topoalign.core.policy import POLICIES
 from topoalign.machines import load_machine
-from topoalign.tools.bench.admit import empty_node
+from topoalign.tools.bench.admit import empty_node, pod_of
 
 RESTRICTED = POLICIES[Policy.RESTRICTED]
 LISTED = ((8, 5, 200), (12, 5, 100))
@@ -67,8 +67,6 @@ def gb200() -> Callable[[], Decision]:
         for i in range(4)
     )
     state = empty_node(msgspec.structs.replace(tray, others=slices))
-    quantities = {GPU: 4, CPU: 64_000, NIC: 4, MEMORY: 128 << 30, SLICE: 6}
-    container = ContainerRequest(name=ContainerName("train"), requests=quantities, limits=quantities)
-    pod = PodRequest(name=PodName("bench"), containers=(container,))
+    pod = pod_of({GPU: 4, CPU: 64_000, NIC: 4, MEMORY: 128 << 30, SLICE: 6})
     rules = AdmissionRules(mode=Mode.KUBELET, max_allowable_numa_nodes=64)
     return partial(admit, state, pod, rules)

@@ -24,15 +24,15 @@ from topoalign.core.admission.admit import admission, answer_to
 from topoalign.core.admission.drive import drive
 from topoalign.core.admission.pipeline import Question, Reply
 from topoalign.core.model.decisions import Admission, Decision, PreferenceQuestion
-from topoalign.core.model.ids import GPU, NIC, AllocationID, ContainerName, DeviceID, PodName
-from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, Placement, PodRequest, Policy
+from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID
+from topoalign.core.model.requests import AdmissionRules, Mode, Placement, PodRequest, Policy
 from topoalign.core.model.topology.links import PcieClass
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.queries import pcie_class
 from topoalign.core.placement.fragmentation import fragmentation
 from topoalign.core.placement.preference import prefer, set_scorer
 from topoalign.machines import load_machine
-from topoalign.tools.bench.admit import empty_node
+from topoalign.tools.bench.admit import empty_node, pod_of
 
 MACHINES = ("dgx1-volta", "dgx2", "hgx-h100", "two-socket-8xpcie", "8x-nvlink-pairs")
 RANDOM = "random"
@@ -115,8 +115,7 @@ class Node:
             return False
         self.asked += 1
         amounts = {resource: amount for resource, amount in {GPU: size, NIC: nics}.items() if amount}
-        container = ContainerRequest(name=ContainerName("main"), requests=amounts, limits=amounts)
-        decision = self.decide(PodRequest(name=PodName(f"pod-{step}"), containers=(container,)))
+        decision = self.decide(pod_of(amounts, f"pod-{step}"))
         if not isinstance(decision, Admission):
             self.refused += 1
             return False

@@ -24,13 +24,12 @@ from topoalign.core.model.events import (
     DeviceHealthChanged,
     HealthState,
     MemoryUse,
-    TopologyDiscovered,
 )
 from topoalign.core.model.ids import ContainerName, DeviceID, PodName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, PodRequest
 from topoalign.core.model.topology.bitmask import nodes_of
 from topoalign.core.model.topology.cpuset import format_cpuset
-from topoalign.core.state.fold import NodeState
+from topoalign.core.state.fold import announced
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.kubelet_errors import kind_of
 from topoalign.tools.conformance.kubelet_memory import Block
@@ -168,10 +167,7 @@ class Sequence:
         self.healthy = {
             device: each.healthy for plugin in self.plugins.values() for device, each in plugin.devices.items()
         }
-        found = TopologyDiscovered(
-            node=NODE, epoch=1, revision=1, boot_id="case", source="described: case", topology=machine.read
-        )
-        self.state = NodeState(node=NODE).apply(found)
+        self.state = announced(NODE, machine.read, {}, "described: case")
         self.judge()
 
     def judge(self) -> None:
@@ -180,8 +176,8 @@ class Sequence:
             device: DeviceHealth(state=HealthState.HEALTHY if good else HealthState.UNHEALTHY)
             for device, good in self.healthy.items()
         }
-        before = self.state.health.revision if self.state.health else 0
-        self.state = self.state.apply(DeviceHealthChanged(node=NODE, epoch=1, revision=before + 1, devices=health))
+        changed = DeviceHealthChanged(node=NODE, epoch=1, revision=1, devices=health)
+        self.state = msgspec.structs.replace(self.state, health=changed)
 
     def done(self, step: Admit | Remove | Start | Devices) -> dict[ContainerName, Given] | Rejected:
         """What the containers of a pod got, or why they got nothing; nothing where no pod was admitted."""

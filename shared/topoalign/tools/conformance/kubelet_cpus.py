@@ -109,6 +109,18 @@ class Expected(Answer, frozen=True, omit_defaults=True):
     never_returns: bool = False
 
 
+class AnswerCase(CpuCase, frozen=True, kw_only=True):
+    """The common fields of a case that expects CPUs."""
+
+    expect: Expected
+    expect_fixed: Expected | None = None
+
+    @property
+    def expected(self) -> Expected:
+        """The result without the kubelet's defects where the case has one, with the kind of its error."""
+        return (self.expect_fixed or self.expect).by_kind
+
+
 class HintsOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The options of a hints case."""
 
@@ -154,14 +166,12 @@ class TakeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     group_size: Annotated[int, msgspec.Meta(ge=1)] = 1
 
 
-class TakeCase(CpuCase, frozen=True, kw_only=True):
+class TakeCase(AnswerCase, frozen=True, kw_only=True):
     """A case of `kubelet/cpu_take`."""
 
     available: str
     count: int
     strategy: Literal["packed", "spread", "distributed"]
-    expect: Expected
-    expect_fixed: Expected | None = None
     options: TakeOptions = TakeOptions()
 
     def __post_init__(self) -> None:
@@ -171,10 +181,7 @@ class TakeCase(CpuCase, frozen=True, kw_only=True):
 def take(path: Path) -> Iterator[CaseResult]:
     """The results of a file of `kubelet/cpu_take`."""
 
-    def outcome(case: TakeCase, cpus: CpuTopology) -> Outcome:
-        return (case.expect_fixed or case.expect).by_kind, taken(case, cpus)
-
-    return with_topologies(path, TakeCase, outcome)
+    return with_topologies(path, TakeCase, lambda case, cpus: (case.expected, taken(case, cpus)))
 
 
 def taken(case: TakeCase, cpus: CpuTopology) -> Expected:
@@ -203,23 +210,14 @@ class AllocateOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def read(self) -> frozenset[CpuOption]:
         """The options in the types of the product."""
-        names = {
-            CpuOption.ALIGN_BY_SOCKET: self.align_by_socket,
-            CpuOption.DISTRIBUTE_ACROSS_CORES: self.distribute_across_cores,
-            CpuOption.DISTRIBUTE_ACROSS_NUMA: self.distribute_across_numa,
-            CpuOption.FULL_PCPUS_ONLY: self.full_pcpus_only,
-            CpuOption.PREFER_UNCORE: self.prefer_uncore,
-        }
-        return frozenset(option for option, on in names.items() if on)
+        return frozenset(CpuOption[name.upper()] for name, on in msgspec.structs.asdict(self).items() if on)
 
 
-class AllocateCase(CpuCase, frozen=True, kw_only=True):
+class AllocateCase(AnswerCase, frozen=True, kw_only=True):
     """A case of `kubelet/cpu_allocate`."""
 
     shared_pool: str
     requested: int
-    expect: Expected
-    expect_fixed: Expected | None = None
     reserved: str = ""
     reusable: str = ""
     hint_nodes: list[int] | None = None
@@ -232,10 +230,7 @@ class AllocateCase(CpuCase, frozen=True, kw_only=True):
 def allocate(path: Path) -> Iterator[CaseResult]:
     """The results of a file of `kubelet/cpu_allocate`."""
 
-    def outcome(case: AllocateCase, cpus: CpuTopology) -> Outcome:
-        return (case.expect_fixed or case.expect).by_kind, allocated(case, cpus)
-
-    return with_topologies(path, AllocateCase, outcome)
+    return with_topologies(path, AllocateCase, lambda case, cpus: (case.expected, allocated(case, cpus)))
 
 
 def allocated(case: AllocateCase, cpus: CpuTopology) -> Expected:

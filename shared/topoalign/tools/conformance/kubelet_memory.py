@@ -12,13 +12,13 @@ from topoalign.core.hints.memory import memory_answer, memory_nodes
 from topoalign.core.hints.provider import HintRequest
 from topoalign.core.hints.reuse import allocations_of, held_by_pod, own_part, reusable_memory
 from topoalign.core.model.errors import NoFit, Undecodable, clean
-from topoalign.core.model.events import Allocation, MemoryBlock, MemoryUse, Owner, TopologyDiscovered
+from topoalign.core.model.events import Allocation, MemoryBlock, MemoryUse, Owner
 from topoalign.core.model.ids import MEMORY, AllocationID, ContainerName, NodeName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest
 from topoalign.core.model.topology.bitmask import nodes_of
 from topoalign.core.model.topology.model import NumaNode, Topology
 from topoalign.core.placement.memory import holding, memory_for
-from topoalign.core.state.fold import NodeState
+from topoalign.core.state.fold import NodeState, announced
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.kubelet_errors import Answer
 from topoalign.tools.conformance.kubelet_merge import Hint, all_written
@@ -174,11 +174,8 @@ def situation(case: MemoryCase) -> tuple[NodeState, PodRequest, AdmissionRules]:
         for container in (*pod.init_containers, *pod.containers)
         if container.name in case.held_blocks
     ]
-    name = NodeName("case")
-    topology = TopologyDiscovered(
-        node=name, epoch=1, revision=1, boot_id="case", source="described: case", topology=Topology(nodes=nodes)
-    )
-    state = NodeState(node=name, topology=topology, allocations={each.id: each for each in allocations}, memory=use)
+    machine = announced(NodeName("case"), Topology(nodes=nodes), {}, "described: case")
+    state = replace(machine, allocations={each.id: each for each in allocations}, memory=use)
     left = reusable(state, pod)
     if case.reusable is not None and left != in_order(case.reusable):
         raise Undecodable(clean(case.id), f"reusable is not what held_blocks leave, {clean(repr(left), 200)}")
