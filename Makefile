@@ -56,7 +56,7 @@ proto: $(READY)  ## generates the kubelet's protocols anew from proto/
 	  proto/deviceplugin.proto proto/podresources.proto
 
 event-documents: $(READY)  ## generates docs/asyncapi.json and the tables of docs/events.md from the code
-	$(BIN)/python -m topoalign.tools.event_documents docs
+	$(BIN)/python docs/event_documents.py docs
 
 lock: $(READY)  ## pins the dependencies anew, by hash and without index lines
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv

@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import event_documents
 import msgspec
 import pytest
 
 from topoalign.core import wire
-from topoalign.tools import event_documents
 
 DOCS = Path(__file__).parents[1] / "docs"
 REMEDY = "run `make event-documents`"

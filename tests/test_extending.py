@@ -59,7 +59,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         shutil.copy(ROOT / file, copy / file)
     for block in blocks():
         follow(block, copy)
-    run(copy, "-m", "topoalign.tools.event_documents", "docs")
+    run(copy, "docs/event_documents.py", "docs")
     yield copy
     shutil.rmtree(copy)
 

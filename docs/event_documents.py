@@ -1,5 +1,5 @@
 """
-Generates the documents of the public events from the code: docs/asyncapi.json and the tables of docs/events.md.
+Generates the documents of the public events from the code: asyncapi.json and the tables of events.md.
 
 The types are msgspec's own JSON Schemas of the classes in `topoalign.core.model.events`; the meaning of a field is the
 docstring below it in the source. `make event-documents` writes both; a test generates them again and expects no
