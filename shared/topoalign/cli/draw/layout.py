@@ -74,7 +74,7 @@ class Layout:
         bottom += self.sizes.group_height if diagram.groups else 0
         items, bottom = link_items(diagram.nvlinks, self.gpus, bottom, MARGIN, inner)
         self.add(*items)
-        listed = () if arcs_fit(diagram.nvlinks, self.gpus) else diagram.nvlinks.pair_lines(diagram.names)
+        listed = () if arcs_fit(diagram.nvlinks) else diagram.nvlinks.pair_lines(diagram.names)
         items, legend = legend_items(diagram, (*listed, *diagram.notes), MARGIN, bottom + GAP, inner)
         legend = legend if items else bottom
         self.add(*items)

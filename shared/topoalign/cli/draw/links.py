@@ -28,36 +28,30 @@ def link_items(links: NvLinks, gpus: Boxes, top: float, left: float, width: floa
     for bar in links.bars:
         more, bottom = bar_items(bar, gpus, bottom + BAR_GAP, left, width)
         items += more
-    if links.pairs and arcs_fit(links, gpus):
+    if links.pairs and arcs_fit(links):
         more, bottom = arc_items(links.pairs, gpus, bottom)
         items += more
     return items, bottom
 
 
-def arcs_fit(links: NvLinks, gpus: Boxes) -> bool:
-    """Whether every link can be drawn as an arc that people can follow: all GPUs in a row, and not too many links."""
-    return len(links.pairs) <= MOST_ARCS and len({box.y for box in gpus.values()}) <= 1
+def arcs_fit(links: NvLinks) -> bool:
+    """Whether every link can be drawn as an arc that people can follow: there are not too many."""
+    return len(links.pairs) <= MOST_ARCS
 
 
 def bar_items(bar: Bar, gpus: Boxes, y: float, left: float, width: float) -> tuple[list[Item], float]:
     """A bar below all its GPUs, at `y`, and a line from each of them to it."""
     boxes = {gpu: gpus[gpu] for gpu in bar.links}
     title_width = text_width(bar.title, 12, bold=True) + 24
-    lowest = max(box.bottom for box in boxes.values())
-    stacked = any(box.bottom < lowest for box in boxes.values())
-    start, end = min(box.x for box in boxes.values()), max(box.right for box in boxes.values()) + 7 * stacked
+    start, end = min(box.x for box in boxes.values()), max(box.right for box in boxes.values())
     if end - start < title_width:
         start = max(left, min(start, left + width - title_width))
         end = min(start + title_width, left + width)
     line = Box(start, y, end - start, BAR_HEIGHT, "nvlink", palette.NVLINK_BAR, palette.NVLINK, 1.6, 4, story=bar.title)
     items: list[Item] = [line]
     for gpu, box in boxes.items():
-        thick = 1.5 if stacked else min(1.5 + bar.links[gpu] / 8, 4.0)
-        if box.bottom == lowest:
-            items.append(Line(((box.middle, box.bottom), (box.middle, y)), palette.NVLINK, thick))
-        else:
-            rail, level = box.right + 5, box.bottom - 12
-            items.append(Line(((box.right, level), (rail, level), (rail, y)), palette.NVLINK, 1.5))
+        thick = min(1.5 + bar.links[gpu] / 8, 4.0)
+        items.append(Line(((box.middle, box.bottom), (box.middle, y)), palette.NVLINK, thick))
     items.append(
         Text(line.middle, y + 17, fitted(bar.title, line.w - 8, 12, bold=True), 12, bold=True, anchor="middle")
     )
