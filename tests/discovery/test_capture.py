@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from capture import NO_DRIVER, main
 from nvml_support import DGX1_VOLTA, Node, direct_links, host_tree, put, script, standing_in
 
 from topoalign.core.model.topology.validate import validate
-from topoalign.discovery.capture import NO_DRIVER, main
 from topoalign.machines import catalogue, load_machine
 
 SECRETS = ("GPU-5e7a-4c11", "MIG-77aa", "c0ffee", "enx0badcafe0001", "uverbs7")
