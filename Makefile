@@ -29,10 +29,10 @@ test-gpu: $(READY)  ## the drivers' contract on this machine's GPUs; its shape g
 	PYTHONPATH=tests $(BIN)/python -m capture shared/topoalign/machines/catalogue/captured
 
 simulate: $(READY)  ## replays a seed of the simulation: SEED=123 [PLANT=name], or runs many: SEEDS=0:100000
-	PYTHONPATH=tests $(BIN)/python -m simulation $(or $(SEED),$(SEEDS)) $(if $(PLANT),--plant $(PLANT))
+	PYTHONPATH=tests:tests/support $(BIN)/python -m simulation $(or $(SEED),$(SEEDS)) $(if $(PLANT),--plant $(PLANT))
 
 soak: $(READY)  ## an hour of full load while NATS, the agent and the kubelet are killed: MINUTES=60
-	PYTHONPATH=tests $(BIN)/python tests/e2e/soak.py --minutes $(or $(MINUTES),60)
+	PYTHONPATH=tests:tests/support $(BIN)/python tests/e2e/soak.py --minutes $(or $(MINUTES),60)
 
 check: lint types imports test  ## what must pass on main
 

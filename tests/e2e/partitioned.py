@@ -13,7 +13,7 @@ from pathlib import Path
 
 import anyio
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from bus_support import disconnected, killable  # the folder above is on the path only now
 from outage_support import Listener, come_and_go, emptied, opened, telling

@@ -2,7 +2,7 @@
 A node that holds devices in every way there is, and what it writes: journal, messages, HTTP answers.
 
 `tests/allocator/recorded` keeps what the code of 22 November 2026 wrote for the same deeds. To record anew, after a
-field was added: `PYTHONPATH=tests python -m recorded_support tests/allocator/recorded`.
+field was added: `PYTHONPATH=tests/support python -m recorded_support tests/allocator/recorded`.
 """
 
 import json

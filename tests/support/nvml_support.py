@@ -16,7 +16,7 @@ from topoalign.core.ports import Inventory
 from topoalign.discovery.drivers.nvml.driver import NvmlDriver
 from topoalign.runtime.clock import ManualClock
 
-SOURCE = Path(__file__).parent / "nvml" / "nvml_standin.c"
+SOURCE = Path(__file__).parents[1] / "nvml" / "nvml_standin.c"
 SONAME = "libnvidia-ml.so.1"
 WHOLE_GPU = 0xFFFFFFFF
 """In place of the ids of a MIG instance."""

@@ -33,7 +33,7 @@ class Agents:
 
     def __init__(self) -> None:
         self._program = subprocess.Popen(
-            [sys.executable, str(Path(__file__).parent / "e2e" / "dying.py")],
+            [sys.executable, str(Path(__file__).parents[1] / "e2e" / "dying.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
