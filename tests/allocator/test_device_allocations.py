@@ -4,6 +4,7 @@ import anyio
 import pytest
 from device_allocations_support import GPUS, Node, bound, polled_after
 
+from topoalign.allocator.device_allocations import GRANT_ATTEMPTS
 from topoalign.core.model.errors import DeviceInUse, DeviceUnusable, InvalidField, Unavailable, UnknownDevice
 from topoalign.core.model.events import AllocationDeviated, AllocationReleased, DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
@@ -394,3 +395,24 @@ async def test_a_container_with_a_vanished_device_is_taken_in(node: Node) -> Non
     await node.device_allocations.reconcile()
 
     assert {"GPU-0": "hurt"} == node.live()
+
+
+async def test_a_kubelet_that_answers_late_does_not_refuse_the_next_pod() -> None:
+    """
+    Allocate of devices that the record still holds asks PodResources. On a busy node the first answers come too late; the
+    kubelet waits for Allocate without a limit, and would refuse the pod for good.
+    """
+    node = Node()
+    await bound(node, "former", GPUS[0])
+    node.kubelet.shown.clear()
+    node.kubelet.answering = False
+    asked = node.kubelet.asked
+
+    async def busy() -> None:
+        node.kubelet.answering = node.kubelet.asked >= asked + GRANT_ATTEMPTS
+        node.kubelet.meanwhile = busy
+
+    node.kubelet.meanwhile = busy
+    (granted,) = await node.device_allocations.allocate(GPU, [[GPUS[0]]])
+
+    assert ((GPUS[0],), GRANT_ATTEMPTS) == (granted.devices[GPU], node.kubelet.asked - asked)

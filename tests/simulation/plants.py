@@ -65,7 +65,7 @@ class PatientAdmissions(Admissions):
         self.deadlines.check = lambda deadline, request: None  # type: ignore[method-assign]  # that is the defect
 
 
-class PausingHandouts(DeviceAllocations):
+class PausingDeviceAllocations(DeviceAllocations):
     """Looks at the record, pauses, and records what the kubelet chose by what it saw before."""
 
     seen: NodeState | None = None
@@ -93,14 +93,14 @@ class HalvingLedger(Ledger):
         super().release(allocations[: len(allocations) // 2], reason)
 
 
-class TrustingHandouts(DeviceAllocations):
+class TrustingDeviceAllocations(DeviceAllocations):
     """Gives whatever it is asked for."""
 
     def _check(self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]) -> None:
         pass
 
 
-class TerseHandouts(DeviceAllocations):
+class TerseDeviceAllocations(DeviceAllocations):
     """Refuses without a word of what to do."""
 
     def _check(self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]) -> None:
@@ -231,7 +231,7 @@ class NobodyIsDisplaced(Liveness):
         return False
 
 
-class ByEntriesHandouts(DeviceAllocations):
+class ByEntriesDeviceAllocations(DeviceAllocations):
     liveness: type[Liveness] = EntriesCount
 
     def __init__(self, *details: Any, **more: Any) -> None:
@@ -239,15 +239,15 @@ class ByEntriesHandouts(DeviceAllocations):
         self._reconciliation.liveness = self.liveness()
 
 
-class ForgettingHandouts(ByEntriesHandouts):
+class ForgettingDeviceAllocations(ByEntriesDeviceAllocations):
     liveness = NothingIsForgotten
 
 
-class SilentHandouts(ByEntriesHandouts):
+class SilentDeviceAllocations(ByEntriesDeviceAllocations):
     liveness = NobodyIsDisplaced
 
 
-class BelievingHandouts(DeviceAllocations):
+class BelievingDeviceAllocations(DeviceAllocations):
     """Prefers whatever the kubelet believes to be free."""
 
     async def prefer(
@@ -271,21 +271,21 @@ class Plant(NamedTuple):
 
 PLANTS: dict[str, Plant] = {
     "pause-in-admissions": Plant("I1", PausingAdmissions),
-    "pause-in-handouts": Plant("I1", PausingHandouts),
+    "pause-in-allocate": Plant("I1", PausingDeviceAllocations),
     "grants-late": Plant("I13", PatientAdmissions),
     "half-a-release": Plant("I10", HalvingLedger),
-    "anything-is-given": Plant("I2", TrustingHandouts),
+    "anything-is-given": Plant("I2", TrustingDeviceAllocations),
     "held-and-free": Plant("I3", GenerousLedger),
     "forgetful-snapshots": Plant("I4", ForgetfulLedger),
     "newest-first": Plant("I5", HastyLedger),
     "ends-twice": Plant("I6", RepeatingLedger),
     "whims": Plant("I7", WhimsicalLedger),
-    "no-remedy": Plant("I8", TerseHandouts),
+    "no-remedy": Plant("I8", TerseDeviceAllocations),
     "answers-before-the-disk": Plant("I9", CarelessLedger),
     "never-compacts": Plant("I12", HoardingLedger),
     "believes-duplicates": Plant("I5", BelievingBus),
-    "entries-count": Plant("I10", ByEntriesHandouts),
-    "forgets-the-lost": Plant("C29", ForgettingHandouts),
-    "displaces-silently": Plant("F21", SilentHandouts),
-    "prefers-the-lost": Plant("F21", BelievingHandouts),
+    "entries-count": Plant("I10", ByEntriesDeviceAllocations),
+    "forgets-the-lost": Plant("C29", ForgettingDeviceAllocations),
+    "displaces-silently": Plant("F21", SilentDeviceAllocations),
+    "prefers-the-lost": Plant("F21", BelievingDeviceAllocations),
 }

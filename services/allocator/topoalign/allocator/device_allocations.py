@@ -17,12 +17,12 @@ next kubelet to read its checkpoint stands by it; the new allocation names whom 
 While the record is unconfirmed, after a journal that was damaged, every Allocate waits for the kubelet's own record first.
 """
 
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 import anyio
 
+from topoalign.allocator.allocate_checks import check_allocate, check_amount
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import Listing, PodResources, nothing_to_ask
 from topoalign.allocator.preferences import Preferences
@@ -41,13 +41,8 @@ from topoalign.allocator.reconciliation.reconciliation import Poll, Reconciliati
 from topoalign.core.model.decisions import PlacementContext
 from topoalign.core.model.errors import (
     DeviceInUse,
-    DeviceUnusable,
-    HardwareUnknown,
-    InvalidField,
     StateFault,
     Unavailable,
-    UnknownDevice,
-    quoted,
 )
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
@@ -55,12 +50,11 @@ from topoalign.core.placement.preference import prefer
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
 
-MOST_DEVICES = 20_000
-"""Of one Allocate call: more than any node lists."""
-
 FRESH_SECONDS = 5.0
 """How old an answer of the kubelet may be: where it is older, this process was stopped in between."""
 POLL_ATTEMPTS = 3
+GRANT_ATTEMPTS = 5
+"""How often PodResources is asked for one Allocate, for a second each time (`pod_resources.LIST_SECONDS`)."""
 """How often PodResources is asked for a fresh answer before the poll fails."""
 PREFER_SECONDS = 1.0
 """How long a preference waits for the kubelet's list; without it, all that the record has counts as held."""
@@ -175,11 +169,11 @@ class DeviceAllocations:
             listing = None
             asked = [device for devices in containers for device in devices]
             if self._ledger.unconfirmed is not None:
-                poll = await self._poll()
+                poll = await self._poll_for_grant()
                 self._confirm_record(poll)
                 listing = poll.listing
             elif any(map(self.state.ownership.is_held, asked)):
-                listing = (await self._poll()).listing
+                listing = (await self._poll_for_grant()).listing
             if self._ledger.version != checked:  # the hardware may have changed while this waited
                 self._check(resource, containers)
             live = frozenset(self.state.allocations)
@@ -219,6 +213,13 @@ class DeviceAllocations:
             "PodResources answers too late for its answer to be true any more", "see what keeps this node so busy"
         )
 
+    async def _poll_for_grant(self) -> Poll:
+        """`_poll`, tried again: the kubelet sets Allocate no time limit, and a pod that is refused here stays refused."""
+        for _ in range(GRANT_ATTEMPTS - 1):
+            with suppress(Unavailable):
+                return await self._poll()
+        return await self._poll()
+
     def _confirm_record(self, poll: Poll) -> None:
         """Takes in what the kubelet knows before anything is given out. Raises StateFault if that may not be all."""
         self._reconciliation.compare(poll)
@@ -229,33 +230,7 @@ class DeviceAllocations:
             )
 
     def _check(self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]) -> None:
-        asked = [device for devices in containers for device in devices]
-        if not containers or not all(containers):
-            raise InvalidField("devices_ids", "empty", "the kubelet asks for at least one device")
-        if len(asked) > MOST_DEVICES:
-            raise InvalidField("devices_ids", f"{len(asked)} devices", f"no node has more than {MOST_DEVICES}")
-        if repeated := [device for device, times in Counter(asked).items() if times > 1]:
-            raise InvalidField("devices_ids", f"named more than once: {quoted(repeated)}", "name each device once")
-        if self.state.topology is None or self.state.health is None:
-            raise HardwareUnknown(self._ledger.node, "discovery has not been heard")
-        known = self.state.hardware.devices.get(resource, {})
-        if unknown := [device for device in asked if device not in known]:
-            raise UnknownDevice(unknown)
-        for device in asked:
-            health = self.state.health_of(device)
-            if not health.usable:
-                raise DeviceUnusable(device, "cordoned" if health.cordoned else health.state, health.reason)
-
-    def _check_amount(self, resource: ResourceName, amount: int) -> None:
-        """Raises InvalidField for more than the offer allows one container."""
-        offers = self.state.hardware.offers_of.get(resource, ())
-        most = min((offer.most for offer in offers if offer.most is not None), default=None)
-        if most is not None and amount > most:
-            raise InvalidField(
-                "devices_ids",
-                f"{amount} of {resource}, of which a container may have {most}",
-                f"let the pod ask for {most}: more shares are no more of a GPU (failRequestsGreaterThanOne)",
-            )
+        check_allocate(self.state, resource, containers)
 
     def _grant(
         self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]], listing: Listing | None
@@ -277,7 +252,7 @@ class DeviceAllocations:
                 if in_use := [d for _, d in shown.intersection(touching(owned, record, asked))]:
                     raise DeviceInUse(sorted(in_use), record.id)
                 gone[record.id] = record
-            self._check_amount(resource, len(asked))
+            check_amount(self.state, resource, len(asked))
             granted.append(
                 Allocation(
                     id=self._ledger.next_id(len(granted)),
