@@ -24,9 +24,9 @@ test-faults: $(READY)  ## all tests, with every step and every seed of the fault
 	TOPOALIGN_FAULTS=all $(BIN)/python -m pytest -n auto -o timeout=0
 
 test-gpu: $(READY)  ## the drivers' contract on this machine's GPUs; its shape goes into the catalogue. Needs NVIDIA's driver
-	PYTHONPATH=tests $(BIN)/python -m capture
+	PYTHONPATH=tests/support $(BIN)/python -m capture
 	TOPOALIGN_TEST_GPU=1 $(BIN)/python -m pytest tests/contract/test_drivers.py -k real
-	PYTHONPATH=tests $(BIN)/python -m capture shared/topoalign/machines/catalogue/captured
+	PYTHONPATH=tests/support $(BIN)/python -m capture shared/topoalign/machines/catalogue/captured
 
 simulate: $(READY)  ## replays a seed of the simulation: SEED=123 [PLANT=name], or runs many: SEEDS=0:100000
 	PYTHONPATH=tests:tests/support $(BIN)/python -m simulation $(or $(SEED),$(SEEDS)) $(if $(PLANT),--plant $(PLANT))
