@@ -6,6 +6,7 @@ A duplicate key has one meaning for a reader that takes the first value and anot
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 
 from topoalign.core.model.errors import Undecodable, clean
@@ -30,11 +31,8 @@ def refuse_oddities(body: bytes) -> None:
         found = dict(pairs)
         if len(found) < len(pairs):
             odd = True
-            seen: set[str] = set()
-            for key, _ in pairs:
-                if key in seen:
-                    found[key] = Oddity(TWICE)
-                seen.add(key)
+            times = Counter(key for key, _ in pairs)
+            found |= {key: Oddity(TWICE) for key in found if times[key] > 1}
         return found
 
     def constant(name: str) -> Oddity:

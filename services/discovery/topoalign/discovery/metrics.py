@@ -1,6 +1,7 @@
 """Prometheus metrics of discovery."""
 
 from collections.abc import Mapping
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -18,29 +19,22 @@ class Metrics:
     """Counted by the service."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.reads = Counter(
-            "topoalign_discovery_reads", "Readings of the hardware that were begun.", registry=registry
-        )
-        self.failures = Counter(
-            "topoalign_discovery_read_failures", "Readings that the driver did not complete.", registry=registry
-        )
-        self.seconds = Histogram(
-            "topoalign_discovery_read_seconds", "Time of a reading.", registry=registry, buckets=BUCKETS
-        )
-        self.events = Counter(
-            "topoalign_discovery_events", "What GPUs reported between readings.", ["kind"], registry=registry
-        )
-        self.xids = Counter("topoalign_discovery_xids", "XIDs of GPUs, ignored ones too.", ["xid"], registry=registry)
-        self.epochs = Counter(
+        counter = partial(Counter, registry=registry)
+        self.reads = counter("topoalign_discovery_reads", "Readings of the hardware that were begun.")
+        self.failures = counter("topoalign_discovery_read_failures", "Readings that the driver did not complete.")
+        self.events = counter("topoalign_discovery_events", "What GPUs reported between readings.", ["kind"])
+        self.xids = counter("topoalign_discovery_xids", "XIDs of GPUs, ignored ones too.", ["xid"])
+        self.epochs = counter(
             "topoalign_discovery_epochs",
             "Epochs begun after the first, because others had spoken for this node or somebody asked for everything anew.",
-            registry=registry,
         )
-        self.health_changes = Counter(
+        self.health_changes = counter(
             "topoalign_discovery_health_changes",
             "Devices that were announced to be in another state than before.",
             ["state"],
-            registry=registry,
+        )
+        self.seconds = Histogram(
+            "topoalign_discovery_read_seconds", "Time of a reading.", registry=registry, buckets=BUCKETS
         )
         self.devices = Gauge(
             "topoalign_discovery_devices",

@@ -99,32 +99,30 @@ def show(findings: tuple[Finding, ...]) -> None:
 
 def examine(subject: Subject) -> Iterator[Finding]:
     """All checks, one after the other."""
-    for check in CHECKS:
+    for name, check in CHECKS.items():
         try:
             finding = check(subject)
         except OSError as error:  # a directory that this user may not look into ends no other check
             remedy = REMEDIES.get(error.errno or 0, "give another path")
-            finding = failure(check.__name__.replace("_", " "), f"{error.filename}: {error.strerror}", remedy)
+            finding = failure(f"{error.filename}: {error.strerror}", remedy)
         if finding is not None:
-            yield finding
+            yield msgspec.structs.replace(finding, check=name)
 
 
 def python(subject: Subject) -> Finding:
     """The version and path of the Python interpreter; always ok."""
-    return ok("Python", f"{platform.python_version()} at {sys.executable}")
+    return ok(f"{platform.python_version()} at {sys.executable}")
 
 
 def node_name(subject: Subject) -> Finding:
     """Kubernetes: a node's name is a DNS subdomain, lower case."""
     name = subject.node
     if not name or len(name) > 253 or name != clean(name, 253):
-        return failure(
-            "node name", f"{clean(name)!r} is not a name", "set TOPOALIGN_NODE to the Kubernetes node's name"
-        )
+        return failure(f"{clean(name)!r} is not a name", "set TOPOALIGN_NODE to the Kubernetes node's name")
     if name != name.lower():
         remedy = "Kubernetes node names are lower case: set TOPOALIGN_NODE if this one differs"
-        return warning("node name", f"{name} has upper-case letters", remedy)
-    return ok("node name", name)
+        return warning(f"{name} has upper-case letters", remedy)
+    return ok(name)
 
 
 def numa_nodes(subject: Subject) -> Finding:
@@ -134,14 +132,13 @@ def numa_nodes(subject: Subject) -> Finding:
         count = len(parse_cpuset(file.read_text()))
     except (OSError, ValueError) as error:
         detail = f"{file} cannot be read: {clean(str(error))}"
-        return warning("NUMA nodes", detail, "mount /sys into the container, or describe the machine with --machine")
+        return warning(detail, "mount /sys into the container, or describe the machine with --machine")
     if count > KUBELET_NUMA_LIMIT and kubelet_rules(subject) is None:  # else its configuration is judged below
         return warning(
-            "NUMA nodes",
             f"{count}, and the kubelet's topology manager refuses more than {KUBELET_NUMA_LIMIT}",
             f"set the kubelet's topologyManagerPolicyOptions max-allowable-numa-nodes to {count} or more",
         )
-    return ok("NUMA nodes", str(count))
+    return ok(str(count))
 
 
 def nvml(subject: Subject) -> Finding:
@@ -149,8 +146,8 @@ def nvml(subject: Subject) -> Finding:
     reason = why_no_driver()
     if reason is not None:
         remedy = "without an NVIDIA driver use --machine; in a container, run it with the NVIDIA runtime"
-        return warning("NVML", f"{NVML} does not load: {reason}", remedy)
-    return ok("NVML", f"{NVML} loads")
+        return warning(f"{NVML} does not load: {reason}", remedy)
+    return ok(f"{NVML} loads")
 
 
 def hardware(subject: Subject) -> Finding:
@@ -160,15 +157,15 @@ def hardware(subject: Subject) -> Finding:
     try:
         inventory = this_machine.read()
     except TopoalignError as error:
-        return warning("hardware", error.finding, error.remedy)
+        return warning(error.finding, error.remedy)
     machine = this_machine.played()
     found = inventory.topology.describe()
     if machine:
         found += f" (described by TOPOALIGN_MACHINE: {clean(machine, 200)})"
     if inventory.findings:
         detail = f"{found}; {'; '.join(inventory.findings)}"
-        return warning("hardware", detail, "the devices named here are not offered, or only in part")
-    return ok("hardware", found)
+        return warning(detail, "the devices named here are not offered, or only in part")
+    return ok(found)
 
 
 def why_no_driver() -> str | None:
@@ -185,9 +182,9 @@ def nats_server(subject: Subject) -> Finding:
     from topoalign.runtime.nats_server import find_nats_server  # as below
 
     try:
-        return ok("nats-server", str(find_nats_server()))
+        return ok(str(find_nats_server()))
     except TopoalignError as error:
-        return warning("nats-server", f"{error.finding}; only `up` without --nats needs it", error.remedy)
+        return warning(f"{error.finding}; only `up` without --nats needs it", error.remedy)
 
 
 def nats(subject: Subject) -> Finding:
@@ -195,31 +192,30 @@ def nats(subject: Subject) -> Finding:
     up = running.find(os.environ)
     url = subject.nats or (up.nats if up is not None else None)
     if url is None:
-        return warning("NATS", "no server to test", "start `topoalign up`, or give --nats URL")
+        return warning("no server to test", "start `topoalign up`, or give --nats URL")
     from topoalign.cli import link  # brings in what talks to NATS; the other checks work without
 
     try:
         detail = link.self_test(url)
     except BusUnavailable as error:
-        return failure(
-            "NATS", error.finding, "check that nats-server runs there and can be reached, or give --nats URL"
-        )
+        return failure(error.finding, "check that nats-server runs there and can be reached, or give --nats URL")
     except TopoalignError as error:
-        return failure("NATS", error.finding, error.remedy)
-    return ok("NATS", detail)
+        return failure(error.finding, error.remedy)
+    return ok(detail)
 
 
-CHECKS: tuple[Callable[[Subject], Finding | None], ...] = (
-    python,
-    node_name,
-    numa_nodes,
-    nvml,
-    hardware,
-    nats_server,
-    nats,
-    kubelet,
-    kubelet_configuration,
-    kubelet_merge,
-    state_directory,
-    allocator,
-)
+CHECKS: dict[str, Callable[[Subject], Finding | None]] = {
+    "Python": python,
+    "node name": node_name,
+    "NUMA nodes": numa_nodes,
+    "NVML": nvml,
+    "hardware": hardware,
+    "nats-server": nats_server,
+    "NATS": nats,
+    "kubelet": kubelet,
+    "kubelet config": kubelet_configuration,
+    "kubelet merge": kubelet_merge,
+    "state directory": state_directory,
+    "allocator": allocator,
+}
+"""The name of each check, and the check; None where there is nothing to look at."""

@@ -17,7 +17,7 @@ class Verdict(StrEnum):
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """What one check found."""
 
-    check: str
+    check: str = ""
     verdict: Verdict
     detail: str
     remedy: str = ""
@@ -34,16 +34,16 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     node: str
 
 
-def ok(check: str, detail: str) -> Finding:
+def ok(detail: str) -> Finding:
     """A finding without a problem."""
-    return Finding(check=check, verdict=Verdict.OK, detail=detail)
+    return Finding(verdict=Verdict.OK, detail=detail)
 
 
-def warning(check: str, detail: str, remedy: str) -> Finding:
+def warning(detail: str, remedy: str) -> Finding:
     """A finding that works, but perhaps not as expected."""
-    return Finding(check=check, verdict=Verdict.WARNING, detail=detail, remedy=remedy)
+    return Finding(verdict=Verdict.WARNING, detail=detail, remedy=remedy)
 
 
-def failure(check: str, detail: str, remedy: str) -> Finding:
+def failure(detail: str, remedy: str) -> Finding:
     """A finding that stops something from working; `--fail-on-findings` turns it into exit code 6."""
-    return Finding(check=check, verdict=Verdict.FAILURE, detail=detail, remedy=remedy)
+    return Finding(verdict=Verdict.FAILURE, detail=detail, remedy=remedy)

@@ -41,21 +41,21 @@ def kubelet(subject: Subject) -> Finding | None:
     remedy = "check that the kubelet runs, check --kubelet-dir, mount the directory into the container, and run as root"
     if len(os.fsencode(subject.kubelet_dir)) > LONGEST_DIRECTORY:
         detail = f"the path of {clean(str(subject.kubelet_dir), 200)} is too long for a socket in it"
-        return failure("kubelet", detail, f"mount the directory at a path of {LONGEST_DIRECTORY} bytes at most")
+        return failure(detail, f"mount the directory at a path of {LONGEST_DIRECTORY} bytes at most")
     try:
         if not stat.S_ISSOCK(path.stat().st_mode):
-            return failure("kubelet", f"{path} is not a socket", remedy)
+            return failure(f"{path} is not a socket", remedy)
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(2)
             sock.connect(os.fspath(path))
     except OSError as error:
-        return failure("kubelet", f"{path}: {error.strerror or clean(str(error))}", remedy)
+        return failure(f"{path}: {error.strerror or clean(str(error))}", remedy)
     if not os.access(subject.kubelet_dir, os.W_OK):
-        return failure("kubelet", f"{subject.kubelet_dir} is not writable, so no socket can be put there", remedy)
+        return failure(f"{subject.kubelet_dir} is not writable, so no socket can be put there", remedy)
     if subject.kubelet_dir.stat().st_mode & stat.S_IWOTH:
         detail = f"every user may write in {subject.kubelet_dir}, and create a socket there"
-        return warning("kubelet", detail, "chmod o-w: only root needs to write there")
-    return ok("kubelet", f"{path} answers")
+        return warning(detail, "chmod o-w: only root needs to write there")
+    return ok(f"{path} answers")
 
 
 def configuration_file(subject: Subject) -> Path | None:
@@ -85,48 +85,44 @@ def kubelet_configuration(subject: Subject) -> Finding | None:
         return None
     from topoalign.kubelet.files import configuration  # brings in YAML; the other checks work without
 
-    name = "kubelet config"
     try:
         rules = configuration.load_configuration(path)
     except NotFound as error:
         remedy = "give its path with --kubelet-config"
-        return warning(name, f"{error.finding}; what-if uses topoalign's own settings instead", remedy)
+        return warning(f"{error.finding}; what-if uses topoalign's own settings instead", remedy)
     except TopoalignError as error:
-        return failure(name, error.finding, error.remedy)
+        return failure(error.finding, error.remedy)
     nodes = numa_node_count(subject)
     if nodes is not None and rules.policy is not Policy.NONE and nodes > rules.max_allowable_numa_nodes:
         return failure(
-            name,
             f"{nodes} NUMA nodes, and policy {rules.policy} does not start on more than {rules.max_allowable_numa_nodes}",
             f"set topologyManagerPolicyOptions max-allowable-numa-nodes to {nodes} or more",
         )
     options = "".join(f" {option}" for option in sorted(rules.cpu_options))
     managers = f"CPU manager {rules.cpu_manager}{options}, memory manager {rules.memory_manager}"
-    return ok(name, f"policy {rules.policy}, scope {rules.scope}, {managers}")
+    return ok(f"policy {rules.policy}, scope {rules.scope}, {managers}")
 
 
 def allocator(subject: Subject) -> Finding:
     """Who has the state directory, and who serves the kubelet: one process, or two that are in each other's way."""
-    name = "allocator"
     holder = lock_holder(subject.state_dir / "lock", PROC_LOCKS)
     served = served_sockets(subject.kubelet_dir) if subject.kubelet_dir is not None else {}
     others = {pid for pid in served.values() if pid != holder}
     if others and holder is not None:
         detail = f"process {holder} has {subject.state_dir}, and process {min(others)} serves {subject.kubelet_dir}"
-        return failure(name, f"two allocators on one node: {detail}", "stop one of them: a node has one allocator")
+        return failure(f"two allocators on one node: {detail}", "stop one of them: a node has one allocator")
     if others:
         return failure(
-            name,
             f"process {min(others)} serves {subject.kubelet_dir}, and no process has the lock of {subject.state_dir}",
             "it uses another state directory: give it with --state-dir, and start no second allocator here",
         )
     if holder is None:
-        return ok(name, f"no allocator runs with {subject.state_dir}")
+        return ok(f"no allocator runs with {subject.state_dir}")
     if subject.kubelet_dir is not None and not served:
         return warning(
-            name, f"process {holder} runs, and serves no resource in {subject.kubelet_dir}", "see its log and /readyz"
+            f"process {holder} runs, and serves no resource in {subject.kubelet_dir}", "see its log and /readyz"
         )
-    return ok(name, f"process {holder} runs; to replace it, start another one with --take-over")
+    return ok(f"process {holder} runs; to replace it, start another one with --take-over")
 
 
 def lock_holder(lock: Path, locks: Path) -> int | None:
@@ -153,5 +149,5 @@ def state_directory(subject: Subject) -> Finding:
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         remedy = "run as root, as the allocator does; or create it for this user, or set TOPOALIGN_STATE_DIR"
         whose = "" if nearest == path else f"{path}: "
-        return failure("state directory", f"{whose}{nearest} is not a directory that this user may write to", remedy)
-    return ok("state directory", str(path) if nearest == path else f"{path} (to be created in {nearest})")
+        return failure(f"{whose}{nearest} is not a directory that this user may write to", remedy)
+    return ok(str(path) if nearest == path else f"{path} (to be created in {nearest})")

@@ -31,8 +31,8 @@ def kubelet_merge(subject: Subject) -> Finding | None:
     on_nodes = resources(subject, rules, nodes)
     found = slow({name: longest(few, rules.policy) for name, few in on_nodes.items()})
     if found is not None:
-        return warning("kubelet merge", f"for a container that asks for everything {found}", REMEDY)
-    return ok("kubelet merge", f"{len(on_nodes)} resources on {nodes} NUMA nodes are merged without delay")
+        return warning(f"for a container that asks for everything {found}", REMEDY)
+    return ok(f"{len(on_nodes)} resources on {nodes} NUMA nodes are merged without delay")
 
 
 def resources(subject: Subject, rules: AdmissionRules, nodes: int) -> dict[ResourceName, int]:

@@ -12,8 +12,10 @@ from topoalign.machines.catalogue.build import (
     MIB,
     NIC,
     Board,
+    Card,
     Model,
     Root,
+    Switch,
     all_pairs,
     build,
     switch,
@@ -101,14 +103,9 @@ GB200_NEAR = ((0, *range(3, 10), *range(11, 18)), (1, *range(19, 26), *range(27,
 
 def gb200_tray() -> Topology:
     """4 GB200 of an NVL72: two Grace CPUs, 34 NUMA nodes, and NVLinks that go on to the other trays."""
-    gpu, nic, nics = (GPU,), (NIC,), (switch(NIC, NIC),)
-    roots = (
-        *(Root(0, below, domain) for domain, below in ((0x0, nic), (0x2, nic), (0x6, nics), (0x8, gpu), (0x9, gpu))),
-        *(
-            Root(1, below, domain)
-            for domain, below in ((0x10, nic), (0x12, nic), (0x16, nics), (0x18, gpu), (0x19, gpu))
-        ),
-    )
+    nic, nics, gpu = (NIC,), (switch(NIC, NIC),), (GPU,)
+    domains: dict[int, tuple[Switch | Card, ...]] = {0x0: nic, 0x2: nic, 0x6: nics, 0x8: gpu, 0x9: gpu}
+    roots = tuple(Root(socket, below, 0x10 * socket + domain) for socket in (0, 1) for domain, below in domains.items())
     topology = build(
         Board(sockets=2, cores=72, threads=1, memory=489_960 * MIB, far=40),
         roots,
