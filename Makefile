@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 API ?= shared/topoalign/kubelet/grpc/api
 
-.PHONY: demo test test-faults test-gpu simulate soak check lint types imports bench proto event-documents lock up down clean
+.PHONY: demo test test-faults test-gpu simulate soak check lint types imports bench bench-compare proto event-documents lock up down clean
 
 $(READY): requirements/dev.txt pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("topoalign needs Python 3.11 or later") if sys.version_info < (3, 11) else None'
@@ -48,6 +48,9 @@ imports: $(READY)
 
 bench: $(READY)  ## all benchmarks
 	$(BIN)/topoalign bench
+
+bench-compare: $(READY)  ## benchmarks of this tree and of BASE in turn, three rounds; NAMES for some of them
+	PYTHONPATH=tests/support $(BIN)/python -m bench_compare --rounds $(or $(ROUNDS),3) $(BASE) $(NAMES)
 
 proto: $(READY)  ## generates the kubelet's protocols anew from proto/
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -I proto \
