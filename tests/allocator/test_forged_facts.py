@@ -433,7 +433,7 @@ async def test_an_allocator_of_a_version_without_a_standing_counts_as_alive(
 ) -> None:
     """An allocator of a version that does not answer with its standing counts as alive all the same."""
     async with world.running():
-        world.bus._desks = [desk for desk in world.bus._desks if not desk.endpoint.subject.endswith(".alive")]
+        world.bus._responders = [each for each in world.bus._responders if not each.endpoint.subject.endswith(".alive")]
         await world.forge(snapshot(world.ledger.state.epoch, world.ledger.state.seq + 1))
         world.asked.clear()
         await world.clock.advance(PERIOD)

@@ -126,24 +126,24 @@ async def test_a_discovery_that_answers_again_is_believed_again(world: World) ->
     nothing of the hardware has changed, so nothing comes over the stream.
     """
     async with world.discovering(), world.hardware_watch():
-        desks, world.bus._desks = world.bus._desks, []  # nobody can be asked
+        responders, world.bus._responders = world.bus._responders, []  # nobody can be asked
         await world.clock.advance(2 * SILENT_SECONDS)
         assert 0 == world.usable()
 
-        world.bus._desks = desks
+        world.bus._responders = responders
         await world.clock.advance(1.0)
         assert 2 == world.usable()
 
 
 async def test_every_spell_of_silence_is_noticed_and_logged_once(world: World) -> None:
     async with world.discovering(), world.hardware_watch():
-        desks = world.bus._desks
+        responders = world.bus._responders
         with capture_logs() as logs:
             for _ in range(2):
-                world.bus._desks = []
+                world.bus._responders = []
                 await world.clock.advance(3 * SILENT_SECONDS)
                 assert 0 == world.usable()
-                world.bus._desks = desks
+                world.bus._responders = responders
                 await world.clock.advance(1.0)
                 assert 2 == world.usable()
 
@@ -205,7 +205,7 @@ async def test_a_new_discovery_does_not_confirm_the_reading_of_the_former_one(
 async def test_a_bus_that_is_away_does_not_take_the_devices_along(world: World) -> None:
     """Discovery cannot be asked then, which says nothing of the hardware; the node goes on giving out its devices."""
     async with world.discovering(), world.hardware_watch() as hardware_watch:
-        world.bus._desks, world.bus.away = [], True
+        world.bus._responders, world.bus.away = [], True
         await world.clock.advance(600)
         during = world.usable(), hardware_watch.reason()
         world.bus.away = False
@@ -299,13 +299,13 @@ async def test_a_late_former_discovery_does_not_change_what_is_listed(world: Wor
     await world.clock.advance(1.0)
     world.hardware.now = inventory(0, 1)
     async with world.discovering(), world.hardware_watch() as hardware_watch:
-        desks, world.bus._desks = world.bus._desks, [] if silent else world.bus._desks
+        responders, world.bus._responders = world.bus._responders, [] if silent else world.bus._responders
         for number, message in enumerate(old):
             again = {**message.headers, "Nats-Msg-Id": f"again-{number}"}
             await world.bus.publish(msgspec.structs.replace(message, headers=again))
         await world.clock.advance(0)
         at_once = world.listed()
-        world.bus._desks = desks
+        world.bus._responders = responders
         await world.clock.advance(ASK_SECONDS)
 
         assert (2, 2) == (at_once, world.listed())
@@ -317,11 +317,11 @@ async def test_a_topology_from_a_silent_discovery_is_believed_once_it_answers(
 ) -> None:
     """Another topology that arrived while discovery was silent is believed once discovery answers."""
     async with world.discovering(), world.hardware_watch():
-        desks, world.bus._desks = world.bus._desks, []
+        responders, world.bus._responders = world.bus._responders, []
         world.hardware.now = inventory(0, 1, 2)
         await world.clock.advance(READ_SECONDS)
         silent = world.listed()
-        world.bus._desks = desks
+        world.bus._responders = responders
         await world.clock.advance(ASK_SECONDS)
 
         assert (2, 3) == (silent, world.listed())

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from anyio.abc import TaskGroup
 from kubelet_files_support import basis_from
-from kubelet_support import NODE, RESTRICTED, MemoryDesk, offers, pod, short_directory, two_nodes
+from kubelet_support import NODE, RESTRICTED, MemoryAllocator, offers, pod, short_directory, two_nodes
 
 from topoalign.allocator import device_allocations
 from topoalign.allocator.device_allocations import DeviceAllocations
@@ -66,7 +66,7 @@ async def node(rules: AdmissionRules = RESTRICTED) -> AsyncIterator[Node]:
         clock = ManualClock()
         journal = MemoryJournal()
         ledger = Ledger(NODE, journal, clock)
-        known = MemoryDesk(MACHINE).state
+        known = MemoryAllocator(MACHINE).state
         assert known.topology is not None and known.health is not None
         ledger.hear(known.topology)
         ledger.hear(known.health)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from kubelet_support import NODE, MemoryDesk, pod, short_directory, two_nodes
+from kubelet_support import NODE, MemoryAllocator, pod, short_directory, two_nodes
 from prediction_support import FPGA, Listener, OtherPlugin, listening
 
 from topoalign.allocator.ledger.journal import MemoryJournal
@@ -94,7 +94,7 @@ async def node() -> AsyncIterator[Node]:
         for each in (plugins, resources):
             each.mkdir()
         (directory / "config.yaml").write_text(CONFIG)
-        clock, known = ManualClock(), MemoryDesk(MACHINE).state
+        clock, known = ManualClock(), MemoryAllocator(MACHINE).state
         journal = MemoryJournal()
         ledger = Ledger(NODE, journal, clock)
         assert known.topology is not None and known.health is not None
@@ -229,7 +229,7 @@ async def test_devices_that_are_offered_here_are_not_announced_again(tmp_path: P
     async def devices() -> Listed:
         return {GPU: ours, FPGA: theirs}
 
-    known = MemoryDesk(MACHINE).state
+    known = MemoryAllocator(MACHINE).state
     ledger = Ledger(NODE, MemoryJournal(), ManualClock())
     assert known.topology is not None and known.health is not None
     ledger.hear(known.topology)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from kubelet_support import NODE, MemoryDesk, pod, two_nodes
+from kubelet_support import NODE, MemoryAllocator, pod, two_nodes
 
 from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
@@ -37,7 +37,7 @@ class Node:
     def __init__(self, root: Path) -> None:
         (root / "device-plugins").mkdir()
         (root / "config.yaml").write_text(CONFIG)
-        self.clock, known = ManualClock(), MemoryDesk(two_nodes(gpus=2, nics=0)).state
+        self.clock, known = ManualClock(), MemoryAllocator(two_nodes(gpus=2, nics=0)).state
         self.ledger = Ledger(NODE, MemoryJournal(), self.clock)
         assert known.topology is not None and known.health is not None
         self.ledger.hear(known.topology)

@@ -6,7 +6,7 @@ from random import Random
 import anyio
 import pytest
 from faults_support import sample
-from kubelet_support import NODE, MemoryDesk, offers, short_directory
+from kubelet_support import NODE, MemoryAllocator, offers, short_directory
 from prediction_support import (
     FPGA,
     MACHINES,
@@ -57,7 +57,7 @@ async def run(seed: int, directory: Path) -> list[Predicted]:
     machine, placement = chance.choice(MACHINES), chance.choice(list(Placement)[:3])
     own, config, content = AdmissionRules(placement=placement), directory / "config.yaml", configured(chance)
     config.write_text(content)
-    clock, known = ManualClock(), MemoryDesk(machine).state
+    clock, known = ManualClock(), MemoryAllocator(machine).state
     ledger = Ledger(NODE, MemoryJournal(), clock)
     assert known.topology is not None and known.health is not None
     ledger.hear(known.topology)

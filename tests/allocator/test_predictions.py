@@ -6,7 +6,7 @@ from random import Random
 import anyio
 import pytest
 from faults_support import sample
-from kubelet_support import NODE, MemoryDesk, offers, short_directory
+from kubelet_support import NODE, MemoryAllocator, offers, short_directory
 from prediction_support import MACHINES, PATIENT_SECONDS, configured, some_pod, told
 
 from topoalign.allocator import device_allocations
@@ -41,7 +41,7 @@ async def predicted_and_done(seed: int, directory: Path) -> list[tuple[object, o
     own, config = AdmissionRules(placement=placement), directory / "config.yaml"
     config.write_text(configured(chance))
     rules = configuration.load_configuration(config, placement)
-    clock, known = ManualClock(), MemoryDesk(machine).state
+    clock, known = ManualClock(), MemoryAllocator(machine).state
     ledger = Ledger(NODE, MemoryJournal(), clock)
     assert known.topology is not None and known.health is not None
     ledger.hear(known.topology)

@@ -10,7 +10,7 @@ from containers_support import CDI_FILE as FILE
 from containers_support import DRIVER, LIBRARIES, Host, machine, nodes_of, plugin, request
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
-from kubelet_support import MemoryDesk
+from kubelet_support import MemoryAllocator
 
 from topoalign.allocator.device_plugin.containers import POLL_SECONDS
 from topoalign.core.model.ids import NIC, DeviceID
@@ -148,21 +148,21 @@ async def test_a_container_that_would_fail_gets_no_device_and_readiness_says_why
     host: Host, spoil: Any, finding: str, remedy: str
 ) -> None:
     spoil(host)
-    desk = MemoryDesk(machine())
+    allocator = MemoryAllocator(machine())
     containers = host.containers(host.configuration("cdi-cri"))
     reason = containers.poll(machine())
     assert reason is not None
     assert finding in reason
     assert remedy in reason
 
-    async with plugin(desk, containers) as client:
+    async with plugin(allocator, containers) as client:
         with pytest.raises(GRPCError) as refused:
             await client.allocate(request("GPU-a"))
     assert Status.UNAVAILABLE == refused.value.status
     assert finding in str(refused.value.message)
-    assert {} == desk.state.allocations
+    assert {} == allocator.state.allocations
 
-    async with plugin(desk, containers, NIC) as client:
+    async with plugin(allocator, containers, NIC) as client:
         (nic,) = (await client.allocate(request("mlx5_0"))).container_responses
     assert "mlx5_0" == nic.envs["TOPOALIGN_NICS"], "NICs need none of this"
 
@@ -172,7 +172,7 @@ async def test_what_was_missing_is_noticed_when_it_is_there(host: Host) -> None:
     clock = ManualClock()
     containers = host.containers(host.configuration("cdi-cri"))
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(containers.run, MemoryDesk(machine()), clock)
+        tasks.start_soon(containers.run, MemoryAllocator(machine()), clock)
         await anyio.wait_all_tasks_blocked()
         before = containers.reason()
         host.cdi.mkdir()

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
-from kubelet_support import MemoryDesk, recorded, served, two_nodes
+from kubelet_support import MemoryAllocator, recorded, served, two_nodes
 
 from topoalign.allocator.device_plugin.server import DevicePlugin
 from topoalign.allocator.ledger.journal import MemoryJournal
@@ -22,14 +22,14 @@ pytestmark = pytest.mark.anyio
 @asynccontextmanager
 async def allocator() -> AsyncIterator[tuple[v1beta1.DevicePluginStub, Ledger, MemoryJournal]]:
     """The plugin of eight GPUs, of which GPU-6 is ill and GPU-7 cordoned."""
-    desk = MemoryDesk(two_nodes())
-    desk.judge(
+    allocator = MemoryAllocator(two_nodes())
+    allocator.judge(
         {
             DeviceID("GPU-6"): DeviceHealth(state=HealthState.UNHEALTHY, reason="Xid 79"),
             DeviceID("GPU-7"): DeviceHealth(state=HealthState.HEALTHY, cordoned=True),
         }
     )
-    device_allocations, ledger, journal = recorded(desk.state)
+    device_allocations, ledger, journal = recorded(allocator.state)
     async with served(DevicePlugin(GPU, device_allocations)) as client:
         yield client, ledger, journal
 

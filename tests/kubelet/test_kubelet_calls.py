@@ -9,7 +9,7 @@ import pytest
 from grpclib.client import Channel
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
-from kubelet_support import MemoryDesk, served, short_directory, two_nodes
+from kubelet_support import MemoryAllocator, served, short_directory, two_nodes
 
 from topoalign.allocator.device_plugin import watches
 from topoalign.allocator.device_plugin.listing import EncodedDevices
@@ -25,9 +25,11 @@ from topoalign.kubelet.grpc.transport import Server
 pytestmark = pytest.mark.anyio
 
 
-def plugin(desk: MemoryDesk, resource: ResourceName = GPU) -> AbstractAsyncContextManager[v1beta1.DevicePluginStub]:
+def plugin(
+    allocator: MemoryAllocator, resource: ResourceName = GPU
+) -> AbstractAsyncContextManager[v1beta1.DevicePluginStub]:
     """A client of the plugin of one resource."""
-    return served(DevicePlugin(resource, desk))
+    return served(DevicePlugin(resource, allocator))
 
 
 def allocate(*containers: list[str]) -> v1beta1.AllocateRequest:
@@ -47,7 +49,7 @@ def prefer(available: list[str], must: list[str], size: int) -> v1beta1.Preferre
 
 
 async def test_the_options_ask_for_preferences_and_for_a_call_before_the_start() -> None:
-    async with plugin(MemoryDesk(two_nodes())) as client:
+    async with plugin(MemoryAllocator(two_nodes())) as client:
         options = await client.get_device_plugin_options(v1beta1.Empty())
 
         assert (True, True) == (options.pre_start_required, options.get_preferred_allocation_available)
@@ -58,15 +60,15 @@ async def test_the_first_list_has_every_device_with_its_health_and_its_numa_node
     offered, and yet listed."""
     machine = two_nodes(gpus=4)
     nowhere = msgspec.structs.replace(machine.gpus[3], numa_affinity=())
-    desk = MemoryDesk(msgspec.structs.replace(machine, gpus=(*machine.gpus[:3], nowhere)))
-    desk.judge(
+    allocator = MemoryAllocator(msgspec.structs.replace(machine, gpus=(*machine.gpus[:3], nowhere)))
+    allocator.judge(
         {
             DeviceID("GPU-0"): DeviceHealth(state=HealthState.UNHEALTHY, reason="Xid 79"),
             DeviceID("GPU-1"): DeviceHealth(state=HealthState.UNKNOWN),
             DeviceID("GPU-2"): DeviceHealth(state=HealthState.HEALTHY, cordoned=True),
         }
     )
-    async with plugin(desk) as client:
+    async with plugin(allocator) as client:
         first = await anext(client.list_and_watch(v1beta1.Empty()))
 
         listed = [
@@ -82,13 +84,13 @@ async def test_the_first_list_has_every_device_with_its_health_and_its_numa_node
 
 async def test_a_change_of_health_is_listed_and_an_allocation_is_not() -> None:
     """The kubelet writes its checkpoint at every message, so it hears only what is news to it."""
-    desk = MemoryDesk(two_nodes())
-    async with plugin(desk) as client:
+    allocator = MemoryAllocator(two_nodes())
+    async with plugin(allocator) as client:
         stream = client.list_and_watch(v1beta1.Empty())
         await anext(stream)
         await client.allocate(allocate(["GPU-0"]))
         await anyio.wait_all_tasks_blocked()
-        desk.judge({DeviceID("GPU-5"): DeviceHealth(state=HealthState.UNHEALTHY)})
+        allocator.judge({DeviceID("GPU-5"): DeviceHealth(state=HealthState.UNHEALTHY)})
 
         second = await anext(stream)
         assert ["GPU-5"] == [device.id for device in second.devices if device.health == "Unhealthy"]
@@ -96,14 +98,14 @@ async def test_a_change_of_health_is_listed_and_an_allocation_is_not() -> None:
 
 async def test_a_change_while_the_list_is_put_together_is_listed_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """A large list takes a while to encode, and is of the state before."""
-    desk = MemoryDesk(two_nodes())
-    service = DevicePlugin(GPU, desk)
+    allocator = MemoryAllocator(two_nodes())
+    service = DevicePlugin(GPU, allocator)
     put_together = service.listing.of
 
     async def slowly(state: NodeState) -> EncodedDevices:
         encoded = await put_together(state)
-        if desk.state is state and state.health_of(DeviceID("GPU-5")).usable:
-            desk.judge({DeviceID("GPU-5"): DeviceHealth(state=HealthState.UNHEALTHY)})
+        if allocator.state is state and state.health_of(DeviceID("GPU-5")).usable:
+            allocator.judge({DeviceID("GPU-5"): DeviceHealth(state=HealthState.UNHEALTHY)})
         return encoded
 
     monkeypatch.setattr(service.listing, "of", slowly)
@@ -123,7 +125,7 @@ async def test_a_change_while_the_list_is_put_together_is_listed_next(monkeypatc
 async def test_a_stream_that_does_not_end_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its client reads nothing any more. The next registration is not to depend on it."""
     monkeypatch.setattr(watches, "END_SECONDS", 0.0)
-    service = DevicePlugin(GPU, MemoryDesk(two_nodes()))
+    service = DevicePlugin(GPU, MemoryAllocator(two_nodes()))
     service.watch.open = True
     await service.watches.end()
 
@@ -132,18 +134,18 @@ async def test_a_stream_that_does_not_end_is_not_waited_for_for_ever(monkeypatch
 
 
 async def test_the_list_is_encoded_once_for_all_streams_until_it_changes() -> None:
-    desk = MemoryDesk(two_nodes())
-    service = DevicePlugin(GPU, desk)
-    before = await service.listing.of(desk.state)
-    await desk.allocate(GPU, [[DeviceID("GPU-0")]])
+    allocator = MemoryAllocator(two_nodes())
+    service = DevicePlugin(GPU, allocator)
+    before = await service.listing.of(allocator.state)
+    await allocator.allocate(GPU, [[DeviceID("GPU-0")]])
 
-    assert before is await service.listing.of(desk.state)
-    desk.judge({DeviceID("GPU-5"): DeviceHealth(state=HealthState.UNHEALTHY)})
-    assert before is not await service.listing.of(desk.state)
+    assert before is await service.listing.of(allocator.state)
+    allocator.judge({DeviceID("GPU-5"): DeviceHealth(state=HealthState.UNHEALTHY)})
+    assert before is not await service.listing.of(allocator.state)
 
 
 async def test_gpus_are_named_to_the_container_runtime_in_the_allocations_order() -> None:
-    async with plugin(MemoryDesk(two_nodes())) as client:
+    async with plugin(MemoryAllocator(two_nodes())) as client:
         answer = await client.allocate(allocate(["GPU-1", "GPU-0"], ["GPU-7"]))
 
         assert [{"NVIDIA_VISIBLE_DEVICES": "GPU-0,GPU-1"}, {"NVIDIA_VISIBLE_DEVICES": "GPU-7"}] == [
@@ -152,7 +154,7 @@ async def test_gpus_are_named_to_the_container_runtime_in_the_allocations_order(
 
 
 async def test_nics_bring_their_verbs_devices_and_the_connection_manager() -> None:
-    async with plugin(MemoryDesk(two_nodes()), NIC) as client:
+    async with plugin(MemoryAllocator(two_nodes()), NIC) as client:
         (container,) = (await client.allocate(allocate(["mlx5_1", "mlx5_0"]))).container_responses
 
         assert {"TOPOALIGN_NICS": "mlx5_0,mlx5_1"} == container.envs
@@ -164,14 +166,14 @@ async def test_nics_bring_their_verbs_devices_and_the_connection_manager() -> No
 
 
 async def test_nics_of_a_described_machine_bring_no_device_files() -> None:
-    async with plugin(MemoryDesk(two_nodes(verbs=False)), NIC) as client:
+    async with plugin(MemoryAllocator(two_nodes(verbs=False)), NIC) as client:
         (container,) = (await client.allocate(allocate(["mlx5_0"]))).container_responses
 
         assert [] == container.devices
 
 
 async def test_a_device_in_use_is_nobodys_fault() -> None:
-    async with plugin(MemoryDesk(two_nodes())) as client:
+    async with plugin(MemoryAllocator(two_nodes())) as client:
         await client.allocate(allocate(["GPU-0"]))
         with pytest.raises(GRPCError) as caught:
             await client.allocate(allocate(["GPU-0"]))
@@ -181,9 +183,9 @@ async def test_a_device_in_use_is_nobodys_fault() -> None:
 
 
 async def test_a_full_disk_is_the_machines_fault_and_says_the_remedy() -> None:
-    desk = MemoryDesk(two_nodes())
-    desk.fault = StateFault("the journal cannot grow: no space left on device", "free some space")
-    async with plugin(desk) as client:
+    allocator = MemoryAllocator(two_nodes())
+    allocator.fault = StateFault("the journal cannot grow: no space left on device", "free some space")
+    async with plugin(allocator) as client:
         with pytest.raises(GRPCError) as caught:
             await client.allocate(allocate(["GPU-0"]))
 
@@ -192,7 +194,7 @@ async def test_a_full_disk_is_the_machines_fault_and_says_the_remedy() -> None:
 
 
 async def test_too_many_containers_are_refused() -> None:
-    async with plugin(MemoryDesk(two_nodes())) as client:
+    async with plugin(MemoryAllocator(two_nodes())) as client:
         with pytest.raises(GRPCError) as caught:
             await client.allocate(allocate(*[["GPU-0"]] * 1_001))
 
@@ -200,7 +202,7 @@ async def test_too_many_containers_are_refused() -> None:
 
 
 async def test_preferences_are_the_desks() -> None:
-    async with plugin(MemoryDesk(two_nodes())) as client:
+    async with plugin(MemoryAllocator(two_nodes())) as client:
         answer = await client.get_preferred_allocation(prefer(["GPU-3", "GPU-1", "GPU-2"], ["GPU-2"], 2))
 
         assert [["GPU-2", "GPU-1"]] == [response.device_i_ds for response in answer.container_responses]
@@ -221,43 +223,43 @@ async def test_preferences_are_the_desks() -> None:
 async def test_a_question_that_cannot_be_meant_gets_no_preference(
     available: list[str], must: list[str], size: int
 ) -> None:
-    async with plugin(MemoryDesk(two_nodes())) as client:
+    async with plugin(MemoryAllocator(two_nodes())) as client:
         answer = await client.get_preferred_allocation(prefer(available, must, size))
 
         assert [[]] == [response.device_i_ds for response in answer.container_responses]
 
 
 async def test_a_gpu_lost_in_between_costs_the_preference_and_not_the_pod() -> None:
-    desk = MemoryDesk(two_nodes())
-    desk.fault = UnknownDevice(["GPU-9"])
-    async with plugin(desk) as client:
+    allocator = MemoryAllocator(two_nodes())
+    allocator.fault = UnknownDevice(["GPU-9"])
+    async with plugin(allocator) as client:
         answer = await client.get_preferred_allocation(prefer(["GPU-0", "GPU-9"], [], 1))
 
         assert [[]] == [response.device_i_ds for response in answer.container_responses]
 
 
 async def test_before_a_container_starts_the_owners_are_read() -> None:
-    desk = MemoryDesk(two_nodes())
-    async with plugin(desk) as client:
+    allocator = MemoryAllocator(two_nodes())
+    async with plugin(allocator) as client:
         await client.pre_start_container(v1beta1.PreStartContainerRequest(devices_ids=["GPU-0"]))
 
-        assert 1 == desk.reconciled
+        assert 1 == allocator.reconciled
 
 
 async def test_a_container_starts_even_if_its_owner_cannot_be_read() -> None:
-    desk = MemoryDesk(two_nodes())
-    desk.fault = KubeletAway("no answer within 1 s")
-    async with plugin(desk) as client:
+    allocator = MemoryAllocator(two_nodes())
+    allocator.fault = KubeletAway("no answer within 1 s")
+    async with plugin(allocator) as client:
         await client.pre_start_container(v1beta1.PreStartContainerRequest(devices_ids=["GPU-0"]))
 
-        assert 1 == desk.reconciled
+        assert 1 == allocator.reconciled
 
 
 async def test_a_stream_whose_client_goes_while_it_is_sent_to_is_closed() -> None:
     """The generator is not left hanging until it is collected: its `finally` has run."""
-    desk = MemoryDesk(two_nodes())
+    allocator = MemoryAllocator(two_nodes())
     with short_directory() as directory:
-        service = DevicePlugin(GPU, desk)
+        service = DevicePlugin(GPU, allocator)
         server = Server(service, directory / "p.sock", "directory")
         await server.listen()
         channel = Channel(path=str(server.path))
@@ -266,7 +268,7 @@ async def test_a_stream_whose_client_goes_while_it_is_sent_to_is_closed() -> Non
         watch = service.watch
         for connection in server.connections:
             connection.pause_writing()
-        desk.judge({DeviceID("GPU-5"): DeviceHealth(state=HealthState.UNHEALTHY)})
+        allocator.judge({DeviceID("GPU-5"): DeviceHealth(state=HealthState.UNHEALTHY)})
         await anyio.wait_all_tasks_blocked()
         channel.close()
         with anyio.fail_after(30):

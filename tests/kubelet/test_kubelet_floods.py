@@ -18,7 +18,7 @@ from grpclib.client import Channel
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from hpack import Encoder
-from kubelet_support import MemoryDesk, frame, node, serving, short_directory, two_nodes
+from kubelet_support import MemoryAllocator, frame, node, serving, short_directory, two_nodes
 
 from topoalign.allocator.device_plugin.server import DevicePlugin
 from topoalign.allocator.device_plugin.watches import MOST_OTHERS
@@ -292,8 +292,8 @@ def still_open(one: socket.socket) -> bool:
 
 async def test_other_streams_are_served_beside_the_kubelets() -> None:
     """Other streams are served beside the kubelet's, and none ends another."""
-    desk = MemoryDesk(two_nodes())
-    async with node(desk=desk, clock=ManualClock()) as it:
+    allocator = MemoryAllocator(two_nodes())
+    async with node(allocator=allocator, clock=ManualClock()) as it:
         plugin = it.front.plugins[GPU]
         kubelets = plugin.service.watch
         channels = [Channel(path=str(plugin.path)) for _ in range(MOST_OTHERS + 1)]
@@ -302,7 +302,7 @@ async def test_other_streams_are_served_beside_the_kubelets() -> None:
             assert 8 == len((await anext(stream)).devices)
         with pytest.raises(GRPCError) as refused:
             await anext(streams[-1])
-        desk.judge({DeviceID("GPU-5"): DeviceHealth(state=HealthState.UNHEALTHY)})
+        allocator.judge({DeviceID("GPU-5"): DeviceHealth(state=HealthState.UNHEALTHY)})
         await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 7)
         for stream in streams[:-1]:
             assert 1 == len([d for d in (await anext(stream)).devices if d.health == "Unhealthy"])
@@ -336,8 +336,8 @@ async def test_the_end_of_the_kubelets_stream_is_noticed_while_others_listen_on(
 
 async def test_a_stream_that_is_there_first_is_not_taken_for_the_kubelets() -> None:
     """Who opens one while the kubelet is registering us, and has not dialled back, is less like it."""
-    desk = MemoryDesk(two_nodes())
-    service = DevicePlugin(GPU, desk)
+    allocator = MemoryAllocator(two_nodes())
+    service = DevicePlugin(GPU, allocator)
     with short_directory() as directory, closing(Channel(path=str(directory / "p.sock"))) as kubelet:
         server = Server(service, directory / "p.sock", "directory")
         await server.listen()
@@ -356,7 +356,7 @@ async def test_a_stream_that_is_there_first_is_not_taken_for_the_kubelets() -> N
 
 
 async def test_the_kubelet_is_known_by_its_process() -> None:
-    service = DevicePlugin(GPU, MemoryDesk(two_nodes()))
+    service = DevicePlugin(GPU, MemoryAllocator(two_nodes()))
     with short_directory() as directory, closing(Channel(path=str(directory / "p.sock"))) as channel:
         server = Server(service, directory / "p.sock", "directory")
         await server.listen()

@@ -11,7 +11,7 @@ import anyio
 import pytest
 import structlog
 from grpclib.client import Channel
-from kubelet_support import MemoryDesk, node, offers, short_directory, two_nodes
+from kubelet_support import MemoryAllocator, node, offers, short_directory, two_nodes
 
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.device_plugin.registration import REGISTER_SECONDS
@@ -55,15 +55,15 @@ async def test_sockets_are_for_their_owner_alone() -> None:
 
 
 async def test_a_node_whose_topology_comes_late_is_served_from_then_on() -> None:
-    desk = MemoryDesk(None)
+    allocator = MemoryAllocator(None)
     with short_directory() as directory:
         kubelet = stand_in(directory)
-        front = KubeletFront(desk, directory / "device-plugins", ManualClock())
+        front = KubeletFront(allocator, directory / "device-plugins", ManualClock())
         async with anyio.create_task_group() as tasks:
             await tasks.start(kubelet.run)
             await tasks.start(front.run)
             assert "the node has no devices to offer yet" == front.reason()
-            desk.discover(MACHINE)
+            allocator.discover(MACHINE)
             await kubelet.until(offers(MACHINE))
             tasks.cancel_scope.cancel()
 
@@ -72,7 +72,7 @@ async def test_a_kubelet_that_comes_half_a_minute_late_is_waited_for() -> None:
     """Neither its directory nor its socket is there; we say what is missing, once, and do not end."""
     with short_directory() as directory:
         clock = ManualClock()
-        front = KubeletFront(MemoryDesk(MACHINE), directory / "device-plugins", clock)
+        front = KubeletFront(MemoryAllocator(MACHINE), directory / "device-plugins", clock)
         async with anyio.create_task_group() as tasks:
             with structlog.testing.capture_logs() as logs:
                 await tasks.start(front.run)
@@ -205,19 +205,19 @@ async def test_a_wiped_directory_gets_its_sockets_back() -> None:
 
 async def test_a_resource_that_returns_while_its_plugin_drains_is_served_again() -> None:
     """A resource that comes back while its plugin drains is served again."""
-    clock, desk = ManualClock(), MemoryDesk(MACHINE)
-    async with node(MACHINE, desk=desk, clock=clock) as it:
-        desk.pause = anyio.Event()
+    clock, allocator = ManualClock(), MemoryAllocator(MACHINE)
+    async with node(MACHINE, allocator=allocator, clock=clock) as it:
+        allocator.pause = anyio.Event()
         channel = Channel(path=str(it.front.plugins[NIC].path))
         one = v1beta1.AllocateRequest(container_requests=[v1beta1.ContainerAllocateRequest(devices_ids=["mlx5_0"])])
         it.tasks.start_soon(v1beta1.DevicePluginStub(channel).allocate, one)
-        await desk.started.wait()
-        desk.discover(two_nodes(nics=0))
+        await allocator.started.wait()
+        allocator.discover(two_nodes(nics=0))
         await clock.advance(POLL_SECONDS)
         await it.kubelet.until(lambda kubelet: kubelet.allocatable(NIC) == 0)
-        desk.discover(MACHINE)
+        allocator.discover(MACHINE)
         await anyio.wait_all_tasks_blocked()
-        desk.pause.set()
+        allocator.pause.set()
         await looking(clock, partial(has_tried, it.kubelet.plugins, 3))
         await it.kubelet.until(offers(MACHINE))
         channel.close()
@@ -279,7 +279,7 @@ async def test_a_kubelet_that_refuses_is_asked_less_often_and_logged_once() -> N
         async with anyio.create_task_group() as tasks:
             await tasks.start(kubelet.run)
             kubelet.plugins.fault = "error"
-            front = KubeletFront(MemoryDesk(MACHINE), directory / "device-plugins", clock, jitter=lambda: 1.0)
+            front = KubeletFront(MemoryAllocator(MACHINE), directory / "device-plugins", clock, jitter=lambda: 1.0)
             plugin = front.plugin_for(GPU)
             for _ in range(2 * 32):
                 plugin.settle(await plugin.poll())
@@ -375,7 +375,7 @@ async def test_a_new_kubelet_does_not_wait_for_the_failures_of_the_old_one() -> 
 
 async def test_a_gpu_that_falls_ill_is_unhealthy_in_the_kubelet_and_stays_listed() -> None:
     async with node(MACHINE) as it:
-        it.desk.judge({DeviceID("GPU-3"): DeviceHealth(state=HealthState.UNHEALTHY, reason="Xid 79")})
+        it.allocator.judge({DeviceID("GPU-3"): DeviceHealth(state=HealthState.UNHEALTHY, reason="Xid 79")})
         await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 7)
 
         assert 8 == it.kubelet.capacity(GPU)
@@ -383,13 +383,13 @@ async def test_a_gpu_that_falls_ill_is_unhealthy_in_the_kubelet_and_stays_listed
 
 async def test_when_we_stop_the_kubelet_sees_the_end_and_no_socket_of_ours_stays() -> None:
     """Its capacity stays for five minutes, in which another of us may come; then the resource is no more."""
-    desk, clock = MemoryDesk(MACHINE), ManualClock()
+    allocator, clock = MemoryAllocator(MACHINE), ManualClock()
     with short_directory() as directory:
         kubelet = stand_in(directory, clock=clock)
         async with anyio.create_task_group() as tasks:
             await tasks.start(kubelet.run)
             async with anyio.create_task_group() as ours:
-                await ours.start(KubeletFront(desk, directory / "device-plugins", ManualClock()).run)
+                await ours.start(KubeletFront(allocator, directory / "device-plugins", ManualClock()).run)
                 await kubelet.until(offers(MACHINE))
                 ours.cancel_scope.cancel()
             await kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 0)
@@ -412,7 +412,7 @@ async def test_retries_are_spread_over_half_of_their_interval(jitter: float, sec
         async with anyio.create_task_group() as tasks:
             await tasks.start(kubelet.run)
             kubelet.plugins.fault = "error"
-            front = KubeletFront(MemoryDesk(MACHINE), directory / "device-plugins", clock, jitter=lambda: jitter)
+            front = KubeletFront(MemoryAllocator(MACHINE), directory / "device-plugins", clock, jitter=lambda: jitter)
             plugin = front.plugin_for(GPU)
             began = clock.monotonic()
             while kubelet.plugins.registrations < 2:
@@ -427,7 +427,7 @@ async def test_retries_are_spread_over_half_of_their_interval(jitter: float, sec
 
 async def test_a_path_too_long_for_a_socket_is_refused_naming_its_setting(tmp_path: Path) -> None:
     """A path too long for a socket is refused by the name of its setting."""
-    front = KubeletFront(MemoryDesk(MACHINE), tmp_path / ("d" * 90), ManualClock())
+    front = KubeletFront(MemoryAllocator(MACHINE), tmp_path / ("d" * 90), ManualClock())
     with pytest.raises(InvalidField, match=r"TOPOALIGN_KUBELET_DIR: the socket path .* has [0-9]+ bytes"):
         await front.run()
 
@@ -441,7 +441,7 @@ async def test_a_socket_that_another_process_serves_is_left_alone() -> None:
         other.listen()
         theirs = sockets.identity(path)
         clock = ManualClock()
-        front = KubeletFront(MemoryDesk(two_nodes(nics=0)), directory, clock)
+        front = KubeletFront(MemoryAllocator(two_nodes(nics=0)), directory, clock)
         async with anyio.create_task_group() as tasks:
             await tasks.start(front.run)
             await clock.advance(POLL_SECONDS)
@@ -464,7 +464,7 @@ async def test_what_is_in_the_way_and_no_socket_is_not_removed(kind: str) -> Non
             path.symlink_to(precious)
         else:
             path.write_text("data")
-        front = KubeletFront(MemoryDesk(two_nodes(nics=0)), directory, ManualClock())
+        front = KubeletFront(MemoryAllocator(two_nodes(nics=0)), directory, ManualClock())
         async with anyio.create_task_group() as tasks:
             await tasks.start(front.run)
             await anyio.wait_all_tasks_blocked()

@@ -76,7 +76,7 @@ async def test_missing_devices_of_an_ended_stream_do_not_count_for_the_next() ->
 async def test_a_node_with_only_unhealthy_devices_is_not_taken_for_forgotten() -> None:
     """A node whose devices are all unhealthy is not taken for one that the kubelet has forgotten."""
     async with node(MACHINE, clock=ManualClock()) as it:
-        it.desk.judge(dict.fromkeys(MACHINE.gpu_by_id, DeviceHealth(state=HealthState.UNHEALTHY)))
+        it.allocator.judge(dict.fromkeys(MACHINE.gpu_by_id, DeviceHealth(state=HealthState.UNHEALTHY)))
         await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 0)
         guard = Guard(it.pod_resources, SystemClock(), it.front.plugins.values)
         for _ in range(3):

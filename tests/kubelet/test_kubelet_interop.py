@@ -5,7 +5,7 @@ from typing import Any
 import anyio
 import grpc
 import pytest
-from kubelet_support import MemoryDesk, short_directory, two_nodes
+from kubelet_support import MemoryAllocator, short_directory, two_nodes
 
 from topoalign.allocator.device_plugin.server import DevicePlugin
 from topoalign.core.model.ids import GPU
@@ -19,7 +19,7 @@ SERVICE = "/v1beta1.DevicePlugin/"
 
 async def test_all_five_methods_answer_a_client_of_another_make() -> None:
     with short_directory() as directory:
-        server = Server(DevicePlugin(GPU, MemoryDesk(two_nodes())), directory / "p.sock", "directory")
+        server = Server(DevicePlugin(GPU, MemoryAllocator(two_nodes())), directory / "p.sock", "directory")
         await server.listen()
         async with grpc.aio.insecure_channel(f"unix://{server.path}") as channel:
 

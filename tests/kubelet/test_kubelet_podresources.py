@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import msgspec
 import pytest
-from kubelet_support import MemoryDesk, Node, node, pod, short_directory, two_nodes
+from kubelet_support import MemoryAllocator, Node, node, pod, short_directory, two_nodes
 from structlog.testing import capture_logs
 
 from topoalign.allocator.ports import Listing, Part, ShownDevices
@@ -279,7 +279,7 @@ async def test_only_containers_that_stay_are_listed() -> None:
 
 
 async def test_allocatable_resources_and_single_pods_can_be_asked_for() -> None:
-    async with node(two_nodes(), desk=MemoryDesk(two_nodes())) as it:
+    async with node(two_nodes(), allocator=MemoryAllocator(two_nodes())) as it:
         await it.kubelet.admit(pod("train", gpus=1, cpus=2))
 
         clock = SystemClock()

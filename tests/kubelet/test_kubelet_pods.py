@@ -6,7 +6,7 @@ from typing import Any
 
 import anyio
 import pytest
-from kubelet_support import NAMES, MemoryDesk, node, offers, pod, two_nodes
+from kubelet_support import NAMES, MemoryAllocator, node, offers, pod, two_nodes
 
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.errors import InvalidField, StateFault
@@ -56,7 +56,7 @@ async def test_the_main_job_under_restricted() -> None:
         assert "TopologyAffinityError" == third.reason
         assert before.allocations == it.kubelet.state().allocations
         assert [{"GPU-0", "GPU-1", "GPU-2"}, {"GPU-4", "GPU-5", "GPU-6"}, {"mlx5_1"}] == [
-            set(allocation.device_ids) for allocation in it.desk.state.allocations.values()
+            set(allocation.device_ids) for allocation in it.allocator.state.allocations.values()
         ]
 
 
@@ -100,7 +100,7 @@ async def test_in_scope_pod_all_containers_share_one_node() -> None:
         assert {"GPU-0", "GPU-1", "GPU-2", "GPU-3"} == held
 
 
-class CountingDesk(MemoryDesk):
+class CountingDesk(MemoryAllocator):
     """Notes what it was asked to prefer, and prefers the last devices."""
 
     def __init__(self) -> None:
@@ -116,18 +116,18 @@ class CountingDesk(MemoryDesk):
 
 async def test_the_plugin_is_asked_for_a_preference_only_where_there_is_a_choice() -> None:
     """Two of the four GPUs of a node are a choice; all four are none, and a kubelet does not ask."""
-    desk = CountingDesk()
-    async with node(MACHINE, desk=desk) as it:
+    allocator = CountingDesk()
+    async with node(MACHINE, allocator=allocator) as it:
         two = gpus(await it.kubelet.admit(pod("two", gpus=2)))
         four = gpus(await it.kubelet.admit(pod("four", gpus=4)))
 
         assert ({"GPU-2", "GPU-3"}, {"GPU-4", "GPU-5", "GPU-6", "GPU-7"}) == (set(two), set(four))
-        assert [(4, 2)] == desk.asked
+        assert [(4, 2)] == allocator.asked
 
 
 async def test_a_plugin_that_cannot_record_refuses_the_pod_and_nothing_is_left() -> None:
     async with node(MACHINE) as it:
-        it.desk.fault = StateFault("the journal cannot grow", "free some space")
+        it.allocator.fault = StateFault("the journal cannot grow", "free some space")
         refusal = refused(await it.kubelet.admit(pod("train", gpus=4)))
 
         assert "UnexpectedAdmissionError" == refusal.reason
@@ -138,7 +138,7 @@ async def test_a_plugin_that_cannot_record_refuses_the_pod_and_nothing_is_left()
 
 async def test_an_unhealthy_gpu_is_not_given_to_anyone() -> None:
     async with node(MACHINE) as it:
-        it.desk.judge({DeviceID("GPU-1"): DeviceHealth(state=HealthState.UNHEALTHY)})
+        it.allocator.judge({DeviceID("GPU-1"): DeviceHealth(state=HealthState.UNHEALTHY)})
         await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 7)
 
         assert ("GPU-0", "GPU-2") == gpus(await it.kubelet.admit(pod("train", gpus=2)))
@@ -148,7 +148,7 @@ async def test_a_removed_pod_gives_its_devices_back_to_the_kubelet() -> None:
     async with node(MACHINE) as it:
         await it.kubelet.admit(pod("train", gpus=8))
         await it.kubelet.remove(DEFAULT, PodName("train"))
-        it.desk.release_all()
+        it.allocator.release_all()
 
         assert 8 == len(gpus(await it.kubelet.admit(pod("next", gpus=8))))
 
@@ -160,14 +160,14 @@ async def test_an_app_container_takes_over_the_devices_of_an_init_container() ->
         init_containers=(ContainerRequest(name=ContainerName("warm-up"), requests=one, limits=one),),
         containers=(ContainerRequest(name=MAIN, requests=one, limits=one),),
     )
-    desk = SharingDesk(MACHINE)
-    async with node(MACHINE, desk=desk) as it:
+    allocator = SharingDesk(MACHINE)
+    async with node(MACHINE, allocator=allocator) as it:
         decision = admitted(await it.kubelet.admit(staged))
 
         assert [("GPU-0",), ("GPU-0",)] == [allocation.devices[GPU] for allocation in decision.allocations]
 
 
-class SharingDesk(MemoryDesk):
+class SharingDesk(MemoryAllocator):
     """Lets a set of devices be allocated again, as containers of one pod do."""
 
     async def allocate(
@@ -200,13 +200,13 @@ async def test_a_pod_whose_kubelet_stops_while_a_plugin_is_asked_is_refused(
 ) -> None:
     async with node(MACHINE) as it:
         decisions: list[Decision] = []
-        allocate = it.desk.allocate
+        allocate = it.allocator.allocate
 
         async def stopping(*asked: Any) -> Any:
             await it.kubelet.restart()
             return await allocate(*asked)
 
-        monkeypatch.setattr(it.desk, "allocate", stopping)
+        monkeypatch.setattr(it.allocator, "allocate", stopping)
         decisions.append(await it.kubelet.admit(pod("train", gpus=1)))
 
     refused(decisions[0])
@@ -268,7 +268,7 @@ async def test_owners_are_asked_for_when_containers_start() -> None:
     async with node(MACHINE) as it:
         await it.kubelet.admit(pod("train", gpus=1, nics=1))
 
-        assert 2 == it.desk.reconciled
+        assert 2 == it.allocator.reconciled
 
 
 async def test_a_pod_that_cannot_be_meant_is_refused_by_its_field() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import anyio
 import msgspec
 import pytest
-from kubelet_support import MemoryDesk, Node, node, offers, two_nodes
+from kubelet_support import MemoryAllocator, Node, node, offers, two_nodes
 
 from topoalign.allocator.device_plugin.registration import socket_path
 from topoalign.allocator.device_plugin.registration_states import POLL_SECONDS
@@ -58,7 +58,7 @@ async def test_resources_of_any_name_whole_and_shared_are_served_side_by_side() 
 
 async def test_a_resource_that_is_offered_later_is_served_at_once() -> None:
     async with node(MACHINE, clock=ManualClock()) as it:
-        it.desk.discover(offering(Offer(resource=GPU, devices=GPUS[:4]), Offer(resource=A100, devices=GPUS[4:])))
+        it.allocator.discover(offering(Offer(resource=GPU, devices=GPUS[:4]), Offer(resource=A100, devices=GPUS[4:])))
         await until(it, A100, 4, 4)
         await until(it, GPU, 4, 4)
 
@@ -67,7 +67,7 @@ async def test_a_resource_of_which_nothing_is_held_ends_with_an_empty_list() -> 
     """Its capacity is gone at once, and its socket at the next look."""
     clock = ManualClock()
     async with node(MACHINE, clock=clock) as it:
-        it.desk.discover(RENAMED)
+        it.allocator.discover(RENAMED)
         await until(it, GPU, 0, 0)
         await until(it, A100, 8, 8)
         await clock.advance(POLL_SECONDS)
@@ -85,15 +85,15 @@ async def test_a_resource_renamed_while_containers_run_stays_for_them() -> None:
     """
     clock = ManualClock()
     async with node(MACHINE, clock=clock) as it:
-        await it.desk.allocate(GPU, [[GPUS[0], GPUS[1]]])
-        it.desk.discover(RENAMED)
+        await it.allocator.allocate(GPU, [[GPUS[0], GPUS[1]]])
+        it.allocator.discover(RENAMED)
         await until(it, A100, 8, 6)
         await until(it, GPU, 2, 0)
         await clock.advance(3 * POLL_SECONDS)
         assert it.kubelet.plugins.endpoints[GPU].plugin is not None
         assert it.front.reason() is None
 
-        it.desk.release_all()
+        it.allocator.release_all()
         await until(it, A100, 8, 8)
         await until(it, GPU, 0, 0)
         await clock.advance(POLL_SECONDS)
@@ -102,10 +102,10 @@ async def test_a_resource_renamed_while_containers_run_stays_for_them() -> None:
 
 async def test_a_container_with_a_former_resource_is_served_after_our_restart() -> None:
     """A container that holds a former resource is served after our restart, too."""
-    desk = MemoryDesk(MACHINE)
-    await desk.allocate(GPU, [[GPUS[0]]])
-    desk.discover(RENAMED)
-    async with node(RENAMED, desk=desk, until=lambda kubelet: kubelet.capacity(GPU) == 1) as it:
+    allocator = MemoryAllocator(MACHINE)
+    await allocator.allocate(GPU, [[GPUS[0]]])
+    allocator.discover(RENAMED)
+    async with node(RENAMED, allocator=allocator, until=lambda kubelet: kubelet.capacity(GPU) == 1) as it:
         await until(it, GPU, 1, 0)
         await until(it, A100, 8, 7)
 
@@ -115,21 +115,21 @@ async def test_held_devices_are_not_all_devices_before_the_hardware_is_known() -
     Before the hardware is known, what is held is not taken for all that exists. After a restart the record is read
     before discovery is heard: nothing is listed until then, not four GPUs of eight.
     """
-    before = MemoryDesk(MACHINE)
+    before = MemoryAllocator(MACHINE)
     await before.allocate(GPU, [list(GPUS[:4])])
-    desk = MemoryDesk(None)
-    desk.state = msgspec.structs.replace(desk.state, allocations=before.state.allocations)
+    allocator = MemoryAllocator(None)
+    allocator.state = msgspec.structs.replace(allocator.state, allocations=before.state.allocations)
     seen: set[int] = set()
 
     def look(kubelet: FakeKubelet) -> bool:
         seen.add(kubelet.capacity(GPU))
         return False
 
-    async with node(MACHINE, desk=desk, until=lambda kubelet: True) as it:
+    async with node(MACHINE, allocator=allocator, until=lambda kubelet: True) as it:
         await anyio.wait_all_tasks_blocked()
         assert "the node has no devices to offer yet" == it.front.reason()
         it.tasks.start_soon(it.kubelet.until, look)
-        it.desk.discover(MACHINE)
+        it.allocator.discover(MACHINE)
         await until(it, GPU, 8, 8)
 
     assert seen <= {0, 8}
@@ -139,9 +139,9 @@ async def test_a_resource_offered_again_before_it_has_ended_goes_on() -> None:
     clock = ManualClock()
     async with node(MACHINE, clock=clock) as it:
         registrations = it.kubelet.plugins.registrations
-        it.desk.discover(RENAMED)
+        it.allocator.discover(RENAMED)
         await until(it, GPU, 0, 0)
-        it.desk.discover(MACHINE)
+        it.allocator.discover(MACHINE)
         await until(it, GPU, 8, 8)
         await clock.advance(2 * POLL_SECONDS)
 
@@ -153,11 +153,11 @@ async def test_an_ended_resource_is_served_again_when_it_is_offered_again() -> N
     """A resource that has ended is served again when it is offered again."""
     clock = ManualClock()
     async with node(MACHINE, clock=clock) as it:
-        it.desk.discover(RENAMED)
+        it.allocator.discover(RENAMED)
         await until(it, GPU, 0, 0)
         await clock.advance(POLL_SECONDS)
         await it.kubelet.until(lambda kubelet: kubelet.plugins.endpoints[GPU].plugin is None)
-        it.desk.discover(MACHINE)
+        it.allocator.discover(MACHINE)
 
         await it.kubelet.until(offers(MACHINE))
 

@@ -19,7 +19,7 @@ from grpclib.const import Cardinality, Status
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 from h2.config import H2Configuration
 from h2.connection import H2Connection
-from kubelet_support import MemoryDesk, serving, short_directory, two_nodes
+from kubelet_support import MemoryAllocator, serving, short_directory, two_nodes
 
 from topoalign.allocator.device_plugin.server import DevicePlugin
 from topoalign.allocator.device_plugin.watches import MOST_OTHERS
@@ -90,13 +90,13 @@ async def test_the_largest_request_that_is_taken_is_read_whole() -> None:
     ids=["not-utf8", "truncated", "noise", "group", "number"],
 )
 async def test_bytes_that_are_no_request_are_the_callers_fault(body: bytes) -> None:
-    desk = MemoryDesk(two_nodes())
-    async with serving(desk) as server:
+    allocator = MemoryAllocator(two_nodes())
+    async with serving(allocator) as server:
         status, message = await raw_call(server, ALLOCATE, struct.pack(">?I", False, len(body)) + body)
 
         assert str(Status.INVALID_ARGUMENT.value) == status
         assert message.isprintable()
-        assert {} == desk.state.allocations
+        assert {} == allocator.state.allocations
 
 
 async def test_a_request_that_ends_before_it_is_whole_is_the_callers_fault() -> None:
@@ -245,8 +245,8 @@ async def test_a_process_of_another_user_is_not_served_and_logged_once() -> None
     A connection of another user's process is closed before it is served, and logged once, even where the mode of the
     socket would let it in. Its requests reach nobody.
     """
-    desk = MemoryDesk(two_nodes())
-    async with serving(desk) as server:
+    allocator = MemoryAllocator(two_nodes())
+    async with serving(allocator) as server:
         os.chmod(server.path.parent, 0o755)
         os.chmod(server.path, 0o666)
         with structlog.testing.capture_logs() as logs:
@@ -255,7 +255,7 @@ async def test_a_process_of_another_user_is_not_served_and_logged_once() -> None
         assert b"refused 65534" == child.stdout.strip()
         assert ["peer runs as uid 65534"] == [line["reason"] for line in logs]
         assert not server.connections
-        assert {} == desk.state.allocations
+        assert {} == allocator.state.allocations
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
@@ -286,7 +286,7 @@ async def test_the_list_of_a_stream_that_cannot_be_sent_to_ends_with_its_call() 
             ended.append(True)
 
     with pytest.raises(StreamTerminatedError) as caught:
-        await DevicePlugin(GPU, MemoryDesk(two_nodes()))._call_rpc_handler_server_stream(messages, Gone(), None)
+        await DevicePlugin(GPU, MemoryAllocator(two_nodes()))._call_rpc_handler_server_stream(messages, Gone(), None)
 
     assert [True] == ended, caught.value
 
@@ -304,39 +304,39 @@ async def test_a_connection_that_has_gone_is_not_looked_after_any_more() -> None
 
 
 async def test_stopping_lets_a_call_that_has_begun_end_and_takes_no_new_one() -> None:
-    desk = MemoryDesk(two_nodes())
-    desk.pause = anyio.Event()
+    allocator = MemoryAllocator(two_nodes())
+    allocator.pause = anyio.Event()
     answers: list[v1beta1.AllocateResponse] = []
-    async with serving(desk) as server, client(server) as stub, anyio.create_task_group() as tasks:
+    async with serving(allocator) as server, client(server) as stub, anyio.create_task_group() as tasks:
 
         async def call() -> None:
             answers.append(await stub.allocate(ONE_GPU))
 
         tasks.start_soon(call)
-        await desk.started.wait()
+        await allocator.started.wait()
         tasks.start_soon(server.stop, 60)
         await anyio.wait_all_tasks_blocked()
         assert not server.path.exists()
         assert [] == answers
-        desk.pause.set()
+        allocator.pause.set()
 
     assert {"NVIDIA_VISIBLE_DEVICES": "GPU-0"} == answers[0].container_responses[0].envs
 
 
 async def test_a_call_that_does_not_end_does_not_hold_the_stop_for_ever() -> None:
-    desk = MemoryDesk(two_nodes())
-    desk.pause = anyio.Event()
-    async with serving(desk) as server, client(server) as stub, anyio.create_task_group() as tasks:
+    allocator = MemoryAllocator(two_nodes())
+    allocator.pause = anyio.Event()
+    async with serving(allocator) as server, client(server) as stub, anyio.create_task_group() as tasks:
 
         async def call() -> None:
             with pytest.raises((GRPCError, StreamTerminatedError)):
                 await stub.allocate(ONE_GPU)
 
         tasks.start_soon(call)
-        await desk.started.wait()
+        await allocator.started.wait()
         await server.stop(0.01)
 
-    assert {} == desk.state.allocations
+    assert {} == allocator.state.allocations
 
 
 async def test_a_stale_socket_is_replaced_and_a_live_one_names_its_process() -> None:

@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from kubelet_support import GIB, MemoryDesk, Node, node, offers, pod, two_nodes
+from kubelet_support import GIB, MemoryAllocator, Node, node, offers, pod, two_nodes
 
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.core.model.decisions import Admission, Refusal
@@ -28,7 +28,7 @@ WHOLE_CORES = AdmissionRules(
 )
 
 
-class GivingDesk(MemoryDesk):
+class GivingDesk(MemoryAllocator):
     """Lets the kubelet have what it asks for: the kubelet's record is what counts here."""
 
     async def allocate(self, resource: Any, containers: Any) -> Any:
@@ -37,7 +37,7 @@ class GivingDesk(MemoryDesk):
 
 
 def untidy(rules: AdmissionRules = RULES, clock: ManualClock | None = None) -> Any:
-    return node(MACHINE, desk=GivingDesk(MACHINE), rules=rules, clock=clock)
+    return node(MACHINE, allocator=GivingDesk(MACHINE), rules=rules, clock=clock)
 
 
 def listed(root: Path) -> dict[str, set[str]]:
@@ -123,7 +123,7 @@ async def test_a_plugin_writes_the_checkpoint_and_a_pod_resources_call_cleans_it
         if asked_before:
             await PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir, ManualClock()).listing()
         after_the_look = listed(it.directory)["devices"]
-        it.desk.judge({DeviceID("GPU-7"): DeviceHealth(state=HealthState.UNHEALTHY)})
+        it.allocator.judge({DeviceID("GPU-7"): DeviceHealth(state=HealthState.UNHEALTHY)})
         await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 7)
 
         assert {"default_train"} == after_the_look
@@ -137,7 +137,7 @@ async def test_a_pod_that_a_later_manager_refuses_leaves_devices_in_the_file() -
     """
     async with untidy(WHOLE_CORES) as it:
         refusal = await it.kubelet.admit(pod("odd", gpus=4, cpus=3))
-        held, told = listed(it.directory), len(it.desk.state.allocations)
+        held, told = listed(it.directory), len(it.allocator.state.allocations)
 
         assert isinstance(refusal, Refusal)
         assert ("SMTAlignmentError", "cpu") == (refusal.reason, refusal.provider)
@@ -316,7 +316,7 @@ async def test_what_an_init_container_left_is_used_again_by_chance() -> None:
 
 
 def chancy() -> Any:
-    return node(MACHINE, desk=GivingDesk(MACHINE), rules=RULES, chance=Random(1))
+    return node(MACHINE, allocator=GivingDesk(MACHINE), rules=RULES, chance=Random(1))
 
 
 async def test_another_kubelet_reads_back_all_that_was_given() -> None:

@@ -24,7 +24,7 @@ from containers_support import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from kubelet_support import MemoryDesk
+from kubelet_support import MemoryAllocator
 
 from topoalign.allocator.device_plugin.containers import Containers
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
@@ -228,18 +228,18 @@ async def test_a_virtual_function_without_rdma_brings_its_address_alone(host: Ho
 async def test_a_call_is_answered_by_the_configuration_it_began_with(host: Host) -> None:
     now = host.configuration("envvar", "volume-mounts")
     containers = Containers(lambda: now, host.cdi, host.proc)
-    desk = MemoryDesk(machine())
-    desk.pause = anyio.Event()
+    allocator = MemoryAllocator(machine())
+    allocator.pause = anyio.Event()
     answers = []
-    async with plugin(desk, containers) as client, anyio.create_task_group() as tasks:
+    async with plugin(allocator, containers) as client, anyio.create_task_group() as tasks:
 
         async def ask() -> None:
             answers.append(await client.allocate(request("GPU-a")))
 
         tasks.start_soon(ask)
-        await desk.started.wait()
+        await allocator.started.wait()
         now = host.configuration("envvar")
-        desk.pause.set()
+        allocator.pause.set()
 
     (response,) = answers[0].container_responses
     assert {"NVIDIA_VISIBLE_DEVICES": LIST} == response.envs

@@ -7,7 +7,7 @@ import pytest
 from containers_support import MIG, Host, machine, plugin, request, told
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
-from kubelet_support import MemoryDesk
+from kubelet_support import MemoryAllocator
 
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.topology.model import Gpu, Topology
@@ -25,11 +25,11 @@ def host(tmp_path: Path) -> Host:
 
 async def refusal(host: Host, configuration: Configuration, *ids: str, on: Topology, resource: ResourceName) -> str:
     """What the kubelet is told where nothing was allocated."""
-    desk = MemoryDesk(on)
-    async with plugin(desk, host.containers(configuration), resource) as client:
+    allocator = MemoryAllocator(on)
+    async with plugin(allocator, host.containers(configuration), resource) as client:
         with pytest.raises(GRPCError) as refused:
             await client.allocate(request(*ids))
-    assert {} == desk.state.allocations, "what cannot be told is not recorded either"
+    assert {} == allocator.state.allocations, "what cannot be told is not recorded either"
     assert Status.UNAVAILABLE == refused.value.status
     return str(refused.value.message)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from kubelet_support import MemoryDesk, served
+from kubelet_support import MemoryAllocator, served
 
 from topoalign.allocator.device_plugin.containers import Containers
 from topoalign.allocator.device_plugin.server import DevicePlugin
@@ -140,10 +140,10 @@ class Host:
 
 
 def plugin(
-    desk: MemoryDesk, containers: Containers, resource: ResourceName = GPU
+    allocator: MemoryAllocator, containers: Containers, resource: ResourceName = GPU
 ) -> AbstractAsyncContextManager[v1beta1.DevicePluginStub]:
     """A client of the plugin of one resource."""
-    return served(DevicePlugin(resource, desk, containers))
+    return served(DevicePlugin(resource, allocator, containers))
 
 
 def request(*ids: str) -> v1beta1.AllocateRequest:
@@ -154,7 +154,7 @@ async def told(
     host: Host, configuration: Configuration, *ids: str, resource: ResourceName = GPU, on: Topology | None = None
 ) -> v1beta1.ContainerAllocateResponse:
     """What a container is told for which these are allocated."""
-    async with plugin(MemoryDesk(on or machine()), host.containers(configuration), resource) as client:
+    async with plugin(MemoryAllocator(on or machine()), host.containers(configuration), resource) as client:
         return (await client.allocate(request(*ids))).container_responses[0]
 
 

@@ -65,7 +65,7 @@ def two_nodes(gpus: int = 8, nics: int = 2, verbs: bool = True) -> Topology:
     )
 
 
-class MemoryDesk:
+class MemoryAllocator:
     """An allocator that keeps its record in memory and prefers the first devices it is offered."""
 
     def __init__(self, machine: Topology | None) -> None:
@@ -197,10 +197,12 @@ async def served(plugin: DevicePlugin) -> AsyncIterator[v1beta1.DevicePluginStub
 
 
 @asynccontextmanager
-async def serving(desk: MemoryDesk | None = None, load: Load | None = None) -> AsyncIterator[Server]:
+async def serving(allocator: MemoryAllocator | None = None, load: Load | None = None) -> AsyncIterator[Server]:
     """A plugin of eight GPUs on its socket, which nobody has registered."""
     with short_directory() as directory:
-        server = Server(DevicePlugin(GPU, desk or MemoryDesk(two_nodes())), directory / "p.sock", "directory", load)
+        server = Server(
+            DevicePlugin(GPU, allocator or MemoryAllocator(two_nodes())), directory / "p.sock", "directory", load
+        )
         await server.listen()
         try:
             yield server
@@ -218,7 +220,7 @@ class Node:
     """A node with a kubelet and our front on it."""
 
     directory: Path
-    desk: MemoryDesk
+    allocator: MemoryAllocator
     kubelet: FakeKubelet
     front: KubeletFront
     clock: Clock
@@ -241,7 +243,7 @@ RESTRICTED = AdmissionRules(policy=Policy.RESTRICTED)
 async def node(
     machine: Topology | None = None,
     *,
-    desk: MemoryDesk | None = None,
+    allocator: MemoryAllocator | None = None,
     rules: AdmissionRules = RESTRICTED,
     clock: Clock | None = None,
     drain_seconds: float = 5.0,
@@ -255,10 +257,10 @@ async def node(
         plugins.mkdir()
         resources.mkdir()
         clock = clock or SystemClock()
-        desk = desk or MemoryDesk(machine)
+        allocator = allocator or MemoryAllocator(machine)
         kubelet = FakeKubelet(plugins, resources, machine, rules, clock, chance)
         front = KubeletFront(
-            desk,
+            allocator,
             plugins,
             clock,
             pod_resources=resources / "kubelet.sock",
@@ -273,7 +275,7 @@ async def node(
                 until is None and front.reason() is not None
             ):  # the kubelet lists before we hear that we are registered
                 await anyio.lowlevel.checkpoint()
-            yield Node(directory, desk, kubelet, front, clock, tasks)
+            yield Node(directory, allocator, kubelet, front, clock, tasks)
             tasks.cancel_scope.cancel()
 
 

@@ -8,7 +8,7 @@ from random import Random
 
 import anyio
 import msgspec
-from kubelet_support import MemoryDesk, offers, short_directory
+from kubelet_support import MemoryAllocator, offers, short_directory
 
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
@@ -120,7 +120,7 @@ def some_container(
     )
 
 
-class KnowingDesk(MemoryDesk):
+class KnowingAllocator(MemoryAllocator):
     """An allocator whose record is what the kubelet has: it prefers as a node that has caught up does."""
 
     def __init__(self, machine: Topology, rules: AdmissionRules) -> None:
@@ -179,7 +179,7 @@ class UntidyNode:
     machine: Topology
     described: Described
     kubelet: FakeKubelet
-    desk: KnowingDesk
+    allocator: KnowingAllocator
     clock: ManualClock
     number: int = 0
 
@@ -223,8 +223,8 @@ class UntidyNode:
 
     async def judge(self, gpu: DeviceID) -> None:
         """It turns bad, or good again, and the kubelet hears of it."""
-        good = self.desk.state.health_of(gpu).usable
-        self.desk.judge({gpu: DeviceHealth(state=HealthState.UNHEALTHY if good else HealthState.HEALTHY)})
+        good = self.allocator.state.health_of(gpu).usable
+        self.allocator.judge({gpu: DeviceHealth(state=HealthState.UNHEALTHY if good else HealthState.HEALTHY)})
         await self.kubelet.until(lambda kubelet: (gpu in kubelet.state().healthy(GPU)) is not good)
 
     async def admit(self) -> tuple[PodRequest, Decision, Decision]:
@@ -252,15 +252,15 @@ async def untidy_node(seed: int) -> AsyncIterator[UntidyNode]:
         config = root / "config.yaml"
         config.write_text(some_configuration(chance, machine))
         rules = configuration.load_configuration(config)
-        clock, desk = ManualClock(), KnowingDesk(machine, rules)
+        clock, allocator = ManualClock(), KnowingAllocator(machine, rules)
         kubelet = FakeKubelet(
             root / "device-plugins", root / "pod-resources", machine, rules, clock, Random(chance.random())
         )
-        desk.kubelet = kubelet
-        front = KubeletFront(desk, kubelet.plugins_dir, clock)
+        allocator.kubelet = kubelet
+        front = KubeletFront(allocator, kubelet.plugins_dir, clock)
         async with anyio.create_task_group() as tasks:
             await tasks.start(kubelet.run)
             await tasks.start(front.run)
             await kubelet.until(offers(machine))
-            yield UntidyNode(chance, root, machine, Described(name, config, root), kubelet, desk, clock)
+            yield UntidyNode(chance, root, machine, Described(name, config, root), kubelet, allocator, clock)
             tasks.cancel_scope.cancel()

@@ -120,7 +120,7 @@ class Question:
         self.answered = anyio.Event()
 
 
-class Desk:
+class Responder:
     """Answers the questions to one endpoint in turn. An asker who gives up does not stop an answer under way."""
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -154,7 +154,7 @@ class MemoryBus:
 
     def __init__(self) -> None:
         self._logs = {stream: Log(KEPT_PER_SUBJECT.get(stream)) for stream in Stream}
-        self._desks: list[Desk] = []
+        self._responders: list[Responder] = []
 
     @property
     def connected(self) -> bool:
@@ -187,25 +187,25 @@ class MemoryBus:
 
     def answers(self, subject: str) -> bool:
         """Whether somebody in this process answers there."""
-        return any(stores.matches(desk.endpoint.subject, subject) for desk in self._desks)
+        return any(stores.matches(responder.endpoint.subject, subject) for responder in self._responders)
 
     async def ask(self, subject: str, body: bytes, within: float) -> bytes:
         """The answer to a request. Raises NobodyAnswers, and BusUnavailable after `within` seconds."""
         stores.check_size(subject, body)
-        for desk in self._desks:
-            if stores.matches(desk.endpoint.subject, subject):
-                return await desk.ask(body, within)
+        for responder in self._responders:
+            if stores.matches(responder.endpoint.subject, subject):
+                return await responder.ask(body, within)
         raise NobodyAnswers(f"nobody answers on {clean(subject, 200)}")
 
     @asynccontextmanager
     async def serve(self, service: str, endpoints: Sequence[Endpoint]) -> AsyncIterator[None]:
         """Answer these endpoints while the context is open."""
-        desks = [Desk(endpoint) for endpoint in endpoints]
+        responders = [Responder(endpoint) for endpoint in endpoints]
         async with background() as tasks:
-            for desk in desks:
-                tasks.start_soon(desk.run)
-            self._desks += desks
+            for responder in responders:
+                tasks.start_soon(responder.run)
+            self._responders += responders
             try:
                 yield
             finally:
-                self._desks = [desk for desk in self._desks if desk not in desks]
+                self._responders = [responder for responder in self._responders if responder not in responders]
