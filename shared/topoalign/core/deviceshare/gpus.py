@@ -80,15 +80,7 @@ def partitions(asked: Asked, wanted: Wanted, candidates: Sequence[Candidate]) ->
             raise DevicesDoNotFit(NO_TABLE if table is None else NO_SUCH_SIZE, Status.UNRESOLVABLE)
         return []
     usable = fitting(asked, wanted, candidates)
-    found = feasible_partitions(
-        table,
-        wanted.count,
-        used_minors(asked, candidates),
-        usable,
-        demand.partition,
-        restricted=demand.restricted,
-        compat=asked.compat,
-    )
+    found = feasible_partitions(demand, table, wanted.count, used_minors(asked, candidates), usable.keys())
     feasible = [[usable[minor] for minor in partition.minors] for partition in found]
     feasible.sort(key=lambda gpus: -sum(gpu.device.left for gpu in gpus))
     if honored and not feasible:

@@ -6,10 +6,11 @@ preferred and its code tries the lowest first; the default follows the comment. 
 leaves the most for larger requests.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Set
 from itertools import groupby
 
-from topoalign.core.deviceshare.annotations import PartitionSpec, quantity
+from topoalign.core.deviceshare.annotations import quantity
+from topoalign.core.deviceshare.demand import JointDemand
 from topoalign.core.deviceshare.inventory import Partition, Table
 
 WEIGHTS = {8: 10_000, 4: 100, 2: 1}
@@ -17,29 +18,23 @@ WEIGHTS = {8: 10_000, 4: 100, 2: 1}
 
 
 def feasible_partitions(
-    table: Table,
-    size: int,
-    used: frozenset[int],
-    usable: Collection[int],
-    spec: PartitionSpec | None,
-    *,
-    restricted: bool,
-    compat: bool,
+    demand: JointDemand, table: Table, size: int, used: frozenset[int], usable: Set[int]
 ) -> Iterator[Partition]:
     """
     Yields the partitions of unused, usable GPUs, the preferred one first.
 
-    `restricted` looks at the first score group only. Upstream stops at the first group that has a feasible one: take no
-    more than the first to be equal to it.
+    A restricted demand looks at the first score group only. Upstream stops at the first group that has a feasible one:
+    take no more than the first to be equal to it.
     """
+    spec, compat = demand.partition, demand.compat
     least = quantity(spec.ring_bus_bandwidth) if spec is not None and spec.ring_bus_bandwidth is not None else None
     groups = score_groups(table, size, compat=compat)
-    for group in groups[:1] if restricted else groups:
+    for group in groups[:1] if demand.restricted else groups:
         found = [
             partition
             for partition in group
             if used.isdisjoint(partition.minors)
-            and all(minor in usable for minor in partition.minors)
+            and usable >= {*partition.minors}
             and (least is None or (partition.bandwidth is not None and partition.bandwidth >= least))
         ]
         yield from sorted(found, key=lambda partition: -worth_left(table, size, used, partition, compat=compat))

@@ -6,7 +6,7 @@ Map keys are sorted, a type precedes each field, and no type precedes elements (
 checkpointmanager/checksum).
 """
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 
 def fnv1a(text: str) -> int:
@@ -17,11 +17,14 @@ def fnv1a(text: str) -> int:
     return total
 
 
-def sequence(items: Iterable[object] | None) -> str:
-    """A Go slice as go-spew prints it; None is a nil slice."""
-    return "<nil>" if items is None else f"[{' '.join(map(str, items))}]"
-
-
-def mapping(items: Iterable[tuple[int | str, str]]) -> str:
-    """Of keys in their order, and values as they are printed."""
-    return "map[" + " ".join(f"{key}:{value}" for key, value in items) + "]"
+def printed(value: object) -> str:
+    """A Go value as go-spew prints it: None is nil, and a struct of ours says by `__str__` how it is printed."""
+    match value:
+        case None:
+            return "<nil>"
+        case Mapping():
+            return f"map[{' '.join(f'{key}:{printed(item)}' for key, item in sorted(value.items()))}]"
+        case list() | tuple() | bytes():
+            return f"[{' '.join(map(printed, value))}]"
+        case _:
+            return str(value)

@@ -69,13 +69,7 @@ def decode(content: bytes) -> CpuManagerState:
 
 def printed(state: CpuManagerState) -> Iterator[str]:
     """The data as spew prints it, in the structs of all releases."""
-    entries = "<nil>"
-    if state.entries is not None:
-        pods = (
-            (uid, checkpoint_checksum.mapping(sorted(containers.items())))
-            for uid, containers in sorted(state.entries.items())
-        )
-        entries = checkpoint_checksum.mapping(pods)
+    entries = checkpoint_checksum.printed(state.entries)
     pod_level = " PodEntries:(state.PodCPUAssignments)map[]"
     for version, more in (("", ""), ("V2", ""), ("", pod_level), ("V3", pod_level)):
         yield (

@@ -28,6 +28,15 @@ class PodDevicesEntry(msgspec.Struct, frozen=True, rename="pascal"):
     alloc_resp: bytes
     """The plugin's ContainerAllocateResponse as it was on the wire."""
 
+    def __str__(self) -> str:
+        """As go-spew prints it for hashing."""
+        return (
+            f"{{PodUID:(string){self.pod_uid} ContainerName:(string){self.container_name} "
+            f"ResourceName:(string){self.resource_name} "
+            f"DeviceIDs:(checkpoint.DevicesPerNUMA){checkpoint_checksum.printed(self.device_ids)} "
+            f"AllocResp:([]uint8){checkpoint_checksum.printed(self.alloc_resp)}}}"
+        )
+
 
 class CheckpointData(msgspec.Struct, frozen=True, rename="pascal"):
     """All that the device manager remembers."""
@@ -87,24 +96,9 @@ def checksum(data: CheckpointData) -> int:
 
 def printed(data: CheckpointData) -> str:
     """The data as spew prints it."""
-    entries = data.pod_device_entries
-    listed = checkpoint_checksum.sequence(entries if entries is None else map(printed_entry, entries))
-    registered = checkpoint_checksum.mapping(
-        (name, checkpoint_checksum.sequence(ids)) for name, ids in sorted(data.registered_devices.items())
-    )
+    entries = checkpoint_checksum.printed(data.pod_device_entries)
+    registered = checkpoint_checksum.printed(data.registered_devices)
     return (
-        f"(checkpoint.checkpointData){{PodDeviceEntries:([]checkpoint.PodDevicesEntry){listed} "
+        f"(checkpoint.checkpointData){{PodDeviceEntries:([]checkpoint.PodDevicesEntry){entries} "
         f"RegisteredDevices:(map[string][]string){registered}}}"
-    )
-
-
-def printed_entry(entry: PodDevicesEntry) -> str:
-    """One entry as go-spew prints it for hashing."""
-    devices = checkpoint_checksum.mapping(
-        (node, checkpoint_checksum.sequence(ids)) for node, ids in sorted(entry.device_ids.items())
-    )
-    return (
-        f"{{PodUID:(string){entry.pod_uid} ContainerName:(string){entry.container_name} "
-        f"ResourceName:(string){entry.resource_name} DeviceIDs:(checkpoint.DevicesPerNUMA){devices} "
-        f"AllocResp:([]uint8){checkpoint_checksum.sequence(entry.alloc_resp)}}}"
     )

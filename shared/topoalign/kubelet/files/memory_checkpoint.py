@@ -40,6 +40,13 @@ class MemoryTable(msgspec.Struct, frozen=True, rename="camel"):
     """Held by containers."""
     free: Amount
 
+    def __str__(self) -> str:
+        """As go-spew prints it for hashing."""
+        return (
+            f"<*>{{TotalMemSize:(uint64){self.total} SystemReserved:(uint64){self.system_reserved} "
+            f"Allocatable:(uint64){self.allocatable} Reserved:(uint64){self.reserved} Free:(uint64){self.free}}}"
+        )
+
 
 class NumaNodeState(msgspec.Struct, frozen=True, rename="camel"):
     """One NUMA node."""
@@ -49,6 +56,14 @@ class NumaNodeState(msgspec.Struct, frozen=True, rename="camel"):
     cells: list[int] | None = None
     """The group the node was last used with, itself included. Empty: itself alone."""
 
+    def __str__(self) -> str:
+        """As go-spew prints it for hashing."""
+        return (
+            f"<*>{{NumberOfAssignments:(int){self.number_of_assignments} "
+            f"MemoryMap:(map[v1.ResourceName]*state.MemoryTable){checkpoint_checksum.printed(self.memory_map)} "
+            f"Cells:([]int){checkpoint_checksum.printed(self.cells)}}}"
+        )
+
 
 class Block(msgspec.Struct, frozen=True, rename="camel"):
     """What a container has of one resource."""
@@ -56,6 +71,11 @@ class Block(msgspec.Struct, frozen=True, rename="camel"):
     numa_affinity: list[Amount]
     type: ResourceName
     size: Amount
+
+    def __str__(self) -> str:
+        """As go-spew prints it for hashing."""
+        nodes = checkpoint_checksum.printed(self.numa_affinity)
+        return f"{{NUMAAffinity:([]int){nodes} Type:(v1.ResourceName){self.type} Size:(uint64){self.size}}}"
 
 
 class MemoryManagerState(Envelope, frozen=True, kw_only=True, rename="camel"):
@@ -174,14 +194,8 @@ def decode(content: bytes) -> MemoryManagerState:
 
 def printed(state: MemoryManagerState) -> Iterator[str]:
     """The data as spew prints it, in the structs of all releases."""
-    nodes = entries = "<nil>"
-    if state.machine_state is not None:
-        nodes = checkpoint_checksum.mapping(
-            (node, printed_node(each)) for node, each in sorted(state.machine_state.items())
-        )
-    if state.entries is not None:
-        pods = ((uid, checkpoint_checksum.mapping(printed_blocks(each))) for uid, each in sorted(state.entries.items()))
-        entries = checkpoint_checksum.mapping(pods)
+    nodes = checkpoint_checksum.printed(state.machine_state)
+    entries = checkpoint_checksum.printed(state.entries)
     pod_level = " PodEntries:(state.PodMemoryAssignments)map[]"
     for version, more in (("", ""), ("V1", ""), ("", pod_level), ("V2", pod_level)):
         yield (
@@ -189,38 +203,6 @@ def printed(state: MemoryManagerState) -> Iterator[str]:
             f"MachineState:(state.NUMANodeMap){nodes} Entries:(state.ContainerMemoryAssignments){entries}{more} "
             "Checksum:(checksum.Checksum)0}"
         )
-
-
-def printed_node(state: NumaNodeState) -> str:
-    """The state of a NUMA node as go-spew prints it for hashing."""
-    tables = checkpoint_checksum.mapping(
-        (name, printed_table(table)) for name, table in sorted(state.memory_map.items())
-    )
-    return (
-        f"<*>{{NumberOfAssignments:(int){state.number_of_assignments} "
-        f"MemoryMap:(map[v1.ResourceName]*state.MemoryTable){tables} "
-        f"Cells:([]int){checkpoint_checksum.sequence(state.cells)}}}"
-    )
-
-
-def printed_table(table: MemoryTable) -> str:
-    """A memory table as go-spew prints it for hashing; all numbers are bytes."""
-    return (
-        f"<*>{{TotalMemSize:(uint64){table.total} SystemReserved:(uint64){table.system_reserved} "
-        f"Allocatable:(uint64){table.allocatable} Reserved:(uint64){table.reserved} Free:(uint64){table.free}}}"
-    )
-
-
-def printed_blocks(containers: Mapping[str, list[Block] | None]) -> Iterator[tuple[str, str]]:
-    """Each container with its blocks as go-spew prints them, sorted by name."""
-    for container, blocks in sorted(containers.items()):
-        yield container, checkpoint_checksum.sequence(blocks if blocks is None else map(printed_block, blocks))
-
-
-def printed_block(block: Block) -> str:
-    """A block as go-spew prints it for hashing."""
-    nodes = checkpoint_checksum.sequence(block.numa_affinity)
-    return f"{{NUMAAffinity:([]int){nodes} Type:(v1.ResourceName){block.type} Size:(uint64){block.size}}}"
 
 
 def check_node(state: MemoryManagerState, node: int, each: NumaNodeState) -> None:
