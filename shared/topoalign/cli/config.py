@@ -96,21 +96,13 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
 
 def configured_fields(read: Loaded) -> Iterator[Field]:
     """Each field of a configuration with its value as JSON and its origin, in the order of the schema."""
-    document = msgspec.to_builtins(read.configuration)
-    for path in leaves(document):
+    for path, value in leaves(msgspec.to_builtins(read.configuration)).items():
         origin = read.origins.get(path, DEFAULT)
         yield Field(
             field=path,
-            value=shown(path, msgspec.json.encode(at(document, path)).decode()),
+            value=shown(path, msgspec.json.encode(value).decode()),
             origin=origin if origin in (DEFAULT, FROM_FILE) else f"environment {origin}",
         )
-
-
-def at(document: Any, path: str) -> Any:
-    """The value at a path of `leaves`."""
-    for key in path.replace("[", ".").replace("]", "").split("."):
-        document = document[int(key)] if isinstance(document, list | tuple) else document[key]
-    return document
 
 
 @config.command()

@@ -1,6 +1,6 @@
 """Allocations and decisions as text for people."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from topoalign.cli import output
 from topoalign.cli.quantities import binary
@@ -12,7 +12,7 @@ from topoalign.core.model.ids import MEMORY, DeviceID, ResourceName
 from topoalign.core.model.topology.bitmask import nodes_of
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.names import NamedDevice, named
+from topoalign.core.model.topology.names import named_devices
 from topoalign.core.model.topology.queries import set_score
 
 MOST_HINTS = 8
@@ -35,13 +35,6 @@ def numa(nodes: Sequence[int] | None) -> str:
     return "any" if nodes is None else format_cpuset(nodes) or "unknown"
 
 
-def named_devices(allocation: Allocation, topology: Topology) -> Iterator[NamedDevice]:
-    """Each device of an allocation with its resource, index, PCI address and NUMA nodes."""
-    for resource, devices in allocation.devices.items():
-        for device in devices:
-            yield named(topology, resource, device)
-
-
 def show_allocation(allocation: Allocation, topology: Topology, *, decided: bool = True) -> None:
     """One allocation, a device a line. `decided`: by us, so that CPUs, memory and alignment are known, too."""
     tentative = "/" in allocation.id  # named after its container: a prediction
@@ -54,7 +47,7 @@ def show_allocation(allocation: Allocation, topology: Topology, *, decided: bool
         output.say(
             f"shared      {shared} with {owner(former.owner)}, which was not seen to end: delete one of the two pods"
         )
-    devices = tuple(named_devices(allocation, topology))
+    devices = named_devices(topology, allocation.devices)
     if devices:
         functions = allocation.virtual_functions
         rows = [
@@ -88,7 +81,7 @@ def memory(block: MemoryBlock) -> str:
 
 def brief(allocation: Allocation, topology: Topology) -> str:
     """One allocation on one line."""
-    parts = [clean(device.short) for device in named_devices(allocation, topology)]
+    parts = [clean(device.short) for device in named_devices(topology, allocation.devices)]
     parts += [f"CPUs {allocation.cpus}"] if allocation.cpus else []
     parts += [f"{clean(block.resource)} {memory(block)}" for block in allocation.memory]
     return " ".join(parts) or "nothing exclusive"
@@ -179,4 +172,4 @@ def considered(one: Considered, topology: Topology) -> tuple[str, str, str, int,
 
 def shorts(resource: ResourceName, devices: Iterable[DeviceID], topology: Topology) -> str:
     """`GPU0 GPU1 GPU2`."""
-    return " ".join(named(topology, resource, device).short for device in devices)
+    return " ".join(device.short for device in named_devices(topology, {resource: devices}))

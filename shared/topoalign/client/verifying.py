@@ -21,7 +21,8 @@ of another version may compute digests that this one cannot.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TypeVar
 
 import msgspec
 import structlog
@@ -43,6 +44,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 5.0, 320.0
 MISSING = "facts of the allocator are missing"
 """What is found of a view that stays behind; of a node that is known to be broken it is no news."""
 
+T = TypeVar("T")
 Place = tuple[int, int]
 """Epoch and seq, or epoch and revision."""
 Key = tuple[NodeName, str]
@@ -74,23 +76,13 @@ class Verifier:
         self._questions: dict[Key, tuple[Place | None, float, int]] = {}
         """What differed at the last question -> where it was, when it was asked for, and how often so far."""
 
-    @asynccontextmanager
-    async def of_fold(self, fold: Fold) -> AsyncIterator[None]:
+    def of_fold(self, fold: Fold) -> AbstractAsyncContextManager[None]:
         """The fold is compared while the context is open."""
-        self._folds.append(fold)
-        try:
-            yield
-        finally:
-            self._folds = [other for other in self._folds if other is not fold]
+        return among(self._folds, fold)
 
-    @asynccontextmanager
-    async def of_readings(self, known: Known) -> AsyncIterator[None]:
+    def of_readings(self, known: Known) -> AbstractAsyncContextManager[None]:
         """These readings are compared while the context is open."""
-        self._known.append(known)
-        try:
-            yield
-        finally:
-            self._known = [other for other in self._known if other is not known]
+        return among(self._known, known)
 
     def look_twice(self, had: Reading, got: Reading) -> None:
         """Notes that two readings of a node have the same number and are not the same."""
@@ -146,7 +138,7 @@ class Verifier:
             if (view.claimed == standing.digest or key in self._questions) and not self._is_due(key, None):
                 return None
             return "the same facts have another digest"
-        if is_ahead(place, said):
+        if place > said:
             return "it is ahead of the allocator"
         if fold.behind.get(node) == place:
             return MISSING
@@ -175,7 +167,7 @@ class Verifier:
             self._conflicts.pop(key, None)
             self._questions.pop(key, None)
             return False
-        odd = is_ahead(place, said) or self._behind.get(key) == place
+        odd = place > said or self._behind.get(key) == place
         if not odd:
             self._behind[key] = place
         return odd
@@ -229,6 +221,11 @@ def places_of(known: Known, node: NodeName) -> dict[str, Place]:
     return {kind: (event.epoch, event.revision) for kind, event in events.items() if isinstance(event, Reading)}
 
 
-def is_ahead(place: Place, said: Place) -> bool:
-    """Whether something is believed that the writer had not said when it answered."""
-    return place > said
+@asynccontextmanager
+async def among(believed: list[T], one: T) -> AsyncIterator[None]:
+    """One more is in the list while the context is open."""
+    believed.append(one)
+    try:
+        yield
+    finally:
+        believed[:] = [other for other in believed if other is not one]

@@ -147,10 +147,12 @@ def join(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 
 
-def leaves(content: object, path: str = "") -> list[str]:
-    """The paths of all values of a document; a list is one value, except where it is one of mappings."""
+def leaves(content: object, path: str = "") -> dict[str, object]:
+    """The values of a document by their paths; a list is one value, except where it is one of mappings."""
     if isinstance(content, dict) and content:
-        return [leaf for key, inner in content.items() for leaf in leaves(inner, join(path, str(key)))]
-    if isinstance(content, list | tuple) and content and all(isinstance(item, dict) for item in content):
-        return [leaf for place, item in enumerate(content) for leaf in leaves(item, f"{path}[{place}]")]
-    return [path] if path else []
+        below = [(join(path, str(key)), inner) for key, inner in content.items()]
+    elif isinstance(content, list | tuple) and content and all(isinstance(item, dict) for item in content):
+        below = [(f"{path}[{place}]", item) for place, item in enumerate(content)]
+    else:
+        return {path: content} if path else {}
+    return {leaf: value for place, inner in below for leaf, value in leaves(inner, place).items()}

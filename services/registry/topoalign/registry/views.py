@@ -5,7 +5,6 @@ Field names are part of the public contract: later versions add fields and never
 with its index, its id and its PCI address together.
 """
 
-from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import msgspec
@@ -13,7 +12,7 @@ import msgspec
 from topoalign.core.model.events import Allocation, DeviceHealth, MemoryBlock, Owner
 from topoalign.core.model.ids import AllocationID, DeviceID, NodeName, ResourceName
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.names import NamedDevice, named
+from topoalign.core.model.topology.names import NamedDevice, named_devices
 from topoalign.core.state.fold import NodeState
 from topoalign.registry.cluster import Member
 
@@ -151,7 +150,7 @@ def allocation_view(member: Member, allocation: Allocation) -> AllocationView:
         id=allocation.id,
         owner=allocation.owner,
         role=allocation.role,
-        devices=devices(member.state.hardware, allocation),
+        devices=named_devices(member.state.hardware, allocation.devices),
         virtual_functions=allocation.virtual_functions,
         cpus=allocation.cpus,
         memory=allocation.memory,
@@ -159,12 +158,6 @@ def allocation_view(member: Member, allocation: Allocation) -> AllocationView:
         since=rfc3339(member.since.get(allocation.id)),
         ailing=member.state.ailing(allocation),
     )
-
-
-def devices(topology: Topology, allocation: Allocation) -> tuple[NamedDevice, ...]:
-    """The devices of an allocation with index, id and PCI address."""
-    held: Sequence[tuple[ResourceName, tuple[DeviceID, ...]]] = tuple(allocation.devices.items())
-    return tuple(named(topology, resource, device) for resource, of_resource in held for device in of_resource)
 
 
 def rfc3339(time: float | None) -> str | None:

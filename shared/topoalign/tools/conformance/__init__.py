@@ -61,7 +61,7 @@ def suites() -> dict[str, Suite]:
         nvidia_smi_topo,
     )
 
-    found = {**kubelet.SUITES, **gpuallocator.SUITES, **koordinator.SUITES, "nvidia_smi_topo": nvidia_smi_topo.cases}
+    found = {**kubelet.SUITES, **gpuallocator.SUITES, **koordinator.SUITES, **nvidia_smi_topo.SUITES}
     return dict(sorted(found.items()))
 
 

@@ -7,6 +7,7 @@ kubelet's two defects (`expect_fixed`), that one is expected.
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -69,24 +70,15 @@ class CpuCase(msgspec.Struct, frozen=True):
 C = TypeVar("C", bound=CpuCase)
 
 
-class Topologies:
-    """The topologies by name, each read when a case first names it. Raises Undecodable."""
-
-    def __init__(self, path: Path) -> None:
-        self.listed = Beside(path, TOPOLOGIES)
-        self.known: dict[str, CpuTopology] = {}
-
-    def read(self, name: str) -> CpuTopology:
-        """Raises Undecodable for one that is not listed, and what msgspec raises for one that is no topology."""
-        if name not in self.known:
-            self.known[name] = msgspec.json.decode(self.listed[name], type=Listed).read
-        return self.known[name]
-
-
 def with_topologies(path: Path, kind: type[C], outcome: Callable[[C, CpuTopology], Outcome]) -> Iterator[CaseResult]:
-    """The cases, each run with its topology."""
-    topologies = Topologies(path)
-    return results(path, kind, lambda case: outcome(case, topologies.read(case.topology)))
+    """The cases, each run with its topology, which is read when a case first names it."""
+    listed = Beside(path, TOPOLOGIES)
+
+    @cache
+    def topology(name: str) -> CpuTopology:
+        return msgspec.json.decode(listed[name], type=Listed).read
+
+    return results(path, kind, lambda case: outcome(case, topology(case.topology)))
 
 
 def known(cpus: CpuTopology, text: str) -> frozenset[int]:

@@ -6,6 +6,8 @@ machine, so output and HTTP answers carry all three. A part of a card (a share, 
 called after the card.
 """
 
+from collections.abc import Iterable, Mapping
+
 import msgspec
 
 from topoalign.core.model.holdings import SHARE
@@ -27,6 +29,11 @@ class NamedDevice(msgspec.Struct, frozen=True, kw_only=True):
     """Empty: unknown."""
     short: str
     """For one line among many: `GPU3`, `NIC0`, `GPU3::1` for a share, `GPU3/MIG-…`, or the id where there is no index."""
+
+
+def named_devices(topology: Topology, devices: Mapping[ResourceName, Iterable[DeviceID]]) -> tuple[NamedDevice, ...]:
+    """The names of each device of an allocation, by resource."""
+    return tuple(named(topology, resource, device) for resource, ids in devices.items() for device in ids)
 
 
 def named(topology: Topology, resource: ResourceName, device: DeviceID) -> NamedDevice:
