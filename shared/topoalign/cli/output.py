@@ -7,6 +7,7 @@ people goes through `clean`, and JSON is escaped, so that a terminal does not ex
 
 import os
 import re
+import shutil
 import stat
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -90,7 +91,7 @@ def rich_columns(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(no_color=not colours(sys.stdout))
+    console = Console(width=shutil.get_terminal_size().columns, no_color=not colours(sys.stdout))
     columns = [*zip(titles, *cells, strict=True)]
     widths = [max(cell_len(word) for cell in column for word in cell.split(" ")) for column in columns]
     spare = console.width - sum(widths) - GAP * len(widths)
