@@ -91,7 +91,8 @@ def rich_columns(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(width=shutil.get_terminal_size().columns, no_color=not colours(sys.stdout))
+    width, height = shutil.get_terminal_size()  # rich takes 80 columns for any dumb terminal, unless it is given both
+    console = Console(width=width, height=height, no_color=not colours(sys.stdout))
     columns = [*zip(titles, *cells, strict=True)]
     widths = [max(cell_len(word) for cell in column for word in cell.split(" ")) for column in columns]
     spare = console.width - sum(widths) - GAP * len(widths)
