@@ -58,7 +58,7 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Answer = Callable[[bytes], Awaitable[bytes]]
-"""Answers one request. It never raises: failures are answers too (`wire.failure`)."""
+"""Answers one request. What it raises the bus makes an answer, too (`wire.failure`)."""
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):

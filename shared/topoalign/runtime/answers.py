@@ -1,4 +1,4 @@
-"""Wraps a function that answers a typed request into one that answers bytes, as `Bus.serve` expects it."""
+"""Questions and answers as bytes: a function that answers a typed request, as `Bus.serve` expects it, and its reply."""
 
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -16,30 +16,26 @@ log = structlog.get_logger("topoalign.runtime.answers")
 
 
 def answering(kind: type[Q], handle: Callable[[Q], Awaitable[object]]) -> Answer:
-    """
-    Decodes the question, encodes the result, and turns every error into a failure that the asker can read.
-
-    A defect in `handle` is logged whole here and told to the asker without its text, which may hold anything.
-    """
+    """Decodes the question and encodes the result."""
 
     async def answer(body: bytes) -> bytes:
-        try:
-            refuse_oddities(body)
-            return wire.answer(await handle(wire.question(body, kind)))
-        except TopoalignError as error:
-            return wire.failure(error)
-        except Exception:  # a defect must neither end the service nor leave the asker waiting
-            log.exception("question failed", question=kind.__name__)
-            return wire.failure(Unavailable("the service met a defect of its own", "its log has the details"))
+        refuse_oddities(body)
+        return wire.answer(await handle(wire.question(body, kind)))
 
     return answer
 
 
 async def reply_to(endpoint: Endpoint, body: bytes) -> bytes:
-    """An endpoint's answer as it may be sent: whole, and whatever happens inside."""
+    """
+    An endpoint's answer as it may be sent; every error is a failure that the asker can read.
+
+    A defect is logged whole here and told to the asker without its text, which may hold anything.
+    """
     try:
         reply = await endpoint.answer(body)
-    except Exception:  # answers never raise; should one do so all the same, the asker is told
+    except TopoalignError as error:
+        return wire.failure(error)
+    except Exception:  # a defect must neither end the service nor leave the asker waiting
         log.exception("question failed", endpoint=endpoint.name)
         return wire.failure(Unavailable("the service met a defect of its own", "its log has the details"))
     if len(reply) > wire.LARGEST_BODY:
