@@ -20,17 +20,20 @@ from itertools import chain
 from statistics import mean, stdev
 from typing import NamedTuple
 
+import msgspec
+
 from topoalign.core.admission.admit import admission, answer_to
 from topoalign.core.admission.drive import drive
 from topoalign.core.admission.pipeline import Question, Reply
-from topoalign.core.model.decisions import Admission, Decision, PreferenceQuestion
+from topoalign.core.hints.provider import HintRequest
+from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID
-from topoalign.core.model.requests import AdmissionRules, Mode, Placement, PodRequest, Policy
+from topoalign.core.model.requests import AdmissionRules, Mode, Placement, Policy
 from topoalign.core.model.topology.links import PcieClass
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.queries import pcie_class
 from topoalign.core.placement.fragmentation import fragmentation
-from topoalign.core.placement.preference import prefer, set_scorer
+from topoalign.core.placement.preference import set_scorer
 from topoalign.machines import load_machine
 from topoalign.tools.bench.admit import empty_node, pod_of
 
@@ -82,6 +85,8 @@ class Node:
         self.policy = policy
         placement = Placement.SIMPLE if policy == RANDOM else Placement(policy)
         self.rules = AdmissionRules(mode=Mode.KUBELET, policy=Policy.RESTRICTED, placement=placement)
+        self.telling = msgspec.structs.replace(self.rules, mode=Mode.BEST)
+        """In this mode a plugin is told more than a kubelet tells it."""
         self.scorer = set_scorer(topology)
         self.position = {gpu.id: i for i, gpu in enumerate(topology.gpus)}
         self.asked = self.refused = 0
@@ -115,7 +120,7 @@ class Node:
             return False
         self.asked += 1
         amounts = {resource: amount for resource, amount in {GPU: size, NIC: nics}.items() if amount}
-        decision = self.decide(pod_of(amounts, f"pod-{step}"))
+        decision = drive(admission(self.state, pod_of(amounts, f"pod-{step}"), self.rules), self.answer)
         if not isinstance(decision, Admission):
             self.refused += 1
             return False
@@ -130,30 +135,13 @@ class Node:
         if live:
             self.state = self.state.without(self.arrivals.choice(live))
 
-    def decide(self, pod: PodRequest) -> Decision:
-        """The decision about a pod; the questions on the way are answered by `answer`."""
-        return drive(admission(self.state, pod, self.rules), self.answer)
-
     def answer(self, asked: Question) -> Reply:
-        """Hints as this process knows them; GPUs by chance where that is the policy."""
-        if not isinstance(asked, PreferenceQuestion):
+        """As this process knows it, and for the plugin by all that is asked; GPUs by chance where that is the policy."""
+        if isinstance(asked, HintRequest):
             return answer_to(asked, self.state, self.rules)
         if self.policy == RANDOM and asked.resource == GPU:
             return tuple(self.chance.sample(asked.available, asked.size))
-        return self.preferred(asked)
-
-    def preferred(self, asked: PreferenceQuestion) -> tuple[DeviceID, ...]:
-        """By all that is asked, and not only by what a kubelet tells of it."""
-        return prefer(
-            self.topology,
-            asked.resource,
-            asked.available,
-            asked.must_include,
-            asked.size,
-            self.rules.placement,
-            asked.near,
-            asked.beside,
-        )
+        return answer_to(asked, self.state, self.telling)
 
     def judge(self, gpus: tuple[DeviceID, ...], nics: tuple[DeviceID, ...]) -> None:
         """Record the figures of a granted set of GPUs and NICs."""
