@@ -4,7 +4,7 @@ from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from merge_reference import cross_product
+from merge_reference import cross_product, narrowest_room
 
 from topoalign.core.model.hints import HintRule, Need, ProviderHints, TopologyHint
 from topoalign.core.model.ids import ResourceName
@@ -12,6 +12,7 @@ from topoalign.core.model.topology.bitmask import mask_of, masks_by_size
 from topoalign.core.numa_sets.search import SearchBudget
 from topoalign.core.policy.merge.kubelet_merge import ANY, NO_AFFINITY, merge, offers_of
 from topoalign.core.policy.merge.many_nodes import merge_many_nodes
+from topoalign.core.policy.merge.narrowest_fit import narrowest_fit
 
 SPARSE = (0, 3, 8, 70)
 A, B, C = (ResourceName(name) for name in "abc")
@@ -43,6 +44,26 @@ def test_merge_finds_what_the_cross_product_finds(
 
     assert expected == merge(lists, mask_of(nodes), distances)
     assert expected == merge_many_nodes(lists, mask_of(nodes), distances, SearchBudget())
+
+
+@settings(max_examples=400, deadline=None)
+@given(lists_of_hints(), st.data())
+def test_the_narrowest_fit_is_found_among_all_sets_of_nodes(
+    given_lists: tuple[tuple[int, ...], list[list[TopologyHint]]], data: st.DataObject
+) -> None:
+    """
+    With hints beyond the machine, for which there is no room in it. A list is of hints for some nodes or of one for any, as
+    providers give them.
+    """
+    nodes, drawn = given_lists
+    lists = [[hint for hint in hints if hint.affinity is not None] or [*hints[:1], NO_AFFINITY][:1] for hints in drawn]
+    numbers = st.integers(10, 14)
+    distances = {a: {b: data.draw(numbers) for b in nodes} for a in nodes} if data.draw(st.booleans()) else None
+    machine = mask_of(nodes)
+
+    expected = narrowest_room(lists, machine, distances)
+
+    assert expected == narrowest_fit(lists, machine, distances)
 
 
 @settings(max_examples=60, deadline=None)

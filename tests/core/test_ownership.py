@@ -168,3 +168,27 @@ def test_held_whole_and_functions_in_use_are_read_from_all_fields(case: Case) ->
 
     assert {*map(str, FUNCTIONS)} & held == case.state.ownership.functions_in_use
     assert {thing for thing in held if thing not in PARENT} == case.state.ownership.held_whole
+
+
+@given(cases(), st.lists(st.sampled_from(THINGS), max_size=3), st.sampled_from(THINGS))
+def test_a_set_of_ids_overlaps_what_touches_one_of_them(case: Case, asked: list[DeviceID], other: DeviceID) -> None:
+    ownership = case.state.ownership
+
+    found = ownership.set_of(asked).overlaps(ownership.holding(other))
+
+    assert any(touch(case, other, each) for each in asked) is found
+
+
+def test_the_card_of_a_part_is_told_without_the_number_of_a_share() -> None:
+    """What is no part, or of a card that is not known, is left out."""
+    ownership = node(cut()).ownership
+    asked = map(DeviceID, ("GPU-0", "GPU-0::1", "MIG-0", "MIG-1::7", "MIG-9", FUNCTIONS[0]))
+
+    assert {"MIG-0": CUT, "MIG-1": CUT, FUNCTIONS[0]: SRIOV} == ownership.cards_of(asked)
+
+
+def test_cpus_in_use_are_those_of_all_allocations() -> None:
+    live = tuple(Allocation(id=AllocationID(f"a{i}"), cpus=cpus) for i, cpus in enumerate(("", "0-2", "2,5")))
+
+    assert frozenset({0, 1, 2, 5}) == Case(PLAIN, live).state.ownership.cpus_in_use
+    assert frozenset() == Case(PLAIN, ()).state.ownership.cpus_in_use

@@ -246,6 +246,14 @@ def test_best_sets_of_a_large_unstructured_machine_are_not_called_exact() -> Non
     assert total(scores, range(24)) == found.best[24]
 
 
+@pytest.mark.parametrize(("required", "expected"), [([], (2,)), ([7], (7,))])
+def test_a_set_of_one_is_the_lowest_or_the_one_required(required: list[int], expected: tuple[int, ...]) -> None:
+    """Sets of one have no pairs, so none is worth anything; that is exact on any machine."""
+    found = best_split(at_random(Random(3), 64, "any"), range(2, 60), required, 1)
+
+    assert (expected, 0, True) == (found.members, found.total, found.exact)
+
+
 def test_the_best_total_is_that_of_the_best_partition() -> None:
     scores = at_random(Random(3), 7, "few")
 

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from partition_reference import at_random, walked
 
 from topoalign.core.admission.alternatives import considered
 from topoalign.core.model.decisions import PlacementContext, PreferenceQuestion
@@ -14,7 +15,9 @@ from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID
 from topoalign.core.model.requests import Placement
 from topoalign.core.model.topology.model import Fabric, Topology
 from topoalign.core.placement.fragmentation import fragmentation
+from topoalign.core.placement.gpus import set_scorer
 from topoalign.core.placement.gpus.device_policy import GpuChoice
+from topoalign.core.placement.gpus.scores import total
 from topoalign.core.placement.gpus.set_scorer import Nics, SetScorer
 from topoalign.core.placement.gpus.topology import ByTopology, by_topology
 from topoalign.core.placement.preference import choose, prefer
@@ -259,3 +262,36 @@ def test_a_single_gpu_breaks_no_pair_on_large_machines_either(count: int, odd: i
 
     assert (single,) == by_topology(SetScorer(table), free, (), 1)
     assert single in by_topology(SetScorer(table), free, (), 3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_what_is_remembered_answers_only_the_same_question(data: st.DataObject) -> None:
+    """One scorer is asked question after question, as on a node between two pods; a fresh one is asked each alone."""
+    table = at_random(Random(data.draw(st.integers(0, 99))), 6, "few")
+    some = st.lists(st.integers(0, 5), unique=True, min_size=2)
+    asked = []
+    for _ in range(8):
+        available = data.draw(some)
+        size = data.draw(st.integers(1, len(available)))
+        required = data.draw(st.lists(st.sampled_from(available), unique=True, max_size=size))
+        asked.append((available, required, size, data.draw(some)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(set_scorer, "MOST_KEPT", data.draw(st.sampled_from([2, 4096])))
+        kept = SetScorer(table)
+        got = [by_topology(kept, *each) for each in asked * 2]
+
+    assert [by_topology(SetScorer(table), *each) for each in asked] * 2 == got
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 99), st.integers(0, 9))
+def test_what_is_left_counts_by_its_pairs_fours_and_eights(seed: int, left: int) -> None:
+    table = at_random(Random(seed), 9, "few")
+    rest = tuple(range(left))
+    best = {k: max(total(table, members) for members in combinations(range(9), k)) for k in (2, 4, 8)}
+
+    expected = {k: walked(table, rest, (), k)[1] / best[k] for k in best if k <= left}
+
+    assert expected == SetScorer(table).splits(rest)

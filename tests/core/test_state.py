@@ -220,6 +220,18 @@ def test_a_writer_that_began_afresh_is_believed_at_once() -> None:
     assert (2, 1) == (state.health.epoch, state.health.revision)
 
 
+def test_of_an_epoch_that_has_not_begun_no_fact_is_known() -> None:
+    """The gap begins at 0, whatever had been heard of the epoch before it."""
+    writer = Writer()
+    writer.snapshot()
+    fact = msgspec.structs.replace(writer.grant("a", "GPU-0"), epoch=writer.epoch + 1, seq=9)
+
+    with pytest.raises(SequenceGap) as caught:
+        writer.state.apply(fact)
+
+    assert (writer.epoch + 1, 0, 9) == (caught.value.epoch, caught.value.have, caught.value.got)
+
+
 def test_an_owner_of_what_is_not_live_is_a_contradiction() -> None:
     writer = Writer()
     writer.snapshot()
@@ -244,6 +256,27 @@ def test_an_allocation_is_of_the_boot_in_which_it_was_seen_last(given_in: str, b
     state = replay(NODE, [*writer.said[:-1], msgspec.structs.replace(bound, boot=bound_in)])
 
     assert expected == state.allocations[AllocationID("a")].boot
+
+
+@pytest.mark.parametrize(("given_in", "stale"), [("before", True), ("now", False), ("", False)])
+def test_an_allocation_of_an_earlier_boot_is_stale(given_in: str, stale: bool) -> None:
+    """One of which the boot is not known is not, and none is before the hardware was discovered."""
+    held = Allocation(id=AllocationID("a"), devices={GPU: (DeviceID("GPU-0"),)}, boot=given_in)
+    state = NodeState(node=NODE).holding(held)
+    found = TopologyDiscovered(node=NODE, epoch=1, revision=1, boot_id="now", source="test", topology=HARDWARE)
+
+    assert ("a",) * stale == state.apply(found).stale
+    assert () == state.apply(msgspec.structs.replace(found, boot_id="")).stale == state.stale
+
+
+def test_what_is_held_and_no_longer_usable_is_named_with_its_health() -> None:
+    """In the order of the names. What is well, and what nobody holds, is not named."""
+    ill, well = DeviceHealth(state=HealthState.UNHEALTHY, reason="lost"), DeviceHealth(state=HealthState.HEALTHY)
+    held = Allocation(id=AllocationID("a"), devices={GPU: (DEVICES[2], DEVICES[1], DEVICES[0])})
+    told = dict.fromkeys(DEVICES, ill) | {DEVICES[1]: well}
+    state = NodeState(node=NODE).apply(DeviceHealthChanged(node=NODE, epoch=1, revision=1, devices=told))
+
+    assert [(DEVICES[0], ill), (DEVICES[2], ill)] == [*state.ailing(held).items()]
 
 
 def test_a_device_nobody_judged_is_not_offered() -> None:

@@ -55,10 +55,15 @@ class Situation(NamedTuple):
 
 
 def situation(seed: int) -> Situation:
-    """Machines of all shapes; of half of them CPUs are offline, so that cores, caches, nodes and sockets differ in size."""
+    """
+    Machines of all shapes, with one, two or four threads per core; of half of them CPUs are offline, so that cores, caches,
+    nodes and sockets differ in size.
+    """
     chance = Random(seed)
     sockets = chance.randint(1, 4)
-    sizes = (chance.randint(1, 6 // sockets), chance.randint(1, 2), chance.randint(1, 4), chance.randint(1, 2))
+    threads = chance.choice([1, 2, 1, 2, 4])
+    cores = chance.randint(1, 4 if threads < 4 else 2)
+    sizes = (chance.randint(1, 6 // sockets), chance.randint(1, 2), cores, threads)
     whole = rig(sockets, *sizes, joined=chance.random() < 0.25, apart=chance.random() < 0.5)
     rows = list(whole.rows)
     for kind in chance.choice([(), (), ("node",), ("node", "core", "uncore", "socket")]):

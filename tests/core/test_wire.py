@@ -378,6 +378,15 @@ def test_usage_with_numbers_that_cannot_be_is_undecodable(kubelet: dict[str, Any
         wire.decode(Message(subject="topoalign.v1.usage.n", headers={}, body=msgspec.json.encode(whole)))
 
 
+@pytest.mark.parametrize("cpus", [b"3-1", b"70000", b"x"])
+def test_usage_with_a_bad_list_of_cpus_is_undecodable(cpus: bytes) -> None:
+    """As an allocation is: whoever folds it need not expect worse."""
+    body = OLD_USAGE.replace(b'"cpus":"0-3"', b'"cpus":"%s"' % cpus)
+
+    with pytest.raises(Undecodable):
+        wire.decode(Message(subject="topoalign.v1.usage.n", headers={}, body=body))
+
+
 def test_an_event_on_the_subject_of_another_is_undecodable() -> None:
     for subject in ("topoalign.v1.allocation.node-2.granted", "topoalign.v1.allocation.node-1.released"):
         assert isinstance(refused(msgspec.structs.replace(GRANTED, subject=subject)), Undecodable)
