@@ -22,6 +22,11 @@ from topoalign.core.deviceshare.names import (
 )
 from topoalign.core.model.errors import InvalidField, clean
 
+LEFT_OUT = {"health": False}
+"""What a device is in Go that says nothing else: fields with the zero value of their type are not written."""
+SCORE_LEFT_OUT = {"allocationScore": 0}
+"""The same of a partition."""
+
 
 class DeviceObject(msgspec.Struct):
     """The parts of the object that are read; quantities are integers."""
@@ -39,7 +44,7 @@ def read_device(raw: object, node_labels: Mapping[str, str]) -> Inventory:
     """
     try:
         described = msgspec.convert(raw, DeviceObject)
-        known = [each for each in described.devices if each.get("type") in [*DeviceType]]
+        known = [{**LEFT_OUT, **each} for each in described.devices if each.get("type") in [*DeviceType]]
         devices = msgspec.convert(known, tuple[Device, ...])
         table = own_table(described.annotations.get(PARTITION_TABLE))
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -65,7 +70,9 @@ def own_table(annotation: object) -> Table | None:
     """The table of the annotation, which is text or already decoded. Raises ValueError for another shape."""
     if annotation is None:
         return None
-    rows = msgspec.json.decode(annotation) if isinstance(annotation, str) else annotation
+    raw = msgspec.json.decode(annotation) if isinstance(annotation, str) else annotation
+    listed = msgspec.convert(raw, dict[int, list[dict[str, Any]]], strict=False)
+    rows = {size: [{**SCORE_LEFT_OUT, **row} for row in partitions] for size, partitions in listed.items()}
     return msgspec.convert(rows, dict[int, tuple[Partition, ...]], strict=False, dec_hook=bandwidth)
 
 
