@@ -2,6 +2,8 @@
 
 import pytest
 from decision_support import GIB, container, pod
+from hypothesis import given
+from hypothesis import strategies as st
 
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.demand.validate import validate_pod
@@ -29,6 +31,66 @@ def test_a_pod_needs_the_most_that_runs_at_a_time() -> None:
     assert {GPU: 4} == read_pod(staged, KUBELET).devices
     assert 5 == read_pod(staged, KUBELET).cpus
     assert {MEMORY: 2 * GIB} == read_pod(staged, KUBELET).memory
+
+
+amounts = st.integers(0, 4)
+
+
+@st.composite
+def pods(draw: st.DrawFn) -> PodRequest:
+    def some(kind: str, most: int) -> list[ContainerRequest]:
+        return [
+            container(
+                f"{kind}-{i}",
+                gpus=draw(amounts),
+                cpus=draw(amounts),
+                gib=draw(amounts),
+                sidecar=kind == "init" and draw(st.booleans()),
+            )
+            for i in range(draw(st.integers(kind == "app", most)))
+        ]
+
+    return pod(*some("app", 2), init=some("init", 3))
+
+
+@given(pods())
+def test_what_a_pod_needs_is_the_most_of_any_moment(asked: PodRequest) -> None:
+    """A moment is an init container beside the sidecars that run already, or all app containers beside all sidecars."""
+    moments, sidecars = [], list[ContainerRequest]()
+    for each in asked.init_containers:
+        moments.append([*sidecars, each])
+        sidecars += [each] if each.sidecar else []
+    moments.append([*sidecars, *asked.containers])
+
+    def most(resource: ResourceName) -> int:
+        return max(sum(each.limits.get(resource, 0) for each in moment) for moment in moments)
+
+    demand = read_pod(asked, AdmissionRules())
+
+    assert ({GPU: most(GPU)} if most(GPU) else {}) == demand.devices
+    assert most(CPU) // 1000 == demand.cpus
+    assert most(MEMORY) == demand.memory.get(MEMORY, 0)
+    assert 0 == read_pod(asked, AdmissionRules(cpu_manager="none")).cpus
+    assert {} == read_pod(asked, AdmissionRules(memory_manager="None")).memory
+
+
+def test_each_container_has_a_demand_of_its_own_with_its_role() -> None:
+    """Init containers first, in the order in which they are decided; devices in the order of their names."""
+    asked = pod(
+        container("app", gpus=2, cpus=2, gib=1, others={"a.com/b": 3}),
+        init=[container("first", gpus=4), container("proxy", cpus=1, sidecar=True)],
+    )
+    demand = read_pod(asked, AdmissionRules())
+
+    assert [("first", "init"), ("proxy", "sidecar"), ("app", "app")] == [
+        (each.container, each.role) for each in demand.containers
+    ]
+    app = demand.of(ContainerName("app"))
+    assert [("a.com/b", 3), (GPU, 2)] == [*app.devices.items()]
+    assert (2, {MEMORY: GIB}, (app,), None) == (app.cpus, app.memory, app.containers, demand.container)
+    assert (demand, asked.namespace, asked.name) == (demand.of(None), demand.namespace, demand.pod)
+    with pytest.raises(InvalidField, match="no container 'none'"):
+        demand.of(ContainerName("none"))
 
 
 def asking(requests: dict[str, int], limits: dict[str, int]) -> ContainerRequest:
