@@ -1,0 +1,128 @@
+"""The sets of devices that were not chosen, as `explain` tells of them: compared with all sets, or with all neighbours."""
+
+from collections.abc import Sequence
+from itertools import combinations
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from topoalign.core.admission.alternatives import considered
+from topoalign.core.model.decisions import Considered, PreferenceQuestion
+from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID, ResourceName
+from topoalign.core.model.topology.links import Link, PcieClass
+from topoalign.core.model.topology.model import Gpu, Nic, PluginDevice, Topology
+from topoalign.core.model.topology.queries import pair_score
+
+
+def machine(seed: int, gpus: int, nics: int) -> Topology:
+    """Every pair is linked somehow."""
+    chance = Random(seed)
+    ids = [DeviceID(f"GPU-{i:02}") for i in range(gpus)] + [DeviceID(f"mlx5_{i:02}") for i in range(nics)]
+    links = tuple(
+        Link(a=a, b=b, pcie=chance.choice([*PcieClass]), nvlinks=chance.choice([0, 0, 2]) if b < "m" else 0)
+        for a, b in combinations(ids, 2)
+    )
+    return Topology(
+        gpus=tuple(Gpu(id=id, index=i) for i, id in enumerate(ids[:gpus])),
+        nics=tuple(Nic(id=id, index=i) for i, id in enumerate(ids[gpus:])),
+        links=links,
+    )
+
+
+def told(topology: Topology, chosen: Sequence[DeviceID], near: Sequence[DeviceID] = ()) -> tuple[Considered, ...]:
+    resource = NIC if near else GPU
+    every = tuple(topology.devices[resource])
+    asked = PreferenceQuestion(
+        resource=resource,
+        available=every,
+        must_include=(),
+        size=len(chosen),
+        container=ContainerName("c"),
+        near=tuple(near),
+    )
+    return considered(topology, resource, every, asked, chosen, near, "simple")
+
+
+def worth(topology: Topology, members: Sequence[DeviceID], near: Sequence[DeviceID]) -> int:
+    pairs = [(a, b) for a in members for b in near] if near else [*combinations(members, 2)]
+    return sum(pair_score(topology, a, b) for a, b in pairs)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 999), st.integers(1, 4), st.integers(0, 2), st.booleans())
+def test_the_best_five_other_sets_are_told_with_their_scores(seed: int, size: int, near: int, large: bool) -> None:
+    """Of up to 256 sets all are compared, of more those that differ in one device; of equals the first are told."""
+    most = 13 if large else 7
+    topology = machine(seed, 2 if near else most, most)
+    beside = tuple(topology.gpu_by_id)[:near]
+    every = tuple(topology.nic_by_id if near else topology.gpu_by_id)
+    chosen = tuple(sorted(Random(seed).sample(every, size)))
+
+    mine, *others = told(topology, chosen, beside)
+
+    sets = [each for each in combinations(every, size) if each != chosen]
+    if len(sets) + 1 > 256:
+        sets = [each for each in sets if len({*each} & {*chosen}) == size - 1]
+    best = sorted(sets, key=lambda each: (-worth(topology, each, beside), each))[:5]
+    assert (chosen, worth(topology, chosen, beside), True) == (mine.devices, mine.score, mine.chosen)
+    assert best == [each.devices for each in others]
+    assert [worth(topology, each, beside) for each in best] == [each.score for each in others]
+    assert not any(each.chosen for each in others)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "other", "why"),
+    [
+        ((0, 1), (0, 2), "scores 50 less"),
+        ((0, 2), (0, 1), "scores 50 more by itself"),
+        ((0, 2), (1, 2), "scores the same by itself"),
+    ],
+)
+def test_why_another_set_lost_is_told_by_the_difference(
+    chosen: tuple[int, int], other: tuple[int, int], why: str
+) -> None:
+    """GPU 0 and 1 are a pair, GPU 2 is far from both."""
+    ids = [DeviceID(f"GPU-{i}") for i in range(3)]
+    links = (
+        Link(a=ids[0], b=ids[1], pcie=PcieClass.PSB),
+        *(Link(a=each, b=ids[2], pcie=PcieClass.SYS) for each in ids[:2]),
+    )
+    linked = Topology(gpus=tuple(Gpu(id=id, index=i) for i, id in enumerate(ids)), links=links)
+
+    sets = {each.devices: each for each in told(linked, [ids[i] for i in chosen])}
+
+    assert sets[tuple(ids[i] for i in other)].why.startswith(why)
+    assert "preferred by device policy simple" == sets[tuple(ids[i] for i in chosen)].why
+
+
+def test_of_sets_that_were_not_offered_that_is_said() -> None:
+    """Nothing was asked of the device policy where all that was offered was taken."""
+    topology = machine(1, 4, 3)
+    every = tuple(topology.gpu_by_id)
+
+    won, *lost = considered(topology, GPU, every, None, every[:2], (), "simple")
+
+    assert won.why.startswith("all that can be had on the NUMA nodes")
+    assert {"not all on the NUMA nodes it is aligned to"} == {each.why for each in lost}
+
+
+@pytest.mark.parametrize(("near", "why"), [(1, "nearest to the container's GPUs"), (0, "lowest index")])
+def test_nics_are_chosen_near_gpus_or_by_index(near: int, why: str) -> None:
+    topology = machine(2, 2, 4)
+    nics = tuple(topology.nic_by_id)
+    asked = PreferenceQuestion(resource=NIC, available=nics, must_include=(), size=1, container=ContainerName("c"))
+
+    won = considered(topology, NIC, nics, asked, nics[:1], tuple(topology.gpu_by_id)[:near], "simple")[0]
+
+    assert why == won.why
+
+
+def test_of_other_devices_and_of_none_nothing_is_told() -> None:
+    resource = ResourceName("example.com/x")
+    devices = tuple(DeviceID(f"x-{i}") for i in range(2))
+    plain = Topology(others=tuple(PluginDevice(id=each, resource=resource, nodes=None) for each in devices))
+
+    assert () == considered(plain, resource, devices, None, devices[:1], (), "simple")
+    assert () == considered(machine(3, 2, 2), GPU, (), None, (), (), "simple")
