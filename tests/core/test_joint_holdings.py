@@ -40,7 +40,7 @@ def demand(gpus: int, nics: int, rdma: int = 0, hint: object = None) -> JointDem
     return container_demand(annotations, {name: amount for name, amount in asked.items() if amount}, compat=False)
 
 
-HINTS = st.sampled_from([None, {"vfSelector": {}}, {"allocateStrategy": "ApplyForAll"}])
+HINTS: st.SearchStrategy[object] = st.sampled_from([None, {"vfSelector": {}}, {"allocateStrategy": "ApplyForAll"}])
 
 
 @settings(max_examples=150, deadline=None)
