@@ -38,7 +38,7 @@ def test_a_device_is_read_with_all_that_is_said_of_it() -> None:
     assert (FunctionGroup({"c": "d"}, (Function("0000:99:00.6", 5),)),) == device.groups
 
 
-def test_a_device_of_which_little_is_said_is_ill_and_its_place_is_not_known() -> None:
+def test_a_device_of_which_little_is_said_is_ill_and_nowhere() -> None:
     """Go leaves out what is empty: a device without `health` is not healthy."""
     bare, placed = read_without_labels(
         {"devices": [{"type": "gpu", "minor": 1, "resources": {"x": 1}}, {"type": "gpu", "minor": 0, "topology": {}}]}
