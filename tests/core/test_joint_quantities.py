@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from joint_support import GPUS, SAME_PCIE, TOGETHER, UNITS, Spot, box, chosen, demand
 
-from topoalign.core.deviceshare.annotations import PartitionSpec, quantity
+from topoalign.core.deviceshare.annotations import quantity
 from topoalign.core.deviceshare.candidates import Asked
 from topoalign.core.deviceshare.inventory import ANYWHERE, Device, Inventory, Partition, Place
 from topoalign.core.deviceshare.names import DeviceType
@@ -212,7 +212,11 @@ def test_partitions_come_by_score_and_by_what_they_leave(
     most, then as listed.
     """
     size, table = of
-    spec = None if bandwidth is None else PartitionSpec(ring_bus_bandwidth=bandwidth or None)
+    spec: dict[str, object] | None = None if bandwidth is None and not restricted else {}
+    if spec is not None and bandwidth:
+        spec["ringBusBandwidth"] = bandwidth
+    if spec is not None and restricted:
+        spec["allocatePolicy"] = "Restricted"
     usable = {*range(8)} - sick
     ordered = sorted(table.get(size, ()), key=lambda each: each.score if compat else -each.score)
     groups = [[*group] for _, group in groupby(ordered, key=lambda each: each.score)]
@@ -227,7 +231,7 @@ def test_partitions_come_by_score_and_by_what_they_leave(
         ]
         expected += sorted(able, key=lambda each: -left_whole(table, size, {*used, *each.minors}, compat))
 
-    got = feasible_partitions(table, size, used, usable, spec, restricted=restricted, compat=compat)
+    got = feasible_partitions(demand({GPUS: size}, partition=spec, compat=compat), table, size, used, usable)
 
     assert expected == [*got]
 
@@ -237,7 +241,7 @@ def test_a_four_that_stays_whole_is_worth_more_than_some_pairs() -> None:
     pairs = tuple(map(Partition, ((0, 1), (4, 5), (4, 6), (5, 6))))
     table = {2: pairs, 4: (Partition((0, 1, 2, 3)),)}
 
-    got = feasible_partitions(table, 2, frozenset(), range(8), None, restricted=False, compat=False)
+    got = feasible_partitions(demand({GPUS: 2}), table, 2, frozenset(), frozenset(range(8)))
 
     assert (4, 5) == next(iter(got)).minors
 
