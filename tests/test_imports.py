@@ -1,5 +1,6 @@
 """The import picture of docs/architecture.md is a test."""
 
+import configparser
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,16 @@ def test_every_import_contract_is_kept() -> None:
     )
 
     assert 0 == ended.returncode, ended.stdout + ended.stderr
+
+
+def test_the_page_shows_the_layers_of_the_core_as_they_are_checked() -> None:
+    """The line on the core in docs/architecture.md and the contract name the same rooms in the same order."""
+    contracts = configparser.ConfigParser()
+    contracts.read(ROOT / ".importlinter")
+    layers = contracts["importlinter:contract:core-layers"]["layers"].split()
+    (shown,) = [line for line in (ROOT / "docs/architecture.md").read_text().splitlines() if line.startswith("core: ")]
+
+    assert layers == shown.removeprefix("core:").replace(">", " ").split()
 
 
 def test_the_namespace_has_no_root_package_and_its_packages_are_typed() -> None:

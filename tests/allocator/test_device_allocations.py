@@ -4,7 +4,6 @@ import anyio
 import pytest
 from device_allocations_support import GPUS, Node, bound, polled_after
 
-from topoalign.allocator.device_allocations import GRANT_ATTEMPTS
 from topoalign.core.model.errors import DeviceInUse, DeviceUnusable, InvalidField, Unavailable, UnknownDevice
 from topoalign.core.model.events import AllocationDeviated, AllocationReleased, DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
@@ -397,22 +396,37 @@ async def test_a_container_with_a_vanished_device_is_taken_in(node: Node) -> Non
     assert {"GPU-0": "hurt"} == node.live()
 
 
-async def test_a_kubelet_that_answers_late_does_not_refuse_the_next_pod() -> None:
+@pytest.mark.parametrize(("late", "granted"), [(2, True), (3, False)])
+async def test_a_kubelet_that_answers_late_does_not_refuse_the_next_pod(node: Node, late: int, granted: bool) -> None:
     """
     Allocate of devices that the record still holds asks PodResources. On a busy node the first answers come too late; the
-    kubelet waits for Allocate without a limit, and would refuse the pod for good.
+    kubelet waits for Allocate without a limit, and would refuse the pod for good. After three seconds it is refused.
     """
-    node = Node()
     await bound(node, "former", GPUS[0])
     node.kubelet.shown.clear()
-    node.kubelet.answering = False
     asked = node.kubelet.asked
 
     async def busy() -> None:
-        node.kubelet.answering = node.kubelet.asked >= asked + GRANT_ATTEMPTS
+        await node.clock.advance(1)
+        node.kubelet.answering = node.kubelet.asked > asked + late
         node.kubelet.meanwhile = busy
 
     node.kubelet.meanwhile = busy
-    (granted,) = await node.device_allocations.allocate(GPU, [[GPUS[0]]])
+    if granted:
+        (allocation,) = await node.device_allocations.allocate(GPU, [[GPUS[0]]])
+        assert (GPUS[0],) == allocation.devices[GPU]
+    else:
+        with pytest.raises(Unavailable):
+            await node.device_allocations.allocate(GPU, [[GPUS[0]]])
 
-    assert ((GPUS[0],), GRANT_ATTEMPTS) == (granted.devices[GPU], node.kubelet.asked - asked)
+    assert 3 == node.kubelet.asked - asked
+
+
+async def test_a_kubelet_that_refuses_at_once_is_not_asked_again(node: Node) -> None:
+    """A missing socket, or the kubelet's own limit on calls, does not pass by asking more."""
+    await bound(node, "former", GPUS[0])
+    node.kubelet.answering, asked = False, node.kubelet.asked
+    with pytest.raises(Unavailable):
+        await node.device_allocations.allocate(GPU, [[GPUS[0]]])
+
+    assert 1 == node.kubelet.asked - asked

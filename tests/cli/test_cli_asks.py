@@ -231,8 +231,8 @@ def test_trust_says_which_doubt_it_ended(node: Node, capsys: pytest.CaptureFixtu
     first, again = Ran(capsys, "trust"), Ran(capsys, "trust")
     node.doubt = "it is empty"
 
-    assert "the record is confirmed; the doubt was: line 7 cannot be decoded?[2J\n" == first.out
-    assert "there was no doubt about the record\n" == again.out
+    assert "the record is confirmed; it was unconfirmed: line 7 cannot be decoded?[2J\n" == first.out
+    assert "the record was confirmed already\n" == again.out
     assert "it is empty" == Ran(capsys, "trust --json").json["doubt"]
 
 

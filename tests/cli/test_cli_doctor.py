@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -308,6 +308,23 @@ def test_the_lock_holder_and_the_socket_server_are_one_process(
     assert ("ok", True) == (one["allocator"]["verdict"], f"process {os.getpid()} runs" in one["allocator"]["detail"])
     assert ("failure", True) == (two["allocator"]["verdict"], "two allocators" in two["allocator"]["detail"])
     assert ("warning", True) == (silent["allocator"]["verdict"], "serves no resource" in silent["allocator"]["detail"])
+
+
+def test_a_socket_that_is_too_busy_to_tell_is_no_second_allocator(
+    capsys: pytest.CaptureFixture[str], short_dir: Path
+) -> None:
+    """Its queue of connections is full, so nobody can say which process listens there."""
+    with socket.socket(socket.AF_UNIX) as served, ExitStack() as waiting:
+        served.bind(str(short_dir / "topoalign-nvidia.com_gpu.sock"))
+        served.listen(0)
+        for _ in range(2):
+            client = waiting.enter_context(socket.socket(socket.AF_UNIX))
+            client.setblocking(False)
+            with suppress(BlockingIOError):
+                client.connect(served.getsockname())
+        _, found = examined(capsys, "--state-dir", str(short_dir / "state"), "--kubelet-dir", str(short_dir))
+
+    assert ("ok", "no allocator runs") == (found["allocator"]["verdict"], found["allocator"]["detail"][:17])
 
 
 @contextmanager

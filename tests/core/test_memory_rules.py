@@ -7,7 +7,7 @@ import pytest
 from decision_support import GIB, admitted, container, machine, node, pod, refused
 
 from topoalign.core.admission.admit import admit
-from topoalign.core.hints.preconditions import check_rules
+from topoalign.core.demand.rules import check_rules
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import MEMORY, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode

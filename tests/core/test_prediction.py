@@ -20,7 +20,7 @@ from topoalign.core.model.ids import (
     ResourceName,
 )
 from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved, KubeletRules, ListedDevices
-from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode, Placement, Policy, Scope
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, CpuOption, Mode, Placement, Policy, Scope
 from topoalign.core.state.fold import NodeState
 
 FPGA, VPU = ResourceName("example.com/fpga"), ResourceName("example.com/vpu")
@@ -245,3 +245,26 @@ def test_rules_of_the_question_go_before_those_of_the_kubelet() -> None:
 
     assert isinstance(single, Refusal)
     assert admit(state, asked, RESTRICTED) == predict(state, asked, 0)
+
+
+def test_notes_on_the_pod_come_before_a_doubt_about_the_record() -> None:
+    """The note on what nobody lists comes before the one on a damaged journal, whatever the rules of the question are."""
+    kubelet = KubeletObserved(rules=RULES, registered=(), record_doubt="line 7")
+    asked = pod(ContainerRequest(name=ContainerName("main"), limits={FPGA: 0}))
+
+    for changes in ({}, {"mode": "best"}):
+        *_, nobody, doubt = predict(told(kubelet), asked, 0, changes).explanation.notes
+        assert (True, True) == (nobody.startswith("nobody lists"), "line 7" in doubt)
+
+
+def test_a_pod_that_cannot_be_meant_is_refused_before_anything_is_asked() -> None:
+    """The pod comes first, then the node, then the rules."""
+    wrong, sound = pod(container("main", gpus=-1)), pod(container("main", gpus=1))
+    unknown, known = told(None), told(KubeletObserved(rules=RULES))
+
+    with pytest.raises(InvalidField, match="requests"):
+        predict(unknown, wrong, 0, {"policy": "odd"})
+    with pytest.raises(KubeletUnknown):
+        predict(unknown, sound, 0, {"policy": "odd"})
+    with pytest.raises(InvalidField, match="rules"):
+        predict(known, sound, 0, {"policy": "odd"})

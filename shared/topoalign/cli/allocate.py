@@ -199,6 +199,6 @@ def trust(link: Link) -> None:
         if link.as_json:
             output.document({"node": link.node, "doubt": doubt})
         elif doubt is None:
-            output.say("there was no doubt about the record")
+            output.say("the record was confirmed already")
         else:
-            output.say(f"the record is confirmed; the doubt was: {clean(doubt, 300)}")
+            output.say(f"the record is confirmed; it was unconfirmed: {clean(doubt, 300)}")

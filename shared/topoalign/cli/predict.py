@@ -12,7 +12,8 @@ from pathlib import Path
 
 from topoalign.core.admission.admit import decide
 from topoalign.core.admission.kubelet_devices import check_resources
-from topoalign.core.demand.pod_demand import read_pod
+from topoalign.core.demand.pod_demand import pod_demand
+from topoalign.core.demand.validate import validate_pod
 from topoalign.core.model.decisions import Decision, noted
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import NodeName
@@ -45,8 +46,8 @@ class Described:
         if self.kubelet_config is not None:
             rules = configuration.load_configuration(self.kubelet_config)
         node = self.node(machine, rules)
-        rules = overridden(rules, changes)
-        demand = read_pod(pod, rules)
+        pod, rules = validate_pod(pod), overridden(rules, changes)
+        demand = pod_demand(pod, rules)
         passed_over = check_resources(demand, machine.topology, node.registered)
         decision = decide(node.state, demand, rules, explain=True)
         starting = settling(self.kubelet_root, time.time()) if self.kubelet_root is not None else None

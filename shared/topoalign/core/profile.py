@@ -2,7 +2,7 @@
 Every difference between mode `kubelet` and mode `best`, in one table.
 
 Both modes run the same code. Where they differ, the code asks a field of the mode's Profile and never which mode it is, so a
-difference is a field here and the place that reads it. docs/modes.md has an example of each.
+difference is a field here, its two values below, and the place that reads it. docs/modes.md has an example of each.
 """
 
 from collections.abc import Mapping
@@ -13,70 +13,118 @@ from topoalign.core.model.requests import Mode
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """How decisions of one mode are made: a field for each difference, whose default is the value in mode `kubelet`."""
+    """How decisions of one mode are made: a field for each difference between the modes."""
 
     # What a pod asks for.
-    exclusive_by_qos: bool = True
+    exclusive_by_qos: bool
     """CPUs and memory are for pods of QoS class Guaranteed; otherwise for each request equal to its limit, CPUs whole."""
-    drops_memory_of_init_containers: bool = True
+    drops_memory_of_init_containers: bool
     """For a pod as a whole, memory resources that no app container asks for are left out."""
-    asks_for_zero_devices: bool = True
+    asks_for_zero_devices: bool
     """A limit of 0 devices is asked for like any other; otherwise it counts as not asked."""
-    reads_annotations: bool = False
+    reads_annotations: bool
     """Devices of pods with annotations for it are decided jointly."""
 
     # What has to hold before a pod is decided.
-    starts_kubelet: bool = True
+    starts_kubelet: bool
     """What keeps the kubelet from starting or running refuses the pod: too many NUMA nodes, unevenly known hugepages."""
-    refuses_unknown_resources: bool = False
+    refuses_unknown_resources: bool
     """A resource that the node does not have refuses the pod; otherwise it is passed over."""
 
     # What the hint providers say.
-    prefers_by_empty_machine: bool = True
+    prefers_by_empty_machine: bool
     """A hint is preferred if an empty machine could not do with fewer NUMA nodes; otherwise if nothing narrower fits now."""
-    silent_on_unplaced_devices: bool = True
+    silent_on_unplaced_devices: bool
     """Of devices without NUMA nodes there is no opinion even where there are too few; otherwise they cannot be met."""
-    silent_on_unmet_memory: bool = True
+    silent_on_unmet_memory: bool
     """Memory that fits nowhere is left out, which counts as no opinion; otherwise it cannot be met."""
-    offers_memory_without_cpus: bool = True
+    offers_memory_without_cpus: bool
     """Memory of NUMA nodes without CPUs is offered: a GPU's own, CXL."""
-    aligns_by_socket: bool = True
+    aligns_by_socket: bool
     """The option align-by-socket counts."""
 
     # What the policy makes of the hints.
-    merges_combinations: bool = True
+    merges_combinations: bool
     """The merge is the kubelet's, over combinations of one hint of each list; otherwise the narrowest fit."""
-    always_compares_distances: bool = False
+    always_compares_distances: bool
     """Distances count wherever they are known; otherwise only with the option prefer-closest-numa-nodes."""
-    narrows_after_merge: bool = False
+    narrows_after_merge: bool
     """A provider that narrows takes as few as it can of the NUMA nodes of the merge; otherwise all of them."""
-    unaligned_beyond_limit: bool = False
+    unaligned_beyond_limit: bool
     """Where the limit on work ends the alignment, a policy that admits without one goes on without."""
 
     # What the container is given.
-    gpus_first: bool = False
+    gpus_first: bool
     """GPUs are chosen before other devices; otherwise all are in the order of their names."""
-    tells_plugins_context: bool = False
+    tells_plugins_context: bool
     """A preference among devices is asked with what else the container has and wants."""
-    takes_over_at_random: bool = True
+    takes_over_at_random: bool
     """Which of too many devices of init containers are taken over is left to chance."""
-    counts_averages: bool = True
+    counts_averages: bool
     """CPUs per core, socket and last-level cache are averages, rounded down; otherwise they are counted."""
-    counts_reusable_memory: bool = False
+    counts_reusable_memory: bool
     """Whether the NUMA nodes of the alignment have enough memory is judged with what the pod may use again."""
-    needs_narrowest_memory: bool = True
+    needs_narrowest_memory: bool
     """Where the limit on work ends the search for memory the pod is refused; otherwise all unused NUMA nodes serve."""
-    gives_back_lowest_first: bool = True
+    gives_back_lowest_first: bool
     """Memory is given back from the lowest NUMA node on, whatever was taken of each."""
-    gives_while_deciding: bool = True
+    gives_while_deciding: bool
     """A container has what it was given before the next one is decided, so a refusal has something to undo."""
 
 
-KUBELET = Profile()
+KUBELET = Profile(
+    exclusive_by_qos=True,
+    drops_memory_of_init_containers=True,
+    asks_for_zero_devices=True,
+    reads_annotations=False,
+    starts_kubelet=True,
+    refuses_unknown_resources=False,
+    prefers_by_empty_machine=True,
+    silent_on_unplaced_devices=True,
+    silent_on_unmet_memory=True,
+    offers_memory_without_cpus=True,
+    aligns_by_socket=True,
+    merges_combinations=True,
+    always_compares_distances=False,
+    narrows_after_merge=False,
+    unaligned_beyond_limit=False,
+    gpus_first=False,
+    tells_plugins_context=False,
+    takes_over_at_random=True,
+    counts_averages=True,
+    counts_reusable_memory=False,
+    needs_narrowest_memory=True,
+    gives_back_lowest_first=True,
+    gives_while_deciding=True,
+)
 """Exactly as the kubelet (v1.36.3) decides, including what is odd there: for predictions."""
 
-BEST = Profile(**{name: not value for name, value in msgspec.structs.asdict(KUBELET).items()})
-"""For admissions that topoalign decides itself: wherever the kubelet does, this does not, and the other way round."""
+BEST = Profile(
+    exclusive_by_qos=False,
+    drops_memory_of_init_containers=False,
+    asks_for_zero_devices=False,
+    reads_annotations=True,
+    starts_kubelet=False,
+    refuses_unknown_resources=True,
+    prefers_by_empty_machine=False,
+    silent_on_unplaced_devices=False,
+    silent_on_unmet_memory=False,
+    offers_memory_without_cpus=False,
+    aligns_by_socket=False,
+    merges_combinations=False,
+    always_compares_distances=True,
+    narrows_after_merge=True,
+    unaligned_beyond_limit=True,
+    gpus_first=True,
+    tells_plugins_context=True,
+    takes_over_at_random=False,
+    counts_averages=False,
+    counts_reusable_memory=True,
+    needs_narrowest_memory=False,
+    gives_back_lowest_first=False,
+    gives_while_deciding=False,
+)
+"""For admissions that topoalign decides itself."""
 
 PROFILES: Mapping[Mode, Profile] = {Mode.KUBELET: KUBELET, Mode.BEST: BEST}
 

@@ -53,9 +53,11 @@ from topoalign.core.state.fold import NodeState
 FRESH_SECONDS = 5.0
 """How old an answer of the kubelet may be: where it is older, this process was stopped in between."""
 POLL_ATTEMPTS = 3
-GRANT_ATTEMPTS = 5
-"""How often PodResources is asked for one Allocate, for a second each time (`pod_resources.LIST_SECONDS`)."""
 """How often PodResources is asked for a fresh answer before the poll fails."""
+GRANT_SECONDS = 3.0
+"""How long after its arrival an Allocate asks a slow kubelet again: with the last try well within the time to drain."""
+SLOW_SECONDS = 0.5
+"""A poll that fails sooner was refused, and is not repeated; one that takes longer found no answer in time."""
 PREFER_SECONDS = 1.0
 """How long a preference waits for the kubelet's list; without it, all that the record has counts as held."""
 
@@ -161,6 +163,7 @@ class DeviceAllocations:
 
         Raises also HardwareUnknown, DeviceUnusable, and Unavailable if the kubelet must be asked and does not answer.
         """
+        arrived = self._clock.monotonic()
         await self._ensure_fresh()
         self._check(resource, containers)
         checked = self._ledger.version
@@ -169,11 +172,11 @@ class DeviceAllocations:
             listing = None
             asked = [device for devices in containers for device in devices]
             if self._ledger.unconfirmed is not None:
-                poll = await self._poll_for_grant()
+                poll = await self._poll_for_grant(arrived)
                 self._confirm_record(poll)
                 listing = poll.listing
             elif any(map(self.state.ownership.is_held, asked)):
-                listing = (await self._poll_for_grant()).listing
+                listing = (await self._poll_for_grant(arrived)).listing
             if self._ledger.version != checked:  # the hardware may have changed while this waited
                 self._check(resource, containers)
             live = frozenset(self.state.allocations)
@@ -213,12 +216,19 @@ class DeviceAllocations:
             "PodResources answers too late for its answer to be true any more", "see what keeps this node so busy"
         )
 
-    async def _poll_for_grant(self) -> Poll:
-        """`_poll`, tried again: the kubelet sets Allocate no time limit, and a pod that is refused here stays refused."""
-        for _ in range(GRANT_ATTEMPTS - 1):
-            with suppress(Unavailable):
+    async def _poll_for_grant(self, arrived: float) -> Poll:
+        """
+        `_poll`, tried again where the kubelet is slow: it sets Allocate no time limit, and a pod that is refused here stays
+        refused. `arrived`: monotonic seconds of the Allocate. Raises Unavailable.
+        """
+        while True:
+            began = self._clock.monotonic()
+            try:
                 return await self._poll()
-        return await self._poll()
+            except Unavailable:
+                now = self._clock.monotonic()
+                if now - began < SLOW_SECONDS or now - arrived >= GRANT_SECONDS:
+                    raise
 
     def _confirm_record(self, poll: Poll) -> None:
         """Takes in what the kubelet knows before anything is given out. Raises StateFault if that may not be all."""

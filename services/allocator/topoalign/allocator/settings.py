@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from topoalign.core.hints.preconditions import check_rules
+from topoalign.core.demand.rules import check_rules
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AdmissionRules, Mode, Placement, Policy, Scope
 

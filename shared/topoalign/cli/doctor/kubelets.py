@@ -15,7 +15,7 @@ from topoalign.cli.doctor.findings import Finding, Subject, failure, ok, warning
 from topoalign.core.model.errors import NotFound, TopoalignError, clean
 from topoalign.core.model.requests import AdmissionRules, Policy
 from topoalign.core.model.topology.cpuset import parse_cpuset
-from topoalign.kubelet.grpc.sockets import server_of
+from topoalign.kubelet.grpc.sockets import BUSY, server_of
 
 LONGEST_DIRECTORY = 79
 """Bytes of its path: a socket's has 107 at most, and our shortest name has 27."""
@@ -137,9 +137,9 @@ def lock_holder(lock: Path, locks: Path) -> int | None:
 
 
 def served_sockets(directory: Path) -> Mapping[str, int]:
-    """Our sockets that somebody listens at, and who."""
+    """Our sockets that somebody listens at, and who; without those that are too busy to tell."""
     peers = {path.name: server_of(path) for path in sorted(directory.glob(SOCKETS))}
-    return {name: peer.pid for name, peer in peers.items() if peer is not None}
+    return {name: peer.pid for name, peer in peers.items() if peer is not None and peer is not BUSY}
 
 
 def state_directory(subject: Subject) -> Finding:

@@ -9,7 +9,7 @@ package. Nothing of it depends on time or chance, so equal questions get equal d
 from topoalign.core.admission.drive import drive
 from topoalign.core.admission.pipeline import AdmissionRun, Question, Reply, Steps
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
-from topoalign.core.hints.preconditions import check_decidable, check_rules
+from topoalign.core.hints.preconditions import check_decidable
 from topoalign.core.hints.provider import HintRequest
 from topoalign.core.hints.providers import answer
 from topoalign.core.model.decisions import Decision
@@ -31,7 +31,7 @@ def admit(state: NodeState, pod: PodRequest, rules: AdmissionRules, *, explain: 
 
 
 def decide(state: NodeState, demand: PodDemand, rules: AdmissionRules, *, explain: bool = False) -> Decision:
-    """`admit` for a pod that is read already, by the same rules. Raises InvalidField for rules that cannot be meant."""
+    """`admit` for a pod that is read already, by the same rules."""
     return drive(
         decided(AdmissionRun(state, demand, rules, explain=explain)), lambda asked: answer_to(asked, state, rules)
     )
@@ -64,9 +64,8 @@ def decided(run: AdmissionRun) -> Steps[Decision]:
     The decision, step by step; the driver sends the answer to each question.
 
     A driver whose device plugin fails throws a TopoalignError at the PreferenceQuestion, and one that gets no hints throws
-    the NoFit at the HintRequest; the pod is refused. Raises InvalidField for rules that cannot be meant.
+    the NoFit at the HintRequest; the pod is refused.
     """
-    check_rules(run.rules)
     try:
         check_decidable(run.state, run.demand, run.rules)
         yield from run.decide()

@@ -62,7 +62,7 @@ def shared_ids(demand: PodDemand, hardware: Topology) -> tuple[str, ...]:
     """A note on resources of the pod whose devices have the same ids as devices of another resource, if there are any."""
     found = sorted(
         name
-        for name in demand.devices.keys() & {other.resource for other in hardware.others}
+        for name in demand.device_names & {other.resource for other in hardware.others}
         if any(
             not hardware.devices[name].keys().isdisjoint(ids)
             for resource, ids in hardware.devices.items()
@@ -186,7 +186,7 @@ def check_resources(
 
     Raises InvalidField for a resource that its kubelet has registered: which NUMA nodes its devices are on is not known.
     """
-    unknown = sorted(demand.devices.keys() - topology.devices.keys())
+    unknown = sorted(demand.device_names - topology.devices.keys())
     for name in unknown:
         if registered is not None and name in registered:
             raise InvalidField(

@@ -26,7 +26,8 @@ from topoalign.core.admission.kubelet_devices import (
     without_dropped,
     without_ended,
 )
-from topoalign.core.demand.pod_demand import read_pod
+from topoalign.core.demand.pod_demand import pod_demand
+from topoalign.core.demand.validate import validate_pod
 from topoalign.core.hints.memory import memory_node
 from topoalign.core.model.decisions import Decision, noted
 from topoalign.core.model.errors import Unavailable, clean
@@ -64,6 +65,8 @@ class PredictionBasis(msgspec.Struct, frozen=True, kw_only=True):
     """Those of the kubelet."""
     notes: tuple[str, ...]
     """What is not as the kubelet has it, or may not be, and what else bears on a decision."""
+    doubts: tuple[str, ...]
+    """Why the record may lack something. They come after the notes on the pod."""
     registered: frozenset[ResourceName] | None
     """Resources that plugins registered at the kubelet. None: not known."""
     devices_unknown: str
@@ -86,12 +89,13 @@ def predict(
     nor what PodResources shows. Raises InvalidField for a pod or rules that cannot be meant, or a resource that the kubelet
     knows and nothing else does.
     """
+    pod = validate_pod(pod)
     basis = prediction_basis(state, now)
     rules = overridden(basis.rules, changes)
-    demand, hardware = read_pod(pod, rules), basis.state.hardware
+    demand, hardware = pod_demand(pod, rules), basis.state.hardware
     passed_over = check_resources(demand, hardware, basis.registered, basis.devices_unknown)
     decision = decide(as_others(basis.state, demand), demand, rules, explain=explain)
-    return noted(decision, (*basis.notes, *shared_ids(demand, hardware), *passed_over))
+    return noted(decision, (*basis.notes, *shared_ids(demand, hardware), *passed_over, *basis.doubts))
 
 
 def prediction_basis(state: NodeState, now: float) -> PredictionBasis:
@@ -113,7 +117,8 @@ def prediction_basis(state: NodeState, now: float) -> PredictionBasis:
     return PredictionBasis(
         state=msgspec.structs.replace(state, allocations=merged, memory=memory or state.memory),
         rules=rules,
-        notes=(*notes, *lagging, *doubts),
+        notes=(*notes, *lagging),
+        doubts=doubts,
         registered=None if kubelet.registered is None else frozenset(kubelet.registered),
         devices_unknown=kubelet.devices_unknown or kubelet.unknown if kubelet.devices is None else "",
     )

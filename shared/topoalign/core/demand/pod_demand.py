@@ -18,11 +18,12 @@ from topoalign.core.demand.quantities import (
     pod_memory,
     pod_wide,
 )
+from topoalign.core.demand.rules import check_rules
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.deviceshare.demand import RESOURCES, JointDemand, check_keys, container_demand, is_joint
 from topoalign.core.model.allocations import Role
 from topoalign.core.model.errors import InvalidField
-from topoalign.core.model.ids import ContainerName, Namespace, PodName, ResourceName
+from topoalign.core.model.ids import ContainerName, Namespace, PodName, ResourceName, is_native
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Qos
 from topoalign.core.profile import Profile, profile_of
 
@@ -67,8 +68,10 @@ class PodDemand(msgspec.Struct, frozen=True, kw_only=True):
     memory: Quantities
     manages_memory: bool
     """Whether the memory manager looks at this pod at all."""
+    jointly: bool
+    """Whether its annotations about devices are followed: those that they are about are decided together."""
     ignores_annotations: bool
-    """Whether it has annotations about devices, and they play no part in this mode."""
+    """Whether it has such annotations, and they play no part in this mode."""
 
     @property
     def namespace(self) -> Namespace:
@@ -84,6 +87,11 @@ class PodDemand(msgspec.Struct, frozen=True, kw_only=True):
     def container(self) -> None:
         """None: the demand is that of the pod as a whole."""
         return None
+
+    @property
+    def device_names(self) -> frozenset[ResourceName]:
+        """The resources of device plugins that its containers name, also with a limit of 0, whatever the mode."""
+        return frozenset(name for each in self.containers for name in each.asked if not is_native(name))
 
     def of(self, container: ContainerName | None) -> "Demand":
         """The demand of a container, or with None of the pod as a whole. Raises InvalidField where there is no such one."""
@@ -105,20 +113,26 @@ def read_pod(pod: PodRequest, rules: AdmissionRules) -> PodDemand:
     """
     The demand of a pod, validated.
 
-    Raises InvalidField for a request that cannot be meant, annotations included where the mode reads them.
+    Raises InvalidField for a request or rules that cannot be meant, annotations included where the mode reads them.
     """
     return pod_demand(validate_pod(pod), rules)
 
 
 def pod_demand(pod: PodRequest, rules: AdmissionRules) -> PodDemand:
-    """The demand of a valid pod whose requests are filled in from limits. Raises InvalidField for annotations."""
+    """
+    The demand of a valid pod whose requests are filled in from limits.
+
+    Raises InvalidField for rules, and then for annotations, that cannot be meant.
+    """
+    check_rules(rules)
     profile = profile_of(rules.mode)
-    jointly = is_joint(pod.annotations)
+    annotated = is_joint(pod.annotations)
+    jointly = annotated and profile.reads_annotations
     if profile.reads_annotations:
         check_keys(pod.annotations)
     manages_memory = rules.memory_manager == "Static" and (not profile.exclusive_by_qos or pod.qos is Qos.GUARANTEED)
     containers = tuple(
-        container_of(pod, each, rules, profile, jointly and profile.reads_annotations, manages_memory)
+        container_of(pod, each, rules, profile, jointly, manages_memory)
         for each in (*pod.init_containers, *pod.containers)
     )
     return PodDemand(
@@ -129,7 +143,8 @@ def pod_demand(pod: PodRequest, rules: AdmissionRules) -> PodDemand:
         cpus=pod_cpus(pod, profile) if rules.cpu_manager == "static" else 0,
         memory=in_order(pod_memory(pod, profile)) if manages_memory else {},
         manages_memory=manages_memory,
-        ignores_annotations=jointly and not profile.reads_annotations,
+        jointly=jointly,
+        ignores_annotations=annotated and not jointly,
     )
 
 

@@ -1,12 +1,12 @@
 """
-Which settings of the memory manager can be meant, and on which machines (kubelet v1.36.3, memory manager, policy Static).
+On which machines the memory manager starts and answers (kubelet v1.36.3, memory manager, policy Static).
 
 The kubelet does not start where memory is kept of a NUMA node that is not there, and it ends in a panic where a pod asks for
 hugepages of a size that one of its NUMA nodes does not list. No decision comes of either, so none is predicted here.
 """
 
 from topoalign.core.demand.pod_demand import PodDemand
-from topoalign.core.model.errors import InvalidField, NoFit, clean
+from topoalign.core.model.errors import NoFit, clean
 from topoalign.core.model.ids import MEMORY, ResourceName, is_hugepages
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.cpuset import format_cpuset
@@ -32,17 +32,6 @@ class HugepagesUnevenlyKnown(NoFit):
             "neither admit nor refuse the pod, but end in a panic",
             f"ask without {size}; if those nodes know the size and have none of its pages, give 0 bytes of it there",
         )
-
-
-def check_memory_rules(rules: AdmissionRules) -> None:
-    """Raises InvalidField for amounts that no system can be kept."""
-    for node, amounts in rules.reserved_memory.items():
-        for resource, size in amounts.items():
-            field = f"rules.reserved_memory[{node}][{clean(resource)}]"
-            if resource != MEMORY and not is_hugepages(resource):
-                raise InvalidField(field, "neither memory nor hugepages", "reserve memory or hugepages-<size> here")
-            if size < 0:
-                raise InvalidField(field, f"{size} is below 0", "use 0 or more bytes")
 
 
 def check_memory_manager_starts(topology: Topology, rules: AdmissionRules) -> None:

@@ -5,12 +5,14 @@ A prediction that cannot be right is worse than none: where the topology lacks w
 itself would not run with these rules, the pod is refused and the reason says what is missing.
 """
 
+from collections.abc import Collection
+
 from topoalign.core.demand.pod_demand import ContainerDemand, PodDemand
-from topoalign.core.deviceshare.demand import check_whole
-from topoalign.core.hints.cpu_rules import check_cpu_manager_starts, check_cpu_rules
-from topoalign.core.hints.memory_rules import check_hugepages_known, check_memory_manager_starts, check_memory_rules
+from topoalign.core.deviceshare.demand import RESOURCES, check_whole
+from topoalign.core.hints.cpu_rules import check_cpu_manager_starts
+from topoalign.core.hints.memory_rules import check_hugepages_known, check_memory_manager_starts
 from topoalign.core.hints.reuse import held_by_pod
-from topoalign.core.model.errors import InvalidField, NoFit, clean, quoted
+from topoalign.core.model.errors import NoFit, clean, quoted
 from topoalign.core.model.ids import MEMORY, ResourceName, is_hugepages
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.model import Topology
@@ -86,18 +88,6 @@ class DistancesUnknown(NoFit):
         super().__init__(finding, remedy)
 
 
-def check_rules(rules: AdmissionRules) -> None:
-    """Raises InvalidField for rules that cannot be meant."""
-    check_cpu_rules(rules)
-    check_memory_rules(rules)
-    if rules.max_allowable_numa_nodes < 8:
-        raise InvalidField(
-            "rules.max_allowable_numa_nodes",
-            f"{rules.max_allowable_numa_nodes} is below 8",
-            "use 8 or more, as the kubelet does",
-        )
-
-
 def check_decidable(state: NodeState, demand: PodDemand, rules: AdmissionRules) -> None:
     """Raises what stands in the way of deciding about this pod on this node, a subclass of NoFit."""
     if state.topology is None:
@@ -116,7 +106,7 @@ def check_decidable(state: NodeState, demand: PodDemand, rules: AdmissionRules) 
             check_whole(container.joint)
     for container in demand.containers:
         if profile_of(rules.mode).refuses_unknown_resources:
-            check_resources_known(topology, container)
+            check_resources_known(topology, container, RESOURCES if demand.jointly else ())
         if demand.manages_memory:
             check_memory_known(topology, container)
     check_hugepages_known(topology, demand, rules)
@@ -170,10 +160,12 @@ def check_distances(topology: Topology) -> None:
         )
 
 
-def check_resources_known(topology: Topology, container: ContainerDemand) -> None:
-    """Raises UnknownResource for devices or hugepages of which the node has none, unless they are asked for together."""
+def check_resources_known(
+    topology: Topology, container: ContainerDemand, besides: Collection[ResourceName] = ()
+) -> None:
+    """`besides`: other names under which devices of the node can be asked for. Raises UnknownResource."""
     pages = {name for node in topology.nodes for name in node.hugepages}
-    known = {*topology.devices, *pages, *container.together}
+    known = {*topology.devices, *pages, *besides}
     hugepages = (name for name, amount in container.asked.items() if amount and is_hugepages(name))
     devices = (name for name, amount in container.devices.items() if amount)
     for name in sorted((*hugepages, *devices)):

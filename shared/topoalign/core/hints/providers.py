@@ -22,7 +22,6 @@ from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.hints.cpu import CpuProvider
 from topoalign.core.hints.devices import DeviceProvider
 from topoalign.core.hints.memory import MemoryProvider
-from topoalign.core.hints.preconditions import check_rules
 from topoalign.core.hints.provider import HintProvider, HintRequest
 from topoalign.core.model.errors import InvalidField, clean
 from topoalign.core.model.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
@@ -72,7 +71,6 @@ def request_of(question: HintQuestion, topology: TopologyDiscovered) -> HintRequ
 
     Raises InvalidField for a question that cannot be meant.
     """
-    check_rules(question.rules)
     listed = (device for devices in topology.topology.devices.values() for device in devices)
     health = {base_of(device): HEALTHY for device in listed} | dict.fromkeys(question.unusable, UNUSABLE)
     state = NodeState(

@@ -91,8 +91,9 @@ def first_of(
     """The devices that must be in the set, and the first others; nothing where there is no preference to give."""
     if len({*must_include}) < len(must_include) or not max(1, len(must_include)) <= size <= len(free):
         return set()
-    others = (device for device in ranked if device in free and device not in must_include)
-    return {*must_include, *islice(others, size - len(must_include))}
+    required = {*must_include}
+    others = (device for device in ranked if device in free and device not in required)
+    return {*required, *islice(others, size - len(required))}
 
 
 def gpu_choice(

@@ -16,7 +16,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from topoalign.core.hints.preconditions import check_rules
+from topoalign.core.demand.rules import check_rules
 from topoalign.core.model.errors import InvalidField, clean, quoted
 from topoalign.core.model.ids import CPU, MEMORY, ResourceName, is_hugepages
 from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode, Placement, Policy, Scope

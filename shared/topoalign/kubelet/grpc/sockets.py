@@ -47,6 +47,10 @@ class Peer(NamedTuple):
     uid: int
 
 
+BUSY = Peer(0, 0)
+"""A process whose queue of connections is full: it lives, and cannot be asked who it is."""
+
+
 def identity(path: Path) -> Identity | None:
     """Of the socket at this path; None if there is none. Links are not followed."""
     try:
@@ -127,12 +131,12 @@ def clear(path: Path) -> None:
 
 
 def server_of(path: Path) -> Peer | None:
-    """Who listens at this path; None if nobody does any more."""
+    """Who listens at this path, BUSY where that cannot be asked; None if nobody does any more."""
     with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)) as probe:
         try:
             probe.connect(os.fspath(path))
         except BlockingIOError:
-            return Peer(0, 0)  # its queue is full: it lives, and cannot be asked who it is
+            return BUSY
         except OSError:
             return None
         return peer(probe)

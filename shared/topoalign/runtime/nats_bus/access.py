@@ -35,7 +35,13 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, settings: RuntimeSettings) -> "Access":
         """As the settings have it."""
-        return cls(**{field: getattr(settings, f"nats_{field}") for field in cls.__struct_fields__})
+        return cls(
+            creds=settings.nats_creds,
+            nkey=settings.nats_nkey,
+            tls_ca=settings.nats_tls_ca,
+            tls_cert=settings.nats_tls_cert,
+            tls_key=settings.nats_tls_key,
+        )
 
     def options(self) -> dict[str, str]:
         """What the NATS client is told. Raises InvalidField that names the setting whose file cannot be used."""

@@ -27,7 +27,8 @@ from topoalign.core.admission.admit import admit, answer_to, decide, decided
 from topoalign.core.admission.drive import drive_async
 from topoalign.core.admission.pipeline import AdmissionRun, Question, Reply
 from topoalign.core.admission.prediction import doubted, predict
-from topoalign.core.demand.pod_demand import PodDemand, read_pod
+from topoalign.core.demand.pod_demand import PodDemand, pod_demand
+from topoalign.core.demand.validate import validate_pod
 from topoalign.core.hints.answers import check_answer
 from topoalign.core.hints.preconditions import check_resources_known
 from topoalign.core.hints.provider import HintRequest
@@ -128,8 +129,8 @@ class Admissions:
         self._own(request.node)
         if self._kubelet_owns_devices:
             raise KubeletOwnsDevices(self._ledger.node)
-        rules = overridden(self._rules, allowed(request.rules))
-        demand = read_pod(request.pod, rules)
+        pod, rules = validate_pod(request.pod), overridden(self._rules, allowed(request.rules))
+        demand = pod_demand(pod, rules)
         await self._ensure_fresh()
         self._discovered()
         if rules.mode is Mode.KUBELET:  # it passes over what no plugin serves, relying on a scheduler that there is not
@@ -151,12 +152,13 @@ class Admissions:
         """Predicts the decision that `allocate` or the kubelet would make now. Nothing is recorded."""
         self._own(request.node)
         self._discovered()
+        pod = validate_pod(request.pod)
         if self._kubelet is not None:
             await self._kubelet.read_all()
-            return predict(self._ledger.state, request.pod, self._ledger.clock.wall(), request.rules, explain=True)
+            return predict(self._ledger.state, pod, self._ledger.clock.wall(), request.rules, explain=True)
         mode = Mode.KUBELET if self._kubelet_owns_devices else self._rules.mode
         rules = msgspec.structs.replace(self._rules, mode=mode)
-        decision = admit(self._ledger.state, request.pod, overridden(rules, request.rules), explain=True)
+        decision = admit(self._ledger.state, pod, overridden(rules, request.rules), explain=True)
         return noted(decision, () if self._ledger.unconfirmed is None else (doubted(self._ledger.unconfirmed),))
 
     async def release(self, request: ReleaseRequest) -> tuple[AllocationID, ...]:

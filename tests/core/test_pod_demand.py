@@ -1,5 +1,6 @@
 """What a pod asks for as a whole, and which containers have CPUs and memory to themselves."""
 
+import msgspec
 import pytest
 from decision_support import GIB, container, pod
 from hypothesis import given
@@ -149,3 +150,34 @@ def test_the_qos_class_is_worked_out_once_for_all_containers_of_a_pod() -> None:
     assert Qos.GUARANTEED == asking.qos
 
     assert 0 < times == limits.times
+
+
+ODD_POD = pod(asking({"cpu": -1}, {}))
+ODD_RULES = AdmissionRules(reserved_cpus="?")
+ODD_ANNOTATION = {"scheduling.koordinator.sh/device-odd": "{}"}
+
+
+@pytest.mark.parametrize(
+    ("request_", "rules", "field"),
+    [
+        pytest.param(ODD_POD, ODD_RULES, "pod.containers[0].requests[cpu]", id="the pod first"),
+        pytest.param(pod(container()), ODD_RULES, "rules.reserved_cpus", id="then the rules"),
+        pytest.param(pod(container()), AdmissionRules(), "pod.annotations", id="then the annotations"),
+    ],
+)
+def test_a_pod_is_judged_before_rules_and_annotations(request_: PodRequest, rules: AdmissionRules, field: str) -> None:
+    """Whatever the door, the first thing that is wrong is named in this order."""
+    annotated = msgspec.structs.replace(request_, annotations=ODD_ANNOTATION)
+
+    with pytest.raises(InvalidField) as refused:
+        read_pod(annotated, rules)
+
+    assert refused.value.field.startswith(field)
+
+
+@pytest.mark.parametrize(("mode", "devices"), [(Mode.KUBELET, {GPU: 0}), (Mode.BEST, {})])
+def test_a_limit_of_zero_devices_is_named_in_both_modes(mode: Mode, devices: dict[ResourceName, int]) -> None:
+    """The kubelet asks for hints on it; mode `best` does not. What is noted of a resource depends on its name alone."""
+    demand = read_pod(pod(asking({}, {GPU: 0})), AdmissionRules(mode=mode))
+
+    assert (devices, frozenset({GPU})) == (demand.devices, demand.device_names)
