@@ -27,7 +27,6 @@ from topoalign.core.model.decisions import Decision
 from topoalign.core.model.errors import IdTaken, StateFault, TopoalignError
 from topoalign.core.model.events import Allocation, AllocationReleased, AllocationsSnapshot
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
-from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.placement.preference import prefer
 from topoalign.core.ports import Message
 from topoalign.core.state.fold import NodeState
@@ -50,9 +49,9 @@ class NoTurn:
 class PausingAdmissions(Admissions):
     """Decides, pauses, and records what it decided, although another has been given the devices meanwhile."""
 
-    async def _decide(self, demand: PodDemand, rules: AdmissionRules) -> Decision:
+    async def _decide(self, demand: PodDemand) -> Decision:
         self._turn = NoTurn()  # type: ignore[assignment]  # that is the defect
-        decision = await super()._decide(demand, rules)
+        decision = await super()._decide(demand)
         await anyio.lowlevel.checkpoint()
         return decision
 

@@ -49,7 +49,7 @@ class Described:
         pod, rules = validate_pod(pod), overridden(rules, changes)
         demand = pod_demand(pod, rules)
         passed_over = check_resources(demand, machine.topology, node.registered)
-        decision = decide(node.state, demand, rules, explain=True)
+        decision = decide(node.state, demand, explain=True)
         starting = settling(self.kubelet_root, time.time()) if self.kubelet_root is not None else None
         notes = (*node.findings, *([starting] if starting is not None else []), *passed_over)
         return node.state.node, noted(decision, notes), machine.topology

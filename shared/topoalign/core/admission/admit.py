@@ -27,19 +27,19 @@ def admit(state: NodeState, pod: PodRequest, rules: AdmissionRules, *, explain: 
 
     Raises InvalidField for a request or rules that cannot be meant; everything else is an Admission or a Refusal.
     """
-    return decide(state, read_pod(pod, rules), rules, explain=explain)
+    return decide(state, read_pod(pod, rules), explain=explain)
 
 
-def decide(state: NodeState, demand: PodDemand, rules: AdmissionRules, *, explain: bool = False) -> Decision:
-    """`admit` for a pod that is read already, by the same rules."""
+def decide(state: NodeState, demand: PodDemand, *, explain: bool = False) -> Decision:
+    """`admit` for a pod that is read already."""
     return drive(
-        decided(AdmissionRun(state, demand, rules, explain=explain)), lambda asked: answer_to(asked, state, rules)
+        decided(AdmissionRun(state, demand, explain=explain)), lambda asked: answer_to(asked, state, demand.rules)
     )
 
 
 def admission(state: NodeState, pod: PodRequest, rules: AdmissionRules) -> Steps[Decision]:
     """`decided` for a request. Raises InvalidField, as `admit` does."""
-    return decided(AdmissionRun(state, read_pod(pod, rules), rules))
+    return decided(AdmissionRun(state, read_pod(pod, rules)))
 
 
 def answer_to(asked: Question, state: NodeState, rules: AdmissionRules) -> Reply:
@@ -67,7 +67,7 @@ def decided(run: AdmissionRun) -> Steps[Decision]:
     the NoFit at the HintRequest; the pod is refused.
     """
     try:
-        check_decidable(run.state, run.demand, run.rules)
+        check_decidable(run.state, run.demand)
         yield from run.decide()
     except NoFit as misfit:
         return run.refusal(misfit)

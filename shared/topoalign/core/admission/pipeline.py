@@ -37,7 +37,7 @@ from topoalign.core.model.decisions import (
 from topoalign.core.model.errors import NoFit, TooMuchWork, TopoalignError, clean
 from topoalign.core.model.hints import HintAnswer, TopologyHint
 from topoalign.core.model.ids import NIC, ContainerName, DeviceID, ResourceName
-from topoalign.core.model.requests import AdmissionRules, Scope
+from topoalign.core.model.requests import Scope
 from topoalign.core.model.topology.bitmask import nodes_of
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.numa_sets.search import SearchBudget
@@ -63,11 +63,11 @@ UNREAD = "the pod's annotations about devices play no part: a kubelet does not r
 class AdmissionRun:
     """A decision under way: how far it is, what was given so far, and how that came about."""
 
-    def __init__(self, state: NodeState, demand: PodDemand, rules: AdmissionRules, *, explain: bool = False) -> None:
-        """`rules`: those by which the demand was read. `explain`: other sets of devices are compared, too."""
+    def __init__(self, state: NodeState, demand: PodDemand, *, explain: bool = False) -> None:
+        """`explain`: other sets of devices are compared, too."""
         self.state = state
         self.demand = demand
-        self.rules = rules
+        self.rules = rules = demand.rules
         self.explain = explain
         self.profile = profile_of(rules.mode)
         self.container: ContainerName | None = None

@@ -4,7 +4,7 @@ What would the kubelet of a node decide about a pod? Answered from the facts of 
     state: TopologyDiscovered, DeviceHealthChanged, Allocation… and UsageObserved, folded
        |  prediction_basis: the kubelet's rules; devices, CPUs and memory as the kubelet will have them; notes
        v
-    decide(basis.state, the pod's demand, basis.rules)
+    decide(basis.state, the pod's demand by basis.rules)
 
 The node's allocator predicts by `predict`, and so may any listener that folds the same events: both get the same answer.
 What could not be read on the node is said in the notes, and its place is taken by what PodResources showed last, or by
@@ -94,7 +94,7 @@ def predict(
     rules = overridden(basis.rules, changes)
     demand, hardware = pod_demand(pod, rules), basis.state.hardware
     passed_over = check_resources(demand, hardware, basis.registered, basis.devices_unknown)
-    decision = decide(as_others(basis.state, demand), demand, rules, explain=explain)
+    decision = decide(as_others(basis.state, demand), demand, explain=explain)
     return noted(decision, (*basis.notes, *shared_ids(demand, hardware), *passed_over, *basis.doubts))
 
 

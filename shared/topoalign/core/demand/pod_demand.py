@@ -61,6 +61,8 @@ class PodDemand(msgspec.Struct, frozen=True, kw_only=True):
 
     request: PodRequest
     """As it was asked for, to be passed on."""
+    rules: AdmissionRules
+    """Those by which it was read, and by which it is decided."""
     containers: tuple[ContainerDemand, ...]
     devices: Quantities
     together: frozenset[ResourceName]
@@ -137,6 +139,7 @@ def pod_demand(pod: PodRequest, rules: AdmissionRules) -> PodDemand:
     )
     return PodDemand(
         request=pod,
+        rules=rules,
         containers=containers,
         devices=wanted_devices(pod_wide(pod, device_limits), profile),
         together=NO_RESOURCES.union(*(each.together for each in containers)),

@@ -58,9 +58,9 @@ def check_memory_manager_starts(topology: Topology, rules: AdmissionRules) -> No
                 )
 
 
-def check_hugepages_known(topology: Topology, demand: PodDemand, rules: AdmissionRules) -> None:
+def check_hugepages_known(topology: Topology, demand: PodDemand) -> None:
     """Raises HugepagesUnevenlyKnown; only the kubelet panics, so only its decisions have no answer."""
-    if not profile_of(rules.mode).starts_kubelet:
+    if not profile_of(demand.rules.mode).starts_kubelet:
         return
     for container in demand.containers:
         for name in container.memory:

@@ -88,13 +88,13 @@ class DistancesUnknown(NoFit):
         super().__init__(finding, remedy)
 
 
-def check_decidable(state: NodeState, demand: PodDemand, rules: AdmissionRules) -> None:
+def check_decidable(state: NodeState, demand: PodDemand) -> None:
     """Raises what stands in the way of deciding about this pod on this node, a subclass of NoFit."""
     if state.topology is None:
         raise TopologyUnknown(state.node)
     if held_by_pod(state, demand):
         raise PodHasAllocations(demand)
-    topology = state.hardware
+    topology, rules = state.hardware, demand.rules
     check_cpu_manager_starts(topology, rules)
     check_memory_manager_starts(topology, rules)
     if POLICIES[rules.policy].asks:
@@ -109,7 +109,7 @@ def check_decidable(state: NodeState, demand: PodDemand, rules: AdmissionRules) 
             check_resources_known(topology, container, RESOURCES if demand.jointly else ())
         if demand.manages_memory:
             check_memory_known(topology, container)
-    check_hugepages_known(topology, demand, rules)
+    check_hugepages_known(topology, demand)
 
 
 def check_policy_runs(topology: Topology, rules: AdmissionRules) -> None:

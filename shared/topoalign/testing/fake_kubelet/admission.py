@@ -61,13 +61,12 @@ class Admitting(AdmissionRun):
         self,
         state: NodeState,
         demand: PodDemand,
-        rules: AdmissionRules,
         uid: str,
         managers: Managers,
         active: frozenset[str] | None,
     ) -> None:
         """`state`: what the managers hold without the pods that are not `active`."""
-        super().__init__(state, demand, rules)
+        super().__init__(state, demand)
         self._uid, self._managers, self._active = uid, managers, active
 
     def align(self, demand: Demand) -> Steps[Aligned]:

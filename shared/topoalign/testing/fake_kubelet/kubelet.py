@@ -187,7 +187,7 @@ class FakeKubelet:
             try:
                 topology, active = self.shuffled(self.discovered()), self.active(uid)
                 state = msgspec.structs.replace(self.state(), topology=topology)
-                admitting = Admitting(state, demand, self._rules, uid, managers, active)
+                admitting = Admitting(state, demand, uid, managers, active)
                 decision = await decide(admitting, self.plugins)
             finally:
                 self._admitting = ()
@@ -208,7 +208,7 @@ class FakeKubelet:
 
     async def decide(self, pod: PodRequest) -> Decision:
         """What `admit` would say, with nothing given to anyone. Raises InvalidField."""
-        return await decide(AdmissionRun(self.state(), read_pod(pod, self._rules), self._rules), self.plugins)
+        return await decide(AdmissionRun(self.state(), read_pod(pod, self._rules)), self.plugins)
 
     async def start_containers(self, namespace: Namespace, name: PodName) -> None:
         """

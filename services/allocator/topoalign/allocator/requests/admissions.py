@@ -144,7 +144,7 @@ class Admissions:
                     raise PodAlreadyAllocated(name)
                 return self._again(name, held)
             self._check_confirmed()
-            decision = await self._decide(demand, rules)
+            decision = await self._decide(demand)
             self.deadlines.check(request.deadline, f"the allocation for pod {name}")
             return self._record(demand.request, decision)
 
@@ -233,7 +233,7 @@ class Admissions:
             return [live[AllocationID(target)]]
         return [a for a in live.values() if a.owner is not None and f"{a.owner.namespace}/{a.owner.pod}" == target]
 
-    async def _decide(self, demand: PodDemand, rules: AdmissionRules) -> Decision:
+    async def _decide(self, demand: PodDemand) -> Decision:
         """
         Decides with hints from the hinting service; anew and at once if the node changed while that took its time.
 
@@ -250,10 +250,10 @@ class Admissions:
                 self.hint_fallbacks += not served
                 if reply is not None:
                     return reply
-            return answer_to(asked, state, rules)
+            return answer_to(asked, state, demand.rules)
 
-        decision = await drive_async(decided(AdmissionRun(state, demand, rules, explain=True)), answer)
-        return decision if self._ledger.state is state else decide(self._ledger.state, demand, rules, explain=True)
+        decision = await drive_async(decided(AdmissionRun(state, demand, explain=True)), answer)
+        return decision if self._ledger.state is state else decide(self._ledger.state, demand, explain=True)
 
     async def _hints(self, asked: HintRequest, pod: PodRequest) -> HintAnswer | None:
         """What the hinting service says; None if it is silent or says what cannot be used."""
