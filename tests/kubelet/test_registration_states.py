@@ -167,11 +167,12 @@ V, U, L, LU = Visibility.VISIBLE, Visibility.UNSEEN, Visibility.LOST, Visibility
         ("not_listening hidden shown", [V, U, V]),
         ("hidden again hidden not_listening hidden again", [U, L, LU, L, LU, L]),
         ("hidden again changed hidden", [U, L, V, U]),
-        ("hidden changed hidden", [U, U, LU]),
+        ("hidden again hidden changed hidden", [U, L, LU, V, U]),
+        ("hidden changed hidden", [U, V, U]),  # what the kubelet before this one showed does not count
     ],
 )
-def test_a_loss_is_told_by_two_looks_in_a_row(signs: str, states: list[Visibility]) -> None:
-    """One look at a kubelet that shows none of the devices is not believed, and doubt ends when it shows one again."""
+def test_a_loss_is_told_by_two_polls_in_a_row(signs: str, states: list[Visibility]) -> None:
+    """One poll of a kubelet that shows none of the devices is not believed, and a loss ends when it shows one again."""
     visibility, found = DeviceVisibility(), []
     words = {"again": Sign.HIDDEN_AGAIN}
     for word in signs.split():

@@ -141,7 +141,7 @@ VISIBILITY_TRANSITIONS: Mapping[Visibility, Mapping[Sign, Visibility]] = {
         G.HIDDEN: V.LOST_UNSEEN,
         G.HIDDEN_AGAIN: V.LOST,
         G.NOT_LISTENING: V.VISIBLE,
-        G.CHANGED: V.UNSEEN,
+        G.CHANGED: V.VISIBLE,
     },
     V.LOST: {
         G.SHOWN: V.VISIBLE,
@@ -154,7 +154,7 @@ VISIBILITY_TRANSITIONS: Mapping[Visibility, Mapping[Sign, Visibility]] = {
         G.HIDDEN: V.LOST_UNSEEN,
         G.HIDDEN_AGAIN: V.LOST,
         G.NOT_LISTENING: V.LOST,
-        G.CHANGED: V.UNSEEN,
+        G.CHANGED: V.VISIBLE,
     },
 }
 
