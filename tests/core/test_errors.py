@@ -1,9 +1,13 @@
 """Errors: stable codes, whose fault each is, the data they take, and foreign text made fit to be shown."""
 
+import importlib
+import pkgutil
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from topoalign import core
 from topoalign.core.model import errors
 from topoalign.core.model.errors import BadRequest, NoFit, TopoalignError, Unavailable, clean, quoted
 from topoalign.core.model.remote_errors import Failure, RemoteBadRequest, RemoteNoFit, RemoteUnavailable, remote
@@ -42,6 +46,22 @@ def kinds() -> list[type[TopoalignError]]:
 @pytest.mark.parametrize("fault", CODES, ids=lambda fault: fault.__name__)
 def test_codes_never_change(fault: type[TopoalignError]) -> None:
     assert CODES[fault] == {each.code for each in kinds() if issubclass(each, fault)}
+
+
+def test_the_code_of_an_error_is_the_name_of_its_class() -> None:
+    """Of all errors of the core; those that say no code of their own have that of their base."""
+    for module in pkgutil.walk_packages(core.__path__, "topoalign.core."):
+        importlib.import_module(module.name)
+    waiting: list[type[TopoalignError]] = [TopoalignError]
+    named = {}
+    while waiting:
+        kind = waiting.pop()
+        waiting += kind.__subclasses__()
+        if "code" in vars(kind) and kind.__module__.startswith("topoalign.core."):
+            named[kind.__name__] = kind.code
+
+    assert {**{name: name for name in named}, "TopoalignError": "Internal"} == named
+    assert 40 < len(named)
 
 
 def test_errors_of_nobody_in_particular_have_codes_too() -> None:

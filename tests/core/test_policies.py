@@ -88,6 +88,22 @@ def test_single_numa_node_leaves_the_affinity_of_a_one_node_machine_open() -> No
     assert TopologyHint(None, True) == merged
 
 
+@pytest.mark.parametrize(
+    ("policy", "asks", "single_node"),
+    [
+        ("none", False, False),
+        ("best-effort", True, False),
+        ("restricted", True, False),
+        ("single-numa-node", True, True),
+    ],
+)
+def test_a_policy_tells_what_the_rest_has_to_know_of_it(policy: str, asks: bool, single_node: bool) -> None:
+    """Under `none` no provider is asked for hints; `single-numa-node` merges hints for single nodes only."""
+    told = POLICIES[Policy(policy)]
+
+    assert (policy, asks, single_node) == (told.name, told.asks, told.single_node)
+
+
 def test_every_policy_has_the_name_it_is_found_by() -> None:
     assert [policy.value for policy in Policy] == [POLICIES[policy].name for policy in Policy]
 
