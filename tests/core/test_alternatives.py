@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from topoalign.core.admission.alternatives import considered
 from topoalign.core.model.decisions import Considered, PreferenceQuestion
 from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID, ResourceName
+from topoalign.core.model.requests import Placement
 from topoalign.core.model.topology.links import Link, PcieClass
 from topoalign.core.model.topology.model import Gpu, Nic, PluginDevice, Topology
 from topoalign.core.model.topology.queries import pair_score
+from topoalign.core.placement.preference import prefer
 
 
 def machine(seed: int, gpus: int, nics: int) -> Topology:
@@ -126,3 +128,23 @@ def test_of_other_devices_and_of_none_nothing_is_told() -> None:
 
     assert () == considered(plain, resource, devices, None, devices[:1], (), "simple")
     assert () == considered(machine(3, 2, 2), GPU, (), None, (), (), "simple")
+
+
+def weighed(links: tuple[Link, ...], gpus: int = 4) -> list[str]:
+    """Why each set of two GPUs won or lost under policy `topology`."""
+    of = Topology(gpus=tuple(Gpu(id=DeviceID(f"GPU-{i}"), index=i) for i in range(gpus)), links=links)
+    every = tuple(of.gpu_by_id)
+    asked = PreferenceQuestion(resource=GPU, available=every, must_include=(), size=2, container=ContainerName("c"))
+    chosen = prefer(of, GPU, every, (), 2, Placement.TOPOLOGY)
+    return [each.why for each in considered(of, GPU, every, asked, chosen, (), Placement.TOPOLOGY)]
+
+
+def test_policy_topology_tells_what_another_set_is_worth_less() -> None:
+    """Two linked pairs: each is worth 410, and a set across them 10."""
+    pairs = tuple(Link(a=DeviceID(a), b=DeviceID(b), nvlinks=4) for a, b in (("GPU-0", "GPU-1"), ("GPU-2", "GPU-3")))
+
+    won, other_pair, *across = weighed(pairs)
+
+    assert won.startswith("preferred by device policy topology")
+    assert "worth the same; its indexes decided" == other_pair
+    assert {"worth -0.976 by its links"} == {*across}

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from joint_support import GPUS, SAME_PCIE, UNITS, box, chosen
+from joint_support import GPUS, SAME_PCIE, TOGETHER, UNITS, box, chosen
 
 from topoalign.core.deviceshare.inventory import Inventory
 
@@ -133,3 +133,17 @@ def test_of_several_root_complexes_those_in_use_are_taken_first() -> None:
     assert {"gpu": [0, 2], "rdma": [0, 2]} == chosen(
         box(spots, spots[:3], busy_gpus=[3]), {GPUS: 2, UNITS: 1}, SAME_PCIE
     )
+
+
+def test_a_root_complex_that_went_without_gets_one_more_nic_and_no_two() -> None:
+    """One NIC is asked for, on `a`; of the two on `b`, where the other GPU is, one is given as well."""
+    node = box([(0, "a"), (0, "b")], [(0, "a"), (0, "b"), (0, "b")])
+
+    assert {"gpu": [0, 1], "rdma": [0, 1]} == chosen(node, {GPUS: 2, UNITS: 1}, TOGETHER)
+
+
+def test_a_switch_that_is_not_known_is_no_smaller_part_of_the_machine() -> None:
+    """GPU 2 is on a switch of its own; of GPUs 0 and 1 only the root complex is known."""
+    node = box([(0, "a", ""), (0, "a", ""), (0, "b", "b1")])
+
+    assert {"gpu": [2]} == chosen(node, {GPUS: 1})

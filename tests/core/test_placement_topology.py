@@ -278,11 +278,13 @@ def test_what_is_remembered_answers_only_the_same_question(data: st.DataObject) 
         asked.append((available, required, size, data.draw(some)))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(set_scorer, "MOST_KEPT", data.draw(st.sampled_from([2, 4096])))
+        most = data.draw(st.sampled_from([2, 4096]))
+        patch.setattr(set_scorer, "MOST_KEPT", most)
         kept = SetScorer(table)
         got = [by_topology(kept, *each) for each in asked * 2]
 
     assert [by_topology(SetScorer(table), *each) for each in asked] * 2 == got
+    assert most >= max(map(len, (kept._own, kept._left, kept._chosen))), "what is remembered is bounded"
 
 
 @settings(max_examples=20, deadline=None)

@@ -114,6 +114,16 @@ def test_exclusive_cpus(requests: dict[str, int], limits: dict[str, int], kubele
     assert (kubelet, best) == tuple(read_pod(one, rules).of(MAIN).cpus for rules in (KUBELET, AdmissionRules()))
 
 
+def test_in_mode_best_memory_is_asked_for_firmly_or_not_at_all() -> None:
+    """Firm is a request that is its limit. The kubelet's memory manager looks at guaranteed pods, and at all of theirs."""
+    one = pod(asking({"memory": GIB, "hugepages-2Mi": GIB}, {"memory": 2 * GIB, "hugepages-2Mi": GIB}))
+    guaranteed = pod(asking({"cpu": 1, "memory": 0}, {"cpu": 1, "memory": 1}))
+
+    assert {ResourceName("hugepages-2Mi"): GIB} == read_pod(one, AdmissionRules()).of(MAIN).memory
+    assert {} == read_pod(one, KUBELET).of(MAIN).memory
+    assert {} == read_pod(guaranteed, AdmissionRules()).memory
+
+
 def test_memory_that_only_init_containers_ask_for_is_dropped_from_the_pod() -> None:
     pages = {"hugepages-2Mi": GIB}
     staged = pod(container("app", cpus=1, gib=1), init=[container("first", cpus=1, gib=2, others=pages)])

@@ -52,7 +52,9 @@ class Step(NamedTuple):
     memory: tuple[tuple[tuple[int, ...], ResourceName, int], ...]
 
     def held(self, number: int) -> Allocation:
-        functions = {nic: (f"{nic}.{number % 2}",) for nic in self.nics & self.by_function}
+        functions: dict[DeviceID, tuple[str, ...]] = {
+            nic: (f"{nic}.{number % 2}",) for nic in self.nics & self.by_function
+        }
         blocks = (
             MemoryBlock(resource=name, nodes=nodes, size=size, taken=(size,) + (0,) * (len(nodes) - 1))
             for nodes, name, size in self.memory
@@ -87,10 +89,11 @@ steps = st.lists(
 @given(steps)
 def test_what_init_containers_had_is_left_until_another_takes_it(containers: list[Step]) -> None:
     """A NIC is left only by who had it whole, and is taken by who takes but a function of it."""
-    gpus, nics, functions, cpus = set[str](), set[str](), set[str](), set[int]()
+    gpus, nics = frozenset[DeviceID](), frozenset[DeviceID]()
+    functions, cpus = frozenset[str](), frozenset[int]()
     memory: dict[tuple[int, ResourceName], int] = {}
     for number, each in enumerate(containers):
-        own = {f"{nic}.{number % 2}" for nic in each.nics & each.by_function}
+        own = frozenset(f"{nic}.{number % 2}" for nic in each.nics & each.by_function)
         if each.role == "init":
             gpus |= each.gpus
             nics |= each.nics - each.by_function
