@@ -284,7 +284,7 @@ def test_what_is_remembered_answers_only_the_same_question(data: st.DataObject) 
         got = [by_topology(kept, *each) for each in asked * 2]
 
     assert [by_topology(SetScorer(table), *each) for each in asked] * 2 == got
-    assert most >= max(map(len, (kept._own, kept._left, kept._chosen))), "what is remembered is bounded"
+    assert most >= max(len(kept._own), len(kept._left), len(kept._chosen)), "what is remembered is bounded"
 
 
 @settings(max_examples=20, deadline=None)
