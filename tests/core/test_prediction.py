@@ -140,6 +140,31 @@ def test_of_an_allocation_that_was_dropped_in_part_the_rest_is_held() -> None:
     assert {"GPU-1", "GPU-2", "GPU-3"} == three.allocations[0].device_ids
 
 
+def test_what_several_ended_containers_had_is_free_though_it_is_listed() -> None:
+    """The checkpoint lists it for a pod with a mounted volume, which was written before they ended."""
+    listed_still = CheckpointEntry(
+        pod_uid="u",
+        container=ContainerName("c"),
+        devices={GPU: (DeviceID("GPU-0"), DeviceID("GPU-1"), DeviceID("GPU-2"))},
+        mounted=True,
+    )
+    ended = (AllocationID("a"), AllocationID("b"), AllocationID("never"))
+    state = told(KubeletObserved(rules=RULES, entries=(listed_still,), ended=ended))
+    state = holding(holding(state, "a", "GPU-0"), "b", "GPU-1")
+    three, four = (predict(state, pod(container("main", gpus=gpus)), 0) for gpus in (3, 4))
+
+    assert isinstance(three, Admission) and isinstance(four, Refusal)
+    assert {"GPU-0", "GPU-1", "GPU-3"} == three.allocations[0].device_ids
+
+
+def test_known_devices_are_known_whatever_else_is_not() -> None:
+    """Why nothing of the files is known is no reason to doubt what the plugins list."""
+    kubelet = KubeletObserved(rules=RULES, devices={}, registered=(), unknown="too slow", devices_unknown="")
+    notes = predict(told(kubelet), pod(container("main", others={FPGA: 1})), 0).explanation.notes
+
+    assert any(note.startswith("nobody lists example.com/fpga") for note in notes)
+
+
 def test_devices_that_two_resources_list_under_one_id_are_noted() -> None:
     kubelet = KubeletObserved(rules=RULES, devices={FPGA: listed(("0", (0,))), VPU: listed(("0", (1,)))})
     notes = predict(told(kubelet), pod(container("main", others={FPGA: 1})), 0).explanation.notes
