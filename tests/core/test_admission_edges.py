@@ -1,17 +1,19 @@
 """Admissions at the edge of what is known: hardware without NUMA nodes or memory, and NICs that draw a GPU to them."""
 
+import msgspec
 import pytest
-from decision_support import admitted, asking, container, machine, node, pod
+from decision_support import NODE, admitted, asking, container, machine, node, pod, refused
 
 from topoalign.core.admission.admit import admit
 from topoalign.core.hints.answers import check_answer
-from topoalign.core.hints.providers import answer
+from topoalign.core.hints.providers import answer, question
 from topoalign.core.model.hints import TopologyHint
 from topoalign.core.model.ids import CPU, GPU, NIC, ContainerName
 from topoalign.core.model.requests import AdmissionRules, Mode, Policy
 from topoalign.core.model.topology.model import Cpu, Topology
+from topoalign.core.state.fold import NodeState
 
-UNALIGNED = AdmissionRules(policy=Policy.NONE)
+BEST, UNALIGNED = AdmissionRules(), AdmissionRules(policy=Policy.NONE)
 
 
 @pytest.mark.parametrize("mode", Mode)
@@ -42,3 +44,29 @@ def test_hints_where_no_numa_node_is_known_are_for_node_0() -> None:
 
     check_answer(asked, answered)
     assert (TopologyHint(0b1, True),) == answered.providers["cpu"][CPU]
+
+
+@pytest.mark.parametrize("rows", [((10,),), ((10, 20), (20,)), ((10, 20), (20, 10), (20, 10))])
+@pytest.mark.parametrize("rules", [BEST, AdmissionRules(mode=Mode.KUBELET, prefer_closest_numa_nodes=True)])
+def test_a_table_of_distances_that_is_not_square_refuses_the_pod(
+    rows: tuple[tuple[int, ...], ...], rules: AdmissionRules
+) -> None:
+    """Hardware is also heard of on the bus, from whoever may publish there."""
+    odd = msgspec.structs.replace(machine(), distances=rows)
+
+    assert "DistancesUnknown" == refused(admit(node(odd), pod(container(gpus=1)), rules)).code
+
+
+def test_of_the_kubelet_distances_play_no_part_unless_it_is_told_so() -> None:
+    odd = msgspec.structs.replace(machine(), distances=((10,),))
+
+    assert admitted(admit(node(odd), pod(container(gpus=1)), AdmissionRules(mode=Mode.KUBELET)))
+
+
+def test_a_question_about_a_node_of_which_nothing_was_heard_names_no_topology() -> None:
+    asked = pod(container(gpus=1))
+    known, unknown = node(machine()), NodeState(node=NODE)
+
+    told = [question(asking(state, asked, None, BEST), asked).topology for state in (known, unknown)]
+
+    assert [(1, 1), (0, 0)] == told

@@ -93,3 +93,27 @@ def test_an_allocation_holds_what_its_record_says_in_any_of_its_fields() -> None
     assert given == held.given
     assert (*given[GPU], *given[NIC], *functions) == held.holdings
     assert {VF, "0000:98:00.1", "0000:98:00.2"} == held.function_addresses
+
+
+@pytest.mark.parametrize("functions", [{N: ()}, {N: (VF,), DeviceID("mlx5_0"): ()}, {DeviceID("other"): (VF,)}])
+def test_functions_are_those_of_nics_that_are_held_and_each_has_some(
+    functions: dict[DeviceID, tuple[str, ...]],
+) -> None:
+    """A record that says otherwise is refused where it is read."""
+    with pytest.raises(ValueError, match="virtual functions"):
+        Allocation(id=AllocationID("a"), devices={NIC: (N, DeviceID("mlx5_0"))}, virtual_functions=functions)
+
+
+def test_what_is_held_whole_and_what_it_is_a_part_of_are_told_of_an_allocation() -> None:
+    held = Allocation(
+        id=AllocationID("a"),
+        devices={GPU: (DeviceID("GPU-x::3"), MIG), NIC: (N, DeviceID("mlx5_0"))},
+        cards=CARDS,
+        virtual_functions={N: (VF,)},
+        cpus="0-2,5",
+    )
+
+    assert {"GPU-x::3", MIG, N, "mlx5_0"} == held.device_ids
+    assert {"GPU-x::3", MIG, "mlx5_0"} == held.whole_ids
+    assert {G, MIG, VF, "mlx5_0"} == held.bases
+    assert {0, 1, 2, 5} == held.cpu_ids

@@ -210,6 +210,29 @@ def test_what_podresources_showed_counts_only_once_it_has_answered() -> None:
     assert ("there is no file",) == silent.explanation.notes
 
 
+@pytest.mark.parametrize("known", ["cpus", "memory", "devices"])
+def test_what_podresources_showed_counts_only_for_what_is_unknown(known: str) -> None:
+    """It showed a container with all CPUs, memory and FPGAs; the checkpoints tell of one kind that nothing is held."""
+    unknown = {
+        f"{'checkpoint' if kind == 'devices' else kind}_unknown": "" if kind == known else "gone" for kind in KINDS
+    }
+    kubelet = msgspec.structs.replace(KubeletObserved(rules=RULES, devices={FPGA: listed(("f-0", (0,)))}), **unknown)
+    shown = used("0-15", MemoryBlock(resource=MEMORY, nodes=(0, 1), size=128 * GIB, taken=(64 * GIB, 64 * GIB)))
+    shown = msgspec.structs.replace(shown, devices={FPGA: (DeviceID("f-0"),)})
+    state = told(kubelet, shown)
+
+    fits = {
+        "cpus": predict(state, pod(container("main", cpus=15, gib=1)), 0, {"memory_manager": "None", "policy": "none"}),
+        "memory": predict(state, pod(container("main", cpus=1, gib=100)), 0, {"cpu_manager": "none", "policy": "none"}),
+        "devices": predict(state, pod(container("main", others={FPGA: 1})), 0),
+    }
+
+    assert [known] == [kind for kind, decision in fits.items() if isinstance(decision, Admission)]
+
+
+KINDS = ("cpus", "memory", "devices")
+
+
 def test_of_an_unknown_kubelet_what_podresources_showed_counts() -> None:
     """
     Not read in time, or too large for a message: six CPUs of NUMA node 0, 60 of its 64 GiB and a device are shown as held,

@@ -220,6 +220,15 @@ def test_a_writer_that_began_afresh_is_believed_at_once() -> None:
     assert (2, 1) == (state.health.epoch, state.health.revision)
 
 
+def test_a_digest_is_sixteen_hexadecimal_digits_and_no_matter_of_order() -> None:
+    """Listeners of other versions compare it as text."""
+    a, b = (Allocation(id=AllocationID(name)) for name in "ab")
+    one, other = (NodeState(node=NODE).holding(first).holding(second) for first, second in ((a, b), (b, a)))
+
+    assert one.digest == other.digest != NodeState(node=NODE).digest
+    assert 16 == len(one.digest) and {*one.digest} <= {*"0123456789abcdef"}
+
+
 def test_of_an_epoch_that_has_not_begun_no_fact_is_known() -> None:
     """The gap begins at 0, whatever had been heard of the epoch before it."""
     writer = Writer()

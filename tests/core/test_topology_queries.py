@@ -17,6 +17,7 @@ from topoalign.core.model.topology.bitmask import (
     several,
     union,
 )
+from topoalign.core.model.topology.cpus import groups
 from topoalign.core.model.topology.cpuset import parse_cpuset
 from topoalign.core.model.topology.links import Link, PcieClass
 from topoalign.core.model.topology.model import (
@@ -161,3 +162,13 @@ def test_a_device_is_listed_with_the_first_of_its_nodes_that_has_cpus() -> None:
     )
 
     assert [(2,), (3,), (9,), None] == [topology.listed_nodes(near) for near in ((9, 2, 3), (3, 2), (9, 8), ())]
+
+
+@given(st.dictionaries(st.integers(0, 20), st.integers(0, 5)))
+def test_cpus_are_grouped_by_ascending_group(group_of: dict[int, int]) -> None:
+    """In whatever order they are listed: the first group is tried first."""
+    expected = [
+        (group, frozenset(cpu for cpu in group_of if group_of[cpu] == group)) for group in sorted({*group_of.values()})
+    ]
+
+    assert expected == [*groups(group_of).items()]

@@ -277,3 +277,15 @@ def test_what_is_near_several_nodes_is_lost_with_the_last_of_them(offers: list[H
     machine_mask = offers[0].nodes
 
     assert merge(in_full(offers), machine_mask) == merge(offers, machine_mask)
+
+
+def test_a_search_ends_with_the_step_that_is_one_too_many() -> None:
+    """What is said of it then is said of this search and not of one that came out even."""
+    work = SearchBudget(3)
+    work.step(2)
+    work.step()
+
+    assert not work.ended
+    with pytest.raises(TooMuchWork):
+        work.step()
+    assert work.ended

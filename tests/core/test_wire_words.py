@@ -15,7 +15,7 @@ from topoalign.core.model.errors import (
     TopoalignError,
     Undecodable,
 )
-from topoalign.core.model.events import Allocation, AllocationGranted, TopologyDiscovered
+from topoalign.core.model.events import Allocation, AllocationGranted, HealthState, TopologyDiscovered
 from topoalign.core.model.ids import AllocationID, NodeName
 from topoalign.core.model.remote_errors import Failure, RemoteBadRequest, RemoteNoFit, RemoteUnavailable
 from topoalign.core.model.requests import SnapshotRequest
@@ -56,6 +56,7 @@ def test_every_event_has_the_subject_and_the_stream_of_the_contract() -> None:
     assert {f"topoalign.v1.{name}" for name in SUBJECTS} == wire.KINDS
     assert {"topology": "discovery", "health": "discovery", "usage": "allocator"} == wire.READINGS
     assert ["TOPOALIGN_ALLOCATIONS", "TOPOALIGN_NODES", "TOPOALIGN_DEADLETTERS"] == [*Stream]
+    assert ["unknown", "healthy", "unhealthy"] == [*HealthState]
 
 
 def test_questions_have_the_subjects_of_the_contract() -> None:
