@@ -14,25 +14,33 @@ from topoalign.tools.bench.device_plugin import NoClient, agent, measure, nvml
 CASES = [
     "bare",
     "preferred-4of8",
+    "idle",
     "preferred-4of8-slow-nvml",
+    "preferred-1000-shares",
+    "preferred-8192-shares",
     "allocate-4",
+    "pod-start",
+    "pod-start-8",
     "list-1000",
     "list-17500",
     "start",
+    "stop",
     "reregister",
 ]
 
 
 def test_each_case_is_measured_under_its_name_with_the_memory_of_the_agent() -> None:
     """An agent each, as a process, with its kubelet and its NATS; a few calls are enough to see that all of them answer."""
-    rows = list(device_plugin.cases(calls=5, changes=2, starts=2))
+    rows = list(device_plugin.cases(calls=5, changes=2, starts=2, idle_seconds=0.1))
 
     assert CASES == [row["case"] for row in rows]
-    assert [5, 5, 5, 5, 2, 2, 2, 2] == [row["n"] for row in rows if "left_out" not in row]
+    assert [5, 5, 1, *[5] * 6, *[2] * 5] == [row["n"] for row in rows if "left_out" not in row]
+    idle = rows.pop(CASES.index("idle"))
     for row in rows:
         if "left_out" not in row:
-            assert {"case", "n", "p50_ms", "p99_ms", "rss_mb"} == row.keys() - {"longest_block_ms"}
+            assert {"case", "n", "p50_ms", "p99_ms", "rss_mb"} == row.keys() - {"longest_block_ms", "cpu_s"}
             assert all(float(str(row[key])) > 0 for key in row.keys() - {"case"})
+    assert {"case", "n", "cpu_s_per_minute", "rss_mb"} == idle.keys()
     assert ["list-1000", "list-17500"] == [row["case"] for row in rows if "longest_block_ms" in row]
 
 

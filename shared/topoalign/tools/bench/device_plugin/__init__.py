@@ -7,13 +7,19 @@ kubelet of `kubelet.py` in this process.
 - `bare`: GetDevicePluginOptions, which does nothing: the time of gRPC itself.
 - `preferred-4of8`: GetPreferredAllocation for 4 of 8 free GPUs.
 - `preferred-4of8-slow-nvml`: the same while each NVML query takes 0.1 ms and the agent reads the hardware every second.
+- `preferred-1000-shares`, `preferred-8192-shares`: GetPreferredAllocation for 1 of so many shares but one, which is another
+  one each time.
 - `allocate-4`: Allocate of 4 GPUs, until the record is on the disk. Before each call the previous devices are released,
   and the kubelet asks for the preferred ones.
+- `pod-start`: all calls that a kubelet waits for before a container with 2 of 8 GPUs starts, preference included.
+- `pod-start-8`: eight pods with a GPU each at once, until the last is answered.
 - `list-1000`, `list-17500`: from a published change of a GPU's health to the end of the list of all
   shares at the kubelet. Here the agent is `topoalign allocator` and this process publishes the health over NATS;
   `longest_block_ms` is the longest time that one callback blocked its event loop, the first list included.
-- `start`: from the start of the process to a list with every GPU healthy.
+- `start`: from the start of the process to a list with every GPU healthy; `cpu_s` is the CPU time of the agent until then.
+- `stop`: from SIGTERM to the end of the process, which serves nobody.
 - `reregister`: from the kubelet's new socket to the agent's registration.
+- `idle`: the CPU time that the agent uses while nobody asks anything, scaled to a minute.
 
 `rss_mb` is the memory of the agent after the calls, in units of 2^20 bytes.
 """
@@ -32,7 +38,9 @@ class NoClient(Unavailable):
         super().__init__("the client of this benchmark, grpcio, is not installed", "pip install 'topoalign[bench]'")
 
 
-def cases(calls: int = 1000, changes: int = 50, starts: int = 10) -> Iterator[dict[str, object]]:
+def cases(
+    calls: int = 1000, changes: int = 50, starts: int = 10, idle_seconds: float = 20.0
+) -> Iterator[dict[str, object]]:
     """`changes`: of a device's health; `starts`: of the agent, and of the kubelet. Raises NoClient."""
     try:
         from topoalign.tools.bench.device_plugin.measure import measure  # here, because grpcio need not be there
@@ -40,4 +48,4 @@ def cases(calls: int = 1000, changes: int = 50, starts: int = 10) -> Iterator[di
         if error.name != "grpc":
             raise
         raise NoClient from error
-    yield from measure(calls, changes, starts)
+    yield from measure(calls, changes, starts, idle_seconds)

@@ -33,9 +33,22 @@ class Agent:
         kib = next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS:"))
         return round(int(kib) / 1024, 1)
 
+    @property
+    def cpu_seconds(self) -> float:
+        """The CPU time that it has used, in user and system mode."""
+        used = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        return sum(map(int, used)) / os.sysconf("SC_CLK_TCK")
+
     def wait(self) -> None:
         """Until it has ended by itself."""
         self._process.wait(STOP_SECONDS)
+
+    def stop(self) -> float:
+        """Ends it as a kubelet ends a pod. Returns the seconds that it took."""
+        began = time.monotonic()
+        self._process.terminate()
+        self.wait()
+        return time.monotonic() - began
 
     def longest_block_ms(self) -> float:
         """Of one that is observed: the longest that a callback has kept its event loop since this was asked last."""

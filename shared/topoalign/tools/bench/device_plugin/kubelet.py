@@ -110,11 +110,14 @@ class Kubelet:
         """When the plugin of the GPUs has (monotonic seconds). Raises BenchStuck."""
         return next_of(self.registered, "the GPUs were not registered")
 
-    def show(self, devices: Sequence[DeviceID]) -> None:
-        """From now on PodResources shows one container, which holds these GPUs."""
-        held = field(2, field(1, GPU.encode()) + b"".join(field(2, device.encode()) for device in devices))
-        container = field(3, field(1, b"main") + held)
-        self.pods = field(1, field(1, b"bench") + field(2, b"default") + container)
+    def show(self, *containers: Sequence[DeviceID]) -> None:
+        """From now on PodResources shows a pod with one container for each of these sets of GPUs."""
+        pods = []
+        for number, devices in enumerate(containers):
+            held = field(2, field(1, GPU.encode()) + b"".join(field(2, device.encode()) for device in devices))
+            container = field(3, field(1, b"main") + held)
+            pods.append(field(1, field(1, f"bench-{number}".encode()) + field(2, b"default") + container))
+        self.pods = b"".join(pods)
 
     def show_nothing(self) -> None:
         """Let PodResources list no pod, so that the agent releases all devices."""

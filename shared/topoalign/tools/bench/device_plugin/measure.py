@@ -1,54 +1,37 @@
 """The cases, one after the other, each with an agent, a kubelet and a state of its own."""
 
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterator
+from itertools import cycle
+from statistics import median
 
 import msgspec
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from topoalign.cli.link import connected
 from topoalign.cli.measuring import measured, summary
-from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import GPU, DeviceID, NodeName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import Offer
 from topoalign.machines import load_machine
 from topoalign.runtime.nats_server import local_nats
-from topoalign.tools.bench.device_plugin import nvml
-from topoalign.tools.bench.device_plugin.agent import Agent, running
+from topoalign.tools.bench.device_plugin import nvml, pods
+from topoalign.tools.bench.device_plugin.agent import Agent
 from topoalign.tools.bench.device_plugin.announced import Announced
-from topoalign.tools.bench.device_plugin.kubelet import (
-    NOTHING,
-    Came,
-    Kubelet,
-    allocate_request,
-    pre_start_request,
-    preferred_allocation_request,
-)
+from topoalign.tools.bench.device_plugin.kubelet import NOTHING, Kubelet, preferred_allocation_request
+from topoalign.tools.bench.device_plugin.node import GPUS, MACHINE, WARM, Row, Settings, node, scratch, told
 
-MACHINE = "dgx-a100"
-GPUS = tuple(DeviceID(f"GPU-{index}") for index in range(8))
 SIZE = 4
-WARM = 20
-"""Calls that do not count."""
+PREFERRED = {"preferred-1000-shares": 125, "preferred-8192-shares": 1024}
+"""Shares of each of the eight GPUs."""
+AVAILABILITIES = 10
+"""Different ones that are asked about in turn."""
 SHARES = {"list-1000": (8, 125), "list-17500": (7, 2500)}
 """GPUs, and shares of each."""
 
-Row = dict[str, object]
-Settings = dict[str, str]
 
-
-class NotReleased(Unavailable):
-    """What is gone was not released."""
-
-    code = "NotReleased"
-
-
-def measure(calls: int, changes: int, starts: int) -> Iterator[Row]:
-    """All cases with this many calls, health changes and starts each."""
+def measure(calls: int, changes: int, starts: int, idle_seconds: float) -> Iterator[Row]:
+    """All cases with this many calls, health changes and starts each, and so many seconds without any call."""
     with (
         start_blocking_portal() as portal,
         scratch() as folder,
@@ -58,11 +41,14 @@ def measure(calls: int, changes: int, starts: int) -> Iterator[Row]:
         with node("bare", settings | {"MACHINE": MACHINE}) as (kubelet, agent):
             yield bare(kubelet, calls) | {"rss_mb": agent.rss_mb}
             yield preferred("preferred-4of8", kubelet, calls) | {"rss_mb": agent.rss_mb}
+            yield idle(agent, idle_seconds)
         yield slow_nvml(settings, calls)
-        yield allocate(settings, calls)
+        for case, replicas in PREFERRED.items():
+            yield preferred_shares(case, settings, replicas, calls)
+        yield from pods.measure(settings, calls)
         for case, (gpus, shares) in SHARES.items():
             yield listed(case, settings, shared(gpus, shares), portal, changes)
-        yield start(settings, starts)
+        yield from start(settings, starts)
         yield reregister(settings, starts)
 
 
@@ -78,6 +64,22 @@ def preferred(case: str, kubelet: Kubelet, calls: int) -> Row:
     return measured(case, lambda: prefer(request), calls, WARM)
 
 
+def preferred_shares(case: str, settings: Settings, replicas: int, calls: int) -> Row:
+    """The cases `preferred-…-shares`: one of all shares but one, another one each time."""
+    with scratch() as folder:
+        config = folder / "config.yaml"
+        config.write_text(
+            f"version: v1\nsharing: {{timeSlicing: {{resources: [{{name: {GPU}, replicas: {replicas}}}]}}}}\n"
+        )
+        told = settings | {"MACHINE": MACHINE, "CONFIG": str(config)}
+        shares = [DeviceID(f"{gpu}::{number}") for gpu in GPUS for number in range(replicas)]
+        with node(case, told, healthy=len(shares)) as (kubelet, agent):
+            prefer = kubelet.method("GetPreferredAllocation")
+            missing = range(0, len(shares), len(shares) // AVAILABILITIES)
+            requests = cycle([preferred_allocation_request(shares[:i] + shares[i + 1 :], 1) for i in missing])
+            return measured(case, lambda: prefer(next(requests)), calls, WARM) | {"rss_mb": agent.rss_mb}
+
+
 def slow_nvml(settings: Settings, calls: int) -> Row:
     """Without a compiler there is nothing to measure, and the row says why."""
     case = "preferred-4of8-slow-nvml"
@@ -89,34 +91,6 @@ def slow_nvml(settings: Settings, calls: int) -> Row:
         told = settings | nvml.settings(folder, len(GPUS))
         with node(case, told, environment=nvml.environment(folder)) as (kubelet, agent):
             return preferred(case, kubelet, calls) | {"rss_mb": agent.rss_mb}
-
-
-def allocate(settings: Settings, calls: int) -> Row:
-    """
-    As a kubelet does: asks what is preferred, gives that out, shows the container in its record while it runs, and later no
-    more; PreStartContainer makes the agent look at the record. Only the giving out counts.
-    """
-    at_once = {"MACHINE": MACHINE, "GONE_SECONDS": "0", "SETTLE_SECONDS": "0", "RECONCILE_SECONDS": "3600"}
-    milliseconds = []
-    with node("allocate", settings | at_once) as (kubelet, agent):
-        prefer, give, look = map(kubelet.method, ("GetPreferredAllocation", "Allocate", "PreStartContainer"))
-        given = GPUS[:SIZE]
-        for _ in range(WARM + calls):
-            prefer(preferred_allocation_request(GPUS, SIZE))
-            looks = kubelet.looks
-            began = time.perf_counter()
-            give(allocate_request(given))
-            milliseconds.append((time.perf_counter() - began) * 1000)
-            if kubelet.looks != looks:
-                raise NotReleased(
-                    "the GPUs of the call before are held still", "see how the allocator releases what is gone"
-                )
-            kubelet.show(given)
-            look(pre_start_request(given))
-            kubelet.show_nothing()
-            for _ in range(2):  # nothing is gone that was missing once
-                look(pre_start_request(given))
-        return summary("allocate-4", milliseconds[WARM:]) | {"rss_mb": agent.rss_mb}
 
 
 def listed(case: str, settings: Settings, topology: Topology, portal: BlockingPortal, changes: int) -> Row:
@@ -143,20 +117,18 @@ def listed(case: str, settings: Settings, topology: Topology, portal: BlockingPo
             return summary(case, milliseconds[WARM:]) | {"longest_block_ms": block, "rss_mb": agent.rss_mb}
 
 
-def told(healthy: int) -> Callable[[Came], bool]:
-    """A test for a list with this number of healthy devices."""
-    return lambda came: came.healthy == healthy
-
-
-def start(settings: Settings, starts: int) -> Row:
-    """The case `start`, with the memory of the last agent in MiB."""
-    milliseconds = []
+def start(settings: Settings, starts: int) -> Iterator[Row]:
+    """The cases `start`, with the agent's CPU time until the list, and `stop`; with the memory of the last agent."""
+    milliseconds, cpu, stops = [], [], []
     for number in range(starts):
         with node(f"start-{number}", settings | {"MACHINE": MACHINE}, healthy=None) as (kubelet, agent):
             came = kubelet.until(told(len(GPUS)), "the GPUs were not listed")
             milliseconds.append((came.at - agent.started) * 1000)
+            cpu.append(agent.cpu_seconds)
             rss_mb = agent.rss_mb
-    return summary("start", milliseconds) | {"rss_mb": rss_mb}
+            stops.append(agent.stop() * 1000)
+    yield summary("start", milliseconds) | {"cpu_s": round(median(cpu), 3), "rss_mb": rss_mb}
+    yield summary("stop", stops) | {"rss_mb": rss_mb}
 
 
 def reregister(settings: Settings, starts: int) -> Row:
@@ -172,34 +144,12 @@ def reregister(settings: Settings, starts: int) -> Row:
         return summary("reregister", milliseconds) | {"rss_mb": agent.rss_mb}
 
 
-@contextmanager
-def node(
-    name: str,
-    settings: Settings,
-    command: str = "node",
-    *,
-    healthy: int | None = len(GPUS),
-    environment: Settings | None = None,
-) -> Iterator[tuple[Kubelet, Agent]]:
-    """An agent and its kubelet. `healthy`: waits until so many GPUs are listed; None: not at all."""
-    with scratch() as folder:
-        kubelet = Kubelet(folder)
-        own = {"NODE": name, "STATE_DIR": str(folder / "state"), "KUBELET_DIR": str(kubelet.plugins_dir)}
-        kubelet.start()
-        try:
-            with running(command, {**settings, **own}, environment, observed=command == "allocator") as agent:
-                if healthy is not None:
-                    kubelet.until(told(healthy), "the GPUs were not listed")
-                yield kubelet, agent
-        finally:
-            kubelet.stop()
-
-
-@contextmanager
-def scratch() -> Iterator[Path]:
-    """A folder on a disk: what is in /var/tmp outlives a reboot, so it is never kept in memory alone."""
-    with tempfile.TemporaryDirectory(prefix="topoalign-", dir="/var/tmp") as folder:
-        yield Path(folder)
+def idle(agent: Agent, seconds: float) -> Row:
+    """The case `idle`: the CPU time of an agent that nobody asks anything."""
+    before = agent.cpu_seconds
+    time.sleep(seconds)
+    used = (agent.cpu_seconds - before) / seconds * 60
+    return {"case": "idle", "n": 1, "cpu_s_per_minute": round(used, 3), "rss_mb": agent.rss_mb}
 
 
 def shared(gpus: int, shares: int) -> Topology:
