@@ -11,7 +11,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
-import nkeys
 
 from topoalign.core.model.errors import InvalidField, clean
 from topoalign.kubelet.files.reading import opened
@@ -52,6 +51,8 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
                 )
             return {"user_credentials": self.creds}
         if self.nkey is not None:
+            import nkeys  # here: it loads a library of its own, and few servers want it
+
             try:
                 nkeys.from_seed(bytearray(content("TOPOALIGN_NATS_NKEY", self.nkey).strip())).wipe()
             except (nkeys.NkeysError, ValueError) as error:
