@@ -5,13 +5,13 @@ from pathlib import Path
 
 import nvml_support
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from topoalign.runtime.clock import ManualClock
 
 VECTORS = Path(os.environ.get("TOPOALIGN_VECTORS") or Path(__file__).parents[2] / "shared" / "vectors")
 
-settings.register_profile("untimed", settings(), deadline=None)
+settings.register_profile("untimed", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 """No example is timed: how fast things are is for `topoalign bench`, and other work on the machine is no defect."""
 
