@@ -215,7 +215,8 @@ def test_a_question_with_malformed_sets_is_refused_by_name() -> None:
     assert state.topology is not None
     asked = pod(container(cpus=1, gib=1))
     odd = msgspec.structs.replace(state, memory={0: MemoryUse(cells=(-1,))})
-    odd_rules = question(asking(state, asked, None, AdmissionRules(reserved_cpus="?")), asked)
+    sound = question(asking(state, asked, None, AdmissionRules()), asked)
+    odd_rules = msgspec.structs.replace(sound, rules=AdmissionRules(reserved_cpus="?"))
     odd_use = question(asking(odd, asked, None, AdmissionRules()), asked)
 
     with pytest.raises(InvalidField, match="reserved_cpus"):
