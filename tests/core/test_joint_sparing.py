@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from joint_support import GPUS, SAME_PCIE, TOGETHER, UNITS, box, chosen
 
+from topoalign.core.deviceshare.candidates import capped
 from topoalign.core.deviceshare.inventory import Inventory
 
 Placed = tuple[int, str, str]
@@ -147,3 +148,8 @@ def test_a_switch_that_is_not_known_is_no_smaller_part_of_the_machine() -> None:
     node = box([(0, "a", ""), (0, "a", ""), (0, "b", "b1")])
 
     assert {"gpu": [2]} == chosen(node, {GPUS: 1})
+
+
+def test_of_a_device_no_more_is_taken_than_its_cap() -> None:
+    """Of a resource that the cap does not name nothing is."""
+    assert {"a": 2, "b": 1, "c": 0} == capped({"a": 5, "b": 1, "c": 3}, {"a": 2, "b": 4})
