@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from joint_support import GPUS, SAME_PCIE, TOGETHER, UNITS, box, chosen
+from joint_support import GPUS, SAME_PCIE, TOGETHER, UNITS, box, chosen, demand
 
-from topoalign.core.deviceshare.candidates import capped
+from topoalign.core.deviceshare.allocate import allocate
+from topoalign.core.deviceshare.candidates import Asked, capped
 from topoalign.core.deviceshare.inventory import Inventory
 
 Placed = tuple[int, str, str]
@@ -153,3 +154,16 @@ def test_a_switch_that_is_not_known_is_no_smaller_part_of_the_machine() -> None:
 def test_of_a_device_no_more_is_taken_than_its_cap() -> None:
     """Of a resource that the cap does not name nothing is."""
     assert {"a": 2, "b": 1, "c": 0} == capped({"a": 5, "b": 1, "c": 3}, {"a": 2, "b": 4})
+
+
+def test_each_step_of_a_search_is_told_to_who_asked() -> None:
+    """So the searches of all containers of a pod have one limit."""
+    steps: list[None] = []
+    spots = [(0, "a"), (0, "b"), (0, "c")]
+    asked = Asked(
+        demand=demand({GPUS: 3, UNITS: 1}, SAME_PCIE), inventory=box(spots, spots), step=lambda: steps.append(None)
+    )
+
+    allocate(asked)
+
+    assert steps
