@@ -77,6 +77,7 @@ def cases(draw: st.DrawFn) -> Case:
             resource = draw(st.sampled_from([GPU, SHARED, SLICE, NIC, FUNCTION]))
             devices = draw(st.lists(st.sampled_from(THINGS), min_size=1, max_size=3, unique=True))
             cards = {GONE: CUT} if any(device.startswith(GONE) for device in devices) else {}
+            cards |= dict.fromkeys(INSTANCES, CUT) if draw(st.booleans()) else {}
             allocations.append(Allocation(id=name, devices={resource: tuple(devices)}, cards=cards))
         else:
             addresses = draw(st.lists(st.sampled_from(FUNCTIONS), min_size=1, unique=True))
@@ -192,3 +193,15 @@ def test_cpus_in_use_are_those_of_all_allocations() -> None:
 
     assert frozenset({0, 1, 2, 5}) == Case(PLAIN, live).state.ownership.cpus_in_use
     assert frozenset() == Case(PLAIN, ()).state.ownership.cpus_in_use
+
+
+def test_an_instance_that_is_held_as_it_is_offered_blocks_nothing() -> None:
+    """The record says which card it is a part of. Offered in shares of time it waits until the instance is released."""
+    held = Allocation(id=AllocationID("a"), devices={SLICE: INSTANCES[:1]}, cards={INSTANCES[0]: CUT})
+    whole, shared = (
+        msgspec.structs.replace(cut(), offers=(Offer(resource=SLICE, devices=INSTANCES, replicas=replicas),))
+        for replicas in (1, SHARES)
+    )
+
+    assert frozenset() == Case(whole, (held,)).state.ownership.blocked
+    assert {INSTANCES[0]} == Case(shared, (held,)).state.ownership.blocked
