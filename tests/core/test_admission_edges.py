@@ -63,7 +63,7 @@ def test_of_the_kubelet_distances_play_no_part_unless_it_is_told_so() -> None:
     assert admitted(admit(node(odd), pod(container(gpus=1)), AdmissionRules(mode=Mode.KUBELET)))
 
 
-def test_a_question_about_a_node_of_which_nothing_was_heard_names_no_topology() -> None:
+def test_a_question_about_an_unknown_node_names_no_topology() -> None:
     asked = pod(container(gpus=1))
     known, unknown = node(machine()), NodeState(node=NODE)
 

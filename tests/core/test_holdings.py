@@ -104,7 +104,7 @@ def test_functions_are_those_of_nics_that_are_held_and_each_has_some(
         Allocation(id=AllocationID("a"), devices={NIC: (N, DeviceID("mlx5_0"))}, virtual_functions=functions)
 
 
-def test_what_is_held_whole_and_what_it_is_a_part_of_are_told_of_an_allocation() -> None:
+def test_an_allocation_tells_what_is_whole_and_what_is_a_part() -> None:
     held = Allocation(
         id=AllocationID("a"),
         devices={GPU: (DeviceID("GPU-x::3"), MIG), NIC: (N, DeviceID("mlx5_0"))},

@@ -139,7 +139,7 @@ def test_what_a_pod_holds_is_told_by_its_names() -> None:
     assert () == own_part(held[4:], demand.of(ContainerName("main")))
 
 
-def test_an_allocation_that_is_being_decided_has_the_names_of_its_container() -> None:
+def test_an_allocation_being_decided_has_the_names_of_its_container() -> None:
     demand = read_pod(pod(container("main"), init=[container("proxy", sidecar=True)]), AdmissionRules())
 
     got = allocation_for(demand.containers[0], {NIC: (NICS[0],)}, {NICS[0]: ("f",)})
