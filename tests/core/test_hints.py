@@ -260,3 +260,11 @@ def test_what_is_near_no_node_is_supply_of_no_rule() -> None:
     assert (0, tuple(1 << i for i in range(10))) == (memory.nodes, memory.besides)
     assert [{}] == [need.supply for need in memory.needs]
     assert [{0b01: 1, 0b10: 1}] == [need.supply for need in near.needs]
+
+
+def test_memory_is_not_offered_with_a_group_that_reaches_beyond() -> None:
+    """Two nodes are in use as one group, and only one of them may be offered: neither it alone nor the group is."""
+    grouped = MemoryNode({MEMORY: 8}, {MEMORY: 8}, 0b11, True)
+
+    assert () == memory_hints({0: grouped, 1: grouped}, (0,), {MEMORY: 1}, {}, Mode.BEST)
+    assert memory_hints({0: grouped, 1: grouped}, (0, 1), {MEMORY: 1}, {}, Mode.BEST)

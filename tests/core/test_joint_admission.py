@@ -15,7 +15,7 @@ from topoalign.core.deviceshare.candidates import Asked
 from topoalign.core.deviceshare.names import HINT_ANNOTATION, JOINT_ANNOTATION, PARTITION_ANNOTATION
 from topoalign.core.deviceshare.node_devices import ContainerDevices, joint_devices
 from topoalign.core.hints import joint_devices as jointly
-from topoalign.core.hints.joint_devices import asked_for, joint_hints
+from topoalign.core.hints.joint_devices import asked_for, joint_hints, nodes_within
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.errors import InvalidField, NoFit, TooMuchWork
 from topoalign.core.model.events import Allocation
@@ -507,3 +507,14 @@ def test_on_many_nodes_not_all_sets_are_named_and_the_pod_is_admitted() -> None:
 
     assert jointly.MOST_FOUND == named(joint_hints(asking(state, asked, None, PER_POD)))
     assert isinstance(admit(state, asked, RESTRICTED), Admission)
+
+
+@settings(max_examples=100)
+@given(loaded(), requests, st.integers(1, 7))
+def test_devices_are_looked_for_inside_the_alignment_alone(
+    state: NodeState, asked: ContainerRequest, affinity: int
+) -> None:
+    """NUMA nodes outside of what all else is aligned to are not tried, also where the devices would be found there."""
+    within = nodes_within(asking(state, joint(asked), None, RESTRICTED), affinity)
+
+    assert 0 == within & ~affinity
