@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topoalign.core.admission.admit import admit
+from topoalign.core.admission.joint import reason_against
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.deviceshare.candidates import Asked
 from topoalign.core.deviceshare.names import HINT_ANNOTATION, JOINT_ANNOTATION, PARTITION_ANNOTATION
@@ -193,6 +194,22 @@ def test_explain_names_the_sets_and_why_they_were_not_given() -> None:
             node(catalogue.machine("hgx-h100")), joint(container(gpus=2, nics=1)), compat(RESTRICTED), explain=True
         ).explanation.considered
     }
+
+
+def test_a_device_of_unknown_place_is_not_said_to_be_off_the_alignment() -> None:
+    """GPU 1 is on another NUMA node than the alignment, of GPU 2 nothing is known."""
+    topology: Topology = catalogue.machine("hgx-h100")
+    gpus = tuple(
+        msgspec.structs.replace(gpu, numa_affinity={1: (1,), 2: ()}.get(gpu.index, gpu.numa_affinity), bridge=None)
+        for gpu in topology.gpus
+    )
+    bare = msgspec.structs.replace(topology, gpus=gpus, bridges=(), links=())
+
+    def why(gpu: str) -> str:
+        return reason_against(bare, GPU, [DeviceID(gpu)], [DeviceID("GPU-0")], (), mask_of([0]))
+
+    assert "not all on the NUMA nodes it is aligned to" == why("GPU-1")
+    assert "not all on the NUMA nodes it is aligned to" != why("GPU-2")
 
 
 def test_the_kubelet_reads_no_annotations_and_its_prediction_says_so() -> None:

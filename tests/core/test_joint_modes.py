@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from fractions import Fraction
 
+import msgspec
 import pytest
 from joint_support import GPU, GPUS, NIC, SAME_PCIE, TOGETHER, UNITS, box, chosen, demand
 
@@ -13,6 +14,7 @@ from topoalign.core.deviceshare.inventory import Device, Inventory, Partition, P
 from topoalign.core.deviceshare.names import CORE, RATIO
 from topoalign.core.deviceshare.picking import by_preferred_pcie
 from topoalign.core.deviceshare.refusals import DevicesDoNotFit
+from topoalign.core.deviceshare.scores import Packing, Scorer
 from topoalign.core.model.errors import InvalidField
 
 ONE_TO_ONE = [(i // 4, f"pci-{i}") for i in range(8)]
@@ -245,6 +247,26 @@ def test_each_switch_gets_a_nic_where_koordinator_counts_root_complexes() -> Non
 
     assert {"gpu": [0, 1, 2, 3], "rdma": [0, 2]} == chosen(node, {GPUS: 4, UNITS: 1}, TOGETHER, compat=True)
     assert {"gpu": [0, 1, 2, 3], "rdma": [0, 1, 2, 3]} == chosen(node, {GPUS: 4, UNITS: 1}, TOGETHER)
+
+
+def test_nics_beside_no_gpu_are_taken_from_each_root_complex_in_turn() -> None:
+    """GPUs on root complexes a and b have no NIC on their switches; two NICs are asked for, and a has two of the three."""
+    node = box([(0, "a", "a1"), (0, "b", "b1")], [(0, "a", "a2"), (0, "a", "a3"), (0, "b", "b2")])
+
+    assert {"gpu": [0, 1], "rdma": [0, 2]} == chosen(node, {GPUS: 2, UNITS: 200}, TOGETHER)
+
+
+def test_of_a_scope_the_gpu_with_the_best_score_is_shared() -> None:
+    """With MostAllocated the GPU that is half in use is filled up, although another has a lower number."""
+    node = box([(0, "a"), (0, "a")])
+    half = {CORE: 50, RATIO: 50}
+    used = msgspec.structs.replace(node.devices[1], used=half)
+    node = Inventory(devices=(node.devices[0], used))
+    scorer = Scorer(strategy=Packing.MOST_ALLOCATED)
+
+    got = allocate(Asked(demand=demand(half), inventory=node, scorer=scorer))
+
+    assert [1] == [each.device.minor for each in got[GPU]]
 
 
 def test_the_device_policy_is_asked_once_about_the_scope_that_won() -> None:

@@ -298,6 +298,16 @@ def test_hints_are_worked_out_over_ten_numa_nodes_at_most(nodes: int, too_many: 
     assert 2**10 - 1 == len(numa_hints(question)[DeviceType.GPU])
 
 
+def test_too_few_devices_on_known_nodes_are_refused_for_good() -> None:
+    """One GPU has a known NUMA node, and two are wanted: whatever is released later, a hint cannot be given."""
+    node = box([(0, "a"), None])
+
+    with pytest.raises(DevicesDoNotFit, match="Insufficient NUMA Scoped Devices") as refused:
+        numa_hints(Asked(demand=demand({GPUS: 2}), inventory=node))
+
+    assert Status.UNRESOLVABLE is refused.value.status
+
+
 def test_devices_of_no_known_node_give_no_hints() -> None:
     lost = Device(kind=DeviceType.GPU, minor=1, place=Place(ANYWHERE, "a"))
 

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 
 from topoalign.core.hints.memory import MemoryNode, memory_hints
 from topoalign.core.model.errors import NoFit
+from topoalign.core.model.events import Allocation, MemoryBlock
 from topoalign.core.model.hints import TopologyHint
-from topoalign.core.model.ids import MEMORY
+from topoalign.core.model.ids import MEMORY, AllocationID
 from topoalign.core.model.requests import Mode
 from topoalign.core.model.topology.bitmask import mask_of
-from topoalign.core.placement.memory import choose_memory, from_lowest
+from topoalign.core.placement.memory import choose_memory, from_lowest, handed_over
 
 ANYWHERE = TopologyHint(None, True)
 
@@ -71,3 +72,17 @@ def test_parts_add_up_to_what_is_wanted_or_all_there_is(amounts: list[int], want
 
     assert min(sum(amounts), wanted) == sum(parts)
     assert all(0 <= part <= amount for part, amount in zip(parts, amounts, strict=True))
+
+
+def test_memory_taken_over_from_an_init_container_is_held_once() -> None:
+    """The app container asks for 8 bytes and got 2 anew: 6 of the 7 of the init container become its own."""
+    nodes = (0, 1)
+    left = Allocation(
+        id=AllocationID("init"), memory=(MemoryBlock(resource=MEMORY, nodes=nodes, size=7, taken=(4, 3)),)
+    )
+    got = Allocation(id=AllocationID("app"), memory=(MemoryBlock(resource=MEMORY, nodes=nodes, size=8, taken=(0, 2)),))
+
+    giver, taker = handed_over(left, got)
+
+    assert (MemoryBlock(resource=MEMORY, nodes=nodes, size=1, taken=(0, 1)),) == giver.memory
+    assert (MemoryBlock(resource=MEMORY, nodes=nodes, size=8, taken=(4, 4)),) == taker.memory

@@ -5,6 +5,7 @@ A policy is a module with its class, a line in PLACEMENTS and its name in `Place
 never which policy it is.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -36,12 +37,12 @@ class GpuChoice(NamedTuple):
         return self.scorer.scores
 
 
-class DevicePolicy:
+class DevicePolicy(ABC):
     """Base of the device policies: a policy without anything to explain about the sets that it did not choose."""
 
+    @abstractmethod
     def choose(self, asked: GpuChoice) -> Members:
         """Chooses a set of `size` of the available GPUs that holds all required ones; () for no preference."""
-        raise NotImplementedError
 
     def uncompared(self, asked: GpuChoice) -> str:
         """Explains what was not compared, as the end of a sentence about the chosen set; empty: all was compared."""
