@@ -1,0 +1,26 @@
+"""
+The registry of a large cluster: 5,000 nodes with 8 allocations each.
+
+The streams of a nats-server hold 40 facts of each node's allocator (grants, owners, releases, snapshots), and the topology,
+health and usage of each: 5,000 DGX A100 whose GPUs have uuids of their own. `topoalign registry` runs in a process of its
+own; another process answers in place of all allocators, and stands by what the streams hold.
+
+- `start-5000`: from the start of the process until /readyz is 200.
+- `asked-5000`: from there until every allocator was asked and no node is shown as stale.
+- `page`: GET /v1/allocations?limit=500, each time another page of the list.
+- `walk`: all pages of the list, one after another.
+- `metrics`: GET /metrics.
+
+The questions to the allocators go on during the last three. Of the registry, after each case: `stale` is the number of
+nodes that are shown as stale, `rss_mb` its memory in units of 2^20 bytes, and `longest_block_ms` the longest time that one
+callback blocked its event loop during the case (in `start-5000` since its HTTP pages answer).
+"""
+
+from collections.abc import Iterator
+
+from topoalign.tools.bench.registry.measure import measure
+
+
+def cases(nodes: int = 5000, calls: int = 200) -> Iterator[dict[str, object]]:
+    """`calls`: of the case `page`; `walk` and `metrics` have a tenth of them, and at least two. Raises BenchStuck."""
+    yield from measure(nodes, calls)

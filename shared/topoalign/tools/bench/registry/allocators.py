@@ -1,0 +1,104 @@
+"""
+Answers in place of all allocators of a cluster whether they are alive, in a process of its own.
+
+The process runs `main`. It gets the address of NATS and a file with the `Standing` of each node by its name, in JSON. It
+prints a line once questions are answered, and another once each allocator has been asked.
+"""
+
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from topoalign.cli.link import connected
+from topoalign.core import wire
+from topoalign.core.model.errors import NotFound, Unavailable
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import AliveRequest, Standing
+from topoalign.core.ports import Endpoint
+from topoalign.runtime.answers import answering
+from topoalign.tools.bench.registry.history import EPOCH, History
+
+ALL = wire.admission_subject(NodeName("node"), "alive").replace(".node.", ".*.")
+PLACE = (EPOCH, 1)
+"""Epoch and revision of the only topology, health and usage of each node."""
+
+
+class AllocatorsEnded(Unavailable):
+    """The process that answers for the allocators has ended."""
+
+    code = "AllocatorsEnded"
+
+    def __init__(self) -> None:
+        super().__init__("the process that answers for the allocators has ended", "see what it wrote on stderr")
+
+
+class Allocators:
+    """The process that answers. Made by `allocators`."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+
+    def until_serving(self) -> None:
+        """Until questions are answered. Raises AllocatorsEnded."""
+        self._until("serving")
+
+    def until_all_asked(self) -> None:
+        """Until each allocator has been asked once. Raises AllocatorsEnded."""
+        self._until("asked")
+
+    def _until(self, line: str) -> None:
+        assert self._process.stdout is not None
+        if self._process.stdout.readline() != f"{line}\n":
+            raise AllocatorsEnded
+
+
+@contextmanager
+def allocators(url: str, file: Path, histories: Iterable[History]) -> Iterator[Allocators]:
+    """Those of these nodes, while the context is open. `file` is written for them. Raises AllocatorsEnded."""
+    file.write_bytes(msgspec.json.encode({each.node: standing(each) for each in histories}))
+    command = [sys.executable, "-c", f"from {__name__} import main; main()", url, str(file)]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            everybody = Allocators(process)
+            everybody.until_serving()
+            yield everybody
+        finally:
+            process.terminate()
+
+
+def standing(history: History) -> Standing:
+    """What the allocator of a node says when it is asked whether it is alive."""
+    state = history.state
+    readings = dict.fromkeys(("topology", "health", "usage"), PLACE)
+    return Standing(epoch=state.epoch, seq=state.seq, digest=state.digest, readings=readings)
+
+
+async def serve(url: str, standings: dict[NodeName, Standing]) -> None:
+    """Answers until it is cancelled."""
+    waited_for = set(standings)
+
+    async def alive(request: AliveRequest) -> Standing:
+        if request.node not in standings:
+            raise NotFound("node", request.node, "ask for a node of the benchmark")
+        if request.node in waited_for:
+            waited_for.remove(request.node)
+            if not waited_for:
+                print("asked", flush=True)
+        return standings[request.node]
+
+    async with connected(url) as bus:
+        endpoint = Endpoint(name="alive", subject=ALL, answer=answering(AliveRequest, alive))
+        async with bus.serve("topoalign-allocator", [endpoint]):
+            print("serving", flush=True)
+            await anyio.sleep_forever()
+
+
+def main() -> None:
+    """The process: its arguments are the address of NATS and the file."""
+    url, file = sys.argv[1:]
+    anyio.run(serve, url, msgspec.json.decode(Path(file).read_bytes(), type=dict[NodeName, Standing]))

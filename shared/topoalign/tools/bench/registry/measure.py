@@ -1,0 +1,93 @@
+"""The cases, one after the other: the streams are filled once, and one registry answers all of them."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from topoalign.cli import output
+from topoalign.cli.link import connected
+from topoalign.runtime import nats_server
+from topoalign.tools.bench.device_plugin.agent import Agent, running
+from topoalign.tools.bench.device_plugin.node import Row, scratch
+from topoalign.tools.bench.registry import pages
+from topoalign.tools.bench.registry.allocators import Allocators, allocators
+from topoalign.tools.bench.registry.filling import UNDER_WAY, fill
+from topoalign.tools.bench.registry.history import FACTS, READINGS, History
+from topoalign.tools.bench.registry.reader import Reader, free_port, until
+
+
+def measure(nodes: int, calls: int) -> Iterator[Row]:
+    """All cases with so many nodes. Raises NotStored, NotAnswered, AllocatorsEnded."""
+    with (
+        start_blocking_portal() as portal,
+        scratch() as folder,
+        streams(portal, folder / "nats") as url,
+    ):
+        histories = [History(number) for number in range(nodes)]
+        for _ in output.progress(fill(url, histories), "facts", nodes * (READINGS + FACTS) // UNDER_WAY + 1):
+            pass
+        with allocators(url, folder / "standings", histories) as everybody:
+            del histories
+            yield from read(url, everybody, nodes, calls)
+
+
+@contextmanager
+def streams(portal: BlockingPortal, folder: Path) -> Iterator[str]:
+    """
+    A nats-server with empty streams while the context is open. Yields its URL. Raises NatsServerFailed.
+
+    It does not sync each message to the disk, which would take minutes: what is measured is reading.
+    """
+    server = nats_server.start(
+        folder, f"listen: '127.0.0.1:-1'\njetstream {{ store_dir: {json.dumps(str(folder))} }}\n"
+    )
+    try:
+        url = portal.call(nats_server.url_of, server, folder)
+        with portal.wrap_async_context_manager(connected(url)):
+            pass  # whoever connects makes them
+        yield url
+    finally:
+        portal.call(nats_server.stop, server)
+
+
+def read(url: str, everybody: Allocators, nodes: int, calls: int) -> Iterator[Row]:
+    """All cases, with a registry of these streams."""
+    port = free_port()
+    settings = {"NATS_URL": url, "HTTP_PORT": str(port), "LOG_LEVEL": "error"}
+    with running("registry", settings, observed=True) as registry, closing(Reader(port)) as reader:
+        yield start(registry, reader, nodes) | figures(registry)
+        yield asked(everybody, reader, nodes) | figures(registry)
+        for case in pages.cases(reader, calls):
+            registry.longest_block_ms()
+            yield case() | figures(registry) | {"stale": pages.stale(reader)}
+
+
+def start(registry: Agent, reader: Reader, nodes: int) -> Row:
+    """The case `start-5000`."""
+    until(lambda: reader.is_ok("/livez"), "the registry serves no HTTP pages")
+    registry.longest_block_ms()
+    until(lambda: reader.is_ok("/readyz"), "the registry has not read the streams")
+    return once(f"start-{nodes}", registry.started)
+
+
+def asked(everybody: Allocators, reader: Reader, nodes: int) -> Row:
+    """The case `asked-5000`."""
+    began = time.monotonic()
+    everybody.until_all_asked()
+    until(lambda: not pages.stale(reader), "a node is shown as stale")
+    return once(f"asked-{nodes}", began)
+
+
+def once(case: str, began: float) -> Row:
+    """The row of a case that happens once and began then (monotonic seconds)."""
+    milliseconds = round((time.monotonic() - began) * 1000, 1)
+    return {"case": case, "n": 1, "p50_ms": milliseconds, "p99_ms": milliseconds}
+
+
+def figures(registry: Agent) -> Row:
+    """Of the process, after a case: its memory, and the longest block since that was asked last."""
+    return {"longest_block_ms": registry.longest_block_ms(), "rss_mb": registry.rss_mb}

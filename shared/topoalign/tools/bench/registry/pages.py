@@ -1,0 +1,51 @@
+"""The cases in which somebody reads the registry of a large cluster over HTTP."""
+
+from collections.abc import Callable, Iterator
+from itertools import cycle
+
+import msgspec
+
+from topoalign.cli.measuring import measured
+from topoalign.tools.bench.device_plugin.node import Row
+from topoalign.tools.bench.registry.reader import Reader
+
+LIMIT = 500
+ALLOCATIONS, NODES = "/v1/allocations", "/v1/nodes"
+
+
+class Item(msgspec.Struct):
+    """A row of a list, of which only one field is read."""
+
+    stale: bool = False
+
+
+class Part(msgspec.Struct):
+    """A page of a list."""
+
+    items: list[Item]
+    next: str | None = msgspec.field(name="continue")
+
+
+def cases(reader: Reader, calls: int) -> Iterator[Callable[[], Row]]:
+    """The cases `page`, `walk` and `metrics`, to be run one after the other."""
+    few = max(2, calls // 10)
+    paths = cycle(path for path, _ in walk(reader, ALLOCATIONS))
+    yield lambda: measured("page", lambda: reader.get(next(paths)), calls)
+    yield lambda: measured("walk", lambda: list(walk(reader, ALLOCATIONS)), few, warm=1)
+    yield lambda: measured("metrics", lambda: reader.get("/metrics"), few, warm=1)
+
+
+def stale(reader: Reader) -> int:
+    """The number of nodes that are shown as stale."""
+    return sum(item.stale for _, part in walk(reader, NODES) for item in part.items)
+
+
+def walk(reader: Reader, address: str) -> Iterator[tuple[str, Part]]:
+    """Gets all pages of a list in turn. Yields the path of each, and the page."""
+    first = path = f"{address}?limit={LIMIT}"
+    while True:
+        part = msgspec.json.decode(reader.get(path), type=Part)
+        yield path, part
+        if part.next is None:
+            return
+        path = f"{first}&continue={part.next}"

@@ -1,0 +1,81 @@
+"""`topoalign bench registry` measures a real registry that reads a real nats-server, and says what it is measured with."""
+
+import io
+from collections import Counter
+
+import pytest
+
+from topoalign.core import wire
+from topoalign.core.model.events import AllocationsSnapshot, Event
+from topoalign.core.model.topology.validate import validate
+from topoalign.core.state.fold import NodeState, replay
+from topoalign.tools.bench import registry
+from topoalign.tools.bench.registry.filling import NotStored, acknowledged, said
+from topoalign.tools.bench.registry.history import FACTS, LIVE, READINGS, History
+
+NODES = 12
+
+
+def test_each_case_is_measured_and_no_node_is_stale() -> None:
+    """The registry reads the streams of a few nodes, whose allocators all stand by what it believes of them."""
+    rows = {row["case"]: row for row in registry.cases(nodes=NODES, calls=2)}
+
+    assert ["start-12", "asked-12", "page", "walk", "metrics"] == list(rows)
+    for row in rows.values():
+        assert {"case", "n", "p50_ms", "p99_ms", "longest_block_ms", "rss_mb"} == row.keys() - {"stale"}
+        assert all(float(str(row[key])) > 0 for key in row.keys() - {"case", "stale"})
+    assert [0, 0, 0] == [row["stale"] for row in rows.values() if "stale" in row]
+
+
+def test_a_history_has_as_many_facts_and_live_allocations_as_the_cases_say() -> None:
+    history = History(7)
+    events: list[Event] = [*history.readings(), *history.facts()]  # type: ignore[list-item]  # all are events
+    state = replay(history.node, events)
+
+    assert (READINGS + FACTS, LIVE) == (len(events), len(state.allocations))
+    assert LIVE == len({device for each in state.allocations.values() for device in each.device_ids})
+    assert (state.digest, state.seq) == (history.state.digest, FACTS)
+    assert 25 == max(event.seq for event in events if isinstance(event, AllocationsSnapshot))
+    validate(state.hardware)
+
+
+def test_snapshots_of_a_history_have_the_digest_of_the_facts_before() -> None:
+    """So a reader of the streams finds nothing to complain about."""
+    history = History(1)
+    state = NodeState(node=history.node)
+    for event in history.facts():
+        if isinstance(event, AllocationsSnapshot):
+            assert event.digest == state.digest
+        state = state.fold(event)
+
+
+def test_nodes_share_no_uuid_and_their_facts_come_in_turns() -> None:
+    histories = [History(number) for number in range(3)]
+    events = list(said(histories))
+    facts = events[3 * READINGS :]
+
+    assert 3 * LIVE == len({gpu for history in histories for gpu in history.gpus})
+    assert [history.node for history in histories] * FACTS == [event.node for event in facts]
+    assert {READINGS + FACTS} == set(Counter(event.node for event in events).values())
+    assert len(events) == len({wire.event_id(event) for event in events})
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b'MSG inbox 1 40\r\n{"error":{"code":400,"description":"bad"}}\r\n',
+        b"MSG inbox 1 0\r\n\r\n",
+        b"-ERR 'Permissions Violation'\r\n",
+        b"",
+    ],
+)
+def test_a_fact_that_the_server_does_not_store_ends_the_filling(answer: bytes) -> None:
+    with pytest.raises(NotStored):
+        acknowledged(io.BytesIO(answer))
+
+
+def test_an_acknowledgement_is_found_between_the_server_s_other_words() -> None:
+    answers = io.BytesIO(b'INFO {}\r\nPING\r\nMSG inbox 1 27\r\n{"stream":"A", "seq":17}\r\n')
+    acknowledged(answers)
+
+    assert b"" == answers.read()
