@@ -34,6 +34,22 @@ def test_a_gpu_is_taken_beside_the_nic_that_is_asked_for() -> None:
     assert {GPU: ("GPU-0",)} == alone.devices
 
 
+@pytest.mark.parametrize(
+    ("policy", "why"),
+    [
+        (Policy.RESTRICTED, "the best alignment is NUMA nodes 0-1, and it is not preferred by all"),
+        (Policy.SINGLE_NUMA_NODE, "no NUMA nodes suit all that it asks for"),
+    ],
+)
+def test_a_refusal_by_policy_says_what_the_best_alignment_was(policy: Policy, why: str) -> None:
+    """All GPUs are on node 0 and all NICs on node 1: no single node has both."""
+    state, asked = node(machine(gpus=(0, 0), nics=(1, 1))), pod(container(gpus=1, nics=1))
+
+    finding = refused(admit(state, asked, AdmissionRules(policy=policy))).finding
+
+    assert f"policy {policy.value} refuses container 'main': {why}" == finding
+
+
 def test_hints_where_no_numa_node_is_known_are_for_node_0() -> None:
     """A machine whose CPUs alone are known; the answer of another process about it is used."""
     cpus = tuple(Cpu(id=i, core=i, socket=0, node=0, uncore=0) for i in range(4))

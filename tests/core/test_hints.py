@@ -15,9 +15,19 @@ from topoalign.core.hints.memory import MemoryNode, memory_hints
 from topoalign.core.hints.providers import PROVIDERS, answer, question, request_of
 from topoalign.core.hints.rules import hints_of_rule
 from topoalign.core.model.errors import InvalidField
-from topoalign.core.model.events import MemoryUse
+from topoalign.core.model.events import Allocation, MemoryUse, Owner
 from topoalign.core.model.hints import HintRule, Hints, TopologyHint
-from topoalign.core.model.ids import CPU, GPU, MEMORY, ContainerName, DeviceID, ResourceName
+from topoalign.core.model.ids import (
+    CPU,
+    GPU,
+    MEMORY,
+    AllocationID,
+    ContainerName,
+    DeviceID,
+    Namespace,
+    PodName,
+    ResourceName,
+)
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, Policy
 from topoalign.core.model.topology.bitmask import mask_of
 from topoalign.core.numa_sets.subsets import TooManyNumaNodes, subsets
@@ -202,6 +212,21 @@ def test_an_answer_from_the_question_alone_is_the_answer_from_the_state() -> Non
     assert answer(here) == given_answer
     assert list(PROVIDERS) == list(given_answer.providers)
     assert (TopologyHint(0b10, True), TopologyHint(0b11, False)) == given_answer.providers["device"][GPU]
+
+
+def test_a_container_that_has_its_cpus_is_told_where_they_are() -> None:
+    """It is asked about again after a restart: its two CPUs are on node 1, and those of the other container on node 0."""
+    state = node(machine(cores=4, threads=1))
+    main, other = (
+        Owner(namespace=Namespace("default"), pod=PodName("pod-1"), container=ContainerName(name))
+        for name in ("main", "other")
+    )
+    for owner, cpus in ((other, "0-1"), (main, "4-5")):
+        state = state.holding(Allocation(id=AllocationID(owner.container), owner=owner, cpus=cpus))
+
+    hints = said(state, pod(container(cpus=2)), ContainerName("main"), AdmissionRules())
+
+    assert [0b10, 0b11] == [hint.affinity for hint in in_full(hints["cpu"][CPU])]
 
 
 def test_a_question_about_a_container_that_is_not_in_the_pod_is_refused() -> None:

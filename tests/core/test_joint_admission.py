@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from topoalign.core.admission.admit import admit
 from topoalign.core.admission.joint import reason_against
+from topoalign.core.admission.pipeline import UNREAD
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.deviceshare.candidates import Asked
 from topoalign.core.deviceshare.names import HINT_ANNOTATION, JOINT_ANNOTATION, PARTITION_ANNOTATION
@@ -210,6 +211,18 @@ def test_a_device_of_unknown_place_is_not_said_to_be_off_the_alignment() -> None
 
     assert "not all on the NUMA nodes it is aligned to" == why("GPU-1")
     assert "not all on the NUMA nodes it is aligned to" != why("GPU-2")
+
+
+@pytest.mark.parametrize("key", [JOINT_ANNOTATION, HINT_ANNOTATION, PARTITION_ANNOTATION])
+def test_each_annotation_about_devices_is_said_to_play_no_part(key: str) -> None:
+    """Any of the three alone is enough for the note: a kubelet reads none of them."""
+    plain = pod(container(gpus=1))
+    annotated = msgspec.structs.replace(plain, annotations={key: "{}"})
+    rules = AdmissionRules(mode=Mode.KUBELET)
+
+    notes = [admit(node(catalogue.machine("hgx-h100")), each, rules).explanation.notes for each in (plain, annotated)]
+
+    assert ((), (UNREAD,)) == tuple(notes)
 
 
 def test_the_kubelet_reads_no_annotations_and_its_prediction_says_so() -> None:
