@@ -79,7 +79,7 @@ class World:
             reconcile_seconds=5.0,
             hub=self.bus,
         )
-        counts = Metrics(self.metrics, self.cluster, self.client)
+        counts = Metrics(self.metrics, self.client)
         registry = Registry(self.bus, self.clock, self.client, self.cluster, counts, RegistrySettings())
         ask = self.bus.ask
 

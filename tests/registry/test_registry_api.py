@@ -5,75 +5,17 @@ from typing import Any
 
 import httpx
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from cluster_support import HOSTILE, allocation, announce, tell
 from starlette.applications import Starlette
 
-from topoalign.client import Client, Heard
-from topoalign.core.model.events import (
-    Allocation,
-    AllocationGranted,
-    AllocationReleased,
-    AllocationsSnapshot,
-    DeviceHealth,
-    DeviceHealthChanged,
-    Event,
-    HealthState,
-    Owner,
-    TopologyDiscovered,
-)
-from topoalign.core.model.ids import GPU, NIC, AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName
-from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NumaNode, Topology
+from topoalign.core.model.events import AllocationGranted, AllocationReleased
+from topoalign.core.model.ids import NIC, AllocationID, NodeName
 from topoalign.registry.api import Api
 from topoalign.registry.cluster import Cluster
-from topoalign.registry.metrics import Metrics
-from topoalign.runtime.memory_bus import MemoryBus
 
 pytestmark = pytest.mark.anyio
 
-HOSTILE = "\x1b[31mred\x1b[0m<script>{{x}}\n"
-TIME = 1_767_323_045.0
 RFC3339 = "2026-01-02T03:04:05.000Z"
-
-
-def gpu(index: int) -> DeviceID:
-    return DeviceID(f"GPU-{index:04d}")
-
-
-def topology() -> Topology:
-    return Topology(
-        cpus=tuple(Cpu(id=i, core=i, socket=0, node=0, uncore=0) for i in range(8)),
-        nodes=(NumaNode(id=0),),
-        gpus=tuple(Gpu(id=gpu(i), index=i, pci=f"0000:0{i}:00.0", numa_affinity=(0,)) for i in range(4)),
-        nics=(Nic(id=DeviceID("mlx5_0"), index=0, pci="0000:10:00.0"),),
-    )
-
-
-def allocation(name: str, pod: str | None, *gpus: int, namespace: str = "ml") -> Allocation:
-    owner = Owner(namespace=Namespace(namespace), pod=PodName(pod), container=ContainerName("main")) if pod else None
-    return Allocation(
-        id=AllocationID(name), owner=owner, devices={GPU: tuple(gpu(i) for i in gpus)}, cpus="0-3", affinity=(0,)
-    )
-
-
-def tell(cluster: Cluster, event: Event) -> None:
-    cluster.apply(Heard(event=event, position=1, time=TIME))
-
-
-def announce(cluster: Cluster, name: str, *allocations: Allocation) -> None:
-    """A node with four GPUs, one of them unhealthy, that has granted these allocations."""
-    node = NodeName(name)
-    health = {gpu(i): DeviceHealth(state=HealthState.HEALTHY) for i in range(3)}
-    health[gpu(3)] = DeviceHealth(state=HealthState.UNHEALTHY, reason="GPU is lost")
-    tell(
-        cluster,
-        TopologyDiscovered(
-            node=node, epoch=1, revision=7, boot_id="boot", source="described: test", topology=topology()
-        ),
-    )
-    tell(cluster, DeviceHealthChanged(node=node, epoch=1, revision=1, devices=health))
-    tell(cluster, AllocationsSnapshot(node=node, epoch=5, seq=1, allocations=(), digest=""))
-    for seq, granted in enumerate(allocations, 2):
-        tell(cluster, AllocationGranted(node=node, epoch=5, seq=seq, allocation=granted))
 
 
 @pytest.fixture
@@ -234,35 +176,11 @@ async def test_other_methods_than_get_are_refused_in_json(http: httpx.AsyncClien
     assert "MethodNotAllowed" == response.json()["code"]
 
 
-async def test_hostile_names_are_data_in_json_and_clean_in_metrics(cluster: Cluster, http: httpx.AsyncClient) -> None:
-    registry = CollectorRegistry()
-    Metrics(registry, cluster, Client(MemoryBus()))
+async def test_hostile_names_are_data_in_json(cluster: Cluster, http: httpx.AsyncClient) -> None:
     announce(cluster, "node-1", allocation("a", HOSTILE, 0))
 
     response = await http.get("/v1/allocations")
-    metrics = generate_latest(registry).decode()
 
     assert HOSTILE == response.json()["items"][0]["owner"]["pod"]
     assert "nosniff" == response.headers["x-content-type-options"]
     assert b"\x1b" not in response.content
-    assert "\x1b" not in metrics
-    assert 'pod="?[31mred?[0m<script>{{x}}?"' in metrics
-
-
-async def test_each_gpu_is_counted_in_one_state_and_joins_dcgm_by_uuid(cluster: Cluster) -> None:
-    """Each gpu is counted in one state and an allocated one joins with dcgm by uuid."""
-    registry = CollectorRegistry()
-    Metrics(registry, cluster, Client(MemoryBus()))
-    announce(cluster, "node-1", allocation("a", "train", 0, 3))
-
-    def sample(name: str, **labels: str) -> float | None:
-        return registry.get_sample_value(name, {"node": "node-1", **labels})
-
-    states = {
-        state: sample("topoalign_gpus", state=state)
-        for state in ("free", "allocated", "unhealthy", "unknown", "cordoned")
-    }
-    assert {"free": 2, "allocated": 2, "unhealthy": 0, "unknown": 0, "cordoned": 0} == states
-    owner = {"allocation": "a", "namespace": "ml", "pod": "train", "container": "main"}
-    assert 1 == sample("topoalign_gpu_allocation_info", gpu_uuid="GPU-0003", **owner)
-    assert None is sample("topoalign_gpu_allocation_info", gpu_uuid="GPU-0001", **owner)

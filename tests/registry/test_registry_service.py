@@ -74,7 +74,7 @@ class World:
     async def registry(self, asking: bool = True) -> AsyncIterator[tuple[Cluster, CollectorRegistry, Registry]]:
         cluster, metrics = Cluster(), CollectorRegistry()
         client = Client(self.bus, self.clock, "registry")
-        counts = Metrics(metrics, cluster, client)
+        counts = Metrics(metrics, client)
         registry = Registry(self.bus, self.clock, client, cluster, counts, RegistrySettings())
         async with background() as tasks:
             await tasks.start(lambda *, task_status: registry.run(task_status=task_status))
@@ -300,7 +300,7 @@ async def test_the_service_brings_its_routes_readiness_and_metrics(world: World)
 
 async def test_it_is_not_ready_before_it_has_read_what_was_there_when_it_began(world: World) -> None:
     client, cluster = Client(world.bus, world.clock), Cluster()
-    metrics = Metrics(CollectorRegistry(), cluster, client)
+    metrics = Metrics(CollectorRegistry(), client)
     registry = Registry(world.bus, world.clock, client, cluster, metrics, RegistrySettings())
 
     assert "TOPOALIGN_NODES is not reached yet" == registry.behind()

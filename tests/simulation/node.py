@@ -280,7 +280,7 @@ class Hub:
         self.place = (0, 0)
         """Epoch and seq of the last fact that it heard."""
         self.cluster = WatchedCluster(lambda event: None if self.process.dead else heard(self, event))
-        metrics = Metrics(CollectorRegistry(), self.cluster, self.client)
+        metrics = Metrics(CollectorRegistry(), self.client)
         self._registry = Registry(bus, world.clock, self.client, self.cluster, metrics, RegistrySettings())
 
     async def run(self) -> None:

@@ -1,6 +1,6 @@
 """The context that a service receives when it starts. It is the same type for all services."""
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -15,6 +15,9 @@ from topoalign.plugin_config.watching import ConfigurationFile
 
 Check = Callable[[], str | None]
 """Says why the process is not ready, or None when it is."""
+
+Series = Callable[[], AsyncIterator[bytes]]
+"""Writes whole families in Prometheus' text format, in chunks between which the loop gets a turn."""
 
 
 class Reload:
@@ -53,6 +56,9 @@ class Context:
     routes: list[BaseRoute] = field(default_factory=list)
     """HTTP routes beside /livez, /readyz and /metrics; a service adds its own before it reports that it has started."""
     metrics: CollectorRegistry = field(default_factory=CollectorRegistry)
+    series: list[Series] = field(default_factory=list)
+    """What /metrics shows behind `metrics`: families that a service writes itself, because they have too many series to be
+    made again at each scrape."""
     superseded: anyio.Event = field(default_factory=anyio.Event)
     """Set by a service when another process takes this one's place: all services end, and this one waits to be stopped."""
 

@@ -7,7 +7,7 @@ do not stop the process from working. The server listens on the loopback address
 """
 
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from types import MappingProxyType
@@ -19,12 +19,12 @@ from prometheus_client import CONTENT_TYPE_LATEST, Info, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from topoalign.core.model.errors import Unavailable, clean
 from topoalign.runtime.connections import Connection, backlog
-from topoalign.runtime.context import Check, Context
+from topoalign.runtime.context import Check, Context, Series
 
 GRACE_SECONDS = 2
 """How long open requests and event streams may go on once the process stops."""
@@ -112,13 +112,22 @@ def application(context: Context) -> Starlette:
         return verdict(context.checks, "not ready", verbose=verbose, notes=context.notes if verbose else {})
 
     async def metrics(request: Request) -> Response:
-        return Response(generate_latest(context.metrics), headers={"content-type": CONTENT_TYPE_LATEST})
+        own = generate_latest(context.metrics)  # before the answer begins, so that a defect is an error
+        return StreamingResponse(exposition(own, context.series), headers={"content-type": CONTENT_TYPE_LATEST})
 
     Info("topoalign_build", "The version of this program.", registry=context.metrics).info(
         {"version": metadata.version("topoalign")}
     )
     own = [Route("/livez", livez), Route("/readyz", readyz), Route("/metrics", metrics)]
     return Starlette(routes=[*own, *context.routes], exception_handlers={HTTPException: failed})
+
+
+async def exposition(own: bytes, series: Iterable[Series]) -> AsyncIterator[bytes]:
+    """The page of metrics: those of the process, then the series that its services write."""
+    yield own
+    for write in series:
+        async for chunk in write():
+            yield chunk
 
 
 def verdict(

@@ -5,7 +5,7 @@ It reads the fold and changes nothing. Every answer is JSON, errors too: {"code"
 parameter is refused by name, because the answer to `?nod=a` without it would be an answer to another question.
 """
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 
 import msgspec
 from starlette.applications import Starlette
@@ -24,12 +24,10 @@ from topoalign.core.model.errors import (
     clean,
     quoted,
 )
-from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import NodeName
 from topoalign.registry import views
-from topoalign.registry.cluster import Cluster, Member
-from topoalign.registry.paging import Key, Page, key_of, limit_of, page
-from topoalign.registry.views import AllocationView, NodeSummary
+from topoalign.registry.cluster import Cluster
+from topoalign.registry.paging import key_of, limit_of, page
 
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 STATUS = {NotFound: 404, BadRequest: 400, NoFit: 409, Unavailable: 503}
@@ -61,13 +59,10 @@ class Api:
     async def nodes(self, request: Request) -> Response:
         """A page of the nodes, by name."""
         query = parameters(request, "limit", "continue")
-        rows = page(
-            (((member.state.node,), member) for member in self._cluster),
-            key_of(query.get("continue")),
-            limit_of(query.get("limit")),
-        )
-        items = tuple(views.summary(member) for member in rows.items)
-        return json(Page[NodeSummary](items=items, next=rows.next))
+        after, limit = key_of(query.get("continue")), limit_of(query.get("limit"))
+        members = self._cluster.members(after[0] if after else "")
+        rows = page((((member.state.node,), views.summary(member)) for member in members), limit)
+        return json(rows)
 
     async def node(self, request: Request) -> Response:
         """All of one node."""
@@ -77,31 +72,12 @@ class Api:
     async def allocations(self, request: Request) -> Response:
         """A page of the live allocations, by node and id; of one node, namespace or pod where asked."""
         query = parameters(request, "node", "namespace", "pod", "limit", "continue")
-        node = query.get("node")
-        members = self._cluster if node is None else (self._cluster.member(NodeName(node)),)
-        wanted = (
-            (key, pair)
-            for member in members
-            for key, pair in keyed(member)
-            if owned(pair[1], query.get("namespace"), query.get("pod"))
-        )
-        rows = page(wanted, key_of(query.get("continue")), limit_of(query.get("limit")))
-        items = tuple(views.allocation_view(member, allocation) for member, allocation in rows.items)
-        return json(Page[AllocationView](items=items, next=rows.next))
-
-
-def keyed(member: Member) -> Iterator[tuple[Key, tuple[Member, Allocation]]]:
-    """The live allocations of a node with their keys for paging."""
-    for allocation in member.state.allocations.values():
-        yield (member.state.node, allocation.id), (member, allocation)
-
-
-def owned(allocation: Allocation, namespace: str | None, pod: str | None) -> bool:
-    """Whether an allocation is of this namespace and this pod, where they are given."""
-    owner = allocation.owner
-    if owner is None:
-        return namespace is None and pod is None
-    return namespace in (None, owner.namespace) and pod in (None, owner.pod)
+        after, limit = key_of(query.get("continue")), limit_of(query.get("limit"))
+        node = NodeName(query["node"]) if "node" in query else None
+        if node is not None:
+            self._cluster.member(node)
+        found = self._cluster.allocations(after, node, query.get("namespace"), query.get("pod"))
+        return json(page(((key, views.allocation_view(member, each)) for key, member, each in found), limit))
 
 
 def parameters(request: Request, *known: str) -> dict[str, str]:

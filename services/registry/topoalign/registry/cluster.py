@@ -3,19 +3,26 @@ All nodes, folded from their facts one by one.
 
 The fold is `NodeState.apply`, the same as in the allocators. In addition the cluster keeps for each node when an
 allocation was granted, when the node last published, and whether its allocator answers. A node whose allocator does not
-answer is stale: its view was true, but no service confirms it now.
+answer is stale: its view was true, but no service confirms it now. Nodes and allocations are kept sorted, so that a page
+of them costs what it returns.
 """
 
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import msgspec
 
 from topoalign.client import Heard
 from topoalign.core.model.errors import NotFound
-from topoalign.core.model.events import AllocationGranted
+from topoalign.core.model.events import Allocation, AllocationGranted
 from topoalign.core.model.ids import AllocationID, NodeName
 from topoalign.core.state.fold import NodeState
+from topoalign.registry.index import AllocationIndex, AllocationKey
+from topoalign.registry.paging import Key
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -29,6 +36,8 @@ class Member:
     """When the newest fact became true. None: no fact carried a time."""
     answering: bool = False
     """Whether the node's allocator answered when last asked, or has spoken since."""
+    _derived: dict[Callable[[NodeState], Any], tuple[NodeState, Any]] = field(default_factory=dict)
+    """Function -> the state that it was called with last, and what it returned."""
 
     def apply(self, heard: Heard) -> None:
         """Folds a fact that the client has let through: no repetition, and none missing before it."""
@@ -44,17 +53,37 @@ class Member:
         if len(self.since) > len(self.state.allocations):
             self.since = {name: at for name, at in self.since.items() if name in self.state.allocations}
 
+    def derived(self, function: Callable[[NodeState], T]) -> T:
+        """
+        What this function makes of the state, called once for each state. It is called with a copy: what a state computes
+        for itself on the way (`NodeState.ownership`) is much larger than the result, and is not kept.
+        """
+        kept = self._derived.get(function)
+        if kept is None or kept[0] is not self.state:
+            kept = self._derived[function] = self.state, function(msgspec.structs.replace(self.state))
+        result: T = kept[1]
+        return result
+
 
 class Cluster:
-    """The nodes by name."""
+    """The nodes by name, and their live allocations by node and id."""
 
     def __init__(self) -> None:
         self._members: dict[NodeName, Member] = {}
+        self._names: list[NodeName] = []
+        """Sorted."""
+        self._index = AllocationIndex()
 
     def apply(self, heard: Heard) -> None:
         """Fold an event into its node, which is added at its first event."""
         node = heard.event.node
-        self._members.setdefault(node, Member(NodeState(node=node))).apply(heard)
+        member = self._members.get(node)
+        if member is None:
+            member = self._members[node] = Member(NodeState(node=node))
+            insort(self._names, node)
+        before = member.state.allocations
+        member.apply(heard)
+        self._index.update(node, before, member.state.allocations)
 
     def answers(self, node: NodeName, answering: bool) -> None:
         """Notes whether the node's allocator is there."""
@@ -62,7 +91,10 @@ class Cluster:
 
     def forget(self, node: NodeName) -> None:
         """Shows this node no more, until it speaks again."""
-        self._members.pop(node, None)
+        member = self._members.pop(node, None)
+        if member is not None:
+            del self._names[bisect_left(self._names, node)]
+            self._index.update(node, member.state.allocations, {})
 
     def member(self, node: NodeName) -> Member:
         """Raises NotFound."""
@@ -74,11 +106,30 @@ class Cluster:
     @property
     def nodes(self) -> tuple[NodeName, ...]:
         """Names of all nodes, sorted."""
-        return tuple(sorted(self._members))
+        return tuple(self._names)
+
+    def members(self, after: str = "") -> Iterator[Member]:
+        """The nodes whose names come after this one, in the order of their names."""
+        return (self._members[self._names[n]] for n in range(bisect_right(self._names, after), len(self._names)))
+
+    def allocations(
+        self, after: Key = (), node: NodeName | None = None, namespace: str | None = None, pod: str | None = None
+    ) -> Iterator[tuple[AllocationKey, Member, Allocation]]:
+        """
+        The live allocations behind this key, by node and id; of one node, namespace or pod where given.
+
+        Pods of one name in other namespaces are passed over; else no row is looked at that is not returned.
+        """
+        for key in self._index.keys(after, node, namespace, pod):
+            member = self._members[key[0]]
+            allocation = member.state.allocations[key[1]]
+            owner = allocation.owner
+            if namespace is None or (owner is not None and owner.namespace == namespace):
+                yield key, member, allocation
 
     def __contains__(self, node: NodeName) -> bool:
         return node in self._members
 
     def __iter__(self) -> Iterator[Member]:
         """The nodes in the order of their names."""
-        return (self._members[name] for name in self.nodes)
+        return self.members()

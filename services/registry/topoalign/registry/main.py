@@ -7,6 +7,7 @@ from topoalign.client import Client
 from topoalign.registry.api import Api
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.metrics import Metrics
+from topoalign.registry.series import NodeSeries
 from topoalign.registry.service import Registry
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.context import Context
@@ -17,8 +18,9 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
     """Build the service from the context's settings and run it. Raises InvalidField for a wrong setting."""
     settings = from_environment(RegistrySettings, context.environment)
     client, cluster = Client(context.bus, context.clock, "registry"), Cluster()
-    metrics = Metrics(context.metrics, cluster, client)
+    metrics = Metrics(context.metrics, client)
     registry = Registry(context.bus, context.clock, client, cluster, metrics, settings)
     context.checks["streams"] = registry.behind
     context.routes.append(Api(cluster).mount())
+    context.series.append(NodeSeries(cluster, per_allocation=settings.registry_allocation_series).write)
     await registry.run(task_status=task_status)

@@ -12,3 +12,7 @@ class RegistrySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     registry_answer_seconds: float = 2.0
     """Seconds that an allocator may take to answer this question."""
+
+    registry_allocation_series: bool = True
+    """Whether /metrics has `topoalign_gpu_allocation_info`: one series for each allocated GPU, with the names of its pod.
+    `false` saves most of the page's size where no dashboard joins with these names."""

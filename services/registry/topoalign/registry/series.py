@@ -1,0 +1,120 @@
+"""
+Writes the series of the nodes for /metrics: GPUs by state, allocated GPUs, stale nodes.
+
+A cluster of thousands of nodes has more series than can be made at each scrape without holding up everything else. So the
+text of a node is kept and made again only when the node has announced something, and the loop gets a turn after every few
+nodes. The text is what prometheus_client would write for the same values.
+
+GPU utilisation is exported by DCGM; `topoalign_gpu_allocation_info` joins with it on the GPU's uuid. It has one series per
+allocated GPU, so the number of its label values, which include pod names, is limited by the hardware.
+"""
+
+from collections import Counter as Tally
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import anyio
+
+from topoalign.core.model.errors import clean
+from topoalign.core.model.events import HealthState
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.state.fold import NodeState
+from topoalign.registry.cluster import Cluster, Member
+
+STATES = ("free", "allocated", "unhealthy", "unknown", "cordoned")
+"""Of a GPU, each in exactly one: held by an allocation first, then what keeps it from being handed out."""
+
+AT_ONCE = 32
+"""Nodes whose text is written between two turns of the loop: some milliseconds of work where all of it is new."""
+
+LONGEST_LABEL = 253
+"""Characters of a label's value: as many as a name in Kubernetes may have."""
+
+
+class NodeSeries:
+    """Writes the families of all nodes, each family in one piece."""
+
+    def __init__(self, cluster: Cluster, *, per_allocation: bool) -> None:
+        """`per_allocation`: whether to write `topoalign_gpu_allocation_info`."""
+        self._cluster, self._per_allocation = cluster, per_allocation
+
+    async def write(self) -> AsyncIterator[bytes]:
+        """The text, in chunks of a few nodes. A node that changes meanwhile is written as it is when it is its turn."""
+        yield header("topoalign_gpus", "GPUs by state.")
+        async for chunk in self._chunks(lambda member: member.derived(gpu_lines)):
+            yield chunk
+        if self._per_allocation:
+            yield header(
+                "topoalign_gpu_allocation_info",
+                "1 for each allocated GPU; gpu_uuid equals the UUID label of DCGM's exporter.",
+            )
+            async for chunk in self._chunks(lambda member: member.derived(allocation_lines)):
+                yield chunk
+        yield header("topoalign_node_stale", "1 while the allocator of the node does not answer.")
+        async for chunk in self._chunks(stale_line):
+            yield chunk
+
+    async def _chunks(self, text: Callable[[Member], bytes]) -> AsyncIterator[bytes]:
+        members = tuple(self._cluster)
+        for start in range(0, len(members), AT_ONCE):
+            yield b"".join(map(text, members[start : start + AT_ONCE]))
+            await anyio.lowlevel.checkpoint()
+
+
+def header(name: str, meaning: str) -> bytes:
+    """What stands above the series of a gauge."""
+    return f"# HELP {name} {meaning}\n# TYPE {name} gauge\n".encode()
+
+
+def line(name: str, value: int, **labels: str) -> bytes:
+    """One sample; its labels in alphabetical order, each one printable, bounded and escaped."""
+    pairs = (f'{label}="{escaped(clean(text, LONGEST_LABEL))}"' for label, text in sorted(labels.items()))
+    return f"{name}{{{','.join(pairs)}}} {float(value)}\n".encode()
+
+
+def escaped(text: str) -> str:
+    """A label's value without an end of its own; `clean` has replaced line ends."""
+    return text.replace("\\", r"\\").replace('"', r"\"")
+
+
+def gpu_lines(state: NodeState) -> bytes:
+    """How many GPUs of a node are in each of STATES."""
+    tally = Tally(state_of(state, gpu.id) for gpu in state.hardware.gpus)
+    return b"".join(line("topoalign_gpus", tally[name], node=state.node, state=name) for name in STATES)
+
+
+def allocation_lines(state: NodeState) -> bytes:
+    """Each GPU that an allocation of the node holds, or holds a part of."""
+    return b"".join(
+        line("topoalign_gpu_allocation_info", 1, node=state.node, **labels) for labels in allocated_gpus(state)
+    )
+
+
+def stale_line(member: Member) -> bytes:
+    """Whether the allocator of the node does not answer."""
+    return line("topoalign_node_stale", not member.answering, node=member.state.node)
+
+
+def state_of(state: NodeState, device: DeviceID) -> str:
+    """Which of STATES a GPU is in."""
+    if state.ownership.is_held(device):
+        return "allocated"
+    health = state.health_of(device)
+    if health.cordoned:
+        return "cordoned"
+    return "free" if health.state is HealthState.HEALTHY else health.state.value
+
+
+def allocated_gpus(state: NodeState) -> Iterator[dict[str, str]]:
+    """The labels of each GPU that an allocation has, or has a part of."""
+    hardware = state.hardware
+    for allocation in state.allocations.values():
+        owner = allocation.owner
+        labels = {
+            "allocation": allocation.id,
+            "namespace": owner.namespace if owner is not None else "",
+            "pod": owner.pod if owner is not None else "",
+            "container": owner.container if owner is not None else "",
+        }
+        cards = {hardware.card_of(device) for device in allocation.device_ids}
+        for gpu in sorted(cards & hardware.gpu_by_id.keys()):
+            yield {"gpu_uuid": gpu, **labels}

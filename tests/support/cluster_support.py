@@ -1,0 +1,61 @@
+"""Nodes and allocations for tests of the registry, told to a cluster as facts."""
+
+from topoalign.client import Heard
+from topoalign.core.model.events import (
+    Allocation,
+    AllocationGranted,
+    AllocationsSnapshot,
+    DeviceHealth,
+    DeviceHealthChanged,
+    Event,
+    HealthState,
+    Owner,
+    TopologyDiscovered,
+)
+from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName
+from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NumaNode, Topology
+from topoalign.registry.cluster import Cluster
+
+HOSTILE = "\x1b[31mred\x1b[0m<script>{{x}}\n"
+TIME = 1_767_323_045.0
+
+
+def gpu(index: int) -> DeviceID:
+    return DeviceID(f"GPU-{index:04d}")
+
+
+def topology() -> Topology:
+    return Topology(
+        cpus=tuple(Cpu(id=i, core=i, socket=0, node=0, uncore=0) for i in range(8)),
+        nodes=(NumaNode(id=0),),
+        gpus=tuple(Gpu(id=gpu(i), index=i, pci=f"0000:0{i}:00.0", numa_affinity=(0,)) for i in range(4)),
+        nics=(Nic(id=DeviceID("mlx5_0"), index=0, pci="0000:10:00.0"),),
+    )
+
+
+def allocation(name: str, pod: str | None, *gpus: int, namespace: str = "ml") -> Allocation:
+    owner = Owner(namespace=Namespace(namespace), pod=PodName(pod), container=ContainerName("main")) if pod else None
+    return Allocation(
+        id=AllocationID(name), owner=owner, devices={GPU: tuple(gpu(i) for i in gpus)}, cpus="0-3", affinity=(0,)
+    )
+
+
+def tell(cluster: Cluster, event: Event) -> None:
+    cluster.apply(Heard(event=event, position=1, time=TIME))
+
+
+def announce(cluster: Cluster, name: str, *allocations: Allocation) -> None:
+    """A node with four GPUs, one of them unhealthy, that has granted these allocations."""
+    node = NodeName(name)
+    health = {gpu(i): DeviceHealth(state=HealthState.HEALTHY) for i in range(3)}
+    health[gpu(3)] = DeviceHealth(state=HealthState.UNHEALTHY, reason="GPU is lost")
+    tell(
+        cluster,
+        TopologyDiscovered(
+            node=node, epoch=1, revision=7, boot_id="boot", source="described: test", topology=topology()
+        ),
+    )
+    tell(cluster, DeviceHealthChanged(node=node, epoch=1, revision=1, devices=health))
+    tell(cluster, AllocationsSnapshot(node=node, epoch=5, seq=1, allocations=(), digest=""))
+    for seq, granted in enumerate(allocations, 2):
+        tell(cluster, AllocationGranted(node=node, epoch=5, seq=seq, allocation=granted))
