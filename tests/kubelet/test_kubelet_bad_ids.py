@@ -47,7 +47,7 @@ CASES: dict[str, tuple[list[str], str]] = {
     "unhealthy": (["GPU-6"], "'GPU-6' is unhealthy: Xid 79"),
     "cordoned": (["GPU-7"], "'GPU-7' is cordoned"),
     "empty list": ([], "empty"),
-    "empty id": ([""], "''"),
+    "empty id": ([""], "a device without a name"),
     "ten thousand": ([f"GPU-{i}" for i in range(8, 10_008)], "and 9992 more"),
     "one megabyte": ([MEGABYTE], "'GPU-?[2Jxxx"),
     "NUL": (["GPU-0\x00"], "'GPU-0?'"),

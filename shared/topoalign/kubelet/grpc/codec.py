@@ -1,6 +1,9 @@
 """
 Decodes messages that arrive over gRPC: complete, and with every field of the type in the API, or refused.
 
+The generated code decodes and encodes what is rare. The messages that a kubelet waits for when a pod starts have a codec of
+their own (`decoding`, `encoding`).
+
 Decoding is pure Python: four megabytes of the smallest fields take seconds, in which no other task of this process
 could run. So only messages of at most a millisecond's work are decoded at once. A larger request to this process is
 decoded in turns (`decoding`); a larger answer of the kubelet, which is requested one at a time, in a thread.
@@ -11,13 +14,14 @@ from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import anyio
 from betterproto2 import Message
-from grpclib.const import Status
 from grpclib.encoding.proto import ProtoCodec
 from grpclib.events import RecvMessage
-from grpclib.exceptions import GRPCError
+
+from topoalign.kubelet.grpc.decoding import NAMING, Decoding, broken
+from topoalign.kubelet.grpc.encoding import ENCODERS
 
 DECODED_AT_ONCE = 2**10
-"""Bytes that are decoded at once: some 20 devices, or 500 of the smallest fields, which take a millisecond or two."""
+"""Bytes that the generated code decodes at once: 500 of the smallest fields, which take a millisecond or two."""
 
 
 class Codec(ProtoCodec):
@@ -34,26 +38,33 @@ class Codec(ProtoCodec):
         return message
 
 
-def broken(kind: Any, why: str) -> GRPCError:
-    """The sender's fault."""
-    return GRPCError(Status.INVALID_ARGUMENT, f"not a {kind.__name__}: {why}")
-
-
 CODEC = Codec()
 
 
 class Undecoded(NamedTuple):
-    """What is too large to be decoded between two turns of others."""
+    """An answer that is too large to be decoded between two turns of others."""
 
     data: bytes
     kind: Any
 
 
 class QuickCodec(ProtoCodec):
-    """Protobuf, as far as it is quick; `decoded` does the rest."""
+    """Protobuf, as far as it is quick; `decoded` or the server does the rest."""
+
+    def encode(self, message: Any, message_type: Any) -> bytes:
+        """The bytes of a message."""
+        encode = ENCODERS.get(type(message))
+        return encode(message) if encode is not None else super().encode(message, message_type)
 
     def decode(self, data: bytes, message_type: Any) -> Any:
-        """The decoded message, or an Undecoded one if it is larger than DECODED_AT_ONCE bytes."""
+        """
+        The decoded message; of a request that names more devices than are decoded at once its Decoding, and an Undecoded one
+        of any other that is larger than DECODED_AT_ONCE bytes.
+        """
+        if message_type in NAMING:
+            decoding = Decoding(data, message_type)
+            message = decoding.step()
+            return decoding if message is None else message
         return CODEC.decode(data, message_type) if len(data) <= DECODED_AT_ONCE else Undecoded(data, message_type)
 
 

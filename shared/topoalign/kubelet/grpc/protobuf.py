@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 def field(number: int, content: bytes) -> bytes:
     """A field of bytes: a string or a message. Numbers up to 15."""
+    if len(content) < 0x80:
+        return bytes((number << 3 | 2, len(content))) + content
     return bytes((number << 3 | 2,)) + varint(len(content)) + content
 
 

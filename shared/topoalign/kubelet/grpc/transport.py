@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,7 +29,7 @@ from grpclib.exceptions import GRPCError
 from topoalign.core.model.errors import BadRequest, NoFit, TopoalignError, clean
 from topoalign.kubelet.grpc import sockets
 from topoalign.kubelet.grpc.arriving import LARGEST_REQUEST, SMALL_REQUEST, Arriving
-from topoalign.kubelet.grpc.codec import QuickCodec, Undecoded
+from topoalign.kubelet.grpc.codec import QuickCodec
 from topoalign.kubelet.grpc.complaints import Complaints
 from topoalign.kubelet.grpc.connection import CHUNK, PING_SECONDS, Connection, Link
 from topoalign.kubelet.grpc.decoding import NAMING, Decoding
@@ -244,9 +243,12 @@ class Server(grpclib.server.Server):
         """Called by grpclib before a request is handed to its method."""
         stream, connection = CALL.get(), caller()
         assert connection is not None
-        if isinstance(event.message, Undecoded):
-            data, kind = event.message
-            event.message = await Decoding(data, partial(self.turns.turn, connection)).decode(kind)
+        if isinstance(decoding := event.message, Decoding):
+            message = None
+            while message is None:
+                await self.turns.turn(connection)
+                message = decoding.step()
+            event.message = message
         self.arriving.take(stream)
 
     def _protocol_factory(self) -> Connection:
