@@ -2,16 +2,16 @@
 
 import msgspec
 
-from topoalign.allocator.reconciliation import device_order
 from topoalign.core.deviceshare import node_inventory
 from topoalign.core.model.ids import GPU
+from topoalign.core.model.topology import queries
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.views import made_once
 from topoalign.core.placement.gpus.scores import gpu_scores
 from topoalign.core.placement.preference import set_scorer
 from topoalign.machines import load_machine
 
-TABLES = (device_order.places_of, node_inventory.places_of, gpu_scores, set_scorer)
+TABLES = (queries.places_of, node_inventory.places_of, gpu_scores, set_scorer)
 
 
 def test_two_tables_of_one_name_are_kept_apart() -> None:
@@ -20,7 +20,7 @@ def test_two_tables_of_one_name_are_kept_apart() -> None:
         topology = load_machine("dgx-a100").topology
         first(topology), second(topology)
 
-        assert {*topology.devices} == {*device_order.places_of(topology)}
+        assert {*topology.devices} == {*queries.places_of(topology)}
         assert {*topology.gpu_by_id, *topology.nic_by_id} == {*node_inventory.places_of(topology)}
 
 

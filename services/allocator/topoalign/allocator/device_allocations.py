@@ -49,6 +49,7 @@ from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.placement.preference import prefer
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
+from topoalign.core.state.held_devices import held_among
 
 FRESH_SECONDS = 5.0
 """How old an answer of the kubelet may be: where it is older, this process was stopped in between."""
@@ -127,18 +128,21 @@ class DeviceAllocations:
         tell which those are.
         """
         at, ended = self._clock.monotonic(), await self.ended()
-        ended = self._reconciliation.liveness.dropped(ended, available, must_include, at)
-        owned = without(self.state, ended).ownership
-        kept = owned.set_of(devices_displaced_by(ended))
+        ended = self._reconciliation.liveness.dropped(ended, available, must_include, at) if ended else ended
+        owned = (without(self.state, ended) if ended else self.state).ownership
+        hardware, offered = self.state.hardware, frozenset(available)
         among, required = available, must_include
-        if {*must_include} <= {*available} and len(must_include) <= size <= len(available):
-            spare = [
-                d for d in available if d in must_include or not (owned.is_held(d) or kept.overlaps(owned.holding(d)))
-            ]
+        if offered.issuperset(must_include) and len(must_include) <= size <= len(available):
+            held = {*held_among(hardware, owned, resource, offered)}
+            if displaced := devices_displaced_by(ended):
+                kept = owned.set_of(displaced)
+                held.update(device for device in offered if kept.overlaps(owned.holding(device)))
+            held.difference_update(must_include)
+            spare = [device for device in available if device not in held] if held else available
             among, required = (spare, must_include) if len(spare) >= size else (available, spare)
-        beside = PlacementContext(free=owned.free(resource))
-        chosen = prefer(self.state.hardware, resource, among, required, size, self._placement, beside=beside)
-        self._preferences.give(resource, available, chosen)
+        beside = PlacementContext(free=owned.free(resource) if hardware.kind_of(resource) == "gpu" else ())
+        chosen = prefer(hardware, resource, among, required, size, self._placement, beside=beside)
+        self._preferences.give(resource, offered, chosen)
         return chosen
 
     async def ended(self) -> list[Allocation]:

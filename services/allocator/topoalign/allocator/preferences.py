@@ -31,9 +31,9 @@ class Preferences:
         self._clock = clock
         self._newest: dict[ResourceName, Preference] = {}
 
-    def give(self, resource: ResourceName, available: Sequence[DeviceID], chosen: tuple[DeviceID, ...]) -> None:
+    def give(self, resource: ResourceName, available: frozenset[DeviceID], chosen: tuple[DeviceID, ...]) -> None:
         """Remembers that `chosen` was preferred among the `available` devices; it replaces the former preference."""
-        self._newest[resource] = Preference(frozenset(available), chosen, self._clock.monotonic())
+        self._newest[resource] = Preference(available, chosen, self._clock.monotonic())
 
     def deviations(
         self, resource: ResourceName, granted: Sequence[Allocation]

@@ -69,8 +69,8 @@ def prefer(
     `beside` is what else is free, for policy `topology`. () where there is no preference to give (`can_be_met`), and for
     devices that the node does not have.
     """
-    listed, free = tuple(topology.devices.get(resource, ())), frozenset(available)
-    if not free <= {*listed} or len(free) < len(available) or not {*must_include} <= free:
+    listed, free = topology.devices.get(resource, {}), frozenset(available)
+    if not free <= listed.keys() or len(free) < len(available) or not free.issuperset(must_include):
         return ()
     kind = topology.kind_of(resource)
     if kind == "part":
@@ -80,7 +80,7 @@ def prefer(
         gpus = tuple(topology.gpu_by_id)
         picked = {gpus[i] for i in chosen}
     else:
-        ranked = sorted(listed, key=lambda nic: nearness(topology, nic, near)) if kind == "nic" else listed
+        ranked = sorted(listed, key=lambda nic: nearness(topology, nic, near)) if kind == "nic" else [*listed]
         picked = first_of(ranked, free, must_include, size)
     return tuple(device for device in listed if device in picked)
 
