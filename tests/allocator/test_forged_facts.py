@@ -34,11 +34,13 @@ from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus, Message, Stream
 from topoalign.core.state.fold import NodeState
+from topoalign.discovery.metrics import Metrics as DiscoveryMetrics
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.metrics import Metrics
 from topoalign.registry.service import PAUSE, Registry
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.figures import registry_of
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.node_bus import NodeBus
 from topoalign.runtime.tasks import background
@@ -57,10 +59,11 @@ class World:
         self.own_bus: Bus = NodeBus(self.bus, NODE) if one_process else self.bus
         self.ledger = Ledger(NODE, MemoryJournal(), self.clock)
         self.cluster, self.metrics = Cluster(), CollectorRegistry()
-        self.of_discovery = CollectorRegistry()
+        counted = DiscoveryMetrics()
+        self.of_discovery = registry_of(counted.figures())
         self.client = Client(self.bus, self.clock, "registry")
         self.discovery = discovery_with(
-            self.hardware, self.own_bus, self.clock, self.of_discovery, node=NODE, read_seconds=600.0, hub=self.bus
+            self.hardware, self.own_bus, self.clock, counted, node=NODE, read_seconds=600.0, hub=self.bus
         )
         self.hardware_watch = HardwareWatch(self.ledger, self.own_bus, self.clock)
         self.forged = 0

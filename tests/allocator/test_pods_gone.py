@@ -3,12 +3,11 @@
 import anyio
 import pytest
 from device_allocations_support import GPUS, NODE, Node, bound, owner
-from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.ledger.endings import REMEMBERED, TOLD, Endings
-from topoalign.allocator.metrics import AllocatorMetrics
+from topoalign.allocator.metrics import figures
 from topoalign.allocator.ports import Part, ShownDevices
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.service import Allocator
@@ -26,6 +25,7 @@ from topoalign.core.model.ids import GPU, AllocationID, DeviceID
 from topoalign.core.model.requests import AdmissionRules, ExplainRequest
 from topoalign.core.state.fold import replay
 from topoalign.kubelet.files.pod_directories import PodDirectories
+from topoalign.runtime.figures import registry_of
 from topoalign.runtime.memory_bus import MemoryBus
 
 pytestmark = pytest.mark.anyio
@@ -726,8 +726,7 @@ async def test_readiness_and_a_metric_name_both_containers_of_a_device(node: Nod
     allocator = Allocator(
         node.ledger, bus, node.clock, hardware_watch, admissions, node.device_allocations, reconcile_seconds=5
     )
-    metrics = CollectorRegistry()
-    metrics.register(AllocatorMetrics(allocator, lambda: 0))
+    metrics = registry_of(figures(allocator, lambda: 0))
     reason = allocator.devices_given_twice()
     counted = metrics.get_sample_value("topoalign_allocator_displaced_allocations")
     directories(node, "uid-2")

@@ -7,12 +7,13 @@ import httpx
 import pytest
 from e2e_support import allocate, answering, in_one_process, pod
 from faults_support import THOROUGH
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from structlog.testing import capture_logs
 
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import NodeName
 from topoalign.runtime import watchdog
+from topoalign.runtime.figures import registry_of
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.watchdog import LATE_SECONDS, PERIOD_SECONDS, Watchdog
 
@@ -90,8 +91,7 @@ async def test_a_loop_that_is_stuck_is_not_alive_and_one_that_goes_on_is() -> No
 
 async def test_the_metrics_tell_how_late_it_is_at_this_moment() -> None:
     dog, _ = await watched(3.0)
-    metrics = CollectorRegistry()
-    dog.watch(metrics)
+    metrics = registry_of(dog.figures())
     before = generate_latest(metrics).decode()
     assert isinstance(dog._clock, Late)
     dog._clock.now += PERIOD_SECONDS + 4

@@ -5,7 +5,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
-from prometheus_client import CollectorRegistry
 
 from topoalign.core import wire
 from topoalign.core.model.errors import BusUnavailable, DriverFault
@@ -22,6 +21,7 @@ from topoalign.discovery.service import Discovery
 from topoalign.discovery.xids import XidRules
 from topoalign.plugin_config.watching import ConfigurationFile
 from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.figures import registry_of
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
 
@@ -69,7 +69,7 @@ def discovery_with(
     driver: Driver,
     bus: BusPort,
     clock: Clock,
-    registry: CollectorRegistry | None = None,
+    metrics: Metrics | None = None,
     *,
     node: NodeName = NODE,
     caretaker: HealthKeeper | None = None,
@@ -83,9 +83,9 @@ def discovery_with(
         driver,
         bus,
         clock,
-        Metrics(registry or CollectorRegistry()),
+        metrics or Metrics(),
         caretaker or HealthKeeper(RecordFile(NOWHERE, boot_id), XidRules(), QUIET_SECONDS, clock),
-        Offering(ConfigurationFile(environment or {}), CollectorRegistry()).offered,
+        Offering(ConfigurationFile(environment or {})).offered,
         read_seconds=read_seconds,
         hold_down_seconds=HOLD_DOWN_SECONDS,
         boot_id=boot_id,
@@ -125,13 +125,14 @@ class World:
         self, state_dir: Path = NOWHERE, boot_id: str = "boot", environment: Mapping[str, str] | None = None
     ) -> None:
         """`environment` configures what is offered."""
-        self.bus, self.clock, self.hardware, self.registry = Bus(), ManualClock(), Hardware(), CollectorRegistry()
+        self.bus, self.clock, self.hardware, self.metrics = Bus(), ManualClock(), Hardware(), Metrics()
+        self.registry = registry_of(self.metrics.figures())
         self.caretaker = HealthKeeper(RecordFile(state_dir, boot_id), XidRules(), QUIET_SECONDS, self.clock)
         self.discovery = discovery_with(
             self.hardware,
             self.bus,
             self.clock,
-            self.registry,
+            self.metrics,
             caretaker=self.caretaker,
             boot_id=boot_id,
             environment=environment,

@@ -14,7 +14,7 @@ import click
 
 from topoalign.cli.options import PLACEMENT, POLICY, SCOPE
 from topoalign.core.model.errors import clean
-from topoalign.runtime.runner import run
+from topoalign.runtime.process import run
 from topoalign.runtime.settings import PREFIX
 
 NODE = ("discovery", "hinting", "allocator")

@@ -3,15 +3,18 @@
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 from anyio.abc import TaskStatus
-from prometheus_client import CollectorRegistry
-from starlette.routing import BaseRoute
 
 from topoalign.core.ports import Bus, Clock
 from topoalign.plugin_config.watching import ConfigurationFile
+from topoalign.runtime.figures import Collector, registry_of
+
+if TYPE_CHECKING:  # a process without HTTP needs neither
+    from prometheus_client import CollectorRegistry
+    from starlette.routing import BaseRoute
 
 Check = Callable[[], str | None]
 """Says why the process is not ready, or None when it is."""
@@ -53,14 +56,20 @@ class Context:
     notes: dict[str, Check] = field(default_factory=dict)
     """What an operator should know though the process is ready, by name; shown by /readyz?verbose."""
     reload: Reload = field(default_factory=Reload)
-    routes: list[BaseRoute] = field(default_factory=list)
+    routes: "list[BaseRoute]" = field(default_factory=list)
     """HTTP routes beside /livez, /readyz and /metrics; a service adds its own before it reports that it has started."""
-    metrics: CollectorRegistry = field(default_factory=CollectorRegistry)
+    figures: list[Collector] = field(default_factory=list)
+    """What /metrics shows; a service adds its own."""
     series: list[Series] = field(default_factory=list)
     """What /metrics shows behind `metrics`: families that a service writes itself, because they have too many series to be
     made again at each scrape."""
     superseded: anyio.Event = field(default_factory=anyio.Event)
     """Set by a service when another process takes this one's place: all services end, and this one waits to be stopped."""
+
+    @cached_property
+    def metrics(self) -> "CollectorRegistry":
+        """What /metrics shows, for Prometheus: the figures, and what a service registers here itself."""
+        return registry_of(self.figures)
 
     @cached_property
     def configuration(self) -> ConfigurationFile:

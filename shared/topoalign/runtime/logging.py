@@ -14,8 +14,11 @@ from collections.abc import Mapping
 from textwrap import indent
 from typing import Any
 
-import structlog
-from structlog.typing import EventDict, ExcInfo, Processor
+from topoalign.runtime.optional import without
+
+with without("rich"):  # fifty modules for tracebacks with values, which are not shown here
+    import structlog
+    from structlog.typing import EventDict, ExcInfo, Processor
 
 LIBRARIES = dict.fromkeys(("nats", "uvicorn", "hpack", "asyncio", "grpclib"), logging.WARNING)
 """Loggers of libraries that tell more than an operator wants at level info."""

@@ -8,7 +8,6 @@ without a request to stop has failed as well.
 """
 
 import asyncio
-import gc
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -28,8 +27,6 @@ from topoalign.core.ports import Bus
 from topoalign.runtime import systemd
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.context import Context, Reload, Serve
-from topoalign.runtime.health import serve_http
-from topoalign.runtime.logging import configure_logging
 from topoalign.runtime.nats_bus import Access, NatsBus, connect_bus
 from topoalign.runtime.node_bus import NodeBus
 from topoalign.runtime.settings import RuntimeSettings, from_environment
@@ -62,23 +59,6 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
     """URL, without credentials; None on a bus that was handed in."""
     http: str | None
     """URL; None without HTTP."""
-
-
-def run(names: Sequence[str], environment: Mapping[str, str]) -> None:
-    """
-    Runs services as a program does: logging set up, until SIGTERM or SIGINT; SIGHUP has files read anew. Raises what
-    `run_services` does.
-    """
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it can be answered, and once it no longer can
-    settings = from_environment(RuntimeSettings, environment)
-    configure_logging(settings.log_format, settings.log_level)
-
-    def serving(running: Running) -> None:
-        # what is there now stays: else the collector looks through it again and again, a twentieth of a second each time
-        gc.collect()
-        gc.freeze()
-
-    anyio.run(lambda: run_services(names, environment, ready=serving), backend="asyncio")
 
 
 async def run_services(
@@ -123,7 +103,7 @@ async def serve_all(
         context = Context(bus=used, hub=hub if hub is not used else None, clock=SystemClock(), environment=environment)
         context.checks["bus"] = lambda: trouble(hub)
         watchdog = Watchdog(context.clock)
-        watchdog.watch(context.metrics)
+        context.figures.extend(watchdog.figures())
         context.life["event loop"] = watchdog.trouble
         ends = [signal.SIGTERM, signal.SIGINT]
         if hangup_stops and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
@@ -135,9 +115,7 @@ async def serve_all(
                 async with background() as serving:
                     for name in sorted(services, key=order):
                         await start(serving, name, services[name], context)
-                    http = None
-                    if settings.http_port is not None:
-                        http = await tasks.start(serve_http, context, settings.http_host, settings.http_port)
+                    http = await serve_pages(tasks, context, settings)
                     tasks.start_soon(systemd.keep_watchdog, environment)
                     systemd.notify(environment, "READY=1")
                     log.info("running", services=sorted(services, key=order), node=node, http=http)
@@ -151,6 +129,16 @@ async def serve_all(
                 await anyio.sleep_forever()
     if not stopping.is_set():
         raise StoppedUnasked(" and ".join(sorted(services, key=order)) or "topoalign", "a task of it was cancelled")
+
+
+async def serve_pages(tasks: TaskGroup, context: Context, settings: RuntimeSettings) -> str | None:
+    """Starts the HTTP pages and returns their URL; None without HTTP. Raises what `serve_http` does."""
+    if settings.http_port is None:
+        return None
+    from topoalign.runtime.health import serve_http  # a hundred modules, where they are wanted
+
+    url: str = await tasks.start(serve_http, context, settings.http_host, settings.http_port)
+    return url
 
 
 @asynccontextmanager

@@ -7,11 +7,9 @@ and measures how much longer that took. It logs once when a delay begins and onc
 """
 
 import structlog
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
 
 from topoalign.core.ports import Clock
+from topoalign.runtime.figures import Figure
 
 PERIOD_SECONDS = 1.0
 LATE_SECONDS = 1.0
@@ -68,26 +66,19 @@ class Watchdog:
         late = max(self.overdue, self.lag)
         return f"the event loop is {late:.1f} s late" if late >= STUCK_SECONDS else None
 
-    def watch(self, metrics: CollectorRegistry) -> None:
-        """Add the lag and the number of delays to the metrics."""
-        metrics.register(Readings(self))
-
-
-class Readings(Collector):
-    """The watchdog's figures, read when they are asked for."""
-
-    def __init__(self, watchdog: Watchdog) -> None:
-        self._watchdog = watchdog
-
-    def collect(self):  # type: ignore[no-untyped-def]  # prometheus_client leaves its Metric types unexported
-        """The metrics with their current values."""
-        yield GaugeMetricFamily(
-            "topoalign_event_loop_lag_seconds",
-            "How late the event loop is.",
-            value=max(self._watchdog.overdue, self._watchdog.lag),
-        )
-        yield CounterMetricFamily(
-            "topoalign_event_loop_blocks",
-            f"Times the event loop was more than {LATE_SECONDS:g} s late.",
-            value=self._watchdog.blocks,
-        )
+    def figures(self) -> list[Figure]:
+        """The lag and the number of delays, for /metrics."""
+        return [
+            Figure(
+                "gauge",
+                "topoalign_event_loop_lag_seconds",
+                "How late the event loop is.",
+                lambda: max(self.overdue, self.lag),
+            ),
+            Figure(
+                "counter",
+                "topoalign_event_loop_blocks",
+                f"Times the event loop was more than {LATE_SECONDS:g} s late.",
+                lambda: self.blocks,
+            ),
+        ]

@@ -12,7 +12,7 @@ from topoalign.allocator.device_plugin.containers import Containers
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.metrics import AllocatorMetrics
+from topoalign.allocator.metrics import figures
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.allocator.requests.absence import lists_nothing
 from topoalign.allocator.requests.admissions import Admissions
@@ -72,7 +72,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
             reconcile_seconds=settings.reconcile_seconds,
             hub=context.hub,
         )
-        context.metrics.register(AllocatorMetrics(allocator, lambda: len(journal.set_aside)))
+        context.figures.extend(figures(allocator, lambda: len(journal.set_aside)))
         tell_state(context, allocator, kubelet, containers)
         async with anyio.create_task_group() as tasks:
             await tasks.start(allocator.run)

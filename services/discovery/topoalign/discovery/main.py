@@ -35,13 +35,13 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
     health = configuration.current.health
     xids = xid_rules(health.ignored_xids, context.environment)
     caretaker = HealthKeeper(RecordFile(settings.state_dir, boot), xids, health.quiet_seconds, context.clock)
-    offering = Offering(configuration, context.metrics)
+    offering, metrics = Offering(configuration), Metrics()
     discovery = Discovery(
         settings.node,
         driver,
         context.bus,
         context.clock,
-        Metrics(context.metrics),
+        metrics,
         caretaker,
         offering.offered,
         read_seconds=settings.read_seconds,
@@ -49,6 +49,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
         boot_id=boot,
         hub=context.hub,
     )
+    context.figures.extend([*metrics.figures(), *offering.figures()])
     context.checks["discovery"] = discovery.trouble
     context.checks["hardware events"] = discovery.deafness
     context.checks["device record"] = caretaker.trouble

@@ -1,13 +1,12 @@
 """Prometheus metrics of discovery."""
 
+from collections import Counter
 from collections.abc import Mapping
-from functools import partial
-
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.ports import HardwareEvent
+from topoalign.runtime.figures import Collector, Figure, Histogram
 
 CORDONED = "cordoned"
 MOST_XIDS = 1000
@@ -18,44 +17,73 @@ BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 class Metrics:
     """Counted by the service."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        counter = partial(Counter, registry=registry)
-        self.reads = counter("topoalign_discovery_reads", "Readings of the hardware that were begun.")
-        self.failures = counter("topoalign_discovery_read_failures", "Readings that the driver did not complete.")
-        self.events = counter("topoalign_discovery_events", "What GPUs reported between readings.", ["kind"])
-        self.xids = counter("topoalign_discovery_xids", "XIDs of GPUs, ignored ones too.", ["xid"])
-        self.epochs = counter(
-            "topoalign_discovery_epochs",
-            "Epochs begun after the first, because others had spoken for this node or somebody asked for everything anew.",
-        )
-        self.health_changes = counter(
-            "topoalign_discovery_health_changes",
-            "Devices that were announced to be in another state than before.",
-            ["state"],
-        )
-        self.seconds = Histogram(
-            "topoalign_discovery_read_seconds", "Time of a reading.", registry=registry, buckets=BUCKETS
-        )
-        self.devices = Gauge(
-            "topoalign_discovery_devices",
-            "GPUs, NICs and ill MIG instances, as last announced.",
-            ["state"],
-            registry=registry,
-        )
+    def __init__(self) -> None:
+        self.reads = self.failures = self.epochs = 0
+        self.seconds = Histogram("topoalign_discovery_read_seconds", "Time of a reading.", BUCKETS)
+        self._events: Counter[str] = Counter()
+        self._xids: Counter[str] = Counter()
+        self._changes: Counter[str] = Counter()
+        self._devices: dict[str, int] = {}
+
+    def figures(self) -> list[Collector]:
+        """All of them, for /metrics."""
+        return [
+            Figure(
+                "counter",
+                "topoalign_discovery_reads",
+                "Readings of the hardware that were begun.",
+                lambda: self.reads,
+            ),
+            Figure(
+                "counter",
+                "topoalign_discovery_read_failures",
+                "Readings that the driver did not complete.",
+                lambda: self.failures,
+            ),
+            Figure(
+                "counter",
+                "topoalign_discovery_events",
+                "What GPUs reported between readings.",
+                lambda: self._events,
+                "kind",
+            ),
+            Figure("counter", "topoalign_discovery_xids", "XIDs of GPUs, ignored ones too.", lambda: self._xids, "xid"),
+            Figure(
+                "counter",
+                "topoalign_discovery_epochs",
+                "Epochs begun after the first: others had spoken for this node, or somebody asked for everything anew.",
+                lambda: self.epochs,
+            ),
+            Figure(
+                "counter",
+                "topoalign_discovery_health_changes",
+                "Devices that were announced to be in another state than before.",
+                lambda: self._changes,
+                "state",
+            ),
+            self.seconds,
+            Figure(
+                "gauge",
+                "topoalign_discovery_devices",
+                "GPUs, NICs and ill MIG instances, as last announced.",
+                lambda: self._devices,
+                "state",
+            ),
+        ]
 
     def heard(self, event: HardwareEvent) -> None:
         """Count an event of the driver, ignored XIDs too."""
-        self.events.labels(event.kind).inc()
+        self._events[event.kind] += 1
         if event.xid is not None:
-            self.xids.labels(event.xid if event.xid < MOST_XIDS else "other").inc()
+            self._xids[str(event.xid) if event.xid < MOST_XIDS else "other"] += 1
 
     def announced(self, before: Mapping[DeviceID, DeviceHealth], now: Mapping[DeviceID, DeviceHealth]) -> None:
         """Count the changes between two published healths, and set the number of devices in each state."""
         for device, health in now.items():
             if device not in before or state(before[device]) != state(health):
-                self.health_changes.labels(state(health)).inc()
-        for name in (*HealthState, CORDONED):
-            self.devices.labels(name).set(sum(state(health) == name for health in now.values()))
+                self._changes[state(health)] += 1
+        states = Counter(state(health) for health in now.values())
+        self._devices = {name: states[name] for name in (*HealthState, CORDONED)}
 
 
 def state(health: DeviceHealth) -> str:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import structlog
 from msgspec.structs import replace
-from prometheus_client import CollectorRegistry, Gauge
 
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.model import Topology
@@ -18,6 +17,7 @@ from topoalign.plugin_config.configuration import Configuration
 from topoalign.plugin_config.findings import Finding
 from topoalign.plugin_config.offers import offers
 from topoalign.plugin_config.watching import ConfigurationFile
+from topoalign.runtime.figures import Figure
 
 log = structlog.get_logger("topoalign.discovery")
 
@@ -25,25 +25,30 @@ log = structlog.get_logger("topoalign.discovery")
 class Offering:
     """Of one node."""
 
-    def __init__(self, file: ConfigurationFile, registry: CollectorRegistry) -> None:
+    def __init__(self, file: ConfigurationFile) -> None:
         self._file = file
         self._made_by: Configuration | None = None
         """The configuration by which the newest offers were made: those made by another say nothing about what may stay."""
         self._findings: tuple[Finding, ...] = ()
         self._indexes: dict[DeviceID, int] = {}
         """Of GPUs, as the configuration means them."""
-        refused = Gauge(
-            "topoalign_discovery_configuration_refused",
-            "1 while the configuration file is wrong and the one before stays in use.",
-            registry=registry,
-        )
-        refused.set_function(lambda: float(file.trouble is not None))
-        withheld = Gauge(
-            "topoalign_discovery_offers_withheld",
-            "Things that the configuration asks for and that are not offered because the node is not fit for it.",
-            registry=registry,
-        )
-        withheld.set_function(lambda: float(sum(finding.severe for finding in self._findings)))
+
+    def figures(self) -> list[Figure]:
+        """For /metrics."""
+        return [
+            Figure(
+                "gauge",
+                "topoalign_discovery_configuration_refused",
+                "1 while the configuration file is wrong and the one before stays in use.",
+                lambda: self._file.trouble is not None,
+            ),
+            Figure(
+                "gauge",
+                "topoalign_discovery_offers_withheld",
+                "Things that the configuration asks for and that are not offered because the node is not fit for it.",
+                lambda: sum(finding.severe for finding in self._findings),
+            ),
+        ]
 
     def note(self) -> str | None:
         """For /readyz?verbose: what keeps the configuration from coming true."""

@@ -126,7 +126,7 @@ class Discovery:
         """Says everything anew, under new revisions and a new epoch (`Epochs`). Does nothing as long as nothing was read."""
         if self._topology is not None and self._health is not None:
             if self._epochs.renew():
-                self._metrics.epochs.inc()
+                self._metrics.epochs += 1
             else:
                 self.announcer.owe()
             self._say_topology(self._topology.source, self._topology.topology)
@@ -210,12 +210,12 @@ class Discovery:
             await self._read()
 
     async def _read(self) -> None:
-        self._metrics.reads.inc()
+        self._metrics.reads += 1
         began = self._clock.monotonic()
         try:
             inventory = await self._driver.read()
         except DriverFault as fault:
-            self._metrics.failures.inc()
+            self._metrics.failures += 1
             self._failed(fault)
         else:
             self._found(inventory, began)

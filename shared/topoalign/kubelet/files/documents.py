@@ -1,5 +1,5 @@
 """
-YAML and JSON documents of Kubernetes; the only module that imports PyYAML.
+YAML and JSON documents of Kubernetes.
 
 A document is small, is one mapping, and has no duplicates. Duplicate keys are refused here; the kubelet accepts one
 with only a line in its log (v1.36.3, lenient decoding). Aliases are refused, because a few lines with aliases can
@@ -9,12 +9,10 @@ kubelet, whose own reader is as strict.
 
 import json
 from collections import Counter
-from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 
 from topoalign.core.model.errors import BadRequest, InvalidField, NotFound, clean, quoted
 from topoalign.kubelet.files import reading
@@ -22,16 +20,11 @@ from topoalign.kubelet.files import reading
 MOST_BYTES = 256 << 10
 """Far above any configuration or pod: the largest pods that an API server takes have a few hundred containers."""
 DEEPEST = 64
-LONGEST_NUMBER = 400
-"""Characters of a number in YAML: the largest that a float holds has 309 digits."""
-
-Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""The same in C where PyYAML was built with it: a hundred times as fast."""
-
-TEXT = "tag:yaml.org,2002:str"
-NUMBERS = frozenset({"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"})
-
 Document = dict[Any, Any]
+
+
+class InvalidYaml(ValueError):
+    """A text is not the YAML that is read here; says where and why."""
 
 
 class InvalidDocument(BadRequest):
@@ -41,35 +34,6 @@ class InvalidDocument(BadRequest):
 
     def __init__(self, source: str, finding: str, remedy: str) -> None:
         super().__init__(f"{clean(source, 200)}: {finding}", remedy)
-
-
-class Once(Loader):  # type: ignore[valid-type, misc]  # chosen when PyYAML is imported
-    """Reads mappings whose keys stand once each."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """The mapping of a node. Raises ConstructorError for a duplicate key."""
-        mapping: dict[Hashable, Any] = super().construct_mapping(node, deep)
-        if len(mapping) != len(node.value):
-            raise self.said_again(node)
-        return mapping
-
-    def said_again(self, node: yaml.MappingNode) -> yaml.MarkedYAMLError:
-        """An error at the first key that stood before."""
-        before: set[Hashable] = set()
-        for key_node, _ in node.value:
-            key: Hashable = self.construct_object(key_node, deep=True)
-            if key in before:
-                return unwanted(f"a key stands twice: {quoted([str(key)])}", key_node)
-            before.add(key)
-        return unwanted("a key stands twice", node)
-
-    def resolve(self, kind: type[yaml.Node], value: str, implicit: tuple[bool, bool]) -> str:
-        """
-        Text such as 1:30 stays text: Kubernetes' YAML has no numbers to the base of 60. So does a long number: Python reads
-        one of twenty thousand hexadecimal digits, and then refuses to show it.
-        """
-        tag: str = super().resolve(kind, value, implicit)
-        return TEXT if tag in NUMBERS and (":" in value or len(value) > LONGEST_NUMBER) else tag
 
 
 def load_document(path: Path) -> Document:
@@ -99,11 +63,9 @@ def read(raw: bytes, source: str) -> Document:
         raise InvalidDocument(source, f"byte {error.start + 1} is not UTF-8", "save it as UTF-8 text") from error
     try:
         content = without_nulls(from_json(text) if text.lstrip().startswith("{") else from_yaml(text))
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
-        raise InvalidDocument(source, f"{place}{clean(error.problem or 'no YAML', 200)}", "mend the YAML") from error
-    except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:
+    except InvalidYaml as error:
+        raise InvalidDocument(source, str(error), "mend the YAML") from error
+    except (ValueError, RecursionError, OverflowError) as error:
         # ValueError: a number too long to be one, a date that never was, a key that stands twice in JSON
         raise InvalidDocument(source, f"no YAML and no JSON: {clean(str(error), 200)}", "mend the file") from error
     if not isinstance(content, dict):
@@ -135,6 +97,13 @@ def from_json(text: str) -> object:
     return content
 
 
+def from_yaml(text: str) -> object:
+    """The one document of this text. Raises InvalidYaml, ValueError, OverflowError, RecursionError."""
+    from topoalign.kubelet.files import yaml_text  # only where a file is read: PyYAML takes its time to load
+
+    return yaml_text.load(text, DEEPEST)
+
+
 def said_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """The JSON object of these pairs. Raises ValueError for a duplicate key."""
     mapping = dict(pairs)
@@ -147,28 +116,6 @@ def said_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
 def no_number(name: str) -> object:
     """Refuse `NaN` and `Infinity`, which JSON does not have. Raises ValueError."""
     raise ValueError(f"{name} is no number")
-
-
-def from_yaml(text: str) -> object:
-    """The one document of this text. Raises YAMLError, ValueError, OverflowError, RecursionError."""
-    depth = documents = 0
-    for event in yaml.parse(text, Loader=Loader):
-        if isinstance(event, yaml.AliasEvent):
-            raise unwanted("aliases are not read: write it out", event)
-        if getattr(event, "tag", None) is not None:
-            raise unwanted("tags are not read: write plain values", event)
-        documents += isinstance(event, yaml.DocumentStartEvent)
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > DEEPEST:
-            raise unwanted(f"more than {DEEPEST} levels deep", event)
-        if documents > 1:
-            raise unwanted("a second document begins", event)
-    return yaml.load(text, Loader=Once)  # noqa: S506  # Once is a safe loader
-
-
-def unwanted(what: str, where: Any) -> yaml.MarkedYAMLError:
-    """An error at an event or a node."""
-    return yaml.MarkedYAMLError(problem=what, problem_mark=where.start_mark)
 
 
 KEY = "`key` in "

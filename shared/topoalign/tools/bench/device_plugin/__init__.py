@@ -17,6 +17,7 @@ kubelet of `kubelet.py` in this process.
   shares at the kubelet. Here the agent is `topoalign allocator` and this process publishes the health over NATS;
   `longest_block_ms` is the longest time that one callback blocked its event loop, the first list included.
 - `start`: from the start of the process to a list with every GPU healthy; `cpu_s` is the CPU time of the agent until then.
+  Like all agents here it runs from byte code, as an installed package does.
 - `stop`: from SIGTERM to the end of the process, which serves nobody.
 - `reregister`: from the kubelet's new socket to the agent's registration.
 - `idle`: the CPU time that the agent uses while nobody asks anything, scaled to a minute.

@@ -1,18 +1,25 @@
 """Runs a topoalign command as a process of its own, for as long as it is measured."""
 
+import atexit
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from topoalign.runtime.settings import PREFIX
 
 STOP_SECONDS = 20.0
 """After that it is killed."""
+
+BYTE_CODE = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")
+"""Variables of Python that say where byte code is kept. An agent has its own place for it: see `running`."""
 
 PLAIN = ("-c", "from topoalign.cli import main; main()")
 OBSERVED = ("-m", "topoalign.tools.bench.device_plugin.observed")
@@ -57,6 +64,14 @@ class Agent:
         return float(self._process.stdout.readline())
 
 
+@cache
+def byte_code() -> str:
+    """A folder for the byte code of all agents, which is removed with this process."""
+    folder = tempfile.mkdtemp(prefix="topoalign-byte-code-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
 @contextmanager
 def running(
     command: str, settings: Mapping[str, str], environment: Mapping[str, str] | None = None, *, observed: bool = False
@@ -64,13 +79,19 @@ def running(
     """
     `topoalign COMMAND` under these settings, which go without the prefix, and none of the environment's own.
 
-    `environment`: what is not for us. `observed`: see `Agent.longest_block_ms`.
+    `environment`: what is not for us. `observed`: see `Agent.longest_block_ms`. It runs from byte code, as an installed
+    package does; the first agent of this process compiles it.
     """
-    others = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    others = {name: value for name, value in os.environ.items() if not name.startswith((PREFIX, *BYTE_CODE))}
     started = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, *(OBSERVED if observed else PLAIN), command],
-        env={**others, **(environment or {}), **{PREFIX + name: value for name, value in settings.items()}},
+        env={
+            **others,
+            "PYTHONPYCACHEPREFIX": byte_code(),
+            **(environment or {}),
+            **{PREFIX + name: value for name, value in settings.items()},
+        },
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE if observed else subprocess.DEVNULL,
     )

@@ -1,0 +1,95 @@
+"""
+Figures that a service counts for Prometheus: plain numbers, read when /metrics is asked for.
+
+prometheus_client is imported at the first reading: a process that serves no HTTP is never asked for its figures, and a node
+agent is to list its devices first.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, cast
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.core import Metric
+    from prometheus_client.registry import Collector as PrometheusCollector
+
+Kind = Literal["gauge", "counter"]
+
+
+class Collector(Protocol):
+    """Protocol: what yields metrics of the moment, as a Collector of `prometheus_client` does."""
+
+    def collect(self) -> "Iterator[Metric]":
+        """The metrics with their current values."""
+
+
+class Figure(NamedTuple):
+    """One metric, and the function that reads its value."""
+
+    kind: Kind
+    name: str
+    help: str
+    read: Callable[[], float | Mapping[str, float]]
+    """Of one with a label: by the label's value."""
+    label: str | None = None
+
+    def collect(self) -> "Iterator[Metric]":
+        """Yields the metric with its current value."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # see above
+
+        family = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}[self.kind]
+        value = self.read()
+        if not isinstance(value, Mapping):
+            yield family(self.name, self.help, value=value)
+            return
+        metric = family(self.name, self.help, labels=[self.label or ""])
+        for label, each in value.items():
+            metric.add_metric([label], each)
+        yield metric
+
+
+class Histogram:
+    """How often a number was in which range."""
+
+    def __init__(self, name: str, help: str, bounds: tuple[float, ...]) -> None:
+        """`bounds`: the upper bounds of the ranges, ascending; the last range has none."""
+        self._name, self._help, self._bounds = name, help, bounds
+        self._counts: Counter[float] = Counter()
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count a number."""
+        self._counts[next((bound for bound in self._bounds if value <= bound), float("inf"))] += 1
+        self._sum += value
+
+    def collect(self) -> "Iterator[Metric]":
+        """Yields the metric: for each bound how many numbers were not above it, and the sum of all."""
+        from prometheus_client.core import HistogramMetricFamily  # see above
+
+        total, buckets = 0, []
+        for bound in (*self._bounds, float("inf")):
+            total += self._counts[bound]
+            buckets.append((str(bound) if bound < float("inf") else "+Inf", float(total)))
+        yield HistogramMetricFamily(self._name, self._help, buckets=buckets, sum_value=self._sum)
+
+
+class Gathered:
+    """The metrics of several collectors as those of one."""
+
+    def __init__(self, collectors: Sequence[Collector]) -> None:
+        self._collectors = collectors
+
+    def collect(self) -> "Iterator[Metric]":
+        """Yields the metrics of one collector after the other."""
+        for each in self._collectors:
+            yield from each.collect()
+
+
+def registry_of(collectors: Sequence[Collector]) -> "CollectorRegistry":
+    """A registry that shows the metrics of these collectors, of those too that are added to them later."""
+    from prometheus_client import CollectorRegistry  # see above
+
+    registry = CollectorRegistry()
+    registry.register(cast("PrometheusCollector", Gathered(collectors)))
+    return registry

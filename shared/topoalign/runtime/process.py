@@ -1,0 +1,38 @@
+"""
+Runs services as a program does: logging, signals and the garbage collector are the process's own.
+
+A node agent starts anew with each of its nodes, and pods wait for its first list. So the services and their libraries are
+imported with the collector off, after the settings were read: they make some hundred thousand objects that all stay, which
+the collector would otherwise look through again and again, a twentieth of a second each time.
+"""
+
+import gc
+import signal
+from collections.abc import Mapping, Sequence
+
+import anyio
+
+from topoalign.runtime.logging import configure_logging
+from topoalign.runtime.settings import RuntimeSettings, from_environment
+
+
+def run(names: Sequence[str], environment: Mapping[str, str]) -> None:
+    """
+    Runs services until SIGTERM or SIGINT; SIGHUP has files read anew. Raises what `runner.run_services` does.
+    """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it can be answered, and once it no longer can
+    settings = from_environment(RuntimeSettings, environment)
+    configure_logging(settings.log_format, settings.log_level)
+    gc.disable()
+    try:
+        from topoalign.runtime.runner import Running, find, serve_all  # here, because the collector is off
+
+        services = find(names)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+    def serving(running: Running) -> None:
+        gc.freeze()  # what the services have made by now stays, too
+
+    anyio.run(lambda: serve_all(services, environment, ready=serving), backend="asyncio")
