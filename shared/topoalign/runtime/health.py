@@ -93,12 +93,16 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         dual = family is socket.AF_INET6  # `::` is every address, those of IPv4 too
-        return socket.create_server(address, family=family, backlog=backlog(), dualstack_ipv6=dual)
+        listener = socket.create_server(address, family=family, backlog=backlog(), dualstack_ipv6=dual)
     except (OSError, OverflowError) as error:
         raise AddressInUse(
             f"cannot listen on {clean(host)} port {port}: {clean(str(getattr(error, 'strerror', None) or error))}",
             "set TOPOALIGN_HTTP_HOST and TOPOALIGN_HTTP_PORT to an address that is free (port 0: any)",
         ) from error
+    # Each connection inherits it. asyncio sets it only where the socket names its protocol, which these do not, and the
+    # second part of an answer would wait 40 ms for the acknowledgement of the first.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def application(context: Context) -> Starlette:

@@ -4,10 +4,11 @@ The service: subscribes to all nodes and keeps their fold.
 Two streams are read from their beginning, with the client that every subscriber uses: it drops repetitions, closes gaps
 and sets aside messages that cannot be read. In addition each allocator is asked at intervals whether it is alive,
 because an allocator without news and a dead one are equally silent. Its answer contains its newest facts; if the view
-here differs, everything is requested again.
+here differs, everything is requested again. If this process was late itself, a time-out tells nothing, and the allocator
+is asked again.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from functools import partial
 
@@ -22,9 +23,10 @@ from topoalign.core.model.events import LedgerFact
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Bus, Clock, Stream
 from topoalign.registry.cluster import Cluster
+from topoalign.registry.lateness import Lateness
 from topoalign.registry.metrics import Metrics
 from topoalign.registry.settings import RegistrySettings
-from topoalign.runtime.tasks import either
+from topoalign.runtime.tasks import background, either
 
 FOLLOWED = (Stream.NODES, Stream.ALLOCATIONS)
 
@@ -88,23 +90,37 @@ class Registry:
             await either(self._ask_now.wait, partial(self._clock.sleep, self._settings.registry_ask_seconds))
 
     async def _ask_all(self) -> None:
-        limiter = anyio.CapacityLimiter(ASKED_AT_ONCE)
-        async with anyio.create_task_group() as tasks:
-            for node in self._cluster.nodes:
-                tasks.start_soon(self._ask, node, limiter)
+        nodes, lateness = iter(self._cluster.nodes), Lateness(self._clock, self._settings.registry_answer_seconds / 8)
+        async with background() as watching:
+            watching.start_soon(lateness.run)
+            async with anyio.create_task_group() as tasks:
+                for _ in range(ASKED_AT_ONCE):
+                    tasks.start_soon(self._ask_each, nodes, lateness)
 
-    async def _ask(self, node: NodeName, limiter: anyio.CapacityLimiter) -> None:
-        """Whether the allocator is there, and whether what is believed of its node is what it stands by."""
-        async with limiter:
-            try:
-                await self._client.verify(node, self._settings.registry_answer_seconds)
-            except Unavailable as error:
-                if self._cluster.member(node).answering:
-                    log.warning("allocator away", node=node, finding=error.finding)
-                self._cluster.answers(node, False)
-                await self._forget_if_deleted(node)
-            else:
-                self._cluster.answers(node, True)
+    async def _ask_each(self, nodes: Iterator[NodeName], lateness: Lateness) -> None:
+        """One of several tasks that take the nodes one by one."""
+        for node in nodes:
+            while not await self._ask(node, lateness):
+                log.debug("asked again: this process was late itself", node=node)
+
+    async def _ask(self, node: NodeName, lateness: Lateness) -> bool:
+        """
+        Whether the allocator is there, and whether what is believed of its node is what it stands by. Returns False where
+        a time-out tells nothing, because this process may have been too late to hear the answer.
+        """
+        asked, within = self._clock.monotonic(), self._settings.registry_answer_seconds
+        try:
+            await self._client.verify(node, within)
+        except Unavailable as error:
+            if self._clock.monotonic() >= asked + within and lateness.was_late_since(asked):
+                return False
+            if self._cluster.member(node).answering:
+                log.warning("allocator away", node=node, finding=error.finding)
+            self._cluster.answers(node, False)
+            await self._forget_if_deleted(node)
+        else:
+            self._cluster.answers(node, True)
+        return True
 
     async def _forget_if_deleted(self, node: NodeName) -> None:
         """Shows a node no more that is away and of which the streams keep nothing (`topoalign forget`, or streams lost)."""

@@ -1,0 +1,127 @@
+"""A registry that was late itself takes no node for stale; a node that is silent is shown as stale in time."""
+
+import anyio
+import pytest
+from device_allocations_support import ShiftingClock
+from prometheus_client import CollectorRegistry
+
+from topoalign.client import Client
+from topoalign.core import wire
+from topoalign.core.model.errors import BusUnavailable
+from topoalign.core.model.events import AllocationsSnapshot
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import Standing
+from topoalign.registry.cluster import Cluster
+from topoalign.registry.lateness import Lateness
+from topoalign.registry.metrics import Metrics
+from topoalign.registry.service import ASKED_AT_ONCE, PAUSE, Registry
+from topoalign.registry.settings import RegistrySettings
+from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.tasks import background
+
+pytestmark = pytest.mark.anyio
+
+SETTINGS = RegistrySettings()
+WITHIN = SETTINGS.registry_answer_seconds
+NODES = tuple(NodeName(f"node-{n:02}") for n in range(2 * ASKED_AT_ONCE))
+SILENT = NODES[ASKED_AT_ONCE + 3]
+
+
+class Allocators(MemoryBus):
+    """
+    All answer at once but the silent one. Each time that the registry stands still, the answers to all questions that are
+    under way come too late.
+    """
+
+    def __init__(self, clock: ShiftingClock) -> None:
+        super().__init__()
+        self._clock = clock
+        self.asked: list[str] = []
+        self.stands_still: list[float] = []
+        """Seconds for which the registry stands still at the next questions, as soon as the last of a group is asked."""
+        self._still = anyio.Event()
+
+    async def ask(self, subject: str, body: bytes, within: float) -> bytes:
+        self.asked.append(subject)
+        if self.stands_still:
+            if len(self.asked) % ASKED_AT_ONCE == 0:
+                self._clock.stop(self.stands_still.pop(0))
+                still, self._still = self._still, anyio.Event()
+                still.set()
+            else:
+                await self._still.wait()
+            raise BusUnavailable("no answer in time")
+        if subject == wire.admission_subject(SILENT, "alive"):
+            await self._clock.sleep(within)
+            raise BusUnavailable("no answer in time")
+        await anyio.lowlevel.checkpoint()
+        return wire.answer(Standing())
+
+
+class World:
+    def __init__(self) -> None:
+        self.clock = ShiftingClock()
+        self.bus, self.cluster = Allocators(self.clock), Cluster()
+        client = Client(self.bus, self.clock, "registry")
+        metrics = Metrics(CollectorRegistry(), client)
+        self.registry = Registry(self.bus, self.clock, client, self.cluster, metrics, SETTINGS)
+
+    async def announce(self) -> None:
+        for node in NODES:
+            snapshot = AllocationsSnapshot(node=node, epoch=1, seq=1, allocations=(), digest="")
+            await self.bus.publish(wire.encode(snapshot, 1_700_000_000.0))
+
+    def stale(self) -> list[NodeName]:
+        return [member.state.node for member in self.cluster if not member.answering]
+
+
+@pytest.mark.parametrize("stands_still", [[4.3], [WITHIN], [60.0, 60.0]])
+async def test_no_node_is_stale_because_the_registry_stood_still(stands_still: list[float]) -> None:
+    """It stands still with a group of questions under way, once or twice, and asks those again."""
+    world = World()
+    await world.announce()
+    world.bus.stands_still = stands_still
+    asked_again = len(stands_still) * ASKED_AT_ONCE
+    async with background() as tasks:
+        await tasks.start(lambda *, task_status: world.registry.run(task_status=task_status))
+        await world.clock.advance(PAUSE)
+        soon = world.stale()
+        await world.clock.advance(WITHIN)
+
+        assert [SILENT] == soon
+        assert [SILENT] == world.stale()
+        assert asked_again + len(NODES) == len(world.bus.asked)
+
+
+async def test_a_node_that_falls_silent_is_stale_after_one_time_out() -> None:
+    world = World()
+    await world.announce()
+    async with background() as tasks:
+        await tasks.start(lambda *, task_status: world.registry.run(task_status=task_status))
+        await world.clock.advance(PAUSE)
+        world.cluster.answers(SILENT, True)
+        await world.clock.advance(WITHIN - 0.01)
+        before = world.stale()
+        await world.clock.advance(0.01)
+
+        assert ([], [SILENT]) == (before, world.stale())
+        assert 1 == world.bus.asked.count(wire.admission_subject(SILENT, "alive"))
+
+
+async def test_lateness_is_noticed_by_whoever_looks_first_and_is_over_then() -> None:
+    clock = ShiftingClock()
+    lateness = Lateness(clock, 0.25)
+    async with background() as tasks:
+        tasks.start_soon(lateness.run)
+        await clock.advance(1)
+        began = clock.monotonic()
+        in_time = lateness.was_late_since(began)
+        clock.stop(0.6)
+        at_once = lateness.was_late_since(began)
+        await clock.advance(0.1)
+        later = lateness.was_late_since(began)
+        await clock.advance(1)
+
+        assert (False, True, True) == (in_time, at_once, later)
+        assert lateness.was_late_since(began)
+        assert not lateness.was_late_since(clock.monotonic() - 1)
