@@ -269,6 +269,14 @@ def test_of_a_scope_the_gpu_with_the_best_score_is_shared() -> None:
     assert [1] == [each.device.minor for each in got[GPU]]
 
 
+def test_what_an_init_container_left_counts_only_as_far_as_it_is_taken() -> None:
+    """Both root complexes have a GPU that was left; b is in use already, and the second one left on a is not needed."""
+    node = box([(0, "a"), (0, "a"), (0, "b"), (0, "b")], busy_gpus=[3])
+    left = tuple(msgspec.structs.replace(each, left=each.minor < 3) for each in node.devices)
+
+    assert {"gpu": [2]} == chosen(Inventory(devices=left), {GPUS: 1})
+
+
 def test_the_device_policy_is_asked_once_about_the_scope_that_won() -> None:
     """One GPU of 32 root complexes with two each: the one in use already wins. Two: of the other NUMA node."""
     node = box([(i // 16, f"pci-{i // 2}") for i in range(64)], busy_gpus=[41])

@@ -86,7 +86,7 @@ def test_shares_are_numbered_and_near_the_node_of_their_card() -> None:
     assert 6 == len(SHARES.devices[SHARED])
     assert {(0,)} == set(SHARES.devices[SHARED].values())
     assert [G2, G3] == list(SHARES.devices[GPU])
-    assert ("part", "gpu") == (SHARES.kind_of(SHARED), SHARES.kind_of(GPU))
+    assert ("part", "gpu", "other") == tuple(map(SHARES.kind_of, (SHARED, GPU, ResourceName("example.com/fpga"))))
 
 
 def test_mig_instances_and_virtual_functions_belong_to_their_card() -> None:

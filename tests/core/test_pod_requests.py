@@ -75,6 +75,16 @@ def test_what_can_be_meant_is_taken(sound: PodRequest) -> None:
 
 
 @pytest.mark.parametrize(
+    ("resource", "what"), [("hugepages-2Mi", "hugepages needs"), ("nvidia.com/gpu", "a device needs")]
+)
+def test_a_request_without_an_equal_limit_is_refused_by_its_kind(resource: str, what: str) -> None:
+    with pytest.raises(InvalidField, match="has no limit") as caught:
+        validate_pod(pod(asking({resource: 4}, {})))
+
+    assert f"{what} equal ones" == caught.value.remedy
+
+
+@pytest.mark.parametrize(
     ("odd", "field"),
     [
         (pod(init=named("i")), "pod.containers"),

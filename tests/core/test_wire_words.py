@@ -195,7 +195,7 @@ def test_an_answer_is_the_result_or_undecodable() -> None:
             wire.answered(body, int)
 
 
-@pytest.mark.parametrize("odd", ["=GG", "=2", "=C3", "a.b", "=41", "="])
+@pytest.mark.parametrize("odd", ["=GG", "=2", "=C3", "a.b", "=41", "=", "\N{CJK UNIFIED IDEOGRAPH-4E2D}"])
 def test_a_token_that_is_never_made_stands_for_no_name(odd: str) -> None:
     with pytest.raises(Undecodable, match="subject token"):
         wire.name_of(odd)
