@@ -37,6 +37,7 @@ def test_amounts_that_cannot_be_kept_are_named_by_their_path(resource: ResourceN
     [
         ({7: {MEMORY: GIB}}, "NUMA node 7, which the machine does not have"),
         ({0: {MEMORY: GIB}, 1: {MEMORY: 65 * GIB}}, "of NUMA node 1, which has"),
+        ({1: {MEMORY: 65 * GIB}, 0: {MEMORY: 66 * GIB}}, "of NUMA node 0, which has"),
         ({0: {PAGES: 5 * GIB}}, "hugepages-1Gi of NUMA node 0"),
     ],
 )

@@ -295,6 +295,14 @@ def test_of_equally_used_cards_a_container_gets_one_it_has_none_of() -> None:
     assert ids(f"{G1}::1", *own) == prefer(topology, SHARED, available, own, 3, "topology")
 
 
+def test_what_a_container_was_just_given_counts_as_its_own() -> None:
+    """GPU 2 is the least used, then comes GPU 3 beside it, then GPU 1, of which it has none, and not GPU 2 again."""
+    topology = offering(Offer(resource=SHARED, devices=(G1, G2, G3), replicas=3))
+    available = [device for device in topology.devices[SHARED] if device not in (f"{G1}::0", f"{G3}::0")]
+
+    assert ids(f"{G1}::1", f"{G2}::0", f"{G3}::1") == prefer(topology, SHARED, available, [], 3, "topology")
+
+
 def test_of_equally_used_cards_a_container_gets_the_nearest_to_its_own() -> None:
     """Of cards with equally many shares held, the container gets the one nearest to its own."""
     topology = offering(Offer(resource=SHARED, devices=(G1, G2, G3), replicas=2))
