@@ -17,7 +17,10 @@ class Heard(msgspec.Struct, frozen=True, kw_only=True):
     time: float | None
     """Wall seconds at which it became true, as its writer says; None if it does not."""
     body: bytes = b""
-    """The event in JSON as its writer said it, with what only a later version knows; of a snapshot made up, in ours."""
+    """
+    The event in JSON as its writer said it, with what only a later version knows; of a snapshot made up, in ours. Empty of
+    what a client without `bodies` has read.
+    """
     anew: bool = False
     """
     Forget what was heard of the node's allocations, its epoch and seq: this event is a snapshot and replaces them, also

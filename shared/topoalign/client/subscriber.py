@@ -35,9 +35,10 @@ from topoalign.core.model.errors import (
     Unavailable,
     Undecodable,
 )
-from topoalign.core.model.events import Reading
+from topoalign.core.model.events import Reading, TopologyDiscovered
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import SnapshotRequest
+from topoalign.core.model.topology.shapes import Shapes
 from topoalign.core.ports import Bus, Clock, Received, Stream
 from topoalign.core.state.fold import newer
 from topoalign.runtime.backoff import backoff_seconds
@@ -66,7 +67,8 @@ log = structlog.get_logger("topoalign.client")
 class Client:
     """Reads the streams over any bus. `connect` makes one over NATS."""
 
-    def __init__(self, bus: Bus, clock: Clock | None = None, name: str = "client") -> None:
+    def __init__(self, bus: Bus, clock: Clock | None = None, name: str = "client", *, bodies: bool = True) -> None:
+        """`bodies` False leaves `Heard.body` empty: the newest readings of many nodes are held, 30 kB each."""
         self.counts = Counts()
         self.unread: dict[Stream, int] = {}
         """Of each stream that is followed: how far away the end of its past still is; 0 once all of it was handed over."""
@@ -75,9 +77,10 @@ class Client:
         self._slow: set[Stream] = set()
         self._bus = bus
         self._clock: Clock = clock or SystemClock()
-        self._name = name
+        self._name, self._bodies = name, bodies
         self._asked: dict[NodeName, tuple[float, int]] = {}
         """Node -> since when its asks are counted, and how often it was asked for a snapshot since."""
+        self._shapes = Shapes()
         self._verifier = Verifier(bus, self._clock, self.counts, self._heal)
 
     async def verify(self, node: NodeName, within: float = SNAPSHOT_SECONDS) -> None:
@@ -215,8 +218,10 @@ class Client:
         except Undecodable as error:
             await self._put_aside(stream, received, error)
             return None
-        message = received.message
-        return Heard(event=event, position=received.position, time=time_of(message), body=message.body)
+        if isinstance(event, TopologyDiscovered):
+            event = msgspec.structs.replace(event, topology=self._shapes.interned(event.topology))
+        body = received.message.body if self._bodies else b""
+        return Heard(event=event, position=received.position, time=time_of(received.message), body=body)
 
     async def _news(self, fold: Fold, received: Received, heard: Heard) -> bool:
         try:

@@ -8,6 +8,7 @@ event in JSON. A node's name becomes one reversible subject token, because Kuber
 import hashlib
 import re
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import TypeVar
 from urllib.parse import quote
 
@@ -88,11 +89,15 @@ READINGS = {
 }
 """Kind of reading, by the name that `Standing.readings` has for it -> the service that announces it."""
 
+REMEMBERED = 10_000
+"""Names whose tokens are: a registry needs that of each of its nodes for every event."""
+
 _SAFE = re.compile(r"[A-Za-z0-9_-]")
 _ESCAPE = re.compile(r"=([0-9A-F]{2})")
 _events: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
 
+@lru_cache(REMEMBERED)
 def token(name: str) -> str:
     """Encodes a name as one subject token: bytes but letters, digits, `_` and `-` become `=` and two hex digits."""
     return "".join(c if _SAFE.match(c) else "".join(f"={byte:02X}" for byte in c.encode()) for c in name)

@@ -18,7 +18,7 @@ Role = Literal["init", "sidecar", "app"]
 """What a container is in its pod: a plain init container, one that runs on beside the app containers, or one of these."""
 
 
-class Owner(msgspec.Struct, frozen=True, kw_only=True):
+class Owner(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """
     Names the container that holds an allocation. A pod that is deleted and created again has the same names: where it
     is known, `pod_uid` beside the owner tells the two apart.
@@ -32,7 +32,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the container within the pod."""
 
 
-class MemoryBlock(msgspec.Struct, frozen=True, kw_only=True):
+class MemoryBlock(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Memory or hugepages of one size, from a group of NUMA nodes."""
 
     resource: ResourceName
@@ -158,7 +158,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
         return frozenset(each.part.address for each in self.holdings if isinstance(each.part, Function))
 
 
-class MemoryUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class MemoryUse(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """What the memory manager knows of one NUMA node beyond its size (spec/kubelet.md section 5)."""
 
     reserved: dict[ResourceName, int] = {}

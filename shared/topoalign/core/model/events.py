@@ -39,7 +39,7 @@ class HealthState(StrEnum):
     UNHEALTHY = "unhealthy"
 
 
-class DeviceHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class DeviceHealth(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """The health of one device, and whether an operator has cordoned it."""
 
     state: HealthState

@@ -51,7 +51,7 @@ NVML_LEVEL = {
 """nvmlGpuTopologyLevel_t as NVML numbers it."""
 
 
-class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Link(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """The connection of two devices. Each unordered pair of a node's GPUs and NICs has at most one `Link`."""
 
     a: DeviceID

@@ -3,6 +3,7 @@ What a node consists of, as found by discovery or described by a person.
 
 Everything is frozen and goes over the bus as defined here: `TopologyDiscovered` carries a `Topology`. NUMA ids are the
 kernel's: sparse, beyond 63, and some without CPUs (GPU memory, CXL). An empty `numa_affinity` is unknown, not node 0.
+A part can be in no cycle of references, so the garbage collector passes it over (`gc=False`): a large cluster has a million.
 """
 
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from topoalign.core.model.topology.offers import Kind, Offer
 from topoalign.core.model.topology.views import Viewed
 
 
-class Cpu(msgspec.Struct, frozen=True, kw_only=True):
+class Cpu(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One logical CPU that is online."""
 
     id: int
@@ -34,7 +35,7 @@ class Cpu(msgspec.Struct, frozen=True, kw_only=True):
     """Id of its last-level cache; the socket's id where the kernel reports no cache (as in the kubelet)."""
 
 
-class NumaNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class NumaNode(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """One NUMA node. It has memory, CPUs, both or neither."""
 
     id: int
@@ -45,7 +46,7 @@ class NumaNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Bytes per size, under the name of the resource: {"hugepages-2Mi": 1073741824}."""
 
 
-class PciBridge(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PciBridge(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """One PCIe bridge or switch port on the way from a host bridge to a device."""
 
     address: str
@@ -54,7 +55,7 @@ class PciBridge(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Address of the bridge above it. None: this is a host bridge."""
 
 
-class Fabric(msgspec.Struct, frozen=True, kw_only=True):
+class Fabric(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The NVLink domain beyond the node that a GPU belongs to (NVL72): GPUs with equal fabric reach one another."""
 
     cluster: str
@@ -63,7 +64,7 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
     """Number of the clique within the cluster."""
 
 
-class MigDevice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class MigDevice(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """One MIG instance of a GPU."""
 
     uuid: DeviceID
@@ -80,7 +81,7 @@ class MigDevice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """NVML's index of it on its GPU, the 1 of `0:1`; may change when another instance goes. None: not known."""
 
 
-class Gpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Gpu(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """One GPU."""
 
     id: DeviceID
@@ -111,7 +112,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Its MIG instances; None where MIG is off."""
 
 
-class NicPort(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class NicPort(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """One port of a NIC."""
 
     number: int
@@ -124,7 +125,7 @@ class NicPort(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Bits per second."""
 
 
-class VirtualFunction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class VirtualFunction(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """An SR-IOV virtual function of a NIC."""
 
     pci: str
@@ -135,7 +136,7 @@ class VirtualFunction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """Name under /dev/infiniband, `uverbs7`. None: it has none, or this is a described machine."""
 
 
-class Nic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Nic(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """One RDMA-capable NIC."""
 
     id: DeviceID
@@ -158,7 +159,7 @@ class Nic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Its SR-IOV virtual functions, by PCI address."""
 
 
-class PluginDevice(msgspec.Struct, frozen=True, kw_only=True):
+class PluginDevice(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A device that another device plugin lists; it takes part in the kubelet's hints and therefore in predictions."""
 
     id: DeviceID
@@ -253,10 +254,8 @@ class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
         return parts | {DeviceID(each.pci): nic.id for nic in self.nics for each in nic.virtual_functions}
 
     def listed_nodes(self, affinity: tuple[int, ...]) -> tuple[int, ...] | None:
-        """
-        The one node a device is listed with: the first of its affinity that has CPUs, else the first; None if unknown.
-        All fifteen that GB200 reports would give the kubelet 2^30 subsets for two GPUs (spec/kubelet.md section 3).
-        """
+        """The one node a device is listed with: the first of its affinity that has CPUs, else the first; None if unknown."""
+        # all fifteen that GB200 reports would give the kubelet 2^30 subsets for two GPUs (spec/kubelet.md section 3)
         if not affinity:
             return None
         return (next((node for node in affinity if self.cpus_by_node.get(node)), affinity[0]),)
@@ -264,12 +263,12 @@ class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
     @cached_property
     def cpus_by_node(self) -> Mapping[int, frozenset[int]]:
         """NUMA node id -> its CPUs. A node without CPUs is absent."""
-        return groups({cpu.id: cpu.node for cpu in self.cpus})
+        return groups({cpu.id: cpu.node for cpu in self.cpus}) if self.shape is self else self.shape.cpus_by_node
 
     @cached_property
     def cpu_topology(self) -> CpuTopology:
         """The CPUs grouped by core, last-level cache, socket and NUMA node."""
-        return cpu_topology(self.cpus)
+        return cpu_topology(self.cpus) if self.shape is self else self.shape.cpu_topology
 
     @cached_property
     def node_ids(self) -> tuple[int, ...]:
@@ -284,7 +283,7 @@ class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
     @cached_property
     def nic_by_id(self) -> Mapping[DeviceID, Nic]:
         """NIC id -> the NIC, in the order of `nics`."""
-        return {nic.id: nic for nic in self.nics}
+        return {nic.id: nic for nic in self.nics} if self.shape is self else self.shape.nic_by_id
 
     @cached_property
     def link_by_pair(self) -> Mapping[tuple[DeviceID, DeviceID], Link]:

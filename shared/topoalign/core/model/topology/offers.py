@@ -10,7 +10,7 @@ Kind = Literal["gpu", "nic", "part", "other"]
 """Whole GPUs; whole NICs; shares, MIG instances, virtual functions or a mixture; devices of another's plugin."""
 
 
-class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Offer(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """Devices of this node that are offered to the kubelet under one resource, whole or shared."""
 
     resource: ResourceName

@@ -7,15 +7,25 @@ it, so two tables never share a place, whatever they are called.
 
 from collections.abc import Callable
 from functools import cached_property, wraps
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 
 View = TypeVar("View")
 
 
+SHAPE = "shape"
+"""Where a description keeps its shape, beside its tables."""
+
+
 class Viewed(msgspec.Struct, frozen=True, dict=True):
     """A frozen description that keeps the tables that are computed from it."""
+
+    @property
+    def shape(self) -> Self:
+        """What all descriptions that differ in unique ids alone share (`shapes`); itself where that was not looked for."""
+        shape: Self = self.__dict__.get(SHAPE, self)
+        return shape
 
     @cached_property
     def views(self) -> dict[Callable[..., Any], Any]:
