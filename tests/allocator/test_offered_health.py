@@ -225,7 +225,7 @@ def test_what_is_healthy_is_the_same_wherever_it_is_asked(case: Case) -> None:
         assert expected == listed_healthy(state, resource)
         standing = Standing(NODE, case.topology, tuple(state.allocations.values()), case.told)
         assert expected == [device for device in devices if standing.health_of(device).usable]
-        shown = views.detail(Member(state=state))
+        shown = views.detail(Member(state=state), ())
         assert expected == [device for device in devices if shown.health[device].usable]
         assert len(case.free(resource)) == shown.summary.resources[resource].free
 

@@ -17,7 +17,8 @@ from topoalign.core.state.fold import NodeState
 from topoalign.registry import series
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.main import serve
-from topoalign.registry.series import AT_ONCE, NodeSeries
+from topoalign.registry.series import NodeSeries
+from topoalign.registry.turns import AT_ONCE
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.context import Context
 from topoalign.runtime.health import application

@@ -5,7 +5,9 @@ It reads the fold and changes nothing. Every answer is JSON, errors too: {"code"
 parameter is refused by name, because the answer to `?nod=a` without it would be an answer to another question.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import groupby
+from operator import itemgetter
 
 import msgspec
 from starlette.applications import Starlette
@@ -24,16 +26,21 @@ from topoalign.core.model.errors import (
     clean,
     quoted,
 )
+from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import NodeName
 from topoalign.registry import views
-from topoalign.registry.cluster import Cluster
-from topoalign.registry.paging import key_of, limit_of, page
+from topoalign.registry.cluster import Cluster, Member
+from topoalign.registry.paging import Page, key_of, limit_of, page
+from topoalign.registry.turns import AT_ONCE, in_turns
+from topoalign.registry.views import AllocationView
 
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 STATUS = {NotFound: 404, BadRequest: 400, NoFit: 409, Unavailable: 503}
 """The first kind that an error is of counts; any other error is a defect, 500."""
 LONGEST_URL = 4_096
 """Characters of path and query together."""
+ROWS_AT_ONCE = 4 * AT_ONCE
+"""Allocations that are shown between two turns of the loop."""
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -61,13 +68,16 @@ class Api:
         query = parameters(request, "limit", "continue")
         after, limit = key_of(query.get("continue")), limit_of(query.get("limit"))
         members = self._cluster.members(after[0] if after else "")
-        rows = page((((member.state.node,), views.summary(member)) for member in members), limit)
-        return json(rows)
+        rows = page((((member.state.node,), member) for member in members), limit)
+        items = [views.summary(member) async for some in in_turns(rows.items) for member in some]
+        return json(Page(items=tuple(items), next=rows.next))
 
     async def node(self, request: Request) -> Response:
         """All of one node."""
         parameters(request)
-        return json(views.detail(self._cluster.member(NodeName(request.path_params["name"]))))
+        member = self._cluster.member(NodeName(request.path_params["name"]))
+        rows = self._cluster.allocations(node=member.state.node)
+        return json(views.detail(member, await allocation_views([(member, each) for _, member, each in rows])))
 
     async def allocations(self, request: Request) -> Response:
         """A page of the live allocations, by node and id; of one node, namespace or pod where asked."""
@@ -77,7 +87,17 @@ class Api:
         if node is not None:
             self._cluster.member(node)
         found = self._cluster.allocations(after, node, query.get("namespace"), query.get("pod"))
-        return json(page(((key, views.allocation_view(member, each)) for key, member, each in found), limit))
+        rows = page(((key, (member, each)) for key, member, each in found), limit)
+        return json(Page(items=await allocation_views(rows.items), next=rows.next))
+
+
+async def allocation_views(rows: Sequence[tuple[Member, Allocation]]) -> tuple[AllocationView, ...]:
+    """The views of allocations that are sorted by node."""
+    items: list[AllocationView] = []
+    async for part in in_turns(rows, ROWS_AT_ONCE):
+        for member, some in groupby(part, key=itemgetter(0)):
+            items += views.allocation_views(member, (each for _, each in some))
+    return tuple(items)
 
 
 def parameters(request: Request, *known: str) -> dict[str, str]:

@@ -9,6 +9,7 @@ of them costs what it returns.
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -25,7 +26,7 @@ from topoalign.registry.paging import Key
 T = TypeVar("T")
 
 
-@dataclass
+@dataclass(eq=False)
 class Member:
     """One node of the cluster. Times are wall seconds, as the node says them."""
 
@@ -55,14 +56,24 @@ class Member:
 
     def derived(self, function: Callable[[NodeState], T]) -> T:
         """
-        What this function makes of the state, called once for each state. It is called with a copy: what a state computes
-        for itself on the way (`NodeState.ownership`) is much larger than the result, and is not kept.
+        What this function makes of the state, called once for each state. It should return something small: it is called
+        with a copy, because what a state, its topology and its allocations compute of themselves on the way takes more
+        memory than they do, and is not kept.
         """
         kept = self._derived.get(function)
         if kept is None or kept[0] is not self.state:
-            kept = self._derived[function] = self.state, function(msgspec.structs.replace(self.state))
+            kept = self._derived[function] = self.state, function(bare(self.state))
         result: T = kept[1]
         return result
+
+
+def bare(state: NodeState) -> NodeState:
+    """A copy of a state without anything that it has computed of itself."""
+    allocations = {name: copy(allocation) for name, allocation in state.allocations.items()}
+    discovered = state.topology
+    if discovered is not None:
+        discovered = msgspec.structs.replace(discovered, topology=copy(discovered.topology))
+    return msgspec.structs.replace(state, topology=discovered, allocations=allocations)
 
 
 class Cluster:

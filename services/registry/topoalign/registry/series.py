@@ -12,19 +12,15 @@ allocated GPU, so the number of its label values, which include pod names, is li
 from collections import Counter as Tally
 from collections.abc import AsyncIterator, Callable, Iterator
 
-import anyio
-
 from topoalign.core.model.errors import clean
 from topoalign.core.model.events import HealthState
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.state.fold import NodeState
 from topoalign.registry.cluster import Cluster, Member
+from topoalign.registry.turns import in_turns
 
 STATES = ("free", "allocated", "unhealthy", "unknown", "cordoned")
 """Of a GPU, each in exactly one: held by an allocation first, then what keeps it from being handed out."""
-
-AT_ONCE = 32
-"""Nodes whose text is written between two turns of the loop: some milliseconds of work where all of it is new."""
 
 LONGEST_LABEL = 253
 """Characters of a label's value: as many as a name in Kubernetes may have."""
@@ -54,10 +50,8 @@ class NodeSeries:
             yield chunk
 
     async def _chunks(self, text: Callable[[Member], bytes]) -> AsyncIterator[bytes]:
-        members = tuple(self._cluster)
-        for start in range(0, len(members), AT_ONCE):
-            yield b"".join(map(text, members[start : start + AT_ONCE]))
-            await anyio.lowlevel.checkpoint()
+        async for members in in_turns(tuple(self._cluster)):
+            yield b"".join(map(text, members))
 
 
 def header(name: str, meaning: str) -> bytes:

@@ -5,6 +5,8 @@ Field names are part of the public contract: later versions add fields and never
 with its index, its id and its PCI address together.
 """
 
+from collections.abc import Iterable, Iterator
+from copy import copy
 from datetime import UTC, datetime
 
 import msgspec
@@ -14,7 +16,7 @@ from topoalign.core.model.ids import AllocationID, DeviceID, NodeName, ResourceN
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.names import NamedDevice, named_devices
 from topoalign.core.state.fold import NodeState
-from topoalign.registry.cluster import Member
+from topoalign.registry.cluster import Member, bare
 
 
 class ResourceCount(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +99,12 @@ class NodeDetail(msgspec.Struct, frozen=True, kw_only=True):
 
 def summary(member: Member) -> NodeSummary:
     """The view of a node in the list of nodes."""
-    state = member.state
+    counts = member.derived(counted)
+    return msgspec.structs.replace(counts, stale=not member.answering, last_event=rfc3339(member.last_event))
+
+
+def counted(state: NodeState) -> NodeSummary:
+    """What the summary of a node takes from its state."""
     discovered = state.topology
     return NodeSummary(
         name=state.node,
@@ -113,8 +120,8 @@ def summary(member: Member) -> NodeSummary:
         epoch=state.epoch,
         seq=state.seq,
         digest=state.digest,
-        stale=not member.answering,
-        last_event=rfc3339(member.last_event),
+        stale=True,
+        last_event=None,
     )
 
 
@@ -126,38 +133,40 @@ def count(state: NodeState, resource: ResourceName) -> ResourceCount:
     return ResourceCount(total=len(devices), free=free, allocated=allocated, unhealthy=len(devices) - free - allocated)
 
 
-def detail(member: Member) -> NodeDetail:
-    """The view of one node: hardware, health of each device, allocations."""
-    state = member.state
+def detail(member: Member, allocations: tuple[AllocationView, ...]) -> NodeDetail:
+    """The view of one node: hardware, health of each device, and its allocations."""
+    state = bare(member.state)
     return NodeDetail(
         summary=summary(member),
         topology=state.topology.topology if state.topology is not None else None,
         health={device: state.health_of(device) for devices in state.hardware.devices.values() for device in devices},
-        allocations=allocations(member),
+        allocations=allocations,
     )
 
 
-def allocations(member: Member) -> tuple[AllocationView, ...]:
-    """The live allocations of a node, by id."""
-    live = sorted(member.state.allocations.values(), key=lambda allocation: allocation.id)
-    return tuple(allocation_view(member, allocation) for allocation in live)
+def allocation_views(member: Member, live: Iterable[Allocation]) -> Iterator[AllocationView]:
+    """The views of allocations of one node."""
+    hardware, unusable = copy(member.state.hardware), member.derived(ailing)
+    for allocation in live:
+        ids = {device for devices in allocation.devices.values() for device in devices}
+        yield AllocationView(
+            node=member.state.node,
+            id=allocation.id,
+            owner=allocation.owner,
+            role=allocation.role,
+            devices=named_devices(hardware, allocation.devices),
+            virtual_functions=allocation.virtual_functions,
+            cpus=allocation.cpus,
+            memory=allocation.memory,
+            affinity=allocation.affinity,
+            since=rfc3339(member.since.get(allocation.id)),
+            ailing={device: unusable[device] for device in sorted(ids & unusable.keys())},
+        )
 
 
-def allocation_view(member: Member, allocation: Allocation) -> AllocationView:
-    """The view of one allocation."""
-    return AllocationView(
-        node=member.state.node,
-        id=allocation.id,
-        owner=allocation.owner,
-        role=allocation.role,
-        devices=named_devices(member.state.hardware, allocation.devices),
-        virtual_functions=allocation.virtual_functions,
-        cpus=allocation.cpus,
-        memory=allocation.memory,
-        affinity=allocation.affinity,
-        since=rfc3339(member.since.get(allocation.id)),
-        ailing=member.state.ailing(allocation),
-    )
+def ailing(state: NodeState) -> dict[DeviceID, DeviceHealth]:
+    """What the allocations of a node hold that would not be handed out now, with its health."""
+    return {device: health for held in state.allocations.values() for device, health in state.ailing(held).items()}
 
 
 def rfc3339(time: float | None) -> str | None:
