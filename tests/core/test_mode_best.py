@@ -190,8 +190,7 @@ def nodes_in_use(draw: st.DrawFn) -> tuple[NodeState, AdmissionRules]:
         )
         state = granted(state, decision) if isinstance(decision, Admission) else state
     for gone in draw(st.lists(st.sampled_from(sorted(state.allocations)), unique=True)) if state.allocations else ():
-        allocations, memory = state.without_allocation(gone)
-        state = msgspec.structs.replace(state, allocations=allocations, memory=memory)
+        state = state.without(gone)
     return state, rules
 
 

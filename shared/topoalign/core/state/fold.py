@@ -34,6 +34,7 @@ from topoalign.core.model.ids import AllocationID, DeviceID, NodeName, ResourceN
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.memory import given_back, taken
 from topoalign.core.state.ownership import Ownership
+from topoalign.core.state.persistent_map import PersistentMap
 
 R = TypeVar("R", bound=Reading)
 
@@ -64,9 +65,9 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             case TopologyDiscovered():
                 return msgspec.structs.replace(self, topology=newer(self.topology, event))
             case DeviceHealthChanged():
-                return msgspec.structs.replace(self, health=newer(self.health, event))
+                return self.followed(msgspec.structs.replace(self, health=newer(self.health, event)))
             case UsageObserved():
-                return msgspec.structs.replace(self, usage=newer(self.usage, event))
+                return self.followed(msgspec.structs.replace(self, usage=newer(self.usage, event)))
             case _:
                 return self.fold(event)
 
@@ -75,62 +76,67 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if event.epoch == self.epoch and event.seq <= self.seq:
             return self
         if isinstance(event, AllocationsSnapshot):
-            live = {allocation.id: allocation for allocation in event.allocations}
-            return self.moved(event, live, event.memory)
+            live = PersistentMap({allocation.id: allocation for allocation in event.allocations})
+            place = {"epoch": event.epoch, "seq": event.seq}
+            return msgspec.structs.replace(self, allocations=live, memory=event.memory, **place)
         if event.epoch != self.epoch or event.seq != self.seq + 1:
             raise SequenceGap(self.node, event.epoch, self.seq if event.epoch == self.epoch else 0, event.seq)
         match event:
             case AllocationGranted():
-                return self.moved(event, *self.with_allocation(event.allocation))
+                after = self.holding(event.allocation)
             case AllocationBound():
-                if event.allocation not in self.allocations:
-                    raise Contradiction(self.node, f"allocation {clean(event.allocation)!r} was bound and is not live")
-                had = self.allocations[event.allocation]
-                bound = msgspec.structs.replace(
-                    had,
-                    owner=event.owner,
-                    boot=event.boot or had.boot,
-                    pod_uid=event.pod_uid,
-                    displaced=event.displaced,
-                )
-                return self.moved(event, {**self.allocations, event.allocation: bound}, self.memory)
+                after = self.bound(event)
             case AllocationReleased():
-                return self.moved(event, *self.without_allocation(event.allocation))
+                after = self.without(event.allocation)
             case AllocationRefused() | AllocationDeviated():
-                return self.moved(event, self.allocations, self.memory)
+                after = self
             case _:
                 assert_never(event)
-
-    def moved(
-        self, event: LedgerEvent, allocations: Mapping[AllocationID, Allocation], memory: Mapping[int, MemoryUse]
-    ) -> "NodeState":
-        """Returns the state with these allocations and memory account, at the epoch and seq of a journal fact."""
-        return msgspec.structs.replace(self, epoch=event.epoch, seq=event.seq, allocations=allocations, memory=memory)
+        return after.followed(msgspec.structs.replace(after, seq=event.seq))
 
     def holding(self, allocation: Allocation) -> "NodeState":
-        """Returns the state as if the allocation were live, for a decision that is still going on."""
-        allocations, memory = self.with_allocation(allocation)
-        return msgspec.structs.replace(self, allocations=allocations, memory=memory)
+        """Returns the state with this allocation as the newest live one; seq stays. Also for a decision still going on."""
+        live = persistent(self.allocations).put(allocation.id, allocation)
+        after = msgspec.structs.replace(self, allocations=live, memory=taken(self.memory, allocation))
+        if (owned := self.owned) is not None and allocation.id not in self.allocations:
+            after.__dict__["ownership"] = owned.granted(live, allocation)
+        return after
 
     def without(self, gone: AllocationID) -> "NodeState":
-        """This state if the allocation were gone."""
-        allocations, memory = self.without_allocation(gone)
-        return msgspec.structs.replace(self, allocations=allocations, memory=memory)
-
-    def with_allocation(
-        self, allocation: Allocation
-    ) -> tuple[Mapping[AllocationID, Allocation], Mapping[int, MemoryUse]]:
-        """Returns the live allocations and the memory account with this allocation added."""
-        return {**self.allocations, allocation.id: allocation}, taken(self.memory, allocation)
-
-    def without_allocation(
-        self, gone: AllocationID
-    ) -> tuple[Mapping[AllocationID, Allocation], Mapping[int, MemoryUse]]:
-        """Returns the live allocations and the memory account without this one; as they are if it is not live."""
+        """Returns the state if the allocation were gone; seq stays. The same state where it is not live."""
         if gone not in self.allocations:
-            return self.allocations, self.memory
-        allocations = {name: allocation for name, allocation in self.allocations.items() if name != gone}
-        return allocations, given_back(self.memory, self.allocations[gone])
+            return self
+        had, live = self.allocations[gone], persistent(self.allocations).drop(gone)
+        after = msgspec.structs.replace(self, allocations=live, memory=given_back(self.memory, had))
+        if (owned := self.owned) is not None:
+            after.__dict__["ownership"] = owned.released(live, had)
+        return after
+
+    def bound(self, event: AllocationBound) -> "NodeState":
+        """Returns the state in which an allocation has its owner; seq stays. Raises Contradiction where it is not live."""
+        if event.allocation not in self.allocations:
+            raise Contradiction(self.node, f"allocation {clean(event.allocation)!r} was bound and is not live")
+        had = self.allocations[event.allocation]
+        bound = msgspec.structs.replace(
+            had,
+            owner=event.owner,
+            boot=event.boot or had.boot,
+            pod_uid=event.pod_uid,
+            displaced=event.displaced,
+        )
+        live = persistent(self.allocations).put(bound.id, bound)
+        return self.followed(msgspec.structs.replace(self, allocations=live))
+
+    def followed(self, after: "NodeState") -> "NodeState":
+        """Returns `after`, which holds what this state holds on the same hardware, with what is known of that already."""
+        if (owned := self.owned) is not None:
+            after.__dict__["ownership"] = owned.unchanged(after.allocations, after.told)
+        return after
+
+    @property
+    def owned(self) -> Ownership | None:
+        """`ownership`, if somebody has asked for it."""
+        return self.__dict__.get("ownership")
 
     @property
     def hardware(self) -> Topology:
@@ -182,6 +188,11 @@ def announced(node: NodeName, hardware: Topology, health: Mapping[DeviceID, Devi
     topology = TopologyDiscovered(node=node, epoch=1, revision=1, boot_id="", source=source, topology=hardware)
     judged = DeviceHealthChanged(node=node, epoch=1, revision=1, devices=dict(health))
     return NodeState(node=node, topology=topology, health=judged)
+
+
+def persistent(allocations: Mapping[AllocationID, Allocation]) -> PersistentMap[AllocationID, Allocation]:
+    """The allocations as a map whose successors share its entries."""
+    return allocations if isinstance(allocations, PersistentMap) else PersistentMap(allocations)
 
 
 def newer(had: R | None, got: R) -> R:

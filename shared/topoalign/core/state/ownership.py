@@ -2,34 +2,35 @@
 Who holds what of a node, what is left of it, and what overlaps.
 
 `Ownership` is read from a `NodeState` (`state.ownership`) and is the only one that answers these questions; the state itself
-only folds. No card is given twice, however it is divided: a GPU that is held whole keeps back its shares and its instances,
-and one of them keeps back the whole GPU.
+only folds. That of the next state shares with this one what a fact does not change (`holders`). No card is given twice,
+however it is divided: a GPU that is held whole keeps back its shares and its instances, and one of them keeps back the whole
+GPU.
 
     held: GPU-0, GPU-1::2, MIG-0 (of GPU-2)
     overlap with the first: GPU-0, GPU-0::1; with the second: GPU-1; with the third: GPU-2, MIG-0::0; with none: GPU-1::0
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cached_property
+from itertools import chain
 
 from topoalign.core.model.events import Allocation, DeviceHealth
 from topoalign.core.model.holdings import (
-    WHOLE,
     Function,
     Holding,
     HoldingSet,
-    TimeSlice,
     Whole,
     base_of,
     excluding,
     handed_out,
     holding_of,
     may_have_parts,
-    wholes_of,
 )
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.device_health import HandedOut
+from topoalign.core.state.former_offers import FormerOffers
+from topoalign.core.state.holders import Holders, cards_of
 
 
 class Ownership:
@@ -44,6 +45,56 @@ class Ownership:
         """`allocations`: the live ones, oldest first. `told`: health as discovery announced it."""
         self._hardware, self._allocations, self._told = hardware, allocations, told
         self._free: dict[ResourceName, tuple[DeviceID, ...]] = {}
+
+    def granted(self, allocations: Mapping[AllocationID, Allocation], new: Allocation) -> "Ownership":
+        """Who holds what after `new`, whose id no allocation had, became the newest of these `allocations`."""
+        index, former = self._known
+        return self._successor(
+            allocations, self._told, new, index and index.granted(new), former and former.granted(new)
+        )
+
+    def released(self, allocations: Mapping[AllocationID, Allocation], gone: Allocation) -> "Ownership":
+        """Who holds what after `gone` has ended, which leaves these `allocations`."""
+        index, former = self._known
+        return self._successor(
+            allocations, self._told, gone, index and index.released(gone), former and former.released(gone)
+        )
+
+    def unchanged(
+        self, allocations: Mapping[AllocationID, Allocation], told: Mapping[DeviceID, DeviceHealth]
+    ) -> "Ownership":
+        """Who holds what where these `allocations` hold what they held before, under this health."""
+        return self._successor(allocations, told, None, *self._known)
+
+    def _successor(
+        self,
+        allocations: Mapping[AllocationID, Allocation],
+        told: Mapping[DeviceID, DeviceHealth],
+        changed: Allocation | None,
+        index: Holders | None,
+        former: FormerOffers | None,
+    ) -> "Ownership":
+        """
+        Begins with what is known already (None: not known); with nothing if what `changed` names parts that the hardware
+        does not show now: such a record has a say in where they belong, and so in how others are read.
+        """
+        after = type(self)(self._hardware, allocations, told)
+        if changed is not None and not changed.cards.keys() <= self._hardware.cards.keys():
+            return after
+        known: dict[str, object] = {"_cards": self._cards} if "_cards" in self.__dict__ else {}
+        if index is not None:
+            known["_index"] = index
+        if former is not None:
+            known["_former"] = former
+            if former is self._former and told is self._told and "handed_out" in self.__dict__:
+                known |= {"handed_out": self.handed_out, "blocked": self.blocked}
+        after.__dict__.update(known)
+        return after
+
+    @property
+    def _known(self) -> tuple[Holders | None, FormerOffers | None]:
+        """What somebody has asked for."""
+        return self.__dict__.get("_index"), self.__dict__.get("_former")
 
     @cached_property
     def holders(self) -> Mapping[DeviceID, AllocationID]:
@@ -60,18 +111,19 @@ class Ownership:
         change of what is offered, `GPU-x::1` overlaps `GPU-x`. Sorted.
         """
         found: set[AllocationID] = set()
+        held, parts = self._index.by_holding, self._index.parts
         for holding in holdings:
-            found.update(self._holders[way] for way in excluding(holding) if way in self._holders)
+            found.update(held[way][-1] for way in excluding(holding) if way in held)
             if may_have_parts(holding):
-                found.update(self._part_holders.get(holding, ()))
+                found.update(held[part][-1] for part in parts.get(holding, ()))
         return sorted(found)
 
     def is_held(self, device: DeviceID) -> bool:
         """Whether a live allocation holds something that overlaps what this id stands for."""
         holding = self.holding(device)
-        if any(way in self._holders for way in excluding(holding)):
+        if any(way in self._index.by_holding for way in excluding(holding)):
             return True
-        return may_have_parts(holding) and holding in self._part_holders
+        return may_have_parts(holding) and holding in self._index.parts
 
     def set_of(self, devices: Iterable[DeviceID]) -> HoldingSet:
         """The holdings that these ids stand for, as a set that tells what overlaps it."""
@@ -95,33 +147,15 @@ class Ownership:
 
     @cached_property
     def _cards(self) -> Mapping[DeviceID, DeviceID]:
-        """Instance or virtual function -> its card, those that are gone but held included."""
-        former = {part: card for held in self._allocations.values() for part, card in held.cards.items()}
-        now = self._hardware.cards
-        return now if former.keys() <= now.keys() else former | {**now}
-
-    def _placed(self, holding: Holding) -> Holding:
-        """The same on the card that the hardware shows: not every record has it."""
-        card = self._cards.get(holding.base)
-        return holding if card is None or card == holding.device else self.holding(holding.id)
+        return cards_of(self._hardware, self._allocations)
 
     @cached_property
-    def _holders(self) -> Mapping[Holding, AllocationID]:
-        """What is held -> the newest live allocation that holds it."""
-        holders: dict[Holding, AllocationID] = {}
-        for name, held in self._allocations.items():
-            whole = self._cards.keys().isdisjoint(held.bases)  # thousands of shares need not be placed one by one
-            holders.update(dict.fromkeys(held.holdings if whole else map(self._placed, held.holdings), name))
-        return holders
+    def _index(self) -> Holders:
+        return Holders(self._cards, self._allocations)
 
     @cached_property
-    def _part_holders(self) -> Mapping[Holding, Sequence[AllocationID]]:
-        """A whole -> the live allocations that hold something which is a part of it."""
-        parts: dict[Holding, list[AllocationID]] = {}
-        for holding, name in self._holders.items():
-            for whole in wholes_of(holding):
-                parts.setdefault(whole, []).append(name)
-        return parts
+    def _former(self) -> FormerOffers:
+        return FormerOffers(self._hardware, self._cards, self._allocations)
 
     @cached_property
     def blocked(self) -> frozenset[DeviceID]:
@@ -131,23 +165,15 @@ class Ownership:
 
         Numbers of shares that are no longer offered block nothing: their card is shared as before.
         """
-        former = [
-            self._placed(holding)
-            for allocation in self._allocations.values()
-            for resource, given in allocation.given.items()
-            for holding in given
-            if not self._is_offered(holding, resource)
-        ]
-        if not former:
+        if not self._former.holdings:
             return frozenset()
-        held = HoldingSet(former)
+        held = HoldingSet(chain.from_iterable(self._former.holdings.values()))
         return frozenset(base for base in self._hardware.offer_by_base if held.overlaps(self.holding(base)))
 
-    def _is_offered(self, holding: Holding, resource: ResourceName) -> bool:
-        """Whether it is offered now as it was given: under this resource, and shared in time or not."""
-        offer = self._hardware.offer_by_base.get(holding.base)
-        shared = holding.part is not WHOLE and isinstance(holding.part, TimeSlice)
-        return offer is not None and (offer.resource, offer.replicas > 1) == (resource, shared)
+    def unlisted(self, resource: ResourceName) -> list[DeviceID]:
+        """The ids that allocations hold of a resource although they are offered no more. Sorted."""
+        held = self._former.unlisted.values()
+        return sorted({device for places in held for name, device in places if name == resource})
 
     @cached_property
     def handed_out(self) -> HandedOut:
@@ -164,12 +190,12 @@ class Ownership:
     @cached_property
     def held_whole(self) -> frozenset[DeviceID]:
         """Devices that some allocation holds as a whole, and not only a part of them."""
-        return frozenset(holding.device for holding in self._holders if isinstance(holding.part, Whole))
+        return frozenset(holding.device for holding in self._index.by_holding if isinstance(holding.part, Whole))
 
     @cached_property
     def functions_in_use(self) -> frozenset[str]:
         """PCI addresses of the virtual functions that an allocation holds."""
-        return frozenset(each.part.address for each in self._holders if isinstance(each.part, Function))
+        return frozenset(each.part.address for each in self._index.by_holding if isinstance(each.part, Function))
 
     @cached_property
     def cpus_in_use(self) -> frozenset[int]:

@@ -99,9 +99,7 @@ def left_over(state: NodeState, resource: ResourceName) -> list[DeviceID]:
     The ids that containers hold of a resource although they are offered no more: listed as unhealthy until it is
     released, so that the kubelet counts it and gives it to nobody else.
     """
-    listed = state.hardware.devices.get(resource, {})
-    held = {id for each in state.allocations.values() for id in each.devices.get(resource, ()) if id not in listed}
-    return sorted(held)
+    return state.ownership.unlisted(resource)
 
 
 async def prepared(hardware: Topology, resource: ResourceName) -> list[Encoded]:

@@ -1,0 +1,90 @@
+"""
+What allocations hold that is not offered now as it was given: after a change of what is offered, or of the hardware.
+
+Like `holders` it is made once of all allocations, and follows each grant and release.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from topoalign.core.model.events import Allocation
+from topoalign.core.model.holdings import WHOLE, Holding, TimeSlice
+from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.state.holders import placed_on
+
+Place = tuple[ResourceName, DeviceID]
+T = TypeVar("T")
+NOTHING: Mapping[DeviceID, object] = {}
+
+
+class FormerOffers:
+    """What the allocations of one node hold under former offers."""
+
+    def __init__(
+        self,
+        hardware: Topology,
+        cards: Mapping[DeviceID, DeviceID],
+        allocations: Mapping[AllocationID, Allocation],
+    ) -> None:
+        """`cards`: as of `holders.cards_of`."""
+        self._hardware, self._cards = hardware, cards
+        holdings: dict[AllocationID, Sequence[Holding]] = {}
+        unlisted: dict[AllocationID, Sequence[Place]] = {}
+        for name, held in allocations.items():
+            former, gone = self._read(held)
+            if former:
+                holdings[name] = former
+            if gone:
+                unlisted[name] = gone
+        self.holdings: Mapping[AllocationID, Sequence[Holding]] = holdings
+        """Allocation -> what it holds that is offered under another resource, in another way, or not at all; never empty."""
+        self.unlisted: Mapping[AllocationID, Sequence[Place]] = unlisted
+        """Allocation -> resource and device of what it holds under ids that are not offered; never empty."""
+
+    def granted(self, allocation: Allocation) -> "FormerOffers":
+        """With this allocation, of a new id; this object if that holds nothing of the kind."""
+        former, unlisted = self._read(allocation)
+        if not former and not unlisted:
+            return self
+        return self._replaced(
+            {**self.holdings, allocation.id: former} if former else self.holdings,
+            {**self.unlisted, allocation.id: unlisted} if unlisted else self.unlisted,
+        )
+
+    def released(self, allocation: Allocation) -> "FormerOffers":
+        """The same without this allocation; this object if that holds nothing of the kind."""
+        name = allocation.id
+        if name not in self.holdings and name not in self.unlisted:
+            return self
+        return self._replaced(without(self.holdings, name), without(self.unlisted, name))
+
+    def _replaced(
+        self, holdings: Mapping[AllocationID, Sequence[Holding]], unlisted: Mapping[AllocationID, Sequence[Place]]
+    ) -> "FormerOffers":
+        found = object.__new__(FormerOffers)
+        found._hardware, found._cards, found.holdings, found.unlisted = self._hardware, self._cards, holdings, unlisted
+        return found
+
+    def _read(self, allocation: Allocation) -> tuple[Sequence[Holding], Sequence[Place]]:
+        """What an allocation adds to `holdings` and to `unlisted`."""
+        former: list[Holding] = []
+        unlisted: list[Place] = []
+        by_base, devices = self._hardware.offer_by_base, self._hardware.devices
+        for resource, given in allocation.given.items():
+            for holding in given:
+                offer = by_base.get(holding.base)
+                shared = holding.part is not WHOLE and isinstance(holding.part, TimeSlice)
+                if offer is None or (offer.resource, offer.replicas > 1) != (resource, shared):
+                    former.append(placed_on(self._cards, holding) if self._cards else holding)
+        for resource, held in allocation.devices.items():
+            listed = devices.get(resource, NOTHING)
+            for device in held:
+                if device not in listed:
+                    unlisted.append((resource, device))
+        return former, unlisted
+
+
+def without(held: Mapping[AllocationID, Sequence[T]], gone: AllocationID) -> Mapping[AllocationID, Sequence[T]]:
+    """The same without this allocation."""
+    return {name: kept for name, kept in held.items() if name != gone}
