@@ -165,13 +165,13 @@ def test_a_node_whose_disk_is_full_at_its_start_comes_up_with_what_it_had() -> N
     after = restarted(journal)
     with pytest.raises(StateFault):
         grant(after, "GPU-1")
-    complaint = after.fault
+    complaint = after.faults.newest
     journal.failing = False
     grant(after, "GPU-2")
 
     assert complaint is not None
     assert name in after.state.allocations
-    assert after.fault is None
+    assert after.faults.newest is None
     assert after.state.digest == restarted_read_only(journal).digest
 
 

@@ -27,6 +27,7 @@ DEEDS = (
     Deed("Allocate again", 1, kubelet_deeds.again, "kubelet"),
     Deed("Allocate of what is held", 1, kubelet_deeds.conflict, "kubelet"),
     Deed("two Allocates race", 1, kubelet_deeds.race, "kubelet"),
+    Deed("Allocates crowd in", 1, kubelet_deeds.crowd, "kubelet"),
     Deed("Allocate of nonsense", 0.5, kubelet_deeds.nonsense, "kubelet"),
     Deed("the kubelet restarts", 1, kubelet_deeds.kubelet_restarts, "kubelet"),
     Deed("the kubelet is away", 1, kubelet_deeds.kubelet_away, "kubelet"),

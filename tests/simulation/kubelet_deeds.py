@@ -1,13 +1,16 @@
 """What happens to pods and to the kubelet on a node where the kubelet hands out the devices."""
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
+import anyio
 import msgspec
 from simulation.pods import Container, Pod
 from simulation.refusals import sound
 from simulation.world import Violation
 
-from topoalign.core.model.errors import DeviceInUse, TopoalignError
+from topoalign.core.model.errors import DeviceInUse, TopoalignError, Unavailable
+from topoalign.core.model.events import AllocationGranted
 from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID, PodName, ResourceName
 
 if TYPE_CHECKING:
@@ -152,6 +155,50 @@ async def hurry(run: "Scenario", asked: list[DeviceID]) -> None:
         await run.agent.allocate(GPU, asked)
     except TopoalignError as error:
         sound(run, error)
+
+
+def crowd(run: "Scenario") -> None:
+    """Several Allocates in one moment, some of one device, and some whose caller gives up before it is answered."""
+    assert run.kubelet is not None
+    free = [device for device in run.kubelet.healthy.get(GPU, ()) if (GPU, device) not in run.kubelet.taken]
+    if len(free) > 1:
+        chance = run.world.chance
+        asked = [chance.sample(free, chance.choice((1, 1, 2))) for _ in range(chance.choice((2, 3, 4)))]
+        run.checks.init_in_doubt = True
+        run.world.note("crowd", asked)
+        run.soon(press, run, [(devices, chance.choice((0, 1, 2, 9, 9, 9))) for devices in asked])
+
+
+async def press(run: "Scenario", asked: list[tuple[list[DeviceID], int]]) -> None:
+    """`asked`: devices, and after how many turns of the loop their caller gives up."""
+    device_allocations = run.agent.device_allocations
+    if device_allocations is None:
+        return
+
+    async def ask(devices: list[DeviceID], turns: int) -> None:
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(give_up, scope, turns)
+                with suppress(TopoalignError):
+                    for given in await device_allocations.allocate(GPU, [devices]):
+                        granted = {e.allocation.id for e in run.world.disk.history if isinstance(e, AllocationGranted)}
+                        run.checks.expect("I9", given.id in granted, f"{given.id} was answered and is not on disk")
+                tasks.cancel_scope.cancel()
+
+    async def ask_all() -> None:
+        async with anyio.create_task_group() as tasks:
+            for each in asked:
+                tasks.start_soon(ask, *each)
+
+    with suppress(Unavailable):
+        await run.agent.door.call(ask_all)
+
+
+async def give_up(scope: anyio.CancelScope, turns: int) -> None:
+    for _ in range(turns):
+        await anyio.lowlevel.checkpoint()
+    if turns < 9:
+        scope.cancel()
 
 
 def nonsense(run: "Scenario") -> None:

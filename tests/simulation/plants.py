@@ -17,6 +17,8 @@ from simulation.bus import FaultyBus
 from simulation.node import Parts
 
 from topoalign.allocator.device_allocations import DeviceAllocations
+from topoalign.allocator.grants import Grants
+from topoalign.allocator.group_commit import AllocateCall, GroupCommit
 from topoalign.allocator.ledger.drafts import Draft
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import Listing
@@ -25,7 +27,7 @@ from topoalign.allocator.requests.admissions import Admissions
 from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.model.decisions import Decision
 from topoalign.core.model.errors import IdTaken, StateFault, TopoalignError
-from topoalign.core.model.events import Allocation, AllocationReleased, AllocationsSnapshot
+from topoalign.core.model.events import Allocation, AllocationReleased, AllocationsSnapshot, LedgerEvent
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.placement.preference import prefer
 from topoalign.core.ports import Message
@@ -64,8 +66,8 @@ class PatientAdmissions(Admissions):
         self.deadlines.check = lambda deadline, request: None  # type: ignore[method-assign]  # that is the defect
 
 
-class PausingDeviceAllocations(DeviceAllocations):
-    """Looks at the record, pauses, and records what the kubelet chose by what it saw before."""
+class LookingBackGrants(Grants):
+    """Judges by a state of the past, where it has one."""
 
     seen: NodeState | None = None
 
@@ -73,16 +75,49 @@ class PausingDeviceAllocations(DeviceAllocations):
     def state(self) -> NodeState:
         return self.seen or self._ledger.state
 
+
+class PlantedDeviceAllocations(DeviceAllocations):
+    """With grants that have a defect."""
+
+    grants: type[Grants] = LookingBackGrants
+
+    def __init__(self, *details: Any, **more: Any) -> None:
+        super().__init__(*details, **more)
+        self._grants.__class__ = self.grants
+        self._commits = GroupCommit(self._grants.record)
+
+
+class PausingDeviceAllocations(PlantedDeviceAllocations):
+    """Looks at the record, pauses, and records what the kubelet chose by what it saw before."""
+
     async def allocate(
         self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]
     ) -> tuple[Allocation, ...]:
-        seen = self._ledger.state
+        assert isinstance(self._grants, LookingBackGrants)
+        call, seen = AllocateCall(resource, containers, -1), self._ledger.state
         await anyio.lowlevel.checkpoint()
-        self.seen = seen
+        self._grants.seen = seen
         try:
-            return self._grant(resource, containers, None)
+            self._grants.record([call])
+        finally:
+            self._grants.seen = None
+        answers = call.result()
+        return answers if answers is not None else await super().allocate(resource, containers)
+
+
+class HastyGrants(LookingBackGrants):
+    """Judges all calls of a group by the state before them."""
+
+    def record(self, calls: Sequence[AllocateCall]) -> None:
+        self.seen = self._ledger.state
+        try:
+            super().record(calls)
         finally:
             self.seen = None
+
+
+class HastyDeviceAllocations(PlantedDeviceAllocations):
+    grants = HastyGrants
 
 
 class HalvingLedger(Ledger):
@@ -92,22 +127,30 @@ class HalvingLedger(Ledger):
         super().release(allocations[: len(allocations) // 2], reason)
 
 
-class TrustingDeviceAllocations(DeviceAllocations):
+class TrustingGrants(Grants):
     """Gives whatever it is asked for."""
 
-    def _check(self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]) -> None:
+    def check(self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]) -> None:
         pass
 
 
-class TerseDeviceAllocations(DeviceAllocations):
+class TrustingDeviceAllocations(PlantedDeviceAllocations):
+    grants = TrustingGrants
+
+
+class TerseGrants(Grants):
     """Refuses without a word of what to do."""
 
-    def _check(self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]) -> None:
+    def check(self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]) -> None:
         try:
-            super()._check(resource, containers)
+            super().check(resource, containers)
         except TopoalignError as error:
             error.remedy = ""
             raise
+
+
+class TerseDeviceAllocations(PlantedDeviceAllocations):
+    grants = TerseGrants
 
 
 class GenerousOwnership(Ownership):
@@ -144,8 +187,8 @@ class WhimsicalOwnership(Ownership):
 class WhimsicalState(NodeState, frozen=True, kw_only=True, dict=True):
     """Every other state takes another CPU for held."""
 
-    @cached_property
-    def ownership(self) -> Ownership:
+    @property
+    def ownership(self) -> Ownership:  # anew each time: it follows no former one
         found = WhimsicalOwnership(self.hardware, self.allocations, self.told)
         found.whim = self.seq % 2
         return found
@@ -184,9 +227,9 @@ class RepeatingLedger(Ledger):
 class CarelessLedger(Ledger):
     """Who asks is answered whether or not the disk has taken it."""
 
-    def _record(self, *drafts: Draft) -> None:
+    def _write(self, events: Sequence[LedgerEvent], state: NodeState) -> None:
         with suppress(StateFault):
-            super()._record(*drafts)
+            super()._write(events, state)
 
 
 class HoardingLedger(Ledger):
@@ -271,6 +314,7 @@ class Plant(NamedTuple):
 PLANTS: dict[str, Plant] = {
     "pause-in-admissions": Plant("I1", PausingAdmissions),
     "pause-in-allocate": Plant("I1", PausingDeviceAllocations),
+    "judges-a-group-at-once": Plant("I1", HastyDeviceAllocations),
     "grants-late": Plant("I13", PatientAdmissions),
     "half-a-release": Plant("I10", HalvingLedger),
     "anything-is-given": Plant("I2", TrustingDeviceAllocations),

@@ -22,30 +22,24 @@ from contextlib import suppress
 
 import anyio
 
-from topoalign.allocator.allocate_checks import check_allocate, check_amount
+from topoalign.allocator.grants import Grants
+from topoalign.allocator.group_commit import AllocateCall, GroupCommit
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ports import Listing, PodResources, nothing_to_ask
+from topoalign.allocator.ports import PodResources, nothing_to_ask
 from topoalign.allocator.preferences import Preferences
-from topoalign.allocator.reconciliation.adoption import returned, without
-from topoalign.allocator.reconciliation.device_order import in_order
+from topoalign.allocator.reconciliation.adoption import without
 from topoalign.allocator.reconciliation.displacement import (
     devices_displaced_by,
-    displaced_by,
-    remainders,
-    tell_displaced,
-    touching,
 )
-from topoalign.allocator.reconciliation.liveness import places, shown_of
 from topoalign.allocator.reconciliation.memory import Grant
 from topoalign.allocator.reconciliation.reconciliation import Poll, Reconciliation
 from topoalign.core.model.decisions import PlacementContext
 from topoalign.core.model.errors import (
-    DeviceInUse,
     StateFault,
     Unavailable,
 )
 from topoalign.core.model.events import Allocation
-from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
+from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.placement.preference import prefer
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
@@ -92,7 +86,11 @@ class DeviceAllocations:
             unbound_seconds=unbound_seconds,
             settle_seconds=settle_seconds,
         )
+        self._preferences = Preferences(clock)
         self._turn = anyio.Lock(fast_acquire=True)
+        """Of the calls for which the kubelet has to be asked: one at a time."""
+        self._grants = Grants(ledger, clock, pod_resources, self._reconciliation, self._preferences)
+        self._commits = GroupCommit(self._grants.record)
         self._polling = anyio.Lock()
         self._begun = self._ended = 0
         """Polls of PodResources: how many began, and which was the last to come to an end."""
@@ -100,7 +98,6 @@ class DeviceAllocations:
         self._sharing, self._shares = anyio.Lock(), 0
         self._shared: Poll | None = None
         """The poll of `ended` that began last; None while it is under way, and if it failed."""
-        self._preferences = Preferences(clock)
 
     @property
     def state(self) -> NodeState:
@@ -169,25 +166,32 @@ class DeviceAllocations:
         """
         arrived = self._clock.monotonic()
         await self._ensure_fresh()
-        self._check(resource, containers)
-        checked = self._ledger.version
-        async with self._turn:
-            grant = Grant(self._pod_resources.written(), self._clock.monotonic())
-            listing = None
-            asked = [device for devices in containers for device in devices]
-            if self._ledger.unconfirmed is not None:
-                poll = await self._poll_for_grant(arrived)
-                self._confirm_record(poll)
-                listing = poll.listing
-            elif any(map(self.state.ownership.is_held, asked)):
-                listing = (await self._poll_for_grant(arrived)).listing
-            if self._ledger.version != checked:  # the hardware may have changed while this waited
-                self._check(resource, containers)
-            live = frozenset(self.state.allocations)
-            answers = self._grant(resource, containers, listing)
-            new = [each for name, each in self.state.allocations.items() if name not in live]
-            self._reconciliation.liveness.granted(new, answers, grant)
-            return answers
+        self._grants.check(resource, containers)
+        call = AllocateCall(resource, containers, self._ledger.version)
+        while True:
+            call.poll = call.grant = None
+            if self._must_ask(call):
+                async with self._turn:
+                    if self._must_ask(call):
+                        await self._ask_for(call, arrived)
+                    self._grants.record([call])
+                    answers = call.result()
+            else:
+                answers = await self._commits.join(call)
+            if answers is not None:
+                return answers
+
+    def _must_ask(self, call: AllocateCall) -> bool:
+        """Whether the kubelet has to tell what is held before this call can be judged."""
+        return self._ledger.unconfirmed is not None or any(map(self.state.ownership.is_held, call.devices))
+
+    async def _ask_for(self, call: AllocateCall, arrived: float) -> None:
+        """Polls the kubelet for a call that arrived at this monotonic second. Raises Unavailable, StateFault."""
+        grant = Grant(self._pod_resources.written(), self._clock.monotonic())
+        poll = await self._poll_for_grant(arrived)
+        if self._ledger.unconfirmed is not None:
+            self._confirm_record(poll)
+        call.poll, call.grant = poll, grant
 
     async def reconcile(self) -> None:
         """
@@ -242,48 +246,3 @@ class DeviceAllocations:
                 f"the record is unconfirmed ({self._ledger.unconfirmed}), and the kubelet cannot tell yet what is held",
                 "this passes once its checkpoint can be read, or it has listed its pods for a while; see /readyz",
             )
-
-    def _check(self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]) -> None:
-        check_allocate(self.state, resource, containers)
-
-    def _grant(
-        self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]], listing: Listing | None
-    ) -> tuple[Allocation, ...]:
-        """Judges and records in one go: from here on nothing else can get in between."""
-        shown, owned = shown_of(listing), self.state.ownership
-        answers: list[Allocation] = []
-        granted: list[Allocation] = []
-        gone: dict[AllocationID, Allocation] = {}
-        for devices in containers:
-            asked = frozenset(devices)
-            records = [self.state.allocations[name] for name in owned.overlapping(map(owned.holding, asked))]
-            if len(records) == 1 and records[0].device_ids == asked and shown.issuperset(places(records[0])):
-                assert listing is not None
-                self._reconciliation.seen(records[0].id, listing)
-                answers.append(records[0])
-                continue
-            for record in records:
-                if in_use := [d for _, d in shown.intersection(touching(owned, record, asked))]:
-                    raise DeviceInUse(sorted(in_use), record.id)
-                gone[record.id] = record
-            check_amount(self.state, resource, len(asked))
-            granted.append(
-                Allocation(
-                    id=self._ledger.next_id(len(granted)),
-                    devices={resource: in_order(self.state.hardware, resource, asked)},
-                    boot=self._ledger.boot,
-                    machine=self._ledger.machine,
-                    cards=self.state.ownership.cards_of(devices),
-                    displaced=displaced_by(self._reconciliation.liveness, self._ledger, records, asked, listing),
-                )
-            )
-            answers.append(granted[-1])
-        deviations = self._preferences.deviations(resource, granted)
-        reasons = {former.allocation: "displaced" for each in granted for former in each.displaced}
-        rests = remainders(self._ledger, gone.values(), containers, listing, granted)
-        granted += [rest.allocation for rest in rests]
-        granted += returned(self._ledger, [*gone.values()], listing, granted)
-        self._ledger.grant(granted, instead_of=list(gone), reasons=reasons, preferred=deviations)
-        self._reconciliation.liveness.inherit(rests)
-        tell_displaced(answers)
-        return tuple(answers)

@@ -125,7 +125,7 @@ def tell_state(context: Context, allocator: Allocator, kubelet: KubeletSide | No
     if kubelet is not None:
         context.checks["kubelet"] = kubelet.front.reason
         context.checks["containers"] = containers.reason
-    context.checks["journal"] = lambda: allocator.ledger.fault
+    context.checks["journal"] = lambda: allocator.ledger.faults.newest
     context.checks["record"] = allocator.record_unconfirmed
     context.checks["devices"] = allocator.devices_given_twice
     context.checks["health"] = allocator.hardware_watch.reason

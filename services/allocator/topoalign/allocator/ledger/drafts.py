@@ -1,12 +1,16 @@
 """What the ledger is given to record: facts that lack their place in the journal."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol, TypedDict
 
 from topoalign.core.model.allocations import Allocation
+from topoalign.core.model.decisions import Refusal
 from topoalign.core.model.events import (
     AllocationDeviated,
+    AllocationRefused,
+    AllocationReleased,
+    AllocationsSnapshot,
     ContainerUsage,
     Displaced,
     KubeletObserved,
@@ -15,6 +19,8 @@ from topoalign.core.model.events import (
     UsageObserved,
 )
 from topoalign.core.model.ids import AllocationID, DeviceID, NodeName
+from topoalign.core.model.requests import PodRequest
+from topoalign.core.state.fold import NodeState
 
 
 class Draft(Protocol):
@@ -48,3 +54,28 @@ def deviation(allocation: Allocation, preferred: Sequence[DeviceID]) -> Draft:
     """The draft of `AllocationDeviated`: the kubelet took the devices of this allocation instead of the `preferred` ones."""
     allocated = tuple(device for devices in allocation.devices.values() for device in devices)
     return partial(AllocationDeviated, allocation=allocation.id, preferred=tuple(preferred), allocated=allocated)
+
+
+def releases(allocations: Iterable[AllocationID], reasons: Mapping[AllocationID, str], otherwise: str) -> list[Draft]:
+    """The drafts of `AllocationReleased` for these allocations, each for its reason or, without one, for `otherwise`."""
+    return [partial(AllocationReleased, allocation=name, reason=reasons.get(name, otherwise)) for name in allocations]
+
+
+def refused(pod: PodRequest, refusal: Refusal) -> Draft:
+    """The draft of `AllocationRefused` for this pod."""
+    return partial(
+        AllocationRefused,
+        namespace=pod.namespace,
+        pod=pod.name,
+        container=refusal.container,
+        reason=refusal.reason,
+        code=refusal.code,
+        finding=refusal.finding,
+        remedy=refusal.remedy,
+    )
+
+
+def snapshot(state: NodeState) -> Draft:
+    """The draft of `AllocationsSnapshot` of all that is live in this state."""
+    live = tuple(state.allocations.values())
+    return partial(AllocationsSnapshot, allocations=live, memory=dict(state.memory), digest=state.digest)

@@ -3,9 +3,10 @@ The allocations of this node, and the only place that changes them.
 
 Every change goes the same way and without a pause: the facts are drafted, folded into the next state, appended to the
 journal and synced; only then do they count, and only then may anybody be answered. So after a crash at any point the
-ledger is as it was before the change or as it was after. What the bus has not heard yet waits in `pending`, in order.
+ledger is as it was before the change or as it was after. Changes of several callers may be made one (`together`). What the
+bus has not heard yet waits in `pending`, in order.
 
-The journal is kept short: after `compact_after` entries it is written anew as one snapshot of what is live, preceded by
+The journal is kept short: after `compact_after` facts it is written anew as one snapshot of what is live, preceded by
 nothing but the facts that are still to be published. Should those become more than `pending_limit` because the bus has
 been away for long, they are dropped in favour of the snapshot, which makes every listener whole again.
 
@@ -23,7 +24,17 @@ import anyio
 import msgspec
 import structlog
 
-from topoalign.allocator.ledger.drafts import Binding, Draft, Observed, deviation, unobserved
+from topoalign.allocator.ledger.disk_faults import DiskFaults
+from topoalign.allocator.ledger.drafts import (
+    Binding,
+    Draft,
+    Observed,
+    deviation,
+    refused,
+    releases,
+    snapshot,
+    unobserved,
+)
 from topoalign.allocator.ledger.endings import Endings
 from topoalign.allocator.ledger.record import unpublished
 from topoalign.core.model.decisions import Refusal
@@ -32,8 +43,6 @@ from topoalign.core.model.events import (
     Allocation,
     AllocationBound,
     AllocationGranted,
-    AllocationRefused,
-    AllocationReleased,
     AllocationsSnapshot,
     DeviceHealthChanged,
     LedgerEvent,
@@ -68,8 +77,7 @@ class Ledger:
         self.pending_limit = pending_limit
         self.dropped = 0
         """Facts that were never published because too many were waiting; a snapshot stands in for them."""
-        self.fault: str | None = None
-        """What the disk complained of last, and the remedy; None since it took a fact again."""
+        self.faults = DiskFaults()
         self.endings = Endings()
         """How allocations ended since this process started."""
         self._journal = journal
@@ -83,8 +91,9 @@ class Ledger:
         newest = max((at for at, (event, _) in enumerate(events) if isinstance(event, AllocationsSnapshot)), default=0)
         self.pending = deque(unpublished(events, journal.published(), newest))
         self.state = replay(node, (event for event, _ in events[newest:]))
-        self._entries = len(entries)
-        self._compact_at = self._entries + compact_after
+        self._group: list[LedgerEvent] | None = None  # the facts of a `together` that is under way
+        self._facts = len(events)  # in the journal
+        self._compact_at = self._facts + compact_after
         self._begin()
 
     def _begin(self) -> None:
@@ -144,10 +153,27 @@ class Ledger:
         unconfirmed = self.unconfirmed
         if unconfirmed is None:
             return
-        with self._noting_faults():
+        with self.faults.noted():
             self._journal.trust()
         log.info("the record is confirmed", by=by, reason=unconfirmed, allocations=len(self.state.allocations))
         self._move(self.state)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """
+        Makes one entry of the journal, with one sync, of all that is recorded in this block, which must not pause. In the
+        block `state` has it already. Raises StateFault at its end; then, and when the block raises, nothing has changed.
+        One entry is one line with one checksum: after a crash in the middle of the write none of its facts is there.
+        """
+        assert self._group is None, "one group at a time"
+        before, self._group = self.state, []
+        try:
+            yield
+        finally:
+            events, state = self._group, self.state
+            self._group, self.state = None, before
+        if events:
+            self._write(events, state)
 
     def next_id(self, ahead: int = 0) -> AllocationID:
         """An id that no allocation of this node had before: for the next grant, or for one `ahead` grants further on."""
@@ -170,9 +196,7 @@ class Ledger:
         release of those whose place they take, as superseded unless there is another reason, and for each one that the
         kubelet chose otherwise than was preferred, what was preferred.
         """
-        gone = [
-            partial(AllocationReleased, allocation=name, reason=reasons.get(name, "superseded")) for name in instead_of
-        ]
+        gone = releases(instead_of, reasons, "superseded")
         granted = [partial(AllocationGranted, allocation=allocation) for allocation in allocations]
         deviated = [deviation(each, preferred[each.id]) for each in allocations if each.id in preferred]
         self._record(*gone, *granted, *deviated)
@@ -189,22 +213,11 @@ class Ledger:
         for name in allocations:
             if name not in self.state.allocations:
                 raise NotFound("live allocation", name, "it may be released already: see `topoalign watch --since 1`")
-        self._record(*(partial(AllocationReleased, allocation=name, reason=reason) for name in allocations))
+        self._record(*releases(allocations, {}, reason))
 
     def refuse(self, pod: PodRequest, refusal: Refusal) -> None:
         """Records that a pod was refused, and why. Raises StateFault."""
-        self._record(
-            partial(
-                AllocationRefused,
-                namespace=pod.namespace,
-                pod=pod.name,
-                container=refusal.container,
-                reason=refusal.reason,
-                code=refusal.code,
-                finding=refusal.finding,
-                remedy=refusal.remedy,
-            )
-        )
+        self._record(refused(pod, refusal))
 
     def announce(self) -> tuple[int, int]:
         """
@@ -234,31 +247,32 @@ class Ledger:
         return self.state.epoch, self.state.seq
 
     def _snapshot(self) -> Draft:
-        return partial(
-            AllocationsSnapshot,
-            allocations=tuple(self.state.allocations.values()),
-            memory=dict(self.state.memory),
-            digest=self.state.digest,
-        )
+        return snapshot(self.state)
 
     def _record(self, *drafts: Draft) -> None:
         """Drafts become facts: on disk first, then in the state. Raises StateFault, and then nothing has changed."""
-        if not drafts:
-            return
         events: list[LedgerEvent] = []
         state = self.state
         for draft in drafts:
             seq = state.seq + 1 if state.epoch == self._epoch else 1
             events.append(draft(node=self.node, epoch=self._epoch, seq=seq))
             state = state.apply(events[-1])
+        if self._group is not None:
+            self._group += events
+            self.state = state
+        elif events:
+            self._write(events, state)
+
+    def _write(self, events: Sequence[LedgerEvent], state: NodeState) -> None:
+        """Makes these facts true, which lead to this state. Raises StateFault, and then nothing has changed."""
         entry = Entry(time=self._clock.wall(), events=tuple(events))
-        with self._noting_faults():
+        with self.faults.noted():
             self._journal.append(entry)
-        self._entries += 1
+        self._facts += len(events)
         self.endings.note(self.state.allocations, events)
         self.pending.extend((event, entry.time) for event in events)
         self._move(state)
-        if self._entries >= self._compact_at and not isinstance(events[-1], AllocationsSnapshot):
+        if self._facts >= self._compact_at and not isinstance(events[-1], AllocationsSnapshot):
             self._compact_later()
 
     def _compact_later(self) -> None:
@@ -266,31 +280,17 @@ class Ledger:
         try:
             self.announce()
         except StateFault:
-            self._compact_at = self._entries + self.compact_after
+            self._compact_at = self._facts + self.compact_after
 
     def _compact(self) -> None:
         """The journal becomes what is still to be published, and the snapshot that was said last."""
         if len(self.pending) > self.pending_limit:
             self.dropped += len(self.pending) - 1
             self.pending = deque([self.pending[-1]])
-        with self._noting_faults():
+        with self.faults.noted():
             self._journal.rewrite([Entry(time=time, events=(event,)) for event, time in self.pending])
-        self._entries = len(self.pending)
-        self._compact_at = self._entries + self.compact_after
-
-    @contextmanager
-    def _noting_faults(self) -> Iterator[None]:
-        """Readiness tells what the disk complains of; the log says it when it begins and when it is over."""
-        try:
-            yield
-        except StateFault as fault:
-            if self.fault is None:
-                log.error("the journal cannot be written", finding=fault.finding, remedy=fault.remedy)
-            self.fault = f"{fault.finding}; {fault.remedy}"
-            raise
-        if self.fault is not None:
-            log.info("the journal can be written again")
-        self.fault = None
+        self._facts = len(self.pending)
+        self._compact_at = self._facts + self.compact_after
 
     def _move(self, state: NodeState) -> None:
         self.state = state

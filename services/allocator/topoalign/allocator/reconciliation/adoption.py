@@ -2,8 +2,6 @@
 
 from collections.abc import Collection, Sequence
 
-import msgspec
-
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import Listing, Part
 from topoalign.allocator.reconciliation.device_order import in_order
@@ -70,11 +68,13 @@ def returned(
     Makes allocations for containers that the `ended` ones displaced and that run on, as far as nobody else has their
     devices. They are to be granted in the place of the ended ones, after those that are `granted` there already.
     """
+    found: list[Allocation] = []
+    now = [each for each in ended if each.displaced and not is_before(each, ledger.boot)]
+    if not now:
+        return found
     state = without(ledger.state, ended)
     for each in granted:
         state = state.holding(each)
-    found: list[Allocation] = []
-    now = [each for each in ended if not is_before(each, ledger.boot)]
     for former in (former for each in now for former in still_displaced(each.displaced, listing)):
         devices = {
             resource: free
@@ -98,10 +98,10 @@ def returned(
 
 
 def without(state: NodeState, allocations: Sequence[Allocation]) -> NodeState:
-    """The state as if these allocations were not live, as far as devices go."""
-    names = {each.id for each in allocations}
-    others = {name: held for name, held in state.allocations.items() if name not in names}
-    return msgspec.structs.replace(state, allocations=others)
+    """The state as if these allocations were not live."""
+    for each in allocations:
+        state = state.without(each.id)
+    return state
 
 
 def of_devices(
