@@ -139,3 +139,15 @@ def test_a_table_of_many_parts_begins_anew(monkeypatch: pytest.MonkeyPatch) -> N
     assert one.shape == other.shape
     assert one.shape is not other.shape
     assert machine(topology, 1) == one
+
+
+def test_a_copy_without_tables_has_the_shape_and_nothing_computed() -> None:
+    topology = Shapes().interned(load_machine("dgx-a100").topology)
+    devices = topology.devices
+    same = topology.without_tables()
+
+    assert "devices" not in vars(same)
+    assert topology == same
+    assert devices == same.devices
+    assert topology.shape is same.shape
+    assert topology.shape.without_tables().shape is not topology.shape

@@ -72,7 +72,7 @@ def bare(state: NodeState) -> NodeState:
     allocations = {name: copy(allocation) for name, allocation in state.allocations.items()}
     discovered = state.topology
     if discovered is not None:
-        discovered = msgspec.structs.replace(discovered, topology=copy(discovered.topology))
+        discovered = msgspec.structs.replace(discovered, topology=discovered.topology.without_tables())
     return msgspec.structs.replace(state, topology=discovered, allocations=allocations)
 
 

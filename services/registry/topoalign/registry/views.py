@@ -6,7 +6,6 @@ with its index, its id and its PCI address together.
 """
 
 from collections.abc import Iterable, Iterator
-from copy import copy
 from datetime import UTC, datetime
 
 import msgspec
@@ -146,7 +145,7 @@ def detail(member: Member, allocations: tuple[AllocationView, ...]) -> NodeDetai
 
 def allocation_views(member: Member, live: Iterable[Allocation]) -> Iterator[AllocationView]:
     """The views of allocations of one node."""
-    hardware, unusable = copy(member.state.hardware), member.derived(ailing)
+    hardware, unusable = member.state.hardware.without_tables(), member.derived(ailing)
     for allocation in live:
         ids = {device for devices in allocation.devices.values() for device in devices}
         yield AllocationView(

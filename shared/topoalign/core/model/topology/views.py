@@ -6,6 +6,7 @@ it, so two tables never share a place, whatever they are called.
 """
 
 from collections.abc import Callable
+from copy import copy
 from functools import cached_property, wraps
 from typing import Any, Self, TypeVar
 
@@ -26,6 +27,13 @@ class Viewed(msgspec.Struct, frozen=True, dict=True):
         """What all descriptions that differ in unique ids alone share (`shapes`); itself where that was not looked for."""
         shape: Self = self.__dict__.get(SHAPE, self)
         return shape
+
+    def without_tables(self) -> Self:
+        """A copy that has nothing of what was computed from this one, and its shape."""
+        same = copy(self)
+        if self.shape is not self:
+            same.__dict__[SHAPE] = self.shape
+        return same
 
     @cached_property
     def views(self) -> dict[Callable[..., Any], Any]:
