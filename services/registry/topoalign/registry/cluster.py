@@ -17,7 +17,14 @@ import msgspec
 
 from topoalign.client import Heard
 from topoalign.core.model.errors import NotFound
-from topoalign.core.model.events import Allocation, AllocationGranted
+from topoalign.core.model.events import (
+    Allocation,
+    AllocationBound,
+    AllocationGranted,
+    AllocationReleased,
+    AllocationsSnapshot,
+    Event,
+)
 from topoalign.core.model.ids import AllocationID, NodeName
 from topoalign.core.state.fold import NodeState
 from topoalign.registry.index import AllocationIndex, AllocationKey
@@ -67,6 +74,19 @@ class Member:
         return result
 
 
+def changed_by(event: Event) -> tuple[AllocationID, ...] | None:
+    """Ids of the live allocations that a fact may change; None: any of its node."""
+    match event:
+        case AllocationGranted():
+            return (event.allocation.id,)
+        case AllocationBound() | AllocationReleased():
+            return (event.allocation,)
+        case AllocationsSnapshot():
+            return None
+        case _:
+            return ()
+
+
 def bare(state: NodeState) -> NodeState:
     """A copy of a state without anything that it has computed of itself."""
     allocations = {name: copy(allocation) for name, allocation in state.allocations.items()}
@@ -94,7 +114,7 @@ class Cluster:
             insort(self._names, node)
         before = member.state.allocations
         member.apply(heard)
-        self._index.update(node, before, member.state.allocations)
+        self._index.update(node, before, member.state.allocations, changed_by(heard.event))
 
     def answers(self, node: NodeName, answering: bool) -> None:
         """Notes whether the node's allocator is there."""
