@@ -21,6 +21,7 @@ from topoalign.core.model.ids import GPU, ContainerName, DeviceID, PodName
 from topoalign.core.model.kubelet import KubeletObserved, ListedDevices
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest
 from topoalign.kubelet.files import configuration
+from topoalign.kubelet.grpc.client import KubeletAway
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.tasks import background
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
@@ -238,6 +239,49 @@ async def test_devices_that_are_offered_here_are_not_announced_again(tmp_path: P
 
     assert ledger.state.usage is not None and ledger.state.usage.kubelet is not None
     assert {FPGA: theirs} == ledger.state.usage.kubelet.devices
+
+
+async def test_without_other_plugins_devices_are_asked_for_when_the_files_change(tmp_path: Path) -> None:
+    """Nothing that goes without a trace is shown then. An answer that is not known is asked for at every poll."""
+    answers: list[Listed | None] = []
+    known = MemoryAllocator(MACHINE).state
+    ours: Listed = {GPU: (ListedDevices(nodes=(0,), ids=tuple(gpu.id for gpu in MACHINE.gpus)),)}
+    theirs: Listed = {FPGA: (ListedDevices(nodes=(0,), ids=(DeviceID("f-0"),)),)}
+    now: Listed | None = ours
+
+    async def devices() -> Listed:
+        answers.append(now)
+        if now is None:
+            raise KubeletAway("nobody serves its socket")
+        return now
+
+    clock = ManualClock()
+    ledger = Ledger(NODE, MemoryJournal(), clock)
+    assert known.topology is not None and known.health is not None
+    ledger.hear(known.topology)
+    ledger.hear(known.health)
+    watch = KubeletWatch(ledger, KubeletFiles(tmp_path / "none", tmp_path, OWN, 60.0), clock, devices)
+
+    async def asked(polls: int = 4) -> list[Listed | None]:
+        """What was answered in so many polls."""
+        answers.clear()
+        for _ in range(polls):
+            await watch.poll()
+            await clock.advance(POLL_SECONDS)
+        return list(answers)
+
+    (tmp_path / "device-plugins").mkdir()
+    first, idle = await asked(), await asked()
+    (tmp_path / "device-plugins" / "kubelet_internal_checkpoint").write_text("{}")
+    now = ours | theirs
+    written, shown = await asked(2), await asked(4)
+    now = None
+    (tmp_path / "device-plugins" / "kubelet_internal_checkpoint").write_text("{ }")
+    away = await asked(4)
+
+    assert ([ours], []) == (first, idle)
+    assert [ours | theirs] * 6 == written + shown
+    assert [None] * 4 == away
 
 
 async def test_many_questions_at_once_ask_the_kubelet_once_or_twice() -> None:

@@ -1,9 +1,13 @@
 """
 Keeps up with what the node's kubelet decides by, so that the node and every listener predict from the same facts.
 
-Every half second the files are polled, by their times alone, and plugins' devices are asked for; the files are read where
-one has changed, and every five seconds in any case, because the volumes of a pod go without a trace in their times. What is
+Every half second the files are polled, by their times alone; they are read, and plugins' devices are asked for, where one
+has changed, and every five seconds in any case, because the volumes of a pod go without a trace in their times. What is
 found becomes a part of the node's `UsageObserved` where it has changed. A prediction of the node reads everything first.
+
+As long as other plugins than ours are shown, or the question fails, devices are asked for at every poll: a kubelet writes
+its checkpoint when a plugin lists devices, and leaves it as it is when one goes away (kubelet v1.36.3, devicemanager
+`genericDeviceUpdateCallback`, `PluginDisconnected`).
 
 Where the files cannot be read in time, what was read last stands, with the time of that reading, and they are read again
 after 1, 2, 4 ... 30 seconds.
@@ -60,6 +64,8 @@ class KubeletWatch:
         """Monotonic seconds."""
         self._late, self._again = 0, 0.0
         """Readings in a row that were late, and the monotonic seconds before which `poll` begins no other."""
+        self._answer: tuple[Listed | None, str] = (None, "")
+        """The devices as they were listed last, or None and why they are not known."""
         self._last: tuple[KubeletObserved, float] | None = None
         """What was read last, and when, in seconds since 1970."""
 
@@ -92,7 +98,7 @@ class KubeletWatch:
             if known is None or stamp is None or stamp != self._stamp or due:
                 await self._read(stamp)
             else:
-                self._observe(known, *await self._listed())
+                self._observe(known, *(await self._listed() if self._may_have_gone() else self._answer))
 
     async def _changed(self) -> tuple[object, ...] | None:
         """What differs when a file or the hardware has changed; None: the times of the files cannot be read in time."""
@@ -129,14 +135,20 @@ class KubeletWatch:
         stale = f"{kubelet.unknown}: what they said at {datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%SZ} counts"
         return msgspec.structs.replace(last, ended=kubelet.ended, stale=stale)
 
+    def _may_have_gone(self) -> bool:
+        """Whether devices of other plugins were shown, which may go without a change of the files, or nobody knows."""
+        listed, _ = self._answer
+        return listed is None or not listed.keys() <= self._ledger.state.hardware.offers_of.keys()
+
     async def _listed(self) -> tuple[Listed | None, str]:
         """The devices of all plugins, or None and why they are not known."""
         if self._devices is None:
             return None, ""
         try:
-            return await self._devices(), ""
+            self._answer = await self._devices(), ""
         except Unavailable as error:
-            return None, clean(error.finding, LONGEST)
+            self._answer = None, clean(error.finding, LONGEST)
+        return self._answer
 
     def _observe(self, kubelet: KubeletObserved, listed: Listed | None, unknown: str) -> None:
         """

@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,8 @@ from pathlib import Path
 
 from topoalign.runtime.settings import PREFIX
 
+PROCESS_CPU_CLOCK = 2
+"""The low bits of a clock id whose high bits are those of a process's id, inverted: clock_getcpuclockid(3) of Linux."""
 STOP_SECONDS = 20.0
 """After that it is killed."""
 
@@ -42,13 +45,17 @@ class Agent:
 
     @property
     def cpu_seconds(self) -> float:
-        """The CPU time that it has used, in user and system mode."""
-        used = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-        return sum(map(int, used)) / os.sysconf("SC_CLK_TCK")
+        """The CPU time that it has used, in user and system mode, with all its threads, to the nanosecond."""
+        return time.clock_gettime(~self._process.pid << 3 | PROCESS_CPU_CLOCK)
 
     def wait(self) -> None:
-        """Until it has ended by itself."""
-        self._process.wait(STOP_SECONDS)
+        """Until it has ended by itself; raises TimeoutExpired. Popen would look whether it has, at most every 50 ms."""
+        ended = os.pidfd_open(self._process.pid)
+        try:
+            select.select([ended], [], [], STOP_SECONDS)
+        finally:
+            os.close(ended)
+        self._process.wait(0)
 
     def stop(self) -> float:
         """Ends it as a kubelet ends a pod. Returns the seconds that it took."""

@@ -8,9 +8,10 @@ Source: kubelet v1.36.3, cm/devicemanager; the APIs v1beta1 (device plugin) and 
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -73,7 +74,10 @@ class Kubelet:
         """How often PodResources was asked."""
         self.pods = NOTHING
         """What PodResources answers."""
+        self._told: dict[bytes, bytes] = {}
+        """The newest list of each resource."""
         self._channel: grpc.Channel | None = None
+        self._channels: list[grpc.Channel] = []
         self._servers: list[grpc.Server] = []
 
     def start(self) -> None:
@@ -81,17 +85,20 @@ class Kubelet:
         for socket in self.plugins_dir.glob("*.sock"):
             socket.unlink()
         self.registered, self.lists = SimpleQueue(), SimpleQueue()
+        self._told.clear()
+        lister = {"List": self._list, "GetAllocatableResources": self._allocatable}
         self._servers = [
-            served(self.plugins_dir / "kubelet.sock", "v1beta1.Registration", "Register", self._register),
-            served(self.resources_dir / "kubelet.sock", "v1.PodResourcesLister", "List", self._list),
+            served(self.plugins_dir / "kubelet.sock", "v1beta1.Registration", {"Register": self._register}),
+            served(self.resources_dir / "kubelet.sock", "v1.PodResourcesLister", lister),
         ]
 
     def stop(self) -> None:
-        """Close the sockets and the connection to the plugin."""
+        """Close the sockets and the connections to the plugins."""
         for server in self._servers:
             server.stop(None).wait()
-        if self._channel is not None:
-            self._channel.close()
+        for channel in self._channels:
+            channel.close()
+        self._channels.clear()
 
     def method(self, name: str) -> Call:
         """A method of the plugin of the GPUs, bytes in and bytes out."""
@@ -126,34 +133,52 @@ class Kubelet:
     def _register(self, request: bytes) -> bytes:
         """Options of RegisterRequest are not looked at: the plugin is asked, as a kubelet does."""
         told = dict(fields(request))
+        channel = grpc.insecure_channel(
+            f"unix:{self.plugins_dir / told[2].decode()}", options=[("grpc.max_receive_message_length", -1)]
+        )
+        self._channels.append(channel)
+        channel.unary_unary("/v1beta1.DevicePlugin/GetDevicePluginOptions")(NOTHING, timeout=PATIENCE_SECONDS)
         if told[3].decode() == GPU:
-            self._channel = grpc.insecure_channel(
-                f"unix:{self.plugins_dir / told[2].decode()}", options=[("grpc.max_receive_message_length", -1)]
-            )
-            self.method("GetDevicePluginOptions")(NOTHING)
+            self._channel = channel
             self.registered.put(time.monotonic())
-            Thread(target=self._listen, args=(self._channel,), daemon=True).start()
+        Thread(target=self._listen, args=(channel, told[3]), daemon=True).start()
         return NOTHING
 
-    def _listen(self, channel: grpc.Channel) -> None:
+    def _listen(self, channel: grpc.Channel, resource: bytes) -> None:
         with suppress(grpc.RpcError):  # it ends with the plugin, or with us
             for message in channel.unary_stream("/v1beta1.DevicePlugin/ListAndWatch")(NOTHING):
-                self.lists.put(Came(time.monotonic(), message))
+                self._told[resource] = message
+                if resource.decode() == GPU:
+                    self.lists.put(Came(time.monotonic(), message))
+
+    def _allocatable(self, request: bytes) -> bytes:
+        """The healthy devices of all resources."""
+        answer = []
+        for resource, message in [*self._told.items()]:
+            devices = [dict(fields(device)) for _, device in fields(message)]
+            healthy = b"".join(field(2, device[1]) for device in devices if device[2] == b"Healthy")
+            answer.append(field(1, field(1, resource) + healthy))
+        return b"".join(answer)
 
     def _list(self, request: bytes) -> bytes:
         self.looks += 1
         return self.pods
 
 
-def served(socket: Path, service: str, method: str, answer: Call) -> grpc.Server:
-    """One method on a socket of its own."""
+def served(socket: Path, service: str, methods: Mapping[str, Call]) -> grpc.Server:
+    """A service with these methods on a socket of its own."""
     server = grpc.server(ThreadPoolExecutor(2))
-    handler = grpc.unary_unary_rpc_method_handler(lambda request, context: answer(request))
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+    handlers = {name: grpc.unary_unary_rpc_method_handler(partial(ignoring_context, m)) for name, m in methods.items()}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
     socket.unlink(missing_ok=True)
     server.add_insecure_port(f"unix:{socket}")
     server.start()
     return server
+
+
+def ignoring_context(answer: Call, request: bytes, context: object) -> bytes:
+    """The answer to a request, in the form of grpcio's handlers."""
+    return answer(request)
 
 
 def next_of(queue: "SimpleQueue[T]", otherwise: str) -> T:
