@@ -44,8 +44,9 @@ class Member:
     """When the newest fact became true. None: no fact carried a time."""
     answering: bool = False
     """Whether the node's allocator answered when last asked, or has spoken since."""
-    _derived: dict[Callable[[NodeState], Any], tuple[NodeState, Any]] = field(default_factory=dict)
-    """Function -> the state that it was called with last, and what it returned."""
+    _derived: dict[Callable[[NodeState], Any], Any] = field(default_factory=dict)
+    """Function -> what it has made of `_derived_from`."""
+    _derived_from: NodeState | None = None
 
     def apply(self, heard: Heard) -> None:
         """Folds a fact that the client has let through: no repetition, and none missing before it."""
@@ -67,10 +68,11 @@ class Member:
         with a copy, because what a state, its topology and its allocations compute of themselves on the way takes more
         memory than they do, and is not kept.
         """
-        kept = self._derived.get(function)
-        if kept is None or kept[0] is not self.state:
-            kept = self._derived[function] = self.state, function(bare(self.state))
-        result: T = kept[1]
+        if self._derived_from is not self.state:
+            self._derived, self._derived_from = {}, self.state
+        if function not in self._derived:
+            self._derived[function] = function(bare(self.state))
+        result: T = self._derived[function]
         return result
 
 

@@ -2,7 +2,8 @@
 The types of the HTTP API's answers; `msgspec.json.schema` of these types is its reference.
 
 Field names are part of the public contract: later versions add fields and never rename one. A device is always shown
-with its index, its id and its PCI address together.
+with its index, its id and its PCI address together. What is made once for each row is in no cycle of references, and the
+garbage collector passes it over (`gc=False`).
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,7 +19,7 @@ from topoalign.core.state.fold import NodeState
 from topoalign.registry.cluster import Member, bare
 
 
-class ResourceCount(msgspec.Struct, frozen=True, kw_only=True):
+class ResourceCount(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Devices of one resource; `total` is the sum of the other three."""
 
     total: int
@@ -30,7 +31,7 @@ class ResourceCount(msgspec.Struct, frozen=True, kw_only=True):
     """Held by nobody, and not to be handed out: unhealthy, of unknown health, or cordoned."""
 
 
-class CpuCount(msgspec.Struct, frozen=True, kw_only=True):
+class CpuCount(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """CPUs of a node: all of them, and those of one container alone."""
 
     total: int
@@ -38,7 +39,7 @@ class CpuCount(msgspec.Struct, frozen=True, kw_only=True):
     """Held by one container alone."""
 
 
-class NodeSummary(msgspec.Struct, frozen=True, kw_only=True):
+class NodeSummary(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One line of the list of nodes."""
 
     name: NodeName
@@ -64,7 +65,7 @@ class NodeSummary(msgspec.Struct, frozen=True, kw_only=True):
     """RFC 3339 time of the newest fact."""
 
 
-class AllocationView(msgspec.Struct, frozen=True, kw_only=True):
+class AllocationView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One live allocation."""
 
     node: NodeName

@@ -15,7 +15,7 @@ from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Nic, Topology
 
 
-class NamedDevice(msgspec.Struct, frozen=True, kw_only=True):
+class NamedDevice(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A device with its names: the id, the index, the PCI address, and a short form for people."""
 
     resource: ResourceName
