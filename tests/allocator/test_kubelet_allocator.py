@@ -13,7 +13,6 @@ from anyio.abc import TaskGroup
 from kubelet_files_support import basis_from
 from kubelet_support import NODE, RESTRICTED, MemoryAllocator, offers, pod, short_directory, two_nodes
 
-from topoalign.allocator import device_allocations
 from topoalign.allocator.device_allocations import DeviceAllocations
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.device_plugin.registration_states import POLL_SECONDS
@@ -25,6 +24,7 @@ from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.events import AllocationBound, AllocationGranted, AllocationReleased, Owner
 from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID, Namespace, PodName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy
+from topoalign.core.placement import sparing
 from topoalign.core.placement.preference import prefer
 from topoalign.runtime.clock import ManualClock
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
@@ -296,7 +296,7 @@ async def test_what_a_pods_first_container_got_is_not_free_for_its_second_one(mo
         free.append(len(more["beside"].free))
         return prefer(*args, **more)
 
-    monkeypatch.setattr(device_allocations, "prefer", spied)
+    monkeypatch.setattr(sparing, "prefer", spied)
     one = {GPU: 1}
     pair = PodRequest(
         name=PodName("pair"),

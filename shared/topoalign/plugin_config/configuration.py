@@ -15,8 +15,8 @@ MigStrategy = Literal["none", "single", "mixed"]
 DeviceList = Literal["envvar", "volume-mounts", "cdi-annotations", "cdi-cri"]
 Packing = Literal["distributed", "packed"]
 
-MOST_REPLICAS = 1_024
-"""Of one device: far above what one GPU does well, so that a number with a digit too many is refused."""
+MOST_REPLICAS = 2_500
+"""Of one device, as many as are asked of NVIDIA's plugin; a number with a digit too many is refused."""
 
 Index = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 Xid = Annotated[int, msgspec.Meta(ge=0, le=65_535)]

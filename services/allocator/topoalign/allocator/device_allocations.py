@@ -33,17 +33,16 @@ from topoalign.allocator.reconciliation.displacement import (
 )
 from topoalign.allocator.reconciliation.memory import Grant
 from topoalign.allocator.reconciliation.reconciliation import Poll, Reconciliation
-from topoalign.core.model.decisions import PlacementContext
 from topoalign.core.model.errors import (
     StateFault,
     Unavailable,
 )
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import DeviceID, ResourceName
-from topoalign.core.placement.preference import prefer
+from topoalign.core.placement.parts import marked
+from topoalign.core.placement.sparing import prefer_sparing
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.held_devices import held_among
 
 FRESH_SECONDS = 5.0
 """How old an answer of the kubelet may be: where it is older, this process was stopped in between."""
@@ -127,19 +126,11 @@ class DeviceAllocations:
         at, ended = self._clock.monotonic(), await self.ended()
         ended = self._reconciliation.liveness.dropped(ended, available, must_include, at) if ended else ended
         owned = (without(self.state, ended) if ended else self.state).ownership
-        hardware, offered = self.state.hardware, frozenset(available)
-        among, required = available, must_include
-        if offered.issuperset(must_include) and len(must_include) <= size <= len(available):
-            held = {*held_among(hardware, owned, resource, offered)}
-            if displaced := devices_displaced_by(ended):
-                kept = owned.set_of(displaced)
-                held.update(device for device in offered if kept.overlaps(owned.holding(device)))
-            held.difference_update(must_include)
-            spare = [device for device in available if device not in held] if held else available
-            among, required = (spare, must_include) if len(spare) >= size else (available, spare)
-        beside = PlacementContext(free=owned.free(resource) if hardware.kind_of(resource) == "gpu" else ())
-        chosen = prefer(hardware, resource, among, required, size, self._placement, beside=beside)
-        self._preferences.give(resource, offered, chosen)
+        hardware, among = self.state.hardware, marked(self.state.hardware, resource, available)
+        offered = available if among is None else among
+        displaced = devices_displaced_by(ended)
+        chosen = prefer_sparing(hardware, owned, resource, offered, must_include, size, self._placement, displaced)
+        self._preferences.give(resource, frozenset(available) if among is None else among, chosen)
         return chosen
 
     async def ended(self) -> list[Allocation]:

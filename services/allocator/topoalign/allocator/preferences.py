@@ -5,7 +5,7 @@ It need not follow GetPreferredAllocation, and an Allocate does not say which pr
 its resource, if it was given a moment ago and for such a set.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from topoalign.core.model.events import Allocation
@@ -19,7 +19,7 @@ FOLLOWED_SECONDS = 10.0
 class Preference(NamedTuple):
     """One answer to GetPreferredAllocation: what was available, what was chosen, and when (monotonic seconds)."""
 
-    available: frozenset[DeviceID]
+    available: Collection[DeviceID]
     chosen: tuple[DeviceID, ...]
     at: float
 
@@ -31,7 +31,7 @@ class Preferences:
         self._clock = clock
         self._newest: dict[ResourceName, Preference] = {}
 
-    def give(self, resource: ResourceName, available: frozenset[DeviceID], chosen: tuple[DeviceID, ...]) -> None:
+    def give(self, resource: ResourceName, available: Collection[DeviceID], chosen: tuple[DeviceID, ...]) -> None:
         """Remembers that `chosen` was preferred among the `available` devices; it replaces the former preference."""
         self._newest[resource] = Preference(available, chosen, self._clock.monotonic())
 
@@ -48,6 +48,10 @@ class Preferences:
         if given is None or len(granted) != 1 or self._clock.monotonic() - given.at > FOLLOWED_SECONDS:
             return {}
         taken = granted[0].device_ids
-        if len(taken) != len(given.chosen) or not taken <= given.available or taken == set(given.chosen):
+        if (
+            len(taken) != len(given.chosen)
+            or not all(device in given.available for device in taken)
+            or taken == set(given.chosen)
+        ):
             return {}
         return {granted[0].id: given.chosen}

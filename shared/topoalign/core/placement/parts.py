@@ -6,14 +6,14 @@ chosen already; of equals from the card that this container has the fewest of, t
 has, then in the hardware's order. The first two rules are those of NVIDIA's device plugin v0.20.0, which leaves the rest to
 chance.
 
-A node may offer thousands of shares, and one of them is wanted. The free ones are therefore marked in a byte for each
-place, in which the parts of a card follow one another: how many are free of a card, and which is the first of them, is
-counted and searched in bytes.
+A node may offer thousands of shares, and one of them is wanted. The available ones are therefore marked in a byte for each
+place of the resource (`MarkedDevices`), in which the parts of a card follow one another: how many a card has, and which is
+the first of them, is counted and searched in bytes.
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from itertools import islice
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import compress, islice
 from typing import NamedTuple
 
 from topoalign.core.model.ids import DeviceID, ResourceName
@@ -21,7 +21,47 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.queries import pair_score, places_of
 from topoalign.core.model.topology.views import made_once
 
-FREE = b"\1"
+MARK = b"\1"
+
+
+class MarkedDevices(Collection[DeviceID]):
+    """A set of devices of one resource, iterated in the hardware's order."""
+
+    def __init__(self, places: Mapping[DeviceID, int], devices: Iterable[DeviceID]) -> None:
+        """`places`: of all that is listed of the resource (`places_of`). Raises KeyError for a device without a place."""
+        self.places = places
+        self.marks = bytearray(len(places))
+        """1 at the place of each device of the set, else 0."""
+        for place in map(places.__getitem__, devices):
+            self.marks[place] = 1
+
+    def __contains__(self, device: object) -> bool:
+        place = self.places.get(device)  # type: ignore[call-overload]  # what is no id has no place
+        return place is not None and self.marks[place] == 1
+
+    def __iter__(self) -> Iterator[DeviceID]:
+        return compress(self.places, self.marks)
+
+    def __len__(self) -> int:
+        return self.marks.count(MARK)
+
+    def without(self, devices: Iterable[DeviceID]) -> "MarkedDevices":
+        """The others of the set."""
+        others = MarkedDevices(self.places, ())
+        others.marks[:] = self.marks
+        for device in devices:
+            if device in others:
+                others.marks[self.places[device]] = 0
+        return others
+
+
+def marked(topology: Topology, resource: ResourceName, devices: Collection[DeviceID]) -> MarkedDevices | None:
+    """The set of these devices; None where one of them is not listed, or is named more than once."""
+    try:
+        found = MarkedDevices(places_of(topology).get(resource, {}), devices)
+    except KeyError:
+        return None
+    return found if len(found) == len(devices) else None
 
 
 class Run(NamedTuple):
@@ -44,7 +84,7 @@ class Parts(NamedTuple):
 def prefer_parts(
     topology: Topology,
     resource: ResourceName,
-    available: Collection[DeviceID],
+    available: MarkedDevices,
     must_include: Sequence[DeviceID],
     size: int,
     near: Sequence[DeviceID] = (),
@@ -52,19 +92,15 @@ def prefer_parts(
     """
     The `size` of them that are best, in the hardware's order; `near` are other devices of the container.
 
-    () where there is no preference to give: size below 1 or above what is available, or too small for `must_include`.
+    () where there is no preference to give: size below 1 or above what is available, or too small for `must_include`, or one
+    of these is not available.
     """
-    if not max(1, len(must_include)) <= size <= len(available):
+    if not max(1, len(must_include)) <= size <= len(available) or not all(map(available.__contains__, must_include)):
         return ()
     ids, runs = parts_of(topology)[resource]
-    place = places_of(topology)[resource].__getitem__
-    chosen = {*map(place, must_include)}
-    free = bytearray(len(ids))
-    for at in map(place, available):
-        free[at] = 1
-    for at in chosen:
-        free[at] = 0
-    left = {card: sum(free.count(FREE, *run) for run in mine) for card, mine in runs.items()}
+    chosen = {available.places[device] for device in must_include}
+    free = available.without(must_include).marks
+    left = {card: sum(free.count(MARK, *run) for run in mine) for card, mine in runs.items()}
     held = {card: sum(run.end - run.start for run in mine) - left[card] for card, mine in runs.items()}
     sign = -1 if any(offer.packing == "packed" for offer in topology.offers_of[resource]) else 1
     taken: Counter[DeviceID] = Counter(topology.card_of(ids[at]) for at in chosen)
@@ -76,7 +112,7 @@ def prefer_parts(
             (card for card, count in left.items() if count),
             key=lambda card: (sign * held[card], taken[card], -links[card], order[card]),
         )
-        at = next(at for run in runs[card] if (at := free.find(FREE, *run)) >= 0)
+        at = next(at for run in runs[card] if (at := free.find(MARK, *run)) >= 0)
         chosen.add(at)
         free[at] = 0
         if not taken[card]:

@@ -20,7 +20,7 @@ from topoalign.core.placement.gpus.set_scorer import Nics, SetScorer
 from topoalign.core.placement.gpus.simple import Simple
 from topoalign.core.placement.gpus.static_dgx import DGX1_PASCAL, DGX1_VOLTA, DGX2, StaticSets
 from topoalign.core.placement.gpus.topology import ByTopology
-from topoalign.core.placement.parts import prefer_parts
+from topoalign.core.placement.parts import MarkedDevices, marked, prefer_parts
 
 PLACEMENTS: Mapping[str, DevicePolicy] = {
     Placement.TOPOLOGY: ByTopology(),
@@ -54,7 +54,7 @@ def can_be_met(asked: GpuChoice) -> bool:
 def prefer(
     topology: Topology,
     resource: ResourceName,
-    available: Sequence[DeviceID],
+    available: Collection[DeviceID],
     must_include: Sequence[DeviceID],
     size: int,
     placement: str,
@@ -69,12 +69,13 @@ def prefer(
     `beside` is what else is free, for policy `topology`. () where there is no preference to give (`can_be_met`), and for
     devices that the node does not have.
     """
+    kind = topology.kind_of(resource)
+    if kind == "part":
+        parts = available if isinstance(available, MarkedDevices) else marked(topology, resource, available)
+        return () if parts is None else prefer_parts(topology, resource, parts, must_include, size, near)
     listed, free = topology.devices.get(resource, {}), frozenset(available)
     if not free <= listed.keys() or len(free) < len(available) or not free.issuperset(must_include):
         return ()
-    kind = topology.kind_of(resource)
-    if kind == "part":
-        return prefer_parts(topology, resource, available, must_include, size, near)
     if kind == "gpu":
         chosen = choose(PLACEMENTS[placement], gpu_choice(topology, available, must_include, size, beside))
         gpus = tuple(topology.gpu_by_id)
@@ -98,7 +99,7 @@ def first_of(
 
 def gpu_choice(
     topology: Topology,
-    available: Sequence[DeviceID],
+    available: Collection[DeviceID],
     must_include: Sequence[DeviceID],
     size: int,
     beside: PlacementContext,

@@ -99,19 +99,32 @@ class Decoding:
         data, message = self._data, kind()
         known = {number << 3 | 2: getattr(message, name).append for number, name in enumerate(NAMES[kind], 1)}
         while at < end:
-            add, start = known.get(data[at]), at + 2
-            if add is not None and start < end and 0 < (length := data[at + 1]) < 0x80:  # a name as names are
-                at = start + length
-                if at > end:
-                    raise broken(kind, "it ends early")
-                add(text(kind, data[start:at]))
+            if (add := known.get(data[at])) is not None and (after := self._short(kind, add, at, end)) > at:
+                at = after
             else:
                 field = field_at(data, at, end, kind)
                 at = field.end
                 self._other(message, field, known)
-            if self._count(kind) % PIECE == 0:
+                self._count(kind)
+            if self._fields % PIECE == 0:
                 yield
         return message
+
+    def _short(self, kind: type[Message], add: Callable[[str], None], at: int, end: int) -> int:
+        """Adds the names of one list that follow one another, as far as this piece goes. Returns where the next field is."""
+        data, key = self._data, self._data[at]
+        most = left = PIECE - self._fields % PIECE
+        try:
+            while left and at + 1 < end and data[at] == key and 0 < (length := data[at + 1]) < 0x80:
+                at, start, left = at + 2 + length, at + 2, left - 1
+                add(data[start:at].decode())
+        except UnicodeDecodeError as error:
+            raise broken(kind, "a text that is not UTF-8") from error
+        if at > end:
+            raise broken(kind, "it ends early")
+        if left < most:
+            self._count(kind, most - left)
+        return at
 
     def _other(self, message: Message, field: Field, known: dict[int, Callable[[str], None]]) -> None:
         """Takes in a field that is no short name."""
@@ -129,9 +142,9 @@ class Decoding:
             value = varint_at(self._data, field.content)[0] & 0xFFFF_FFFF
             setattr(message, name, value - ((value & 0x8000_0000) << 1))
 
-    def _count(self, kind: type[Message]) -> int:
-        """Counts a field, and returns their number."""
-        self._fields += 1
+    def _count(self, kind: type[Message], fields: int = 1) -> int:
+        """Counts fields, and returns their number."""
+        self._fields += fields
         if self._fields > MOST_NAMES:
             raise broken(kind, f"it names at most {MOST_NAMES} devices")
         return self._fields

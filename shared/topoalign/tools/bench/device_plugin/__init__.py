@@ -7,15 +7,15 @@ kubelet of `kubelet.py` in this process.
 - `bare`: GetDevicePluginOptions, which does nothing: the time of gRPC itself.
 - `preferred-4of8`: GetPreferredAllocation for 4 of 8 free GPUs.
 - `preferred-4of8-slow-nvml`: the same while each NVML query takes 0.1 ms and the agent reads the hardware every second.
-- `preferred-1000-shares`, `preferred-8192-shares`: GetPreferredAllocation for 1 of so many shares but one, which is another
-  one each time.
+- `preferred-1000-shares`, `preferred-8192-shares`: GetPreferredAllocation for 1 of so many shares, of which up to a tenth,
+  others each time, are not available; they are named in no order.
 - `allocate-4`: Allocate of 4 GPUs, until the record is on the disk. Before each call the previous devices are released,
   and the kubelet asks for the preferred ones.
 - `pod-start`: all calls that a kubelet waits for before a container with 2 of 8 GPUs starts, preference included.
 - `pod-start-8`: eight pods with a GPU each at once, until the last is answered.
-- `list-1000`, `list-17500`: from a published change of a GPU's health to the end of the list of all
-  shares at the kubelet. Here the agent is `topoalign allocator` and this process publishes the health over NATS;
-  `longest_block_ms` is the longest time that one callback blocked its event loop, the first list included.
+- `list-1000`, `list-17500`: from a published change of a GPU's health to the end of the list of all shares at the kubelet,
+  as NVIDIA's configuration file asks for them. Here the agent is `topoalign allocator` and this process publishes the health
+  over NATS; `longest_block_ms` is the longest time that one callback blocked its event loop, the first list included.
 - `start`: from the start of the process to a list with every GPU healthy; `cpu_s` is the CPU time of the agent until then.
   Like all agents here it runs from byte code, as an installed package does.
 - `stop`: from SIGTERM to the end of the process, which serves nobody.

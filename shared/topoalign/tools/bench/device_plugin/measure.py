@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from itertools import cycle
+from random import Random
 from statistics import median
 
 import msgspec
@@ -10,10 +10,14 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from topoalign.cli.link import connected
 from topoalign.cli.measuring import measured, summary
+from topoalign.core.model.holdings import handed_out
 from topoalign.core.model.ids import GPU, DeviceID, NodeName
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import Offer
+from topoalign.kubelet.files.documents import read
 from topoalign.machines import load_machine
+from topoalign.machines.document import Machine, encode
+from topoalign.plugin_config.file import loaded
+from topoalign.plugin_config.offers import offers
 from topoalign.runtime.nats_server import local_nats
 from topoalign.tools.bench.device_plugin import nvml, pods
 from topoalign.tools.bench.device_plugin.agent import Agent
@@ -24,10 +28,12 @@ from topoalign.tools.bench.device_plugin.node import GPUS, MACHINE, WARM, Row, S
 SIZE = 4
 PREFERRED = {"preferred-1000-shares": 125, "preferred-8192-shares": 1024}
 """Shares of each of the eight GPUs."""
-AVAILABILITIES = 10
-"""Different ones that are asked about in turn."""
+MOST_MISSING = 0.1
+"""Part of the shares that a question may leave out."""
 SHARES = {"list-1000": (8, 125), "list-17500": (7, 2500)}
 """GPUs, and shares of each."""
+SHARING = "version: v1\nsharing: {timeSlicing: {resources: [{name: %s, replicas: %d}]}}\n"
+"""NVIDIA's configuration file for this."""
 
 
 def measure(calls: int, changes: int, starts: int, idle_seconds: float) -> Iterator[Row]:
@@ -65,19 +71,24 @@ def preferred(case: str, kubelet: Kubelet, calls: int) -> Row:
 
 
 def preferred_shares(case: str, settings: Settings, replicas: int, calls: int) -> Row:
-    """The cases `preferred-…-shares`: one of all shares but one, another one each time."""
+    """The cases `preferred-…-shares`: one of other shares each time, which come in no order, as from a kubelet."""
+    chance, milliseconds = Random(replicas), []
     with scratch() as folder:
-        config = folder / "config.yaml"
-        config.write_text(
-            f"version: v1\nsharing: {{timeSlicing: {{resources: [{{name: {GPU}, replicas: {replicas}}}]}}}}\n"
-        )
-        told = settings | {"MACHINE": MACHINE, "CONFIG": str(config)}
-        shares = [DeviceID(f"{gpu}::{number}") for gpu in GPUS for number in range(replicas)]
+        machine, config = folder / "machine.json", folder / "config.yaml"
+        topology = with_uuids(len(GPUS))
+        machine.write_bytes(encode(Machine(name=case, topology=topology)))
+        config.write_text(SHARING % (GPU, replicas))
+        shares = [share for gpu in topology.gpus for share in handed_out(gpu.id, replicas)]
+        told = settings | {"MACHINE": str(machine), "CONFIG": str(config)}
         with node(case, told, healthy=len(shares)) as (kubelet, agent):
             prefer = kubelet.method("GetPreferredAllocation")
-            missing = range(0, len(shares), len(shares) // AVAILABILITIES)
-            requests = cycle([preferred_allocation_request(shares[:i] + shares[i + 1 :], 1) for i in missing])
-            return measured(case, lambda: prefer(next(requests)), calls, WARM) | {"rss_mb": agent.rss_mb}
+            for _ in range(WARM + calls):
+                missing = chance.randrange(1, int(MOST_MISSING * len(shares)))
+                request = preferred_allocation_request(chance.sample(shares, len(shares) - missing), 1)
+                began = time.perf_counter()
+                prefer(request)
+                milliseconds.append((time.perf_counter() - began) * 1000)
+            return summary(case, milliseconds[WARM:]) | {"rss_mb": agent.rss_mb}
 
 
 def slow_nvml(settings: Settings, calls: int) -> Row:
@@ -153,10 +164,17 @@ def idle(agent: Agent, seconds: float) -> Row:
 
 
 def shared(gpus: int, shares: int) -> Topology:
-    """A machine with so many GPUs, shared so many ways, under ids as long as NVIDIA's."""
-    known = load_machine(MACHINE).topology.gpus[:gpus]
+    """A machine with so many GPUs, shared so many ways by NVIDIA's configuration file."""
+    topology = with_uuids(gpus)
+    configuration = loaded(read((SHARING % (GPU, shares)).encode(), "bench"), {}).configuration
+    return msgspec.structs.replace(topology, offers=offers(topology, configuration).offers)
+
+
+def with_uuids(gpus: int) -> Topology:
+    """A machine with so many GPUs, under ids as long as NVIDIA's, and no NIC."""
+    machine = load_machine(MACHINE).topology
     named = tuple(
-        msgspec.structs.replace(gpu, id=DeviceID(f"GPU-{gpu.index:08x}-0000-0000-0000-000000000000")) for gpu in known
+        msgspec.structs.replace(gpu, id=DeviceID(f"GPU-{gpu.index:08x}-0000-0000-0000-000000000000"))
+        for gpu in machine.gpus[:gpus]
     )
-    offer = Offer(resource=GPU, devices=tuple(gpu.id for gpu in named), replicas=shares)
-    return msgspec.structs.replace(load_machine(MACHINE).topology, gpus=named, nics=(), links=(), offers=(offer,))
+    return msgspec.structs.replace(machine, gpus=named, nics=(), links=())
