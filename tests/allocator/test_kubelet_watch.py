@@ -63,7 +63,7 @@ class Node:
     watch: CountedWatch
     listener: Listener
 
-    async def half_a_second(self) -> KubeletObserved:
+    async def next_poll(self) -> KubeletObserved:
         """What the listener knows of the kubelet after the next poll."""
         seen = self.watch.polls
         await self.clock.advance(POLL_SECONDS)
@@ -113,7 +113,7 @@ async def node() -> AsyncIterator[Node]:
                 listener = await listening(ledger, clock, tasks)
                 it = Node(directory, kubelet, plugin, journal, ledger, clock, watch, listener)
                 tasks.start_soon(watch.run)
-                await it.half_a_second()
+                await it.next_poll()
                 yield it
 
 
@@ -129,7 +129,7 @@ async def test_a_changed_configuration_is_heard_within_a_second() -> None:
     async with node() as it:
         before = it.known.rules
         (it.directory / "config.yaml").write_text(CONFIG.replace("restricted", "single-numa-node"))
-        after = (await it.half_a_second()).rules
+        after = (await it.next_poll()).rules
 
         assert ("restricted", "single-numa-node", "") == (before.policy, after.policy, after.unknown)
         assert "0" == after.reserved_cpus
@@ -139,7 +139,7 @@ async def test_a_configuration_that_cannot_be_read_is_said() -> None:
     """The node's own settings stand for it, and the listener's prediction says so."""
     async with node() as it:
         (it.directory / "config.yaml").write_text("kind: [")
-        rules = (await it.half_a_second()).rules
+        rules = (await it.next_poll()).rules
         notes = it.predicted(pod("next", cpus=1)).explanation.notes
 
         assert (OWN.policy, True) == (rules.policy, bool(rules.unknown))
@@ -151,7 +151,7 @@ async def test_what_another_plugin_lists_is_heard_within_a_second() -> None:
     async with node() as it:
         before = it.known.devices
         await it.lists({**TWO, "f-2": (0, 1)})
-        after = (await it.half_a_second()).devices
+        after = (await it.next_poll()).devices
 
         def devices(*found: tuple[tuple[int, ...], str]) -> object:
             return {FPGA: tuple(ListedDevices(nodes=nodes, ids=(DeviceID(name),)) for nodes, name in found)}
@@ -165,13 +165,13 @@ async def test_a_plugin_that_has_ended_is_heard_within_a_second() -> None:
     async with node() as it:
         it.kubelet.plugins.endpoints[FPGA].stop(0.0)
 
-        assert {} == (await it.half_a_second()).devices
+        assert {} == (await it.next_poll()).devices
 
 
 async def test_cpus_that_a_container_got_are_heard_within_a_second() -> None:
     async with node() as it:
         await it.kubelet.admit(pod("db", cpus=3))
-        (entry,) = (await it.half_a_second()).entries
+        (entry,) = (await it.next_poll()).entries
 
         assert ("main", "1-3", True) == (entry.container, entry.cpus, entry.mounted)
 
@@ -180,10 +180,10 @@ async def test_an_unconfirmed_record_is_published_until_it_is_confirmed() -> Non
     """A journal that was damaged is no event of its own."""
     async with node() as it:
         it.journal.doubt = "line 3 is not whole"
-        during = (await it.half_a_second()).record_doubt
+        during = (await it.next_poll()).record_doubt
         notes = it.predicted(pod("next", gpus=1)).explanation.notes
         it.ledger.confirm("an operator")
-        after = (await it.half_a_second()).record_doubt
+        after = (await it.next_poll()).record_doubt
 
         assert ("line 3 is not whole", "") == (during, after)
         assert "line 3 is not whole" in notes[0]
@@ -193,7 +193,7 @@ async def test_nothing_is_said_while_nothing_changes() -> None:
     async with node() as it:
         before = it.ledger.state.usage
         for _ in range(30):
-            await it.half_a_second()
+            await it.next_poll()
 
         assert before is it.ledger.state.usage
 
@@ -202,7 +202,7 @@ async def test_devices_that_cannot_be_asked_for_are_not_known() -> None:
     """They are not taken to be gone: whoever asks for one is told."""
     async with node() as it:
         (it.directory / "pod-resources" / "kubelet.sock").unlink()
-        known = await it.half_a_second()
+        known = await it.next_poll()
 
         assert known.devices is None
         assert "its socket is not there" in known.devices_unknown
@@ -214,7 +214,7 @@ async def test_the_topology_of_other_devices_counts_in_a_prediction() -> None:
     async with node() as it:
         both = it.predicted(asking_for_fpgas(2))
         await it.kubelet.admit(asking_for_fpgas(1))
-        await it.half_a_second()
+        await it.next_poll()
         one, two = it.predicted(asking_for_fpgas(1)), it.predicted(asking_for_fpgas(2))
 
         assert [(0, 1)] == [got.affinity for got in getattr(both, "allocations", ())]
@@ -262,7 +262,7 @@ async def test_without_other_plugins_devices_are_asked_for_when_the_files_change
     ledger.hear(known.health)
     watch = KubeletWatch(ledger, KubeletFiles(tmp_path / "none", tmp_path, OWN, 60.0), clock, devices)
 
-    async def asked(polls: int = 4) -> list[Listed | None]:
+    async def asked(polls: int) -> list[Listed | None]:
         """What was answered in so many polls."""
         answers.clear()
         for _ in range(polls):
@@ -271,7 +271,7 @@ async def test_without_other_plugins_devices_are_asked_for_when_the_files_change
         return list(answers)
 
     (tmp_path / "device-plugins").mkdir()
-    first, idle = await asked(), await asked()
+    first, idle = await asked(2), await asked(2)
     (tmp_path / "device-plugins" / "kubelet_internal_checkpoint").write_text("{}")
     now = ours | theirs
     written, shown = await asked(2), await asked(4)

@@ -62,7 +62,8 @@ class ConfigurationFile:
                 await self.look()
 
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(at_times)
+            if self.path is not None:
+                tasks.start_soon(at_times)
             while True:
                 await asked()
                 await self.look(asked=True)

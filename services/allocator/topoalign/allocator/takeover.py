@@ -3,7 +3,7 @@ How one version of the allocator follows another while the node goes on.
 
 Two processes of one node must never have its record at once, and the kubelet should see as little of the change as can be.
 So the new process gets ready first, then holds a lock on the file `successor` in the state directory. The running process
-polls that lock twice a second; where it is held, it lets the calls that have begun end, ends its streams to the kubelet, and
+polls that lock once a second; where it is held, it lets the calls that have begun end, ends its streams to the kubelet, and
 only then gives up the directory. The new process replays the record and registers; the kubelet has kept the capacity
 meanwhile. The former process does nothing any more, and waits to be stopped: if it ended, its supervisor would start it
 again, and the two would take the node from one another in turn. Only where the new process has ended, too, and no process
@@ -33,7 +33,7 @@ from topoalign.core.ports import Bus, Clock
 SUCCESSOR_LOCK = "successor"
 """File in the state directory; the process that is to take over holds a lock on it."""
 
-POLL_SECONDS = 0.5
+POLL_SECONDS = 1.0
 """Between two polls of the successor lock by the running process; the kubelet notices nothing of this wait."""
 
 STEP_SECONDS = 0.02

@@ -1,7 +1,7 @@
 """
 Keeps up with what the node's kubelet decides by, so that the node and every listener predict from the same facts.
 
-Every half second the files are polled, by their times alone; they are read, and plugins' devices are asked for, where one
+A little more than once a second the files are polled, by their times alone; they are read, and plugins' devices are asked for, where one
 has changed, and every five seconds in any case, because the volumes of a pod go without a trace in their times. What is
 found becomes a part of the node's `UsageObserved` where it has changed. A prediction of the node reads everything first.
 
@@ -29,7 +29,7 @@ from topoalign.core.model.kubelet import KubeletObserved
 from topoalign.core.ports import Clock
 from topoalign.runtime.backoff import backoff_seconds
 
-POLL_SECONDS = 0.5
+POLL_SECONDS = 0.9
 """Between two polls: what changes is announced within a second."""
 READ_SECONDS = 5.0
 """Between two readings of files that have not changed by their times."""
