@@ -14,7 +14,7 @@ Nothing here acknowledges or blocks anything: a slow subscriber delays only itse
 refuses, the subscriber waits as for a bus that is away, and logs the refusal once.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import anyio
@@ -22,42 +22,31 @@ import msgspec
 import structlog
 
 from topoalign.client.fold import Counts, Fold
+from topoalign.client.healing import ASK_AGAIN_SECONDS, SNAPSHOT_SECONDS, Healer
 from topoalign.client.heard import Heard, made_up, time_of
+from topoalign.client.pace import Pace
+from topoalign.client.superseded import Superseded, newest_snapshots
 from topoalign.client.verifying import Verifier, kind_of
 from topoalign.core import wire
 from topoalign.core.model.errors import (
-    BadRequest,
     BusRefused,
     BusUnavailable,
     Contradiction,
-    NoFit,
     TopoalignError,
     Unavailable,
     Undecodable,
 )
-from topoalign.core.model.events import Reading, TopologyDiscovered
+from topoalign.core.model.events import LedgerFact, Reading, TopologyDiscovered
 from topoalign.core.model.ids import NodeName
-from topoalign.core.model.requests import SnapshotRequest
 from topoalign.core.model.topology.shapes import Shapes
 from topoalign.core.ports import Bus, Clock, Received, Stream
 from topoalign.core.state.fold import newer
-from topoalign.runtime.backoff import backoff_seconds
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.nats_bus import Access, connect_bus
+from topoalign.runtime.turns import Turns
 
-SNAPSHOT_SECONDS = 1.0
-"""For an allocator to announce itself anew. One that is down is known at once; only one that hangs takes this long."""
-ASK_AGAIN_SECONDS = 6.0
-"""Until what did not come is asked for again: a snapshot, or the end of a stream. Longer than a follower bears silence."""
-LONGEST_ASK_AGAIN_SECONDS = 600.0
-"""
-A snapshot that comes and is of no use is asked for ever more rarely, at last so often: an allocator of another version
-writes its journal anew for each.
-"""
-MOST_ASKS = 10
-"""So often an allocator is asked for a snapshot within ASK_AGAIN_SECONDS, however many forged facts make gaps meanwhile."""
-MOST_WAITING = 1_000
-"""Messages behind which a subscriber that was up to date is told that it is slow: some ten thousand are read in a second."""
+AT_ONCE = 256
+"""Messages of the past that are taken at once."""
 PAUSE, LONG_PAUSE = 0.2, 5.0
 """Seconds between two tries to learn where a stream ends, from a bus that is away and from one that refuses."""
 
@@ -72,16 +61,17 @@ class Client:
         self.counts = Counts()
         self.unread: dict[Stream, int] = {}
         """Of each stream that is followed: how far away the end of its past still is; 0 once all of it was handed over."""
-        self.waiting: dict[Stream, int] = {}
-        """Messages of each stream that waited behind the last one read: what a slow subscriber has to catch up with."""
-        self._slow: set[Stream] = set()
         self._bus = bus
         self._clock: Clock = clock or SystemClock()
         self._name, self._bodies = name, bodies
-        self._asked: dict[NodeName, tuple[float, int]] = {}
-        """Node -> since when its asks are counted, and how often it was asked for a snapshot since."""
-        self._shapes = Shapes()
-        self._verifier = Verifier(bus, self._clock, self.counts, self._heal)
+        self._pace, self._turns, self._shapes = Pace(), Turns(self._clock), Shapes()
+        self._healer = Healer(bus, self._clock)
+        self._verifier = Verifier(bus, self._clock, self.counts, self._healer.heal)
+
+    @property
+    def waiting(self) -> Mapping[Stream, int]:
+        """Messages of each stream that waited behind the last one read: what a slow subscriber has to catch up with."""
+        return self._pace.waiting
 
     async def verify(self, node: NodeName, within: float = SNAPSHOT_SECONDS) -> None:
         """
@@ -92,12 +82,15 @@ class Client:
         """
         await self._verifier.verify(node, within)
 
-    async def allocations(self, since: int | None = None, node: NodeName | None = None) -> AsyncGenerator[Heard, None]:
+    async def allocations(
+        self, since: int | None = None, node: NodeName | None = None, *, superseded: bool = True
+    ) -> AsyncGenerator[Heard, None]:
         """
         Allocation events of all nodes, or of one, for ever.
 
         `since` None begins with one AllocationsSnapshot per node that stands for all before it. Else the events after
         that position follow; where the stream does not reach back, or does not reach that far, snapshots fill the gap.
+        `superseded` False leaves out the past events for which a later snapshot of their node stands (`superseded`).
         To leave the loop early, wrap this in `contextlib.aclosing`. Raises nothing: whatever the bus has against it is
         logged and tried again.
         """
@@ -105,6 +98,7 @@ class Client:
         newest = await self._newest(Stream.ALLOCATIONS, subject)
         resumed = since is not None and since <= newest
         known_until = since if since is not None and resumed else newest
+        passed_over = Superseded({} if superseded else await self._newest_snapshots(node, newest))
         fold = Fold(self.counts)
         position, announced = 0, resumed
         async with self._bus.follow(Stream.ALLOCATIONS, subject) as messages, self._verifier.of_fold(fold):
@@ -114,19 +108,22 @@ class Client:
                         announced = True
                         for snapshot in fold.snapshots():
                             yield made_up(snapshot, newest, self._clock.wall())
-                    await self._heal(fold)
+                    await self._healer.heal(fold)
                 self.unread[Stream.ALLOCATIONS] = max(0, newest - position)
-                received = await self._next(messages, patient=position >= newest and not fold.broken)
-                end = await self._end_after(received, Stream.ALLOCATIONS, subject, position, newest)
-                if end is not None:
-                    announced = announced and position >= known_until
-                    newest, known_until = end, 0 if announced else end
-                if received is None:
-                    continue
-                position = received.position
-                heard = await self._heard(Stream.ALLOCATIONS, received)
-                if heard is not None and await self._news(fold, received, heard) and position > known_until:
-                    yield msgspec.structs.replace(heard, anew=True) if fold.anew else heard
+                for received in await self._some(messages, position, newest, patient=not fold.broken):
+                    end = await self._end_after(received, Stream.ALLOCATIONS, subject, position, newest)
+                    if end is not None:
+                        announced = announced and position >= known_until
+                        newest, known_until = end, 0 if announced else end
+                        passed_over.clear()
+                    if received is None:
+                        continue
+                    position = received.position
+                    if passed_over.has(received):
+                        continue
+                    for heard in await self._all_heard(received, passed_over):
+                        if await self._news(fold, received, heard) and position > known_until:
+                            yield msgspec.structs.replace(heard, anew=True) if fold.anew else heard
 
     async def nodes(self, node: NodeName | None = None) -> AsyncGenerator[Heard, None]:
         """Topology, health and usage as announced, of all nodes or of one: the newest of each first, then all news."""
@@ -141,24 +138,24 @@ class Client:
                     for old in sorted(known.values(), key=lambda heard: heard.position):
                         yield old
                 self.unread[Stream.NODES] = max(0, newest - position)
-                received = await self._next(messages, patient=position >= newest)
-                end = await self._end_after(received, Stream.NODES, subject, position, newest)
-                newest = newest if end is None else end
-                if received is None:
-                    continue
-                position = received.position
-                heard = await self._heard(Stream.NODES, received)
-                if heard is None or not isinstance(heard.event, Reading):
-                    continue
-                key = (heard.event.node, kind_of(heard.event))
-                had = known[key].event if key in known else None
-                if isinstance(had, Reading) and newer(had, heard.event) is had:
-                    self.counts.repeated += 1
-                    self._verifier.look_twice(had, heard.event)
-                    continue
-                known[key] = heard
-                if announced:
-                    yield heard
+                for received in await self._some(messages, position, newest):
+                    end = await self._end_after(received, Stream.NODES, subject, position, newest)
+                    newest = newest if end is None else end
+                    if received is None:
+                        continue
+                    position = received.position
+                    heard = await self._heard(Stream.NODES, received)
+                    if heard is None or not isinstance(heard.event, Reading):
+                        continue
+                    key = (heard.event.node, kind_of(heard.event))
+                    had = known[key].event if key in known else None
+                    if isinstance(had, Reading) and newer(had, heard.event) is had:
+                        self.counts.repeated += 1
+                        self._verifier.look_twice(had, heard.event)
+                        continue
+                    known[key] = heard
+                    if announced:
+                        yield heard
 
     async def _newest(self, stream: Stream, subject: str) -> int:
         """Where the past ends: what comes later is news. Waits for the bus."""
@@ -189,27 +186,54 @@ class Client:
         end = await self._newest(stream, subject)
         return end if back or end < newest else None
 
-    async def _next(self, messages: AsyncIterator[Received], *, patient: bool) -> Received | None:
-        """The next message, or None when it is time to ask again for what did not come."""
-        if patient:
-            return await anext(messages)
+    async def _some(
+        self, messages: AsyncIterator[Received], position: int, newest: int, *, patient: bool = True
+    ) -> Sequence[Received | None]:
+        """
+        The next message after `position`; of the past, which is already there, several. One None when it is time to ask
+        again for what did not come. `patient`: nothing is asked for again once the past has come.
+        """
+        if patient and position >= newest:
+            return [await anext(messages)]
+        some: list[Received | None] = []
         with anyio.move_on_after(ASK_AGAIN_SECONDS):
-            return await anext(messages)
-        return None
+            while len(some) < AT_ONCE:
+                received = await anext(messages)
+                some.append(received)
+                if received.position >= newest or received.position <= position:
+                    break
+                position = received.position
+        return some or [None]
 
-    def _note_pace(self, stream: Stream, received: Received) -> None:
-        """Says once when a subscriber that was up to date has fallen behind, and once when it has caught up."""
-        self.waiting[stream] = received.waiting
-        if received.waiting > MOST_WAITING and not self.unread.get(stream) and stream not in self._slow:
-            self._slow.add(stream)
-            log.warning("slow subscriber: nothing is lost, all is late", stream=stream, waiting=received.waiting)
-        elif not received.waiting and stream in self._slow:
-            self._slow.discard(stream)
-            log.info("subscriber has caught up", stream=stream, position=received.position)
+    async def _newest_snapshots(self, node: NodeName | None, newest: int) -> Mapping[NodeName, int]:
+        """Node -> the position of its newest snapshot, as far as that can be told of the past up to this position."""
+        subject = wire.allocation_subjects(node, "snapshot")
+        end = min(newest, await self._newest(Stream.ALLOCATIONS, subject))
+        async with self._bus.follow(Stream.ALLOCATIONS, subject) as messages:
+            return await newest_snapshots(messages, end, ASK_AGAIN_SECONDS)
+
+    async def _all_heard(self, received: Received, passed_over: Superseded) -> list[Heard]:
+        """What a message says; before it all facts of its node that were passed over, if it does not come after them."""
+        heard = await self._heard(Stream.ALLOCATIONS, received)
+        if heard is None or not isinstance(heard.event, LedgerFact):
+            return []
+        if passed_over.is_newest(heard.event):
+            return [heard]
+        before: list[Heard] = []
+        position, subject = 0, wire.allocation_subjects(heard.event.node)
+        async with self._bus.follow(Stream.ALLOCATIONS, subject) as messages:
+            while True:
+                for each in await self._some(messages, position, heard.position - 1):
+                    if each is None or not position < each.position < heard.position:
+                        return [*before, heard]
+                    position = each.position
+                    said = await self._heard(Stream.ALLOCATIONS, each)
+                    before += [said] if said is not None else []
 
     async def _heard(self, stream: Stream, received: Received) -> Heard | None:
         """What a message says, if it says something to this version."""
-        self._note_pace(stream, received)
+        self._pace.note(stream, received, up_to_date=not self.unread.get(stream))
+        await self._turns.give()
         try:
             event = wire.decode(received.message)
         except wire.UnknownEvent:
@@ -239,42 +263,6 @@ class Client:
             await self._bus.publish(msgspec.structs.replace(letter, headers={**letter.headers, "Nats-Msg-Id": name}))
         except Unavailable as unavailable:
             log.warning("dead letter not stored", finding=unavailable.finding, remedy=unavailable.remedy)
-
-    async def _heal(self, fold: Fold) -> None:
-        """Asks the allocators of nodes with missing events for a snapshot; it comes over the stream."""
-        now = self._clock.monotonic()
-        due = [
-            node
-            for node, asked in fold.broken.items()
-            if asked is None or now >= asked + patience(fold.answered.get(node, 0))
-        ]
-        async with anyio.create_task_group() as tasks:
-            for node in due:
-                tasks.start_soon(self._ask, fold, node)
-
-    async def _ask(self, fold: Fold, node: NodeName) -> None:
-        """Once, unless the node's allocator was asked too often of late: then when it is looked at again."""
-        now = self._clock.monotonic()
-        since, times = self._asked.get(node, (now, 0))
-        since, times = (since, times) if now < since + ASK_AGAIN_SECONDS else (now, 0)
-        if times >= MOST_ASKS:
-            return
-        self._asked[node] = since, times + 1
-        fold.broken[node] = now
-        question = msgspec.json.encode(SnapshotRequest(node=node))
-        try:
-            answer = await self._bus.ask(wire.admission_subject(node, "snapshot"), question, SNAPSHOT_SECONDS)
-            fold.answered[node] = fold.answered.get(node, 0) + 1
-            fold.promise(node, *wire.answered(answer, tuple[int, int]))
-        except (Unavailable, BadRequest, NoFit) as error:
-            if node not in fold.silent:  # it may be gone for good, and its last events be there for a month
-                log.info("no snapshot yet", node=node, finding=error.finding)
-            fold.silent.add(node)
-
-
-def patience(answered: int) -> float:
-    """Seconds until a snapshot is asked for again, after so many that were promised and did not make the node whole."""
-    return backoff_seconds(answered + 1, ASK_AGAIN_SECONDS, LONGEST_ASK_AGAIN_SECONDS)
 
 
 @asynccontextmanager

@@ -206,9 +206,9 @@ class UnknownEvent(BadRequest):
         super().__init__(f"event type {clean(kind)!r} is not known to this version", "update this program to see it")
 
 
-def allocation_subjects(node: NodeName | None = None) -> str:
-    """The pattern that matches the allocation events of one node, or of all."""
-    return f"{PREFIX}.allocation.{'*' if node is None else token(node)}.*"
+def allocation_subjects(node: NodeName | None = None, kind: str = "*") -> str:
+    """The pattern that matches the allocation events of one node, or of all; of one kind, such as `snapshot`, or of all."""
+    return f"{PREFIX}.allocation.{'*' if node is None else token(node)}.{kind}"
 
 
 def dead_letter(service: str, message: Message, error: TopoalignError, time: float) -> Message:

@@ -63,7 +63,7 @@ class Registry:
         """Follow both streams and ask the allocators, until it is cancelled."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._follow, self._client.nodes())
-            tasks.start_soon(self._follow, self._client.allocations(since=0))
+            tasks.start_soon(self._follow, self._client.allocations(since=0, superseded=False))
             tasks.start_soon(self._ask_regularly)
             task_status.started()
 

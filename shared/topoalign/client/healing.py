@@ -1,0 +1,77 @@
+"""
+Asks the allocators of nodes with missing events for snapshots, which come over the stream.
+
+An allocator is asked again when no snapshot came that made its node whole: ever more rarely where it promised one, and
+never more often than `MOST_ASKS`, because it may be another one's forged facts that make the gaps.
+"""
+
+import anyio
+import msgspec
+import structlog
+
+from topoalign.client.fold import Fold
+from topoalign.core import wire
+from topoalign.core.model.errors import BadRequest, NoFit, Unavailable
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import SnapshotRequest
+from topoalign.core.ports import Bus, Clock
+from topoalign.runtime.backoff import backoff_seconds
+
+SNAPSHOT_SECONDS = 1.0
+"""For an allocator to announce itself anew. One that is down is known at once; only one that hangs takes this long."""
+ASK_AGAIN_SECONDS = 6.0
+"""Until what did not come is asked for again: a snapshot, or the end of a stream. Longer than a follower bears silence."""
+LONGEST_ASK_AGAIN_SECONDS = 600.0
+"""
+A snapshot that comes and is of no use is asked for ever more rarely, at last so often: an allocator of another version
+writes its journal anew for each.
+"""
+MOST_ASKS = 10
+"""So often an allocator is asked for a snapshot within ASK_AGAIN_SECONDS, however many forged facts make gaps meanwhile."""
+
+log = structlog.get_logger("topoalign.client")
+
+
+class Healer:
+    """Asks on behalf of one client."""
+
+    def __init__(self, bus: Bus, clock: Clock) -> None:
+        self._bus, self._clock = bus, clock
+        self._asked: dict[NodeName, tuple[float, int]] = {}
+        """Node -> since when its asks are counted, and how often it was asked for a snapshot since."""
+
+    async def heal(self, fold: Fold) -> None:
+        """Asks the allocators of nodes with missing events for a snapshot; it comes over the stream."""
+        now = self._clock.monotonic()
+        due = [
+            node
+            for node, asked in fold.broken.items()
+            if asked is None or now >= asked + patience(fold.answered.get(node, 0))
+        ]
+        async with anyio.create_task_group() as tasks:
+            for node in due:
+                tasks.start_soon(self._ask, fold, node)
+
+    async def _ask(self, fold: Fold, node: NodeName) -> None:
+        """Once, unless the node's allocator was asked too often of late: then when it is looked at again."""
+        now = self._clock.monotonic()
+        since, times = self._asked.get(node, (now, 0))
+        since, times = (since, times) if now < since + ASK_AGAIN_SECONDS else (now, 0)
+        if times >= MOST_ASKS:
+            return
+        self._asked[node] = since, times + 1
+        fold.broken[node] = now
+        question = msgspec.json.encode(SnapshotRequest(node=node))
+        try:
+            answer = await self._bus.ask(wire.admission_subject(node, "snapshot"), question, SNAPSHOT_SECONDS)
+            fold.answered[node] = fold.answered.get(node, 0) + 1
+            fold.promise(node, *wire.answered(answer, tuple[int, int]))
+        except (Unavailable, BadRequest, NoFit) as error:
+            if node not in fold.silent:  # it may be gone for good, and its last events be there for a month
+                log.info("no snapshot yet", node=node, finding=error.finding)
+            fold.silent.add(node)
+
+
+def patience(answered: int) -> float:
+    """Seconds until a snapshot is asked for again, after so many that were promised and did not make the node whole."""
+    return backoff_seconds(answered + 1, ASK_AGAIN_SECONDS, LONGEST_ASK_AGAIN_SECONDS)

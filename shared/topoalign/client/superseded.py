@@ -1,0 +1,88 @@
+"""
+Tells which facts of a stream a later snapshot of their node stands for, so that a reader of much need not fold them.
+
+The rule: the snapshots of the stream are folded alone, by the rules for all facts (`Fold`). The last one of a node that
+is believed is its newest, and the facts that were stored before it are superseded. They are not decoded; but the epoch and
+seq that their headers name are compared with those of the snapshot. If they are not lower, it was not the newest: an old
+snapshot was stored again, or one was forged. Then everything of this node is read, as if nothing were superseded.
+
+    stored of one node: snapshot 1, granted 2, snapshot 3, granted 4     read: snapshot 3, granted 4
+    stored of one node: snapshot 1, granted 2, granted 3, forged snapshot 2     read: all of it
+"""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+
+import anyio
+
+from topoalign.client.fold import Counts, Fold
+from topoalign.core import wire
+from topoalign.core.model.errors import Undecodable
+from topoalign.core.model.events import LARGEST_NUMBER, LedgerFact
+from topoalign.core.model.ids import NodeName
+from topoalign.core.ports import Message, Received
+
+Place = tuple[int, int]
+"""Epoch and seq."""
+
+
+class Superseded:
+    """The superseded facts of one reading of a stream, which is told of its messages in order."""
+
+    def __init__(self, newest: Mapping[NodeName, int]) -> None:
+        """`newest`: node -> the position of its newest snapshot."""
+        self._newest = {wire.token(node): position for node, position in newest.items()}
+        self._highest: dict[str, Place] = {}
+        """Subject token of a node -> the highest place of its superseded facts so far."""
+
+    def has(self, received: Received) -> bool:
+        """Whether this fact is superseded."""
+        if not self._newest:
+            return False
+        token = received.message.subject.split(".")[3]  # of allocation_subjects
+        if received.position >= self._newest.get(token, 0):
+            return False
+        place = place_of(received.message)
+        if place > self._highest.get(token, (-1, -1)):
+            self._highest[token] = place
+        return True
+
+    def is_newest(self, snapshot: LedgerFact) -> bool:
+        """Whether this fact, the first of its node that is not superseded, comes after those that are. Asked once."""
+        token = wire.token(snapshot.node)
+        self._newest.pop(token, None)
+        return self._highest.pop(token, (-1, -1)) < (snapshot.epoch, snapshot.seq)
+
+    def clear(self) -> None:
+        """Nothing is superseded: the stream is another one."""
+        self._newest.clear()
+        self._highest.clear()
+
+
+def place_of(message: Message) -> Place:
+    """Epoch and seq of a fact by its id, without decoding it; the highest possible where the id does not tell them."""
+    try:
+        _, _, epoch, seq = message.headers["Nats-Msg-Id"].split(".")[:4]
+        return int(epoch), int(seq)
+    except (KeyError, ValueError):
+        return LARGEST_NUMBER, LARGEST_NUMBER
+
+
+async def newest_snapshots(messages: AsyncIterator[Received], end: int, patience: float) -> dict[NodeName, int]:
+    """
+    Node -> the position of its newest snapshot, of those up to the position `end`. Empty if the stream went back, or if a
+    message does not come within so many seconds: then everything is to be read.
+    """
+    fold, newest, position = Fold(Counts()), dict[NodeName, int](), 0
+    while position < end:
+        received = None
+        with anyio.move_on_after(patience):
+            received = await anext(messages)
+        if received is None or received.position <= position:
+            return {}
+        position = received.position
+        with suppress(Undecodable, wire.UnknownEvent):  # whoever reads everything tells of it
+            event = wire.decode(received.message)
+            if fold.apply(event):
+                newest[event.node] = position
+    return newest

@@ -1,0 +1,166 @@
+"""A reader that leaves out what later snapshots stand for believes the same as one that reads everything."""
+
+from contextlib import aclosing
+from random import Random
+
+import anyio
+import msgspec
+import pytest
+from fact_support import Writer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topoalign.client import Client, Heard
+from topoalign.client.superseded import Superseded, newest_snapshots, place_of
+from topoalign.core import wire
+from topoalign.core.model.events import LARGEST_NUMBER, AllocationsSnapshot, LedgerEvent
+from topoalign.core.model.ids import NodeName
+from topoalign.core.ports import Message, Stream
+from topoalign.core.state.fold import NodeState
+from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.memory_bus import MemoryBus
+
+NODES = ("a", "b.example.com", "c")
+ODDITIES = ("again", "swapped", "lost", "forged", "unreadable", "nameless")
+
+
+async def read(messages: list[Message], *, superseded: bool) -> tuple[list[Heard], Client]:
+    """What a reader hears of the past, up to a last fact of a node of its own."""
+    bus = MemoryBus()
+    for message in [*messages, wire.encode(Writer("end").snapshot(), 1.0)]:
+        await bus.publish(message)
+    client = Client(bus, ManualClock())
+    received: list[Heard] = []
+    async with aclosing(client.allocations(0, superseded=superseded)) as events:
+        async for heard in events:
+            if heard.event.node == "end":
+                return received, client
+            received.append(heard)
+    raise AssertionError("the past has an end")
+
+
+def believed(received: list[Heard]) -> dict[NodeName, tuple[int, int, str]]:
+    """Node -> epoch, seq and digest, folded as a subscriber does."""
+    states: dict[NodeName, NodeState] = {}
+    for heard in received:
+        had = states.get(heard.event.node, NodeState(node=heard.event.node))
+        states[had.node] = (NodeState(node=had.node) if heard.anew else had).apply(heard.event)
+    return {node: (state.epoch, state.seq, state.digest) for node, state in states.items()}
+
+
+def histories(chance: Random, oddities: list[str]) -> list[Message]:
+    """What a few nodes have said, each in its order, with these oddities at any place."""
+    said = [history(Writer(node, epoch=chance.randint(1, 3)), chance) for node in NODES]
+    messages: list[Message] = []
+    while any(said):
+        messages.append(wire.encode(chance.choice([own for own in said if own]).pop(0), 1.0))
+    for number, oddity in enumerate(oddities):
+        place = chance.randrange(len(messages) - 1)
+        messages = disturbed(messages, oddity, place, chance, number)
+    return messages
+
+
+def history(writer: Writer, chance: Random) -> list[LedgerEvent]:
+    writer.snapshot()
+    for number in range(chance.randint(0, 12)):
+        held = list(writer.state.allocations)
+        match chance.choice(("grant", "grant", "bind", "release", "snapshot")):
+            case "bind" if held:
+                writer.bind(chance.choice(held), f"pod-{number}")
+            case "release" if held:
+                writer.release(chance.choice(held))
+            case "snapshot":
+                writer.snapshot()
+            case _:
+                writer.grant(str(number), f"GPU-{number}")
+    return list(writer.said)
+
+
+def disturbed(messages: list[Message], oddity: str, place: int, chance: Random, number: int) -> list[Message]:
+    one, rest = messages[place], messages[place + 1 :]
+    match oddity:
+        case "again":
+            at = chance.randint(0, len(rest))
+            return [*messages[: place + 1], *rest[:at], wire.renamed(one, f"{number:016x}"), *rest[at:]]
+        case "swapped":
+            return [*messages[:place], *rest[:1], one, *rest[1:]]
+        case "lost":
+            return [*messages[:place], *rest]
+        case "unreadable":
+            return [*messages[:place], msgspec.structs.replace(one, body=b"{", headers={}), *rest]
+        case "nameless":
+            return [*messages[:place], msgspec.structs.replace(one, headers={}), *rest]
+    node, epoch, seq = NodeName(chance.choice(NODES)), chance.randint(0, 4), chance.randint(0, 15)
+    forged = AllocationsSnapshot(node=node, epoch=epoch, seq=seq, allocations=(), digest="")
+    return [*messages[:place], one, wire.renamed(wire.encode(forged, 1.0), f"{number:016x}"), *rest]
+
+
+@given(st.randoms(use_true_random=False), st.lists(st.sampled_from(ODDITIES), max_size=4))
+def test_the_same_is_believed_as_of_a_reader_of_everything(chance: Random, oddities: list[str]) -> None:
+    """Also where facts were stored again, in another order, lost, forged, or cannot be read."""
+    messages = histories(chance, oddities)
+    all_of_it, _ = anyio.run(lambda: read(messages, superseded=True))
+    short, _ = anyio.run(lambda: read(messages, superseded=False))
+
+    assert believed(all_of_it) == believed(short)
+    assert len(short) <= len(all_of_it)
+
+
+@pytest.mark.anyio
+async def test_only_the_newest_snapshot_and_what_follows_it_is_heard() -> None:
+    writer, other = Writer("a"), Writer("b")
+    writer.snapshot(), writer.grant("1", "GPU-0"), other.snapshot(), writer.snapshot(), writer.bind("1", "p")
+    messages = [wire.encode(event, 1.0) for event in (*writer.said[:2], *other.said, *writer.said[2:])]
+    received, client = await read(messages, superseded=False)
+
+    assert [other.said[0], *writer.said[2:]] == [heard.event for heard in received]
+    assert (0, 0) == (client.counts.gaps, client.counts.repeated)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("odd", ["older", "as old", "without an id"])
+async def test_a_snapshot_that_is_not_the_newest_fact_has_the_node_read_whole(odd: str) -> None:
+    """It was stored out of order, or forged: what its own headers or those before it say counts, as for every reader."""
+    writer = Writer("a")
+    writer.snapshot(), writer.grant("1", "GPU-0"), writer.grant("2", "GPU-1")
+    seq = 3 if odd == "as old" else 2
+    forged = AllocationsSnapshot(node=writer.node, epoch=writer.epoch, seq=seq, allocations=(), digest="")
+    messages = [wire.encode(event, 1.0) for event in writer.said]
+    if odd == "without an id":
+        messages[1] = msgspec.structs.replace(messages[1], headers={})
+    messages.append(wire.renamed(wire.encode(forged, 1.0), "5f0c2a9e8b7d6431"))
+    received, _ = await read(messages, superseded=False)
+
+    assert writer.said == [heard.event for heard in received]
+
+
+@pytest.mark.anyio
+async def test_snapshots_of_a_stream_that_goes_back_or_ends_early_supersede_nothing() -> None:
+    bus, writer = MemoryBus(), Writer()
+    for event in (writer.snapshot(), writer.snapshot()):
+        await bus.publish(wire.encode(event, 1.0))
+    subject = wire.allocation_subjects(kind="snapshot")
+    async with bus.follow(Stream.ALLOCATIONS, subject) as messages:
+        whole = await newest_snapshots(messages, 2, 0.01)
+    async with bus.follow(Stream.ALLOCATIONS, subject) as messages:
+        early = await newest_snapshots(messages, 3, 0.01)
+
+    assert ({writer.node: 2}, {}) == (whole, early)
+
+
+def test_nothing_is_superseded_in_another_stream() -> None:
+    superseded = Superseded({NodeName("a"): 5})
+    superseded.clear()
+
+    assert superseded.is_newest(Writer("a").snapshot())
+
+
+def test_a_place_is_read_from_the_id_and_highest_where_it_has_none() -> None:
+    message = wire.encode(Writer("gpu.7").snapshot(), 1.0)
+    odd = [
+        msgspec.structs.replace(message, headers={}),
+        msgspec.structs.replace(message, headers={"Nats-Msg-Id": "allocator.a.b.c"}),
+    ]
+
+    assert [(7, 1), (7, 1)] == [place_of(message), place_of(wire.renamed(message, "5f0c2a9e8b7d6431"))]
+    assert [(LARGEST_NUMBER, LARGEST_NUMBER)] * 2 == [place_of(each) for each in odd]
