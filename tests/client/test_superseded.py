@@ -81,7 +81,8 @@ def disturbed(messages: list[Message], oddity: str, place: int, chance: Random, 
     match oddity:
         case "again":
             at = chance.randint(0, len(rest))
-            return [*messages[: place + 1], *rest[:at], wire.renamed(one, f"{number:016x}"), *rest[at:]]
+            renamed = wire.renamed(one, f"{number:016x}") if one.headers else one
+            return [*messages[: place + 1], *rest[:at], renamed, *rest[at:]]
         case "swapped":
             return [*messages[:place], *rest[:1], one, *rest[1:]]
         case "lost":

@@ -107,6 +107,7 @@ class Client:
                     if not announced:
                         announced = True
                         for snapshot in fold.snapshots():
+                            await self._turns.give()
                             yield made_up(snapshot, newest, self._clock.wall())
                     await self._healer.heal(fold)
                 self.unread[Stream.ALLOCATIONS] = max(0, newest - position)
@@ -136,6 +137,7 @@ class Client:
                 if position >= newest and not announced:
                     announced = True
                     for old in sorted(known.values(), key=lambda heard: heard.position):
+                        await self._turns.give()
                         yield old
                 self.unread[Stream.NODES] = max(0, newest - position)
                 for received in await self._some(messages, position, newest):
