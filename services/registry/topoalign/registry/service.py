@@ -85,7 +85,7 @@ class Registry:
         """Asks all allocators in rounds, the first as soon as the past has been read."""
         while self.behind() is not None:
             await self._clock.sleep(PAUSE)
-        gc.freeze()  # what is there now stays: else the collector looks through all of it, a tenth of a second each time
+            gc.freeze()  # what was read stays: else the collector looks through all of it, a tenth of a second each time
         while True:
             self._ask_now = anyio.Event()
             await self._ask_all()
