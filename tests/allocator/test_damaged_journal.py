@@ -46,7 +46,7 @@ async def lived(directory: Path, *, published: bool = True) -> bytes:
         await node.device_allocations.reconcile()
         node.ledger.release([node.allocation(GPUS[7]).id], "gone")
         while published and node.ledger.pending:
-            node.ledger.published(node.ledger.pending[0][0])
+            node.ledger.published([node.ledger.pending[0][0]])
     return (directory / "journal").read_bytes()
 
 

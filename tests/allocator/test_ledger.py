@@ -82,7 +82,7 @@ def test_unpublished_facts_are_still_pending_after_a_restart() -> None:
     journal = MemoryJournal()
     before = restarted(journal)
     grant(before, "GPU-0")
-    before.published(before.pending[0][0])
+    before.published([before.pending[0][0]])
     grant(before, "GPU-1")
     waiting = [event for event, _ in before.pending]
 
@@ -216,7 +216,7 @@ def test_the_journal_stays_short_however_much_happens() -> None:
     for number in range(500):
         ledger.release([grant(ledger, f"GPU-{number % 8}")], "released")
         while ledger.pending:
-            ledger.published(ledger.pending[0][0])
+            ledger.published([ledger.pending[0][0]])
         longest = max(longest, len(journal.load()))
 
     assert longest <= 12
@@ -246,7 +246,7 @@ def test_a_fact_dropped_on_its_way_takes_nothing_from_those_that_wait() -> None:
     for number in range(5):
         grant(ledger, f"GPU-{number}")
     waiting = list(ledger.pending)
-    ledger.published(on_its_way)
+    ledger.published([on_its_way])
 
     assert [AllocationsSnapshot] == [type(event) for event, _ in waiting]
     assert waiting == list(ledger.pending)
@@ -301,7 +301,7 @@ class LedgerMachine(RuleBasedStateMachine):
             if self.ledger.pending:
                 event, _time = self.ledger.pending[0]
                 self.heard.append(self.heard[-1].apply(event))
-                self.ledger.published(event)
+                self.ledger.published([event])
 
     @rule(lost=st.booleans())
     def restart(self, lost: bool) -> None:

@@ -110,7 +110,7 @@ def release_oldest(ledger: Ledger) -> None:
 
 def publish(ledger: Ledger) -> None:
     while ledger.pending:
-        ledger.published(ledger.pending[0][0])
+        ledger.published([ledger.pending[0][0]])
 
 
 def test_a_power_cut_leaves_the_record_before_or_after_a_change(

@@ -52,6 +52,29 @@ async def test_a_repeated_id_is_stored_once_and_gets_the_first_position(bus: Bus
     assert 2 == await bus.last_position(Stream.ALLOCATIONS)
 
 
+async def test_many_under_way_are_stored_in_their_order(bus: Bus) -> None:
+    """Each with its position; a listener hears them in that order."""
+    messages = [said(number) for number in range(300)]
+
+    positions = await bus.publish_all(messages)
+
+    assert [*range(1, 301)] == positions
+    async with bus.follow(Stream.ALLOCATIONS, ALL) as received:
+        assert [message.body for message in messages] == bodies(await heard(received, 300))
+    assert [] == [*await bus.publish_all([])]
+
+
+async def test_of_many_a_repetition_has_its_first_position(bus: Bus) -> None:
+    """And what has the id of another message has none, while the others are stored."""
+    await bus.publish(said(2))
+    await bus.publish(msgspec.structs.replace(said(3), body=b"{}"))
+
+    positions = await bus.publish_all([said(1), said(2), said(3), said(4)])
+
+    assert [3, 1, None, 4] == positions
+    assert positions[0] == await bus.publish(said(1))
+
+
 async def test_what_is_forgotten_is_gone_and_positions_go_on(bus: Bus) -> None:
     kept = msgspec.structs.replace(
         said(1), subject="topoalign.v1.allocation.node-2.granted", headers={"Nats-Msg-Id": "o"}

@@ -1,13 +1,13 @@
 """
 The bus as one process sees it on a bad day: around the product's own `MemoryBus`, which stands for the broker.
 
-It may be away for a time; a publication may time out with the message stored or not; a message may come late, twice, again
-much later under an id that the broker has forgotten, before the one that it followed, or not at all. With all chances at
-zero it is the bus that it stands around, and passes the same contract tests.
+It may be away for a time; a publication may time out with the message stored or not, one of many under way, too; a message
+may come late, twice, again much later under an id that the broker has forgotten, before the one that it followed, or not at
+all. With all chances at zero it is the bus that it stands around, and passes the same contract tests.
 """
 
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from math import inf
@@ -16,7 +16,7 @@ from random import Random
 import anyio
 import msgspec
 
-from topoalign.core.model.errors import BusUnavailable
+from topoalign.core.model.errors import BusUnavailable, IdTaken
 from topoalign.core.ports import Endpoint, Message, Received, Stream
 from topoalign.runtime.memory_bus import MemoryBus
 
@@ -96,6 +96,27 @@ class FaultyBus:
         if unknown:
             raise BusUnavailable("no confirmation within 5 s")
         return position
+
+    async def publish_all(self, messages: Sequence[Message]) -> Sequence[int | None]:
+        """
+        On one connection, so in order; it may break after any of them. Of each the broker may store nothing, or the
+        acknowledgement may be lost, whatever becomes of the next. Acknowledgements that are late are all late.
+        """
+        positions: list[int | None] = [None] * len(messages)
+        with suppress(BusUnavailable):
+            for number, message in enumerate(messages):
+                self._tell(message)
+                if number == 0 or self._chance.random() < 0.1:
+                    await self._reach()
+                unknown = happens(self._weather.timeout, self._chance)
+                if unknown and self._chance.random() < 0.5:
+                    continue
+                with suppress(IdTaken):
+                    position = await self._bus.publish(message)
+                    self._said.append(message)
+                    positions[number] = None if unknown else position
+            await self._reach()
+        return positions
 
     @asynccontextmanager
     async def follow(self, stream: Stream, subject: str, after: int = 0) -> AsyncIterator[AsyncIterator[Received]]:

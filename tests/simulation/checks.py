@@ -44,6 +44,8 @@ class Checks:
         Whether something was done to the record, by damage or by a kubelet that lost count, after which nobody may know of
         init containers any more: the kubelet shows them nowhere.
         """
+        self.marked = -1
+        """Which fact of the history counts as published."""
         self.untold: set[str] = set()
         """Pods that run, and that the kubelet had lost before the record could know to which pod its devices belong."""
         self.acknowledged: dict[str, frozenset[AllocationID]] = {}
@@ -76,10 +78,16 @@ class Checks:
                 )
 
     def what_counts_as_published_is_stored(self, epoch: int, seq: int) -> None:
-        facts = [event for event in self.world.disk.history if (event.epoch, event.seq) == (epoch, seq)]
-        bodies = {msgspec.json.encode(event) for event in facts}
-        stored = facts == [] or self.world.broker.stores(bodies)
-        self.expect("I5", stored, f"fact {epoch}/{seq} counts as published, and the stream lacks it")
+        """And so is what was recorded since the last such fact, but for what a snapshot in between may stand for."""
+        history, before = self.world.disk.history, self.marked
+        at = next((i for i, each in enumerate(history) if (each.epoch, each.seq) == (epoch, seq)), None)
+        if at is None:
+            return
+        self.marked = at
+        since = [i for i in range(before + 1, at + 1) if isinstance(history[i], AllocationsSnapshot)]
+        for event in history[max([*since, before + 1]) : at + 1] if before < at else history[at : at + 1]:
+            stored = self.world.broker.stores({msgspec.json.encode(event)})
+            self.expect("I5", stored, f"fact {event.epoch}/{event.seq} counts as published, and the stream lacks it")
 
     def preferred(
         self,

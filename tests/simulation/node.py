@@ -74,13 +74,15 @@ class Agent:
         self.bus = parts.bus(world.broker, world.faults, lambda: self.process.dead, self._publishes)
         self.said: tuple[int, int] | None = None
         """Epoch and seq of the fact that it tried to publish last."""
+        self.marked = (0, 0)
+        """Of the newest that counts as published since it began."""
         self.journal = FaultyJournal(
             world.disk,
             world.faults,
             kill=lambda: world.kill(self.process),
             is_dead=lambda: self.process.dead,
             heard=world.became_true,
-            marked=world.was_published,
+            marked=self._marks,
         )
         self.ledger: Ledger | None = None
         self.device_allocations: DeviceAllocations | None = None
@@ -125,14 +127,21 @@ class Agent:
             if self.kubelet is not None:
                 tasks.start_soon(self._offer, self.kubelet)
 
+    def _marks(self, epoch: int, seq: int) -> None:
+        self.marked = (epoch, seq)
+        self.world.was_published(epoch, seq)
+
     def _publishes(self, message: Message) -> None:
-        """One fact after the other: again until it is confirmed, and none left out but for a snapshot that stands for it."""
+        """
+        Fact after fact; again from one that is not confirmed; and none left out but for a snapshot that stands for it.
+        """
         event = wire.decode(message)
         if not isinstance(event, LedgerFact):
             return
         place, had = (event.epoch, event.seq), self.said
         if had is not None and not (
-            place in (had, (had[0], had[1] + 1))
+            place == (had[0], had[1] + 1)
+            or self.marked < place <= had
             or (place > had and (event.seq == 1 or isinstance(event, AllocationsSnapshot)))
         ):
             self.world.violate(Violation("I5", f"fact {place} is published after {had}"))

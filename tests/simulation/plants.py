@@ -249,6 +249,21 @@ class BelievingBus(FaultyBus):
             return await self.last_position(stores.store_of(message))
 
 
+class OptimisticBus(FaultyBus):
+    """Takes all that is under way for stored once the last of it is."""
+
+    async def publish_all(self, messages: Sequence[Message]) -> Sequence[int | None]:
+        positions = await super().publish_all(messages)
+        return [positions[-1] for _ in positions]
+
+
+class SkippingBus(FaultyBus):
+    """Publishes what is under way in another order."""
+
+    async def publish_all(self, messages: Sequence[Message]) -> Sequence[int | None]:
+        return [*reversed(await super().publish_all([*reversed(messages)]))]
+
+
 class EntriesCount(Liveness):
     """What the checkpoint has given to a pod is the pod's, whether or not that is gone."""
 
@@ -327,6 +342,8 @@ PLANTS: dict[str, Plant] = {
     "answers-before-the-disk": Plant("I9", CarelessLedger),
     "never-compacts": Plant("I12", HoardingLedger),
     "believes-duplicates": Plant("I5", BelievingBus),
+    "confirms-by-the-last": Plant("I5", OptimisticBus),
+    "sends-backwards": Plant("I5", SkippingBus),
     "entries-count": Plant("I10", ByEntriesDeviceAllocations),
     "forgets-the-lost": Plant("C29", ForgettingDeviceAllocations),
     "displaces-silently": Plant("F21", SilentDeviceAllocations),

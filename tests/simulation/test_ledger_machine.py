@@ -228,7 +228,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.ledger.pending)
     @rule()
     def bus_confirms(self) -> None:
-        self.ledger.published(self.ledger.pending[0][0])
+        self.ledger.published([self.ledger.pending[0][0]])
 
     @rule(size=st.integers(1, 4), data=st.data())
     def preference(self, size: int, data: st.DataObject) -> None:

@@ -82,6 +82,14 @@ class Bus(Protocol):
         under the id, or when the two cannot be compared: publish it under another id (`wire.renamed`).
         """
 
+    async def publish_all(self, messages: Sequence[Message]) -> Sequence[int | None]:
+        """
+        Stores messages of one stream in this order, many of them under way at once, and returns the position of each.
+
+        None: it is not known whether the message was stored, or `publish` would have refused it; whatever comes after it
+        may be stored all the same. Raises nothing: `publish` tells why a message is not stored.
+        """
+
     def follow(
         self, stream: Stream, subject: str, after: int = 0
     ) -> AbstractAsyncContextManager[AsyncIterator[Received]]:

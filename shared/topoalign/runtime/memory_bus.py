@@ -15,7 +15,7 @@ import anyio
 import msgspec
 
 from topoalign.core import wire
-from topoalign.core.model.errors import BusUnavailable, IdTaken, NobodyAnswers, clean
+from topoalign.core.model.errors import BusUnavailable, IdTaken, NobodyAnswers, Unavailable, clean
 from topoalign.core.ports import Endpoint, Message, Received, Stream
 from topoalign.runtime import stores
 from topoalign.runtime.answers import reply_to
@@ -166,6 +166,16 @@ class MemoryBus:
         stream = stores.store_of(message)
         await anyio.lowlevel.checkpoint()
         return self._logs[stream].append(message)
+
+    async def publish_all(self, messages: Sequence[Message]) -> Sequence[int | None]:
+        """Stores messages in this order and returns the position of each; None for one that `publish` refuses."""
+        positions: list[int | None] = []
+        for message in messages:
+            try:
+                positions.append(await self.publish(message))
+            except Unavailable:
+                positions.append(None)
+        return positions
 
     @asynccontextmanager
     async def follow(self, stream: Stream, subject: str, after: int = 0) -> AsyncIterator[AsyncIterator[Received]]:

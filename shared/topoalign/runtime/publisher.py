@@ -5,12 +5,18 @@ A publication that is not confirmed may have been stored all the same, so the sa
 every listener drop the repetition by its id. A round publishes all that is due. Where something of a round is not confirmed
 the next round waits, the longer the more rounds have failed in a row: 0.2, 0.4, 0.8 and so on up to 5 seconds.
 
-A writer whose facts stand in one order has one message due at a time, the oldest; one of whose subjects only the newest
-message matters has one due for each subject.
+A writer of whose subjects only the newest message matters has one message due for each subject, and each is tried in every
+round. A writer whose facts stand in one order has as many due as may be under way at once (`publish_all`). Of these a round
+confirms those before the first that is not confirmed, and what comes after it is due again, although it may be stored. Then
+the oldest goes out alone until it is confirmed, so that at most one round is under way past a fact which the bus does not
+take. The order in the stream is therefore the writer's order except where the bus has stored a later message of a round and
+not an earlier one, as when its store has room again or its leader changes in the middle. Then the positions that it confirms
+go back: the writer is told each of them in its own order, and makes its listeners whole (`Source.confirm`).
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from itertools import takewhile
+from typing import NamedTuple, Protocol
 
 import structlog
 
@@ -24,14 +30,22 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
 log = structlog.get_logger("topoalign.runtime.publisher")
 
 
+class Confirmed(NamedTuple):
+    """A message that the bus has."""
+
+    message: Message
+    position: int
+    """In its stream."""
+
+
 class Source(Protocol):
     """Protocol: what a writer still has to publish."""
 
     def due(self) -> Sequence[Message]:
         """The messages of the next round, in the order to publish them. Empty: nothing waits."""
 
-    def confirm(self, message: Message, position: int) -> None:
-        """The bus has this message of the last `due`, at this position of its stream."""
+    def confirm(self, confirmed: Sequence[Confirmed]) -> None:
+        """The bus has these messages of the last `due`, which are in its order."""
 
     async def wait(self) -> None:
         """Until something may be due."""
@@ -40,25 +54,53 @@ class Source(Protocol):
 class Publisher:
     """Publishes one source."""
 
-    def __init__(self, source: Source, publish: Callable[[Message], Awaitable[int]], clock: Clock) -> None:
-        """`publish` tries once: it returns the position in the stream, or raises Unavailable."""
-        self._source, self._publish, self._clock = source, publish, clock
+    def __init__(
+        self,
+        source: Source,
+        publish: Callable[[Message], Awaitable[int]],
+        clock: Clock,
+        publish_all: Callable[[Sequence[Message]], Awaitable[Sequence[int | None]]] | None = None,
+    ) -> None:
+        """
+        `publish` tries once: it returns the position in the stream, or raises Unavailable. `publish_all` tries several, as
+        `Bus.publish_all`, for a source whose messages stand in one order.
+        """
+        self._source, self._publish, self._publish_all, self._clock = source, publish, publish_all, clock
         self.failures = 0
         """Rounds in a row in which something was not confirmed."""
         self.refusal: str | None = None
         """Why the bus does not take what was tried last, as when its store is full; None if it took it or is away."""
         self._findings: set[str] = set()
         """Logged since the bus last confirmed something: each reason is logged once."""
+        self._alone = False
+        """Whether the oldest message of one order goes out alone."""
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
             await self._source.wait()
             while messages := self._source.due():
-                confirmed = [await self._try(message) for message in messages]
-                if not all(confirmed):
+                if not await self._round(messages):
                     self.failures += 1
                     await self._clock.sleep(backoff_seconds(self.failures, FIRST_PAUSE, LONGEST_PAUSE))
+
+    async def _round(self, messages: Sequence[Message]) -> bool:
+        """Publishes what is due. Returns whether the next round need not wait."""
+        if self._publish_all is None:
+            return all([await self._try(message) for message in messages])
+        if self._alone or len(messages) == 1:
+            self._alone = not await self._try(messages[0])
+            return not self._alone
+        positions = await self._publish_all(messages)
+        confirmed = [
+            Confirmed(message, position)
+            for message, position in zip(messages, takewhile(lambda at: at is not None, positions), strict=False)
+            if position is not None
+        ]
+        self._alone = len(confirmed) < len(messages)
+        if confirmed:
+            self._confirm(confirmed)
+        return True
 
     async def _try(self, message: Message) -> bool:
         """Publishes once. Returns whether the bus has confirmed it."""
@@ -70,9 +112,12 @@ class Publisher:
                 self._findings.add(error.finding)
                 log.warning("bus does not confirm", subject=message.subject, finding=error.finding, remedy=error.remedy)
             return False
+        self._confirm([Confirmed(message, position)])
+        return True
+
+    def _confirm(self, confirmed: Sequence[Confirmed]) -> None:
         if self.failures:
-            log.info("bus confirms again", subject=message.subject, tries=self.failures)
+            log.info("bus confirms again", subject=confirmed[0].message.subject, tries=self.failures)
         self.failures, self.refusal = 0, None
         self._findings.clear()
-        self._source.confirm(message, position)
-        return True
+        self._source.confirm(confirmed)

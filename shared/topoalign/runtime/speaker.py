@@ -7,6 +7,7 @@ id, which nobody can predict. Subscribers identify facts by the numbers in the b
 delivered once.
 """
 
+from collections.abc import Sequence
 from secrets import token_hex
 
 import structlog
@@ -41,6 +42,10 @@ class Speaker:
         except IdTaken as error:
             self._tell(error)
         return await self._bus.publish(wire.renamed(message, token_hex(8)))
+
+    async def publish_all(self, messages: Sequence[Message]) -> Sequence[int | None]:
+        """As `Bus.publish_all`: a message whose id is taken has no position, and `publish` finds another id for it."""
+        return await self._bus.publish_all(messages)
 
     def note(self) -> str | None:
         """For /readyz?verbose: that somebody else uses ids of this writer, or that nobody can tell."""

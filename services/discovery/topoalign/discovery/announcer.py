@@ -19,7 +19,7 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import Said, SaidRequest
 from topoalign.core.ports import Bus, Clock, Endpoint, Message, Stream
 from topoalign.runtime.answers import answering
-from topoalign.runtime.publisher import Publisher
+from topoalign.runtime.publisher import Confirmed, Publisher
 from topoalign.runtime.speaker import Speaker
 
 POLL_SECONDS = 10.0
@@ -84,11 +84,12 @@ class Announcer:
         """The newest message of each subject that waits."""
         return list(self._waiting.values())
 
-    def confirm(self, message: Message, position: int) -> None:
-        """The bus has this message, at this position; a newer one of its subject waits on."""
-        self._positions[message.subject] = position
-        if self._waiting.get(message.subject) is message:
-            del self._waiting[message.subject]
+    def confirm(self, confirmed: Sequence[Confirmed]) -> None:
+        """The bus has these messages; a newer one of the same subject waits on."""
+        for message, position in confirmed:
+            self._positions[message.subject] = position
+            if self._waiting.get(message.subject) is message:
+                del self._waiting[message.subject]
 
     async def wait(self) -> None:
         """Until there is a newer message."""

@@ -20,7 +20,14 @@ from nats.micro import add_service
 from nats.micro.request import Handler, Request
 
 from topoalign.core import wire
-from topoalign.core.model.errors import BusRefused, BusUnavailable, IdTaken, InvalidField, NobodyAnswers, clean
+from topoalign.core.model.errors import (
+    BusRefused,
+    BusUnavailable,
+    InvalidField,
+    NobodyAnswers,
+    Unavailable,
+    clean,
+)
 from topoalign.core.ports import Endpoint, Message, Received, Stream
 from topoalign.runtime import stores
 from topoalign.runtime.answers import reply_to
@@ -29,8 +36,9 @@ from topoalign.runtime.nats_bus.access import Access, addresses, shown
 from topoalign.runtime.nats_bus.connection import Connection, open_connection
 from topoalign.runtime.nats_bus.follower import Follower
 from topoalign.runtime.nats_bus.library import contained
+from topoalign.runtime.nats_bus.pipeline import publish_pipelined
 from topoalign.runtime.nats_bus.selftest import SelfTest
-from topoalign.runtime.nats_bus.stored import NO_MESSAGE, Acknowledgement, found, message_of, purge
+from topoalign.runtime.nats_bus.stored import NO_MESSAGE, Acknowledgement, compare, found, purge
 from topoalign.runtime.tasks import background, lasting
 
 PUBLISH_SECONDS = 2.0
@@ -86,26 +94,25 @@ class NatsBus:
         if said.error is not None:
             raise stores.refused(f"publishing on {clean(message.subject, 200)}", said.error)
         if said.duplicate:
-            await self.compare(connection, stream, said.seq, message)
+            await compare(connection, stream, said.seq, message)
         return said.seq
 
-    async def compare(self, connection: Connection, stream: Stream, position: int, message: Message) -> None:
-        """
-        Raises IdTaken unless the stream has this message at this position, where it says that the id was used before.
-
-        A message that is gone or that we may not read counts as another one: stored twice is borne, not at all is not.
-        """
-        name = message.headers["Nats-Msg-Id"]
-        try:
-            there = await found(connection, stream, {"seq": position})
-        except BusRefused as error:
-            raise IdTaken(name, f"message {position} of {stream} cannot be read: {error.finding}") from error
-        if there.error is not None:
-            description = clean(there.error.description, 200)
-            raise IdTaken(name, f"message {position} of {stream} cannot be read: {description}")
-        stored = message_of(there.message)
-        if stored is None or not wire.is_repetition(stored, message):
-            raise IdTaken(name, f"message {position} of {stream} is another one")
+    async def publish_all(self, messages: Sequence[Message]) -> Sequence[int | None]:
+        """As `Bus.publish_all`: on one connection, which a store takes in the order of sending."""
+        if self._connection is None or not messages:
+            return [None] * len(messages)
+        connection = self._connection
+        said = await publish_pipelined(connection, messages, PUBLISH_SECONDS)
+        positions: list[int | None] = []
+        for message, answer in zip(messages, said, strict=True):
+            stored = answer is not None and answer.error is None
+            if answer is not None and stored and answer.duplicate:
+                try:
+                    await compare(connection, stores.store_of(message), answer.seq, message)
+                except Unavailable:  # an id that is taken among them
+                    stored = False
+            positions.append(answer.seq if answer is not None and stored else None)
+        return positions
 
     @asynccontextmanager
     async def follow(self, stream: Stream, subject: str, after: int = 0) -> AsyncIterator[AsyncIterator[Received]]:

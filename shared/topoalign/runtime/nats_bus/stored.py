@@ -2,6 +2,8 @@
 
 import msgspec
 
+from topoalign.core import wire
+from topoalign.core.model.errors import BusRefused, IdTaken, clean
 from topoalign.core.ports import Message, Stream
 from topoalign.runtime import stores
 from topoalign.runtime.nats_bus.connection import Connection
@@ -50,6 +52,25 @@ async def purge(connection: Connection, stream: Stream, subject: str) -> None:
     error = msgspec.json.decode(answer, type=Found).error
     if error is not None and error.err_code != stores.NOT_FOUND:
         raise stores.refused(f"deleting from store {stream}", error)
+
+
+async def compare(connection: Connection, stream: Stream, position: int, message: Message) -> None:
+    """
+    Raises IdTaken unless the stream has this message at this position, where it says that the id was used before.
+
+    A message that is gone or that we may not read counts as another one: stored twice is borne, not at all is not.
+    """
+    name = message.headers["Nats-Msg-Id"]
+    try:
+        there = await found(connection, stream, {"seq": position})
+    except BusRefused as error:
+        raise IdTaken(name, f"message {position} of {stream} cannot be read: {error.finding}") from error
+    if there.error is not None:
+        description = clean(there.error.description, 200)
+        raise IdTaken(name, f"message {position} of {stream} cannot be read: {description}")
+    stored = message_of(there.message)
+    if stored is None or not wire.is_repetition(stored, message):
+        raise IdTaken(name, f"message {position} of {stream} is another one")
 
 
 def message_of(stored: Stored) -> Message | None:

@@ -231,11 +231,11 @@ class Ledger:
             self._compact()
         return self._place
 
-    def published(self, event: LedgerEvent) -> None:
-        """Removes this fact from `pending`, if it is the oldest there: the bus has it."""
-        if self.pending and self.pending[0][0] is event:
-            self.pending.popleft()
-            self._journal.mark_published(event.epoch, event.seq)
+    def published(self, events: Sequence[LedgerEvent]) -> None:
+        """Removes these facts from `pending`, as far as they are the oldest there: the bus has them."""
+        known = [event for event in events if self.pending and self.pending[0][0] is event and self.pending.popleft()]
+        if known:
+            self._journal.mark_published(known[-1].epoch, known[-1].seq)
 
     async def wait_past(self, version: int) -> None:
         """Waits until `version` is greater than this one."""

@@ -1,7 +1,12 @@
 """
 Publishes what the journal has and the bus has not, in the journal's order and for as long as it takes.
 
-Nothing waits for this: the kubelet has its answer before the first try.
+Nothing waits for this: the kubelet has its answer before the first try. Up to `MOST_FACTS` are under way at once; what the
+bus confirms of them is taken from the ledger, and marked in its directory, once for all.
+
+The stream has the facts in the journal's order. If the bus stores a later fact of those under way and not an earlier one,
+the earlier one follows it; listeners have noticed the gap by then and wait for a snapshot. The positions that the bus
+confirms tell that (they go back), and everything live is announced anew.
 
 Where the stream has another message under the id of a fact, the fact goes out under another id, and soon afterwards
 everything live is said anew: listeners may have believed that message.
@@ -9,6 +14,7 @@ everything live is said anew: listeners may have believed that message.
 
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import islice
 
 import structlog
 
@@ -17,25 +23,28 @@ from topoalign.core import wire
 from topoalign.core.model.errors import StateFault, Unavailable
 from topoalign.core.model.events import LedgerEvent
 from topoalign.core.ports import Bus, Clock, Message, Stream
-from topoalign.runtime.publisher import Publisher
+from topoalign.runtime.publisher import Confirmed, Publisher
 from topoalign.runtime.speaker import Speaker
 
 POLL_SECONDS = 60.0
 """Between two checks whether the stream still has what was said."""
 
+MOST_FACTS, MOST_BYTES = 256, 4 * 1024 * 1024
+"""Under way at once: so many, or so large together. One fact may be larger."""
+
 log = structlog.get_logger("topoalign.allocator.ledger.outbox")
 
 
 class Outbox:
-    """Publishes the ledger's pending facts to the bus, oldest first, one at a time."""
+    """Publishes the ledger's pending facts to the bus, oldest first."""
 
     def __init__(self, ledger: Ledger, bus: Bus, clock: Clock) -> None:
         self._ledger, self._bus, self._clock = ledger, bus, clock
         self.speaker = Speaker(bus, clock)
-        self.publisher = Publisher(self, self.speaker.publish, clock)
+        self.publisher = Publisher(self, self.speaker.publish, clock, self.speaker.publish_all)
         self._position = 0
-        self._oldest: LedgerEvent | None = None
-        """The fact of the message that is due."""
+        self._due: list[tuple[Message, LedgerEvent]] = []
+        """The messages of the last `due`, and their facts."""
 
     async def run(self) -> None:
         """Publishes until cancelled, and retries while the bus is away."""
@@ -57,22 +66,28 @@ class Outbox:
                 self.notice(await self._bus.last_position(Stream.ALLOCATIONS, subject))
 
     def due(self) -> Sequence[Message]:
-        """The message to publish next: that of the oldest pending fact. A fact that is too large for the bus is skipped."""
+        """The messages of the oldest pending facts. A fact that is too large for the bus is skipped."""
         while self._ledger.pending:
-            self._oldest, time = self._ledger.pending[0]
-            message = wire.encode(self._oldest, time)
-            if len(message.body) <= wire.LARGEST_BODY:
-                return [message]
-            name, seq = type(self._oldest).__name__, self._oldest.seq
-            log.error("fact too large for the bus", type=name, seq=seq, bytes=len(message.body))
-            self._ledger.published(self._oldest)
+            self._due, size = [], 0
+            for event, time in islice(self._ledger.pending, MOST_FACTS):
+                message = wire.encode(event, time)
+                size += len(message.body)
+                if len(message.body) > wire.LARGEST_BODY or (self._due and size > MOST_BYTES):
+                    break
+                self._due.append((message, event))
+            if self._due:
+                return [message for message, _ in self._due]
+            log.error("fact too large for the bus", type=type(event).__name__, seq=event.seq, bytes=len(message.body))
+            self._ledger.published([event])
         return []
 
-    def confirm(self, message: Message, position: int) -> None:
-        """Removes the oldest fact from `pending`: the bus has stored it at this position of the stream."""
-        if self._oldest is not None:
-            self._ledger.published(self._oldest)
-        self.notice(position)
+    def confirm(self, confirmed: Sequence[Confirmed]) -> None:
+        """Removes the facts of these messages, the oldest that were due, from `pending`."""
+        facts = self._due[: len(confirmed)]
+        assert [message for message, _ in facts] == [each.message for each in confirmed], "the oldest that were due"
+        self._ledger.published([event for _, event in facts])
+        for _, position in confirmed:
+            self.notice(position)
 
     async def wait(self) -> None:
         """Waits until the ledger has a fact to publish, or has recorded something more."""
