@@ -12,6 +12,7 @@ from topoalign.core.model.events import AllocationGranted, AllocationReleased
 from topoalign.core.model.ids import NIC, AllocationID, NodeName
 from topoalign.registry.api import Api
 from topoalign.registry.cluster import Cluster
+from topoalign.runtime.clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 
@@ -25,7 +26,7 @@ def cluster() -> Cluster:
 
 @pytest.fixture
 async def http(cluster: Cluster) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(Starlette(routes=[Api(cluster).mount()]), raise_app_exceptions=False)
+    transport = httpx.ASGITransport(Starlette(routes=[Api(cluster, ManualClock()).mount()]), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://registry") as client:
         yield client
 

@@ -1,7 +1,6 @@
 """/metrics has every node's series in the form that Prometheus reads, and makes again only what has changed."""
 
 from collections.abc import Iterator
-from itertools import pairwise
 
 import httpx
 import pytest
@@ -17,8 +16,7 @@ from topoalign.core.state.fold import NodeState
 from topoalign.registry import series
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.main import serve
-from topoalign.registry.series import NodeSeries
-from topoalign.registry.turns import AT_ONCE
+from topoalign.registry.series import NODES_PER_CHUNK, NodeSeries
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.context import Context
 from topoalign.runtime.health import application
@@ -32,7 +30,8 @@ Labels = frozenset[tuple[str, str]]
 
 
 async def written(cluster: Cluster, *, per_allocation: bool = True) -> str:
-    return b"".join([chunk async for chunk in NodeSeries(cluster, per_allocation=per_allocation).write()]).decode()
+    series = NodeSeries(cluster, ManualClock(), per_allocation=per_allocation)
+    return b"".join([chunk async for chunk in series.write()]).decode()
 
 
 def samples(text: str) -> dict[str, dict[Labels, float]]:
@@ -129,28 +128,17 @@ async def test_a_scrape_writes_again_only_the_nodes_that_have_changed(
     assert 0 == found["topoalign_node_stale"][labels(node="node-2")]
 
 
-async def test_the_loop_gets_a_turn_after_every_few_nodes(cluster: Cluster, written_for: list[NodeName]) -> None:
-    for n in range(3 * AT_ONCE + 1):
-        announce(cluster, f"node-{n}")
-    done = [0]
-    async for _ in NodeSeries(cluster, per_allocation=True).write():
-        done.append(len(written_for))
-
-    assert 3 * AT_ONCE + 1 == done[-1]
-    assert AT_ONCE == max(after - before for before, after in pairwise(done))
-
-
 async def test_nodes_that_come_and_go_during_a_scrape_do_not_break_it(cluster: Cluster) -> None:
-    for n in range(2 * AT_ONCE):
+    for n in range(2 * NODES_PER_CHUNK):
         announce(cluster, f"node-{n:03}")
     text = b""
-    async for chunk in NodeSeries(cluster, per_allocation=True).write():
+    async for chunk in NodeSeries(cluster, ManualClock(), per_allocation=True).write():
         text += chunk
-        cluster.forget(NodeName(f"node-{2 * AT_ONCE - 1:03}"))
+        cluster.forget(NodeName(f"node-{2 * NODES_PER_CHUNK - 1:03}"))
         announce(cluster, "node-000a")
 
     found = samples(text.decode())
-    assert 5 * 2 * AT_ONCE == len(found["topoalign_gpus"])
+    assert 5 * 2 * NODES_PER_CHUNK == len(found["topoalign_gpus"])
     assert labels(node="node-000a") in found["topoalign_node_stale"]
 
 

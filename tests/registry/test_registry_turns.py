@@ -1,4 +1,6 @@
-"""Long lists are shown in parts, and everything else goes on in between."""
+"""Long lists are shown and written with turns of the event loop in between, in which everything else goes on."""
+
+from collections.abc import Callable
 
 import anyio
 import httpx
@@ -7,64 +9,97 @@ from cluster_support import allocation, announce
 from starlette.applications import Starlette
 
 from topoalign.core.state.fold import NodeState
-from topoalign.registry import views
-from topoalign.registry.api import ROWS_AT_ONCE, Api
+from topoalign.registry import series, views
+from topoalign.registry.api import Api
 from topoalign.registry.cluster import Cluster
-from topoalign.registry.turns import AT_ONCE, in_turns
+from topoalign.registry.series import NodeSeries
+from topoalign.registry.turns import SLICE_SECONDS, in_turns
+from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.tasks import background
 
 pytestmark = pytest.mark.anyio
 
+NODES = 50
+NODES_IN_A_SLICE = 4
+"""In these tests: each node takes a quarter of a slice."""
 
-async def test_the_loop_gets_a_turn_after_each_part() -> None:
-    turns = 0
 
-    async def count_turns() -> None:
-        nonlocal turns
+class Work:
+    """Takes time, and notes how much of it was done in each turn of the loop."""
+
+    def __init__(self) -> None:
+        self.clock = WorkingClock()
+        self.done = [0]
+
+    def taking_time(self, function: Callable[[NodeState], object]) -> Callable[[NodeState], object]:
+        def taken(state: NodeState) -> object:
+            self.clock.pass_by(SLICE_SECONDS / NODES_IN_A_SLICE)
+            self.done[-1] += 1
+            return function(state)
+
+        return taken
+
+    async def note_turns(self) -> None:
         while True:
             await anyio.lowlevel.checkpoint()
-            turns += 1
+            self.done.append(0)
 
+
+class WorkingClock(ManualClock):
+    def pass_by(self, seconds: float) -> None:
+        self._now += seconds
+
+
+@pytest.fixture
+def work() -> Work:
+    return Work()
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    cluster = Cluster()
+    for n in range(NODES):
+        announce(cluster, f"node-{n:02}", allocation("a", "train", 0))
+    return cluster
+
+
+async def test_the_loop_gets_a_turn_whenever_a_slice_of_time_is_spent(work: Work) -> None:
     async with background() as tasks:
-        tasks.start_soon(count_turns)
-        await anyio.lowlevel.checkpoint()
-        parts, seen = [], []
-        async for part in in_turns(range(7), 3):
-            parts.append(list(part))
-            seen.append(turns)
-
-    assert [[0, 1, 2], [3, 4, 5], [6]] == parts
-    assert sorted(set(seen)) == seen
-
-
-async def test_no_answer_counts_more_than_a_few_nodes_in_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page of nodes, and a page of allocations; in both cases of nodes that nobody has looked at yet."""
-    cluster, counts = Cluster(), [0]
-    for n in range(2 * ROWS_AT_ONCE):
-        announce(cluster, f"node-{n:03}", allocation("a", "train", 0))
-
-    def noting(function: object) -> object:
-        def noted(state: NodeState) -> object:
-            counts[-1] += 1
-            return function(state)  # type: ignore[operator]
-
-        return noted
-
-    async def note_turns() -> None:
-        while True:
+        tasks.start_soon(work.note_turns)
+        while len(work.done) == 1:
             await anyio.lowlevel.checkpoint()
-            counts.append(0)
+        work.done[:] = [0]
+        async for seconds in in_turns([0, SLICE_SECONDS / 2, SLICE_SECONDS / 2, 0, 3 * SLICE_SECONDS, 0], work.clock):
+            work.clock.pass_by(seconds)
+            work.done[-1] += 1
 
-    monkeypatch.setattr(views, "counted", noting(views.counted))
-    monkeypatch.setattr(views, "ailing", noting(views.ailing))
-    transport = httpx.ASGITransport(Starlette(routes=[Api(cluster).mount()]))
+    assert [3, 2, 1] == work.done
+
+
+@pytest.mark.parametrize(
+    ("path", "module", "function"),
+    [
+        ("/v1/nodes?limit=1000", views, "counted"),
+        ("/v1/allocations?limit=1000", views, "ailing"),
+        ("/metrics", series, "gpu_lines"),
+        ("/metrics", series, "allocation_lines"),
+    ],
+)
+async def test_no_answer_about_many_nodes_takes_more_than_a_slice_at_once(
+    work: Work, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, path: str, module: object, function: str
+) -> None:
+    """Of nodes that nobody has looked at yet."""
+    monkeypatch.setattr(module, function, work.taking_time(getattr(module, function)))
+    transport = httpx.ASGITransport(Starlette(routes=[Api(cluster, work.clock).mount()]))
     async with background() as tasks, httpx.AsyncClient(transport=transport, base_url="http://registry") as http:
-        tasks.start_soon(note_turns)
-        while len(counts) == 1:
+        tasks.start_soon(work.note_turns)
+        while len(work.done) == 1:
             await anyio.lowlevel.checkpoint()
-        await http.get("/v1/nodes?limit=1000")
-        nodes, counts[:] = list(counts), [0]
-        await http.get("/v1/allocations?limit=1000")
+        if path == "/metrics":
+            async for _ in NodeSeries(cluster, work.clock, per_allocation=True).write():
+                pass
+        else:
+            await http.get(path)
 
-    assert (AT_ONCE, 2 * ROWS_AT_ONCE) == (max(nodes), sum(nodes))
-    assert (ROWS_AT_ONCE, 2 * ROWS_AT_ONCE) == (max(counts), sum(counts))
+    assert NODES_IN_A_SLICE == max(work.done)
+    assert NODES == sum(work.done)

@@ -31,6 +31,7 @@ from topoalign.core.ports import Message
 from topoalign.kubelet.files.pod_directories import PodDirectories
 from topoalign.registry.api import Api
 from topoalign.registry.cluster import Cluster
+from topoalign.runtime.clock import ManualClock
 
 SHARED = ResourceName("nvidia.com/gpu.shared")
 SLICE = ResourceName("nvidia.com/mig-1g.10gb")
@@ -171,7 +172,7 @@ async def answers_of(messages: bytes) -> bytes:
     cluster = Cluster()
     for at, (message, time) in enumerate(map(message_of, messages.splitlines()), 1):
         cluster.apply(Heard(event=wire.decode(message), position=at, time=time))
-    transport = httpx.ASGITransport(Starlette(routes=[Api(cluster).mount()]))
+    transport = httpx.ASGITransport(Starlette(routes=[Api(cluster, ManualClock()).mount()]))
     async with httpx.AsyncClient(transport=transport, base_url="http://registry") as client:
         return b"".join([(await client.get(path)).content + b"\n" for path in PATHS])
 

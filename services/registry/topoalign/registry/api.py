@@ -5,7 +5,7 @@ It reads the fold and changes nothing. Every answer is JSON, errors too: {"code"
 parameter is refused by name, because the answer to `?nod=a` without it would be an answer to another question.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from itertools import groupby
 from operator import itemgetter
 
@@ -28,10 +28,11 @@ from topoalign.core.model.errors import (
 )
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import NodeName
+from topoalign.core.ports import Clock
 from topoalign.registry import views
 from topoalign.registry.cluster import Cluster, Member
 from topoalign.registry.paging import Page, key_of, limit_of, page
-from topoalign.registry.turns import AT_ONCE, in_turns
+from topoalign.registry.turns import in_turns
 from topoalign.registry.views import AllocationView
 
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -39,8 +40,6 @@ STATUS = {NotFound: 404, BadRequest: 400, NoFit: 409, Unavailable: 503}
 """The first kind that an error is of counts; any other error is a defect, 500."""
 LONGEST_URL = 4_096
 """Characters of path and query together."""
-ROWS_AT_ONCE = 4 * AT_ONCE
-"""Allocations that are shown between two turns of the loop."""
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -48,8 +47,8 @@ Handler = Callable[[Request], Awaitable[Response]]
 class Api:
     """Answers from one cluster's fold."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: Cluster, clock: Clock) -> None:
+        self._cluster, self._clock = cluster, clock
 
     def mount(self) -> Mount:
         """Everything below /v1, with errors of its own."""
@@ -69,15 +68,16 @@ class Api:
         after, limit = key_of(query.get("continue")), limit_of(query.get("limit"))
         members = self._cluster.members(after[0] if after else "")
         rows = page((((member.state.node,), member) for member in members), limit)
-        items = [views.summary(member) async for some in in_turns(rows.items) for member in some]
+        items = [views.summary(member) async for member in in_turns(rows.items, self._clock)]
         return json(Page(items=tuple(items), next=rows.next))
 
     async def node(self, request: Request) -> Response:
         """All of one node."""
         parameters(request)
         member = self._cluster.member(NodeName(request.path_params["name"]))
-        rows = self._cluster.allocations(node=member.state.node)
-        return json(views.detail(member, await allocation_views([(member, each) for _, member, each in rows])))
+        live = ((member, each) for _, member, each in list(self._cluster.allocations(node=member.state.node)))
+        items = [view async for view in in_turns(shown(live), self._clock)]
+        return json(views.detail(member, tuple(items)))
 
     async def allocations(self, request: Request) -> Response:
         """A page of the live allocations, by node and id; of one node, namespace or pod where asked."""
@@ -88,16 +88,14 @@ class Api:
             self._cluster.member(node)
         found = self._cluster.allocations(after, node, query.get("namespace"), query.get("pod"))
         rows = page(((key, (member, each)) for key, member, each in found), limit)
-        return json(Page(items=await allocation_views(rows.items), next=rows.next))
+        items = [view async for view in in_turns(shown(rows.items), self._clock)]
+        return json(Page(items=tuple(items), next=rows.next))
 
 
-async def allocation_views(rows: Sequence[tuple[Member, Allocation]]) -> tuple[AllocationView, ...]:
+def shown(rows: Iterable[tuple[Member, Allocation]]) -> Iterator[AllocationView]:
     """The views of allocations that are sorted by node."""
-    items: list[AllocationView] = []
-    async for part in in_turns(rows, ROWS_AT_ONCE):
-        for member, some in groupby(part, key=itemgetter(0)):
-            items += views.allocation_views(member, (each for _, each in some))
-    return tuple(items)
+    for member, some in groupby(rows, key=itemgetter(0)):
+        yield from views.allocation_views(member, (each for _, each in some))
 
 
 def parameters(request: Request, *known: str) -> dict[str, str]:

@@ -20,7 +20,8 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
     client, cluster = Client(context.bus, context.clock, "registry", bodies=False), Cluster()
     metrics = Metrics(context.metrics, client)
     registry = Registry(context.bus, context.clock, client, cluster, metrics, settings)
+    series = NodeSeries(cluster, context.clock, per_allocation=settings.registry_allocation_series)
     context.checks["streams"] = registry.behind
-    context.routes.append(Api(cluster).mount())
-    context.series.append(NodeSeries(cluster, per_allocation=settings.registry_allocation_series).write)
+    context.routes.append(Api(cluster, context.clock).mount())
+    context.series.append(series.write)
     await registry.run(task_status=task_status)

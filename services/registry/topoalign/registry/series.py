@@ -2,8 +2,8 @@
 Writes the series of the nodes for /metrics: GPUs by state, allocated GPUs, stale nodes.
 
 A cluster of thousands of nodes has more series than can be made at each scrape without holding up everything else. So the
-text of a node is kept and made again only when the node has announced something, and the loop gets a turn after every few
-nodes. The text is what prometheus_client would write for the same values.
+text of a node is kept and made again only when the node has announced something, and the loop gets turns in between. The
+text is what prometheus_client would write for the same values.
 
 GPU utilisation is exported by DCGM; `topoalign_gpu_allocation_info` joins with it on the GPU's uuid. It has one series per
 allocated GPU, so the number of its label values, which include pod names, is limited by the hardware.
@@ -15,12 +15,16 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from topoalign.core.model.errors import clean
 from topoalign.core.model.events import HealthState
 from topoalign.core.model.ids import DeviceID
+from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
 from topoalign.registry.cluster import Cluster, Member
 from topoalign.registry.turns import in_turns
 
 STATES = ("free", "allocated", "unhealthy", "unknown", "cordoned")
 """Of a GPU, each in exactly one: held by an allocation first, then what keeps it from being handed out."""
+
+NODES_PER_CHUNK = 64
+"""Nodes whose text is sent together, so that the page as a whole is never in memory."""
 
 LONGEST_LABEL = 253
 """Characters of a label's value: as many as a name in Kubernetes may have."""
@@ -29,9 +33,9 @@ LONGEST_LABEL = 253
 class NodeSeries:
     """Writes the families of all nodes, each family in one piece."""
 
-    def __init__(self, cluster: Cluster, *, per_allocation: bool) -> None:
+    def __init__(self, cluster: Cluster, clock: Clock, *, per_allocation: bool) -> None:
         """`per_allocation`: whether to write `topoalign_gpu_allocation_info`."""
-        self._cluster, self._per_allocation = cluster, per_allocation
+        self._cluster, self._clock, self._per_allocation = cluster, clock, per_allocation
 
     async def write(self) -> AsyncIterator[bytes]:
         """The text, in chunks of a few nodes. A node that changes meanwhile is written as it is when it is its turn."""
@@ -50,8 +54,13 @@ class NodeSeries:
             yield chunk
 
     async def _chunks(self, text: Callable[[Member], bytes]) -> AsyncIterator[bytes]:
-        async for members in in_turns(tuple(self._cluster)):
-            yield b"".join(map(text, members))
+        written: list[bytes] = []
+        async for member in in_turns(tuple(self._cluster), self._clock):
+            written.append(text(member))
+            if len(written) == NODES_PER_CHUNK:
+                yield b"".join(written)
+                written.clear()
+        yield b"".join(written)
 
 
 def header(name: str, meaning: str) -> bytes:
