@@ -1,0 +1,92 @@
+"""What a client does so that the facts of thousands of nodes neither fill the memory nor block the event loop."""
+
+import itertools
+from contextlib import aclosing
+
+import anyio
+import msgspec
+import pytest
+from fact_support import Writer
+
+from topoalign.client import Client, Heard
+from topoalign.core import wire
+from topoalign.core.model.events import TopologyDiscovered
+from topoalign.core.model.ids import DeviceID, NodeName
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.shapes import renamed, uuids
+from topoalign.machines import load_machine
+from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.tasks import background
+
+pytestmark = pytest.mark.anyio
+NODES = 3
+
+
+def hardware(number: int) -> Topology:
+    bare = load_machine("dgx-a100").topology
+    return renamed(bare, {uuid: DeviceID(f"{uuid}-of-{number}") for uuid in uuids(bare)})
+
+
+async def readings(client: Client) -> list[Heard]:
+    async with aclosing(client.nodes()) as events:
+        return [await anext(events) for _ in range(NODES)]
+
+
+async def discovered() -> MemoryBus:
+    bus = MemoryBus()
+    for number in range(NODES):
+        found = TopologyDiscovered(
+            node=NodeName(f"n{number}"), epoch=1, revision=1, boot_id="", source="nvml", topology=hardware(number)
+        )
+        await bus.publish(wire.encode(found, 1.0))
+    return bus
+
+
+async def test_topologies_of_equal_machines_share_all_that_has_no_uuid() -> None:
+    heard = await readings(Client(await discovered()))
+    topologies = [each.event.topology for each in heard if isinstance(each.event, TopologyDiscovered)]
+
+    assert [hardware(number) for number in range(NODES)] == topologies
+    assert 1 == len({id(topology.shape) for topology in topologies})
+    assert 1 == len({id(topology.cpus) for topology in topologies})
+
+
+async def test_the_text_of_an_event_is_kept_only_where_it_is_wanted() -> None:
+    bus = await discovered()
+    with_text, without = await readings(Client(bus)), await readings(Client(bus, bodies=False))
+
+    assert [each.event for each in with_text] == [
+        msgspec.json.decode(each.body, type=TopologyDiscovered) for each in with_text
+    ]
+    assert [(each.event, b"") for each in with_text] == [(each.event, each.body) for each in without]
+
+
+class Racing(ManualClock):
+    """A clock by which every look at it takes long."""
+
+    def monotonic(self) -> float:
+        self._now += 1.0
+        return self._now
+
+
+@pytest.mark.parametrize("kind", ["allocations", "nodes"])
+async def test_other_tasks_run_while_a_known_past_is_handed_over(kind: str) -> None:
+    """The snapshots, or readings, of all nodes are there at once; nothing is waited for between them."""
+    bus, others, seen = await discovered(), itertools.count(), []
+    for number in range(NODES):
+        await bus.publish(wire.encode(Writer(f"n{number}").snapshot(), 1.0))
+
+    async def run() -> None:
+        while True:
+            next(others)
+            await anyio.lowlevel.checkpoint()
+
+    client = Client(bus, Racing())
+    async with background() as tasks, aclosing(client.nodes() if kind == "nodes" else client.allocations()) as events:
+        tasks.start_soon(run)
+        for _ in range(NODES):
+            await anext(events)
+            seen.append(next(others))
+
+    assert all(later > earlier + 1 for earlier, later in itertools.pairwise(seen))
