@@ -1,6 +1,8 @@
 """What ListAndWatch says is put together by hand, and is to the byte what the generated code would say."""
 
+import tracemalloc
 from collections.abc import Sequence
+from typing import Any
 
 import anyio
 import msgspec
@@ -9,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kubelet_support import NODE, two_nodes
 
-from topoalign.allocator.device_plugin.listing import SLICE, Listing
+from topoalign.allocator.device_plugin import listing
+from topoalign.allocator.device_plugin.listing import SLICE, Listing, encoded
 from topoalign.core.model.events import Allocation, DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID, ResourceName
 from topoalign.core.model.topology.cpuset import LARGEST_ID
@@ -87,7 +90,7 @@ async def test_all_that_a_node_may_offer_goes_into_one_message_of_a_kubelet() ->
     before = tuple(DeviceID(f"{ids[0]}::{n}") for n in range(10_000, 10_000 + MOST_HANDED_OUT // 10))
     held = Allocation(id=AllocationID("before"), devices={SHARED: before})
 
-    assert len((await Listing(SHARED).of(state.holding(held))).encoded) < 4 << 20
+    assert len((await Listing(SHARED).of(state.holding(held))).SerializeToString()) < 4 << 20
 
 
 @settings(deadline=None, max_examples=50)
@@ -106,34 +109,71 @@ async def test_after_changes_the_same_is_said_as_from_the_beginning(
     changes: Sequence[tuple[int, DeviceHealth]],
 ) -> None:
     """Of what is offered, of health, or of both."""
-    listing = Listing(SHARED)
+    lists = Listing(SHARED)
     topologies = {replicas: state_of(offered(replicas), {}).topology for replicas, _ in changes}
     for replicas, health in changes:
         judged = state_of(Topology(), {DeviceID("GPU-1"): health})
         state = msgspec.structs.replace(judged, topology=topologies[replicas])
-        said = await listing.of(state)
+        said = await lists.of(state)
 
         assert by_the_generated_code(state, SHARED) == said.SerializeToString()
 
 
 async def test_what_changes_no_device_is_nothing_new_to_say() -> None:
     """An allocation, or a topology discovered anew that offers the same, does not send the list again."""
-    listing = Listing(GPU)
+    lists = Listing(GPU)
     state = state_of(two_nodes(), {})
-    first = await listing.of(state)
+    first = await lists.of(state)
     gpu = Allocation(id=AllocationID("a"), devices={GPU: (DeviceID("GPU-0"),)})
     again = state_of(two_nodes(), {})
 
-    assert first is await listing.of(state.holding(gpu))
-    assert first is await listing.of(again)
+    assert first is await lists.of(state.holding(gpu))
+    assert first is await lists.of(again)
+
+
+async def test_only_the_shares_of_a_card_whose_health_changed_are_encoded_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grant encodes nothing, whatever the number of shares."""
+    made: list[str] = []
+
+    def spied(base: DeviceID, *others: Any) -> bytes:
+        made.append(base)
+        return encoded(base, *others)
+
+    monkeypatch.setattr(listing, "encoded", spied)
+    lists, state = Listing(SHARED), healthy(offered(replicas=2_500))
+    first = await lists.of(state)
+    granted = state.holding(Allocation(id=AllocationID("a"), devices={SHARED: (DeviceID("GPU-2::7"),)}))
+    ill = state_of(Topology(), {**state.told, DeviceID("GPU-5"): DeviceHealth(state=HealthState.UNHEALTHY)})
+    after = msgspec.structs.replace(granted, health=ill.health)
+
+    assert [gpu.id for gpu in two_nodes().gpus] == made
+    assert first is await lists.of(granted)
+    assert first is not await lists.of(after)
+    assert ["GPU-5"] == made[8:]
+    assert by_the_generated_code(after, SHARED) == (await lists.of(after)).SerializeToString()
+
+
+async def test_the_bytes_of_a_list_of_thousands_of_shares_are_kept_once() -> None:
+    """Not for each health, nor each part and the whole, nor for the same topology discovered once more."""
+    lists, states = Listing(SHARED), [healthy(offered(replicas=2_500)) for _ in range(2)]
+    length, _ = [len((await Listing(SHARED).of(state)).SerializeToString()) for state in states]
+    tracemalloc.start()
+    try:
+        for state in states:
+            await lists.of(state)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert length <= kept <= 1.1 * length
 
 
 async def test_a_device_held_under_a_former_offer_is_said_to_be_unhealthy() -> None:
     held = Allocation(id=AllocationID("a"), devices={GPU: (DeviceID("GPU-1"),)})
     state = healthy(offered(replicas=2))
-    listing = Listing(SHARED)
-    before = v1beta1.ListAndWatchResponse.FromString((await listing.of(state)).encoded)
-    after = v1beta1.ListAndWatchResponse.FromString((await listing.of(state.holding(held))).encoded)
+    lists = Listing(SHARED)
+    before = v1beta1.ListAndWatchResponse.FromString((await lists.of(state)).SerializeToString())
+    after = v1beta1.ListAndWatchResponse.FromString((await lists.of(state.holding(held))).SerializeToString())
 
     assert not [device.id for device in before.devices if device.health != "Healthy"]
     assert ["GPU-1::0", "GPU-1::1"] == [device.id for device in after.devices if device.health == "Unhealthy"]
