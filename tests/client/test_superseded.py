@@ -136,7 +136,7 @@ async def test_a_snapshot_that_is_not_the_newest_fact_has_the_node_read_whole(od
 
 
 @pytest.mark.anyio
-async def test_snapshots_of_a_stream_that_goes_back_or_ends_early_supersede_nothing() -> None:
+async def test_snapshots_of_a_stream_that_ends_early_supersede_nothing() -> None:
     bus, writer = MemoryBus(), Writer()
     for event in (writer.snapshot(), writer.snapshot()):
         await bus.publish(wire.encode(event, 1.0))

@@ -13,9 +13,10 @@ from topoalign.registry import series, views
 from topoalign.registry.api import Api
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.series import NodeSeries
-from topoalign.registry.turns import SLICE_SECONDS, in_turns
+from topoalign.registry.turns import in_turns
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.tasks import background
+from topoalign.runtime.turns import LONGEST_SECONDS
 
 pytestmark = pytest.mark.anyio
 
@@ -33,7 +34,7 @@ class Work:
 
     def taking_time(self, function: Callable[[NodeState], object]) -> Callable[[NodeState], object]:
         def taken(state: NodeState) -> object:
-            self.clock.pass_by(SLICE_SECONDS / NODES_IN_A_SLICE)
+            self.clock.pass_by(LONGEST_SECONDS / NODES_IN_A_SLICE)
             self.done[-1] += 1
             return function(state)
 
@@ -69,7 +70,9 @@ async def test_the_loop_gets_a_turn_whenever_a_slice_of_time_is_spent(work: Work
         while len(work.done) == 1:
             await anyio.lowlevel.checkpoint()
         work.done[:] = [0]
-        async for seconds in in_turns([0, SLICE_SECONDS / 2, SLICE_SECONDS / 2, 0, 3 * SLICE_SECONDS, 0], work.clock):
+        async for seconds in in_turns(
+            [0, LONGEST_SECONDS / 2, LONGEST_SECONDS / 2, 0, 3 * LONGEST_SECONDS, 0], work.clock
+        ):
             work.clock.pass_by(seconds)
             work.done[-1] += 1
 

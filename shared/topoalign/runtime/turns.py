@@ -8,8 +8,8 @@ import anyio.lowlevel
 
 from topoalign.core.ports import Clock
 
-LONGEST_SECONDS = 0.01
-"""Of one turn: far below what anybody notices who waits for another task."""
+LONGEST_SECONDS = 0.005
+"""Of one turn: a tenth of what nobody should wait for, because several tasks may have long work under way."""
 
 
 class Turns:
