@@ -17,9 +17,7 @@ from topoalign.runtime.settings import RuntimeSettings, from_environment
 
 
 def run(names: Sequence[str], environment: Mapping[str, str]) -> None:
-    """
-    Runs services until SIGTERM or SIGINT; SIGHUP has files read anew. Raises what `runner.run_services` does.
-    """
+    """Runs services until SIGTERM or SIGINT; SIGHUP has files read anew. Raises what `runner.run_services` does."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it can be answered, and once it no longer can
     settings = from_environment(RuntimeSettings, environment)
     configure_logging(settings.log_format, settings.log_level)
@@ -33,6 +31,7 @@ def run(names: Sequence[str], environment: Mapping[str, str]) -> None:
         gc.enable()
 
     def serving(running: Running) -> None:
+        gc.collect()
         gc.freeze()  # what the services have made by now stays, too
 
     anyio.run(lambda: serve_all(services, environment, ready=serving), backend="asyncio")
