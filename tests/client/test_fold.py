@@ -8,6 +8,11 @@ from topoalign.core.model.ids import NodeName
 NODE = NodeName("node-1")
 
 
+def to_ask(fold: Fold) -> dict[NodeName, float | None]:
+    """The nodes with missing events -> when their allocators were asked last."""
+    return {node: believed.asked for node, believed in fold.broken.items()}
+
+
 def held(fold: Fold) -> list[str]:
     return [device for snapshot in fold.snapshots() for a in snapshot.allocations for device in sorted(a.device_ids)]
 
@@ -21,7 +26,7 @@ def test_an_epoch_that_is_over_is_not_believed_when_it_comes_again() -> None:
     again = fold.apply(old)
 
     assert ([True] * 3, False) == (news, again)
-    assert {NODE: None} == fold.broken, "the node is to be asked how it is"
+    assert {NODE: None} == to_ask(fold), "the node is to be asked how it is"
 
 
 def test_a_confirmed_snapshot_of_a_lower_epoch_is_believed() -> None:
@@ -31,7 +36,7 @@ def test_a_confirmed_snapshot_of_a_lower_epoch_is_believed() -> None:
     for fact in (former.snapshot(), former.grant("a", "GPU-0")):
         fold.apply(fact)
     unasked = fold.apply(present.snapshot())
-    fold.broken[NODE], fold.promised[NODE] = 5.0, 1  # as the client notes when it asks
+    fold.of(NODE).asked, fold.of(NODE).promised = 5.0, 1  # as the client notes when it asks
     asked = fold.apply(present.snapshot())
 
     assert (False, True) == (unasked, asked)
@@ -46,9 +51,9 @@ def test_an_old_epoch_is_not_believed_while_the_allocator_is_asked() -> None:
     old = former.snapshot()
     for fact in (present.snapshot(), present.grant("a", "GPU-0"), old):
         fold.apply(fact)
-    fold.broken[NODE] = 5.0  # as the client notes when it asks
+    fold.of(NODE).asked = 5.0  # as the client notes when it asks
     again = fold.apply(old)
-    fold.promised[NODE] = 2  # as it notes when it is answered
+    fold.of(NODE).promised = 2  # as it notes when it is answered
     late, news = fold.apply(old), fold.apply(present.snapshot())
 
     assert (False, False, True) == (again, late, news)
@@ -65,10 +70,10 @@ def test_an_overtaken_snapshot_leaves_the_node_to_be_asked_again() -> None:
     gap = writer.grant("a", "GPU-1")
     snapshot, late = writer.snapshot(), writer.grant("b", "GPU-2")
     news = [fold.apply(fact) for fact in (gap, late, snapshot)]
-    to_ask = dict(fold.broken)
+    asked = to_ask(fold)
     fold.apply(writer.snapshot())
 
-    assert ([False, False, True], {NODE: None}) == (news, to_ask)
+    assert ([False, False, True], {NODE: None}) == (news, asked)
     assert ["GPU-0", "GPU-1", "GPU-2"] == held(fold)
     assert {} == fold.broken
 
@@ -82,7 +87,7 @@ def test_two_facts_with_one_number_are_a_doubt_until_a_snapshot() -> None:
     forged.snapshot()
     lie, fact = forged.grant("lie", "GPU-1"), true.grant("a", "GPU-0")
     news = [fold.apply(event) for event in (first, lie, fact, true.grant("b", "GPU-2"))]
-    in_doubt = dict(fold.broken)
+    in_doubt = to_ask(fold)
     healed = fold.apply(true.snapshot())
 
     assert [True, True, False, False] == news

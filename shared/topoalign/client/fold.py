@@ -47,6 +47,10 @@ class Counts:
     """
 
 
+Place = tuple[int, int]
+"""Epoch and seq."""
+
+
 class View(NamedTuple):
     """What is believed of a node's allocations."""
 
@@ -57,99 +61,118 @@ class View(NamedTuple):
     """The digest that the last event claims, if that is a snapshot."""
 
 
+@dataclass(slots=True)
+class Believed:
+    """What is believed of the allocations of one node, and what is known to be wrong with it."""
+
+    state: NodeState
+    newest: LedgerFact | None = None
+    """The event that was folded last."""
+    told: bool = False
+    """Whether it was logged that a false fact was believed, since the allocator agreed last."""
+    behind: Place | None = None
+    """Where this was when the allocator was asked last, and was ahead of it."""
+    asked: float | None = None
+    """When the allocator was asked for a snapshot last; None: it is to be asked now. For a broken node, as all below."""
+    answered: int = 0
+    """How many snapshots the allocator has promised since the node was whole."""
+    promised: int | None = None
+    """The epoch that the allocator named when it was asked for a snapshot last."""
+    silent: bool = False
+    """Whether the allocator was asked in vain, as it was said in the log."""
+    skipped: Place | None = None
+    """The highest epoch and seq of an event that could not be folded."""
+    doubted: bool = False
+    """Whether a false fact was believed."""
+    confirmed: Place | None = None
+    """Of a node in doubt: what its allocator stands by, once known."""
+
+
 class Fold:
     """What has been heard of the allocations of all nodes, for telling news from repetitions and gaps."""
 
     def __init__(self, counts: Counts) -> None:
-        self.broken: dict[NodeName, float | None] = {}
-        """Nodes with missing events -> when their allocator was last asked for a snapshot."""
-        self.answered: dict[NodeName, int] = {}
-        """Of these nodes: how many snapshots their allocator has promised since they were whole."""
-        self.promised: dict[NodeName, int] = {}
-        """Of these nodes: the epoch that their allocator named when it was asked for a snapshot last."""
-        self.silent: set[NodeName] = set()
-        """Of these nodes: those whose allocator was asked in vain, as it was said in the log."""
-        self._skipped: dict[NodeName, tuple[int, int]] = {}
-        """Of these nodes: epoch and seq of the last event that could not be folded."""
-        self.behind: dict[NodeName, tuple[int, int]] = {}
-        """Nodes that were behind their allocator when it was asked last -> epoch and seq that they had."""
+        self.broken: dict[NodeName, Believed] = {}
+        """The nodes with missing events."""
         self.anew = False
         """Whether the newest news replaces what was heard before, and does not follow it."""
-        self._doubted: dict[NodeName, tuple[int, int] | None] = {}
-        """Of the broken nodes those of which a false fact was believed -> what their allocator stands by, once known."""
-        self._newest: dict[NodeName, LedgerFact] = {}
-        """The event that was folded last."""
-        self._told: set[NodeName] = set()
-        """Nodes of which it was logged that a false fact was believed, since their allocator agreed last."""
         self._counts = counts
-        self._states: dict[NodeName, NodeState] = {}
+        self._nodes: dict[NodeName, Believed] = {}
+
+    def of(self, node: NodeName) -> Believed:
+        """What is believed of this node, where something was heard of it or asked about it; else nothing, which is kept."""
+        believed = self._nodes.get(node)
+        if believed is None:
+            believed = self._nodes[node] = Believed(NodeState(node=node))
+        return believed
 
     def apply(self, event: Event) -> bool:
         """Whether this is news. Raises Contradiction for a fact that cannot be true, after which a snapshot is due."""
         if not isinstance(event, LedgerFact):
             return False
-        had = self._states.get(event.node, NodeState(node=event.node))
+        believed = self.of(event.node)
+        had = believed.state
         self.anew = False
-        if event.node in self._doubted:
-            return self._settle_doubt(event)
+        if believed.doubted:
+            return self._settle_doubt(believed, event)
         if event.epoch == had.epoch and event.seq <= had.seq:
-            self._look_twice(event)
+            self._look_twice(believed, event)
             return False
-        if event.epoch < had.epoch and event.epoch != self.promised.get(event.node):
+        if event.epoch < had.epoch and event.epoch != believed.promised:
             # An epoch that is over comes again where a stream went back. It is believed if the allocator says it is its own.
-            self.broken.setdefault(event.node, None)
+            if event.node not in self.broken:
+                self._break(believed)
             return False
         if event.node not in self.broken:
             self._compare(had, event)
         elif not isinstance(event, AllocationsSnapshot):
-            self._skip(event)
+            skip(believed, event)
             return False
         self.anew = event.epoch < had.epoch
         try:
-            self._move(event, had.apply(event))
+            self._move(believed, event, had.apply(event))
         except SequenceGap:
             self._counts.gaps += 1
-            self.broken[event.node] = None
-            self._skip(event)
+            self._break(believed)
+            skip(believed, event)
             return False
         except Contradiction:
-            self.broken[event.node] = None
+            self._break(believed)
             raise
         return True
 
-    def _settle_doubt(self, event: LedgerFact) -> bool:
+    def _settle_doubt(self, believed: Believed, event: LedgerFact) -> bool:
         """
         Whether this is the snapshot that ends the doubt. As long as the allocator has not been reached, any later one does,
         as where nothing was forged.
         """
-        had = self._states.get(event.node, NodeState(node=event.node))
-        confirmed, place = self._doubted[event.node], (event.epoch, event.seq)
+        had, confirmed, place = believed.state, believed.confirmed, (event.epoch, event.seq)
         if confirmed is not None and event.epoch != confirmed[0]:
             return False
         is_later = place > (had.epoch, had.seq)
-        believed = is_later if confirmed is None else place >= confirmed
-        if not isinstance(event, AllocationsSnapshot) or not believed:
-            self._skip(event)
+        ends = is_later if confirmed is None else place >= confirmed
+        if not isinstance(event, AllocationsSnapshot) or not ends:
+            skip(believed, event)
             return False
         self.anew = not is_later
-        self._move(event, NodeState(node=event.node).apply(event))
+        self._move(believed, event, NodeState(node=event.node).apply(event))
         return True
 
-    def _move(self, event: LedgerFact, state: NodeState) -> None:
-        """The node is whole, up to this event."""
-        self._states[event.node], self._newest[event.node] = state, event
-        self._doubted.pop(event.node, None)
-        self.behind.pop(event.node, None)
-        self.broken.pop(event.node, None)
-        self.answered.pop(event.node, None)
-        self.promised.pop(event.node, None)
-        self.silent.discard(event.node)
-        if self._skipped.pop(event.node, (0, 0)) > (event.epoch, event.seq):
-            self.broken[event.node] = None  # messages overtook one another: the next snapshot has what was skipped
+    def _break(self, believed: Believed) -> None:
+        """Events of the node are missing: its allocator is to be asked."""
+        believed.asked = None
+        self.broken[believed.state.node] = believed
 
-    def _look_twice(self, event: LedgerFact) -> None:
+    def _move(self, believed: Believed, event: LedgerFact, state: NodeState) -> None:
+        """The node is whole, up to this event."""
+        whole = self._nodes[event.node] = Believed(state, event, told=believed.told)
+        self.broken.pop(event.node, None)
+        if believed.skipped is not None and believed.skipped > (event.epoch, event.seq):
+            self._break(whole)  # messages overtook one another: the next snapshot has what was skipped
+
+    def _look_twice(self, believed: Believed, event: LedgerFact) -> None:
         """A fact whose number was heard already is a repetition, if it says the same."""
-        newest = self._newest.get(event.node)
+        newest = believed.newest
         if newest is None or (event.epoch, event.seq) != (newest.epoch, newest.seq) or event == newest:
             self._counts.repeated += 1
             return
@@ -159,8 +182,9 @@ class Fold:
     def differ(self, node: NodeName, finding: str) -> None:
         """Counts that a false fact was believed, and logs it once until what is believed agrees again."""
         self._counts.differences["allocations"] += 1
-        if node not in self._told:
-            self._told.add(node)
+        believed = self.of(node)
+        if not believed.told:
+            believed.told = True
             log.warning(
                 "an allocator does not stand by what was heard of its node: a snapshot is asked for",
                 node=node,
@@ -170,38 +194,32 @@ class Fold:
 
     def agree(self, node: NodeName) -> None:
         """The node's allocator stands by what is believed of it."""
-        self.behind.pop(node, None)
-        self._told.discard(node)
+        believed = self.of(node)
+        believed.behind, believed.told = None, False
 
-    def doubt(self, node: NodeName, confirmed: tuple[int, int] | None) -> None:
+    def doubt(self, node: NodeName, confirmed: Place | None) -> None:
         """A false fact was believed of this node. `confirmed`: epoch and seq that its allocator stands by, if known."""
-        self.broken[node] = None
-        self._doubted[node] = confirmed
-        self._skipped.pop(node, None)
+        believed = self.of(node)
+        believed.doubted, believed.confirmed, believed.skipped = True, confirmed, None
+        self._break(believed)
 
     def is_in_doubt(self, node: NodeName) -> bool:
         """Whether nothing is believed of the node but the snapshot that ends its doubt."""
-        return node in self._doubted
+        return node in self._nodes and self._nodes[node].doubted
 
     def promise(self, node: NodeName, epoch: int, seq: int) -> None:
         """The node's allocator has announced a snapshot of this place."""
-        self.promised[node] = epoch
-        if node in self._doubted:
-            confirmed = self._doubted[node]
-            if confirmed is None or confirmed[0] != epoch:
-                self._doubted[node] = epoch, seq
+        believed = self.of(node)
+        believed.promised = epoch
+        if believed.doubted and (believed.confirmed is None or believed.confirmed[0] != epoch):
+            believed.confirmed = epoch, seq
 
     def view(self, node: NodeName) -> View:
         """What is believed of this node now; all zero where nothing was heard."""
-        state = self._states.get(node, NodeState(node=node))
-        newest = self._newest.get(node)
+        believed = self._nodes.get(node) or Believed(NodeState(node=node))
+        state, newest = believed.state, believed.newest
         claimed = newest.digest if isinstance(newest, AllocationsSnapshot) else None
         return View(state.epoch, state.seq, state.digest, claimed)
-
-    def _skip(self, event: LedgerFact) -> None:
-        """What cannot be folded is in a snapshot that comes after it."""
-        place = event.epoch, event.seq
-        self._skipped[event.node] = max(self._skipped.get(event.node, place), place)
 
     def _compare(self, had: NodeState, event: LedgerFact) -> None:
         """A snapshot that comes next after what was heard says the same in other words; else one of the two is wrong."""
@@ -228,6 +246,12 @@ class Fold:
                 memory=dict(state.memory),
                 digest=state.digest,
             )
-            for node, state in sorted(self._states.items())
-            if node not in self.broken
+            for node, state in ((node, self._nodes[node].state) for node in sorted(self._nodes))
+            if self._nodes[node].newest is not None and node not in self.broken
         ]
+
+
+def skip(believed: Believed, event: LedgerFact) -> None:
+    """What cannot be folded is in a snapshot that comes after it."""
+    place = event.epoch, event.seq
+    believed.skipped = place if believed.skipped is None else max(believed.skipped, place)

@@ -45,8 +45,8 @@ class Healer:
         now = self._clock.monotonic()
         due = [
             node
-            for node, asked in fold.broken.items()
-            if asked is None or now >= asked + patience(fold.answered.get(node, 0))
+            for node, believed in fold.broken.items()
+            if believed.asked is None or now >= believed.asked + patience(believed.answered)
         ]
         async with anyio.create_task_group() as tasks:
             for node in due:
@@ -54,22 +54,24 @@ class Healer:
 
     async def _ask(self, fold: Fold, node: NodeName) -> None:
         """Once, unless the node's allocator was asked too often of late: then when it is looked at again."""
+        if node not in fold.broken:  # a snapshot came in the meantime
+            return
         now = self._clock.monotonic()
         since, times = self._asked.get(node, (now, 0))
         since, times = (since, times) if now < since + ASK_AGAIN_SECONDS else (now, 0)
         if times >= MOST_ASKS:
             return
         self._asked[node] = since, times + 1
-        fold.broken[node] = now
+        fold.of(node).asked = now
         question = msgspec.json.encode(SnapshotRequest(node=node))
         try:
             answer = await self._bus.ask(wire.admission_subject(node, "snapshot"), question, SNAPSHOT_SECONDS)
-            fold.answered[node] = fold.answered.get(node, 0) + 1
+            fold.of(node).answered += 1
             fold.promise(node, *wire.answered(answer, tuple[int, int]))
         except (Unavailable, BadRequest, NoFit) as error:
-            if node not in fold.silent:  # it may be gone for good, and its last events be there for a month
+            if not fold.of(node).silent:  # it may be gone for good, and its last events be there for a month
                 log.info("no snapshot yet", node=node, finding=error.finding)
-            fold.silent.add(node)
+            fold.of(node).silent = True
 
 
 def patience(answered: int) -> float:

@@ -140,9 +140,9 @@ class Verifier:
             return "the same facts have another digest"
         if place > said:
             return "it is ahead of the allocator"
-        if fold.behind.get(node) == place:
+        if fold.of(node).behind == place:
             return MISSING
-        fold.behind[node] = place
+        fold.of(node).behind = place
         return None
 
     async def _verify_readings(self, node: NodeName, places: Mapping[str, Place], said: Mapping[str, Place]) -> None:
