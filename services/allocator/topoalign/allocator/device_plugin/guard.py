@@ -10,18 +10,20 @@ Source: PodResources v1 `GetAllocatableResources` of kubelet v1.36.3: the health
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import structlog
+from anyio.lowlevel import checkpoint
 from grpclib.client import Channel
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from topoalign.allocator.device_plugin.plugin import Plugin
-from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.ports import Clock
 from topoalign.kubelet.grpc import sockets
+from topoalign.kubelet.grpc.allocatable import Encoded, allocatable_devices
 from topoalign.kubelet.grpc.api import v1
-from topoalign.kubelet.grpc.client import KubeletAway, ask
+from topoalign.kubelet.grpc.client import KubeletAway, ask, described
 
 log = structlog.get_logger()
 
@@ -30,7 +32,8 @@ GUARD_SECONDS = 10.0
 
 ANSWER_SECONDS = 2.0
 
-Shown = dict[ResourceName, set[DeviceID]]
+SLICE = 250
+"""Messages of the answer that are read before others get their turn: a millisecond or two of work."""
 
 
 class Guard:
@@ -57,31 +60,49 @@ class Guard:
         if kubelet is None or kubelet == self._unserved:
             return
         try:
-            shown = await ask(self._socket, allocatable, self._clock, ANSWER_SECONDS)
+            answer = await ask(self._socket, allocatable, self._clock, ANSWER_SECONDS, Encoded())
         except KubeletAway as away:
             log.debug("the kubelet does not say what can be allocated", reason=away.finding)
             return
-        if shown is None:
+        if answer is None:
             self._unserved = kubelet
             log.info("the kubelet does not serve what can be allocated: a loss of our devices will not be noticed")
             return
-        for plugin in self._plugins():
-            plugin.compare(shown.get(plugin.resource, set()))
+        try:
+            await self._compare(answer)
+        except GRPCError as error:
+            log.debug("the kubelet does not say what can be allocated", reason=described(error))
+
+    async def _compare(self, answer: bytes) -> None:
+        """
+        Has every plugin compare. One device that a plugin lists is enough to know that the kubelet shows it, so the answer
+        is read to its end only where devices are missing. Raises GRPCError for what is no answer.
+        """
+        missing = {plugin.resource: plugin for plugin in self._plugins()}
+        for number, (resource, devices) in enumerate(allocatable_devices(answer), 1):
+            plugin = missing.get(resource)
+            if plugin is not None and plugin.lists(devices):
+                missing.pop(resource).compare(devices)
+            if not missing:
+                return
+            if number % SLICE == 0:
+                await checkpoint()
+        for plugin in missing.values():
+            plugin.compare(())
 
 
-async def allocatable(channel: Channel) -> Shown | None:
+async def allocatable(channel: Channel) -> bytes | None:
     """
-    Asks GetAllocatableResources: resource -> ids of its devices. None if the kubelet does not serve it.
+    Asks GetAllocatableResources over a channel that leaves the answer encoded. None if the kubelet does not serve it.
 
     Raises GRPCError for any other failure.
     """
     try:
-        answer = await v1.PodResourcesListerStub(channel).get_allocatable_resources(v1.AllocatableResourcesRequest())
+        answer: Any = await v1.PodResourcesListerStub(channel).get_allocatable_resources(
+            v1.AllocatableResourcesRequest()
+        )
     except GRPCError as error:
         if error.status is Status.UNIMPLEMENTED:
             return None
         raise
-    shown: Shown = {}
-    for part in answer.devices:
-        shown.setdefault(ResourceName(part.resource_name), set()).update(map(DeviceID, part.device_ids))
-    return shown
+    return bytes(answer)

@@ -10,7 +10,7 @@ The order matters in one place: a stream to the kubelet is ended before a new re
 newest client when an old stream ends late (kubelet v1.36.3, devicemanager runClient).
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from random import SystemRandom
 
@@ -147,6 +147,11 @@ class Plugin:
             return None
         return f"the kubelet listens to {self.resource}, and shows none of its {self._hidden} healthy devices"
 
+    def lists(self, devices: Iterable[DeviceID]) -> bool:
+        """Whether any of these devices is listed for the resource."""
+        listed = self._allocator.state.hardware.devices.get(self.resource, {})
+        return any(device in listed for device in devices)
+
     def compare(self, shown: Collection[DeviceID]) -> None:
         """
         Judges the devices of this resource that the kubelet shows as allocatable. One that listens, was told of healthy
@@ -157,9 +162,9 @@ class Plugin:
         if not self.service.watch.open or not self._registration.is_registered:
             visibility.apply(Sign.NOT_LISTENING, now)
             return
-        listed = self._allocator.state.hardware.devices.get(self.resource, {})
-        seen = any(device in listed for device in shown)
-        told = [] if seen else [device for device in listed if self._allocator.state.health_of(device).usable]
+        state = self._allocator.state
+        listed = () if self.lists(shown) else state.hardware.devices.get(self.resource, ())
+        told = [device for device in listed if state.health_of(device).usable]
         if not told:
             if visibility.is_lost:
                 log.info("the kubelet shows our devices again", resource=self.resource)
