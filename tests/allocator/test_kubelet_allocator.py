@@ -18,6 +18,7 @@ from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.device_plugin.registration_states import POLL_SECONDS
 from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.reconciliation.owner_polls import FIRST_SECONDS
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.allocator.requests.kubelet_files import KubeletFiles
 from topoalign.core.model.decisions import Admission, Decision, Refusal
@@ -88,11 +89,16 @@ def fits(decision: Decision) -> Admission:
 
 async def test_what_the_kubelet_gave_is_recorded_with_its_owner() -> None:
     """
-    What the kubelet gave is recorded, and its owner is known when the container starts. The kubelet never tells whom it
-    gave a device to; PodResources does, once the pod is admitted.
+    What the kubelet gave is recorded, and its owner soon after, although the kubelet calls nothing any more. It never tells
+    whom it gave a device to; PodResources does, once the pod is admitted.
     """
     async with node() as it:
+        it.tasks.start_soon(it.device_allocations.owner_polls.run)
         fits(await it.kubelet.admit(pod("train", gpus=2, nics=1, cpus=8)))
+        await it.clock.advance(FIRST_SECONDS)
+        with anyio.fail_after(30):
+            while any(each.owner is None for each in it.ledger.state.allocations.values()):
+                await it.ledger.wait_past(it.ledger.version)
 
         owner = Owner(namespace=DEFAULT, pod=PodName("train"), container=ContainerName("main"))
         live = it.ledger.state.allocations.values()
@@ -119,6 +125,7 @@ async def test_the_devices_of_a_pod_that_has_gone_can_be_given_out_at_once() -> 
         await it.kubelet.admit(pod("first", gpus=8))
         await it.kubelet.remove(DEFAULT, PodName("first"))
         fits(await it.kubelet.admit(pod("second", gpus=8)))
+        await it.device_allocations.reconcile()
 
         (live,) = it.ledger.state.allocations.values()
         assert live.owner is not None
@@ -132,6 +139,7 @@ async def test_a_pod_that_has_gone_is_released_after_a_while() -> None:
     async with node() as it:
         await it.kubelet.admit(pod("first", gpus=8))
         await it.kubelet.admit(pod("other", cpus=1))
+        await it.device_allocations.reconcile()
         await it.kubelet.remove(DEFAULT, PodName("first"))
         await it.device_allocations.reconcile()
         assert 1 == len(it.ledger.state.allocations)
@@ -318,6 +326,7 @@ async def test_a_pod_that_went_while_no_allocator_ran_is_an_orphan() -> None:
     async with node() as it:
         fits(await it.kubelet.admit(pod("ends", gpus=2)))
         fits(await it.kubelet.admit(pod("stays", gpus=2)))
+        await it.device_allocations.reconcile()
         await it.kubelet.remove(DEFAULT, PodName("ends"))
         ledger, allocator = it.restarted()
         await allocator.reconcile()

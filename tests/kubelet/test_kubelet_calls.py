@@ -48,11 +48,11 @@ def prefer(available: list[str], must: list[str], size: int) -> v1beta1.Preferre
     )
 
 
-async def test_the_options_ask_for_preferences_and_for_a_call_before_the_start() -> None:
+async def test_the_options_ask_for_preferences_and_for_no_call_before_the_start() -> None:
     async with plugin(MemoryAllocator(two_nodes())) as client:
         options = await client.get_device_plugin_options(v1beta1.Empty())
 
-        assert (True, True) == (options.pre_start_required, options.get_preferred_allocation_available)
+        assert (False, True) == (options.pre_start_required, options.get_preferred_allocation_available)
 
 
 async def test_the_first_list_has_every_device_with_its_health_and_its_numa_node() -> None:
@@ -238,12 +238,12 @@ async def test_a_gpu_lost_in_between_costs_the_preference_and_not_the_pod() -> N
         assert [[]] == [response.device_i_ds for response in answer.container_responses]
 
 
-async def test_before_a_container_starts_the_owners_are_read() -> None:
+async def test_a_kubelet_that_calls_before_a_container_starts_is_answered() -> None:
     allocator = MemoryAllocator(two_nodes())
     async with plugin(allocator) as client:
         await client.pre_start_container(v1beta1.PreStartContainerRequest(devices_ids=["GPU-0"]))
 
-        assert 1 == allocator.reconciled
+        assert [("GPU-0",)] == allocator.starting
 
 
 async def test_a_container_starts_even_if_its_owner_cannot_be_read() -> None:
@@ -252,7 +252,7 @@ async def test_a_container_starts_even_if_its_owner_cannot_be_read() -> None:
     async with plugin(allocator) as client:
         await client.pre_start_container(v1beta1.PreStartContainerRequest(devices_ids=["GPU-0"]))
 
-        assert 1 == allocator.reconciled
+        assert [("GPU-0",)] == allocator.starting
 
 
 async def test_a_stream_whose_client_goes_while_it_is_sent_to_is_closed() -> None:

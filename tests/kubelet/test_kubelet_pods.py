@@ -8,11 +8,13 @@ import anyio
 import pytest
 from kubelet_support import NAMES, MemoryAllocator, node, offers, pod, two_nodes
 
+from topoalign.allocator.device_plugin import server
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.errors import InvalidField, StateFault
 from topoalign.core.model.events import Allocation, DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy, Scope
+from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.runtime.clock import ManualClock
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 from topoalign.testing.fake_kubelet.plugins import is_extended
@@ -264,11 +266,19 @@ async def test_the_checkpoint_has_the_kubelets_form() -> None:
         assert [f"GPU-{i}" for i in range(8)] == content["Data"]["RegisteredDevices"]["nvidia.com/gpu"]
 
 
-async def test_owners_are_asked_for_when_containers_start() -> None:
+async def test_containers_start_without_a_call_that_nobody_asked_for() -> None:
     async with node(MACHINE) as it:
         await it.kubelet.admit(pod("train", gpus=1, nics=1))
 
-        assert 2 == it.allocator.reconciled
+        assert [] == it.allocator.starting
+
+
+async def test_a_plugin_that_asks_for_it_is_called_before_containers_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "OPTIONS", v1beta1.DevicePluginOptions(pre_start_required=True))
+    async with node(MACHINE) as it:
+        await it.kubelet.admit(pod("train", gpus=1, nics=1))
+
+        assert [("GPU-0",), ("mlx5_0",)] == sorted(it.allocator.starting)
 
 
 async def test_a_pod_that_cannot_be_meant_is_refused_by_its_field() -> None:

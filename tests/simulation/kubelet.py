@@ -40,7 +40,7 @@ class Plugin(Protocol):
 
     async def allocate(self, resource: ResourceName, devices: Sequence[DeviceID]) -> AllocationID: ...
 
-    async def pre_start(self) -> None: ...
+    async def pre_start(self, resource: ResourceName, devices: Sequence[DeviceID]) -> None: ...
 
 
 @dataclass
@@ -51,6 +51,8 @@ class Kubelet:
     clock: Clock
     serial: bool = True
     """Whether pods are admitted one at a time, as real kubelets do."""
+    calls_at_start: bool = False
+    """Whether the plugin was registered by an older version, which had PreStartContainer called."""
     entries: Entries = field(default_factory=dict)
     file: Entries = field(default_factory=dict)
     """The entries as they were written down last."""
@@ -224,9 +226,11 @@ class Kubelet:
         self.directories.make(pod)
         self.admitted.add(uid)
         self.used |= {key: devices for key, devices in self.entries.items() if key[0] == uid}
-        if self.plugin is not None:
+        if self.plugin is not None and self.calls_at_start:
             try:
-                await self.plugin.pre_start()
+                for (holder, _, resource), devices in list(self.used.items()):
+                    if holder == uid and self.plugin is not None:
+                        await self.plugin.pre_start(resource, sorted(devices))
             except TopoalignError:
                 self.remove(uid)  # its container failed to start, and its pod with it
                 return False

@@ -183,11 +183,11 @@ class Agent:
         name: AllocationID = granted[0].id
         return name
 
-    async def pre_start(self) -> None:
+    async def pre_start(self, resource: ResourceName, devices: Sequence[DeviceID]) -> None:
         async def started() -> None:
             assert self.device_allocations is not None
             try:
-                await self.device_allocations.reconcile()
+                await self.device_allocations.start_container(resource, devices)
             except Unavailable:
                 return
 

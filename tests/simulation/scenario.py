@@ -45,6 +45,7 @@ class Scenario:
         self.kubelet: Kubelet | None = None
         if chance.random() < 0.7:
             self.kubelet = Kubelet(
+                calls_at_start=seed % 4 == 0,
                 chance=Random(f"kubelet-{seed}"),
                 clock=self.world.clock,
                 serial=chance.random() < 0.5,

@@ -36,7 +36,7 @@ class Node:
     def __init__(self, seed: int, loop: SimulatedLoop) -> None:
         self.chance = Random(f"owners-{seed}")
         clock = SimulatedClock(loop)
-        self.kubelet = Kubelet(chance=self.chance, clock=clock, serial=False)
+        self.kubelet = Kubelet(chance=self.chance, clock=clock, serial=False, calls_at_start=seed % 2 == 0)
         self.bound: list[tuple[str, bool]] = []
         """Every owner that was recorded, and whether it was for that pod that the devices had been asked for."""
         self.asked_for: dict[AllocationID, str] = {}
@@ -79,8 +79,8 @@ class Node:
         await self.late()
         return granted[0].id
 
-    async def pre_start(self) -> None:
-        await self.device_allocations.reconcile()
+    async def pre_start(self, resource: ResourceName, devices: Sequence[DeviceID]) -> None:
+        await self.device_allocations.start_container(resource, devices)
 
     def right(self, event: AllocationBound) -> bool:
         """What was taken in from the kubelet's list, because its record had been replaced, was asked for by nobody."""
@@ -121,6 +121,7 @@ async def two_at_once(loop: SimulatedLoop, seed: int) -> Node:
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(look_again_and_again)
+        tasks.start_soon(node.device_allocations.owner_polls.run)
         async with anyio.create_task_group() as pods:
             pods.start_soon(arrive, "first")
             pods.start_soon(arrive, "second")

@@ -71,7 +71,8 @@ class MemoryAllocator:
     def __init__(self, machine: Topology | None) -> None:
         self.state = NodeState(node=NODE)
         self.version = 0
-        self.reconciled = 0
+        self.starting: list[tuple[DeviceID, ...]] = []
+        """The devices of containers that were about to start."""
         self.fault: TopoalignError | None = None
         self.pause: anyio.Event | None = None
         self.started = anyio.Event()
@@ -140,8 +141,8 @@ class MemoryAllocator:
         self._become(state)
         return tuple(granted)
 
-    async def reconcile(self) -> None:
-        self.reconciled += 1
+    async def start_container(self, resource: ResourceName, devices: Sequence[DeviceID]) -> None:
+        self.starting.append(tuple(devices))
         self._raise()
 
     def release_all(self) -> None:

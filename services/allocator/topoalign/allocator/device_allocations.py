@@ -32,6 +32,7 @@ from topoalign.allocator.reconciliation.displacement import (
     devices_displaced_by,
 )
 from topoalign.allocator.reconciliation.memory import Grant
+from topoalign.allocator.reconciliation.owner_polls import OwnerPolls
 from topoalign.allocator.reconciliation.reconciliation import Poll, Reconciliation
 from topoalign.core.model.errors import (
     StateFault,
@@ -97,6 +98,8 @@ class DeviceAllocations:
         self._sharing, self._shares = anyio.Lock(), 0
         self._shared: Poll | None = None
         """The poll of `ended` that began last; None while it is under way, and if it failed."""
+        self.owner_polls = OwnerPolls(clock, lambda: ledger.state, self.reconcile)
+        self.owner_polls.expect(ledger.state.allocations.values())
 
     @property
     def state(self) -> NodeState:
@@ -170,6 +173,7 @@ class DeviceAllocations:
             else:
                 answers = await self._commits.join(call)
             if answers is not None:
+                self.owner_polls.expect(answers)
                 return answers
 
     def _must_ask(self, call: AllocateCall) -> bool:
@@ -183,6 +187,13 @@ class DeviceAllocations:
         if self._ledger.unconfirmed is not None:
             self._confirm_record(poll)
         call.poll, call.grant = poll, grant
+
+    async def start_container(self, resource: ResourceName, devices: Sequence[DeviceID]) -> None:
+        """As `AllocatorPort.start_container`."""
+        owned, live = self.state.ownership, self.state.allocations
+        holders = [live[name] for name in owned.overlapping(map(owned.holding, devices))]
+        if not devices or not all(map(owned.is_held, devices)) or any(holder.owner is None for holder in holders):
+            await self.reconcile()
 
     async def reconcile(self) -> None:
         """

@@ -43,8 +43,11 @@ class AllocatorPort(Protocol):
         Raises UnknownDevice, InvalidField (empty or repeated ids), DeviceInUse, StateFault. All sets or none.
         """
 
-    async def reconcile(self) -> None:
-        """Compares the record with PodResources: binds owners, releases what is gone. Raises Unavailable."""
+    async def start_container(self, resource: ResourceName, devices: Sequence[DeviceID]) -> None:
+        """
+        A container with these devices is about to start. Returns at once if the record has its owner, else after
+        PodResources was asked for it. Raises Unavailable.
+        """
 
 
 class ShownDevices(msgspec.Struct, frozen=True, kw_only=True):

@@ -72,6 +72,7 @@ class Allocator:
             tasks.start_soon(self.outbox.watch)
             if self.device_allocations is not None:
                 tasks.start_soon(self._reconcile, self.device_allocations)
+                tasks.start_soon(self.device_allocations.owner_polls.run)
                 tasks.start_soon(self.usage.run)
                 tasks.start_soon(self.usage.watch)
             task_status.started()

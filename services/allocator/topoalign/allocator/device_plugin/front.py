@@ -2,8 +2,8 @@
 The node's place in the kubelet: one device plugin per resource, for as long as the node has anything of it.
 
 Which resources there are is the configuration's say, and may change while this runs. One that is offered anew gets its
-plugin at once. One that is offered no more keeps it for as long as a container holds something of it: the kubelet calls
-PreStartContainer whenever such a container restarts, and refuses the restart where nobody serves the resource. What is
+plugin at once. One that is offered no more keeps it for as long as a container holds something of it: the kubelet looks for
+the plugin whenever such a container restarts, and refuses the restart where it knows none of the resource. What is
 held is then all that is listed, as unhealthy, so that nothing more of it is handed out; when the last container has gone,
 an empty list is said and the plugin ends.
 

@@ -18,8 +18,8 @@ from topoalign.kubelet.grpc.client import ask
 from topoalign.kubelet.grpc.plugin_api import API_VERSION, KUBELET_SOCKET
 from topoalign.kubelet.grpc.sockets import LONGEST_PATH
 
-OPTIONS = v1beta1.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
-"""PreStartContainer is wanted because it is the first moment at which PodResources names the owner."""
+OPTIONS = v1beta1.DevicePluginOptions(get_preferred_allocation_available=True)
+"""PreStartContainer is not asked for: nothing in a container depends on its owner, which is learned after Allocate."""
 
 REGISTER_SECONDS = 12.0
 """The kubelet allows itself ten seconds for dialling back."""

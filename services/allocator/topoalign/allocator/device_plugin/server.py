@@ -4,7 +4,8 @@ The device plugin of one resource, as the kubelet calls it.
 The kubelet decides which NUMA nodes a container gets and which devices; it knows from us which devices there are, how they
 are and near which NUMA node each is (ListAndWatch), it asks which ones belong together (GetPreferredAllocation), and it
 says what it has given (Allocate), which is recorded before it gets its answer. It never says to whom: that is asked of
-PodResources when the container is about to start (PreStartContainer).
+PodResources afterwards, and no container waits for it. A kubelet that calls PreStartContainer all the same, because an older
+version has registered the plugin, is answered.
 
 Each method only translates: the allocator's `AllocatorPort` decides, and `transport` turns its errors into statuses.
 
@@ -126,11 +127,11 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
 
     async def pre_start_container(self, message: v1beta1.PreStartContainerRequest) -> v1beta1.PreStartContainerResponse:
         """
-        Answers PreStartContainer after it has read the owner from PodResources. If that does not answer, the container
-        starts all the same, and its allocation is bound later.
+        Answers PreStartContainer: at once if the owner of the devices is known, else after it was read from PodResources. If
+        that does not answer, the container starts all the same, and its allocation is bound later.
         """
         try:
-            await self.allocator.reconcile()
+            await self.allocator.start_container(self.resource, list(map(DeviceID, message.devices_ids)))
         except Unavailable as error:
             log.warning(
                 "the owner is not known yet",

@@ -1,0 +1,137 @@
+"""Owners are learned after Allocate, by polls that nobody waits for."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+from device_allocations_support import GPUS, Node, owner
+
+from topoalign.allocator.device_allocations import DeviceAllocations
+from topoalign.allocator.reconciliation.owner_polls import FIRST_SECONDS, GIVE_UP_SECONDS, LONGEST_SECONDS
+from topoalign.core.model.events import AllocationBound, Owner
+from topoalign.core.model.ids import GPU
+
+pytestmark = pytest.mark.anyio
+
+
+@asynccontextmanager
+async def polling(node: Node, allocations: DeviceAllocations | None = None) -> AsyncIterator[None]:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon((allocations or node.device_allocations).owner_polls.run)
+        await anyio.wait_all_tasks_blocked()
+        yield
+        tasks.cancel_scope.cancel()
+
+
+def owners(node: Node) -> list[Owner | None]:
+    return [each.owner for each in node.ledger.state.allocations.values()]
+
+
+async def test_the_owner_is_bound_soon_after_the_grant_without_another_call() -> None:
+    node = Node()
+    async with polling(node):
+        await node.device_allocations.allocate(GPU, [GPUS[:2]])
+        node.kubelet.show("train", *GPUS[:2])
+        await node.clock.advance(FIRST_SECONDS)
+
+        assert [owner("train")] == owners(node)
+        assert [owner("train")] == [e.owner for e, _ in node.ledger.pending if isinstance(e, AllocationBound)]
+
+
+async def test_an_owner_that_is_shown_late_is_bound_within_a_second_of_that() -> None:
+    node = Node()
+    async with polling(node):
+        await node.device_allocations.allocate(GPU, [GPUS[:1]])
+        await node.clock.advance(3)
+        assert [None] == owners(node)
+        node.kubelet.show("train", *GPUS[:1])
+        await node.clock.advance(LONGEST_SECONDS)
+
+        assert [owner("train")] == owners(node)
+
+
+async def test_polls_for_one_grant_are_few_and_end() -> None:
+    node = Node()
+    async with polling(node):
+        await node.device_allocations.allocate(GPU, [GPUS[:1]])
+        await node.clock.advance(100)
+
+        assert [None] == owners(node)
+        assert 4 + GIVE_UP_SECONDS // LONGEST_SECONDS >= node.kubelet.asked
+        asked = node.kubelet.asked
+        await node.clock.advance(100)
+        assert asked == node.kubelet.asked
+
+
+async def test_one_poll_serves_grants_that_came_before_it() -> None:
+    node = Node()
+    async with polling(node):
+        for gpu in GPUS:
+            await node.device_allocations.allocate(GPU, [[gpu]])
+            node.kubelet.show(f"pod-{gpu}", gpu)
+        await node.clock.advance(FIRST_SECONDS)
+
+        assert 1 == node.kubelet.asked
+        assert [owner(f"pod-{gpu}") for gpu in GPUS] == owners(node)
+
+
+async def test_grants_one_after_the_other_do_not_shorten_the_intervals() -> None:
+    """Eight grants in four seconds, whose owners are not shown, are polled for as often as one is."""
+    node = Node()
+    async with polling(node):
+        for gpu in GPUS:
+            await node.device_allocations.allocate(GPU, [[gpu]])
+            await node.clock.advance(0.5)
+
+        assert 4 + 4 // LONGEST_SECONDS >= node.kubelet.asked > 4
+
+
+async def test_what_was_bound_meanwhile_is_not_polled_for() -> None:
+    node = Node()
+    async with polling(node):
+        await node.device_allocations.allocate(GPU, [GPUS[:1]])
+        node.kubelet.show("train", *GPUS[:1])
+        await node.device_allocations.reconcile()
+        await node.clock.advance(GIVE_UP_SECONDS)
+
+        assert 1 == node.kubelet.asked
+
+
+async def test_a_kubelet_that_does_not_answer_is_polled_again() -> None:
+    node = Node()
+    async with polling(node):
+        await node.device_allocations.allocate(GPU, [GPUS[:1]])
+        node.kubelet.show("train", *GPUS[:1])
+        node.kubelet.answering = False
+        await node.clock.advance(1)
+        node.kubelet.answering = True
+        await node.clock.advance(LONGEST_SECONDS)
+
+        assert [owner("train")] == owners(node)
+
+
+async def test_an_agent_that_starts_anew_looks_for_the_owners_that_are_missing() -> None:
+    node = Node()
+    await node.device_allocations.allocate(GPU, [GPUS[:1]])
+    node.ledger, node.device_allocations = node.start()
+    node.kubelet.show("train", *GPUS[:1])
+    async with polling(node):
+        await node.clock.advance(FIRST_SECONDS)
+
+        assert [owner("train")] == owners(node)
+
+
+async def test_a_container_whose_owner_is_known_starts_without_a_poll() -> None:
+    node = Node()
+    await node.device_allocations.allocate(GPU, [GPUS[:1], GPUS[1:3]])
+    node.kubelet.show("train", *GPUS[:1])
+    await node.device_allocations.start_container(GPU, GPUS[:1])
+    assert 1 == node.kubelet.asked
+
+    await node.device_allocations.start_container(GPU, GPUS[:1])
+    assert 1 == node.kubelet.asked
+    await node.device_allocations.start_container(GPU, GPUS[1:3])
+    await node.device_allocations.start_container(GPU, GPUS[5:6])
+    await node.device_allocations.start_container(GPU, [])
+    assert 4 == node.kubelet.asked
