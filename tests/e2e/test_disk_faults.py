@@ -14,7 +14,7 @@ import anyio
 import pytest
 from faults_support import sample
 from kill_support import Agents, Life, agreeing, holders, kill, on_disk
-from kubelet_support import pod
+from kubelet_support import learn_owners, pod
 from strace_support import injected, needs_strace
 
 from topoalign.core.model.decisions import Admission, Refusal
@@ -131,6 +131,7 @@ async def test_a_sync_that_fails_is_a_write_that_did_not_happen(short_folder: Pa
         agent = life.start()
         await life.listed()
         assert isinstance(await life.kubelet.admit(pod("before", gpus=2)), Admission)
+        await learn_owners(life.kubelet)
         async with injected(agent, "fsync", f"error=EIO:when={when}", life.folder / "strace"):
             decision = await life.kubelet.admit(pod("lost", gpus=2))
             said = await ready(life)

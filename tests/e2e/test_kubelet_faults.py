@@ -9,6 +9,7 @@ import anyio
 import httpx
 import pytest
 from e2e_support import as_process, environment, in_one_process, pod
+from kubelet_support import learn_owners
 
 from topoalign.allocator.ledger.journal import open_journal
 from topoalign.allocator.ledger.ledger import Ledger
@@ -93,6 +94,7 @@ async def test_an_agent_stopped_during_an_allocate_ends_it_either_way(folder: Pa
         with anyio.fail_after(60):
             await kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 8)
         assert isinstance(await kubelet.admit(pod("gone", gpus=8)), Admission)
+        await learn_owners(kubelet)
         await kubelet.remove(pod("gone").namespace, PodName("gone"))
         devices = list(kubelet.state().hardware.devices[GPU])[:2]
         container = v1beta1.ContainerAllocateRequest(devices_ids=list(devices))

@@ -7,6 +7,7 @@ from pathlib import Path
 import anyio
 import pytest
 from e2e_support import environment, in_one_process, pod
+from kubelet_support import learn_owners
 
 from topoalign.core import wire
 from topoalign.core.model.decisions import Admission
@@ -91,5 +92,6 @@ async def come_and_go(kubelet: FakeKubelet, numbers: range) -> None:
             await kubelet.remove(Namespace("default"), PodName(f"pod-{number - 3}"))
         decision = await kubelet.admit(pod(f"pod-{number}", gpus=2))
         assert isinstance(decision, Admission), decision
+        await learn_owners(kubelet)
     for number in numbers[-3:]:
         await kubelet.remove(Namespace("default"), PodName(f"pod-{number}"))

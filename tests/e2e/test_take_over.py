@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from anyio.abc import Process
 from e2e_support import as_process, environment, pod
+from kubelet_support import learn_owners
 
 from topoalign.allocator.ledger.journal import open_journal
 from topoalign.allocator.ledger.ledger import Ledger
@@ -106,6 +107,7 @@ async def test_a_new_version_takes_over_and_the_kubelet_keeps_its_capacity(folde
     async with place(folder) as it, it.agent("old.log") as old:
         await it.until(8, registrations=2)
         assert isinstance(await it.kubelet.admit(pod("before", gpus=4)), Admission)
+        await learn_owners(it.kubelet)
         before = it.allocations()
         it.sights.clear()
         async with it.agent("new.log", "--take-over") as new:

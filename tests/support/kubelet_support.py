@@ -292,3 +292,11 @@ def pod(name: str, *, cpus: int = 0, **devices: int) -> PodRequest:
 
 
 NAMES = {"gpus": ResourceName("nvidia.com/gpu"), "nics": ResourceName("topoalign.io/nic")}
+
+
+async def learn_owners(kubelet: FakeKubelet) -> None:
+    """Has the agent learn the owners of all that runs now: a call before a container starts waits for that."""
+    for running in kubelet.running.values():
+        for _, resource, devices in running.parts():
+            request = v1beta1.PreStartContainerRequest(devices_ids=list(devices))
+            await kubelet.plugins.endpoints[resource].client().pre_start_container(request)
