@@ -15,6 +15,7 @@ from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.shapes import renamed, uuids
 from topoalign.machines import load_machine
+from topoalign.registry.cluster import Cluster
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
@@ -90,3 +91,20 @@ async def test_other_tasks_run_while_a_known_past_is_handed_over(kind: str) -> N
             seen.append(next(others))
 
     assert all(later > earlier + 1 for earlier, later in itertools.pairwise(seen))
+
+
+async def test_every_allocation_event_carries_the_allocations_after_it() -> None:
+    """So a reader that keeps them need not fold them a second time: the registry has the same objects as the client."""
+    bus, writer, cluster = MemoryBus(), Writer("n0"), Cluster()
+    states = []
+    for fact in (writer.snapshot, lambda: writer.grant("1", "GPU-0"), lambda: writer.bind("1", "p")):
+        await bus.publish(wire.encode(fact(), 1.0))
+        states.append(writer.state)
+    async with aclosing(Client(bus).allocations(0)) as events:
+        heard = [await anext(events) for _ in states]
+    for each in heard:
+        cluster.apply(each)
+
+    assert states == [each.state for each in heard]
+    assert heard[-1].state is not None
+    assert heard[-1].state.allocations is cluster.member(writer.node).state.allocations

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from cluster_support import tell
 
 from topoalign.allocator.ledger import record
-from topoalign.client import Heard
 from topoalign.core import wire
 from topoalign.core.model.events import AllocationsSnapshot, Event, LedgerFact
 from topoalign.core.model.ids import DeviceID, NodeName
@@ -103,7 +103,7 @@ def test_a_recorded_message_is_encoded_again_byte_for_byte(day: Path, stream: st
 def test_the_registry_folds_recorded_streams(day: Path) -> None:
     cluster = Cluster()
     for event in facts(day):
-        cluster.apply(Heard(event=event, position=0, time=None))
+        tell(cluster, event)
 
     assert {"node-bus", "node-kubelet"} == set(cluster.nodes)
     assert HELD["node-kubelet"] == held(cluster.member(NodeName("node-kubelet")).state)

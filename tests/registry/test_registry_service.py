@@ -6,9 +6,10 @@ from contextlib import asynccontextmanager
 import anyio
 import msgspec
 import pytest
+from cluster_support import heard_of
 from prometheus_client import CollectorRegistry
 
-from topoalign.client import Client, Heard
+from topoalign.client import Client
 from topoalign.client.forgetting import forget_node
 from topoalign.core import wire
 from topoalign.core.model.errors import NotFound
@@ -273,7 +274,7 @@ def test_the_last_event_is_the_time_of_the_newest_fact() -> None:
     ]
     seen = []
     for event, time in facts:
-        member.apply(Heard(event=event, position=1, time=time))
+        member.apply(heard_of(event, member.state, time))
         seen.append(member.last_event)
 
     assert [None, TIME, TIME, TIME, TIME + 5, TIME + 5] == seen
@@ -281,8 +282,8 @@ def test_the_last_event_is_the_time_of_the_newest_fact() -> None:
 
 def test_the_time_of_a_forged_fact_does_not_outlast_it() -> None:
     member = Member(NodeState(node=NODE))
-    member.apply(Heard(event=snapshot(9), position=1, time=TIME + 1e9))
-    member.apply(Heard(event=snapshot(2), position=2, time=TIME, anew=True))
+    member.apply(heard_of(snapshot(9), member.state, TIME + 1e9))
+    member.apply(heard_of(snapshot(2), member.state, TIME, anew=True))
 
     assert (TIME, 2) == (member.last_event, member.state.seq)
 

@@ -9,11 +9,13 @@ from topoalign.core.model.events import (
     DeviceHealthChanged,
     Event,
     HealthState,
+    LedgerFact,
     Owner,
     TopologyDiscovered,
 )
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName
 from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NumaNode, Topology
+from topoalign.core.state.fold import NodeState
 from topoalign.registry.cluster import Cluster
 
 HOSTILE = "\x1b[31mred\x1b[0m<script>{{x}}\n"
@@ -41,7 +43,18 @@ def allocation(name: str, pod: str | None, *gpus: int, namespace: str = "ml") ->
 
 
 def tell(cluster: Cluster, event: Event) -> None:
-    cluster.apply(Heard(event=event, position=1, time=TIME))
+    cluster.apply(heard_of(event, state_of(cluster, event.node), TIME))
+
+
+def state_of(cluster: Cluster, node: NodeName) -> NodeState:
+    return cluster.member(node).state if node in cluster else NodeState(node=node)
+
+
+def heard_of(event: Event, had: NodeState, time: float | None, *, anew: bool = False) -> Heard:
+    """As the client hands it over, where this was known of the node before."""
+    before = NodeState(node=event.node) if anew else had
+    state = before.apply(event) if isinstance(event, LedgerFact) else None
+    return Heard(event=event, position=1, time=time, state=state, anew=anew)
 
 
 def announce(cluster: Cluster, name: str, *allocations: Allocation) -> None:

@@ -12,12 +12,12 @@ from pathlib import Path
 import anyio
 import httpx
 import msgspec
+from cluster_support import heard_of, state_of
 from device_allocations_support import GPUS, MACHINE, NODE, Node, owner
 from starlette.applications import Starlette
 
 from topoalign.allocator.ledger import record
 from topoalign.allocator.ports import Part, ShownDevices
-from topoalign.client import Heard
 from topoalign.core import wire
 from topoalign.core.admission.admit import admit
 from topoalign.core.deviceshare.names import HINT_ANNOTATION, JOINT_ANNOTATION
@@ -170,8 +170,9 @@ def message_of(line: bytes) -> tuple[Message, float]:
 async def answers_of(messages: bytes) -> bytes:
     """What the registry answers over HTTP once it has heard these messages: an answer a line."""
     cluster = Cluster()
-    for at, (message, time) in enumerate(map(message_of, messages.splitlines()), 1):
-        cluster.apply(Heard(event=wire.decode(message), position=at, time=time))
+    for message, time in map(message_of, messages.splitlines()):
+        event = wire.decode(message)
+        cluster.apply(heard_of(event, state_of(cluster, event.node), time))
     transport = httpx.ASGITransport(Starlette(routes=[Api(cluster, ManualClock()).mount()]))
     async with httpx.AsyncClient(transport=transport, base_url="http://registry") as client:
         return b"".join([(await client.get(path)).content + b"\n" for path in PATHS])

@@ -6,6 +6,7 @@ import msgspec
 
 from topoalign.core.model.events import AllocationsSnapshot, Event
 from topoalign.core.ports import Message
+from topoalign.core.state.fold import NodeState
 
 
 class Heard(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,6 +22,8 @@ class Heard(msgspec.Struct, frozen=True, kw_only=True):
     The event in JSON as its writer said it, with what only a later version knows; of a snapshot made up, in ours. Empty of
     what a client without `bodies` has read.
     """
+    state: NodeState | None = None
+    """What is known of the node's allocations after this event, and nothing else of it; None for hardware and usage."""
     anew: bool = False
     """
     Forget what was heard of the node's allocations, its epoch and seq: this event is a snapshot and replaces them, also
@@ -28,9 +31,10 @@ class Heard(msgspec.Struct, frozen=True, kw_only=True):
     """
 
 
-def made_up(snapshot: AllocationsSnapshot, position: int, time: float) -> Heard:
+def made_up(snapshot: AllocationsSnapshot, state: NodeState, position: int, time: float) -> Heard:
     """What nobody has said: the allocations of a node as they are at this position."""
-    return Heard(event=snapshot, position=position, time=time, body=msgspec.json.encode(snapshot), anew=True)
+    body = msgspec.json.encode(snapshot)
+    return Heard(event=snapshot, position=position, time=time, body=body, state=state, anew=True)
 
 
 def time_of(message: Message) -> float | None:

@@ -108,7 +108,7 @@ class Client:
                         announced = True
                         for snapshot in fold.snapshots():
                             await self._turns.give()
-                            yield made_up(snapshot, newest, self._clock.wall())
+                            yield made_up(snapshot, fold.of(snapshot.node).state, newest, self._clock.wall())
                     await self._healer.heal(fold)
                 self.unread[Stream.ALLOCATIONS] = max(0, newest - position)
                 for received in await self._some(messages, position, newest, patient=not fold.broken):
@@ -124,7 +124,8 @@ class Client:
                         continue
                     for heard in await self._all_heard(received, passed_over):
                         if await self._news(fold, received, heard) and position > known_until:
-                            yield msgspec.structs.replace(heard, anew=True) if fold.anew else heard
+                            state = fold.of(heard.event.node).state
+                            yield msgspec.structs.replace(heard, state=state, anew=fold.anew)
 
     async def nodes(self, node: NodeName | None = None) -> AsyncGenerator[Heard, None]:
         """Topology, health and usage as announced, of all nodes or of one: the newest of each first, then all news."""

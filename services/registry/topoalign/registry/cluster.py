@@ -49,11 +49,10 @@ class Member:
     _derived_from: NodeState | None = None
 
     def apply(self, heard: Heard) -> None:
-        """Folds a fact that the client has let through: no repetition, and none missing before it."""
+        """Takes in a fact that the client has let through: no repetition, and none missing before it."""
         if heard.anew:
-            self.state = msgspec.structs.replace(self.state, epoch=0, seq=0, allocations={}, memory={})
             self.last_event = None  # a forged fact may be of any time
-        self.state = self.state.apply(heard.event)
+        self.state = self.state.apply(heard.event) if heard.state is None else self.state.with_ledger_of(heard.state)
         if heard.time is None:
             return
         self.last_event = max(self.last_event or heard.time, heard.time)

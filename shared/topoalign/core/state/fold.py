@@ -94,6 +94,12 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 assert_never(event)
         return after.followed(msgspec.structs.replace(after, seq=event.seq))
 
+    def with_ledger_of(self, other: "NodeState") -> "NodeState":
+        """This state with the allocations of another fold of the node, at its epoch and seq; both share them."""
+        return msgspec.structs.replace(
+            self, epoch=other.epoch, seq=other.seq, allocations=other.allocations, memory=other.memory
+        )
+
     def holding(self, allocation: Allocation) -> "NodeState":
         """Returns the state with this allocation as the newest live one; seq stays. Also for a decision still going on."""
         live = persistent(self.allocations).put(allocation.id, allocation)
