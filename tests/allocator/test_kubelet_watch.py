@@ -1,6 +1,6 @@
 """What the kubelet decides by is announced within a second of a change, and what cannot be read is said."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from topoalign.allocator.requests.kubelet_files import KubeletFiles
 from topoalign.allocator.requests.kubelet_watch import POLL_SECONDS, KubeletWatch
 from topoalign.core.admission.prediction import predict
 from topoalign.core.model.decisions import Decision
-from topoalign.core.model.ids import GPU, ContainerName, DeviceID, PodName
+from topoalign.core.model.ids import GPU, ContainerName, DeviceID, PodName, ResourceName
 from topoalign.core.model.kubelet import KubeletObserved, ListedDevices
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest
 from topoalign.kubelet.files import configuration
@@ -227,7 +227,7 @@ async def test_devices_that_are_offered_here_are_not_announced_again(tmp_path: P
     theirs = (ListedDevices(nodes=(0,), ids=(DeviceID("f-0"),)),)
     ours = (ListedDevices(nodes=(0,), ids=tuple(gpu.id for gpu in MACHINE.gpus)),)
 
-    async def devices() -> Listed:
+    async def devices(others_than: Collection[ResourceName]) -> Listed:
         return {GPU: ours, FPGA: theirs}
 
     known = MemoryAllocator(MACHINE).state
@@ -249,7 +249,7 @@ async def test_without_other_plugins_devices_are_asked_for_when_the_files_change
     theirs: Listed = {FPGA: (ListedDevices(nodes=(0,), ids=(DeviceID("f-0"),)),)}
     now: Listed | None = ours
 
-    async def devices() -> Listed:
+    async def devices(others_than: Collection[ResourceName]) -> Listed:
         answers.append(now)
         if now is None:
             raise KubeletAway("nobody serves its socket")
@@ -291,10 +291,10 @@ async def test_many_questions_at_once_ask_the_kubelet_once_or_twice() -> None:
         listed = it.watch._devices
         assert listed is not None
 
-        async def counted() -> object:
+        async def counted(ours: Collection[ResourceName]) -> object:
             nonlocal asked
             asked += 1
-            return await listed()
+            return await listed(ours)
 
         it.watch._devices = counted  # type: ignore[assignment]  # a method is replaced by a counter
         async with anyio.create_task_group() as tasks:

@@ -15,7 +15,7 @@ from topoalign.allocator.ports import Listing, Part, ShownDevices
 from topoalign.allocator.reconciliation import pod_resources
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.core.model.events import Owner
-from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID, Namespace, PodName
+from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.requests import ContainerRequest, PodRequest
 from topoalign.kubelet.files import device_checkpoint
 from topoalign.kubelet.files.pod_directories import PodDirectories
@@ -309,3 +309,14 @@ async def test_allocatable_resources_and_single_pods_can_be_asked_for() -> None:
                 clock,
                 5,
             )
+
+
+async def test_the_devices_of_other_plugins_are_listed_without_ours() -> None:
+    """Ours may be thousands of shares; a name that only begins like one of ours is another's."""
+    async with node(two_nodes()) as it:
+        client = PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir, ManualClock())
+        await it.kubelet.until(lambda kubelet: (kubelet.allocatable(GPU), kubelet.allocatable(NIC)) == (8, 2))
+
+        assert {GPU, NIC} == (await client.devices()).keys()
+        assert {NIC} == (await client.devices([GPU, ResourceName("topoalign.io/ni")])).keys()
+        assert {} == await client.devices([GPU, NIC])

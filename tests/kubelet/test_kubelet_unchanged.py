@@ -4,8 +4,12 @@ from random import Random
 
 import pytest
 from grpclib.exceptions import GRPCError
+from hypothesis import given
+from hypothesis import strategies as st
 
 from topoalign.kubelet.grpc.api import v1
+from topoalign.kubelet.grpc.codec import Undecoded
+from topoalign.kubelet.grpc.protobuf import field
 from topoalign.kubelet.grpc.unchanged import UNCHANGED, ComparingCodec
 
 KIND = v1.AllocatableResourcesResponse
@@ -42,6 +46,31 @@ def test_other_devices_are_decoded(other: bytes) -> None:
     assert first.fields != second.fields
 
 
-def test_what_is_no_message_is_refused() -> None:
+@pytest.mark.parametrize("broken", [b"\x0a\xff", b"\x0a\x05a", b"\x0a", b"\x0b\x01a"])
+def test_what_is_no_message_is_refused(broken: bytes) -> None:
     with pytest.raises(GRPCError):
-        ComparingCodec(None).decode(b"\x0a\xff", KIND)
+        ComparingCodec(None).decode(broken, KIND)
+
+
+PARTS = st.builds(
+    v1.ContainerDevices,
+    resource_name=st.sampled_from(["nvidia.com/gpu", "nvidia.com/gpu.shared", "example.com/fpga", ""]),
+    device_ids=st.lists(st.sampled_from(["a", "b" * 200]), max_size=2),
+)
+
+
+@given(st.lists(PARTS, max_size=6), st.lists(st.integers(0, 300), max_size=3), st.booleans())
+def test_what_is_left_out_is_neither_compared_nor_decoded(
+    parts: list[v1.ContainerDevices], cpus: list[int], left_out: bool
+) -> None:
+    """Without anything left out it is the whole answer."""
+    ours = ("nvidia.com/gpu", "nvidia.com/fpga") if left_out else ()
+    wanted = [part for part in parts if part.resource_name not in ours]
+    memory = [v1.ContainerMemory(memory_type="nvidia.com/gpu")]
+    codec = ComparingCodec(None, tuple(field(1, name.encode()) for name in ours))
+
+    decoded = codec.decode(bytes(KIND(devices=parts, cpu_ids=cpus, memory=memory)), KIND)
+    message = KIND.FromString(decoded.data) if isinstance(decoded, Undecoded) else decoded
+
+    assert KIND(devices=wanted, cpu_ids=cpus, memory=memory) == message
+    assert all(b"\x0envidia.com/gpu" not in each for each in codec.fields if left_out and each[0] == 0x0A)

@@ -27,6 +27,7 @@ from topoalign.kubelet.files.pod_directories import PodDirectories
 from topoalign.kubelet.grpc import sockets
 from topoalign.kubelet.grpc.api import v1
 from topoalign.kubelet.grpc.client import KubeletAway, ask
+from topoalign.kubelet.grpc.protobuf import field
 from topoalign.kubelet.grpc.unchanged import UNCHANGED, ComparingCodec, Fields
 from topoalign.runtime.clock import SystemClock
 
@@ -97,10 +98,13 @@ class PodResourcesClient:
             usage=usage,
         )
 
-    async def devices(self) -> Listed:
-        """The healthy devices of all plugins, in use or not. Raises KubeletAway, after `LIST_SECONDS` at most."""
+    async def devices(self, ours: Collection[ResourceName] = ()) -> Listed:
+        """
+        The healthy devices of all plugins, in use or not; without those of the resources `ours`, which may be thousands of
+        shares. Raises KubeletAway, after `LIST_SECONDS` at most.
+        """
         known, listed = self._listed
-        codec = ComparingCodec(known)
+        codec = ComparingCodec(known, tuple(field(1, resource.encode()) for resource in ours))
         response = await ask(
             self._socket,
             lambda channel: v1.PodResourcesListerStub(channel).get_allocatable_resources(ALLOCATABLE),

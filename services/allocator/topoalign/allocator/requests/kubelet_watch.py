@@ -14,7 +14,7 @@ Where the files cannot be read in time, what was read last stands, with the time
 after 1, 2, 4 ... 30 seconds.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from datetime import UTC, datetime
 
 import anyio
@@ -26,6 +26,7 @@ from topoalign.allocator.reconciliation.pod_resources import Listed, Reader
 from topoalign.allocator.requests.kubelet_files import LONGEST, KubeletFiles
 from topoalign.core.model.errors import Unavailable, clean
 from topoalign.core.model.events import Allocation
+from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.kubelet import KubeletObserved
 from topoalign.core.ports import Clock
 from topoalign.runtime.backoff import backoff_seconds
@@ -46,12 +47,13 @@ class KubeletWatch:
         ledger: Ledger,
         files: KubeletFiles,
         clock: Clock,
-        devices: Callable[[], Awaitable[Listed]] | None = None,
+        devices: Callable[[Collection[ResourceName]], Awaitable[Listed]] | None = None,
         ended: Callable[[], Awaitable[Sequence[Allocation]]] = nothing_ended,
     ) -> None:
         """
-        `devices` is asked for the devices of all plugins and raises Unavailable; None: there is nobody to ask. `ended` is
-        asked for what the record still has of containers that have ended, as the kubelet says now.
+        `devices` is asked for the devices of all plugins apart from those of our resources, and raises Unavailable; None:
+        there is nobody to ask. `ended` is asked for what the record still has of containers that have ended, as the kubelet
+        says now.
         """
         self._ledger, self._files, self._clock = ledger, files, clock
         self._devices, self._ended = devices, ended
@@ -146,7 +148,7 @@ class KubeletWatch:
         if self._devices is None:
             return None, ""
         try:
-            self._answer = await self._devices(), ""
+            self._answer = await self._devices(self._ledger.state.hardware.offers_of.keys()), ""
         except Unavailable as error:
             self._answer = None, clean(error.finding, LONGEST)
         return self._answer
