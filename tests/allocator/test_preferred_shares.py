@@ -145,29 +145,41 @@ def test_held_devices_are_those_that_are_held_one_by_one(of: Topology, data: st.
     assert expected == {*held_among(of, ownership, GPU, marked(of, GPU, asked) or asked)}
 
 
-async def calls(shares: int) -> int:
-    """How many functions are called for one preference among so many shares of each of eight GPUs, some of them held."""
+class Calls:
+    """Counts the functions that are called while the context is open."""
+
+    def __enter__(self) -> "Calls":
+        self.number = 0
+        self._before = sys.getprofile()
+        sys.setprofile(self._count)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(self._before)
+
+    def _count(self, frame: FrameType, event: str, argument: object) -> None:
+        self.number += event in ("call", "c_call")
+
+
+async def calls(shares: int) -> tuple[int, int]:
+    """
+    How many functions are called for one preference and for one Allocate on a node with so many shares of each of eight
+    GPUs, some of them held.
+    """
     gpus = tuple(two_nodes().gpu_by_id)
     offer = Offer(resource=GPU, devices=gpus, replicas=shares)
     allocations, ledger, _ = recorded(MemoryAllocator(msgspec.structs.replace(two_nodes(), offers=(offer,))).state)
     listed = [*allocations.state.hardware.devices[GPU]]
     ledger.grant([Allocation(id=AllocationID("a"), devices={GPU: tuple(listed[:10])})])
     await allocations.prefer(GPU, listed, [], 1)  # what is worked out once for a topology
-    counted = 0
-
-    def count(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal counted
-        counted += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
+    await allocations.allocate(GPU, [listed[10:12]])
+    with Calls() as preferring:
         chosen = await allocations.prefer(GPU, [*listed[:5], *listed[6:]], [], 1)
-    finally:
-        sys.setprofile(before)
+    with Calls() as allocating:
+        await allocations.allocate(GPU, [listed[12:14]])
 
     assert (f"{gpus[1]}::0",) == chosen, "the first of those of which the fewest are held"
-    return counted
+    return preferring.number, allocating.number
 
 
 async def test_as_many_functions_are_called_for_thousands_of_shares_as_for_ten() -> None:
