@@ -5,6 +5,7 @@ from cluster_support import allocation, announce, tell
 from hypothesis import given
 from hypothesis import strategies as st
 
+from topoalign.client import Heard
 from topoalign.core.model.events import (
     Allocation,
     AllocationBound,
@@ -167,3 +168,16 @@ def test_what_is_derived_of_a_state_is_computed_once_for_it() -> None:
 
     assert ([1, 1], [0, 0], [2, 3]) == (before, after, seen)
     assert "ownership" not in vars(member.state)
+
+
+def test_a_fact_handed_over_with_a_later_state_brings_all_that_is_in_it() -> None:
+    """As where the client left out facts in between."""
+    cluster, node = Cluster(), NodeName("node-1")
+    announce(cluster, node, allocation("a", "train", 0), allocation("b", "train", 1))
+    live = {held.id: held for held in (allocation("b", "other", 1), allocation("c", "train", 2))}
+    event = AllocationGranted(node=node, epoch=5, seq=9, allocation=live[AllocationID("c")])
+    state = NodeState(node=node, epoch=5, seq=9, allocations=live)
+    cluster.apply(Heard(event=event, position=1, time=None, state=state))
+
+    assert [(node, "b"), (node, "c")] == [key for key, _, _ in cluster.allocations()]
+    assert [(node, "c")] == [key for key, _, _ in cluster.allocations(pod="train")]

@@ -113,9 +113,11 @@ class Cluster:
         if member is None:
             member = self._members[node] = Member(NodeState(node=node))
             insort(self._names, node)
-        before = member.state.allocations
+        before = member.state
         member.apply(heard)
-        self._index.update(node, before, member.state.allocations, changed_by(heard.event))
+        now = member.state
+        is_next = (now.epoch, now.seq) == (before.epoch, before.seq + 1)  # else it has more than the fact says
+        self._index.update(node, before.allocations, now.allocations, changed_by(heard.event) if is_next else None)
 
     def answers(self, node: NodeName, answering: bool) -> None:
         """Notes whether the node's allocator is there."""
