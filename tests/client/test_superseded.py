@@ -6,15 +6,15 @@ from random import Random
 import anyio
 import msgspec
 import pytest
-from fact_support import Writer
+from fact_support import Writer, owner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.client import Client, Heard
 from topoalign.client.superseded import Superseded, newest_snapshots, place_of
 from topoalign.core import wire
-from topoalign.core.model.events import LARGEST_NUMBER, AllocationsSnapshot, LedgerEvent
-from topoalign.core.model.ids import NodeName
+from topoalign.core.model.events import LARGEST_NUMBER, AllocationBound, AllocationsSnapshot, LedgerEvent
+from topoalign.core.model.ids import AllocationID, NodeName
 from topoalign.core.ports import Message, Stream
 from topoalign.core.state.fold import NodeState
 from topoalign.runtime.clock import ManualClock
@@ -55,8 +55,8 @@ def histories(chance: Random, oddities: list[str]) -> list[Message]:
     while any(said):
         messages.append(wire.encode(chance.choice([own for own in said if own]).pop(0), 1.0))
     for number, oddity in enumerate(oddities):
-        place = chance.randrange(len(messages) - 1)
-        messages = disturbed(messages, oddity, place, chance, number)
+        if messages:
+            messages = disturbed(messages, oddity, chance.randrange(len(messages)), chance, number)
     return messages
 
 
@@ -133,6 +133,43 @@ async def test_a_snapshot_that_is_not_the_newest_fact_has_the_node_read_whole(od
     received, _ = await read(messages, superseded=False)
 
     assert writer.said == [heard.event for heard in received]
+
+
+@pytest.mark.anyio
+async def test_a_fact_that_cannot_be_true_is_put_aside_itself_where_all_is_read() -> None:
+    """It is the one on the dead-letter stream, and not the snapshot for which the node was read whole."""
+    writer = Writer("a")
+    writer.snapshot(), writer.grant("1", "GPU-0")
+    lie = AllocationBound(
+        node=writer.node, epoch=writer.epoch, seq=3, allocation=AllocationID("nobody"), owner=owner("p")
+    )
+    forged = AllocationsSnapshot(node=writer.node, epoch=writer.epoch, seq=2, allocations=(), digest="")
+    bus, messages = MemoryBus(), [wire.encode(event, 1.0) for event in (*writer.said, lie)]
+    for message in [*messages, wire.renamed(wire.encode(forged, 1.0), "5f0c2a9e8b7d6431")]:
+        await bus.publish(message)
+    async with aclosing(Client(bus, ManualClock()).allocations(0, superseded=False)) as events:
+        heard = [await anext(events) for _ in writer.said]
+        with anyio.move_on_after(0.01):
+            await anext(events)
+    async with bus.follow(Stream.DEADLETTERS, ">") as letters:
+        letter = await anext(letters)
+
+    assert writer.said == [each.event for each in heard]
+    assert wire.subject(lie) == letter.message.headers["topoalign-subject"]
+
+
+@pytest.mark.anyio
+async def test_a_position_to_go_on_after_counts_where_all_is_read_too() -> None:
+    writer, bus = Writer("a"), MemoryBus()
+    writer.snapshot(), writer.grant("1", "GPU-0"), writer.grant("2", "GPU-1")
+    forged = AllocationsSnapshot(node=writer.node, epoch=writer.epoch, seq=2, allocations=(), digest="")
+    messages = [wire.encode(event, 1.0) for event in writer.said]
+    for message in [*messages, wire.renamed(wire.encode(forged, 1.0), "5f0c2a9e8b7d6431")]:
+        await bus.publish(message)
+    async with aclosing(Client(bus, ManualClock()).allocations(2, superseded=False)) as events:
+        first = await anext(events)
+
+    assert (3, writer.said[2]) == (first.position, first.event)
 
 
 @pytest.mark.anyio

@@ -122,8 +122,8 @@ class Client:
                     position = received.position
                     if passed_over.has(received):
                         continue
-                    for heard in await self._all_heard(received, passed_over):
-                        if await self._news(fold, received, heard) and position > known_until:
+                    for each, heard in await self._all_heard(received, passed_over):
+                        if await self._news(fold, each, heard) and each.position > known_until:
                             state = fold.of(heard.event.node).state
                             yield msgspec.structs.replace(heard, state=state, anew=fold.anew)
 
@@ -215,23 +215,25 @@ class Client:
         async with self._bus.follow(Stream.ALLOCATIONS, subject) as messages:
             return await newest_snapshots(messages, end, ASK_AGAIN_SECONDS)
 
-    async def _all_heard(self, received: Received, passed_over: Superseded) -> list[Heard]:
-        """What a message says; before it all facts of its node that were passed over, if it does not come after them."""
+    async def _all_heard(self, received: Received, passed_over: Superseded) -> list[tuple[Received, Heard]]:
+        """
+        A message with what it says; before it all those of its node that were passed over, if it does not come after them.
+        """
         heard = await self._heard(Stream.ALLOCATIONS, received)
         if heard is None or not isinstance(heard.event, LedgerFact):
             return []
         if passed_over.is_newest(heard.event):
-            return [heard]
-        before: list[Heard] = []
+            return [(received, heard)]
+        before: list[tuple[Received, Heard]] = []
         position, subject = 0, wire.allocation_subjects(heard.event.node)
         async with self._bus.follow(Stream.ALLOCATIONS, subject) as messages:
             while True:
                 for each in await self._some(messages, position, heard.position - 1):
                     if each is None or not position < each.position < heard.position:
-                        return [*before, heard]
+                        return [*before, (received, heard)]
                     position = each.position
                     said = await self._heard(Stream.ALLOCATIONS, each)
-                    before += [said] if said is not None else []
+                    before += [(each, said)] if said is not None else []
 
     async def _heard(self, stream: Stream, received: Received) -> Heard | None:
         """What a message says, if it says something to this version."""

@@ -10,7 +10,7 @@ from topoalign.core.model.errors import Unavailable, clean
 
 PATIENCE_SECONDS = 600.0
 """For each thing that is waited for; the figures are of no use long before."""
-LOOK_SECONDS = 0.02
+LOOK_SECONDS = 0.05
 """Between two looks at what is waited for."""
 
 
