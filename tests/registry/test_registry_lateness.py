@@ -14,7 +14,7 @@ from topoalign.core.model.requests import Standing
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.lateness import Lateness
 from topoalign.registry.metrics import Metrics
-from topoalign.registry.service import ASKED_AT_ONCE, PAUSE, Registry
+from topoalign.registry.service import ASKED_AT_ONCE, MOST_TRIES, PAUSE, Registry
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
@@ -91,6 +91,22 @@ async def test_no_node_is_stale_because_the_registry_stood_still(stands_still: l
         assert [SILENT] == soon
         assert [SILENT] == world.stale()
         assert asked_again + len(NODES) == len(world.bus.asked)
+
+
+async def test_a_registry_that_is_always_late_leaves_nodes_as_they_are() -> None:
+    """It asks some times, and then goes on to the other nodes."""
+    world = World()
+    await world.announce()
+    async with background() as tasks:
+        await tasks.start(lambda *, task_status: world.registry.run(task_status=task_status))
+        await anyio.wait_all_tasks_blocked()
+        for node in NODES[:ASKED_AT_ONCE:2]:
+            world.cluster.answers(node, True)
+        world.bus.stands_still = [5.0] * MOST_TRIES
+        await world.clock.advance(PAUSE)
+
+        assert [*NODES[1:ASKED_AT_ONCE:2], SILENT] == world.stale()
+        assert (MOST_TRIES + 1) * ASKED_AT_ONCE == len(world.bus.asked)
 
 
 async def test_a_node_that_falls_silent_is_stale_after_one_time_out() -> None:

@@ -34,6 +34,9 @@ FOLLOWED = (Stream.NODES, Stream.ALLOCATIONS)
 ASKED_AT_ONCE = 32
 """Allocators that are asked at the same time, so that a large cluster's answers do not come all at once."""
 
+MOST_TRIES = 3
+"""So often an allocator is asked in one round, where this process was late each time."""
+
 PAUSE = 0.1
 """Seconds between two looks at whether the past has been read."""
 
@@ -100,10 +103,12 @@ class Registry:
                     tasks.start_soon(self._ask_each, nodes, lateness)
 
     async def _ask_each(self, nodes: Iterator[NodeName], lateness: Lateness) -> None:
-        """One of several tasks that take the nodes one by one."""
+        """One of several tasks that take the nodes one by one. A node of which nothing was learned stays as it is shown."""
         for node in nodes:
-            while not await self._ask(node, lateness):
-                log.debug("asked again: this process was late itself", node=node)
+            for _ in range(MOST_TRIES):
+                if await self._ask(node, lateness):
+                    break
+                log.debug("asked in vain: this process was late itself", node=node)
 
     async def _ask(self, node: NodeName, lateness: Lateness) -> bool:
         """
