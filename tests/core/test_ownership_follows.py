@@ -41,6 +41,7 @@ class Answers(NamedTuple):
     unlisted: object
     left: object
     free: object
+    former_resources: object
     health: object
     others: object
 
@@ -54,6 +55,7 @@ def answers_of(state: NodeState, owned: Ownership) -> Answers:
         [owned.unlisted(resource) for resource in sorted({*resources, *held})],
         [owned.left(card) for card in (*state.hardware.gpu_by_id, DeviceID("mlx5_0"), DeviceID("mlx5_1"))],
         [owned.free(resource) for resource in resources],
+        owned.former_resources,
         [owned.handed_out.health_of(thing) for thing in THINGS],
         (dict(owned.holders), owned.held_whole, owned.functions_in_use, owned.cpus_in_use),
     )
@@ -101,6 +103,14 @@ def test_following_facts_equals_computing_anew(states: list[NodeState]) -> None:
     """Also of the former states: what follows them leaves them as they were."""
     for state in states:
         assert answers_of(state, fresh(state)) == answers_of(state, state.ownership)
+
+
+@given(cases())
+def test_a_resource_that_is_held_and_not_offered_is_a_former_one(case: Case) -> None:
+    held = {resource for each in case.allocations for resource in each.devices}
+    offered = case.topology.offers_of.keys()
+
+    assert held | offered == case.state.ownership.former_resources | offered
 
 
 @given(cases(), cases())

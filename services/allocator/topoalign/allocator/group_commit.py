@@ -1,9 +1,10 @@
 """
 Allocate calls that are recorded together: one write to the journal and one sync for all that are ready.
 
-A call that is ready joins a queue. The first in the queue waits until the event loop has run what was ready beside it, and
-then all of the queue are judged and recorded in one go. While the disk syncs, the loop stands still and further calls
-gather in their sockets, so the groups are as large as the load is: a single caller waits for one turn of the loop.
+A call that is ready joins a queue. The first in the queue waits as long as each turn of the event loop brings another one,
+and then all of the queue are judged and recorded in one go. While the disk syncs, the loop stands still and further calls
+gather in their sockets, so the groups are as large as the load is. A single caller waits for one turn of the loop; requests
+are taken in a few in each turn (`kubelet.grpc.turns`), so those who are not alone wait for some turns without a newcomer.
 
 A caller who gives up before its call is judged leaves the queue, and nothing is recorded for it. One who gives up later has
 its record, and whoever was first in the queue records the others whether or not it has given up itself.
@@ -48,6 +49,12 @@ class AllocateCall:
         return None if self.answers is None else tuple(self.answers)
 
 
+MOST_CALLS = 256
+"""Recorded together."""
+QUIET_TURNS = 2
+"""Turns of the event loop without a newcomer after which a group is whole."""
+
+
 class GroupCommit:
     """The queue of the calls that are ready."""
 
@@ -63,7 +70,7 @@ class GroupCommit:
         is_first = not self._queue
         self._queue.append(call)
         try:
-            await (checkpoint() if is_first else self._recorded.wait())
+            await (self._gather() if is_first else self._recorded.wait())
         except BaseException:
             if call in self._queue:
                 self._queue.remove(call)
@@ -72,6 +79,14 @@ class GroupCommit:
             if is_first:
                 self._flush()
         return call.result()
+
+    async def _gather(self) -> None:
+        """Returns when no more calls come for now."""
+        quiet, count = 0, 1
+        while quiet < (1 if count == 1 else QUIET_TURNS) and count < MOST_CALLS:
+            await checkpoint()
+            quiet = quiet + 1 if len(self._queue) == count else 0
+            count = len(self._queue)
 
     def _flush(self) -> None:
         """Records all that are queued, and wakes them."""

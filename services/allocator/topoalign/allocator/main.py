@@ -72,7 +72,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
             reconcile_seconds=settings.reconcile_seconds,
             hub=context.hub,
         )
-        context.figures.extend(figures(allocator, lambda: len(journal.set_aside)))
+        context.figures.extend(figures(allocator, lambda: len(journal.set_aside), lambda: journal.syncs))
         tell_state(context, allocator, kubelet, containers)
         async with anyio.create_task_group() as tasks:
             await tasks.start(allocator.run)

@@ -83,8 +83,8 @@ TABLE: tuple[tuple[Kind, str, str, Callable[[Allocator], int]], ...] = (
 """Kind, name and help of each metric, and how it is read."""
 
 
-def figures(allocator: Allocator, set_aside: Callable[[], int]) -> list[Figure]:
-    """The allocator's metrics. `set_aside` counts the damaged journals."""
+def figures(allocator: Allocator, set_aside: Callable[[], int], syncs: Callable[[], int]) -> list[Figure]:
+    """The allocator's metrics. `set_aside` counts the damaged journals, `syncs` how often the journal was synced."""
     return [
         *(Figure(kind, name, text, partial(value, allocator)) for kind, name, text, value in TABLE),
         Figure(
@@ -92,5 +92,11 @@ def figures(allocator: Allocator, set_aside: Callable[[], int]) -> list[Figure]:
             "topoalign_allocator_journals_set_aside",
             "Damaged journals that lie in the state directory for somebody to look at.",
             set_aside,
+        ),
+        Figure(
+            "counter",
+            "topoalign_allocator_journal_syncs",
+            "How often the disk has synced the journal. Allocates of one moment share a sync.",
+            syncs,
         ),
     ]

@@ -175,6 +175,12 @@ class Ownership:
         held = self._former.unlisted.values()
         return sorted({device for places in held for name, device in places if name == resource})
 
+    @property
+    def former_resources(self) -> set[ResourceName]:
+        """All resources of the allocations that hold something which is not offered now as it was given."""
+        names = self._former.holdings.keys() | self._former.unlisted.keys()
+        return {resource for name in names for resource in self._allocations[name].devices}
+
     @cached_property
     def handed_out(self) -> HandedOut:
         """The health of everything that is offered; blocked devices are not to be handed out."""

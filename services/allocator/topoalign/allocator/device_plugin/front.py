@@ -106,5 +106,4 @@ def resources(state: NodeState) -> set[ResourceName]:
     """
     if state.topology is None:
         return set()
-    held = {resource for allocation in state.allocations.values() for resource in allocation.devices}
-    return held | state.hardware.offers_of.keys()
+    return state.ownership.former_resources | state.hardware.offers_of.keys()

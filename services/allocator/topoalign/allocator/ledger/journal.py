@@ -47,8 +47,8 @@ class FileJournal:
         self.directory = directory
         self.path = directory / "journal"
         self.node = node
-        self.dropped = 0
-        """Bytes of an unfinished line that `load` dropped."""
+        self.dropped = 0  # bytes of an unfinished line, by `load`
+        self.syncs = 0  # how often the disk has synced the journal
         self._unconfirmed: str | None = None
         self._lines: list[bytes] = []
         self._file: int | None = None
@@ -148,6 +148,7 @@ class FileJournal:
             try:
                 write_whole(self.file, line)
                 os.fsync(self.file)
+                self.syncs += 1
             except OSError:
                 self.undo()
                 raise
@@ -171,8 +172,8 @@ class FileJournal:
 
     def mark_published(self, epoch: int, seq: int) -> None:
         """
-        Marks this fact as published; never raises. The mark is written in place and has a fixed length, so that a sector of
-        the disk has all of it or none: a new file for each fact would block the event loop for most of a millisecond.
+        Marks this fact as published; never raises. The mark is written in place and has a fixed length: a sector of the disk
+        has all of it or none.
         """
         with suppress(OSError):
             mark = os.open(self.directory / "published", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -190,10 +191,7 @@ class FileJournal:
     @property
     def file(self) -> int:
         """The descriptor of the journal, opened where it is not. Raises OSError."""
-        if self._file is None:
-            self.open()
-        assert self._file is not None
-        return self._file
+        return self._file if self._file is not None else self.open()
 
     @property
     def in_place(self) -> bool:
@@ -202,11 +200,12 @@ class FileJournal:
             return os.path.samestat(os.fstat(self.file), os.lstat(self.path))
         return False
 
-    def open(self) -> None:
+    def open(self) -> int:
         """Opens the journal to append to it. Raises OSError, also for a symbolic link."""
         self.close()
         self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
         self._size = os.fstat(self._file).st_size
+        return self._file
 
     def replace(self, lines: Sequence[bytes]) -> None:
         """
@@ -221,6 +220,7 @@ class FileJournal:
             try:
                 write_whole(target, b"".join([header, *lines]))
                 os.fsync(target)
+                self.syncs += 1
             finally:
                 os.close(target)
         except OSError:
@@ -246,6 +246,7 @@ class FileJournal:
         """Truncates the journal to so many bytes, and syncs that. Raises OSError."""
         os.ftruncate(self.file, size)
         os.fsync(self.file)
+        self.syncs += 1
         self._size = size
 
 

@@ -13,6 +13,10 @@ kubelet of `kubelet.py` in this process.
   and the kubelet asks for the preferred ones.
 - `pod-start`: all calls that a kubelet waits for before a container with 2 of 8 GPUs starts, preference included.
 - `pod-start-8`: eight pods with a GPU each at once, until the last is answered.
+- `allocate-4-after-1000`: Allocate of 4 shares on a node that has given out a share a thousand times, and in turn
+  with it (`after_none_p50_ms`) on one that has not.
+- `allocate-64-callers`: 64 callers on one connection, each of which asks for the next share when it is answered:
+  `per_second`, beside `one_caller_per_second`; and for the `grants` how many `fsyncs` of the journal the agent counts.
 - `list-1000`, `list-17500`: from a published change of a GPU's health to the end of the list of all shares at the kubelet,
   as NVIDIA's configuration file asks for them. Here the agent is `topoalign allocator` and this process publishes the health
   over NATS; `longest_block_ms` is the longest time that one callback blocked its event loop, the first list included.

@@ -106,6 +106,12 @@ class Kubelet:
         call = self._channel.unary_unary(f"/v1beta1.DevicePlugin/{name}")
         return lambda request: call(request, timeout=PATIENCE_SECONDS)
 
+    def future(self, name: str) -> Callable[[bytes], grpc.Future]:
+        """A method of the plugin of the GPUs that returns before it is answered."""
+        assert self._channel is not None, "it has registered"
+        call = self._channel.unary_unary(f"/v1beta1.DevicePlugin/{name}")
+        return lambda request: call.future(request, timeout=PATIENCE_SECONDS)
+
     def until(self, enough: Callable[[Came], bool], otherwise: str) -> Came:
         """The first list of which this holds. Raises BenchStuck."""
         while True:

@@ -10,19 +10,17 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from topoalign.cli.link import connected
 from topoalign.cli.measuring import measured, summary
-from topoalign.core.model.holdings import handed_out
-from topoalign.core.model.ids import GPU, DeviceID, NodeName
+from topoalign.core.model.ids import GPU, NodeName
 from topoalign.core.model.topology.model import Topology
 from topoalign.kubelet.files.documents import read
-from topoalign.machines import load_machine
-from topoalign.machines.document import Machine, encode
 from topoalign.plugin_config.file import loaded
 from topoalign.plugin_config.offers import offers
 from topoalign.runtime.nats_server import local_nats
-from topoalign.tools.bench.device_plugin import nvml, pods
+from topoalign.tools.bench.device_plugin import nvml, pods, shares
 from topoalign.tools.bench.device_plugin.agent import Agent
 from topoalign.tools.bench.device_plugin.announced import Announced
 from topoalign.tools.bench.device_plugin.kubelet import NOTHING, Kubelet, preferred_allocation_request
+from topoalign.tools.bench.device_plugin.machine import SHARING, shared_node, with_uuids
 from topoalign.tools.bench.device_plugin.node import GPUS, MACHINE, WARM, Row, Settings, node, scratch, told
 
 SIZE = 4
@@ -32,8 +30,6 @@ MOST_MISSING = 0.1
 """Part of the shares that a question may leave out."""
 SHARES = {"list-1000": (8, 125), "list-17500": (7, 2500)}
 """GPUs, and shares of each."""
-SHARING = "version: v1\nsharing: {timeSlicing: {resources: [{name: %s, replicas: %d}]}}\n"
-"""NVIDIA's configuration file for this."""
 
 
 def measure(calls: int, changes: int, starts: int, idle_seconds: float) -> Iterator[Row]:
@@ -52,8 +48,9 @@ def measure(calls: int, changes: int, starts: int, idle_seconds: float) -> Itera
         for case, replicas in PREFERRED.items():
             yield preferred_shares(case, settings, replicas, calls)
         yield from pods.measure(settings, calls)
-        for case, (gpus, shares) in SHARES.items():
-            yield listed(case, settings, shared(gpus, shares), portal, changes)
+        yield from shares.measure(settings, calls)
+        for case, (gpus, replicas) in SHARES.items():
+            yield listed(case, settings, shared(gpus, replicas), portal, changes)
         yield from start(settings, starts)
         yield reregister(settings, starts)
 
@@ -73,22 +70,15 @@ def preferred(case: str, kubelet: Kubelet, calls: int) -> Row:
 def preferred_shares(case: str, settings: Settings, replicas: int, calls: int) -> Row:
     """The cases `preferred-…-shares`: one of other shares each time, which come in no order, as from a kubelet."""
     chance, milliseconds = Random(replicas), []
-    with scratch() as folder:
-        machine, config = folder / "machine.json", folder / "config.yaml"
-        topology = with_uuids(len(GPUS))
-        machine.write_bytes(encode(Machine(name=case, topology=topology)))
-        config.write_text(SHARING % (GPU, replicas))
-        shares = [share for gpu in topology.gpus for share in handed_out(gpu.id, replicas)]
-        told = settings | {"MACHINE": str(machine), "CONFIG": str(config)}
-        with node(case, told, healthy=len(shares)) as (kubelet, agent):
-            prefer = kubelet.method("GetPreferredAllocation")
-            for _ in range(WARM + calls):
-                missing = chance.randrange(1, int(MOST_MISSING * len(shares)))
-                request = preferred_allocation_request(chance.sample(shares, len(shares) - missing), 1)
-                began = time.perf_counter()
-                prefer(request)
-                milliseconds.append((time.perf_counter() - began) * 1000)
-            return summary(case, milliseconds[WARM:]) | {"rss_mb": agent.rss_mb}
+    with shared_node(case, settings, replicas) as (kubelet, agent, shares):
+        prefer = kubelet.method("GetPreferredAllocation")
+        for _ in range(WARM + calls):
+            missing = chance.randrange(1, int(MOST_MISSING * len(shares)))
+            request = preferred_allocation_request(chance.sample(shares, len(shares) - missing), 1)
+            began = time.perf_counter()
+            prefer(request)
+            milliseconds.append((time.perf_counter() - began) * 1000)
+        return summary(case, milliseconds[WARM:]) | {"rss_mb": agent.rss_mb}
 
 
 def slow_nvml(settings: Settings, calls: int) -> Row:
@@ -168,13 +158,3 @@ def shared(gpus: int, shares: int) -> Topology:
     topology = with_uuids(gpus)
     configuration = loaded(read((SHARING % (GPU, shares)).encode(), "bench"), {}).configuration
     return msgspec.structs.replace(topology, offers=offers(topology, configuration).offers)
-
-
-def with_uuids(gpus: int) -> Topology:
-    """A machine with so many GPUs, under ids as long as NVIDIA's, and no NIC."""
-    machine = load_machine(MACHINE).topology
-    named = tuple(
-        msgspec.structs.replace(gpu, id=DeviceID(f"GPU-{gpu.index:08x}-0000-0000-0000-000000000000"))
-        for gpu in machine.gpus[:gpus]
-    )
-    return msgspec.structs.replace(machine, gpus=named, nics=(), links=())
