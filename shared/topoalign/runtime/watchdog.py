@@ -9,6 +9,7 @@ and measures how much longer that took. It logs once when a delay begins and onc
 import structlog
 
 from topoalign.core.ports import Clock
+from topoalign.runtime.clock import until_tick
 from topoalign.runtime.figures import Figure
 
 PERIOD_SECONDS = 1.0
@@ -37,8 +38,9 @@ class Watchdog:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            self._due = self._clock.monotonic() + PERIOD_SECONDS
-            await self._clock.sleep(PERIOD_SECONDS)
+            wait = until_tick(self._clock, PERIOD_SECONDS)
+            self._due = self._clock.monotonic() + wait
+            await self._clock.sleep(wait)
             self.note(self.overdue)
 
     @property

@@ -29,6 +29,7 @@ from topoalign.core.model.errors import HardwareUnknown
 from topoalign.core.model.events import TopologyDiscovered
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Bus, Clock
+from topoalign.runtime.clock import until_tick
 
 SUCCESSOR_LOCK = "successor"
 """File in the state directory; the process that is to take over holds a lock on it."""
@@ -95,7 +96,7 @@ async def handed_over(directory: Path, node: NodeName, clock: Clock, held: ExitS
 async def wait_for_successor(directory: Path, clock: Clock) -> None:
     """Returns when another process holds the successor lock. It polls every `POLL_SECONDS`."""
     while not is_successor_waiting(directory):
-        await clock.sleep(POLL_SECONDS)
+        await clock.sleep(until_tick(clock, POLL_SECONDS))
 
 
 class Vacancy:

@@ -28,6 +28,7 @@ from topoalign.kubelet.grpc import sockets
 from topoalign.kubelet.grpc.client import KubeletAway
 from topoalign.kubelet.grpc.plugin_api import KUBELET_SOCKET
 from topoalign.kubelet.grpc.transport import Load, Server
+from topoalign.runtime.clock import until_tick
 
 log = structlog.get_logger()
 
@@ -73,7 +74,7 @@ class Plugin:
         try:
             while self.wanted:
                 self.settle(await self.poll() or self.missing_devices())
-                await self._clock.sleep(POLL_SECONDS)
+                await self._clock.sleep(until_tick(self._clock, POLL_SECONDS))
         finally:
             await self.stop()
 

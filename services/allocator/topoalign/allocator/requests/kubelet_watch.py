@@ -1,10 +1,10 @@
 """
 Keeps up with what the node's kubelet decides by, so that the node and every listener predict from the same facts.
 
-A little more than once a second the files are polled, by their times alone; they are read, and plugins' devices are
-asked for, where one has changed, and every five seconds in any case, because the volumes of a pod go without a trace in
-their times. What is found becomes a part of the node's `UsageObserved` where it has changed. A prediction of the node
-reads everything first.
+Every half second the files are polled, by their times alone, which are asked for on the event loop as those of the
+sockets beside them are; they are read, and plugins' devices are asked for, where one has changed, and every five
+seconds in any case, because the volumes of a pod go without a trace in their times. What is found becomes a part of the
+node's `UsageObserved` where it has changed. A prediction of the node reads everything first.
 
 As long as other plugins than ours are shown, or the question fails, devices are asked for at every poll: a kubelet writes
 its checkpoint when a plugin lists devices, and leaves it as it is when one goes away (kubelet v1.36.3, devicemanager
@@ -22,7 +22,7 @@ import msgspec
 
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import nothing_ended
-from topoalign.allocator.reconciliation.pod_resources import Listed, Reader
+from topoalign.allocator.reconciliation.pod_resources import Listed
 from topoalign.allocator.requests.kubelet_files import LONGEST, KubeletFiles
 from topoalign.core.model.errors import Unavailable, clean
 from topoalign.core.model.events import Allocation
@@ -30,8 +30,9 @@ from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.kubelet import KubeletObserved
 from topoalign.core.ports import Clock
 from topoalign.runtime.backoff import backoff_seconds
+from topoalign.runtime.clock import until_tick
 
-POLL_SECONDS = 0.9
+POLL_SECONDS = 0.5
 """Between two polls: what changes is announced within a second."""
 READ_SECONDS = 5.0
 """Between two readings of files that have not changed by their times."""
@@ -60,7 +61,6 @@ class KubeletWatch:
         self._turn = anyio.Lock()
         self._begun = self._done = 0
         """Whole readings: how many began, and which was the last to come to an end."""
-        self._stamps: Reader[tuple[object, ...]] = Reader()
         self._stamp: tuple[object, ...] | None = None
         """Of the files as they were read last; None: they are to be read anew."""
         self._read_at = 0.0
@@ -76,7 +76,7 @@ class KubeletWatch:
         """Polls every `POLL_SECONDS`, until cancelled."""
         while True:
             await self.poll()
-            await self._clock.sleep(POLL_SECONDS)
+            await self._clock.sleep(until_tick(self._clock, POLL_SECONDS))
 
     async def read_all(self) -> None:
         """Reads all files and devices now. One reading serves every caller that asked before it began."""
@@ -84,7 +84,7 @@ class KubeletWatch:
         async with self._turn:
             if self._done <= begun:
                 self._begun += 1
-                await self._read(await self._changed())
+                await self._read(self._changed())
                 self._done = self._begun
 
     async def poll(self) -> None:
@@ -97,20 +97,19 @@ class KubeletWatch:
             if known is not None and now < self._again:
                 self._observe(known, *await self._listed())
                 return
-            stamp, due = await self._changed(), now >= self._read_at + READ_SECONDS
-            if known is None or stamp is None or stamp != self._stamp or due:
+            stamp, due = self._changed(), now >= self._read_at + READ_SECONDS
+            if known is None or stamp != self._stamp or due:
                 await self._read(stamp)
             else:
                 self._observe(known, *(await self._listed() if self._may_have_gone() else self._answer))
 
-    async def _changed(self) -> tuple[object, ...] | None:
-        """What differs when a file or the hardware has changed; None: the times of the files cannot be read in time."""
+    def _changed(self) -> tuple[object, ...]:
+        """What differs when a file or the hardware has changed."""
         topology = self._ledger.state.topology
-        found = await self._stamps.read(self._files.stamp)
         place = (topology.epoch, topology.revision) if topology is not None else ()
-        return (*found[0], place) if found is not None else None
+        return (*self._files.stamp(), place)
 
-    async def _read(self, stamp: tuple[object, ...] | None) -> None:
+    async def _read(self, stamp: tuple[object, ...]) -> None:
         """`stamp`: of before the reading, so that what changes meanwhile is read again."""
         found: list[tuple[Listed | None, str]] = []
 
