@@ -121,6 +121,45 @@ async def test_a_lost_acknowledgement_costs_neither_order_nor_repetition() -> No
     assert 7 == ledger.state.seq
 
 
+class DistantBus(MemoryBus):
+    """A bus whose acknowledgements take 10 ms; keeps when it stored what."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__()
+        self._clock = clock
+        self.stored: dict[int, float] = {}
+
+    async def publish(self, message: Message) -> int:
+        (position,) = await self.publish_all([message])
+        assert position is not None
+        return position
+
+    async def publish_all(self, messages: Sequence[Message]) -> Sequence[int | None]:
+        await self._clock.sleep(0.01)
+        positions = []
+        for message in messages:
+            self.stored[seq_of(message)] = self._clock.monotonic()
+            positions.append(await super().publish(message))
+        return positions
+
+
+async def test_at_150_grants_a_second_none_waits_for_the_one_before() -> None:
+    """F11: one by one, with 10 ms each, the last of 300 facts would be a second late."""
+    clock, granted = ManualClock(), {}
+    bus, ledger = DistantBus(clock), Ledger(NODE, MemoryJournal(), clock)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(Outbox(ledger, bus, clock).run)
+        for _ in range(300):
+            ledger.grant([Allocation(id=ledger.next_id(), devices={GPU: GPUS[:1]})])
+            granted[ledger.state.seq] = clock.monotonic()
+            await clock.advance(1 / 150)
+        await clock.advance(0.1)
+        tasks.cancel_scope.cancel()
+
+    assert 300 == len(granted)
+    assert 0.025 > max(bus.stored[seq] - at for seq, at in granted.items())
+
+
 async def test_while_the_bus_takes_nothing_the_oldest_goes_out_alone() -> None:
     bus, journal = PartialBus(), Journal()
     clock, tries = ManualClock(), []

@@ -104,6 +104,13 @@ def grant(ledger: Ledger, device: str) -> None:
     ledger.grant([Allocation(id=ledger.next_id(), devices={GPU: (DeviceID(device),)})])
 
 
+def grant_together(ledger: Ledger, *devices: str) -> None:
+    """As for callers of one moment."""
+    with ledger.together():
+        for device in devices:
+            grant(ledger, device)
+
+
 def release_oldest(ledger: Ledger) -> None:
     ledger.release([next(iter(ledger.state.allocations))], "released")
 
@@ -154,7 +161,11 @@ def test_a_power_cut_leaves_the_record_before_or_after_a_change(
                 change(partial(release_oldest, ledger), frozenset(expected))
             if number % 4 == 1:
                 change(partial(publish, ledger), frozenset(expected))
-            refused = partial(grant, ledger, "GPU-none"), frozenset([*expected, "GPU-none"])
+            if number % 4 == 2:
+                several = [f"GPU-{number}-{each}" for each in "abc"]
+                expected += several
+                change(partial(grant_together, ledger, *several), frozenset(expected))
+            refused = partial(grant_together, ledger, "GPU-x", "GPU-y"), frozenset([*expected, "GPU-x", "GPU-y"])
             if number == 4:
                 disk.failing = True
                 fail(*refused)
@@ -171,6 +182,23 @@ def test_a_power_cut_leaves_the_record_before_or_after_a_change(
         with open_journal(folder, NODE) as journal:
             found = Ledger(NODE, journal, ManualClock())
             assert held(found) in acceptable
+            assert None is found.unconfirmed
+
+
+def test_of_a_group_that_was_cut_short_nothing_is_held(tmp_path: Path) -> None:
+    """Wherever its line ends on the disk, a whole one without its line feed apart, which counts as damage."""
+    with open_journal(tmp_path / "whole", NODE) as journal:
+        ledger = Ledger(NODE, journal, ManualClock())
+        grant(ledger, "GPU-0")
+        before = len(journal.path.read_bytes())
+        grant_together(ledger, "GPU-1", "GPU-2", "GPU-3")
+        whole = journal.path.read_bytes()
+
+    for size in (*range(before, len(whole) - 1), len(whole)):
+        image = frozenset({("journal", whole[:size]), ("published", b"0 0\n")})
+        with open_journal(put_back(image, tmp_path / str(size)), NODE) as journal:
+            found = Ledger(NODE, journal, ManualClock())
+            assert (4 if size == len(whole) else 1) == len(held(found))
             assert None is found.unconfirmed
 
 
