@@ -24,7 +24,8 @@ kubelet of `kubelet.py` in this process.
   Like all agents here it runs from byte code, as an installed package does.
 - `stop`: from SIGTERM to the end of the process, which serves nobody.
 - `reregister`: from the kubelet's new socket to the agent's registration.
-- `idle`: the CPU time that the agent uses while nobody asks anything, scaled to a minute.
+- `idle`: the CPU time that the agent uses while nobody asks anything, scaled to a minute; NATS is connected, and the kubelet
+  listens to both plugins and answers PodResources.
 
 `rss_mb` is the memory of the agent after the calls, in units of 2^20 bytes.
 """
