@@ -122,6 +122,24 @@ async def test_a_change_while_the_list_is_put_together_is_listed_next(monkeypatc
     assert [[], ["GPU-5"]] == [[device.id for device in one if device.health == "Unhealthy"] for one in listed]
 
 
+@pytest.mark.parametrize("waits", [True, False], ids=["while it waits", "while its list is read"])
+async def test_a_stream_that_is_told_to_end_ends(waits: bool) -> None:
+    service = DevicePlugin(GPU, MemoryAllocator(two_nodes()))
+    lists = service.list_and_watch(v1beta1.Empty())
+    assert isinstance(lists, AsyncGenerator)
+    async with aclosing(lists) as stream, anyio.create_task_group() as tasks:
+        await anext(stream)
+        if waits:
+            tasks.start_soon(service.watches.end)
+        else:
+            service.watch.end()
+        with anyio.fail_after(30):
+            with pytest.raises(StopAsyncIteration):
+                await anext(stream)
+
+    assert service.watch.ended.is_set()
+
+
 async def test_a_stream_that_does_not_end_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its client reads nothing any more. The next registration is not to depend on it."""
     monkeypatch.setattr(watches, "END_SECONDS", 0.0)

@@ -29,7 +29,6 @@ from topoalign.core.model.requests import MOST_CONTAINERS
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.connection import Connection
 from topoalign.kubelet.grpc.transport import Servicer, caller
-from topoalign.runtime.tasks import either
 
 log = structlog.get_logger()
 
@@ -73,7 +72,7 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
                     if response is not said:
                         said = response
                         yield response
-                    await either(partial(self.allocator.wait_past, version), watch.ending.wait)
+                    await watch.wait(partial(self.allocator.wait_past, version))
             finally:
                 if kubelet:
                     log.info("the kubelet does not listen any more", resource=self.resource)

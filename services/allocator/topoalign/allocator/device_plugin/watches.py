@@ -10,7 +10,7 @@ the registration, is taken for its own. The others are served beside it, a few o
 Source: kubelet v1.36.3, cm/devicemanager/plugin/v1beta1 `client.Run` and `runClient`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from weakref import WeakSet
 
@@ -35,6 +35,18 @@ class Watch:
         self.open = False
         self.ending = anyio.Event()
         self.ended = anyio.Event()
+        self._waiting = anyio.CancelScope()
+
+    def end(self) -> None:
+        """Has the stream end where it waits, or before it waits again."""
+        self.ending.set()
+        self._waiting.cancel()
+
+    async def wait(self, wait: Callable[[], Awaitable[None]]) -> None:
+        """Returns when `wait` does, or when the stream is to end. It costs no task: a stream waits after every fact."""
+        if not self.ending.is_set():
+            with anyio.CancelScope() as self._waiting:
+                await wait()
 
 
 class Watches:
@@ -103,7 +115,7 @@ class Watches:
     async def end(self) -> None:
         """Ends all open streams, and waits until they have ended, at most `END_SECONDS` because clients may hang."""
         for watch in self._all():
-            watch.ending.set()
+            watch.end()
         with anyio.move_on_after(END_SECONDS):
             for watch in self._all():
                 if watch.open:
