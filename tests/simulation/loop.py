@@ -21,6 +21,7 @@ from heapq import heappop
 from random import Random
 from selectors import BaseSelector, SelectorKey
 from typing import Any, NoReturn, TypeVar
+from weakref import WeakKeyDictionary
 
 T = TypeVar("T")
 Main = Callable[[], Coroutine[Any, Any, None]]
@@ -87,7 +88,10 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         """Killed, and not ended yet."""
         self._stopped = 0
         """Processes that are stopped now."""
+        self._numbers: "WeakKeyDictionary[asyncio.Task[Any], int]" = WeakKeyDictionary()
+        self._created = 0
         super().__init__(DeafSelector())
+        self.set_task_factory(numbered)
 
     def time(self) -> float:
         return self._now
@@ -134,12 +138,22 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
             self._jump()
             self._make_ready()
         if len(self._ready) > 1:
-            ready = list(self._ready)
+            ready = sorted(self._ready, key=self._number_of)
             self._chance.shuffle(ready)
             self._ready.clear()
             self._ready.extend(ready)
         for _ in range(len(self._ready)):
             run(self._ready.popleft())
+
+    def number(self, task: "asyncio.Task[Any]") -> None:
+        """Tasks are told apart by the order in which they are created, which no address decides."""
+        self._created += 1
+        self._numbers[task] = self._created
+
+    def _number_of(self, handle: Handle) -> int:
+        """The number of the task that a handle runs; 0 if it runs none. Who cancels several tasks does it by address."""
+        task = getattr(handle._callback, "__self__", None)  # type: ignore[attr-defined]  # asyncio's own
+        return self._numbers.get(task, 0) if isinstance(task, asyncio.Task) else 0
 
     def _make_ready(self) -> None:
         """What is due is ready, but for what stopped processes would do."""
@@ -186,6 +200,16 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     def _asyncgen_finalizer_hook(self, agen: AsyncGenerator[Any, Any]) -> None:
         """When the garbage collector finds a generator is not the seed's to say: it is closed at the end of the run."""
         self._unclosed.append(agen)
+
+
+def numbered(
+    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T], context: Context | None = None
+) -> "asyncio.Task[T]":
+    """A task of a SimulatedLoop."""
+    task = asyncio.Task(coroutine, loop=loop, context=context)
+    assert isinstance(loop, SimulatedLoop)
+    loop.number(task)
+    return task
 
 
 def run(handle: Handle) -> None:

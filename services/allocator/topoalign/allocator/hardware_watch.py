@@ -105,7 +105,7 @@ class HardwareWatch:
             self._tell()
 
     async def _hear(self) -> None:
-        async for heard in Client(self._bus, name="topoalign-allocator").nodes(node=self._ledger.node):
+        async for heard in Client(self._bus, self._clock, "topoalign-allocator").nodes(node=self._ledger.node):
             await self._take(heard)
 
     async def _take(self, heard: Heard) -> None:

@@ -158,7 +158,7 @@ async def hardware_known(bus: Bus, node: NodeName, clock: Clock) -> None:
 
         async def hear() -> None:
             nonlocal known
-            async for heard in Client(bus, name="topoalign-successor").nodes(node=node):
+            async for heard in Client(bus, clock, "topoalign-successor").nodes(node=node):
                 if isinstance(heard.event, TopologyDiscovered):
                     break
             known = True
