@@ -88,10 +88,9 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         """Killed, and not ended yet."""
         self._stopped = 0
         """Processes that are stopped now."""
-        self._numbers: "WeakKeyDictionary[asyncio.Task[Any], int]" = WeakKeyDictionary()
+        self._numbers: WeakKeyDictionary[asyncio.Task[Any], int] = WeakKeyDictionary()
         self._created = 0
         super().__init__(DeafSelector())
-        self.set_task_factory(numbered)
 
     def time(self) -> float:
         return self._now
@@ -145,10 +144,12 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         for _ in range(len(self._ready)):
             run(self._ready.popleft())
 
-    def number(self, task: "asyncio.Task[Any]") -> None:
+    def create_task(self, *args: Any, **kwargs: Any) -> "asyncio.Task[Any]":
         """Tasks are told apart by the order in which they are created, which no address decides."""
+        task = super().create_task(*args, **kwargs)
         self._created += 1
         self._numbers[task] = self._created
+        return task
 
     def _number_of(self, handle: Handle) -> int:
         """The number of the task that a handle runs; 0 if it runs none. Who cancels several tasks does it by address."""
@@ -200,16 +201,6 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     def _asyncgen_finalizer_hook(self, agen: AsyncGenerator[Any, Any]) -> None:
         """When the garbage collector finds a generator is not the seed's to say: it is closed at the end of the run."""
         self._unclosed.append(agen)
-
-
-def numbered(
-    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T], context: Context | None = None
-) -> "asyncio.Task[T]":
-    """A task of a SimulatedLoop."""
-    task = asyncio.Task(coroutine, loop=loop, context=context)
-    assert isinstance(loop, SimulatedLoop)
-    loop.number(task)
-    return task
 
 
 def run(handle: Handle) -> None:
