@@ -101,7 +101,7 @@ class Node:
         it.hear_topology(it.ledger, 2)
         client = PodResourcesClient(self.resources / "kubelet.sock", self.plugins, it.clock)
         it.device_allocations = DeviceAllocations(it.ledger, it.clock, client, settle_seconds=0)
-        async with background() as tasks:
+        async with client, background() as tasks:
             await tasks.start(KubeletFront(it.device_allocations, self.plugins, it.clock).run)
             await self.listed()
             await it.device_allocations.reconcile()

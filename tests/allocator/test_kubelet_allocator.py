@@ -74,7 +74,7 @@ async def node(rules: AdmissionRules = RESTRICTED) -> AsyncIterator[Node]:
         pod_resources = PodResourcesClient(resources / "kubelet.sock", plugins, clock)
         allocator = DeviceAllocations(ledger, clock, pod_resources, settle_seconds=0)
         kubelet = FakeKubelet(plugins, resources, MACHINE, rules)
-        async with anyio.create_task_group() as tasks:
+        async with pod_resources, anyio.create_task_group() as tasks:
             await tasks.start(kubelet.run)
             await tasks.start(KubeletFront(allocator, plugins, clock).run)
             await kubelet.until(offers(MACHINE))

@@ -106,7 +106,7 @@ async def node() -> AsyncIterator[Node]:
         watch = CountedWatch(ledger, files, clock, client.devices)
         rules = configuration.load_configuration(directory / "config.yaml")
         kubelet, plugin = FakeKubelet(plugins, resources, MACHINE, rules), OtherPlugin(TWO)
-        async with background() as tasks:
+        async with client, background() as tasks:
             await tasks.start(kubelet.run)
             async with plugin.running(plugins):
                 await kubelet.until(lambda kubelet: kubelet.capacity(FPGA) == 2)

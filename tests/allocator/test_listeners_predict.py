@@ -71,7 +71,7 @@ async def run(seed: int, directory: Path) -> list[Predicted]:
     last = machine.node_ids[-1]
     fpgas = OtherPlugin({f"f-{at}": (0 if at < 3 else last,) for at in range(6)})
     predicted: list[Predicted] = []
-    async with anyio.create_task_group() as tasks:
+    async with pod_resources, anyio.create_task_group() as tasks:
         await tasks.start(kubelet.run)
         async with fpgas.running(plugins):
             await tasks.start(KubeletFront(allocator, plugins, clock).run)

@@ -58,7 +58,7 @@ async def predicted_and_done(seed: int, directory: Path) -> list[tuple[object, o
     )
     kubelet = FakeKubelet(plugins, resources, machine, rules)
     pairs, uncertain = [], 0
-    async with anyio.create_task_group() as tasks:
+    async with pod_resources, anyio.create_task_group() as tasks:
         await tasks.start(kubelet.run)
         await tasks.start(KubeletFront(kubelets_desk, plugins, clock).run)
         await kubelet.until(offers(machine))

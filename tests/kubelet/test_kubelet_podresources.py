@@ -27,9 +27,14 @@ from topoalign.runtime.clock import ManualClock, SystemClock
 pytestmark = pytest.mark.anyio
 
 
+def client_of(it: Node) -> PodResourcesClient:
+    return PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir, ManualClock())
+
+
 async def listed(it: Node) -> Listing:
     """What the allocator reads of this kubelet."""
-    return await PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir, ManualClock()).listing()
+    async with client_of(it) as client:
+        return await client.listing()
 
 
 async def test_the_checkpoint_shows_init_containers_that_podresources_omits() -> None:
@@ -72,21 +77,20 @@ async def test_what_is_no_file_is_no_checkpoint_and_is_not_waited_for() -> None:
     """A named pipe that nobody writes to, and then the file again."""
     async with node(two_nodes()) as it:
         await it.kubelet.admit(pod("train", gpus=1))
-        client = PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir, ManualClock())
-        file = it.kubelet.plugins_dir / device_checkpoint.NAME
-        content = file.read_bytes()
-        file.unlink()
-        os.mkfifo(file)
-        piped = (await client.listing()).checkpoint
-        file.rename(file.with_name("pipe"))
-        file.write_bytes(content)
+        async with client_of(it) as client:
+            file = it.kubelet.plugins_dir / device_checkpoint.NAME
+            content = file.read_bytes()
+            file.unlink()
+            os.mkfifo(file)
+            piped = (await client.listing()).checkpoint
+            file.rename(file.with_name("pipe"))
+            file.write_bytes(content)
 
-        assert (None, frozenset({(GPU, DeviceID("GPU-0"))})) == (piped, (await client.listing()).checkpoint)
+            assert (None, frozenset({(GPU, DeviceID("GPU-0"))})) == (piped, (await client.listing()).checkpoint)
 
 
 async def test_a_checkpoint_that_has_changed_is_read_anew() -> None:
-    async with node(two_nodes()) as it:
-        client = PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir, ManualClock())
+    async with node(two_nodes()) as it, client_of(it) as client:
         sizes = []
         for name in ("one", "two"):
             await it.kubelet.admit(pod(name, gpus=1))
@@ -99,26 +103,26 @@ async def test_a_checkpoint_that_has_changed_and_not_in_size_is_read_anew() -> N
     """A device in place of another has a name of the same length: the file is written anew, and is as long as before."""
     async with node(two_nodes()) as it:
         await it.kubelet.admit(pod("train", gpus=1))
-        client = PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir, ManualClock())
-        file = it.kubelet.plugins_dir / device_checkpoint.NAME
-        first = await client.listing()
-        content = file.read_bytes()
-        read = device_checkpoint.decode(content)
-        entry = (read.pod_device_entries or [])[0]
-        others = {
-            name: device_checkpoint.encode(
-                msgspec.structs.replace(
-                    read, pod_device_entries=[msgspec.structs.replace(entry, device_ids={0: [name]})]
+        async with client_of(it) as client:
+            file = it.kubelet.plugins_dir / device_checkpoint.NAME
+            first = await client.listing()
+            content = file.read_bytes()
+            read = device_checkpoint.decode(content)
+            entry = (read.pod_device_entries or [])[0]
+            others = {
+                name: device_checkpoint.encode(
+                    msgspec.structs.replace(
+                        read, pod_device_entries=[msgspec.structs.replace(entry, device_ids={0: [name]})]
+                    )
                 )
-            )
-            for name in (f"GPU-{i}" for i in range(1, 100))
-        }
-        other = next(name for name, written in others.items() if len(written) == len(content))
-        (file.parent / "new").write_bytes(others[other])
-        (file.parent / "new").rename(file)
+                for name in (f"GPU-{i}" for i in range(1, 100))
+            }
+            other = next(name for name, written in others.items() if len(written) == len(content))
+            (file.parent / "new").write_bytes(others[other])
+            (file.parent / "new").rename(file)
 
-        assert frozenset({(GPU, DeviceID("GPU-0"))}) == first.checkpoint
-        assert frozenset({(GPU, DeviceID(other))}) == (await client.listing()).checkpoint
+            assert frozenset({(GPU, DeviceID("GPU-0"))}) == first.checkpoint
+            assert frozenset({(GPU, DeviceID(other))}) == (await client.listing()).checkpoint
 
 
 async def test_a_disk_that_hangs_keeps_nobody_waiting_and_no_second_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,13 +139,13 @@ async def test_a_disk_that_hangs_keeps_nobody_waiting_and_no_second_thread(monke
     monkeypatch.setattr(pod_resources, "given_out", hanging)
     async with node(two_nodes()) as it:
         await it.kubelet.admit(pod("train", gpus=1))
-        client = PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir, ManualClock())
-        with anyio.fail_after(20):
-            hung = [(await client.listing()).checkpoint for _ in range(3)]
-            threads = len(begun)
-            go_on.set()
-            while (again := (await client.listing()).checkpoint) is None:
-                pass
+        async with client_of(it) as client:
+            with anyio.fail_after(20):
+                hung = [(await client.listing()).checkpoint for _ in range(3)]
+                threads = len(begun)
+                go_on.set()
+                while (again := (await client.listing()).checkpoint) is None:
+                    pass
 
     assert ([None] * 3, 1) == (hung, threads)
     assert frozenset({(GPU, DeviceID("GPU-0"))}) == again
@@ -163,8 +167,7 @@ async def test_the_devices_of_a_container_are_gathered_by_resource() -> None:
 
 async def test_pod_directories_are_read_at_every_look_and_logged_once_if_missing() -> None:
     """The directories of pods are read at every look; that they are missing is logged once."""
-    async with node(two_nodes()) as it:
-        client = PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir, ManualClock())
+    async with node(two_nodes()) as it, client_of(it) as client:
         pods = it.kubelet.plugins_dir.parent / "pods"
         moved = pods.with_name("moved")
         pods.mkdir(exist_ok=True)
@@ -228,8 +231,10 @@ def test_a_container_has_the_uid_of_the_pod_listed_with_its_devices(
 
 
 async def test_without_a_socket_the_kubelet_is_away() -> None:
-    with short_directory() as directory, pytest.raises(KubeletAway, match="its socket is not there"):
-        await PodResourcesClient(directory / "kubelet.sock", directory).listing()
+    with short_directory() as directory:
+        async with PodResourcesClient(directory / "kubelet.sock", directory) as client:
+            with pytest.raises(KubeletAway, match="its socket is not there"):
+                await client.listing()
 
 
 class Mute(Servicer, v1.PodResourcesListerBase):
@@ -246,8 +251,9 @@ async def test_a_kubelet_that_does_not_answer_is_given_up_after_a_second() -> No
         async with anyio.create_task_group() as tasks:
 
             async def call() -> None:
-                with pytest.raises(KubeletAway, match="no answer within 1 s"):
-                    await PodResourcesClient(server.path, directory, clock).listing()
+                async with PodResourcesClient(server.path, directory, clock) as client:
+                    with pytest.raises(KubeletAway, match="no answer within 1 s"):
+                        await client.listing()
 
             tasks.start_soon(call)
             await clock.advance(1)
@@ -313,8 +319,7 @@ async def test_allocatable_resources_and_single_pods_can_be_asked_for() -> None:
 
 async def test_the_devices_of_other_plugins_are_listed_without_ours() -> None:
     """Ours may be thousands of shares; a name that only begins like one of ours is another's."""
-    async with node(two_nodes()) as it:
-        client = PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir, ManualClock())
+    async with node(two_nodes()) as it, client_of(it) as client:
         await it.kubelet.until(lambda kubelet: (kubelet.allocatable(GPU), kubelet.allocatable(NIC)) == (8, 2))
 
         assert {GPU, NIC} == (await client.devices()).keys()

@@ -121,7 +121,8 @@ async def test_a_plugin_writes_the_checkpoint_and_a_pod_resources_call_cleans_it
         await admitted(it, "train", gpus=1)
         await it.kubelet.remove(DEFAULT, PodName("train"))
         if asked_before:
-            await PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir, ManualClock()).listing()
+            async with PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir, ManualClock()) as client:
+                await client.listing()
         after_the_look = listed(it.directory)["devices"]
         it.allocator.judge({DeviceID("GPU-7"): DeviceHealth(state=HealthState.UNHEALTHY)})
         await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 7)
@@ -287,7 +288,8 @@ async def test_a_kubelet_without_its_checkpoint_gives_devices_in_use_again() -> 
         (it.kubelet.plugins_dir / "kubelet_internal_checkpoint").unlink()
         await it.kubelet.start()
         await until_offered(it, clock)
-        listing = await PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir, ManualClock()).listing()
+        async with PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir, ManualClock()) as client:
+            listing = await client.listing()
         second = await it.kubelet.admit(pod("second", gpus=8))
 
         assert (1, ()) == (listing.pods, listing.holdings)

@@ -210,9 +210,9 @@ class UntidyNode:
         if chance.random() < 0.2:
             await self.clock.advance(chance.choice((1.0, 11.0)))
         if chance.random() < 0.2:
-            await PodResourcesClient(
-                kubelet.pod_resources_dir / "kubelet.sock", kubelet.plugins_dir, ManualClock()
-            ).listing()
+            socket = kubelet.pod_resources_dir / "kubelet.sock"
+            async with PodResourcesClient(socket, kubelet.plugins_dir, ManualClock()) as client:
+                await client.listing()
         if self.machine.gpus and chance.random() < 0.1:
             await self.judge(chance.choice(self.machine.gpus).id)
         if chance.random() < 0.03:

@@ -1,5 +1,6 @@
 """Runs the allocator of one node."""
 
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -27,10 +28,11 @@ from topoalign.runtime.settings import from_environment
 
 class KubeletSide(NamedTuple):
     """
-    The parts of an allocator whose node has a kubelet: what it allocated, the device plugins, and the watch of its
-    files.
+    The parts of an allocator whose node has a kubelet: its PodResources, what it allocated, the device plugins, and the
+    watch of its files.
     """
 
+    pod_resources: PodResourcesClient
     allocations: DeviceAllocations
     front: KubeletFront
     watch: KubeletWatch
@@ -74,7 +76,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
         )
         context.figures.extend(figures(allocator, lambda: len(journal.set_aside), lambda: journal.syncs))
         tell_state(context, allocator, kubelet, containers)
-        async with anyio.create_task_group() as tasks:
+        async with kubelet.pod_resources if kubelet is not None else nullcontext(), anyio.create_task_group() as tasks:
             await tasks.start(allocator.run)
             tasks.start_soon(configuration.keep_up, context.clock, context.reload.wait)
             if kubelet is not None:
@@ -91,11 +93,11 @@ def kubelet_side(
     settings: AllocatorSettings, context: Context, ledger: Ledger, hardware_watch: HardwareWatch, containers: Containers
 ) -> KubeletSide:
     """Builds the parts for a node with a kubelet from the settings; nothing runs yet. Raises InvalidField."""
-    rules, kubelet = settings.rules, PodResourcesClient(settings.pod_resources, Path(settings.kubelet_dir))
+    rules, pod_resources = settings.rules, PodResourcesClient(settings.pod_resources, Path(settings.kubelet_dir))
     allocations = DeviceAllocations(
         ledger,
         context.clock,
-        kubelet,
+        pod_resources,
         placement=rules.placement,
         gone_seconds=settings.gone_seconds,
         settle_seconds=settings.settle_seconds,
@@ -116,8 +118,8 @@ def kubelet_side(
         version=settings.kubelet_version,
         settle_seconds=settings.settle_seconds,
     )
-    watch = KubeletWatch(ledger, files, context.clock, kubelet.devices, allocations.ended)
-    return KubeletSide(allocations, front, watch)
+    watch = KubeletWatch(ledger, files, context.clock, pod_resources.devices, allocations.ended)
+    return KubeletSide(pod_resources, allocations, front, watch)
 
 
 def tell_state(context: Context, allocator: Allocator, kubelet: KubeletSide | None, containers: Containers) -> None:

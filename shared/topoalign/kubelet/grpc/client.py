@@ -1,7 +1,8 @@
-"""One call to a gRPC server on a unix socket, with a deadline and one type of error."""
+"""Calls to a gRPC server on a unix socket, each with a deadline and one type of error."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,30 +31,51 @@ class KubeletAway(Unavailable):
         super().__init__(finding, "see that the kubelet runs and that the directory is its own; this is tried again")
 
 
+class Lost(Exception):
+    """Raised by a call whose connection was lost, and which is to be made again."""
+
+
 async def ask(
     path: Path, question: Callable[[Channel], Awaitable[T]], clock: Clock, within: float, codec: CodecBase | None = None
 ) -> T:
     """Connects, asks, hangs up. Raises KubeletAway if there is no good answer within so many seconds."""
-    answers: list[T] = []
-    failure = f"no answer within {within:g} s"
+    channel = channel_to(path, codec)
+    try:
+        return await answered(path, partial(question, channel), clock, within)
+    finally:
+        channel.close()
+
+
+def channel_to(path: Path, codec: CodecBase | None = None) -> Channel:
+    """A channel to the server at this path, which connects with its first call and must be closed."""
     channel = Channel(path=str(path), codec=codec or QuickCodec())
     listen(channel, RecvMessage, decoded)
+    return channel
 
-    async def call() -> None:
+
+async def answered(path: Path, call: Callable[[], Awaitable[T]], clock: Clock, within: float) -> T:
+    """
+    The answer to a call; one that raises Lost is made again, in a new task (`apart` has the reason). Raises KubeletAway,
+    about the socket at `path`, if there is no good answer within so many seconds.
+    """
+    answers: list[T] = []
+    failure = f"no answer within {within:g} s"
+
+    async def attempt() -> None:
         nonlocal failure
         try:
-            answers.append(await question(channel))
+            answers.append(await call())
+        except Lost:
+            tasks.start_soon(attempt)
+            return
         except FAILURES as error:
             failure = described(error)
         tasks.cancel_scope.cancel()
 
-    try:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(call)
-            await clock.sleep(within)
-            tasks.cancel_scope.cancel()
-    finally:
-        channel.close()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(attempt)
+        await clock.sleep(within)
+        tasks.cancel_scope.cancel()
     if not answers:
         raise KubeletAway(f"the kubelet at {clean(str(path), 200)}: {failure}")
     return answers[0]

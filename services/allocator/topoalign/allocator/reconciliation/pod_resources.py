@@ -8,7 +8,7 @@ UIDs but no names; an entry of it is a container's if it has the same devices an
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 import anyio
 import msgspec
@@ -26,7 +26,8 @@ from topoalign.kubelet.files import checkpoint, device_checkpoint, pod_directori
 from topoalign.kubelet.files.pod_directories import PodDirectories
 from topoalign.kubelet.grpc import sockets
 from topoalign.kubelet.grpc.api import v1
-from topoalign.kubelet.grpc.client import KubeletAway, ask
+from topoalign.kubelet.grpc.client import KubeletAway
+from topoalign.kubelet.grpc.kept_channel import KeptChannel
 from topoalign.kubelet.grpc.protobuf import field
 from topoalign.kubelet.grpc.unchanged import UNCHANGED, ComparingCodec, Fields
 from topoalign.runtime.clock import SystemClock
@@ -46,7 +47,10 @@ log = structlog.get_logger("topoalign.allocator.podresources")
 
 
 class PodResourcesClient:
-    """Asks the kubelet's PodResources socket, and reads its checkpoint and pod directories with it."""
+    """
+    Asks the kubelet's PodResources socket, over a connection that is kept until the end of an `async with`, and reads the
+    checkpoint and pod directories with it.
+    """
 
     def __init__(self, socket: Path, checkpoint_dir: Path, clock: Clock | None = None) -> None:
         """
@@ -55,6 +59,7 @@ class PodResourcesClient:
         """
         self._socket, self._checkpoint_dir = socket, checkpoint_dir
         self._clock = clock or SystemClock()
+        self._channel = KeptChannel(socket, self._clock)
         self._checkpoint: tuple[tuple[int, ...], Given | None] = ((), None)
         """Of which file (inode, time of change, size), and what it says: it is read, and its checksum made, once."""
         self._checkpoints: Reader[Given | None] = Reader()
@@ -64,6 +69,12 @@ class PodResourcesClient:
         self._unknown: str | None = None
         """Why the directories of pods tell nothing, as it was logged last."""
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._channel.close()
+
     async def listing(self) -> Listing:
         """
         Asks what every container holds, and reads the checkpoint and the pod directories. Raises KubeletAway, after
@@ -71,9 +82,7 @@ class PodResourcesClient:
         `READ_SECONDS` count as such that cannot be read.
         """
         kubelet = sockets.identity(self._socket)
-        listed = await ask(
-            self._socket, lambda channel: v1.PodResourcesListerStub(channel).list(LIST), self._clock, LIST_SECONDS
-        )
+        listed = await self._channel.ask(lambda channel: v1.PodResourcesListerStub(channel).list(LIST), LIST_SECONDS)
         try:
             usage = tuple(usage_of(pod, container) for pod in listed.pod_resources for container in pod.containers)
         except ValueError as error:
@@ -105,10 +114,8 @@ class PodResourcesClient:
         """
         known, listed = self._listed
         codec = ComparingCodec(known, tuple(field(1, resource.encode()) for resource in ours))
-        response = await ask(
-            self._socket,
+        response = await self._channel.ask(
             lambda channel: v1.PodResourcesListerStub(channel).get_allocatable_resources(ALLOCATABLE),
-            self._clock,
             LIST_SECONDS,
             codec,
         )

@@ -1,0 +1,114 @@
+"""
+A connection to a gRPC server on a unix socket that is kept between calls.
+
+The kubelet's PodResources is asked again and again, and a connection costs more than a call. It is made with the first
+call, and made anew after a failure, after it was lost, and where another socket is at the path, as after a restart of the
+kubelet. Calls at the same time share it. After a call that failed, later calls do not use it any more; it is closed when
+the last call over it has ended.
+
+A call over a connection that has answered before may fail for no other reason than that the server has closed it since.
+Such a call is made again over a new connection, so only what may be asked twice is asked here.
+"""
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from grpclib.client import Channel, Stream
+from grpclib.encoding.base import CodecBase
+from grpclib.exceptions import StreamTerminatedError
+
+from topoalign.core.ports import Clock
+from topoalign.kubelet.grpc import sockets
+from topoalign.kubelet.grpc.client import Lost, answered, channel_to
+
+T = TypeVar("T")
+
+
+class KeptChannel:
+    """Asks the server at one path, over one connection for as long as it lasts. `close` ends it."""
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self._path, self._clock = path, clock
+        self._kept: Connection | None = None
+        """What the next call uses; None: it makes a new one."""
+
+    async def ask(
+        self, question: Callable[[Channel], Awaitable[T]], within: float, codec: CodecBase | None = None
+    ) -> T:
+        """
+        Asks over the kept connection; `codec` is for this question alone. Raises KubeletAway if there is no good answer
+        within so many seconds.
+        """
+
+        async def call() -> T:
+            with self._lent() as connection:
+                try:
+                    return await question(connection.channel if codec is None else connection.with_codec(codec))
+                except StreamTerminatedError as error:
+                    if connection.has_answered:
+                        raise Lost from error
+                    raise
+
+        return await answered(self._path, call, self._clock, within)
+
+    def close(self) -> None:
+        """Ends the connection, at once if no call uses it."""
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            kept.close_unused()
+
+    @contextmanager
+    def _lent(self) -> Iterator["Connection"]:
+        """The connection, for one call."""
+        identity = sockets.identity(self._path)
+        if self._kept is not None and self._kept.identity != identity:
+            self.close()
+        if self._kept is None:
+            self._kept = Connection(channel_to(self._path), identity)
+        lent = self._kept
+        lent.calls += 1
+        succeeded = False
+        try:
+            yield lent
+            succeeded = lent.has_answered = True
+        finally:
+            lent.calls -= 1
+            if not succeeded and self._kept is lent:
+                self._kept = None
+            if self._kept is not lent:
+                lent.close_unused()
+
+
+class Connection:
+    """A channel that calls share."""
+
+    def __init__(self, channel: Channel, identity: sockets.Identity | None) -> None:
+        """`identity`: of the socket when the channel was made."""
+        self.channel, self.identity = channel, identity
+        self.calls = 0
+        """Under way."""
+        self.has_answered = False
+
+    def with_codec(self, codec: CodecBase) -> Channel:
+        """The channel for one call with a codec of its own."""
+        return cast(Channel, CodedChannel(self.channel, codec))
+
+    def close_unused(self) -> None:
+        """Closes the channel unless a call is under way."""
+        if not self.calls:
+            self.channel.close()
+
+
+class CodedChannel:
+    """A channel as a generated stub uses it, with another codec."""
+
+    def __init__(self, channel: Channel, codec: CodecBase) -> None:
+        self._channel, self._codec = channel, codec
+
+    def request(self, *arguments: Any, **options: Any) -> Stream[Any, Any]:
+        """As `Channel.request`."""
+        stream = self._channel.request(*arguments, **options)
+        stream._codec = self._codec
+        return stream
