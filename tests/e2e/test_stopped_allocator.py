@@ -1,6 +1,7 @@
 """An allocator that was stopped (SIGSTOP) grants nothing to those who gave up meanwhile."""
 
 import signal
+from contextlib import aclosing
 from pathlib import Path
 
 import anyio
@@ -13,10 +14,10 @@ from topoalign.client import Client
 from topoalign.core import wire
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import BusUnavailable
-from topoalign.core.model.events import AllocationsSnapshot
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AllocateRequest, ClockReading, ClockRequest, Deadline
 from topoalign.core.ports import Bus
+from topoalign.core.state.fold import NodeState
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats
 
@@ -37,12 +38,16 @@ async def give_up(bus: Bus, name: str, deadline: Deadline) -> None:
         await bus.ask(wire.admission_subject(NODE, "allocate"), msgspec.json.encode(request), 2 * WAIT_SECONDS)
 
 
-async def held(bus: Bus) -> list[str]:
-    events = Client(bus).allocations(node=NODE)
-    snapshot = (await anext(events)).event
-    await events.aclose()
-    assert isinstance(snapshot, AllocationsSnapshot)
-    return [each.owner.pod for each in snapshot.allocations if each.owner is not None]
+async def holders_until(bus: Bus, last: str) -> list[str]:
+    """The pods that hold something once this one does, by what the stream tells: the fact follows the answer."""
+    state = NodeState(node=NODE)
+    async with aclosing(Client(bus).allocations(node=NODE)) as events:
+        async for heard in events:
+            state = state.apply(heard.event)
+            pods = [each.owner.pod for each in state.allocations.values() if each.owner is not None]
+            if last in pods:
+                return pods
+    raise AssertionError("the stream ended")
 
 
 async def test_requests_given_up_while_it_was_stopped_are_refused_later(
@@ -74,7 +79,8 @@ async def test_requests_given_up_while_it_was_stopped_are_refused_later(
             decision = await allocate(bus, NODE, pod("after", gpus=1))
 
             assert isinstance(decision, Admission)
-            assert ["after"] == await held(bus)
+            with anyio.fail_after(60):
+                assert ["after"] == await holders_until(bus, "after")
     told = capsys.readouterr().err
     assert 69 == status
     assert "the allocation for pod q/x was not requested" in told

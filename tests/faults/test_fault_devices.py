@@ -9,7 +9,7 @@ from pathlib import Path
 import pynvml
 import pytest
 from faults_support import THOROUGH
-from kubelet_support import pod
+from kubelet_support import learn_owners, pod
 from node_support import FOREVER, HURRY, NODE, READ_SECONDS, WholeNode, turns, whole_node
 from nvml_support import host_tree, script, standing_in, switch_links
 
@@ -59,6 +59,7 @@ def lab(nvml_library: Path, tmp_path: Path) -> Lab:
 async def used_by(node: WholeNode, name: str = "train", gpus: int = 2) -> Allocation:
     """What the kubelet gave a new pod."""
     assert isinstance(await node.kubelet.admit(pod(name, gpus=gpus)), Admission)
+    await learn_owners(node.kubelet)
     (held,) = (await node.explain(f"default/{name}")).allocations
     return held
 
