@@ -26,6 +26,7 @@ from topoalign.runtime.runner import find, run_services
 SERVICES = ("discovery", "hinting", "allocator")
 STEPS: list[tuple[Any, str]] = [
     (os, "write"),
+    (os, "pwrite"),
     (os, "fsync"),
     (os, "replace"),
     (os, "rename"),

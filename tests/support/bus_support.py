@@ -55,9 +55,9 @@ async def stopped(pid: int) -> None:
 
 
 def stands_still(pid: int) -> bool:
-    """Whether all its threads do."""
+    """Whether all its threads do; those that strace follows, too."""
     threads = Path(f"/proc/{pid}/task").glob("*/stat")
-    return all(thread.read_text().rpartition(")")[2].split()[0] == "T" for thread in threads)
+    return all(thread.read_text().rpartition(")")[2].split()[0] in "Tt" for thread in threads)
 
 
 class KillableServer:

@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,12 +19,13 @@ from topoalign.client import Client
 from topoalign.core import wire
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.events import AllocationGranted, AllocationsSnapshot, LedgerFact
-from topoalign.core.model.ids import GPU, NIC, NodeName
+from topoalign.core.model.ids import GPU, NIC, NodeName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Policy
 from topoalign.core.ports import Bus, Stream
 from topoalign.core.state.fold import NodeState, replay
 from topoalign.machines import load_machine
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
+from topoalign.testing.fake_kubelet.pods import Running
 
 TOGETHER = 8
 """Agents at a time: each mostly waits."""
@@ -97,22 +100,26 @@ class Life:
             await tasks.start(self.kubelet.run)
             first = self.start(step, compact_after)
             await self.listed()
-            self.arm.touch()
-            admitted = isinstance(await self.kubelet.admit(pod("first", gpus=3, nics=1)), Admission)
+            await self.allocate(first)
             survived = not self.arm.with_name("arm.died").exists()
             kill(first)
-            self.arm.unlink()
             await self.unlisted()
-
-            await self.give_the_rest(self.start(compact_after=compact_after), admitted)
+            await self.give_the_rest(compact_after)
             tasks.cancel_scope.cancel()
         return survived
 
-    async def give_the_rest(self, agent: int, admitted: bool) -> None:
-        """What the first pod does not have, all of it if it was not admitted, is there for another, and all views agree."""
+    async def allocate(self, agent: int) -> bool:
+        """Arms the agent and has devices allocated. Returns whether all are."""
+        self.arm.touch()
+        return isinstance(await self.kubelet.admit(pod("first", gpus=3, nics=1)), Admission)
+
+    async def give_the_rest(self, compact_after: int = 1_000) -> None:
+        """With a second agent. What the kubelet has given to no pod is there for another, and all views agree."""
+        self.arm.unlink(missing_ok=True)
+        agent = self.start(compact_after=compact_after)
         await self.listed()
-        rest = pod("second", gpus=5, nics=9) if admitted else pod("second", gpus=8, nics=10)
-        decision = await self.kubelet.admit(rest)
+        held = Counter(resource for running in self.kubelet.running.values() for resource in held_by(running))
+        decision = await self.kubelet.admit(pod("second", gpus=8 - held[GPU], nics=10 - held[NIC]))
         assert isinstance(decision, Admission), decision
         await self.end_in_agreement(agent)
 
@@ -124,25 +131,32 @@ class Life:
             first = self.start(compact_after=1)  # so that each entry costs a rename, too
             await self.listed()
             async with injected(first, calls, f"signal=SIGKILL:when={nth}", self.folder / "strace"):
-                admitted = isinstance(await self.kubelet.admit(pod("first", gpus=3, nics=1)), Admission)
-                with anyio.fail_after(60):
-                    while alive(first) and not (admitted and self.all_said()):  # refused: it is about to end
-                        await anyio.lowlevel.checkpoint()
+                await self.until_said(first, await self.allocate(first))
                 survived = alive(first)
             kill(first)
             await self.unlisted()
 
             self.environment["TOPOALIGN_RECONCILE_SECONDS"] = "0.05"
-            await self.give_the_rest(self.start(), admitted)
+            await self.give_the_rest()
             tasks.cancel_scope.cancel()
         return survived
 
+    async def until_said(self, agent: int, allocated: bool) -> None:
+        """Waits until the bus has all, or the agent has died; it is about to if not all is `allocated`."""
+        with anyio.fail_after(60):
+            while alive(agent) and not (allocated and self.all_said()):
+                await anyio.lowlevel.checkpoint()
+
     def all_said(self) -> bool:
-        """Whether the bus has all that is in the journal, the owners of the first pod's devices included."""
+        """Whether the bus has all that is in the journal, the owners of all allocations included."""
         state = on_disk(self.folder / "state" / "journal", self.node)
-        said = (self.folder / "state" / "published").read_text().split()
         owners = [allocation.owner for allocation in state.allocations.values()]
-        return [str(state.epoch), str(state.seq)] == said and None not in owners
+        return (state.epoch, state.seq) == self.marked() and None not in owners
+
+    def marked(self) -> tuple[int, int]:
+        """(epoch, seq) of the newest fact that is marked as published."""
+        epoch, seq = (self.folder / "state" / "published").read_text().split()
+        return int(epoch), int(seq)
 
     async def killed_while_starting(self, step: int) -> None:
         async with anyio.create_task_group() as tasks:
@@ -178,6 +192,12 @@ class Life:
         held = [device for allocation in state.allocations.values() for device in allocation.device_ids]
         assert len(set(held)) == len(held)
         await assert_said_once(self.bus, self.node, state)
+
+
+def held_by(running: Running) -> Iterator[ResourceName]:
+    """The resource of each device that a pod holds."""
+    for _container, resource, devices in running.parts():
+        yield from [resource] * len(devices)
 
 
 def alive(pid: int) -> bool:
