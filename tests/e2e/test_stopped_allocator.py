@@ -14,7 +14,7 @@ from topoalign.client import Client
 from topoalign.core import wire
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import BusUnavailable
-from topoalign.core.model.ids import NodeName
+from topoalign.core.model.ids import NodeName, PodName
 from topoalign.core.model.requests import AllocateRequest, ClockReading, ClockRequest, Deadline
 from topoalign.core.ports import Bus
 from topoalign.core.state.fold import NodeState
@@ -38,7 +38,7 @@ async def give_up(bus: Bus, name: str, deadline: Deadline) -> None:
         await bus.ask(wire.admission_subject(NODE, "allocate"), msgspec.json.encode(request), 2 * WAIT_SECONDS)
 
 
-async def holders_until(bus: Bus, last: str) -> list[str]:
+async def holders_until(bus: Bus, last: str) -> list[PodName]:
     """The pods that hold something once this one does, by what the stream tells: the fact follows the answer."""
     state = NodeState(node=NODE)
     async with aclosing(Client(bus).allocations(node=NODE)) as events:
