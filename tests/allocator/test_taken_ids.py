@@ -19,7 +19,14 @@ from structlog.testing import capture_logs
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ledger.outbox import POLL_SECONDS, Outbox
 from topoalign.core import wire
-from topoalign.core.model.events import Allocation, AllocationReleased, DeviceHealthChanged, LedgerEvent, LedgerFact
+from topoalign.core.model.events import (
+    Allocation,
+    AllocationReleased,
+    AllocationsSnapshot,
+    DeviceHealthChanged,
+    LedgerEvent,
+    LedgerFact,
+)
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID
 from topoalign.core.ports import Bus, Message, Stream
 from topoalign.discovery.announcer import Announcer
@@ -75,21 +82,31 @@ async def bus(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[B
 
 
 async def test_facts_with_ids_used_by_others_are_stored_under_other_ids(bus: Bus, tmp_path: Path) -> None:
-    """Facts whose ids were used by others are stored under other ids, in order."""
-    clock = ManualClock()
+    """
+    One by one, behind those that were under way with them. A snapshot follows at once: a listener, which has heard the
+    forged facts under these numbers, hears each number once and ends with what the node has.
+    """
+    clock, listener = ManualClock(), Listener(bus)
     with opened(tmp_path / "state", clock) as ledger, capture_logs() as logs:
-        async with speaking(ledger, bus, clock) as outbox:
+        async with speaking(ledger, bus, clock) as outbox, anyio.create_task_group() as tasks:
+            tasks.start_soon(listener.listen)
             await emptied(ledger)
+            await listener.agrees_with(ledger)
             for ahead in (0, 1, 2):
                 await bus.publish(forged(ledger, ahead))
-            come_and_go(ledger, 6)
+            come_and_go(ledger, 5)
             await emptied(ledger)
             stored = await facts(bus, 10)
             note = outbox.speaker.note()
+            await listener.agrees_with(ledger)
+            tasks.cancel_scope.cancel()
 
     later = stored[4:]
-    assert [2, 3, 4, 5, 6, 7] == [event.seq for _, event in later]
-    assert [True] * 3 + [False] * 3 == [name.startswith(wire.event_id(event) + ".") for name, event in later]
+    assert [5, 6, 2, 3, 4, 7] == [event.seq for _, event in later]
+    assert [False] * 2 + [True] * 3 + [False] == [name.startswith(wire.event_id(event) + ".") for name, event in later]
+    assert isinstance(later[-1][1], AllocationsSnapshot)
+    assert [1, 2, 3, 4, 5, 6, 7] == [number for _, number in listener.numbers]
+    assert 1 == len(listener.state.allocations)
     assert 3 == outbox.speaker.taken
     told = [line for line in logs if line["event"].startswith("the id of a fact is taken")]
     assert 1 == len(told), "one cause, one line"

@@ -6,10 +6,13 @@ from typing import cast
 
 import anyio
 import pytest
-from bus_support import disconnected, killable, said
+from bus_support import GRANTED, disconnected, killable, said
 from nats.aio.msg import Msg
 
-from topoalign.runtime.nats_bus import connect_bus
+from topoalign.core.model.errors import BusRefused, BusUnavailable
+from topoalign.core.ports import Message, Stream
+from topoalign.runtime.nats_bus import bus, connect_bus
+from topoalign.runtime.nats_bus.connection import Connection
 from topoalign.runtime.nats_bus.pipeline import Acknowledgements
 
 pytestmark = pytest.mark.anyio
@@ -32,24 +35,61 @@ async def test_acknowledgements_in_any_order_find_their_messages() -> None:
 
 
 async def test_without_a_connection_nothing_is_stored() -> None:
-    async with connect_bus("nats://127.0.0.1:9", wait=None) as bus:
-        assert [None, None] == await bus.publish_all([said(1), said(2)])
+    async with connect_bus("nats://127.0.0.1:9", wait=None) as nats:
+        assert [None, None] == await nats.publish_all([said(1), said(2)])
 
 
 @pytest.mark.parametrize("turns", [1, 8, 40])
 async def test_what_a_lost_connection_left_open_is_published_again(tmp_path: Path, turns: int) -> None:
     """The server dies under hundreds of messages: what it has is the beginning of them, each once."""
-    async with killable(tmp_path) as server, connect_bus(server.url, name="pipeline") as bus:
+    async with killable(tmp_path) as server, connect_bus(server.url, name="pipeline") as nats:
         messages = [said(number) for number in range(500)]
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(bus.publish_all, messages)
+            tasks.start_soon(nats.publish_all, messages)
             for _ in range(turns):
                 await anyio.lowlevel.checkpoint()
             server.kill()
-        await disconnected(bus)
+        await disconnected(nats)
         await server.start()
-        while not bus.connected:
+        while not nats.connected:
             await anyio.lowlevel.checkpoint()
-        positions = await bus.publish_all(messages)
+        positions = await nats.publish_all(messages)
 
     assert [*range(1, 501)] == positions
+
+
+async def test_what_the_server_finds_too_large_costs_nothing_before_it(tmp_path: Path) -> None:
+    """The server would drop the connection for it; so it is not sent, nor is what follows it."""
+    async with killable(tmp_path, "max_payload: 65536\n") as server, connect_bus(server.url, name="pipeline") as nats:
+        connection = nats.live()
+        wide = {"Nats-Msg-Id": "test.3", "wide": "h" * 100}
+        large = Message(subject=GRANTED, headers=wide, body=b"b" * (65536 - 100))
+        positions = await nats.publish_all([said(1), said(2), large, said(4)])
+        alone = await nats.publish_all([large, said(4)])
+        last = await nats.last_position(Stream.ALLOCATIONS)
+        with pytest.raises(BusRefused, match="max_payload"):
+            await nats.publish(large)
+
+        assert connection is nats.live()
+        assert not connection.lost.is_set()
+    assert ([1, 2, None, None], [None, None], 2) == (positions, alone, last)
+
+
+async def test_nothing_is_compared_behind_the_first_that_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After lost acknowledgements hundreds of messages are repetitions, and each look may take seconds."""
+    looks: list[int] = []
+
+    async def compare(connection: Connection, stream: Stream, position: int, message: Message) -> None:
+        looks.append(position)
+        if position == 2:
+            raise BusUnavailable("no answer")
+
+    async with killable(tmp_path) as server, connect_bus(server.url, name="pipeline") as nats:
+        messages = [said(number) for number in range(1, 6)]
+        await nats.publish_all(messages)
+        monkeypatch.setattr(bus, "compare", compare)
+        positions = await nats.publish_all(messages)
+
+    assert ([1, None, None, None, None], [1, 2]) == (positions, looks)

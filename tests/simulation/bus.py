@@ -116,7 +116,8 @@ class FaultyBus:
                     self._said.append(message)
                     positions[number] = None if unknown else position
             await self._reach()
-        return positions
+        first = positions.index(None) if None in positions else len(positions)
+        return [*positions[:first], *[None] * (len(positions) - first)]
 
     @asynccontextmanager
     async def follow(self, stream: Stream, subject: str, after: int = 0) -> AsyncIterator[AsyncIterator[Received]]:

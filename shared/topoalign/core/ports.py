@@ -86,8 +86,8 @@ class Bus(Protocol):
         """
         Stores messages of one stream in this order, many of them under way at once, and returns the position of each.
 
-        None: it is not known whether the message was stored, or `publish` would have refused it; whatever comes after it
-        may be stored all the same. Raises nothing: `publish` tells why a message is not stored.
+        None, from the first message on of which it is not known whether it was stored, or which `publish` would have
+        refused; whatever comes after it may be stored all the same. Raises nothing: `publish` tells why one is not stored.
         """
 
     def follow(

@@ -9,7 +9,7 @@ It keeps nothing after the process ends.
 from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import anyio
 import msgspec
@@ -168,13 +168,13 @@ class MemoryBus:
         return self._logs[stream].append(message)
 
     async def publish_all(self, messages: Sequence[Message]) -> Sequence[int | None]:
-        """Stores messages in this order and returns the position of each; None for one that `publish` refuses."""
+        """Stores messages in this order and returns the position of each; None from the first on that `publish` refuses."""
         positions: list[int | None] = []
         for message in messages:
-            try:
-                positions.append(await self.publish(message))
-            except Unavailable:
-                positions.append(None)
+            position = None
+            with suppress(Unavailable):
+                position = await self.publish(message)
+            positions.append(position if None not in positions[-1:] else None)
         return positions
 
     @asynccontextmanager

@@ -10,8 +10,9 @@ round. A writer whose facts stand in one order has as many due as may be under w
 confirms those before the first that is not confirmed, and what comes after it is due again, although it may be stored. Then
 the oldest goes out alone until it is confirmed, so that at most one round is under way past a fact which the bus does not
 take. The order in the stream is therefore the writer's order except where the bus has stored a later message of a round and
-not an earlier one, as when its store has room again or its leader changes in the middle. Then the positions that it confirms
-go back: the writer is told each of them in its own order, and makes its listeners whole (`Source.confirm`).
+not an earlier one, as when its store has room again, its leader changes in the middle, or the earlier one's id is taken.
+Then the positions that it confirms go back: the writer is told each of them in its own order, and makes its listeners whole
+(`Source.confirm`).
 """
 
 from collections.abc import Awaitable, Callable, Sequence

@@ -103,16 +103,17 @@ class NatsBus:
             return [None] * len(messages)
         connection = self._connection
         said = await publish_pipelined(connection, messages, PUBLISH_SECONDS)
-        positions: list[int | None] = []
+        positions: list[int] = []
         for message, answer in zip(messages, said, strict=True):
-            stored = answer is not None and answer.error is None
-            if answer is not None and stored and answer.duplicate:
+            if answer is None or answer.error is not None:
+                break
+            if answer.duplicate:
                 try:
                     await compare(connection, stores.store_of(message), answer.seq, message)
                 except Unavailable:  # an id that is taken among them
-                    stored = False
-            positions.append(answer.seq if answer is not None and stored else None)
-        return positions
+                    break
+            positions.append(answer.seq)
+        return [*positions, *[None] * (len(messages) - len(positions))]
 
     @asynccontextmanager
     async def follow(self, stream: Stream, subject: str, after: int = 0) -> AsyncIterator[AsyncIterator[Received]]:

@@ -98,7 +98,7 @@ class Connection:
         self, subject: str, body: bytes, seconds: float, headers: Mapping[str, str] | None = None
     ) -> bytes:
         """Raises NobodyAnswers, BusUnavailable for an unknown outcome, BusRefused without permission or for its size."""
-        if len(body) + sum(len(k) + len(v) + 4 for k, v in (headers or {}).items()) + 16 > self.client.max_payload:
+        if not self.fits(body, headers):
             raise BusRefused(
                 f"a message of {len(body)} bytes on {clean(subject, 200)} is more than the server's "
                 f"max_payload of {self.client.max_payload}",
@@ -109,6 +109,11 @@ class Connection:
                 subject, body, timeout=seconds + 1, headers=dict(headers) if headers else None
             )
         return reply.data
+
+    def fits(self, body: bytes, headers: Mapping[str, str] | None = None) -> bool:
+        """Whether the server takes a message so large, headers included. It ends the connection for one that is larger."""
+        size = len(body) + sum(len(name) + len(value) + 4 for name, value in (headers or {}).items()) + 16
+        return size <= self.client.max_payload
 
     async def api(self, subject: str, body: bytes) -> bytes:
         """Asks the JetStream API. Raises BusRefused where the account has none."""

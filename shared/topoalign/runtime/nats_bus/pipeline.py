@@ -7,6 +7,7 @@ reply subject of its own, so that it does not matter in which order the acknowle
 
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import takewhile
 
 import anyio
 import msgspec
@@ -45,10 +46,21 @@ async def publish_pipelined(
     connection: Connection, messages: Sequence[Message], seconds: float
 ) -> Sequence[Acknowledgement | None]:
     """
-    Publishes all messages in their order, and returns what came in answer to each within so many seconds after the last
-    was sent. Raises nothing: a message without an acknowledgement may be stored or not.
+    Publishes messages in their order, and returns what came in answer to each within so many seconds, the sending
+    included. The first that is too large for the server and those behind it are not sent. Raises nothing: a message
+    without an acknowledgement may be stored or not.
     """
+    sent = list(takewhile(lambda message: connection.fits(message.body, message.headers), messages))
+    return [*await acknowledgements_of(connection, sent, seconds), *[None] * (len(messages) - len(sent))]
+
+
+async def acknowledgements_of(
+    connection: Connection, messages: Sequence[Message], seconds: float
+) -> Sequence[Acknowledgement | None]:
+    """As `publish_pipelined`, of messages that fit."""
     answers = Acknowledgements(len(messages))
+    if not messages:
+        return answers.heard
     inbox = connection.client.new_inbox()
     try:
         subscription = await connection.subscribe(f"{inbox}.*", answers.hear)

@@ -8,8 +8,9 @@ The stream has the facts in the journal's order. If the bus stores a later fact 
 the earlier one follows it; listeners have noticed the gap by then and wait for a snapshot. The positions that the bus
 confirms tell that (they go back), and everything live is announced anew.
 
-Where the stream has another message under the id of a fact, the fact goes out under another id, and soon afterwards
-everything live is said anew: listeners may have believed that message.
+Where the stream has another message under the id of a fact, the fact goes out under another id: behind those that were under
+way with it, which the snapshot makes good in the same way. Where none was, everything live is announced anew soon afterwards
+all the same (`watch`): listeners may have believed that message.
 """
 
 from collections.abc import Sequence
