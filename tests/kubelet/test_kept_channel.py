@@ -10,6 +10,7 @@ from kubelet_support import short_directory
 
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.core.model.ids import ResourceName
+from topoalign.kubelet.grpc import kept_channel
 from topoalign.kubelet.grpc.api import v1
 from topoalign.kubelet.grpc.client import KubeletAway
 from topoalign.kubelet.grpc.connection import Connection
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Kubelet(Servicer, v1.PodResourcesListerBase):
-    """Answers when it may, and counts the pods that it listed. Its only resource bears its name."""
+    """Lists one pod more at each List. Its only resource bears its name."""
 
     def __init__(self, name: str = "first") -> None:
         self.name = name
@@ -241,6 +242,18 @@ async def test_a_failure_over_an_older_connection_leaves_the_new_one() -> None:
         await it.client.listing()
 
         assert 2 == it.server.accepted
+
+
+async def test_a_connection_ends_after_so_many_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would remember each of them."""
+    monkeypatch.setattr(kept_channel, "MOST_CALLS", 2)
+    async with node() as it:
+        pods = [(await it.client.listing()).pods for _ in range(5)]
+        while len(it.server.connections) > 1:
+            await anyio.lowlevel.checkpoint()
+
+        assert [1, 2, 3, 4, 5] == pods
+        assert 3 == it.server.accepted
 
 
 async def test_the_end_of_the_client_ends_its_connection() -> None:

@@ -2,9 +2,9 @@
 A connection to a gRPC server on a unix socket that is kept between calls.
 
 The kubelet's PodResources is asked again and again, and a connection costs more than a call. It is made with the first
-call, and made anew after a failure, after it was lost, and where another socket is at the path, as after a restart of the
-kubelet. Calls at the same time share it. After a call that failed, later calls do not use it any more; it is closed when
-the last call over it has ended.
+call, and made anew after a failure, after it was lost, after `MOST_CALLS`, and where another socket is at the path, as
+after a restart of the kubelet. Calls at the same time share it. After a call that failed, later calls do not use it any
+more; it is closed when the last call over it has ended.
 
 A call over a connection that has answered before may fail for no other reason than that the server has closed it since.
 Such a call is made again over a new connection, so only what may be asked twice is asked here.
@@ -24,6 +24,9 @@ from topoalign.kubelet.grpc import sockets
 from topoalign.kubelet.grpc.client import Lost, answered, channel_to
 
 T = TypeVar("T")
+
+MOST_CALLS = 1_000
+"""Over one connection. Its HTTP/2 state remembers each of its last 65,536 calls, which would be 9 MB."""
 
 
 class KeptChannel:
@@ -63,12 +66,13 @@ class KeptChannel:
     def _lent(self) -> Iterator["Connection"]:
         """The connection, for one call."""
         identity = sockets.identity(self._path)
-        if self._kept is not None and self._kept.identity != identity:
+        if self._kept is not None and (self._kept.identity != identity or self._kept.begun >= MOST_CALLS):
             self.close()
         if self._kept is None:
             self._kept = Connection(channel_to(self._path), identity)
         lent = self._kept
         lent.calls += 1
+        lent.begun += 1
         succeeded = False
         try:
             yield lent
@@ -87,8 +91,8 @@ class Connection:
     def __init__(self, channel: Channel, identity: sockets.Identity | None) -> None:
         """`identity`: of the socket when the channel was made."""
         self.channel, self.identity = channel, identity
-        self.calls = 0
-        """Under way."""
+        self.calls = self.begun = 0
+        """Those under way, and all that have begun."""
         self.has_answered = False
 
     def with_codec(self, codec: CodecBase) -> Channel:
