@@ -4,6 +4,7 @@ import anyio
 import pytest
 from device_allocations_support import GPUS, Node, bound, polled_after
 
+from topoalign.allocator.reconciliation.memory import APART_SECONDS
 from topoalign.core.model.errors import DeviceInUse, DeviceUnusable, InvalidField, Unavailable, UnknownDevice
 from topoalign.core.model.events import AllocationDeviated, AllocationReleased, DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
@@ -360,16 +361,28 @@ async def test_what_an_app_container_leaves_stays_with_the_init_container(node: 
 
 
 async def test_a_record_contradicted_twice_is_replaced_by_what_is_shown(node: Node) -> None:
-    """A record that the kubelet contradicts twice makes way for what it shows."""
+    """A record that the kubelet contradicts twice makes way for what it shows, once that has lasted a second."""
     await node.device_allocations.allocate(GPU, [[GPUS[0], GPUS[1]]])
     node.kubelet.show("one", GPUS[0])
     node.kubelet.show("two", GPUS[1], GPUS[2])
-    await node.device_allocations.reconcile()
-    after_one_look = node.live()
+    for seconds in (0.25, 0.5, APART_SECONDS - 0.75):
+        await node.device_allocations.reconcile()
+        assert {"GPU-0,GPU-1": None} == node.live()
+        await node.clock.advance(seconds)
     await node.device_allocations.reconcile()
 
-    assert {"GPU-0,GPU-1": None} == after_one_look
     assert {"GPU-0": "one", "GPU-1,GPU-2": "two"} == node.live()
+
+
+async def test_a_record_contradicted_twice_with_accord_between_is_kept(node: Node) -> None:
+    await node.device_allocations.allocate(GPU, [[GPUS[0], GPUS[1]]])
+    for shown in (GPUS[:1], GPUS[:2], GPUS[:1]):
+        node.kubelet.shown.clear()
+        node.kubelet.show("train", *shown)
+        await node.device_allocations.reconcile()
+        await node.clock.advance(APART_SECONDS)
+
+    assert {"GPU-0,GPU-1": "train"} == node.live()
 
 
 async def test_a_free_device_of_a_record_that_is_shown_in_part_can_be_allocated(node: Node) -> None:

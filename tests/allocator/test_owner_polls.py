@@ -5,9 +5,10 @@ from contextlib import asynccontextmanager
 
 import anyio
 import pytest
-from device_allocations_support import GPUS, Node, owner
+from device_allocations_support import GPUS, Node, bound, owner
 
 from topoalign.allocator.device_allocations import DeviceAllocations
+from topoalign.allocator.group_commit import AllocateCall
 from topoalign.allocator.reconciliation.owner_polls import FIRST_SECONDS, GIVE_UP_SECONDS, LONGEST_SECONDS
 from topoalign.core.model.events import AllocationBound, Owner
 from topoalign.core.model.ids import GPU
@@ -135,3 +136,67 @@ async def test_a_container_whose_owner_is_known_starts_without_a_poll() -> None:
     await node.device_allocations.start_container(GPU, GPUS[5:6])
     await node.device_allocations.start_container(GPU, [])
     assert 4 == node.kubelet.asked
+
+
+async def test_grants_whose_owners_are_shown_at_once_are_polled_for_as_rarely() -> None:
+    """Eighty grants in eight seconds, each of whose owners is there at the next poll; after a pause the next is short."""
+    node = Node()
+    async with polling(node):
+        for number in range(80):
+            gpu = GPUS[number % len(GPUS)]
+            node.kubelet.shown.clear()
+            if held := [each.id for each in node.ledger.state.allocations.values() if gpu in each.device_ids]:
+                node.ledger.release(held, "released")
+            await node.device_allocations.allocate(GPU, [[gpu]])
+            node.kubelet.show(f"pod-{number}", gpu)
+            await node.clock.advance(0.1)
+        assert 4 + 8 // LONGEST_SECONDS >= node.kubelet.asked > 8
+
+        await node.clock.advance(2 * GIVE_UP_SECONDS)
+        asked = node.kubelet.asked
+        node.ledger.release(list(node.ledger.state.allocations), "released")
+        await node.device_allocations.allocate(GPU, [GPUS[:1]])
+        await node.clock.advance(FIRST_SECONDS)
+        assert asked + 1 == node.kubelet.asked
+
+
+async def test_what_was_given_once_more_is_looked_up_once_more() -> None:
+    """The kubelet repeats Allocate for what its list still shows: a moment later another pod may have it."""
+    node = Node()
+    await bound(node, "former", *GPUS[:1])
+    async with polling(node):
+        await node.device_allocations.allocate(GPU, [GPUS[:1]])
+        node.kubelet.shown.clear()
+        node.kubelet.show("later", *GPUS[:1])
+        asked = node.kubelet.asked
+        await node.clock.advance(100)
+
+        assert [owner("later")] == owners(node)
+        assert asked + 1 == node.kubelet.asked
+
+
+async def test_a_caller_that_gives_up_after_its_record_is_polled_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node()
+    node.kubelet.show("train", *GPUS[:1])
+
+    def give_up(call: AllocateCall) -> None:
+        raise anyio.get_cancelled_exc_class()
+
+    monkeypatch.setattr(AllocateCall, "result", give_up)
+    async with polling(node):
+        with pytest.raises(anyio.get_cancelled_exc_class()):
+            await node.device_allocations.allocate(GPU, [GPUS[:1]])
+        await node.clock.advance(FIRST_SECONDS)
+
+        assert [owner("train")] == owners(node)
+
+
+async def test_an_agent_that_starts_with_all_owners_known_polls_for_none() -> None:
+    node = Node()
+    await bound(node, "train", *GPUS[:1])
+    node.restart()
+    asked = node.kubelet.asked
+    async with polling(node):
+        await node.clock.advance(GIVE_UP_SECONDS)
+
+        assert asked == node.kubelet.asked

@@ -9,6 +9,7 @@ from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.ledger.endings import REMEMBERED, TOLD, Endings
 from topoalign.allocator.metrics import figures
 from topoalign.allocator.ports import Part, ShownDevices
+from topoalign.allocator.reconciliation.memory import APART_SECONDS
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.service import Allocator
 from topoalign.core.model.decisions import Explained
@@ -632,11 +633,14 @@ async def test_a_pod_made_anew_under_another_plugin_is_recorded_anew(node: Node)
     directories(node, "uid-2")
     node.restart()
     await node.device_allocations.reconcile()
-    after_one_poll = node.allocation(GPUS[0]).id
+    await node.clock.advance(APART_SECONDS / 2)
+    await node.device_allocations.reconcile()
+    after_half_a_second = node.allocation(GPUS[0]).id
+    await node.clock.advance(APART_SECONDS / 2)
     await node.device_allocations.reconcile()
 
     live = node.allocation(GPUS[0])
-    assert first == after_one_poll, "one poll may have been between two states of the kubelet"
+    assert first == after_half_a_second, "the polls may have been between two states of the kubelet"
     assert live.id != first
     assert (owner("train-0"), "uid-2") == (live.owner, live.pod_uid)
     assert {"GPU-0": "train-0"} == node.live()

@@ -12,6 +12,7 @@ from topoalign.allocator.device_allocations import FRESH_SECONDS, DeviceAllocati
 from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import Part
+from topoalign.allocator.reconciliation.memory import APART_SECONDS
 from topoalign.core.model.errors import (
     DeviceInUse,
     DeviceUnusable,
@@ -205,6 +206,7 @@ async def test_a_container_shown_with_more_than_is_recorded_is_recorded_anew(nod
     node.kubelet.show("train", GPUS[0], GPUS[1])
     for _ in range(2):
         await node.device_allocations.reconcile()
+        await node.clock.advance(APART_SECONDS)
 
     assert {"GPU-0,GPU-1": "train"} == node.live()
 
@@ -391,6 +393,7 @@ async def test_a_contradicted_record_makes_way_only_for_what_takes_its_place(nod
     node.kubelet.checkpoint = frozenset({(GPU, GPUS[0]), (GPU, GPUS[1])})
     node.kubelet.parts = (Part(GPU, frozenset(GPUS[:2])),)
     await node.device_allocations.reconcile()
+    await node.clock.advance(APART_SECONDS)
     node.kubelet.meanwhile = lambda: node.device_allocations.allocate(GPU, [[GPUS[5]]])
     await node.device_allocations.reconcile()
     while_one_was_granted = node.live()
@@ -408,6 +411,7 @@ async def test_a_contradicted_record_and_its_replacement_are_one_entry(node: Nod
     await node.device_allocations.allocate(GPU, [[GPUS[0], GPUS[1]]])
     node.kubelet.show("train", GPUS[0], GPUS[2])
     await node.device_allocations.reconcile()
+    await node.clock.advance(APART_SECONDS)
     await node.device_allocations.reconcile()
 
     assert ["AllocationReleased", "AllocationGranted"] == [

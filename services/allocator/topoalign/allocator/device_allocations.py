@@ -89,7 +89,11 @@ class DeviceAllocations:
         self._preferences = Preferences(clock)
         self._turn = anyio.Lock(fast_acquire=True)
         """Of the calls for which the kubelet has to be asked: one at a time."""
-        self._grants = Grants(ledger, clock, pod_resources, self._reconciliation, self._preferences)
+        self.owner_polls = OwnerPolls(clock, lambda: ledger.state, self.reconcile)
+        self.owner_polls.expect(each for each in ledger.state.allocations.values() if each.owner is None)
+        self._grants = Grants(
+            ledger, clock, pod_resources, self._reconciliation, self._preferences, self.owner_polls.expect
+        )
         self._commits = GroupCommit(self._grants.record)
         self._polling = anyio.Lock()
         self._begun = self._ended = 0
@@ -98,8 +102,6 @@ class DeviceAllocations:
         self._sharing, self._shares = anyio.Lock(), 0
         self._shared: Poll | None = None
         """The poll of `ended` that began last; None while it is under way, and if it failed."""
-        self.owner_polls = OwnerPolls(clock, lambda: ledger.state, self.reconcile)
-        self.owner_polls.expect(ledger.state.allocations.values())
 
     @property
     def state(self) -> NodeState:
@@ -173,7 +175,6 @@ class DeviceAllocations:
             else:
                 answers = await self._commits.join(call)
             if answers is not None:
-                self.owner_polls.expect(answers)
                 return answers
 
     def _must_ask(self, call: AllocateCall) -> bool:

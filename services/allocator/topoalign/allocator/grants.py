@@ -5,7 +5,7 @@ Calls that are ready together are judged in order, each by the state in which th
 recorded in one entry of the journal. Nothing here pauses between judging and recording.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from topoalign.allocator.allocate_checks import check_allocate, check_amount
@@ -46,9 +46,11 @@ class Grants:
         pod_resources: PodResources,
         reconciliation: Reconciliation,
         preferences: Preferences,
+        expect: Callable[[Sequence[Allocation]], None],
     ) -> None:
+        """`expect` is told what each call is given once that is recorded, whether or not the caller still waits for it."""
         self._ledger, self._clock, self._pod_resources = ledger, clock, pod_resources
-        self._reconciliation, self._preferences = reconciliation, preferences
+        self._reconciliation, self._preferences, self._expect = reconciliation, preferences, expect
 
     @property
     def state(self) -> NodeState:
@@ -80,6 +82,7 @@ class Grants:
             return
         for call, (answers, granted, rests) in judged:
             call.answers = answers
+            self._expect(answers)
             self._reconciliation.liveness.inherit(rests)
             tell_displaced(answers)
             self._reconciliation.liveness.granted(granted, answers, call.grant or grant)

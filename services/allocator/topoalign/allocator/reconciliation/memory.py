@@ -15,6 +15,11 @@ from typing import NamedTuple
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import AllocationID
 
+APART_SECONDS = 1.0
+"""
+For so long, and for two polls, the kubelet contradicts a record before it makes way. Polls for an owner may be 0.1 s apart.
+"""
+
 Kubelet = tuple[int, ...]
 """Tells one run of the kubelet from another (`Listing.kubelet`)."""
 
@@ -27,7 +32,7 @@ class Finding(Enum):
     SHOWN = auto()
     """Its devices are shown with one owner."""
     APART = auto()
-    """Its devices are shown with several owners, some with none, or with others: twice in a row contradicts the record."""
+    """Its devices are shown with several owners, some with none, or with others: for a while that contradicts the record."""
     FORGOTTEN = auto()
     """The kubelet has lost its container, which runs."""
     MISSING = auto()
@@ -43,12 +48,14 @@ class Presence(NamedTuple):
     """Monotonic seconds of the first poll at which it was missing; None: it is not missing."""
     finding: Finding = Finding.NOTHING
     """What the last poll found."""
+    apart_since: float | None = None
+    """Monotonic seconds of the first of the last polls that found it APART; None: the last did not."""
     is_explained: bool = False
     """A poll has told why it is not shown although it may run. One at which less can be read does not change that."""
 
     def show(self) -> "Presence":
         """The presence after the kubelet has shown the allocation, or named it as held."""
-        return Presence(finding=self.finding)
+        return Presence(finding=self.finding, apart_since=self.apart_since)
 
     def miss(self, at: float) -> "Presence":
         """The presence after a poll of monotonic second `at` that misses it; the wait runs from the first such poll."""
@@ -62,9 +69,14 @@ class Presence(NamedTuple):
         """The presence after a change of the kubelet: what the former one did not show means nothing."""
         return self._replace(missing_since=None)
 
-    def find(self, finding: Finding) -> "Presence":
-        """The presence with this as the finding of the last poll."""
-        return self._replace(finding=finding)
+    def find(self, finding: Finding, at: float) -> "Presence":
+        """The presence with this as the finding of the last poll, of monotonic second `at`."""
+        since = at if self.apart_since is None else self.apart_since
+        return self._replace(finding=finding, apart_since=since if finding is Finding.APART else None)
+
+    def is_contradicted(self, at: float) -> bool:
+        """Whether a poll of monotonic second `at` that finds it APART contradicts its record, as those before it did."""
+        return self.apart_since is not None and at - self.apart_since >= APART_SECONDS
 
 
 class Grant(NamedTuple):

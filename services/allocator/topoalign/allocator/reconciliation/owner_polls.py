@@ -2,8 +2,12 @@
 Polls the kubelet for the owners of what was just granted, without anybody waiting for it.
 
 Allocate does not say for whom, and PodResources lists the devices as soon as the kubelet has recorded the answer. So it is
-polled soon after a grant, and again at growing intervals until every grant has its owner. One poll serves all grants, and a
-new grant does not shorten an interval that has begun to grow: under load there is one poll in `LONGEST_SECONDS`.
+polled soon after a grant, and again at growing intervals until every grant has its owner. One poll serves all grants. The
+interval grows with each poll, and is short again once there was no grant for `LONGEST_SECONDS`: while grants keep coming
+there is one poll in that time, whether their owners are shown at once or late.
+
+A kubelet that repeats its question is given the same allocation, which may have an owner: whether that is still who has the
+devices is looked up once more.
 
 A grant without an owner after `GIVE_UP_SECONDS` is left to the regular polls: the kubelet never shows the devices of an init
 container that no later container takes over.
@@ -38,34 +42,44 @@ class OwnerPolls:
         self._clock, self._state, self._poll = clock, state, poll
         self._waiting: dict[AllocationID, float] = {}
         """Until when the owner of each is looked for, in monotonic seconds."""
+        self._is_repeated = False
+        """Whether an allocation with an owner was given once more since the last poll."""
         self._expected = anyio.Event()
+        self._interval, self._granted = FIRST_SECONDS, 0.0
+        """Seconds until the next poll, and the monotonic second of the last grant."""
 
     def expect(self, granted: Iterable[Allocation]) -> None:
-        """Has the owners of these allocations looked for, of those that have none."""
-        until = self._clock.monotonic() + GIVE_UP_SECONDS
-        self._waiting.update((each.id, until) for each in granted if each.owner is None)
-        if self._waiting:
-            self._expected.set()
+        """Has the owners looked for of these allocations, which were just given: new ones, or the same once more."""
+        now = self._clock.monotonic()
+        if not self._waiting and now >= self._granted + LONGEST_SECONDS:
+            self._interval = FIRST_SECONDS
+        self._granted = now
+        for each in granted:
+            if each.owner is None:
+                self._waiting[each.id] = now + GIVE_UP_SECONDS
+            else:
+                self._is_repeated = True
+        self._expected.set()
 
     async def run(self) -> None:
         """Polls whenever an owner is expected, until cancelled. A poll that fails is one that has not found it."""
         while True:
             await self._expected.wait()
             self._expected = anyio.Event()
-            interval = FIRST_SECONDS
-            while self._waiting:
-                await self._clock.sleep(interval)
-                interval = min(2 * interval, LONGEST_SECONDS)
+            while self._still_waiting():
+                await self._clock.sleep(self._interval)
                 if self._still_waiting():
+                    self._interval = min(2 * self._interval, LONGEST_SECONDS)
+                    self._is_repeated = False
                     with suppress(Unavailable):
                         await self._poll()
 
     def _still_waiting(self) -> bool:
-        """Drops the grants that have ended, have their owner, or have been looked for long enough."""
+        """Whether to poll. Drops the grants that have ended, have their owner, or have been looked for long enough."""
         now, live = self._clock.monotonic(), self._state().allocations
         self._waiting = {
             name: until
             for name, until in self._waiting.items()
             if now <= until and (held := live.get(name)) is not None and held.owner is None
         }
-        return bool(self._waiting)
+        return bool(self._waiting) or self._is_repeated

@@ -116,9 +116,9 @@ class Reconciliation:
         self._tell_forgotten(findings)
         live = self._ledger.state.allocations
         if poll.live >= live.keys():  # else the answer is older than the record
-            # A record that the kubelet contradicts at two polls makes way for what it shows.
+            # A record that the kubelet contradicts at polls at least `APART_SECONDS` apart makes way for what it shows.
             apart = [name for name, finding in findings.items() if finding is Finding.APART]
-            contradicted = [live[name] for name in sorted(apart) if self._presence[name].finding is Finding.APART]
+            contradicted = [live[name] for name in sorted(apart) if self._presence[name].is_contradicted(poll.at)]
             directories = listing.directories
             late = {uid for uid in self._early if directories is not None and not directories.is_gone(uid)}
             found = unrecorded(self._ledger, listing, contradicted, late)
@@ -130,7 +130,7 @@ class Reconciliation:
         for name in self._presence.keys() - live.keys():
             del self._presence[name]
         for name, presence in self._presence.items():
-            self._presence[name] = presence.find(findings.get(name, Finding.NOTHING))
+            self._presence[name] = presence.find(findings.get(name, Finding.NOTHING), poll.at)
         self._early &= {part.pod_uid for part in listing.parts}
         self.liveness.forget_all_but(live.keys())
         self._ledger.observe(containers=usage_of_others(listing.usage, self._ledger.state.hardware))
