@@ -1,5 +1,6 @@
 """The registry hears everything once in effect, mends what it missed, and knows whose allocator is there."""
 
+import gc
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -8,11 +9,12 @@ import msgspec
 import pytest
 from cluster_support import heard_of
 from prometheus_client import CollectorRegistry
+from pytest import MonkeyPatch
 
 from topoalign.client import Client
 from topoalign.client.forgetting import forget_node
 from topoalign.core import wire
-from topoalign.core.model.errors import NotFound
+from topoalign.core.model.errors import BusUnavailable, NotFound
 from topoalign.core.model.events import (
     Allocation,
     AllocationGranted,
@@ -26,8 +28,9 @@ from topoalign.core.model.events import (
 )
 from topoalign.core.model.ids import GPU, MEMORY, AllocationID, DeviceID, NodeName
 from topoalign.core.model.topology.model import Gpu, Topology
-from topoalign.core.ports import Endpoint, Message, Stream
+from topoalign.core.ports import Bus, Endpoint, Message, Stream
 from topoalign.core.state.fold import NodeState
+from topoalign.registry import service
 from topoalign.registry.cluster import Cluster, Member
 from topoalign.registry.main import serve
 from topoalign.registry.metrics import Metrics
@@ -240,6 +243,20 @@ async def test_a_node_that_is_away_and_of_which_something_is_kept_stays(world: W
         assert NODE in cluster
 
 
+async def test_a_node_that_returns_while_the_streams_are_asked_stays(world: World, monkeypatch: MonkeyPatch) -> None:
+    """The answer that nothing is kept of it was true before it spoke again."""
+    await world.say(topology(1, 8), snapshot(1))
+
+    async def nothing_yet(bus: Bus, node: NodeName) -> bool:
+        await world.say(snapshot(2, granted(2, "a").allocation))
+        await anyio.wait_all_tasks_blocked()
+        return False
+
+    monkeypatch.setattr(service, "has_spoken", nothing_yet)
+    async with world.registry() as (cluster, _, _):
+        assert [AllocationID("a")] == list(cluster.member(NODE).state.allocations)
+
+
 async def test_an_old_fact_does_not_count_as_a_sign_of_life(world: World) -> None:
     await world.say(snapshot(1), granted(2, "a"))
     async with world.registry(asking=False) as (cluster, _, _):
@@ -305,3 +322,27 @@ async def test_it_is_not_ready_before_it_has_read_what_was_there_when_it_began(w
     registry = Registry(world.bus, world.clock, client, cluster, metrics, RegistrySettings())
 
     assert "TOPOALIGN_NODES is not reached yet" == registry.behind()
+
+
+async def test_nothing_is_frozen_while_the_bus_is_away(world: World, monkeypatch: MonkeyPatch) -> None:
+    """What is frozen is never collected, and a bus may be away for hours; what was read is frozen once all of it is there."""
+    freezes, away = [], True
+    reachable = world.bus.last_position
+
+    async def last_position(stream: Stream, subject: str = ">") -> int:
+        if away:
+            raise BusUnavailable("not connected")
+        return await reachable(stream, subject)
+
+    monkeypatch.setattr(gc, "freeze", lambda: freezes.append(True))
+    monkeypatch.setattr(world.bus, "last_position", last_position)
+    await world.say(topology(1, 8), snapshot(1))
+    async with world.registry() as (_, _, registry):
+        for _ in range(50):
+            await world.clock.advance(PAUSE)
+        while_away, away = len(freezes), False
+        for _ in range(50):
+            await world.clock.advance(PAUSE)
+
+        assert registry.behind() is None
+        assert (0, True) == (while_away, 0 < len(freezes) < 5)

@@ -86,13 +86,24 @@ class Registry:
 
     async def _ask_regularly(self) -> None:
         """Asks all allocators in rounds, the first as soon as the past has been read."""
-        while self.behind() is not None:
-            await self._clock.sleep(PAUSE)
-            gc.freeze()  # what was read stays: else the collector looks through all of it, a tenth of a second each time
+        await self._until_read()
         while True:
             self._ask_now = anyio.Event()
             await self._ask_all()
             await either(self._ask_now.wait, partial(self._clock.sleep, self._settings.registry_ask_seconds))
+
+    async def _until_read(self) -> None:
+        """
+        Until the past has been read. What is read stays, so it is frozen: else the collector looks through all of it, a tenth
+        of a second each time. While nothing comes nothing is frozen, because garbage that is frozen is never collected.
+        """
+        unread = dict(self._client.unread)
+        while self.behind() is not None:
+            await self._clock.sleep(PAUSE)
+            if unread != self._client.unread:
+                unread = dict(self._client.unread)
+                gc.freeze()
+        gc.freeze()
 
     async def _ask_all(self) -> None:
         nodes, lateness = iter(self._cluster.nodes), Lateness(self._clock, self._settings.registry_answer_seconds / 8)
@@ -131,10 +142,13 @@ class Registry:
 
     async def _forget_if_deleted(self, node: NodeName) -> None:
         """Shows a node no more that is away and of which the streams keep nothing (`topoalign forget`, or streams lost)."""
+        before = self._cluster.member(node).state
         try:
             if await has_spoken(self._bus, node):
                 return
         except Unavailable:  # what the bus does not say now it says at the next look
+            return
+        if self._cluster.member(node).state is not before:  # it has spoken since that was asked
             return
         self._cluster.forget(node)
         log.warning(
