@@ -1,6 +1,8 @@
 """A reader that leaves out what later snapshots stand for believes the same as one that reads everything."""
 
-from contextlib import aclosing
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from random import Random
 
 import anyio
@@ -10,15 +12,17 @@ from fact_support import Writer, owner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topoalign.client import Client, Heard
+from topoalign.client import Client, Heard, subscriber
 from topoalign.client.superseded import Superseded, newest_snapshots, place_of
 from topoalign.core import wire
 from topoalign.core.model.events import LARGEST_NUMBER, AllocationBound, AllocationsSnapshot, LedgerEvent
 from topoalign.core.model.ids import AllocationID, NodeName
-from topoalign.core.ports import Message, Stream
+from topoalign.core.ports import Message, Received, Stream
 from topoalign.core.state.fold import NodeState
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.tasks import background
+from topoalign.runtime.turns import Turns
 
 NODES = ("a", "b.example.com", "c")
 ODDITIES = ("again", "swapped", "lost", "forged", "unreadable", "nameless")
@@ -179,9 +183,9 @@ async def test_snapshots_of_a_stream_that_ends_early_supersede_nothing() -> None
         await bus.publish(wire.encode(event, 1.0))
     subject = wire.allocation_subjects(kind="snapshot")
     async with bus.follow(Stream.ALLOCATIONS, subject) as messages:
-        whole = await newest_snapshots(messages, 2, 0.01)
+        whole = await newest_snapshots(messages, 2, 0.01, Turns(ManualClock()))
     async with bus.follow(Stream.ALLOCATIONS, subject) as messages:
-        early = await newest_snapshots(messages, 3, 0.01)
+        early = await newest_snapshots(messages, 3, 0.01, Turns(ManualClock()))
 
     assert ({writer.node: 2}, {}) == (whole, early)
 
@@ -202,3 +206,134 @@ def test_a_place_is_read_from_the_id_and_highest_where_it_has_none() -> None:
 
     assert [(7, 1), (7, 1)] == [place_of(message), place_of(wire.renamed(message, "5f0c2a9e8b7d6431"))]
     assert [(LARGEST_NUMBER, LARGEST_NUMBER)] * 2 == [place_of(each) for each in odd]
+
+
+class Losing(MemoryBus):
+    """Whose stream loses its end, or becomes another one, when it is followed for this time."""
+
+    def __init__(self, time: int, left: list[LedgerEvent] | None) -> None:
+        super().__init__()
+        self.time, self.left = time, left
+
+    @asynccontextmanager
+    async def follow(self, stream: Stream, subject: str, after: int = 0) -> AsyncIterator[AsyncIterator[Received]]:
+        self.time -= stream is Stream.ALLOCATIONS
+        async with super().follow(stream, subject, after) as messages:
+            lost = self.time == 0 and stream is Stream.ALLOCATIONS
+            yield Interrupted(messages, self._lose) if lost else messages
+
+    async def _lose(self) -> None:
+        log = self._logs[Stream.ALLOCATIONS]
+        kept = len(log.kept) - 1 if self.left is None else 0
+        del log.kept[kept:]
+        log.last = kept
+        for event in self.left or ():
+            await self.publish(wire.renamed(wire.encode(event, 1.0), "5f0c2a9e8b7d6432"))
+
+
+class Interrupted:
+    """These messages, before whose first something is lost."""
+
+    def __init__(self, messages: AsyncIterator[Received], lose: Callable[[], Awaitable[None]]) -> None:
+        self._messages, self._lose, self._done = messages, lose, False
+
+    def __aiter__(self) -> "Interrupted":
+        return self
+
+    async def __anext__(self) -> Received:
+        if not self._done:
+            self._done = True
+            await self._lose()
+        return await anext(self._messages)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("becomes", ["shorter", "another"])
+async def test_what_was_passed_over_is_read_where_its_snapshot_is_lost(
+    becomes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store was rolled back while the past was read: the last snapshot is gone, or nothing but a new one is there."""
+    monkeypatch.setattr(subscriber, "ASK_AGAIN_SECONDS", 0.02)
+    writer = Writer("a")
+    writer.snapshot(), writer.grant("1", "GPU-0"), writer.grant("2", "GPU-1"), writer.snapshot()
+    left = None if becomes == "shorter" else writer.said[-1:]
+    bus = Losing(2, left)
+    for event in writer.said:
+        await bus.publish(wire.encode(event, 1.0))
+    client, expected = Client(bus, ManualClock()), writer.said[:-1] if left is None else left
+    async with aclosing(client.allocations(0, superseded=False)) as events:
+        with anyio.fail_after(20):
+            heard = [await anext(events) for _ in expected]
+
+    assert expected == [each.event for each in heard]
+
+
+@pytest.mark.anyio
+async def test_a_node_is_not_waited_for_whose_facts_are_deleted_while_they_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A snapshot has all of its node read, and nothing of that is there any more."""
+    monkeypatch.setattr(subscriber, "ASK_AGAIN_SECONDS", 0.02)
+    writer, other, bus = Writer("a"), Writer("b"), Losing(3, [])
+    writer.snapshot(), writer.grant("1", "GPU-0"), other.snapshot()
+    forged = AllocationsSnapshot(node=writer.node, epoch=writer.epoch, seq=2, allocations=(), digest="")
+    for event in writer.said:
+        await bus.publish(wire.encode(event, 1.0))
+    await bus.publish(wire.renamed(wire.encode(forged, 1.0), "5f0c2a9e8b7d6431"))
+    await bus.publish(wire.encode(other.said[0], 1.0))
+    async with aclosing(Client(bus, ManualClock()).allocations(0, superseded=False)) as events:
+        with anyio.fail_after(20):
+            heard = [await anext(events) for _ in range(2)]
+
+    assert [forged, other.said[0]] == [each.event for each in heard]
+
+
+@pytest.mark.anyio
+async def test_the_past_is_taken_in_pieces_of_a_few_megabytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subscriber, "AT_ONCE_BYTES", 1)
+    bus, writer = MemoryBus(), Writer("a")
+    taken: list[int] = []
+    for event in (writer.snapshot(), writer.grant("1", "GPU-0"), writer.snapshot()):
+        await bus.publish(wire.encode(event, 1.0))
+    client = Client(bus, ManualClock())
+    some = client._some
+    monkeypatch.setattr(client, "_some", lambda *args, **more: noted(taken, some(*args, **more)))
+    async with aclosing(client.allocations(0)) as events:
+        heard = [await anext(events) for _ in writer.said]
+
+    assert (writer.said, [1, 1, 1]) == ([each.event for each in heard], taken)
+
+
+async def noted(sizes: list[int], some: Awaitable[Sequence[Received | None]]) -> Sequence[Received | None]:
+    pieces = await some
+    sizes.append(len(pieces))
+    return pieces
+
+
+class Racing(ManualClock):
+    """A clock by which every look at it takes long."""
+
+    def monotonic(self) -> float:
+        self._now += 1.0
+        return self._now
+
+
+@pytest.mark.anyio
+async def test_other_tasks_run_while_the_newest_snapshots_are_looked_for() -> None:
+    writer, turns = Writer("a"), itertools.count()
+    stored = [Received(message=wire.encode(writer.snapshot(), 1.0), position=number) for number in (1, 2, 3)]
+
+    async def at_hand() -> AsyncIterator[Received]:
+        for received in stored:
+            yield received
+
+    async def run() -> None:
+        while True:
+            next(turns)
+            await anyio.lowlevel.checkpoint()
+
+    async with background() as tasks:
+        tasks.start_soon(run)
+        await newest_snapshots(at_hand(), 3, 1.0, Turns(Racing()))
+
+    assert next(turns) >= 3

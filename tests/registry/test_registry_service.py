@@ -325,7 +325,7 @@ async def test_it_is_not_ready_before_it_has_read_what_was_there_when_it_began(w
 
 
 async def test_nothing_is_frozen_while_the_bus_is_away(world: World, monkeypatch: MonkeyPatch) -> None:
-    """What is frozen is never collected, and a bus may be away for hours; what was read is frozen once all of it is there."""
+    """What is frozen is never collected, and a bus may be away for hours. What was read is frozen."""
     freezes, away = [], True
     reachable = world.bus.last_position
 

@@ -10,8 +10,9 @@ in between; `heard.position` is where to go on after a restart: `client.allocati
 of structlog; `topoalign.runtime.logging.configure_logging` sends them to stderr.
 """
 
+from topoalign.client.connecting import connect
 from topoalign.client.fold import Counts
 from topoalign.client.heard import Heard
-from topoalign.client.subscriber import Client, connect
+from topoalign.client.subscriber import Client
 
 __all__ = ["Client", "Counts", "Heard", "connect"]

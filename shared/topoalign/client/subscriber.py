@@ -15,7 +15,7 @@ refuses, the subscriber waits as for a bus that is away, and logs the refusal on
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing
 
 import anyio
 import msgspec
@@ -42,13 +42,15 @@ from topoalign.core.model.topology.shapes import Shapes
 from topoalign.core.ports import Bus, Clock, Received, Stream
 from topoalign.core.state.fold import newer
 from topoalign.runtime.clock import SystemClock
-from topoalign.runtime.nats_bus import Access, connect_bus
 from topoalign.runtime.turns import Turns
 
-AT_ONCE = 256
-"""Messages of the past that are taken at once."""
+AT_ONCE, AT_ONCE_BYTES = 256, 4 * 2**20
+"""Messages of the past that are taken at once: so many, or the first of them whose bodies have so many bytes."""
 PAUSE, LONG_PAUSE = 0.2, 5.0
 """Seconds between two tries to learn where a stream ends, from a bus that is away and from one that refuses."""
+
+Facts = AsyncGenerator[tuple[Received, Heard], None]
+"""Messages with what they say."""
 
 log = structlog.get_logger("topoalign.client")
 
@@ -104,6 +106,11 @@ class Client:
         async with self._bus.follow(Stream.ALLOCATIONS, subject) as messages, self._verifier.of_fold(fold):
             while True:
                 if position >= newest:
+                    if passed_over.missed:
+                        passed_over = Superseded({})
+                        async with aclosing(self._folded(fold, self._past(subject, newest), known_until)) as missed:
+                            async for heard in missed:
+                                yield heard
                     if not announced:
                         announced = True
                         for snapshot in fold.snapshots():
@@ -122,10 +129,9 @@ class Client:
                     position = received.position
                     if passed_over.has(received):
                         continue
-                    for each, heard in await self._all_heard(received, passed_over):
-                        if await self._news(fold, each, heard) and each.position > known_until:
-                            state = fold.of(heard.event.node).state
-                            yield msgspec.structs.replace(heard, state=state, anew=fold.anew)
+                    async with aclosing(self._folded(fold, self._said(received, passed_over), known_until)) as news:
+                        async for heard in news:
+                            yield heard
 
     async def nodes(self, node: NodeName | None = None) -> AsyncGenerator[Heard, None]:
         """Topology, health and usage as announced, of all nodes or of one: the newest of each first, then all news."""
@@ -199,10 +205,12 @@ class Client:
         if patient and position >= newest:
             return [await anext(messages)]
         some: list[Received | None] = []
+        size = 0
         with anyio.move_on_after(ASK_AGAIN_SECONDS):
-            while len(some) < AT_ONCE:
+            while len(some) < AT_ONCE and size < AT_ONCE_BYTES:
                 received = await anext(messages)
                 some.append(received)
+                size += len(received.message.body)
                 if received.position >= newest or received.position <= position:
                     break
                 position = received.position
@@ -213,27 +221,42 @@ class Client:
         subject = wire.allocation_subjects(node, "snapshot")
         end = min(newest, await self._newest(Stream.ALLOCATIONS, subject))
         async with self._bus.follow(Stream.ALLOCATIONS, subject) as messages:
-            return await newest_snapshots(messages, end, ASK_AGAIN_SECONDS)
+            return await newest_snapshots(messages, end, ASK_AGAIN_SECONDS, self._turns)
 
-    async def _all_heard(self, received: Received, passed_over: Superseded) -> list[tuple[Received, Heard]]:
+    async def _folded(self, fold: Fold, facts: Facts, known_until: int) -> AsyncGenerator[Heard, None]:
+        """The news among these facts, which are folded, as far as they come after this position."""
+        async with aclosing(facts):
+            async for received, heard in facts:
+                if await self._news(fold, received, heard) and received.position > known_until:
+                    state = fold.of(heard.event.node).state
+                    yield msgspec.structs.replace(heard, state=state, anew=fold.anew)
+
+    async def _said(self, received: Received, passed_over: Superseded) -> Facts:
         """
         A message with what it says; before it all those of its node that were passed over, if it does not come after them.
         """
         heard = await self._heard(Stream.ALLOCATIONS, received)
         if heard is None or not isinstance(heard.event, LedgerFact):
-            return []
-        if passed_over.is_newest(heard.event):
-            return [(received, heard)]
-        before: list[tuple[Received, Heard]] = []
-        position, subject = 0, wire.allocation_subjects(heard.event.node)
+            return
+        if not passed_over.is_newest(heard.event):
+            subject = wire.allocation_subjects(heard.event.node)
+            async with aclosing(self._past(subject, heard.position - 1)) as before:
+                async for each in before:
+                    yield each
+        yield received, heard
+
+    async def _past(self, subject: str, end: int) -> Facts:
+        """The messages up to the position `end`, each with what it says. Ends early where one does not come."""
+        position = 0
         async with self._bus.follow(Stream.ALLOCATIONS, subject) as messages:
-            while True:
-                for each in await self._some(messages, position, heard.position - 1):
-                    if each is None or not position < each.position < heard.position:
-                        return [*before, (received, heard)]
-                    position = each.position
-                    said = await self._heard(Stream.ALLOCATIONS, each)
-                    before += [(each, said)] if said is not None else []
+            while position < end:
+                for received in await self._some(messages, position, end, patient=False):
+                    if received is None or not position < received.position <= end:
+                        return
+                    position = received.position
+                    heard = await self._heard(Stream.ALLOCATIONS, received)
+                    if heard is not None:
+                        yield received, heard
 
     async def _heard(self, stream: Stream, received: Received) -> Heard | None:
         """What a message says, if it says something to this version."""
@@ -268,16 +291,3 @@ class Client:
             await self._bus.publish(msgspec.structs.replace(letter, headers={**letter.headers, "Nats-Msg-Id": name}))
         except Unavailable as unavailable:
             log.warning("dead letter not stored", finding=unavailable.finding, remedy=unavailable.remedy)
-
-
-@asynccontextmanager
-async def connect(
-    url: str,
-    *,
-    name: str = "subscriber",
-    wait: float | None = 10.0,
-    access: Access = Access(),  # noqa: B008  # frozen
-) -> AsyncIterator[Client]:
-    """A client over NATS while the context is open. Raises what `topoalign.runtime.nats_bus.connect_bus` does."""
-    async with connect_bus(url, name=name, wait=wait, access=access) as bus:
-        yield Client(bus, name=name)

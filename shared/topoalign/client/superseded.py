@@ -6,6 +6,9 @@ is believed is its newest, and the facts that were stored before it are supersed
 seq that their headers name are compared with those of the snapshot. If they are not lower, it was not the newest: an old
 snapshot was stored again, or one was forged. Then everything of this node is read, as if nothing were superseded.
 
+A stream may lose its end while it is read, or become another one. Where the snapshot that was to stand for what was passed
+over does not come, the whole stream is read again, and nothing of it is passed over.
+
     stored of one node: snapshot 1, granted 2, snapshot 3, granted 4     read: snapshot 3, granted 4
     stored of one node: snapshot 1, granted 2, granted 3, forged snapshot 2     read: all of it
 """
@@ -18,9 +21,10 @@ import anyio
 from topoalign.client.fold import Counts, Fold
 from topoalign.core import wire
 from topoalign.core.model.errors import Undecodable
-from topoalign.core.model.events import LARGEST_NUMBER, LedgerFact
+from topoalign.core.model.events import LARGEST_NUMBER, AllocationsSnapshot, LedgerFact
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Message, Received
+from topoalign.runtime.turns import Turns
 
 Place = tuple[int, int]
 """Epoch and seq."""
@@ -47,16 +51,27 @@ class Superseded:
             self._highest[token] = place
         return True
 
-    def is_newest(self, snapshot: LedgerFact) -> bool:
-        """Whether this fact, the first of its node that is not superseded, comes after those that are. Asked once."""
-        token = wire.token(snapshot.node)
+    @property
+    def missed(self) -> bool:
+        """Whether something was passed over for which no snapshot has come yet."""
+        return bool(self._highest)
+
+    def is_newest(self, fact: LedgerFact) -> bool:
+        """
+        Whether this fact, which is not superseded, comes after those of its node that are. Then they are missed no more if
+        it is a snapshot; if it does not come after them, the caller reads them.
+        """
+        token = wire.token(fact.node)
         self._newest.pop(token, None)
-        return self._highest.pop(token, (-1, -1)) < (snapshot.epoch, snapshot.seq)
+        highest = self._highest.get(token, (-1, -1))
+        follows = highest < (fact.epoch, fact.seq)
+        if not follows or isinstance(fact, AllocationsSnapshot):
+            self._highest.pop(token, None)
+        return follows
 
     def clear(self) -> None:
-        """Nothing is superseded: the stream is another one."""
+        """Nothing more is superseded: the stream is another one."""
         self._newest.clear()
-        self._highest.clear()
 
 
 def place_of(message: Message) -> Place:
@@ -68,7 +83,9 @@ def place_of(message: Message) -> Place:
         return LARGEST_NUMBER, LARGEST_NUMBER
 
 
-async def newest_snapshots(messages: AsyncIterator[Received], end: int, patience: float) -> dict[NodeName, int]:
+async def newest_snapshots(
+    messages: AsyncIterator[Received], end: int, patience: float, turns: Turns
+) -> dict[NodeName, int]:
     """
     Node -> the position of its newest snapshot, of those up to the position `end`. Empty if the stream went back, or if a
     message does not come within so many seconds: then everything is to be read.
@@ -81,6 +98,7 @@ async def newest_snapshots(messages: AsyncIterator[Received], end: int, patience
         if received is None or received.position <= position:
             return {}
         position = received.position
+        await turns.give()
         with suppress(Undecodable, wire.UnknownEvent):  # whoever reads everything tells of it
             event = wire.decode(received.message)
             if fold.apply(event):

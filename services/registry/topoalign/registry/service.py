@@ -94,8 +94,8 @@ class Registry:
 
     async def _until_read(self) -> None:
         """
-        Until the past has been read. What is read stays, so it is frozen: else the collector looks through all of it, a tenth
-        of a second each time. While nothing comes nothing is frozen, because garbage that is frozen is never collected.
+        Until the past has been read. What is read stays, so it is frozen: else the collector looks through all of it, a
+        tenth of a second each time. While nothing comes nothing is frozen: frozen garbage is never collected.
         """
         unread = dict(self._client.unread)
         while self.behind() is not None:
