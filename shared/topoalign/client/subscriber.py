@@ -250,7 +250,7 @@ class Client:
         position = 0
         async with self._bus.follow(Stream.ALLOCATIONS, subject) as messages:
             while position < end:
-                for received in await self._some(messages, position, end, patient=False):
+                for received in await self._some(messages, position, end):
                     if received is None or not position < received.position <= end:
                         return
                     position = received.position
