@@ -12,6 +12,7 @@ from kubelet_files_support import basis_from, write_files
 
 from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.requests import kubelet_files
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.requests.kubelet_files import KubeletFiles
 from topoalign.allocator.requests.kubelet_watch import KubeletWatch
@@ -210,3 +211,19 @@ def test_the_kubelets_files_are_beside_its_plugin_directory() -> None:
     assert Path("/var/lib/kubelet/config.yaml") == settings.kubelet_configuration
     assert Path("/etc/kubelet.yaml") == told.kubelet_configuration
     assert Path("/var/lib/kubelet/pod-resources/kubelet.sock") == settings.pod_resources
+
+
+def test_the_times_of_files_are_asked_for_in_the_root_directory_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is done on the event loop, and the file system of a configuration elsewhere may hang."""
+    asked: list[Path] = []
+    monkeypatch.setattr(kubelet_files, "version_of", asked.append)
+    root = tmp_path / "kubelet"
+    KubeletFiles(tmp_path / "etc" / "config.yaml", root, AdmissionRules()).stamp()
+    elsewhere = [*asked]
+    asked.clear()
+    KubeletFiles(root / "config.yaml", root, AdmissionRules()).stamp()
+
+    assert {root / "config.yaml"} == {*asked} - {*elsewhere}
+    assert 5 == len([path for path in elsewhere if path.is_relative_to(root)]) == len(elsewhere)

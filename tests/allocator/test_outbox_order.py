@@ -13,7 +13,7 @@ from topoalign.allocator.ledger.outbox import MOST_FACTS, Outbox
 from topoalign.client import Client
 from topoalign.core import wire
 from topoalign.core.model.errors import BusUnavailable
-from topoalign.core.model.events import Allocation, AllocationsSnapshot, LedgerFact
+from topoalign.core.model.events import Allocation, AllocationsSnapshot, LedgerEvent, LedgerFact
 from topoalign.core.model.ids import GPU, NodeName
 from topoalign.core.ports import Message, Stream
 from topoalign.runtime.clock import ManualClock
@@ -160,8 +160,15 @@ async def test_at_150_grants_a_second_none_waits_for_the_one_before() -> None:
     assert 0.025 > max(bus.stored[seq] - at for seq, at in granted.items())
 
 
-async def test_while_the_bus_takes_nothing_the_oldest_goes_out_alone() -> None:
+async def test_while_the_bus_takes_nothing_the_oldest_goes_out_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     bus, journal = PartialBus(), Journal()
+    encoded, encode = [], wire.encode
+
+    def counted(event: LedgerEvent, time: float) -> Message:
+        encoded.append(event.seq)
+        return encode(event, time)
+
+    monkeypatch.setattr(wire, "encode", counted)
     clock, tries = ManualClock(), []
     ledger = Ledger(NODE, journal, clock)
     bus.not_stored = {1}
@@ -180,6 +187,7 @@ async def test_while_the_bus_takes_nothing_the_oldest_goes_out_alone() -> None:
 
     assert [[1, 2, 3, 4]] == bus.asked
     assert [1, 1, 1, 1] == tries
+    assert [1, 2, 3, 4, 1, 1, 1, 1] == encoded
     assert [] == journal.marks
 
 
@@ -224,3 +232,17 @@ def follow_one_another(facts: list[LedgerFact]) -> bool:
         after.seq == before.seq + 1 or (after.seq > before.seq and isinstance(after, AllocationsSnapshot))
         for before, after in pairwise(facts)
     )
+
+
+async def test_an_outbox_with_nothing_to_publish_keeps_nothing() -> None:
+    """What was under way may be 4 MiB."""
+    clock = ManualClock()
+    ledger = Ledger(NODE, MemoryJournal(), clock)
+    outbox = Outbox(ledger, MemoryBus(), clock)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(outbox.run)
+        ledger.announce()
+        await clock.advance(1.0)
+        tasks.cancel_scope.cancel()
+
+    assert (0, []) == (len(ledger.pending), outbox._due)

@@ -11,7 +11,7 @@ from topoalign.core.model.requests import MOST_CONTAINERS
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.arriving import MOST_NAMES
 from topoalign.kubelet.grpc.codec import CODEC
-from topoalign.kubelet.grpc.decoding import NAMING, PIECE, Decoding, fields_of
+from topoalign.kubelet.grpc.decoding import FIRST_PIECE, NAMING, PIECE, Decoding, fields_of
 from topoalign.kubelet.grpc.protobuf import field, varint
 
 NAMES = st.lists(st.text(min_size=1, max_size=60) | st.text(min_size=127, max_size=200), max_size=5).flatmap(
@@ -177,3 +177,15 @@ def test_a_number_of_more_than_ten_bytes_is_refused_however_long_it_is(kind: typ
     """Reading it to its end takes a time that grows with the square of its length: 1.9 s for 200 KB."""
     for data in (before + b"\x80" * 10 + b"\x01", before + b"\xff" * (2**22 - 8)):
         assert refused(data, kind)
+
+
+@pytest.mark.parametrize(
+    "count", [1, FIRST_PIECE - 1, FIRST_PIECE + 1, FIRST_PIECE + PIECE - 1, FIRST_PIECE + PIECE + 1]
+)
+def test_only_the_first_names_of_a_request_are_read_without_a_turn(count: int) -> None:
+    """Those of most pods are: eight GPUs for each of eight containers."""
+    names = [f"GPU-{number}" for number in range(count)]
+    request = v1beta1.AllocateRequest(container_requests=[v1beta1.ContainerAllocateRequest(devices_ids=names)])
+    turns = (count > FIRST_PIECE) + (count > FIRST_PIECE + PIECE)
+
+    assert (request, 1 + turns) == pieces(bytes(request), v1beta1.AllocateRequest)

@@ -73,7 +73,7 @@ class Publisher:
         """Why the bus does not take what was tried last, as when its store is full; None if it took it or is away."""
         self._findings: set[str] = set()
         """Logged since the bus last confirmed something: each reason is logged once."""
-        self._alone = False
+        self.alone = False
         """Whether the oldest message of one order goes out alone."""
 
     async def run(self) -> None:
@@ -89,16 +89,16 @@ class Publisher:
         """Publishes what is due. Returns whether the next round need not wait."""
         if self._publish_all is None:
             return all([await self._try(message) for message in messages])
-        if self._alone or len(messages) == 1:
-            self._alone = not await self._try(messages[0])
-            return not self._alone
+        if self.alone or len(messages) == 1:
+            self.alone = not await self._try(messages[0])
+            return not self.alone
         positions = await self._publish_all(messages)
         confirmed = [
             Confirmed(message, position)
             for message, position in zip(messages, takewhile(lambda at: at is not None, positions), strict=False)
             if position is not None
         ]
-        self._alone = len(confirmed) < len(messages)
+        self.alone = len(confirmed) < len(messages)
         if confirmed:
             self._confirm(confirmed)
         return True

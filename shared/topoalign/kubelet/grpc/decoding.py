@@ -7,8 +7,9 @@ unknown fields are skipped, repeated fields add up, the last number counts. A kn
 that is not UTF-8, and a message that ends early are refused; so is a request that names more devices than a kubelet knows,
 or a device without a name.
 
-40,000 devices still take 10 ms, in which no other task of this process could run. So at most `PIECE` fields are decoded
-at once, and the others of a large request each in a turn of its connection (`turns`).
+40,000 devices still take 10 ms, in which no other task of this process could run. So the first `FIRST_PIECE` fields, which
+are all that most pods need, are decoded at once, and the others of a larger request `PIECE` at a time, each in a turn of its
+connection (`turns`).
 
 Source: protobuf's encoding guide.
 """
@@ -24,6 +25,9 @@ from topoalign.core.model.requests import MOST_CONTAINERS
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.arriving import MOST_NAMES
 from topoalign.kubelet.grpc.protobuf import varint_at
+
+FIRST_PIECE = 64
+"""Fields that are decoded without a turn."""
 
 PIECE = 1_000
 """Fields that are decoded in one turn: half a millisecond."""
@@ -51,7 +55,7 @@ WIDTHS = {1: 8, 5: 4}
 """Bytes of the wire types of fixed width."""
 
 Steps = Generator[None, None, Message]
-"""Pauses after each `PIECE` fields; returns the message."""
+"""Pauses after each piece; returns the message."""
 
 
 class Field(NamedTuple):
@@ -69,11 +73,12 @@ class Decoding:
 
     def __init__(self, data: bytes, kind: type[Message]) -> None:
         self._data = data
-        self._fields = 0
+        self._fields, self._until = 0, FIRST_PIECE
+        """Fields that are decoded, and those at which the piece ends."""
         self._steps = self._containers(kind, PARTS[kind]) if kind in PARTS else self._names(kind, 0, len(data))
 
     def step(self) -> Message | None:
-        """Decodes the next `PIECE` fields. Returns the message when it is whole. Raises GRPCError: INVALID_ARGUMENT."""
+        """Decodes the next piece. Returns the message when it is whole. Raises GRPCError: INVALID_ARGUMENT."""
         try:
             next(self._steps)
         except StopIteration as whole:
@@ -90,7 +95,8 @@ class Decoding:
                 if len(containers) == MOST_CONTAINERS:
                     raise broken(kind, f"a pod has at most {MOST_CONTAINERS} containers")
                 containers.append((yield from self._names(part, field.content, field.end)))
-            elif self._count(kind) % PIECE == 0:  # fields that the API does not have take time as well
+            elif self._count(kind) >= self._until:  # fields that the API does not have take time as well
+                self._until += PIECE
                 yield
         return kind(container_requests=containers)  # type: ignore[call-arg]  # both of `PARTS` have it
 
@@ -106,14 +112,15 @@ class Decoding:
                 at = field.end
                 self._other(message, field, known)
                 self._count(kind)
-            if self._fields % PIECE == 0:
+            if self._fields >= self._until:
+                self._until += PIECE
                 yield
         return message
 
     def _short(self, kind: type[Message], add: Callable[[str], None], at: int, end: int) -> int:
         """Adds the names of one list that follow one another, as far as this piece goes. Returns where the next field is."""
         data, key = self._data, self._data[at]
-        most = left = PIECE - self._fields % PIECE
+        most = left = self._until - self._fields
         try:
             while left and at + 1 < end and data[at] == key and 0 < (length := data[at + 1]) < 0x80:
                 at, start, left = at + 2 + length, at + 2, left - 1

@@ -67,10 +67,14 @@ class Outbox:
                 self.notice(await self._bus.last_position(Stream.ALLOCATIONS, subject))
 
     def due(self) -> Sequence[Message]:
-        """The messages of the oldest pending facts. A fact that is too large for the bus is skipped."""
+        """
+        The messages of the oldest pending facts, or of the oldest if it goes out alone. A fact that is too large for the bus
+        is skipped.
+        """
+        self._due = []
         while self._ledger.pending:
-            self._due, size = [], 0
-            for event, time in islice(self._ledger.pending, MOST_FACTS):
+            size = 0
+            for event, time in islice(self._ledger.pending, 1 if self.publisher.alone else MOST_FACTS):
                 message = wire.encode(event, time)
                 size += len(message.body)
                 if len(message.body) > wire.LARGEST_BODY or (self._due and size > MOST_BYTES):

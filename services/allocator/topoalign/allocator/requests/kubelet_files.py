@@ -55,6 +55,15 @@ class KubeletFiles:
         """
         self._config, self._root, self._seconds = config, root, seconds
         self._version, self._settle_seconds = version, settle_seconds
+        paths = (
+            config,
+            root / cpu_checkpoint.NAME,
+            root / memory_checkpoint.NAME,
+            root / DEVICE_PLUGINS / device_checkpoint.NAME,
+            root / SOCKET,
+            root / pod_directories.NAME,
+        )
+        self._stamped = [path for path in paths if path.is_relative_to(root)]
         self._rules = msgspec.structs.replace(rules, mode=Mode.KUBELET)
         self._turn = anyio.Lock()
         self._reading = False
@@ -79,20 +88,10 @@ class KubeletFiles:
     def stamp(self) -> tuple[object, ...]:
         """
         A value that differs once a file was changed, made or removed, or the kubelet was started. No file is read for
-        it.
+        it, and none is asked for outside the kubelet's root directory, as its configuration may be: that file system may
+        hang alone, and a kubelet that has read it anew was started.
         """
-        plugins = self._root / DEVICE_PLUGINS
-        return tuple(
-            version_of(path)
-            for path in (
-                self._config,
-                self._root / cpu_checkpoint.NAME,
-                self._root / memory_checkpoint.NAME,
-                plugins / device_checkpoint.NAME,
-                self._root / SOCKET,
-                self._root / pod_directories.NAME,
-            )
-        )
+        return tuple(map(version_of, self._stamped))
 
     def _tell(self, notes: tuple[str, ...]) -> None:
         """Logs once per change, not once per question."""

@@ -2,9 +2,10 @@
 Keeps up with what the node's kubelet decides by, so that the node and every listener predict from the same facts.
 
 Every half second the files are polled, by their times alone, which are asked for on the event loop as those of the
-sockets beside them are; they are read, and plugins' devices are asked for, where one has changed, and every five
-seconds in any case, because the volumes of a pod go without a trace in their times. What is found becomes a part of the
-node's `UsageObserved` where it has changed. A prediction of the node reads everything first.
+sockets beside them are (a configuration outside the kubelet's root directory is not); they are read, and plugins' devices
+are asked for, where one has changed, and every five seconds in any case, because the volumes of a pod go without a trace in
+their times. What is found becomes a part of the node's `UsageObserved` where it has changed. A prediction of the node reads
+everything first.
 
 As long as other plugins than ours are shown, or the question fails, devices are asked for at every poll: a kubelet writes
 its checkpoint when a plugin lists devices, and leaves it as it is when one goes away (kubelet v1.36.3, devicemanager
