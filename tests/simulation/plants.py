@@ -250,11 +250,11 @@ class BelievingBus(FaultyBus):
 
 
 class OptimisticBus(FaultyBus):
-    """Takes all that is under way for stored once the last of it is."""
+    """Takes all that is under way for stored once the oldest of it is."""
 
     async def publish_all(self, messages: Sequence[Message]) -> Sequence[int | None]:
         positions = await super().publish_all(messages)
-        return [positions[-1] for _ in positions]
+        return [positions[0] for _ in positions]
 
 
 class SkippingBus(FaultyBus):
@@ -342,7 +342,7 @@ PLANTS: dict[str, Plant] = {
     "answers-before-the-disk": Plant("I9", CarelessLedger),
     "never-compacts": Plant("I12", HoardingLedger),
     "believes-duplicates": Plant("I5", BelievingBus),
-    "confirms-by-the-last": Plant("I5", OptimisticBus),
+    "confirms-by-the-first": Plant("I5", OptimisticBus),
     "sends-backwards": Plant("I5", SkippingBus),
     "entries-count": Plant("I10", ByEntriesDeviceAllocations),
     "forgets-the-lost": Plant("C29", ForgettingDeviceAllocations),
