@@ -2,7 +2,9 @@
 
 import io
 from collections import Counter
+from contextlib import AbstractContextManager
 
+import msgspec
 import pytest
 
 from topoalign.core import wire
@@ -10,14 +12,26 @@ from topoalign.core.model.events import AllocationsSnapshot, Event
 from topoalign.core.model.topology.validate import validate
 from topoalign.core.state.fold import NodeState, replay
 from topoalign.tools.bench import registry
+from topoalign.tools.bench.device_plugin import agent
+from topoalign.tools.bench.device_plugin.agent import Agent
+from topoalign.tools.bench.registry import pages
 from topoalign.tools.bench.registry.filling import NotStored, acknowledged, said
 from topoalign.tools.bench.registry.history import FACTS, LIVE, READINGS, History
+from topoalign.tools.bench.registry.measure import measure
 
 NODES = 12
 
 
-def test_each_case_is_measured_and_no_node_is_stale() -> None:
-    """The registry reads the streams of a few nodes, whose allocators all stand by what it believes of them."""
+def test_each_case_is_measured_and_no_node_is_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    The registry reads the streams of a few nodes, whose allocators all stand by what it believes of them. It waits for
+    their answers as long as a busy machine may take.
+    """
+
+    def running(command: str, settings: dict[str, str], *, observed: bool) -> AbstractContextManager[Agent]:
+        return agent.running(command, settings | {"REGISTRY_ANSWER_SECONDS": "60"}, observed=observed)
+
+    monkeypatch.setitem(measure.__globals__, "running", running)
     rows = {row["case"]: row for row in registry.cases(nodes=NODES, calls=2)}
 
     assert ["start-12", "asked-12", "page", "walk", "metrics"] == list(rows)
@@ -79,3 +93,25 @@ def test_an_acknowledgement_is_found_between_the_server_s_other_words() -> None:
     acknowledged(answers)
 
     assert b"" == answers.read()
+
+
+class Pages:
+    """Three pages of a list; notes what is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def get(self, path: str) -> bytes:
+        self.asked.append(path)
+        number = int(path.partition("continue=")[2] or 0)
+        return msgspec.json.encode({"items": [], "continue": str(number + 1) if number < 2 else None})
+
+
+def test_a_page_is_measured_by_one_request_a_call() -> None:
+    reader = Pages()
+    page = next(pages.cases(reader, 5))  # type: ignore[arg-type]  # stands in for a reader
+    list_walked = len(reader.asked)
+    row = page()
+
+    assert (5, 3) == (row["n"], list_walked)
+    assert 3 + 5 + 5 == len(reader.asked)  # five more calls that do not count

@@ -1,17 +1,19 @@
 """What a client does so that the facts of thousands of nodes neither fill the memory nor block the event loop."""
 
+import gc
 import itertools
 from contextlib import aclosing
 
 import anyio
 import msgspec
 import pytest
-from fact_support import Writer
+from fact_support import Writer, owner
 
 from topoalign.client import Client, Heard
 from topoalign.core import wire
-from topoalign.core.model.events import TopologyDiscovered
-from topoalign.core.model.ids import DeviceID, NodeName
+from topoalign.core.model.events import ContainerUsage, TopologyDiscovered, UsageObserved
+from topoalign.core.model.ids import ContainerName, DeviceID, NodeName
+from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved, KubeletRules, ListedDevices
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.shapes import renamed, uuids
 from topoalign.machines import load_machine
@@ -108,3 +110,51 @@ async def test_every_allocation_event_carries_the_allocations_after_it() -> None
     assert states == [each.state for each in heard]
     assert heard[-1].state is not None
     assert heard[-1].state.allocations is cluster.member(writer.node).state.allocations
+
+
+async def first(client: Client) -> Heard:
+    async with aclosing(client.nodes()) as events:
+        return await anext(events)
+
+
+def usage(cpus: str) -> UsageObserved:
+    container = ContainerUsage(owner=owner("p"), cpus=cpus)
+    return UsageObserved(node=NodeName("n0"), epoch=1, revision=1, containers=(container,))
+
+
+async def test_usage_is_left_out_where_it_is_not_wanted_and_forgeries_are_found() -> None:
+    """Of it is kept what tells a repetition from news, and from another reading with its number."""
+    bus, asked = MemoryBus(), []
+    clients = [Client(bus, usage=wanted) for wanted in (True, False)]
+    repeated, forged = wire.encode(usage("0-3"), 1.0), wire.renamed(wire.encode(usage("4-7"), 1.0), "5f0c2a9e8b7d6431")
+    for message in (repeated, wire.renamed(repeated, "5f0c2a9e8b7d6432")):
+        await bus.publish(message)
+    read = [await first(client) for client in clients]
+    agreed = [dict(client._verifier._conflicts) for client in clients]
+    await bus.publish(forged)
+    for client in clients:
+        await first(client)
+        asked.append(dict(client._verifier._conflicts))
+
+    assert [usage("0-3"), msgspec.structs.replace(usage(""), containers=(), containers_known=False)] == [
+        each.event for each in read
+    ]
+    assert [{}, {}] == agreed
+    assert [{(NodeName("n0"), "usage"): (1, 1)}] * 2 == asked
+
+
+async def test_a_cluster_keeps_no_usage() -> None:
+    bus, cluster = MemoryBus(), Cluster()
+    await bus.publish(wire.encode(usage("0-3"), 1.0))
+    cluster.apply(await first(Client(bus)))
+
+    assert (None, 1.0) == (cluster.member(NodeName("n0")).state.usage, cluster.member(NodeName("n0")).last_event)
+
+
+def test_the_collector_does_not_look_through_what_usage_says() -> None:
+    """It looks at each object that may be part of a cycle, and these cannot be."""
+    rules = KubeletRules(policy="none", scope="pod", cpu_manager="none", memory_manager="None", placement="topology")
+    entry = CheckpointEntry(pod_uid="u", container=ContainerName("c"))
+    facts = [usage("0-3").containers[0], rules, entry, ListedDevices(ids=()), KubeletObserved(rules=rules)]
+
+    assert [False] * len(facts) == [gc.is_tracked(each) for each in facts]

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topoalign.core.model.ids import GPU, DeviceID
+from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.core.model.topology import shapes
-from topoalign.core.model.topology.model import MigDevice, Topology
+from topoalign.core.model.topology.model import MigDevice, PluginDevice, Topology
 from topoalign.core.model.topology.offers import Offer
 from topoalign.core.model.topology.queries import pair_score
 from topoalign.core.model.topology.shapes import Shapes, positions, renamed, uuids
@@ -151,3 +151,25 @@ def test_a_copy_without_tables_has_the_shape_and_nothing_computed() -> None:
     assert devices == same.devices
     assert topology.shape is same.shape
     assert topology.shape.without_tables().shape is not topology.shape
+
+
+def test_a_table_of_large_parts_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One node that announces ever other hardware does not fill the memory."""
+    monkeypatch.setattr(shapes, "MOST_BYTES", 1000)
+    table, topology = Shapes(), load_machine("dgx-a100").topology
+    one, other = table.interned(machine(topology, 1)), table.interned(machine(topology, 2))
+
+    assert one.shape == other.shape
+    assert one.shape is not other.shape
+
+
+def test_devices_of_other_plugins_are_not_remembered() -> None:
+    """A node's own lists of them come and go with its announcements."""
+    table, bare = Shapes(), load_machine("dgx-a100").topology
+    kept = table.interned(machine(bare, 1))
+    others = (PluginDevice(id=DeviceID("d"), resource=ResourceName("x/y"), nodes=(0,)),)
+    one, other = (table.interned(msgspec.structs.replace(machine(bare, 1), others=others)) for _ in range(2))
+
+    assert (others, kept.cpus) == (one.others, one.cpus)
+    assert one.cpus is kept.cpus
+    assert one.shape is not other.shape

@@ -156,3 +156,12 @@ async def test_the_page_has_all_families_once_and_allocations_as_set(setting: di
     assert {"topoalign_gpus", "topoalign_node_stale", "topoalign_registry_gaps_total"} <= set(families)
     assert shown == ("topoalign_gpu_allocation_info" in families)
     assert answer.headers["content-type"].startswith("text/plain; version=")
+
+
+async def test_a_name_that_is_made_printable_makes_no_series_twice(cluster: Cluster) -> None:
+    """Prometheus refuses a page on which two samples have the same labels."""
+    for name in ("node?", "node\n"):
+        announce(cluster, name, allocation("a", "p", 0))
+    lines = [line for line in (await written(cluster)).splitlines() if not line.startswith("#")]
+
+    assert len(lines) == len({line.rpartition(" ")[0] for line in lines}) > 0

@@ -1,10 +1,11 @@
 """The type that a subscriber receives for each event."""
 
+import hashlib
 from datetime import datetime
 
 import msgspec
 
-from topoalign.core.model.events import AllocationsSnapshot, Event
+from topoalign.core.model.events import AllocationsSnapshot, Event, UsageObserved
 from topoalign.core.ports import Message
 from topoalign.core.state.fold import NodeState
 
@@ -22,6 +23,8 @@ class Heard(msgspec.Struct, frozen=True, kw_only=True):
     The event in JSON as its writer said it, with what only a later version knows; of a snapshot made up, in ours. Empty of
     what a client without `bodies` has read.
     """
+    left_out: bytes = b""
+    """SHA-256 of a `UsageObserved` as it was, of which a client without `usage` has left out the contents; else empty."""
     state: NodeState | None = None
     """What is known of the node's allocations after this event, and nothing else of it; None for hardware and usage."""
     anew: bool = False
@@ -35,6 +38,12 @@ def made_up(snapshot: AllocationsSnapshot, state: NodeState, position: int, time
     """What nobody has said: the allocations of a node as they are at this position."""
     body = msgspec.json.encode(snapshot)
     return Heard(event=snapshot, position=position, time=time, body=body, state=state, anew=True)
+
+
+def abridged(usage: UsageObserved) -> tuple[UsageObserved, bytes]:
+    """A reading that tells repetitions from news and says nothing else, and the SHA-256 of the whole one."""
+    whole = hashlib.sha256(msgspec.json.encode(usage)).digest()
+    return msgspec.structs.replace(usage, containers=(), containers_known=False, kubelet=None), whole
 
 
 def time_of(message: Message) -> float | None:

@@ -21,9 +21,10 @@ import anyio
 import msgspec
 import structlog
 
+from topoalign.client.dead_letters import DeadLetters
 from topoalign.client.fold import Counts, Fold
 from topoalign.client.healing import ASK_AGAIN_SECONDS, SNAPSHOT_SECONDS, Healer
-from topoalign.client.heard import Heard, made_up, time_of
+from topoalign.client.heard import Heard, abridged, made_up, time_of
 from topoalign.client.pace import Pace
 from topoalign.client.superseded import Superseded, newest_snapshots
 from topoalign.client.verifying import Verifier, kind_of
@@ -32,11 +33,9 @@ from topoalign.core.model.errors import (
     BusRefused,
     BusUnavailable,
     Contradiction,
-    TopoalignError,
-    Unavailable,
     Undecodable,
 )
-from topoalign.core.model.events import LedgerFact, Reading, TopologyDiscovered
+from topoalign.core.model.events import LedgerFact, Reading, TopologyDiscovered, UsageObserved
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.topology.shapes import Shapes
 from topoalign.core.ports import Bus, Clock, Received, Stream
@@ -58,15 +57,21 @@ log = structlog.get_logger("topoalign.client")
 class Client:
     """Reads the streams over any bus. `connect` makes one over NATS."""
 
-    def __init__(self, bus: Bus, clock: Clock | None = None, name: str = "client", *, bodies: bool = True) -> None:
-        """`bodies` False leaves `Heard.body` empty: the newest readings of many nodes are held, 30 kB each."""
+    def __init__(
+        self, bus: Bus, clock: Clock | None = None, name: str = "client", *, bodies: bool = True, usage: bool = True
+    ) -> None:
+        """
+        The newest readings of all nodes are held: `bodies` False leaves `Heard.body` empty, 30 kB a node, and `usage` False
+        what `UsageObserved` says, up to 45 kB a node. Who publishes it, and whether it is news, is known all the same.
+        """
         self.counts = Counts()
         self.unread: dict[Stream, int] = {}
         """Of each stream that is followed: how far away the end of its past still is; 0 once all of it was handed over."""
         self._bus = bus
         self._clock: Clock = clock or SystemClock()
-        self._name, self._bodies = name, bodies
+        self._bodies, self._usage = bodies, usage
         self._pace, self._turns, self._shapes = Pace(), Turns(self._clock), Shapes()
+        self._letters = DeadLetters(bus, self._clock, name, self.counts)
         self._healer = Healer(bus, self._clock)
         self._verifier = Verifier(bus, self._clock, self.counts, self._healer.heal)
 
@@ -157,10 +162,14 @@ class Client:
                     if heard is None or not isinstance(heard.event, Reading):
                         continue
                     key = (heard.event.node, kind_of(heard.event))
-                    had = known[key].event if key in known else None
-                    if isinstance(had, Reading) and newer(had, heard.event) is had:
+                    had = known.get(key)
+                    if (
+                        had is not None
+                        and isinstance(had.event, Reading)
+                        and newer(had.event, heard.event) is had.event
+                    ):
                         self.counts.repeated += 1
-                        self._verifier.look_twice(had, heard.event)
+                        self._verifier.look_twice(had, heard)
                         continue
                     known[key] = heard
                     if announced:
@@ -268,26 +277,20 @@ class Client:
             self.counts.unknown += 1
             return None
         except Undecodable as error:
-            await self._put_aside(stream, received, error)
+            await self._letters.put(stream, received, error)
             return None
         if isinstance(event, TopologyDiscovered):
             event = msgspec.structs.replace(event, topology=self._shapes.interned(event.topology))
+        left_out = b""
+        if isinstance(event, UsageObserved) and not self._usage:
+            event, left_out = abridged(event)
         body = received.message.body if self._bodies else b""
-        return Heard(event=event, position=received.position, time=time_of(received.message), body=body)
+        time = time_of(received.message)
+        return Heard(event=event, position=received.position, time=time, body=body, left_out=left_out)
 
     async def _news(self, fold: Fold, received: Received, heard: Heard) -> bool:
         try:
             return fold.apply(heard.event)
         except Contradiction as error:
-            await self._put_aside(Stream.ALLOCATIONS, received, error)
+            await self._letters.put(Stream.ALLOCATIONS, received, error)
             return False
-
-    async def _put_aside(self, stream: Stream, received: Received, error: TopoalignError) -> None:
-        self.counts.undecodable += 1
-        log.warning("message put aside", stream=stream, position=received.position, finding=error.finding)
-        letter = wire.dead_letter(self._name, received.message, error, self._clock.wall())
-        name = f"deadletter.{wire.token(self._name)}.{stream}.{received.position}"
-        try:
-            await self._bus.publish(msgspec.structs.replace(letter, headers={**letter.headers, "Nats-Msg-Id": name}))
-        except Unavailable as unavailable:
-            log.warning("dead letter not stored", finding=unavailable.finding, remedy=unavailable.remedy)

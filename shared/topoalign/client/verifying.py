@@ -84,11 +84,14 @@ class Verifier:
         """These readings are compared while the context is open."""
         return among(self._known, known)
 
-    def look_twice(self, had: Reading, got: Reading) -> None:
+    def look_twice(self, had: Heard, got: Heard) -> None:
         """Notes that two readings of a node have the same number and are not the same."""
-        place = had.epoch, had.revision
-        if place == (got.epoch, got.revision) and had != got:
-            self._conflicts[had.node, kind_of(had)] = place
+        one, other = had.event, got.event
+        if not isinstance(one, Reading) or not isinstance(other, Reading):
+            return
+        place = one.epoch, one.revision
+        if place == (other.epoch, other.revision) and (one, had.left_out) != (other, got.left_out):
+            self._conflicts[one.node, kind_of(one)] = place
 
     async def verify(self, node: NodeName, within: float) -> None:
         """Raises Unavailable if the node's allocator does not answer."""

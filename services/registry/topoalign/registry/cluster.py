@@ -24,6 +24,7 @@ from topoalign.core.model.events import (
     AllocationReleased,
     AllocationsSnapshot,
     Event,
+    UsageObserved,
 )
 from topoalign.core.model.ids import AllocationID, NodeName
 from topoalign.core.state.fold import NodeState
@@ -49,10 +50,16 @@ class Member:
     _derived_from: NodeState | None = None
 
     def apply(self, heard: Heard) -> None:
-        """Takes in a fact that the client has let through: no repetition, and none missing before it."""
+        """
+        Takes in a fact that the client has let through: no repetition, and none missing before it. Usage is not kept: no
+        view of the cluster has it, and of thousands of nodes it takes hundreds of megabytes.
+        """
         if heard.anew:
             self.last_event = None  # a forged fact may be of any time
-        self.state = self.state.apply(heard.event) if heard.state is None else self.state.with_ledger_of(heard.state)
+        if heard.state is not None:
+            self.state = self.state.with_ledger_of(heard.state)
+        elif not isinstance(heard.event, UsageObserved):
+            self.state = self.state.apply(heard.event)
         if heard.time is None:
             return
         self.last_event = max(self.last_event or heard.time, heard.time)

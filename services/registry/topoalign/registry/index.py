@@ -38,7 +38,7 @@ class AllocationIndex:
             return
         for name in before.keys() | now.keys() if names is None else names:
             had, has = before.get(name), now.get(name)
-            if had is has:
+            if had is has or (had is not None and has is not None and had.owner == has.owner):
                 continue
             for entries, key in self._entries(node, had):
                 del entries[bisect_left(entries, key)]

@@ -17,7 +17,7 @@ from topoalign.runtime.settings import from_environment
 async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
     """Build the service from the context's settings and run it. Raises InvalidField for a wrong setting."""
     settings = from_environment(RegistrySettings, context.environment)
-    client, cluster = Client(context.bus, context.clock, "registry", bodies=False), Cluster()
+    client, cluster = Client(context.bus, context.clock, "registry", bodies=False, usage=False), Cluster()
     metrics = Metrics(context.metrics, client)
     registry = Registry(context.bus, context.clock, client, cluster, metrics, settings)
     series = NodeSeries(cluster, context.clock, per_allocation=settings.registry_allocation_series)

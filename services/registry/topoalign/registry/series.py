@@ -38,7 +38,10 @@ class NodeSeries:
         self._cluster, self._clock, self._per_allocation = cluster, clock, per_allocation
 
     async def write(self) -> AsyncIterator[bytes]:
-        """The text, in chunks of a few nodes. A node that changes meanwhile is written as it is when it is its turn."""
+        """
+        The text, in chunks of a few nodes. A node that changes meanwhile is written as it is when it is its turn. One whose
+        name is none for Kubernetes has no series, because made printable it may be the name of another one.
+        """
         yield header("topoalign_gpus", "GPUs by state.")
         async for chunk in self._chunks(lambda member: member.derived(gpu_lines)):
             yield chunk
@@ -56,6 +59,8 @@ class NodeSeries:
     async def _chunks(self, text: Callable[[Member], bytes]) -> AsyncIterator[bytes]:
         written: list[bytes] = []
         async for member in in_turns(tuple(self._cluster), self._clock):
+            if clean(member.state.node, LONGEST_LABEL) != member.state.node:
+                continue
             written.append(text(member))
             if len(written) == NODES_PER_CHUNK:
                 yield b"".join(written)

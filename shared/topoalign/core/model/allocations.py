@@ -50,7 +50,7 @@ class MemoryBlock(msgspec.Struct, frozen=True, gc=False, kw_only=True):
             raise ValueError(f"memory of {len(self.nodes)} NUMA nodes with {len(self.taken)} amounts")
 
 
-class Displaced(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Displaced(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """A former allocation whose container was not seen to end when the kubelet gave its devices to another container."""
 
     allocation: AllocationID

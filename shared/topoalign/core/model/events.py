@@ -104,7 +104,7 @@ class DeviceHealthChanged(Reading, frozen=True, kw_only=True, tag="DeviceHealthC
     """Device id -> its health. GPUs and NICs always, MIG instances only where they differ from their GPU."""
 
 
-class ContainerUsage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ContainerUsage(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """What the kubelet gave one container that has no allocation, or gave beyond the container's allocations."""
 
     owner: Owner

@@ -21,7 +21,7 @@ NumaNodeID = Annotated[int, msgspec.Meta(ge=-1, le=LARGEST_ID)]
 """As plugins list it, -1 included. Masks over larger ids would take gigabytes."""
 
 
-class KubeletRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class KubeletRules(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """The rules by which the kubelet decides. Names and values are those of its configuration."""
 
     policy: str
@@ -53,7 +53,7 @@ class KubeletRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         parse_cpuset(self.reserved_cpus)  # as for `Allocation`
 
 
-class ListedDevices(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ListedDevices(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """Devices of one resource that a plugin lists with the same NUMA nodes."""
 
     nodes: tuple[NumaNodeID, ...] | None = None
@@ -62,7 +62,7 @@ class ListedDevices(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """As the plugin lists them, sorted."""
 
 
-class CheckpointEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CheckpointEntry(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """What the checkpoints of the kubelet's three managers list for one container of a pod that is not gone."""
 
     pod_uid: str
@@ -82,7 +82,7 @@ class CheckpointEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         parse_cpuset(self.cpus)  # as for `Allocation`
 
 
-class KubeletObserved(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class KubeletObserved(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """
     The kubelet of a node: its rules, what its checkpoints list, and the devices of other plugins. With topology, health
     and allocations it is all that the node's own prediction depends on.

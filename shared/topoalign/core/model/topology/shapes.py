@@ -24,6 +24,10 @@ from topoalign.core.model.topology.views import SHAPE
 
 MOST_PARTS = 100_000
 """Parts of topologies that are remembered; a cluster of 5,000 different machines has half as many."""
+MOST_BYTES = 64 * 2**20
+"""Of these parts in JSON, because one node can announce ever larger ones."""
+UNSHARED = "others"
+"""The field of `Topology` that is left to each node: other plugins' devices, which few nodes have in common."""
 
 T = TypeVar("T")
 
@@ -77,6 +81,8 @@ class Shapes:
     def __init__(self) -> None:
         self._parts: dict[tuple[str, bytes], object] = {}
         """Field of `Topology`, and the SHA-256 of its value in JSON -> the value that all share."""
+        self._bytes = 0
+        """Of all parts in JSON."""
         self._shapes: dict[tuple[int, ...], Topology] = {}
         """The identities of the shared values of all fields -> the shape."""
 
@@ -84,7 +90,8 @@ class Shapes:
         """
         An equal topology that shares what it can with the others that were interned, and has their `shape`.
 
-        A topology in which a uuid stands for two things is left as it is.
+        A topology in which a uuid stands for two things is left as it is, and one with devices of other plugins has a shape
+        of its own.
         """
         names = dict(placed(topology))
         shape = self._shared(renamed(topology, {uuid: position for position, uuid in names.items()}))
@@ -95,13 +102,21 @@ class Shapes:
         return same
 
     def _shared(self, shape: Topology) -> Topology:
-        if len(self._parts) > MOST_PARTS:
+        if len(self._parts) > MOST_PARTS or self._bytes > MOST_BYTES:
             self._parts.clear()
             self._shapes.clear()
-        fields = {name: self._part(name, getattr(shape, name)) for name in shape.__struct_fields__}
+            self._bytes = 0
+        values = {name: getattr(shape, name) for name in shape.__struct_fields__}
+        fields = {name: value if name == UNSHARED else self._part(name, value) for name, value in values.items()}
+        if fields[UNSHARED]:
+            return Topology(**fields)
         return self._shapes.setdefault(tuple(map(id, fields.values())), Topology(**fields))
 
     def _part(self, name: str, value: T) -> T:
-        key = name, hashlib.sha256(msgspec.json.encode(value)).digest()
-        part: T = self._parts.setdefault(key, value)  # type: ignore[assignment]
+        text = msgspec.json.encode(value)
+        key = name, hashlib.sha256(text).digest()
+        if key not in self._parts:
+            self._parts[key] = value
+            self._bytes += len(text)
+        part: T = self._parts[key]  # type: ignore[assignment]
         return part

@@ -29,7 +29,7 @@ class Part(msgspec.Struct):
 def cases(reader: Reader, calls: int) -> Iterator[Callable[[], Row]]:
     """The cases `page`, `walk` and `metrics`, to be run one after the other."""
     few = max(2, calls // 10)
-    paths = cycle(path for path, _ in walk(reader, ALLOCATIONS))
+    paths = cycle([path for path, _ in walk(reader, ALLOCATIONS)])
     yield lambda: measured("page", lambda: reader.get(next(paths)), calls)
     yield lambda: measured("walk", lambda: list(walk(reader, ALLOCATIONS)), few, warm=1)
     yield lambda: measured("metrics", lambda: reader.get("/metrics"), few, warm=1)
