@@ -34,11 +34,11 @@ def test_each_case_is_measured_and_no_node_is_stale(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(measure.__globals__, "running", running)
     rows = {row["case"]: row for row in registry.cases(nodes=NODES, calls=2)}
 
-    assert ["start-12", "asked-12", "page", "walk", "metrics"] == list(rows)
+    assert ["start-12", "asked-12", "page", "walk", "metrics", "spoken-again"] == list(rows)
     for row in rows.values():
         assert {"case", "n", "p50_ms", "p99_ms", "longest_block_ms", "rss_mb"} == row.keys() - {"stale"}
         assert all(float(str(row[key])) > 0 for key in row.keys() - {"case", "stale"})
-    assert [0, 0, 0] == [row["stale"] for row in rows.values() if "stale" in row]
+    assert [0, 0, 0, 0] == [row["stale"] for row in rows.values() if "stale" in row]
 
 
 def test_a_history_has_as_many_facts_and_live_allocations_as_the_cases_say() -> None:

@@ -10,8 +10,9 @@ own; another process answers in place of all allocators, and stands by what the 
 - `page`: GET /v1/allocations?limit=500, each time another page of the list.
 - `walk`: all pages of the list, one after another.
 - `metrics`: GET /metrics.
+- `spoken-again`: each node publishes its readings and a snapshot once more, until the last of them is shown.
 
-The questions to the allocators go on during the last three. Of the registry, after each case: `stale` is the number of
+The questions to the allocators go on during the last four. Of the registry, after each case: `stale` is the number of
 nodes that are shown as stale, `rss_mb` its memory in units of 2^20 bytes, and `longest_block_ms` the longest time that one
 callback blocked its event loop during the case (in `start-5000` since its HTTP pages answer).
 """

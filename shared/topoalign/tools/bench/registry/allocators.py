@@ -5,6 +5,7 @@ The process runs `main`. It gets the address of NATS and a file with the `Standi
 prints a line once questions are answered, and another once each allocator has been asked.
 """
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -24,8 +25,6 @@ from topoalign.runtime.answers import answering
 from topoalign.tools.bench.registry.history import EPOCH, History
 
 ALL = wire.admission_subject(NodeName("node"), "alive").replace(".node.", ".*.")
-PLACE = (EPOCH, 1)
-"""Epoch and revision of the only topology, health and usage of each node."""
 
 
 class AllocatorsEnded(Unavailable):
@@ -40,8 +39,14 @@ class AllocatorsEnded(Unavailable):
 class Allocators:
     """The process that answers. Made by `allocators`."""
 
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
-        self._process = process
+    def __init__(self, process: "subprocess.Popen[str]", file: Path) -> None:
+        self._process, self._file = process, file
+
+    def stand_by(self, histories: Iterable[History]) -> None:
+        """What they stand by from now on. Raises AllocatorsEnded."""
+        self._file.write_bytes(msgspec.json.encode({each.node: standing(each) for each in histories}))
+        self._process.send_signal(signal.SIGHUP)
+        self._until("read")
 
     def until_serving(self) -> None:
         """Until questions are answered. Raises AllocatorsEnded."""
@@ -64,7 +69,7 @@ def allocators(url: str, file: Path, histories: Iterable[History]) -> Iterator[A
     command = [sys.executable, "-c", f"from {__name__} import main; main()", url, str(file)]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
         try:
-            everybody = Allocators(process)
+            everybody = Allocators(process, file)
             everybody.until_serving()
             yield everybody
         finally:
@@ -74,12 +79,13 @@ def allocators(url: str, file: Path, histories: Iterable[History]) -> Iterator[A
 def standing(history: History) -> Standing:
     """What the allocator of a node says when it is asked whether it is alive."""
     state = history.state
-    readings = dict.fromkeys(("topology", "health", "usage"), PLACE)
+    readings = dict.fromkeys(("topology", "health", "usage"), (EPOCH, history.revision))
     return Standing(epoch=state.epoch, seq=state.seq, digest=state.digest, readings=readings)
 
 
-async def serve(url: str, standings: dict[NodeName, Standing]) -> None:
-    """Answers until it is cancelled."""
+async def serve(url: str, file: Path) -> None:
+    """Answers until it is cancelled. Reads the file anew at each SIGHUP, and prints a line after that."""
+    standings = read(file)
     waited_for = set(standings)
 
     async def alive(request: AliveRequest) -> Standing:
@@ -94,11 +100,19 @@ async def serve(url: str, standings: dict[NodeName, Standing]) -> None:
     async with connected(url) as bus:
         endpoint = Endpoint(name="alive", subject=ALL, answer=answering(AliveRequest, alive))
         async with bus.serve("topoalign-allocator", [endpoint]):
-            print("serving", flush=True)
-            await anyio.sleep_forever()
+            with anyio.open_signal_receiver(signal.SIGHUP) as signals:
+                print("serving", flush=True)
+                async for _ in signals:
+                    standings.update(read(file))
+                    print("read", flush=True)
+
+
+def read(file: Path) -> dict[NodeName, Standing]:
+    """What each allocator stands by."""
+    return msgspec.json.decode(file.read_bytes(), type=dict[NodeName, Standing])
 
 
 def main() -> None:
     """The process: its arguments are the address of NATS and the file."""
     url, file = sys.argv[1:]
-    anyio.run(serve, url, msgspec.json.decode(Path(file).read_bytes(), type=dict[NodeName, Standing]))
+    anyio.run(serve, url, Path(file))

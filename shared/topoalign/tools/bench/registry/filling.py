@@ -34,9 +34,9 @@ class NotStored(Unavailable):
         super().__init__(f"a fact was not stored: {clean(answer, 200)}", "see the log of nats-server")
 
 
-def fill(url: str, histories: Iterable[History]) -> Iterator[int]:
-    """Publishes everything that these nodes have said. Yields the number of messages stored so far. Raises NotStored."""
-    messages, at = (wire.encode(event, time.time()) for event in said(list(histories))), urlsplit(url)
+def fill(url: str, events: Iterable[Event]) -> Iterator[int]:
+    """Publishes these facts. Yields the number of messages stored so far. Raises NotStored."""
+    messages, at = (wire.encode(event, time.time()) for event in events), urlsplit(url)
     with socket.create_connection((at.hostname or "", at.port or 4222), SECONDS) as server:
         server.sendall(f'CONNECT {{"headers":true,"verbose":false}}\r\nSUB {INBOX} 1\r\n'.encode())
         answers, stored = server.makefile("rb"), 0
@@ -54,6 +54,14 @@ def said(histories: list[History]) -> Iterator[Event]:
         yield from history.readings()  # type: ignore[misc]  # every reading is an event
     for turn in zip(*(history.facts() for history in histories), strict=True):
         yield from turn
+
+
+def said_again(histories: list[History]) -> Iterator[Event]:
+    """New readings of each node, then a snapshot of each."""
+    for history in histories:
+        yield from history.readings()  # type: ignore[misc]  # every reading is an event
+    for history in histories:
+        yield history.snapshot()
 
 
 def published(message: Message) -> bytes:

@@ -15,7 +15,7 @@ from topoalign.tools.bench.device_plugin.agent import Agent, running
 from topoalign.tools.bench.device_plugin.node import Row, scratch
 from topoalign.tools.bench.registry import pages
 from topoalign.tools.bench.registry.allocators import Allocators, allocators
-from topoalign.tools.bench.registry.filling import UNDER_WAY, fill
+from topoalign.tools.bench.registry.filling import UNDER_WAY, fill, said, said_again
 from topoalign.tools.bench.registry.history import FACTS, READINGS, History
 from topoalign.tools.bench.registry.reader import Reader, free_port, until
 
@@ -28,11 +28,10 @@ def measure(nodes: int, calls: int) -> Iterator[Row]:
         streams(portal, folder / "nats") as url,
     ):
         histories = [History(number) for number in range(nodes)]
-        for _ in output.progress(fill(url, histories), "facts", nodes * (READINGS + FACTS) // UNDER_WAY + 1):
+        for _ in output.progress(fill(url, said(histories)), "facts", nodes * (READINGS + FACTS) // UNDER_WAY + 1):
             pass
         with allocators(url, folder / "standings", histories) as everybody:
-            del histories
-            yield from read(url, everybody, nodes, calls)
+            yield from read(url, everybody, histories, calls)
 
 
 @contextmanager
@@ -54,8 +53,9 @@ def streams(portal: BlockingPortal, folder: Path) -> Iterator[str]:
         portal.call(nats_server.stop, server)
 
 
-def read(url: str, everybody: Allocators, nodes: int, calls: int) -> Iterator[Row]:
+def read(url: str, everybody: Allocators, histories: list[History], calls: int) -> Iterator[Row]:
     """All cases, with a registry of these streams."""
+    nodes = len(histories)
     port = free_port()
     settings = {"NATS_URL": url, "HTTP_PORT": str(port), "LOG_LEVEL": "error"}
     with running("registry", settings, observed=True) as registry, closing(Reader(port)) as reader:
@@ -64,6 +64,8 @@ def read(url: str, everybody: Allocators, nodes: int, calls: int) -> Iterator[Ro
         for case in pages.cases(reader, calls):
             registry.longest_block_ms()
             yield case() | figures(registry) | {"stale": pages.stale(reader)}
+        registry.longest_block_ms()
+        yield spoken_again(url, everybody, reader, histories) | figures(registry) | {"stale": pages.stale(reader)}
 
 
 def start(registry: Agent, reader: Reader, nodes: int) -> Row:
@@ -80,6 +82,16 @@ def asked(everybody: Allocators, reader: Reader, nodes: int) -> Row:
     everybody.until_all_asked()
     until(lambda: not pages.stale(reader), "a node is shown as stale")
     return once(f"asked-{nodes}", began)
+
+
+def spoken_again(url: str, everybody: Allocators, reader: Reader, histories: list[History]) -> Row:
+    """The case `spoken-again`."""
+    began = time.monotonic()
+    for _ in fill(url, said_again(histories)):
+        pass
+    everybody.stand_by(histories)
+    until(lambda: pages.shows(reader, histories[-1]), "the last node is not shown as it is")
+    return once("spoken-again", began)
 
 
 def once(case: str, began: float) -> Row:

@@ -7,6 +7,7 @@ import msgspec
 
 from topoalign.cli.measuring import measured
 from topoalign.tools.bench.device_plugin.node import Row
+from topoalign.tools.bench.registry.history import History
 from topoalign.tools.bench.registry.reader import Reader
 
 LIMIT = 500
@@ -17,6 +18,19 @@ class Item(msgspec.Struct):
     """A row of a list, of which only one field is read."""
 
     stale: bool = False
+
+
+class Summary(msgspec.Struct):
+    """How far a node has been heard."""
+
+    revision: int
+    seq: int
+
+
+class Detail(msgspec.Struct):
+    """The page of a node."""
+
+    summary: Summary
 
 
 class Part(msgspec.Struct):
@@ -38,6 +52,12 @@ def cases(reader: Reader, calls: int) -> Iterator[Callable[[], Row]]:
 def stale(reader: Reader) -> int:
     """The number of nodes that are shown as stale."""
     return sum(item.stale for _, part in walk(reader, NODES) for item in part.items)
+
+
+def shows(reader: Reader, history: History) -> bool:
+    """Whether the newest topology and the newest fact of a node are shown."""
+    shown = msgspec.json.decode(reader.get(f"{NODES}/{history.node}"), type=Detail).summary
+    return (shown.revision, shown.seq) == (history.revision, history.state.seq)
 
 
 def walk(reader: Reader, address: str) -> Iterator[tuple[str, Part]]:
