@@ -1,5 +1,7 @@
 """Builds and runs the registry."""
 
+import gc
+
 import anyio
 from anyio.abc import TaskStatus
 
@@ -19,7 +21,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
     settings = from_environment(RegistrySettings, context.environment)
     client, cluster = Client(context.bus, context.clock, "registry", bodies=False, usage=False), Cluster()
     metrics = Metrics(context.metrics, client)
-    registry = Registry(context.bus, context.clock, client, cluster, metrics, settings)
+    registry = Registry(context.bus, context.clock, client, cluster, metrics, settings, gc.freeze)
     series = NodeSeries(cluster, context.clock, per_allocation=settings.registry_allocation_series)
     context.checks["streams"] = registry.behind
     context.routes.append(Api(cluster, context.clock).mount())

@@ -8,8 +8,7 @@ here differs, everything is requested again. If this process was late itself, a 
 is asked again.
 """
 
-import gc
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from functools import partial
 
@@ -47,9 +46,17 @@ class Registry:
     """The service: `run` it, read the cluster."""
 
     def __init__(
-        self, bus: Bus, clock: Clock, client: Client, cluster: Cluster, metrics: Metrics, settings: RegistrySettings
+        self,
+        bus: Bus,
+        clock: Clock,
+        client: Client,
+        cluster: Cluster,
+        metrics: Metrics,
+        settings: RegistrySettings,
+        freeze: Callable[[], None] = lambda: None,
     ) -> None:
-        self._bus, self._clock, self._settings = bus, clock, settings
+        """`freeze` takes all that is in memory now out of the work of the garbage collector: `gc.freeze` in a process."""
+        self._bus, self._clock, self._settings, self._freeze = bus, clock, settings, freeze
         self._client, self._cluster, self._metrics = client, cluster, metrics
         self._ask_now = anyio.Event()
 
@@ -102,8 +109,8 @@ class Registry:
             await self._clock.sleep(PAUSE)
             if unread != self._client.unread:
                 unread = dict(self._client.unread)
-                gc.freeze()
-        gc.freeze()
+                self._freeze()
+        self._freeze()
 
     async def _ask_all(self) -> None:
         nodes, lateness = iter(self._cluster.nodes), Lateness(self._clock, self._settings.registry_answer_seconds / 8)
