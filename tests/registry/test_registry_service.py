@@ -1,5 +1,6 @@
 """The registry hears everything once in effect, mends what it missed, and knows whose allocator is there."""
 
+import gc
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -31,7 +32,7 @@ from topoalign.core.ports import Bus, Endpoint, Message, Stream
 from topoalign.core.state.fold import NodeState
 from topoalign.registry import service
 from topoalign.registry.cluster import Cluster, Member
-from topoalign.registry.main import serve
+from topoalign.registry.main import freezing, serve
 from topoalign.registry.metrics import Metrics
 from topoalign.registry.service import PAUSE, Registry
 from topoalign.registry.settings import RegistrySettings
@@ -348,3 +349,21 @@ async def test_nothing_is_frozen_while_the_bus_is_away(world: World, monkeypatch
 
         assert registry.behind() is None
         assert (0, True) == (while_away, 0 < world.freezes < 5)
+
+
+def test_what_is_left_after_a_full_collection_is_frozen(monkeypatch: MonkeyPatch) -> None:
+    """The next pass looks only at what has come since; a pass over the youngest objects has not looked at all garbage."""
+    freezes: list[int] = []
+    monkeypatch.setattr(gc, "freeze", lambda: freezes.append(1))
+    gc.disable()
+    try:
+        with freezing():
+            gc.collect(1)
+            after_a_part = len(freezes)
+            gc.collect()
+            after_all = len(freezes)
+        gc.collect()
+    finally:
+        gc.enable()
+
+    assert (0, 1, 1) == (after_a_part, after_all, len(freezes))
