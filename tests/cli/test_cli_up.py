@@ -114,8 +114,10 @@ def test_what_does_not_fit_is_refused_with_4_and_the_kubelets_reason(capsys: pyt
 @pytest.mark.usefixtures("up")
 def test_the_registry_shows_the_node_over_http(capsys: pytest.CaptureFixture[str]) -> None:
     topoalign(capsys, "allocate", "--gpus", "2", "--pod", "web/serve")
+    while not (found := http("/v1/allocations?pod=serve")["items"]):  # the event follows the answer
+        continue
+    (allocation,) = found
     (node,) = http("/v1/nodes")["items"]
-    (allocation,) = http("/v1/allocations?pod=serve")["items"]
 
     assert ("laptop", 8, False) == (node["name"], node["gpus"], node["stale"])
     assert {"total": 8, "free": 6, "allocated": 2, "unhealthy": 0} == node["resources"]["nvidia.com/gpu"]

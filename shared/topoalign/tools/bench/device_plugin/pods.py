@@ -115,7 +115,7 @@ def releasing(kubelet: Kubelet) -> Release:
         kubelet.show(*containers)
         look(NOTHING)
         kubelet.show_nothing()
-        for _ in range(2):  # nothing is gone that was missing once
+        for _ in range(3):  # nothing is gone that was missing once, and a poll for an owner may come between
             look(NOTHING)
 
     return release
