@@ -151,7 +151,9 @@ class Kubelet:
         return NOTHING
 
     def _listen(self, channel: grpc.Channel, resource: bytes) -> None:
-        with suppress(grpc.RpcError):  # it ends with the plugin, or with us
+        with suppress(
+            grpc.RpcError, ValueError
+        ):  # it ends with the plugin, or with us: the channel may be closed already
             for message in channel.unary_stream("/v1beta1.DevicePlugin/ListAndWatch")(NOTHING):
                 self._told[resource] = message
                 if resource.decode() == GPU:
