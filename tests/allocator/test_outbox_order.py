@@ -177,7 +177,7 @@ async def test_while_the_bus_takes_nothing_the_oldest_goes_out_alone(monkeypatch
         tries.append(seq_of(message))
         raise BusUnavailable("away")
 
-    bus.publish = refuse  # type: ignore[method-assign]
+    bus.publish = refuse  # type: ignore[method-assign]  # a bus that refuses
     for _ in range(3):
         ledger.grant([Allocation(id=ledger.next_id(), devices={GPU: GPUS[:1]})])
     async with anyio.create_task_group() as tasks:

@@ -118,5 +118,5 @@ class Shapes:
         if key not in self._parts:
             self._parts[key] = value
             self._bytes += len(text)
-        part: T = self._parts[key]  # type: ignore[assignment]
+        part: T = self._parts[key]  # type: ignore[assignment]  # the key has the field, which has the type
         return part
