@@ -1,0 +1,76 @@
+"""What the scheduler asks about a pod, and what it is told: the types between the protocol and the decision."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import PodRequest
+
+
+class PodToSchedule(msgspec.Struct, frozen=True, kw_only=True):
+    """A pod as the scheduler shows it."""
+
+    uid: str
+    """UID of the pod: a pod that is created again under its name is another one."""
+    request: PodRequest
+    """Its names, what its containers ask for, and its annotations, which are not trusted."""
+
+
+class NodeRefusal(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a node would not admit a pod."""
+
+    code: str
+    """Stable code of the reason: `NotAligned`, `NotEnoughDevices`."""
+    helped_by_victims: bool = False
+    """Whether the pod could fit if others were gone."""
+
+
+class Filtered(msgspec.Struct, frozen=True, kw_only=True):
+    """Which of some nodes would admit a pod: each is in one of the two."""
+
+    passed: Sequence[NodeName]
+    """In the order in which they were asked about."""
+    refused: Mapping[NodeName, NodeRefusal]
+    """Node -> why not."""
+
+
+class Victims(msgspec.Struct, frozen=True, kw_only=True):
+    """Pods of one node that a preemption would delete."""
+
+    uids: tuple[str, ...]
+    """Their UIDs."""
+    disruptions: int = 0
+    """PodDisruptionBudgets that would be violated, as the scheduler counts them."""
+
+
+class Scheduling(Protocol):
+    """What the scheduler's protocol asks of the registry."""
+
+    def filter(
+        self, pod: PodToSchedule, nodes: Sequence[NodeName], labels: Mapping[NodeName, Mapping[str, str]] = {}
+    ) -> Filtered:
+        """
+        Which of these nodes would admit the pod, without any effect. `labels`: those of nodes that came as whole objects, by
+        which a node is judged that the registry does not know (a node that an autoscaler would add).
+
+        Raises InvalidField for a pod that cannot be meant.
+        """
+
+    def prioritize(self, pod: PodToSchedule, nodes: Sequence[NodeName]) -> Sequence[int]:
+        """A score of 0 to 10 for each of these nodes, in their order. Raises InvalidField as `filter` does."""
+
+    def preempt(self, pod: PodToSchedule, victims: Mapping[NodeName, Victims]) -> Mapping[NodeName, Victims]:
+        """
+        Those of the nodes that would admit the pod if these victims were gone; none that would not.
+
+        Raises InvalidField as `filter` does.
+        """
+
+    async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
+        """
+        Binds the pod to the node; when this returns the Binding exists.
+
+        Raises a TopoalignError where it was not made, or it is not known that it was.
+        """
