@@ -70,7 +70,11 @@ def load_pod(path: Path) -> PodRequest:
 def pod_of(document: documents.Document) -> PodRequest:
     """Raises InvalidField with the path of a value that is wrong."""
     expect_pod(document)
-    pod: Pod = documents.converted(document, Pod, REMEDY)
+    return request_of(documents.converted(document, Pod, REMEDY))
+
+
+def request_of(pod: Pod) -> PodRequest:
+    """What a pod asks for. Raises InvalidField with the path of a value that is wrong."""
     metadata, spec = pod.metadata or Metadata(), pod.spec
     if spec is None:
         raise InvalidField("spec", "there is none", REMEDY)

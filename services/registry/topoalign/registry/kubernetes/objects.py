@@ -1,0 +1,144 @@
+"""
+Reads pods and nodes as the API server shows them, and only the fields that are looked at: a pod of 4.3 kB keeps 0.6 kB.
+
+A field that is missing or null has its default. An object that does not have the form of its kind is Undecodable; an API
+server shows none, so whoever watches skips it.
+"""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from topoalign.core.model.errors import Undecodable, clean
+from topoalign.core.model.ids import NodeName
+from topoalign.kubelet.files import manifest
+from topoalign.registry.ports import Report, SeenNode, SeenPod
+
+T = TypeVar("T")
+
+WOKEN = "topoalign.io/woken"
+"""Annotation of a node by which waiting pods are woken."""
+REPORTER = "topoalign"
+MOST_NOTE_BYTES = 1024
+"""An API server takes no longer notes."""
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """An entry of `metadata.ownerReferences`."""
+
+    controller: bool | None = None
+
+
+class PodMetadata(manifest.Metadata, frozen=True, rename="camel"):
+    """The fields of a pod's `metadata` that are looked at."""
+
+    uid: str = ""
+    deletion_timestamp: str | None = None
+    owner_references: list[Owner] | None = None
+
+
+class PodSpec(manifest.Spec, frozen=True, kw_only=True, rename="camel"):
+    """The fields of a pod's `spec` that are looked at."""
+
+    node_name: str | None = None
+
+
+class PodStatus(msgspec.Struct, frozen=True):
+    """The fields of a pod's `status` that are looked at."""
+
+    phase: str | None = None
+    reason: str | None = None
+
+
+class ShownPod(manifest.Pod, frozen=True, kw_only=True):
+    """A v1 Pod."""
+
+    metadata: PodMetadata
+    spec: PodSpec | None = None
+    status: PodStatus | None = None
+
+
+class NodeMetadata(msgspec.Struct, frozen=True):
+    """The fields of a node's `metadata` that are looked at."""
+
+    name: str
+    uid: str = ""
+    labels: dict[str, str] | None = None
+
+
+class ShownNode(msgspec.Struct, frozen=True):
+    """A v1 Node."""
+
+    metadata: NodeMetadata
+
+
+def seen_pod(shown: ShownPod) -> SeenPod:
+    """The pod as the registry looks at it."""
+    metadata, spec, status = shown.metadata, shown.spec or PodSpec(), shown.status or PodStatus()
+    return SeenPod(
+        namespace=metadata.namespace or "default",
+        name=metadata.name or "",
+        uid=metadata.uid,
+        node=NodeName(spec.node_name) if spec.node_name else None,
+        phase=status.phase or "",
+        reason=status.reason or "",
+        controlled=any(owner.controller for owner in metadata.owner_references or ()),
+        deleting=metadata.deletion_timestamp is not None,
+        content=shown,
+    )
+
+
+def seen_node(shown: ShownNode) -> SeenNode:
+    """The node as the registry looks at it."""
+    metadata = shown.metadata
+    return SeenNode(name=NodeName(metadata.name), uid=metadata.uid, labels=metadata.labels or {})
+
+
+def decoded(raw: bytes | msgspec.Raw, kind: type[T]) -> T:
+    """Raises Undecodable."""
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.MsgspecError as error:
+        raise Undecodable("an object of the API server", clean(str(error), 200)) from error
+
+
+def binding(namespace: str, name: str, uid: str, node: NodeName) -> dict[str, Any]:
+    """A v1 Binding of this very pod."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": name, "namespace": namespace, "uid": uid},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+    }
+
+
+def event(report: Report, instance: str, now: str) -> dict[str, Any]:
+    """A v1 Event; `instance` names the replica that writes it, `now` is the time as RFC 3339 has it."""
+    note = report.note.encode()[:MOST_NOTE_BYTES].decode(errors="ignore")
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"generateName": f"{report.name[:200]}.", "namespace": report.namespace},
+        "involvedObject": {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "name": report.name,
+            "namespace": report.namespace,
+            "uid": report.uid,
+        },
+        "reason": report.reason,
+        "message": note,
+        "type": report.kind,
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+        "source": {"component": REPORTER, "host": instance},
+        "reportingComponent": REPORTER,
+        "reportingInstance": instance,
+    }
+
+
+def woken(text: str) -> Mapping[str, Any]:
+    """A merge patch of a node."""
+    return {"metadata": {"annotations": {WOKEN: text}}}

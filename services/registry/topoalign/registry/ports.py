@@ -1,0 +1,183 @@
+"""
+The port to Kubernetes' API server: what the registry reads there, and the few things that it writes.
+
+`registry.kubernetes` has the adapters: one over HTTP, and one in memory for simulations and tests. Both pass one suite of
+contract tests. An adapter keeps no objects: what is watched is handed on and forgotten.
+"""
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from topoalign.core.model.errors import NoFit, TopoalignError, Unavailable, clean
+from topoalign.core.model.ids import NodeName
+from topoalign.kubelet.files.manifest import Pod, request_of
+from topoalign.registry.scheduling.model import PodToSchedule
+
+FINISHED = ("Succeeded", "Failed")
+"""Phases of a pod that holds nothing any more."""
+
+
+class ApiUnavailable(Unavailable):
+    """Raised when the API server does not answer, or answers that it cannot now. A write may have been done."""
+
+    code = "ApiUnavailable"
+
+    def __init__(self, finding: str) -> None:
+        super().__init__(clean(finding, 300), "check that the API server runs and can be reached from the registry")
+
+
+class ApiRefused(Unavailable):
+    """Raised when the API server refuses a request as it stands: no permission, or an object that it does not accept."""
+
+    code = "ApiRefused"
+
+    def __init__(self, finding: str) -> None:
+        super().__init__(clean(finding, 300), "see which permissions deploy/kubernetes gives to the registry")
+
+
+class ApiConflict(NoFit):
+    """Raised when the object is no longer what the request takes it for: bound already, or another one of that name."""
+
+    code = "ApiConflict"
+
+    def __init__(self, finding: str) -> None:
+        super().__init__(clean(finding, 300), "read the object again and decide anew")
+
+
+class ApiNotFound(TopoalignError):
+    """Raised when there is no such object."""
+
+    code = "ApiNotFound"
+
+    def __init__(self, finding: str) -> None:
+        super().__init__(clean(finding, 300), "it was deleted, or never created: forget it")
+
+
+class SeenPod(msgspec.Struct, frozen=True, kw_only=True):
+    """A pod as the API server shows it, as far as the registry looks at it."""
+
+    namespace: str
+    name: str
+    uid: str
+    node: NodeName | None
+    """The node that it is bound to; None: it waits."""
+    phase: str
+    """`Pending`, `Running`, `Succeeded`, `Failed` or `Unknown`."""
+    reason: str
+    """`status.reason`: of a pod that a node refused `TopologyAffinityError`, `UnexpectedAdmissionError` and others."""
+    controlled: bool
+    """Whether a controller owns it, which makes another one when this one is deleted."""
+    deleting: bool
+    """Whether it is on its way out; it holds its devices until it is gone."""
+    content: Pod
+    """What it asks for, not read yet: most changes of a pod change nothing there."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether all its containers have ended for good, or none was ever started."""
+        return self.phase in FINISHED
+
+    def to_schedule(self) -> PodToSchedule:
+        """The pod as the scheduler shows it. Raises InvalidField for amounts that cannot be read."""
+        return PodToSchedule(uid=self.uid, request=request_of(self.content))
+
+
+class GonePod(msgspec.Struct, frozen=True, kw_only=True):
+    """A pod that the API server no longer has."""
+
+    namespace: str
+    name: str
+    uid: str
+
+
+class SeenNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A node as the API server shows it, as far as the registry looks at it."""
+
+    name: NodeName
+    uid: str
+    """A node that is deleted and created again has another one."""
+    labels: Mapping[str, str]
+
+
+class GoneNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that the API server no longer has."""
+
+    name: NodeName
+
+
+class Synced(msgspec.Struct, frozen=True):
+    """All that the API server had when the watch began, or began anew, has been handed on."""
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What becomes an Event of Kubernetes about a pod."""
+
+    namespace: str
+    name: str
+    uid: str
+    reason: str
+    """CamelCase: `TopologyReserved`."""
+    note: str
+    """A sentence for people; cut at 1,024 bytes."""
+    kind: Literal["Normal", "Warning"] = "Normal"
+
+
+class KubernetesApi(Protocol):
+    """
+    Port to the API server. HTTP is one adapter, memory the other.
+
+    Each call but the watches returns within some seconds. All may raise ApiUnavailable and ApiRefused beside what they name.
+    """
+
+    def pods(self) -> AsyncIterator[SeenPod | GonePod | Synced]:
+        """
+        Follows all pods of the cluster, without end: all that there are, `Synced`, then each change.
+
+        A lost connection is resumed where it was; where the API server no longer has what came after, all pods come again,
+        with a GonePod for each that vanished meanwhile, and another `Synced`. The same state of a pod may come twice.
+        Failures are waited out inside (`trouble`); nothing is raised.
+        """
+
+    def nodes(self) -> AsyncIterator[SeenNode | GoneNode | Synced]:
+        """Follows all nodes of the cluster, as `pods` does."""
+
+    @property
+    def trouble(self) -> str | None:
+        """Why what is followed may be out of date; None: all that is followed is up to date as far as is known."""
+
+    async def pod(self, namespace: str, name: str) -> SeenPod | None:
+        """The pod of this name as it is now; None if there is none."""
+
+    async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
+        """
+        Creates the Binding of this very pod to the node.
+
+        Raises ApiConflict if the pod is bound already, is being deleted, or is another one than `uid`; ApiNotFound if there
+        is none of that name. After ApiUnavailable the Binding may exist: read the pod.
+        """
+
+    async def delete(self, namespace: str, name: str, uid: str) -> None:
+        """
+        Deletes this very pod. Raises ApiNotFound if there is none of that name, and ApiConflict if it is another one than
+        `uid`.
+        """
+
+    async def report(self, report: Report) -> None:
+        """Creates an Event about a pod."""
+
+    async def wake(self, node: NodeName, text: str) -> None:
+        """
+        Sets the annotation `topoalign.io/woken` of a node to this text. A change of a node makes the scheduler try all
+        pods that wait. Raises ApiNotFound if there is no such node.
+        """
+
+    async def apply_topology(self, topology: Mapping[str, Any]) -> None:
+        """
+        Creates or replaces a NodeResourceTopology (topology.node.k8s.io/v1alpha2), given as the whole object. Raises
+        ApiNotFound where the cluster does not have that kind.
+        """
+
+    async def version(self) -> tuple[int, int]:
+        """The API server's version: (1, 36)."""

@@ -1,0 +1,192 @@
+"""What every adapter of the API server promises, held against the one in memory."""
+
+from collections.abc import AsyncIterator
+
+import anyio
+import pytest
+from api_server_support import POD, Followed, shown_pod
+
+from topoalign.core.model.ids import GPU, NodeName
+from topoalign.registry.kubernetes.memory import MemoryKubernetes
+from topoalign.registry.ports import (
+    ApiConflict,
+    ApiNotFound,
+    GoneNode,
+    GonePod,
+    KubernetesApi,
+    Report,
+    SeenNode,
+    Synced,
+)
+from topoalign.testing.fake_api_server.cluster import FakeCluster
+
+pytestmark = pytest.mark.anyio
+NODE = NodeName("node-1")
+
+
+@pytest.fixture
+def cluster() -> FakeCluster:
+    return FakeCluster()
+
+
+@pytest.fixture(params=["memory"])
+async def api(request: pytest.FixtureRequest, cluster: FakeCluster) -> AsyncIterator[KubernetesApi]:
+    yield MemoryKubernetes(cluster)
+
+
+async def test_a_pod_is_seen_with_all_that_scheduling_looks_at(api: KubernetesApi, cluster: FakeCluster) -> None:
+    cluster.add_pod(shown_pod("p", node="node-1", gpus=2, owner="Job"))
+    cluster.set_status("ml", "p", phase="Failed", reason="TopologyAffinityError")
+
+    seen = await api.pod("ml", "p")
+
+    assert seen is not None
+    assert ("ml", "p", NODE, "Failed", "TopologyAffinityError") == (
+        seen.namespace,
+        seen.name,
+        seen.node,
+        seen.phase,
+        seen.reason,
+    )
+    assert (True, True, False) == (seen.finished, seen.controlled, seen.deleting)
+    asked = seen.to_schedule()
+    assert seen.uid == asked.uid
+    assert ({GPU: 2}, {"note": "x"}) == (asked.request.containers[0].limits, asked.request.annotations)
+    assert await api.pod("ml", "other") is None
+
+
+async def test_a_watch_begins_with_all_there_is_then_tells_changes(api: KubernetesApi, cluster: FakeCluster) -> None:
+    first = cluster.add_pod(POD)["metadata"]["uid"]
+    async with Followed(api.pods()) as pods:
+        begin = await pods.next(2)
+        cluster.bind("ml", "p", {"target": {"name": NODE}})
+        bound = await pods.one()
+        cluster.delete_pod("ml", "p", grace=0)
+        gone = await pods.one()
+
+    assert [(first, None), Synced] == [(begin[0].uid, begin[0].node), type(begin[1])]
+    assert (first, NODE) == (bound.uid, bound.node)
+    assert GonePod(namespace="ml", name="p", uid=first) == gone
+
+
+async def test_nodes_are_seen_with_labels_and_their_deletion(api: KubernetesApi, cluster: FakeCluster) -> None:
+    uid = cluster.add_node("node-1", {"zone": "a"})["metadata"]["uid"]
+    async with Followed(api.nodes()) as nodes:
+        begin = await nodes.next(2)
+        cluster.nodes.merge(("", "node-1"), {"metadata": {"labels": {"zone": "b"}}})
+        changed = await nodes.one()
+        cluster.nodes.remove(("", "node-1"))
+        gone = await nodes.one()
+
+    assert [SeenNode(name=NODE, uid=uid, labels=begin[0].labels), Synced()] == begin
+    assert ("a", "b") == (begin[0].labels["zone"], changed.labels["zone"])
+    assert GoneNode(name=NODE) == gone
+
+
+async def test_after_lost_history_all_comes_again_and_what_vanished(api: KubernetesApi, cluster: FakeCluster) -> None:
+    """Changes that the server no longer has are made up for by a list: a pod deleted meanwhile is told to be gone."""
+    cluster.add_pod(shown_pod("kept"))
+    lost = cluster.add_pod(shown_pod("lost"))["metadata"]["uid"]
+    async with Followed(api.pods()) as pods:
+        await pods.next(3)
+        cluster.delete_pod("ml", "lost")
+        cluster.pods.compact()
+        cluster.add_pod(shown_pod("new"))
+        again = await pods.until_synced()
+
+    assert [GonePod(namespace="ml", name="lost", uid=lost)] == [each for each in again if isinstance(each, GonePod)]
+    assert {"kept", "new"} <= {each.name for each in again if not isinstance(each, GonePod | Synced)}
+
+
+async def test_a_binding_names_this_very_pod(api: KubernetesApi, cluster: FakeCluster) -> None:
+    uid = cluster.add_pod(POD)["metadata"]["uid"]
+
+    with pytest.raises(ApiConflict, match="UID in precondition"):
+        await api.bind("ml", "p", "another", NODE)
+    await api.bind("ml", "p", uid, NODE)
+
+    seen = await api.pod("ml", "p")
+    assert seen is not None
+    assert NODE == seen.node
+    with pytest.raises(ApiConflict, match="already assigned"):
+        await api.bind("ml", "p", uid, NodeName("node-2"))
+    with pytest.raises(ApiNotFound):
+        await api.bind("ml", "absent", uid, NODE)
+
+
+async def test_a_pod_on_its_way_out_is_not_bound(api: KubernetesApi, cluster: FakeCluster) -> None:
+    uid = cluster.add_pod(POD)["metadata"]["uid"]
+    cluster.pods.merge(("ml", "p"), {"metadata": {"deletionTimestamp": "2026-01-01T00:00:30Z"}})
+
+    with pytest.raises(ApiConflict, match="being deleted"):
+        await api.bind("ml", "p", uid, NODE)
+
+
+async def test_only_the_pod_that_was_meant_is_deleted(api: KubernetesApi, cluster: FakeCluster) -> None:
+    """A bound pod stays until its kubelet has ended it, and is seen as on its way out."""
+    uid = cluster.add_pod(shown_pod("p", node="node-1"))["metadata"]["uid"]
+
+    with pytest.raises(ApiConflict):
+        await api.delete("ml", "p", "another")
+    await api.delete("ml", "p", uid)
+
+    seen = await api.pod("ml", "p")
+    assert seen is not None
+    assert seen.deleting
+    cluster.delete_pod("ml", "p", grace=0)
+    with pytest.raises(ApiNotFound):
+        await api.delete("ml", "p", uid)
+
+
+async def test_a_report_becomes_an_event_about_the_pod(api: KubernetesApi, cluster: FakeCluster) -> None:
+    """Each is an object of its own, and a note that is too long is cut where a letter ends."""
+    for note in ("GPUs are reserved", "ö" * 1000):
+        await api.report(Report(namespace="ml", name="p", uid="u", reason="TopologyReserved", note=note))
+
+    events = sorted(cluster.events, key=lambda event: int(event["metadata"]["resourceVersion"]))
+    assert [("TopologyReserved", "Normal"), ("TopologyReserved", "Normal")] == [
+        (event["reason"], event["type"]) for event in events
+    ]
+    assert ["GPUs are reserved", "ö" * 512] == [event["message"] for event in events]
+    assert {("Pod", "ml", "p", "u")} == {
+        tuple(event["involvedObject"][field] for field in ("kind", "namespace", "name", "uid")) for event in events
+    }
+
+
+async def test_waking_changes_one_annotation_of_the_node(api: KubernetesApi, cluster: FakeCluster) -> None:
+    cluster.add_node("node-1", {"zone": "a"})
+
+    await api.wake(NODE, "1")
+
+    metadata = cluster.nodes.get(("", "node-1"))["metadata"]
+    assert ({"topoalign.io/woken": "1"}, "a") == (metadata["annotations"], metadata["labels"]["zone"])
+    with pytest.raises(ApiNotFound):
+        await api.wake(NodeName("absent"), "1")
+
+
+async def test_a_topology_object_is_made_and_then_replaced(api: KubernetesApi, cluster: FakeCluster) -> None:
+    topology = {
+        "apiVersion": "topology.node.k8s.io/v1alpha2",
+        "kind": "NodeResourceTopology",
+        "metadata": {"name": "node-1"},
+        "zones": [{"name": "node-0", "type": "Node"}],
+    }
+
+    await api.apply_topology(topology)
+    await api.apply_topology({**topology, "zones": []})
+
+    assert [[]] == [each["zones"] for each in cluster.topologies]
+
+
+async def test_the_version_is_two_numbers(api: KubernetesApi) -> None:
+    assert (1, 36) == await api.version()
+
+
+async def test_nothing_new_means_nothing_told(api: KubernetesApi, cluster: FakeCluster) -> None:
+    cluster.add_pod(POD)
+    async with Followed(api.pods()) as pods:
+        await pods.until_synced()
+        await anyio.wait_all_tasks_blocked()
+
+        assert [] == pods.waiting()
+        assert api.trouble is None
