@@ -27,6 +27,7 @@ LEAST = {
     "kubelet/pod_requests": 160,
     "kubelet/files": 242,
     "gpuallocator": 300,
+    "hami/nrt_score": 9,
     "koordinator/allocate": 133,
     "koordinator/prepare": 37,
     "koordinator/small_rules": 32,

@@ -56,13 +56,14 @@ def suites() -> dict[str, Suite]:
     """All suites by name."""
     from topoalign.tools.conformance import (  # most commands need none
         gpuallocator,
+        hami,
         koordinator,
         kubelet,
         nvidia_smi_topo,
     )
 
-    found = {**kubelet.SUITES, **gpuallocator.SUITES, **koordinator.SUITES, **nvidia_smi_topo.SUITES}
-    return dict(sorted(found.items()))
+    modules = (gpuallocator, hami, koordinator, kubelet, nvidia_smi_topo)
+    return dict(sorted((name, suite) for module in modules for name, suite in module.SUITES.items()))
 
 
 def run(cases: Iterable[CaseResult], label: str, as_json: bool) -> tuple[int, int]:

@@ -1,0 +1,106 @@
+"""
+What each NUMA node of a machine has: in all, for containers, and left.
+
+CPUs count in millicores, memory and hugepages in bytes, devices as one each. A device that is listed with several NUMA nodes
+counts on each of them, and one of which no NUMA node is known on none. CPUs are left that no container has to itself.
+
+    2 NUMA nodes with 8 CPUs and 2 GPUs each; CPU 0 is kept for the system, a container has GPU 1 and CPUs 2-3 of node 0
+    node 0: cpu 8000, for containers 7000, left 5000; nvidia.com/gpu 2, 2 and 1
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from topoalign.core.cpu_assignment.reserved import reserved_cpus
+from topoalign.core.hints.cpu import available_cpus
+from topoalign.core.hints.memory import memory_nodes
+from topoalign.core.model.ids import CPU, MEMORY, DeviceID, ResourceName
+from topoalign.core.model.requests import AdmissionRules
+from topoalign.core.model.topology.model import NumaNode, Topology
+from topoalign.core.model.topology.views import made_once
+from topoalign.core.state.fold import NodeState
+
+MILLICORES = 1000
+"""Of one CPU."""
+
+Amounts = Mapping[ResourceName, int]
+
+
+class Zone(NamedTuple):
+    """One NUMA node."""
+
+    id: int
+    """The kernel's number of it."""
+    capacity: Amounts
+    """All that it has."""
+    allocatable: Amounts
+    """What of that containers may have: without what is kept for the system, and without unhealthy devices."""
+    available: Amounts
+    """What of that no container has."""
+    costs: Mapping[int, int]
+    """NUMA node id -> distance (ACPI SLIT, 10 is local); empty: not known."""
+
+
+def zones_of(state: NodeState, rules: AdmissionRules) -> tuple[Zone, ...]:
+    """
+    The NUMA nodes of a node, by id; each names the same devices, so that none of a kind is told from no such kind.
+
+    Raises NotEnoughCpus and TooMuchWork where the CPUs that the system keeps cannot be chosen.
+    """
+    hardware, memory = state.hardware, memory_nodes(state, rules)
+    online, kept = hardware.cpu_topology.online, reserved_cpus(hardware, rules)
+    everything = device_counts(hardware)
+    usable = {name: near(hardware, name, state.healthy(name)) for name in everything}
+    free = {name: near(hardware, name, state.ownership.free(name)) for name in everything}
+    cpus = [by_node(hardware, each) for each in (online, online - kept, available_cpus(state, rules))]
+
+    def amounts(node: int, cpus: Mapping[int, int], memory: Amounts, devices: Mapping[ResourceName, Near]) -> Amounts:
+        return {CPU: cpus.get(node, 0) * MILLICORES, **memory, **{name: at[node] for name, at in devices.items()}}
+
+    costs = distances(hardware)
+    return tuple(
+        Zone(
+            node.id,
+            amounts(node.id, cpus[0], memory_of(node), everything),
+            amounts(node.id, cpus[1], memory[node.id].allocatable, usable),
+            amounts(node.id, cpus[2], memory[node.id].free, free),
+            costs.get(node.id, {}),
+        )
+        for node in hardware.nodes
+    )
+
+
+Near = Counter[int]
+"""NUMA node id -> how many devices are near it."""
+
+
+@made_once
+def device_counts(topology: Topology) -> Mapping[ResourceName, Near]:
+    """Resource of which a device has a known NUMA node -> how many there are, healthy or not."""
+    counts = {name: near(topology, name, devices) for name, devices in topology.devices.items()}
+    return {name: count for name, count in counts.items() if count}
+
+
+def near(topology: Topology, resource: ResourceName, devices: Iterable[DeviceID]) -> Near:
+    """How many of these devices of a resource are near each NUMA node."""
+    listed = topology.devices[resource]
+    return Counter(node for device in devices for node in listed[device] or ())
+
+
+def by_node(topology: Topology, cpus: Iterable[int]) -> Counter[int]:
+    """How many of these CPUs each NUMA node has. A CPU that is offline counts nowhere."""
+    node_of = topology.cpu_topology.node_of
+    return Counter(node_of[cpu] for cpu in cpus if cpu in node_of)
+
+
+def memory_of(node: NumaNode) -> Amounts:
+    """All memory of a NUMA node, what is set aside as hugepages included, and the hugepages."""
+    return dict(node.hugepages) if node.memory is None else {MEMORY: node.memory, **node.hugepages}
+
+
+@made_once
+def distances(topology: Topology) -> Mapping[int, Mapping[int, int]]:
+    """NUMA node id -> NUMA node id -> distance; empty where they are not known."""
+    ids = topology.node_ids
+    return {node: dict(zip(ids, row, strict=True)) for node, row in zip(ids, topology.distances or (), strict=False)}
