@@ -1,0 +1,286 @@
+"""
+Whether a kubelet would admit a pod, found from amounts alone: in microseconds, for one node out of thousands.
+
+In mode `kubelet` the sets of NUMA nodes that are preferred depend on the empty machine. So they are found once for each
+kind of machine and demand (`need_of`), and of a node only what is free on them is compared (`verdict`):
+
+    2 NUMA nodes with 4 GPUs each, policy restricted, 3 GPUs and 8 CPUs: {0} and {1} are preferred
+    free now: 2 GPUs on node 0, 4 on node 1; 30 CPUs on each: node 1 has both, and the pod is admitted
+
+The policies restricted and single-numa-node admit a pod where one preferred set has all that is asked for, because the
+kubelet's merge prefers nothing but equal sets (v1.36.3, topologymanager, mergePermutation). The rest is totals. Where more
+than amounts decides, `decide` has to be asked: several containers that are aligned one by one, memory that no preferred
+set has under a policy that admits all the same, more than eight NUMA nodes under a policy that aligns.
+"""
+
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from itertools import combinations
+
+import msgspec
+
+from topoalign.core.admission.alignment import NotAligned
+from topoalign.core.admission.free_amounts import Free
+from topoalign.core.admission.preferred_sets import near, preferred_sets
+from topoalign.core.cpu_assignment.packed import NotEnoughCpus
+from topoalign.core.demand.pod_demand import ContainerDemand, PodDemand
+from topoalign.core.hints.preconditions import check_decidable
+from topoalign.core.hints.rules import MOST_LISTED
+from topoalign.core.model.errors import NoFit
+from topoalign.core.model.ids import CPU, DeviceID, NodeName, ResourceName
+from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode, Scope
+from topoalign.core.model.topology.bitmask import several
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.placement.cpus import NotEnoughCores, SplitCore
+from topoalign.core.placement.devices import NoHealthyDevice, NotEnoughDevices, TooLarge, check_amount
+from topoalign.core.placement.memory import MemoryGroupsWouldMix, MemoryNotExtendable, NotEnoughMemory
+from topoalign.core.policy import POLICIES
+from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
+from topoalign.core.state.fold import announced
+
+Amount = tuple[ResourceName, int]
+
+
+class Step(msgspec.Struct, frozen=True):
+    """What one container is given, after it was aligned."""
+
+    devices: tuple[tuple[ResourceName, int, bool], ...]
+    """In the order in which they are given; True: more than a container may ask for."""
+    cpus: int
+    whole_cores: bool
+    """Whether the CPUs are given in whole cores."""
+    splits_core: bool
+    """Whether they are, and these are none."""
+    stays: bool
+    """Whether later containers do without what it has: False for plain init containers."""
+
+
+class Need(msgspec.Struct, frozen=True, kw_only=True):
+    """What a demand comes to on one kind of machine, under the rules of its kubelet."""
+
+    refused: str
+    """Code of the refusal, whatever is free; empty: it depends on that."""
+    asks: bool
+    """Whether the policy looks at NUMA nodes at all."""
+    strict: bool
+    """Whether the policy refuses a pod that no preferred set has room for."""
+    near: tuple[Amount, ...]
+    """What a preferred set must have: CPUs, and devices of which a NUMA node is known."""
+    memory: tuple[Amount, ...]
+    preferred: tuple[int, ...]
+    """The sets of NUMA nodes that are preferred on the empty machine, the one to align to first."""
+    without_memory: tuple[int, ...]
+    """The same where the memory fits nowhere: the memory manager then has no opinion."""
+    open: bool
+    """Whether the policy leaves the alignment open where it would be to all NUMA nodes."""
+    steps: tuple[Step, ...]
+    """One for each container that asks for something, in the order in which they are given it."""
+
+
+def need_of(topology: Topology, demand: PodDemand) -> Need | None:
+    """What a demand comes to on a machine. None: more than amounts decides."""
+    rules, policy = demand.rules, POLICIES[demand.rules.policy]
+    asking = [each for each in demand.containers if each.devices or each.cpus or each.memory]
+    one = asking[0] if asking else demand.containers[0]
+    single = len(asking) <= 1 and (
+        rules.scope is Scope.CONTAINER
+        or (one.devices, one.cpus, one.memory) == (demand.devices, demand.cpus, demand.memory)
+    )
+    if rules.mode is not Mode.KUBELET or not are_listed(topology, demand):
+        return None
+    if not single and not are_totals(topology, demand, asking):
+        return None
+    aligned = one if single else demand
+    devices = {name: amount for name, amount in aligned.devices.items() if name in topology.devices}
+    placed = tuple(name for name in devices if any(topology.devices[name].values()))
+    strict = not policy.admits(NO_AFFINITY)
+    looks = policy.asks and (strict or bool(demand.memory))
+    return Need(
+        refused=refused(topology, demand),
+        asks=policy.asks,
+        strict=strict,
+        near=(*((name, devices[name]) for name in placed), *(((CPU, aligned.cpus),) if aligned.cpus else ())),
+        memory=tuple(aligned.memory.items()),
+        preferred=preferred_sets(topology, rules, aligned, placed, memory=True) if looks else (),
+        without_memory=preferred_sets(topology, rules, aligned, placed, memory=False)
+        if looks and demand.memory
+        else (),
+        open=policy.single_node,
+        steps=tuple(step_of(topology, rules, each) for each in asking),
+    )
+
+
+def machine_key(topology: Topology) -> bytes:
+    """Equal for two machines if `need_of` is the same for both, whatever the ids of their devices."""
+    devices = topology.devices
+    clashes = [pair for pair in combinations(sorted(devices), 2) if not disjoint(*(devices[name] for name in pair))]
+    supplies = [
+        (
+            name,
+            any(listed.values()),
+            sorted(near(listed, listed, topology.node_ids).items()),
+            [offer.most for offer in topology.offers_of.get(name, ())],
+        )
+        for name, listed in sorted(devices.items())
+    ]
+    return digest((topology.cpus, topology.nodes, topology.distances, supplies, clashes))
+
+
+def demand_key(demand: PodDemand) -> bytes:
+    """Equal for two demands if `need_of` is the same for both on each machine."""
+    containers = [(each.role, each.asked, each.devices, each.cpus, each.memory) for each in demand.containers]
+    return digest((demand.rules, demand.manages_memory, demand.devices, demand.cpus, demand.memory, containers))
+
+
+def digest(parts: tuple[object, ...]) -> bytes:
+    """Equal for equal parts, in whatever order their sets and mappings are."""
+    return hashlib.sha256(
+        msgspec.json.encode(msgspec.to_builtins(parts, str_keys=True, order="deterministic"))
+    ).digest()
+
+
+def are_listed(topology: Topology, demand: PodDemand) -> bool:
+    """Whether the NUMA nodes of the machine are so few that hints about them are listed, or do not count."""
+    nodes = set(topology.node_ids)
+    if not POLICIES[demand.rules.policy].asks and not demand.memory:
+        return True
+    return 0 < len(nodes) <= MOST_LISTED and nodes >= topology.cpu_topology.in_node.keys()
+
+
+def are_totals(topology: Topology, demand: PodDemand, asking: Sequence[ContainerDemand]) -> bool:
+    """
+    Whether several containers are admitted where the totals suffice once they are aligned: aligned as one pod, or admitted
+    however they are aligned.
+    """
+    rules = demand.rules
+    if not POLICIES[rules.policy].admits(NO_AFFINITY) and rules.scope is not Scope.POD:
+        return False
+    if demand.memory or any(each.memory for each in asking):
+        whole = all(each.memory.keys() <= demand.memory.keys() for each in asking)
+        if rules.scope is not Scope.POD or not POLICIES[rules.policy].asks or not whole:
+            return False
+        if any(each.memory and each.role == "init" for each in asking):
+            return False
+    cpus = topology.cpu_topology
+    even = len({*map(len, cpus.in_core.values())}) == 1 == len({*map(len, cpus.in_socket.values())})
+    if any(each.cpus for each in asking) and (not even or CpuOption.FULL_PCPUS_ONLY in rules.cpu_options):
+        return False
+    return disjoint(*(topology.devices[name] for name in demand.device_names & topology.devices.keys()))
+
+
+def disjoint(*some: Collection[DeviceID]) -> bool:
+    """Whether no device is in two of these."""
+    return len(frozenset().union(*some)) == sum(map(len, some))
+
+
+def step_of(topology: Topology, rules: AdmissionRules, container: ContainerDemand) -> Step:
+    """What a container is given on this machine. The kubelet passes over resources that nobody lists."""
+    known = ((name, amount) for name, amount in container.devices.items() if name in topology.devices)
+    whole, per_core = CpuOption.FULL_PCPUS_ONLY in rules.cpu_options, topology.cpu_topology.cpus_per_core
+    return Step(
+        devices=tuple((name, amount, is_too_large(topology, name, amount)) for name, amount in known),
+        cpus=container.cpus,
+        whole_cores=whole,
+        splits_core=whole and per_core > 0 and container.cpus % per_core > 0,
+        stays=container.role != "init",
+    )
+
+
+def is_too_large(topology: Topology, resource: ResourceName, amount: int) -> bool:
+    """Whether a container asks for more of a resource than it may."""
+    try:
+        check_amount(topology, resource, amount)
+    except TooLarge:
+        return True
+    return False
+
+
+def refused(topology: Topology, demand: PodDemand) -> str:
+    """The code with which no pod like this is decided on the machine, whatever is free; empty where it is."""
+    try:
+        check_decidable(announced(NodeName(""), topology, {}, ""), demand)
+    except NoFit as misfit:
+        return misfit.code
+    return ""
+
+
+def verdict(need: Need, free: Free) -> str | None:
+    """Empty: the kubelet would admit the pod; else the code of the refusal. None: more than amounts decides."""
+    if need.refused:
+        return need.refused
+    if free.cpus < 0 and any(step.cpus for step in need.steps):
+        return None
+    chosen = first_with_room(need.preferred, need.near, need.memory, free)
+    if chosen or not need.memory:
+        return NotAligned.code if need.strict and not chosen else lacking(need, free)
+    nowhere = not has_memory_anywhere(need, free)
+    if nowhere:
+        chosen = first_with_room(need.without_memory, need.near, (), free)
+    if need.strict and not chosen:
+        return NotAligned.code
+    if len(need.steps) > 1:
+        return None
+    if code := lacking(need, free):
+        return code
+    if not need.asks or (nowhere and need.open and chosen == len(free.usable) - 1):
+        return NotEnoughMemory.code if nowhere else ""
+    return lacking_memory(need, free, chosen) if chosen else None
+
+
+def first_with_room(sets: tuple[int, ...], near: tuple[Amount, ...], memory: tuple[Amount, ...], free: Free) -> int:
+    """The first of these sets of NUMA nodes that has all of it; 0: none has."""
+    if not sets:
+        return 0
+    within = free.within
+    tables: list[tuple[Sequence[int], int]] = [(within[name], amount) for name, amount in near]
+    if memory:
+        tables += ((within[name], amount) for name, amount in memory)
+        tables.append((free.usable, True))
+    for number in sets:
+        for table, amount in tables:
+            if table[number] < amount:
+                break
+        else:
+            return number
+    return 0
+
+
+def has_memory_anywhere(need: Need, free: Free) -> bool:
+    """Whether any set of NUMA nodes has the memory."""
+    return any(all(free.within[name][number] >= amount for name, amount in need.memory) for number in free.largest)
+
+
+def lacking(need: Need, free: Free) -> str:
+    """The code of what there is too little of in all, devices or CPUs; empty: of nothing."""
+    if len(need.steps) == 1:
+        return lacking_in(need.steps[0], free.devices, free.cpus, free.whole_cores)
+    devices, cpus = dict(free.devices), free.cpus
+    for step in need.steps:
+        if code := lacking_in(step, devices, cpus, free.whole_cores):
+            return code
+        if step.stays:
+            devices.update((name, devices[name] - amount) for name, amount, _ in step.devices)
+            cpus -= step.cpus
+    return ""
+
+
+def lacking_in(step: Step, devices: Mapping[ResourceName, int], cpus: int, whole_cores: int) -> str:
+    """The same for one container, where so much is free in all."""
+    for name, amount, too_large in step.devices:
+        if too_large:
+            return TooLarge.code
+        free = devices[name]
+        if free < amount:
+            return NoHealthyDevice.code if free < 0 else NotEnoughDevices.code
+    if step.splits_core:
+        return SplitCore.code
+    if step.whole_cores and whole_cores < step.cpus:
+        return NotEnoughCores.code
+    return NotEnoughCpus.code if cpus < step.cpus else ""
+
+
+def lacking_memory(need: Need, free: Free, chosen: int) -> str:
+    """The code with which the memory manager refuses a container that was aligned to this set, and fits nowhere."""
+    if any(free.within[name][chosen] < amount for name, amount in need.memory):
+        return MemoryNotExtendable.code
+    return MemoryGroupsWouldMix.code if several(chosen) and not free.usable[chosen] else ""

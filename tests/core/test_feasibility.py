@@ -1,0 +1,78 @@
+"""Verdicts from amounts agree with whole decisions."""
+
+from collections import Counter
+from random import Random
+
+import msgspec
+import pytest
+from decision_support import container, machine
+from faults_support import THOROUGH
+from feasibility_support import demand_of, some_machine, some_node, some_pod, some_rules
+
+from topoalign.core.admission.admit import decide
+from topoalign.core.admission.feasibility import Need, demand_key, machine_key, need_of, verdict
+from topoalign.core.admission.free_amounts import free_of
+from topoalign.core.demand.pod_demand import read_pod
+from topoalign.core.model.decisions import Refusal
+from topoalign.core.model.ids import DeviceID, PodName
+from topoalign.core.model.requests import AdmissionRules, Mode, Policy
+from topoalign.core.model.topology.shapes import renamed, uuids
+
+PODS = 10
+"""That are asked about on each node."""
+NODES = 10_000 if THOROUGH else 250
+CHUNK = 50
+
+
+@pytest.mark.parametrize("first", range(0, NODES, CHUNK))
+def test_verdict_from_amounts_is_that_of_the_decision(first: int) -> None:
+    """On random machines, rules and nodes; where amounts do not decide, the verdict says so and is not compared."""
+    answered = Counter[bool]()
+    for seed in range(first, first + CHUNK):
+        random = Random(seed)
+        hardware = some_machine(random)
+        rules = some_rules(random, hardware)
+        state = some_node(random, hardware, rules)
+        free = free_of(state, rules)
+        for number in range(PODS):
+            demand = demand_of(some_pod(random, hardware), rules)
+            if demand is None:
+                continue
+            need = need_of(hardware, demand)
+            got = verdict(need, free) if need is not None else None
+            answered[got is not None] += 1
+            if got is not None:
+                decision = decide(state, demand)
+                assert (decision.code if isinstance(decision, Refusal) else "") == got, (seed, number)
+    assert answered[True] > answered[False]
+
+
+def test_machines_with_equal_keys_have_equal_needs() -> None:
+    """A machine with other uuids has the same key; and whatever changes a need changes a key."""
+    needs: dict[tuple[bytes, bytes], Need | None] = {}
+    repeated = 0
+    for seed in range(300):
+        random = Random(seed)
+        hardware = some_machine(random)
+        rules = some_rules(random, hardware)
+        other = renamed(hardware, {uuid: DeviceID(f"other-{uuid}") for uuid in uuids(hardware)})
+        assert machine_key(hardware) == machine_key(other)
+        for number in range(PODS):
+            demand = demand_of(some_pod(random, hardware, f"p{number}"), rules)
+            for each in (hardware, other) if demand is not None else ():
+                assert demand is not None
+                key, need = (machine_key(each), demand_key(demand)), need_of(each, demand)
+                repeated += key in needs
+                assert needs.setdefault(key, need) == need, seed
+    assert repeated > PODS
+
+
+def test_demands_that_differ_in_names_alone_have_equal_keys() -> None:
+    random = Random(1)
+    rules = AdmissionRules(mode=Mode.KUBELET, policy=Policy.RESTRICTED)
+    first = some_pod(random, machine())
+    second = msgspec.structs.replace(first, name=PodName("another"), annotations={"example.com/a": "b"})
+    third = msgspec.structs.replace(first, containers=(*first.containers, container("more", gpus=1)))
+
+    assert demand_key(read_pod(first, rules)) == demand_key(read_pod(second, rules))
+    assert demand_key(read_pod(first, rules)) != demand_key(read_pod(third, rules))
