@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 API ?= shared/topoalign/kubelet/grpc/api
+# Byte code is kept, whatever the environment says: the tests start some hundred processes, and none is to compile all anew.
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/byte-code
 
 .PHONY: demo test test-faults test-gpu simulate soak check lint types imports bench bench-compare proto event-documents lock up down clean
 

@@ -21,7 +21,7 @@ from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.ports import Bus, Stream
 from topoalign.discovery import main as discovery
 from topoalign.machines import load_machine
-from topoalign.runtime.clock import SystemClock
+from topoalign.runtime.clock import SystemClock, all_tasks_blocked
 from topoalign.runtime.context import Context
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
@@ -123,7 +123,7 @@ async def announced(bus: Bus) -> KubeletObserved:
 async def test_cdi_without_a_driver_makes_the_node_unready() -> None:
     """CDI without a driver keeps the node from being ready, and the reason says what to do."""
     async with node(configuration("cdi-cri", "uuid")) as (it, _, _):
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         reason = it.checks["containers"]()
 
         assert reason is not None

@@ -39,7 +39,7 @@ from topoalign.registry.cluster import Cluster
 from topoalign.registry.metrics import Metrics
 from topoalign.registry.service import PAUSE, Registry
 from topoalign.registry.settings import RegistrySettings
-from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.runtime.figures import registry_of
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.node_bus import NodeBus
@@ -111,7 +111,7 @@ class World:
         headers = {**message.headers, "Nats-Msg-Id": f"forged-{self.forged}"}
         await self.bus.publish(msgspec.structs.replace(message, headers=headers))
         if wait:
-            await anyio.wait_all_tasks_blocked()
+            await all_tasks_blocked()
 
     @property
     def view(self) -> NodeState:
@@ -152,7 +152,7 @@ async def test_a_forged_snapshot_with_a_large_number_is_healed_and_counted(world
         assert 1 == world.differences("allocations")
         assert 1 == len([line for line in logs if line["event"].startswith("an allocator does not stand by")])
         world.grant("next", "GPU-1")
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         assert world.agrees(), "its next facts are heard as ever"
 
 
@@ -199,7 +199,7 @@ async def test_forged_facts_that_the_node_overtakes_are_healed_too(world: World)
         await world.forge(AllocationGranted(node=NODE, epoch=state.epoch, seq=state.seq + 2, allocation=other))
         for name in ("a", "b"):
             world.grant(name, "GPU-1")
-            await anyio.wait_all_tasks_blocked()
+            await all_tasks_blocked()
         await world.clock.advance(PERIOD)
 
         assert world.agrees()
@@ -237,7 +237,7 @@ async def test_facts_lost_for_good_are_asked_for_at_the_second_question(world: W
         log = world.bus._logs[Stream.ALLOCATIONS]
         log.append, append = (lambda message: 1), log.append  # type: ignore[method-assign]  # the stream loses it
         world.grant("lost", "GPU-1")
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         log.append = append  # type: ignore[method-assign]
         await world.clock.advance(PERIOD)
         first = world.agrees()
@@ -257,7 +257,7 @@ async def test_a_registry_under_endless_forgeries_asks_at_a_bounded_rate(world: 
                 )
             world.grant("own", "GPU-1")
             await anyio.lowlevel.checkpoint()
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         during = world.asked.count("snapshot")
         await world.clock.advance(3 * PERIOD)
 

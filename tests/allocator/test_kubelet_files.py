@@ -24,7 +24,7 @@ from topoalign.core.model.events import Allocation, UsageObserved
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID, NodeName
 from topoalign.core.model.requests import AdmissionRules, AllocateRequest, Mode, Placement, PodRequest, Policy, Scope
 from topoalign.kubelet.files import configuration
-from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.runtime.memory_bus import MemoryBus
 
 pytestmark = pytest.mark.anyio
@@ -149,7 +149,7 @@ async def test_questions_at_the_same_time_are_all_answered_from_the_files(root: 
         assert await anyio.to_thread.run_sync(disk.asked.wait, 60)
         for _ in range(4):
             tasks.start_soon(ask)
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         disk.answers.set()
 
     assert [()] * 5 == notes

@@ -16,7 +16,7 @@ from topoalign.core.model.events import Allocation, AllocationsSnapshot, Owner
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName
 from topoalign.core.ports import Entry
 from topoalign.core.state.fold import NodeState, replay
-from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 
 NODE = NodeName("node-1")
 
@@ -362,10 +362,10 @@ async def test_a_waiter_for_a_version_is_woken_by_the_first_greater_one() -> Non
         for version in range(began, began + 6):
             tasks.start_soon(wait, version)
         for changes in (1, 2, 1, 2):
-            await anyio.wait_all_tasks_blocked()
+            await all_tasks_blocked()
             for _ in range(changes):
                 grant(ledger)
-            await anyio.wait_all_tasks_blocked()
+            await all_tasks_blocked()
 
             assert set(range(began, ledger.version)) == woken.keys()
 

@@ -12,6 +12,7 @@ from topoalign.allocator.group_commit import AllocateCall
 from topoalign.allocator.reconciliation.owner_polls import FIRST_SECONDS, GIVE_UP_SECONDS, LONGEST_SECONDS
 from topoalign.core.model.events import AllocationBound, Owner
 from topoalign.core.model.ids import GPU
+from topoalign.runtime.clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.anyio
 async def polling(node: Node, allocations: DeviceAllocations | None = None) -> AsyncIterator[None]:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon((allocations or node.device_allocations).owner_polls.run)
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         yield
         tasks.cancel_scope.cancel()
 

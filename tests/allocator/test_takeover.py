@@ -21,7 +21,7 @@ from topoalign.allocator.takeover import (
     wait_for_successor,
 )
 from topoalign.core.model.errors import HardwareUnknown
-from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.runtime.memory_bus import MemoryBus
 
 pytestmark = pytest.mark.anyio
@@ -116,7 +116,7 @@ async def test_a_successor_that_has_taken_over_does_not_hold_the_lock(tmp_path: 
                     await anyio.sleep_forever()
 
             tasks.start_soon(succeed)
-            await anyio.wait_all_tasks_blocked()
+            await all_tasks_blocked()
         await until(clock, STEP_SECONDS, taken.is_set)
         tasks.start_soon(hear)
         await clock.advance(10 * POLL_SECONDS)

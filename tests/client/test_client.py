@@ -182,7 +182,7 @@ async def test_a_node_gone_before_it_healed_a_gap_is_reported_once(
         ):
             tasks.start_soon(anext, events)
             while asked < 5:
-                await clock.advance(0.02)
+                await clock.advance(1)
             await publish(bus, writer.snapshot())
 
     assert ["no snapshot yet"] == [line["event"] for line in logs]

@@ -15,6 +15,7 @@ from topoalign.core.model.errors import BusRefused, BusUnavailable, IdTaken
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.remote_errors import RemoteUnavailable
 from topoalign.core.ports import Bus, Endpoint, Message, Stream
+from topoalign.runtime.clock import all_tasks_blocked
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats
@@ -188,7 +189,7 @@ async def test_a_follower_that_was_interrupted_while_waiting_loses_nothing(bus: 
         await anext(messages)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(heard, messages, 1)
-            await anyio.wait_all_tasks_blocked()
+            await all_tasks_blocked()
             tasks.cancel_scope.cancel()
         await bus.publish(said(2))
 

@@ -10,8 +10,8 @@ import pynvml
 import pytest
 from faults_support import THOROUGH
 from kubelet_support import learn_owners, pod
-from node_support import FOREVER, HURRY, NODE, READ_SECONDS, WholeNode, turns, whole_node
-from nvml_support import host_tree, script, standing_in, switch_links
+from node_support import FOREVER, HURRY, NODE, READ_SECONDS, WholeNode, whole_node
+from nvml_support import host_tree, script, standing_in, switch_links, turns
 
 from topoalign.core import wire
 from topoalign.core.model.decisions import Admission

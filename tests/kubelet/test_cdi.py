@@ -16,7 +16,7 @@ from topoalign.allocator.device_plugin.containers import POLL_SECONDS
 from topoalign.core.model.ids import NIC, DeviceID
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.plugin_config.configuration import Configuration
-from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 
@@ -173,11 +173,11 @@ async def test_what_was_missing_is_noticed_when_it_is_there(host: Host) -> None:
     containers = host.containers(host.configuration("cdi-cri"))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(containers.run, MemoryAllocator(machine()), clock)
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         before = containers.reason()
         host.cdi.mkdir()
         await clock.advance(POLL_SECONDS)
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         tasks.cancel_scope.cancel()
 
     assert before is not None

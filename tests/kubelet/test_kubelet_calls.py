@@ -21,6 +21,7 @@ from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.client import KubeletAway
 from topoalign.kubelet.grpc.transport import Server
+from topoalign.runtime.clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 
@@ -89,7 +90,7 @@ async def test_a_change_of_health_is_listed_and_an_allocation_is_not() -> None:
         stream = client.list_and_watch(v1beta1.Empty())
         await anext(stream)
         await client.allocate(allocate(["GPU-0"]))
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         allocator.judge({DeviceID("GPU-5"): DeviceHealth(state=HealthState.UNHEALTHY)})
 
         second = await anext(stream)
@@ -287,7 +288,7 @@ async def test_a_stream_whose_client_goes_while_it_is_sent_to_is_closed() -> Non
         for connection in server.connections:
             connection.pause_writing()
         allocator.judge({DeviceID("GPU-5"): DeviceHealth(state=HealthState.UNHEALTHY)})
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         channel.close()
         with anyio.fail_after(30):
             await watch.ended.wait()

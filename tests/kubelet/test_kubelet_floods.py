@@ -34,7 +34,7 @@ from topoalign.kubelet.grpc.decoding import Decoding
 from topoalign.kubelet.grpc.frames import CONTROLS_PER_RESET, END_HEADERS, END_STREAM, MOST_CONTROLS, PREFACE, Kind
 from topoalign.kubelet.grpc.protobuf import field
 from topoalign.kubelet.grpc.transport import MOST_CONNECTIONS, Load, Server
-from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, Kind.SETTINGS, 0, 0, 0, 0, 0))
@@ -155,7 +155,7 @@ async def test_a_request_that_does_not_end_is_ended_at_the_third_look() -> None:
             for _ in range(LOOKS):
                 guard.look()
                 guard.silent = 0
-            await anyio.wait_all_tasks_blocked()
+            await all_tasks_blocked()
             before = len(server.arriving)
             guard.look()
             await until(lambda: not guard.processor.streams)
@@ -310,7 +310,7 @@ async def test_other_streams_are_served_beside_the_kubelets() -> None:
             assert 1 == len([d for d in (await anext(stream)).devices if d.health == "Unhealthy"])
         for channel in channels:
             channel.close()
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
 
         assert Status.RESOURCE_EXHAUSTED is refused.value.status
         assert kubelets is plugin.service.watch

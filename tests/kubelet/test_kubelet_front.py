@@ -24,7 +24,7 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.kubelet.grpc import sockets
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.transport import Server
-from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 from topoalign.testing.fake_kubelet.plugins import GRACE_SECONDS, Endpoint, Plugins
 
@@ -216,7 +216,7 @@ async def test_a_resource_that_returns_while_its_plugin_drains_is_served_again()
         await clock.advance(POLL_SECONDS)
         await it.kubelet.until(lambda kubelet: kubelet.allocatable(NIC) == 0)
         allocator.discover(MACHINE)
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         allocator.pause.set()
         await looking(clock, partial(has_tried, it.kubelet.plugins, 3))
         await it.kubelet.until(offers(MACHINE))
@@ -467,7 +467,7 @@ async def test_what_is_in_the_way_and_no_socket_is_not_removed(kind: str) -> Non
         front = KubeletFront(MemoryAllocator(two_nodes(nics=0)), directory, ManualClock())
         async with anyio.create_task_group() as tasks:
             await tasks.start(front.run)
-            await anyio.wait_all_tasks_blocked()
+            await all_tasks_blocked()
             tasks.cancel_scope.cancel()
 
         assert "is in the way: it is not a socket" in (front.reason() or "")

@@ -15,7 +15,7 @@ from topoalign.core.model.events import Allocation, DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy, Scope
 from topoalign.kubelet.grpc.api import v1beta1
-from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 from topoalign.testing.fake_kubelet.plugins import is_extended
 
@@ -190,7 +190,7 @@ async def test_a_pod_that_comes_while_the_kubelet_is_stopped_waits_for_its_start
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(admit)
-            await anyio.wait_all_tasks_blocked()
+            await all_tasks_blocked()
             assert not decisions
             await it.kubelet.start()
 

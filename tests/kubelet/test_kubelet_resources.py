@@ -13,7 +13,7 @@ from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import Offer
 from topoalign.kubelet.grpc.sockets import LONGEST_PATH
-from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 
 pytestmark = pytest.mark.anyio
@@ -126,7 +126,7 @@ async def test_held_devices_are_not_all_devices_before_the_hardware_is_known() -
         return False
 
     async with node(MACHINE, allocator=allocator, until=lambda kubelet: True) as it:
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         assert "the node has no devices to offer yet" == it.front.reason()
         it.tasks.start_soon(it.kubelet.until, look)
         it.allocator.discover(MACHINE)

@@ -33,6 +33,7 @@ from topoalign.kubelet.grpc.connection import SILENT_LOOKS
 from topoalign.kubelet.grpc.decoding import PIECE, Decoding
 from topoalign.kubelet.grpc.frames import LONGEST_HEADERS, MOST_CONTROLS, MOST_SETTINGS
 from topoalign.kubelet.grpc.transport import MOST_CONNECTIONS, Server
+from topoalign.runtime.clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 
@@ -315,7 +316,7 @@ async def test_stopping_lets_a_call_that_has_begun_end_and_takes_no_new_one() ->
         tasks.start_soon(call)
         await allocator.started.wait()
         tasks.start_soon(server.stop, 60)
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         assert not server.path.exists()
         assert [] == answers
         allocator.pause.set()

@@ -10,6 +10,7 @@ import pytest
 from nvml_support import (
     DEADLINE,
     GPUS,
+    WAIT,
     Node,
     StandIn,
     address,
@@ -24,11 +25,12 @@ from topoalign.core.model.ids import DeviceID
 from topoalign.core.ports import HardwareEvent, Occurrence
 from topoalign.discovery.drivers.nvml.driver import REOPEN_SECONDS
 from topoalign.discovery.drivers.nvml.events import LONGEST_PAUSE, WAIT_SECONDS
+from topoalign.runtime.clock import all_tasks_blocked
 from topoalign.runtime.tasks import background
 
 pytestmark = pytest.mark.anyio
 
-WAIT, HURRY = "nvmlEventSetWait_v2", "hurry 100"
+HURRY = "hurry 100"
 
 
 class Recorder:
@@ -306,7 +308,7 @@ async def test_what_was_reported_before_nvml_is_closed_is_heard(node: Node) -> N
         for gpu in (0, 3, 5):
             node.standin.xid(gpu, 79)
         tasks.start_soon(node.driver.read)  # which has NVML closed and opened anew
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         node.standin.release()
         await until(lambda: opened(node.standin) == 2)
 

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from topoalign.core.model.errors import BadRequest, InvalidField, NotFound
 from topoalign.plugin_config.watching import POLL_SECONDS, ConfigurationFile
-from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.runtime.context import Context, Reload
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
@@ -54,7 +54,7 @@ class Kept:
     async def up(self) -> AsyncIterator[None]:
         async with background() as tasks:
             tasks.start_soon(self.configuration.keep_up, self.clock, self.reload.wait)
-            await anyio.wait_all_tasks_blocked()
+            await all_tasks_blocked()
             yield
 
     async def until(self, strategy: str) -> None:

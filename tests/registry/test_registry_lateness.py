@@ -16,6 +16,7 @@ from topoalign.registry.lateness import Lateness
 from topoalign.registry.metrics import Metrics
 from topoalign.registry.service import ASKED_AT_ONCE, MOST_TRIES, PAUSE, Registry
 from topoalign.registry.settings import RegistrySettings
+from topoalign.runtime.clock import all_tasks_blocked
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
 
@@ -99,7 +100,7 @@ async def test_a_registry_that_is_always_late_leaves_nodes_as_they_are() -> None
     await world.announce()
     async with background() as tasks:
         await tasks.start(lambda *, task_status: world.registry.run(task_status=task_status))
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         for node in NODES[:ASKED_AT_ONCE:2]:
             world.cluster.answers(node, True)
         world.bus.stands_still = [5.0] * MOST_TRIES

@@ -4,7 +4,6 @@ import gc
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-import anyio
 import msgspec
 import pytest
 from cluster_support import heard_of
@@ -36,7 +35,7 @@ from topoalign.registry.main import freezing, serve
 from topoalign.registry.metrics import Metrics
 from topoalign.registry.service import PAUSE, Registry
 from topoalign.registry.settings import RegistrySettings
-from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.runtime.context import Context
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
@@ -86,7 +85,7 @@ class World:
         registry = Registry(self.bus, self.clock, client, cluster, counts, RegistrySettings(), self.freeze)
         async with background() as tasks:
             await tasks.start(lambda *, task_status: registry.run(task_status=task_status))
-            await anyio.wait_all_tasks_blocked()
+            await all_tasks_blocked()
             if asking:
                 await self.clock.advance(PAUSE)
             yield cluster, metrics, registry
@@ -124,7 +123,7 @@ async def test_the_past_and_the_present_are_folded_alike(world: World) -> None:
     async with world.registry() as (cluster, metrics, registry):
         await world.say(topology(2, 8), granted(3, "b", "GPU-1"), granted(3, "b", "GPU-1"))
         await world.say(AllocationReleased(node=NODE, epoch=3, seq=4, allocation=AllocationID("a"), reason="gone"))
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         member = cluster.member(NODE)
 
         assert None is registry.behind()
@@ -136,7 +135,7 @@ async def test_the_past_and_the_present_are_folded_alike(world: World) -> None:
 async def test_a_registry_that_starts_again_has_the_same_fold(world: World) -> None:
     async with world.registry() as (first, _, _):
         await world.say(topology(1, 8), snapshot(1), granted(2, "a"), granted(3, "b", "GPU-1"))
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
     async with world.registry() as (second, _, _):
         assert first.member(NODE).state.digest == second.member(NODE).state.digest
         assert 2 == len(second.member(NODE).state.allocations)
@@ -146,7 +145,7 @@ async def test_missing_facts_are_healed_by_asking_for_a_snapshot(world: World) -
     held = granted(9, "c", "GPU-2").allocation
     async with world.allocator(on_snapshot=[snapshot(10, held)]), world.registry() as (cluster, metrics, _):
         await world.say(snapshot(1), granted(2, "a"), granted(8, "b", "GPU-1"), granted(9, "c", "GPU-2"))
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
 
         assert (["c"], 10) == (list(cluster.member(NODE).state.allocations), cluster.member(NODE).state.seq)
         assert 1 == metrics.get_sample_value("topoalign_registry_gaps_total")
@@ -157,7 +156,7 @@ async def test_a_stream_whose_beginning_is_gone_is_healed_too(world: World) -> N
     await world.say(granted(500, "late"))
     late = granted(500, "late").allocation
     async with world.allocator(on_snapshot=[snapshot(501, late)]), world.registry() as (cluster, _, _):
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
 
         assert ["late"] == list(cluster.member(NODE).state.allocations)
 
@@ -169,7 +168,7 @@ async def test_an_unreadable_message_is_put_aside_with_the_reason(world: World) 
         await world.bus.publish(Message(subject=good.subject, headers={}, body=b'{"type": "TopologyDisc'))
         await world.bus.publish(Message(subject=good.subject, headers={}, body=good.body.replace(b"node-1", b"node-2")))
         await world.bus.publish(good)
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
 
         assert (NODE,) == cluster.nodes
         assert 2 == metrics.get_sample_value("topoalign_registry_undecodable_total")
@@ -189,7 +188,7 @@ async def test_an_impossible_allocation_is_put_aside(world: World, true: bytes, 
         await world.say(snapshot(1))
         await world.bus.publish(msgspec.structs.replace(message, body=message.body.replace(true, false)))
         await world.say(granted(3, "b"))
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
 
         assert (4, 0) == (cluster.member(NODE).state.seq, len(cluster.member(NODE).state.allocations))
         assert 1 == metrics.get_sample_value("topoalign_registry_undecodable_total")
@@ -200,7 +199,7 @@ async def test_an_event_of_a_later_version_is_counted_and_no_dead_letter(world: 
         message = wire.encode(topology(1, 8), TIME)
         headers = {**message.headers, "ce-type": "topoalign.v1.TopologyDreamt"}
         await world.bus.publish(Message(subject=message.subject, headers=headers, body=b"{}"))
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
 
         assert 1 == metrics.get_sample_value("topoalign_registry_unknown_total")
         assert 0 == await world.bus.last_position(Stream.DEADLETTERS)
@@ -216,7 +215,7 @@ async def test_a_node_is_stale_while_its_allocator_does_not_answer(world: World)
         await world.clock.advance(11)
         gone = cluster.member(NODE).answering
         await world.say(granted(2, "a"))
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
 
         assert (False, True, False, True) == (unheard, there, gone, cluster.member(NODE).answering)
 
@@ -233,7 +232,7 @@ async def test_a_node_whose_facts_were_deleted_is_shown_no_more(world: World) ->
         await world.clock.advance(11)
         gone = NODE in cluster
         await world.say(topology(2, 8), snapshot(3))
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
 
         assert (True, False, True) == (while_it_lives, gone, NODE in cluster)
 
@@ -253,7 +252,7 @@ async def test_a_node_that_returns_while_the_streams_are_asked_stays(world: Worl
 
     async def nothing_yet(bus: Bus, node: NodeName) -> bool:
         await world.say(snapshot(2, granted(2, "a").allocation))
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         return False
 
     monkeypatch.setattr(service, "has_spoken", nothing_yet)
@@ -275,10 +274,10 @@ async def test_only_a_fact_of_the_allocator_is_a_sign_of_its_life(world: World) 
         await world.say(topology(2, 4))
         await world.say(DeviceHealthChanged(node=NODE, epoch=1, revision=1, devices={}))
         await world.say(UsageObserved(node=NODE, epoch=1, revision=1, containers=()))
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         after_readings = cluster.member(NODE).answering
         await world.say(granted(2, "a"))
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
 
         assert (False, True) == (after_readings, cluster.member(NODE).answering)
 
@@ -313,7 +312,7 @@ async def test_the_service_brings_its_routes_readiness_and_metrics(world: World)
     context = Context(bus=world.bus, clock=world.clock, environment={})
     async with background() as tasks:
         await tasks.start(lambda *, task_status: serve(context, task_status=task_status))
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
 
         assert ["/v1"] == [getattr(route, "path", None) for route in context.routes]
         assert [None] == [check() for check in context.checks.values()]

@@ -1,9 +1,11 @@
-"""Whoever polls at ticks wakes with all others whose period divides its own, and never sooner than it should."""
+"""Polls at ticks wake with all others whose period divides their own; a controlled clock lets all tasks run meanwhile."""
 
+import anyio
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topoalign.runtime.clock import ManualClock, until_tick
+from topoalign.runtime.clock import TURNS, ManualClock, all_tasks_blocked, until_tick
 
 
 def test_periods_that_divide_one_another_end_at_the_same_moment() -> None:
@@ -21,3 +23,23 @@ def test_the_wait_is_positive_and_at_most_the_period(now: float, period: float) 
     wait = until_tick(ManualClock(now), period)
 
     assert 0 < wait <= period
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("turns", [1, 4 * TURNS])
+async def test_a_task_that_needs_many_turns_has_them_all(turns: int) -> None:
+    done, never = 0, anyio.Event()
+
+    async def work() -> None:
+        nonlocal done
+        for _ in range(turns):
+            await anyio.lowlevel.checkpoint()
+            done += 1
+        await never.wait()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(work)
+        await all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+
+    assert turns == done

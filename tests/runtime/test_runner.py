@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 from topoalign.core.model.errors import BusRefused, InvalidField, NotFound, StateFault
 from topoalign.runtime import runner
+from topoalign.runtime.clock import all_tasks_blocked
 from topoalign.runtime.context import Context, Serve
 from topoalign.runtime.health import AddressInUse
 from topoalign.runtime.memory_bus import MemoryBus
@@ -159,7 +160,7 @@ async def test_systemd_is_told_of_readiness_life_and_end(tmp_path: Path) -> None
 
         async def stop() -> None:
             await recorder.ready.wait()
-            await anyio.wait_all_tasks_blocked()
+            await all_tasks_blocked()
             os.kill(os.getpid(), signal.SIGINT)
 
         async with anyio.create_task_group() as tasks:

@@ -3,12 +3,10 @@ A whole node in one process, as its services run it: a stand-in NVML under the r
 registry, and a kubelet over real sockets. Only time and the bus are in memory.
 """
 
-import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from heapq import heappop
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ import httpx
 import msgspec
 from anyio.abc import TaskStatus
 from kubelet_support import RESTRICTED, short_directory, two_nodes
-from nvml_support import StandIn, script
+from nvml_support import QuickClock, StandIn, script
 from starlette.applications import Starlette
 
 from topoalign.allocator import main as allocator
@@ -28,10 +26,8 @@ from topoalign.core.model.ids import GPU, DeviceID, NodeName
 from topoalign.core.model.maintenance import DevicesRequest, Word
 from topoalign.core.model.requests import ExplainRequest
 from topoalign.discovery import main as discovery
-from topoalign.discovery.drivers.nvml.events import WAIT_SECONDS
 from topoalign.hinting import main as hinting
 from topoalign.registry import main as registry
-from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.context import Context
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
@@ -43,62 +39,6 @@ FOREVER = "1000000"
 """Seconds of an injected clock that real threads, which live by another time, never take."""
 HURRY = "hurry 100"
 """For the stand-in: time passes a hundred times faster than it thinks."""
-WAIT = "nvmlEventSetWait_v2"
-TURNS = 40
-"""Of the event loop, in which whatever a step of time wakes has its say."""
-
-
-class QuickClock(ManualClock):
-    """
-    Gives who wakes a number of turns; waiting until all tasks are blocked takes a tenth of a second each time.
-
-    The threads of the driver live by another time, and on a busy machine they may get no turn for long: no time passes here
-    while one of them works, and no second before a wait for events has ended that was to last one. So what takes too long
-    by this clock hangs.
-    """
-
-    def __init__(self, standin: StandIn) -> None:
-        super().__init__()
-        self._standin = standin
-        self._others = set(threading.enumerate())
-        self._waited_at, self._waits = self._now, 0
-
-    async def advance(self, seconds: float) -> None:
-        await self._settle()
-        until = self._now + seconds
-        while self._sleepers and self._sleepers[0][0] <= until:
-            self._now, _, woken = heappop(self._sleepers)
-            woken.set()
-            if not self._sleepers or self._sleepers[0][0] > self._now:
-                await self._settle()
-        self._now = until
-        await self._settle()
-
-    async def _settle(self) -> None:
-        await turns()
-        await self.driver_rests()
-        if self._now - self._waited_at >= WAIT_SECONDS:
-            while self._standin.waiting() and self._standin.calls(WAIT) == self._waits:
-                await anyio.lowlevel.checkpoint()
-            self._waited_at, self._waits = self._now, self._standin.calls(WAIT)
-        await turns()
-
-    async def driver_rests(self) -> None:
-        """Until each thread of the driver has ended, hangs, or waits for an event."""
-        while len(working := self._working()) > self._standin.hanging() + self._standin.waiting():
-            working[-1].join(0.001)  # it needs the interpreter, which this loop would else keep for itself
-            await anyio.lowlevel.checkpoint()
-
-    def _working(self) -> list[threading.Thread]:
-        """Threads of the driver that have not ended."""
-        return [
-            thread for thread in threading.enumerate() if thread.name.startswith("NVML") and thread not in self._others
-        ]
-
-
-async def turns(count: int = TURNS) -> None:
-    for _ in range(count):
-        await anyio.lowlevel.checkpoint()
 
 
 @dataclass

@@ -3,21 +3,28 @@
 import ctypes
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import c_uint, c_ulonglong
+from heapq import heappop
 from pathlib import Path
 
+import anyio
 import pynvml
 import pytest
 
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.ports import Inventory
 from topoalign.discovery.drivers.nvml.driver import NvmlDriver
+from topoalign.discovery.drivers.nvml.events import WAIT_SECONDS
 from topoalign.runtime.clock import ManualClock
 
 SOURCE = Path(__file__).parents[1] / "nvml" / "nvml_standin.c"
 SONAME = "libnvidia-ml.so.1"
+WAIT = "nvmlEventSetWait_v2"
+TURNS = 40
+"""Of the event loop, in which whatever a step of time wakes has its say."""
 WHOLE_GPU = 0xFFFFFFFF
 """In place of the ids of a MIG instance."""
 
@@ -179,6 +186,59 @@ def link(root: Path, path: str, target: str) -> None:
     (root / path).symlink_to("/".join([".."] * path.count("/")) + "/" + target)
 
 
+class QuickClock(ManualClock):
+    """
+    Gives who wakes a number of turns.
+
+    The threads of the driver live by another time, and on a busy machine they may get no turn for long: no time passes here
+    while one of them works, and no second before a wait for events has ended that was to last one. So what takes too long
+    by this clock hangs.
+    """
+
+    def __init__(self, standin: StandIn) -> None:
+        super().__init__()
+        self._standin = standin
+        self._others = set(threading.enumerate())
+        self._waited_at, self._waits = self._now, 0
+
+    async def advance(self, seconds: float) -> None:
+        await self._settle()
+        until = self._now + seconds
+        while self._sleepers and self._sleepers[0][0] <= until:
+            self._now, _, woken = heappop(self._sleepers)
+            woken.set()
+            if not self._sleepers or self._sleepers[0][0] > self._now:
+                await self._settle()
+        self._now = until
+        await self._settle()
+
+    async def _settle(self) -> None:
+        await turns()
+        await self.driver_rests()
+        if self._now - self._waited_at >= WAIT_SECONDS:
+            while self._standin.waiting() and self._standin.calls(WAIT) == self._waits:
+                await anyio.lowlevel.checkpoint()
+            self._waited_at, self._waits = self._now, self._standin.calls(WAIT)
+        await turns()
+
+    async def driver_rests(self) -> None:
+        """Until each thread of the driver has ended, hangs, or waits for an event."""
+        while len(working := self._working()) > self._standin.hanging() + self._standin.waiting():
+            working[-1].join(0.001)  # it needs the interpreter, which this loop would else keep for itself
+            await anyio.lowlevel.checkpoint()
+
+    def _working(self) -> list[threading.Thread]:
+        """Threads of the driver that have not ended."""
+        return [
+            thread for thread in threading.enumerate() if thread.name.startswith("NVML") and thread not in self._others
+        ]
+
+
+async def turns(count: int = TURNS) -> None:
+    for _ in range(count):
+        await anyio.lowlevel.checkpoint()
+
+
 DEADLINE = 5.0
 GPUS = tuple(DeviceID(f"GPU-{i}") for i in range(8))
 
@@ -187,7 +247,7 @@ class Node:
     """A host whose NVML is a stand-in."""
 
     def __init__(self, root: Path, standin: StandIn) -> None:
-        self.root, self.standin, self.clock = root, standin, ManualClock()
+        self.root, self.standin, self.clock = root, standin, QuickClock(standin)
         self.driver = NvmlDriver(root, self.clock, DEADLINE)
 
     async def read(self, *more: str, gpus: Sequence[int] = range(8)) -> Inventory:
