@@ -47,10 +47,10 @@ class Refusing(MemoryBus):
 
     reason: Unavailable | None = None
 
-    async def publish(self, message: Message) -> int:
+    async def publish(self, message: Message, expected_last: int | None = None) -> int:
         if self.reason is not None:
             raise self.reason
-        return await super().publish(message)
+        return await super().publish(message, expected_last)
 
 
 async def test_a_refusal_is_told_for_as_long_as_it_lasts_and_no_longer() -> None:

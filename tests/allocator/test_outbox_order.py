@@ -44,7 +44,7 @@ class PartialBus(MemoryBus):
         self.not_stored, self.not_said = {*not_stored}, {*not_said}
         self.asked: list[list[int]] = []
 
-    async def publish(self, message: Message) -> int:
+    async def publish(self, message: Message, expected_last: int | None = None) -> int:
         self.asked.append([seq_of(message)])
         return await self.store(message)
 
@@ -129,7 +129,7 @@ class DistantBus(MemoryBus):
         self._clock = clock
         self.stored: dict[int, float] = {}
 
-    async def publish(self, message: Message) -> int:
+    async def publish(self, message: Message, expected_last: int | None = None) -> int:
         (position,) = await self.publish_all([message])
         assert position is not None
         return position
@@ -173,7 +173,7 @@ async def test_while_the_bus_takes_nothing_the_oldest_goes_out_alone(monkeypatch
     ledger = Ledger(NODE, journal, clock)
     bus.not_stored = {1}
 
-    async def refuse(message: Message) -> int:
+    async def refuse(message: Message, expected_last: int | None = None) -> int:
         tries.append(seq_of(message))
         raise BusUnavailable("away")
 

@@ -145,11 +145,11 @@ class LossyBus(MemoryBus):
     emptied = False
     tries = 0
 
-    async def publish(self, message: Message) -> int:
+    async def publish(self, message: Message, expected_last: int | None = None) -> int:
         self.tries += 1
         if self.away:
             raise BusUnavailable("away")
-        return await super().publish(message)
+        return await super().publish(message, expected_last)
 
     async def last_position(self, stream: Stream, subject: str = ">") -> int:
         return 0 if self.emptied else await super().last_position(stream, subject)

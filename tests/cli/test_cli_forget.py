@@ -7,11 +7,12 @@ import anyio
 import pytest
 
 from topoalign.cli import forget, root
-from topoalign.client.forgetting import has_spoken, subjects_of
+from topoalign.client.forgetting import forget_node, has_spoken
 from topoalign.core import wire
 from topoalign.core.model.events import AllocationsSnapshot
 from topoalign.core.model.ids import NodeName
-from topoalign.core.ports import Endpoint
+from topoalign.core.ports import Endpoint, Message, Stream
+from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats
 
@@ -79,5 +80,17 @@ def test_a_node_without_a_name_is_refused(capsys: pytest.CaptureFixture[str]) ->
     assert "NODE: it is empty" in capsys.readouterr().err
 
 
-def test_everything_that_a_node_can_say_is_covered() -> None:
-    assert len(wire.SUBJECTS) == len({subject for _, subject in subjects_of(GONE)})
+async def test_everything_that_is_said_of_a_node_is_deleted() -> None:
+    """What registries reserve on it, too; but a reservation does not tell that the node has spoken."""
+    bus = MemoryBus()
+    reserved = wire.reservation_subject(GONE)
+    await bus.publish(Message(subject=reserved, headers={}, body=b"{}"))
+    before = await has_spoken(bus, GONE)
+    for event, (pattern, _) in wire.SUBJECTS.items():
+        subject = f"{wire.PREFIX}.{pattern.format(node=wire.token(GONE))}"
+        await bus.publish(Message(subject=subject, headers={}, body=b"{}"))
+        assert await has_spoken(bus, GONE), event
+    await forget_node(bus, GONE)
+
+    assert not before
+    assert 0 == sum([await bus.last_position(stream) for stream in Stream])

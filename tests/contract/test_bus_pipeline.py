@@ -11,7 +11,7 @@ from nats.aio.msg import Msg
 
 from topoalign.core.model.errors import BusRefused, BusUnavailable
 from topoalign.core.ports import Message, Stream
-from topoalign.runtime.nats_bus import bus, connect_bus
+from topoalign.runtime.nats_bus import connect_bus, publication
 from topoalign.runtime.nats_bus.connection import Connection
 from topoalign.runtime.nats_bus.pipeline import Acknowledgements
 
@@ -89,7 +89,7 @@ async def test_nothing_is_compared_behind_the_first_that_cannot_be(
     async with killable(tmp_path) as server, connect_bus(server.url, name="pipeline") as nats:
         messages = [said(number) for number in range(1, 6)]
         await nats.publish_all(messages)
-        monkeypatch.setattr(bus, "compare", compare)
+        monkeypatch.setattr(publication, "compare", compare)
         positions = await nats.publish_all(messages)
 
     assert ([1, None, None, None, None], [1, 2]) == (positions, looks)

@@ -14,7 +14,7 @@ from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ledger.outbox import Outbox
 from topoalign.core import wire
 from topoalign.core.model.errors import BusRefused, BusUnavailable, Unavailable
-from topoalign.core.model.events import DeviceHealthChanged, LedgerFact
+from topoalign.core.model.events import DeviceHealthChanged, Reading
 from topoalign.core.ports import Bus, Message
 from topoalign.discovery.announcer import Announcer
 from topoalign.runtime.clock import ManualClock
@@ -42,11 +42,11 @@ class TroubledBus(MemoryBus):
         """What was stored, each message once."""
         self._begin = clock.monotonic()
 
-    async def publish(self, message: Message) -> int:
+    async def publish(self, message: Message, expected_last: int | None = None) -> int:
         self.tries.append(round(self._clock.monotonic() - self._begin, 3))
         if self.trouble is not None and not self.stores:
             raise self.trouble
-        position = await super().publish(message)
+        position = await super().publish(message, expected_last)
         if message not in self.kept:
             self.kept.append(message)
         if self.trouble is not None:
@@ -106,7 +106,7 @@ async def at_work(writer: Writer) -> AsyncIterator[None]:
 def numbers(bus: TroubledBus) -> list[int]:
     """The numbers of the facts that are stored, in the order of the stream."""
     events = map(wire.decode, bus.kept)
-    return [event.seq if isinstance(event, LedgerFact) else event.revision for event in events]
+    return [event.revision if isinstance(event, Reading) else event.seq for event in events]
 
 
 Made = Callable[[Bus, ManualClock], Writer]

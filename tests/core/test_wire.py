@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from topoalign.client.dead_letters import dead_letter
 from topoalign.core import wire
 from topoalign.core.model.errors import BusUnavailable, NotFound, TopoalignError, Undecodable
 from topoalign.core.model.events import (
@@ -27,6 +28,7 @@ from topoalign.core.model.events import (
     MemoryUse,
     Owner,
     Reading,
+    ReservationsChanged,
     TopologyDiscovered,
     UsageObserved,
 )
@@ -34,6 +36,7 @@ from topoalign.core.model.ids import AllocationID, NodeName
 from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved, KubeletRules, ListedDevices
 from topoalign.core.model.remote_errors import RemoteBadRequest, RemoteUnavailable
 from topoalign.core.model.requests import SnapshotRequest
+from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Message
 
@@ -109,6 +112,34 @@ kubelets = st.builds(
     started=st.none() | st.floats(0, 1e12),
 )
 MAKERS: dict[type[Fact], st.SearchStrategy[Fact]] = {
+    ReservationsChanged: st.builds(
+        ReservationsChanged,
+        **ledger,
+        writer=text,
+        reservations=st.lists(
+            st.builds(
+                Reservation,
+                pod_uid=text,
+                namespace=text,
+                pod=text,
+                containers=st.lists(
+                    st.builds(
+                        ReservedContainer,
+                        container=text,
+                        devices=devices,
+                        companions=devices,
+                        cpus=st.sampled_from(["", "0-3,8"]),
+                        memory=st.lists(blocks, max_size=2).map(tuple),
+                    ),
+                    max_size=2,
+                ).map(tuple),
+                seconds_left=st.floats(0, 3600),
+                gang=text,
+            ),
+            max_size=2,
+        ).map(tuple),
+        made=st.lists(text, max_size=2).map(tuple),
+    ),
     TopologyDiscovered: st.builds(
         TopologyDiscovered, **reading, boot_id=text, source=text, topology=st.just(Topology())
     ),
@@ -411,7 +442,7 @@ def test_a_field_of_a_later_version_does_no_harm() -> None:
 @given(st.dictionaries(st.sampled_from(["ce-type", "ce-id", "x"]), text), st.binary(max_size=50), text)
 def test_a_dead_letter_can_be_sent_whatever_the_message_was(headers: dict[str, str], body: bytes, subject: str) -> None:
     message = Message(subject=subject, headers={**headers, "ce-source": "%C0%A0"}, body=body)
-    letter = wire.dead_letter("registry", message, Undecodable("it", "never was \x1b[31m"), 5.5)
+    letter = dead_letter("registry", message, Undecodable("it", "never was \x1b[31m"), 5.5)
 
     assert all(value.isascii() and value.isprintable() and " " not in value for value in letter.headers.values())
     assert "%C0%A0" == letter.headers["ce-source"]
@@ -424,7 +455,7 @@ def test_a_dead_letter_can_be_sent_whatever_the_message_was(headers: dict[str, s
 def test_a_dead_letter_takes_over_no_header_that_events_do_not_have(name: str) -> None:
     """A client of NATS refuses to send some names, and the server obeys others."""
     message = Message(subject="x", headers={name: "y", "ce-type": "\udcff", "traceparent": "00-1-2-01"}, body=b"")
-    letter = wire.dead_letter("registry", message, Undecodable("it", "no event"), 5.5)
+    letter = dead_letter("registry", message, Undecodable("it", "no event"), 5.5)
 
     names = {"ce-type", "traceparent", "topoalign-subject", "topoalign-reason", "topoalign-time"}
     assert names == letter.headers.keys()

@@ -5,6 +5,7 @@ import hashlib
 import msgspec
 import pytest
 
+from topoalign.client.dead_letters import dead_letter
 from topoalign.core import wire
 from topoalign.core.model.errors import (
     BadRequest,
@@ -39,6 +40,7 @@ SUBJECTS = {
         for kind in ("granted", "bound", "released", "refused", "deviated")
     },
     "AllocationsSnapshot": ("topoalign.v1.allocation.gpu-1=2Eexample=2Ecom.snapshot", "allocator", Stream.ALLOCATIONS),
+    "ReservationsChanged": ("topoalign.v1.reservation.gpu-1=2Eexample=2Ecom", "registry", Stream.ALLOCATIONS),
 }
 """Event -> its subject, who says it, the stream that keeps it."""
 
@@ -153,7 +155,7 @@ def test_a_dead_letter_has_the_message_and_the_reason_cut_to_size() -> None:
     headers = {name: name[0] * 301 for name in ("ce-id", "ce-source", "ce-time", "ce-specversion", "traceparent", "x")}
     message = Message(subject="a b", headers=headers | {"ce-datacontenttype": "é"}, body=b"x" * 1_000_001)
 
-    letter = wire.dead_letter("my.service", message, Contradiction("n", "y" * 400), 7.9)
+    letter = dead_letter("my.service", message, Contradiction("n", "y" * 400), 7.9)
 
     assert "topoalign.v1.deadletter.my=2Eservice" == letter.subject
     assert {name: name[0] * 300 for name in headers if name != "x"} | {

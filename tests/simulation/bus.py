@@ -83,15 +83,16 @@ class FaultyBus:
     def connected(self) -> bool:
         return not self._weather.away
 
-    async def publish(self, message: Message) -> int:
+    async def publish(self, message: Message, expected_last: int | None = None) -> int:
         self._tell(message)
         await self._reach()
         unknown = happens(self._weather.timeout, self._chance)
         if unknown and self._chance.random() < 0.5:
             raise BusUnavailable("no confirmation within 5 s")
-        position = await self._bus.publish(message)
-        self._said.append(message)
-        if happens(self._weather.again, self._chance):
+        position = await self._bus.publish(message, expected_last)
+        if expected_last is None:  # another is stored once, whatever the broker has forgotten
+            self._said.append(message)
+        if self._said and happens(self._weather.again, self._chance):
             await self._bus.publish(forgotten(self._chance.choice(self._said), next(self._broker.number)))
         if unknown:
             raise BusUnavailable("no confirmation within 5 s")
@@ -118,6 +119,20 @@ class FaultyBus:
             await self._reach()
         first = positions.index(None) if None in positions else len(positions)
         return [*positions[:first], *[None] * (len(positions) - first)]
+
+    async def publish_batch(self, batch: Sequence[tuple[Message, int]]) -> Sequence[int]:
+        await self._reach()
+        unknown = happens(self._weather.timeout, self._chance)
+        if unknown and self._chance.random() < 0.5:
+            raise BusUnavailable("no confirmation within 5 s")
+        positions = await self._bus.publish_batch(batch)
+        if unknown:
+            raise BusUnavailable("no confirmation within 5 s")
+        return positions
+
+    async def newest(self, stream: Stream, subject: str) -> Received | None:
+        await self._reach()
+        return await self._bus.newest(stream, subject)
 
     @asynccontextmanager
     async def follow(self, stream: Stream, subject: str, after: int = 0) -> AsyncIterator[AsyncIterator[Received]]:

@@ -242,9 +242,9 @@ class HoardingLedger(Ledger):
 class BelievingBus(FaultyBus):
     """Takes a message for stored whose id the store has for another one."""
 
-    async def publish(self, message: Message) -> int:
+    async def publish(self, message: Message, expected_last: int | None = None) -> int:
         try:
-            return await super().publish(message)
+            return await super().publish(message, expected_last)
         except IdTaken:
             return await self.last_position(stores.store_of(message))
 

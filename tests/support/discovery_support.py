@@ -110,11 +110,11 @@ class Bus(MemoryBus):
         self.open = anyio.Event()
         self.open.set()
 
-    async def publish(self, message: Message) -> int:
+    async def publish(self, message: Message, expected_last: int | None = None) -> int:
         if self.cut:
             raise BusUnavailable(self.why)
         await self.open.wait()
-        return await super().publish(message)
+        return await super().publish(message, expected_last)
 
     async def last_position(self, stream: Stream, subject: str = ">") -> int:
         return 0 if self.emptied else await super().last_position(stream, subject)

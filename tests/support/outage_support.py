@@ -115,8 +115,8 @@ class Away(MemoryBus):
     def connected(self) -> bool:
         return not self.away
 
-    async def publish(self, message: Message) -> int:
+    async def publish(self, message: Message, expected_last: int | None = None) -> int:
         if self.away:
             self.tries += 1
             raise BusUnavailable("away")
-        return await super().publish(message)
+        return await super().publish(message, expected_last)

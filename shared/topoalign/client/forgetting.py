@@ -1,15 +1,17 @@
 """Deletes the facts of a node that is gone for good, and detects that they were deleted."""
 
 from topoalign.core import wire
+from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Bus, Stream
 
 
 def subjects_of(node: NodeName) -> list[tuple[Stream, str]]:
-    """Stream and subject of everything that a node can have said."""
+    """Stream and subject of everything that the services of a node can have said."""
     return [
         (wire.STORED[event], f"{wire.PREFIX}.{pattern.format(node=wire.token(node))}")
         for event, (pattern, _) in wire.SUBJECTS.items()
+        if event is not ReservationsChanged
     ]
 
 
@@ -19,6 +21,9 @@ async def has_spoken(bus: Bus, node: NodeName) -> bool:
 
 
 async def forget_node(bus: Bus, node: NodeName) -> None:
-    """Deletes everything that the node said. Raises BusUnavailable, and BusRefused where it may not be done."""
-    for stream, subject in subjects_of(node):
+    """
+    Deletes everything that the node said, and what was reserved on it. Raises BusUnavailable, and BusRefused where it may
+    not be done.
+    """
+    for stream, subject in [*subjects_of(node), (Stream.ALLOCATIONS, wire.reservation_subject(node))]:
         await bus.forget(stream, subject)

@@ -70,12 +70,18 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     answer: Answer
 
 
+MOST_IN_BATCH = 1_000
+"""Messages of an atomic batch (nats-server 2.12 and later)."""
+
+
 class Bus(Protocol):
     """Port to events and questions between processes. NATS is one adapter, memory the other."""
 
-    async def publish(self, message: Message) -> int:
+    async def publish(self, message: Message, expected_last: int | None = None) -> int:
         """
         Stores the message in its stream and returns its position; a repetition of its `Nats-Msg-Id` is stored once.
+        `expected_last`: only if the newest message of its subject has this position, 0 for none; else BusConflict, unless
+        the first one after it is this message, which is then a repetition.
 
         Raises BusUnavailable when it is not known whether it was stored: publish the same message again. Raises
         BusRefused when the bus refused it. Raises IdTaken, which is a BusRefused, when the stream has another message
@@ -89,6 +95,18 @@ class Bus(Protocol):
         None, from the first message on of which it is not known whether it was stored, or which `publish` would have
         refused; whatever comes after it may be stored all the same. Raises nothing: `publish` tells why one is not stored.
         """
+
+    async def publish_batch(self, batch: Sequence[tuple[Message, int]]) -> Sequence[int]:
+        """
+        Stores messages of one stream, at most `MOST_IN_BATCH` and each of another subject, all of them or none, and returns
+        their positions. The number beside each is the position expected as that of its subject's newest message.
+
+        Raises BusConflict, with nothing stored, if one of them is not, unless the batch is a repetition of one that was
+        stored. Raises BusUnavailable and BusRefused as `publish` does.
+        """
+
+    async def newest(self, stream: Stream, subject: str) -> Received | None:
+        """The newest message that a stream keeps of a subject, None for none. Raises BusUnavailable, BusRefused."""
 
     def follow(
         self, stream: Stream, subject: str, after: int = 0

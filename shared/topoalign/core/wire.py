@@ -25,7 +25,8 @@ from topoalign.core.model.events import (
     DeviceHealthChanged,
     Event,
     Fact,
-    LedgerFact,
+    Reading,
+    ReservationsChanged,
     TopologyDiscovered,
     UsageObserved,
 )
@@ -41,24 +42,16 @@ PREFIX = "topoalign.v1"
 LARGEST_BODY = 1_000_000
 """Bytes; NATS refuses more than 1 MiB by default."""
 
-LONGEST_HEADER = 300
-"""Characters of one header that a dead letter keeps: it must fit where the message itself has."""
-
 PLAIN = "!#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 """Characters that a header has unescaped, beside letters and digits; `%` is not one, because it begins an escape."""
 
-KNOWN_HEADERS = (
-    "ce-id",
-    "ce-type",
-    "ce-source",
-    "ce-time",
-    "ce-specversion",
-    "ce-datacontenttype",
-    "traceparent",
-)
-"""What a dead letter keeps of the headers it was found with: those that events have."""
+EXPECTED_LAST = "Nats-Expected-Last-Subject-Sequence"
+BATCH_ID, BATCH_SEQUENCE, BATCH_COMMIT = "Nats-Batch-Id", "Nats-Batch-Sequence", "Nats-Batch-Commit"
+"""Headers by which a store takes a message under a condition, or as one of an atomic batch (NATS ADR-50)."""
 
-VARYING = frozenset({"ce-time", "topoalign-time", "traceparent", "tracestate"})
+VARYING = frozenset(
+    {"ce-time", "topoalign-time", "traceparent", "tracestate", EXPECTED_LAST, BATCH_ID, BATCH_SEQUENCE, BATCH_COMMIT}
+)
 """Headers in which a repetition may differ from the first message of its id."""
 
 SUBJECTS: dict[type[Fact], tuple[str, str]] = {
@@ -71,6 +64,7 @@ SUBJECTS: dict[type[Fact], tuple[str, str]] = {
     AllocationRefused: ("allocation.{node}.refused", "allocator"),
     AllocationDeviated: ("allocation.{node}.deviated", "allocator"),
     AllocationsSnapshot: ("allocation.{node}.snapshot", "allocator"),
+    ReservationsChanged: ("reservation.{node}", "registry"),
 }
 """Event -> its subject below the prefix, and the writer's part of its id."""
 
@@ -78,9 +72,9 @@ KINDS = frozenset(f"{PREFIX}.{event.__name__}" for event in SUBJECTS)
 """What `ce-type` may be; of another version of this contract, `topoalign.v2.…`, no meaning is known here."""
 
 STORED: dict[type[Fact], Stream] = {
-    event: Stream.ALLOCATIONS if issubclass(event, LedgerFact) else Stream.NODES for event in SUBJECTS
+    event: Stream.NODES if issubclass(event, Reading) else Stream.ALLOCATIONS for event in SUBJECTS
 }
-"""Event -> the stream that keeps it, by its base: entries of the journal in one, readings in the other."""
+"""Event -> the stream that keeps it, by its base: readings in one, entries of the journal and reservations in the other."""
 
 READINGS = {
     pattern.split(".")[0]: writer.split("-")[0]
@@ -121,9 +115,14 @@ def subject(event: Event) -> str:
 
 
 def event_id(event: Event) -> str:
-    """The id `<writer>.<node token>.<epoch>.<seq or revision>`, equal only for repetitions of the same fact."""
-    number = event.seq if isinstance(event, LedgerFact) else event.revision
-    return f"{SUBJECTS[type(event)][1]}.{token(event.node)}.{event.epoch}.{number}"
+    """
+    The id `<writer>.<node token>.<epoch>.<seq or revision>`, equal only for repetitions of the same fact. Of several
+    registries each is a writer, `registry-<its id>`.
+    """
+    number = event.revision if isinstance(event, Reading) else event.seq
+    writer = SUBJECTS[type(event)][1]
+    writer = f"{writer}-{token(event.writer)}" if isinstance(event, ReservationsChanged) else writer
+    return f"{writer}.{token(event.node)}.{event.epoch}.{number}"
 
 
 def encode(event: Event, time: float) -> Message:
@@ -211,23 +210,9 @@ def allocation_subjects(node: NodeName | None = None, kind: str = "*") -> str:
     return f"{PREFIX}.allocation.{'*' if node is None else token(node)}.{kind}"
 
 
-def dead_letter(service: str, message: Message, error: TopoalignError, time: float) -> Message:
-    """Makes the report of a consumer on a message that it could not decode or apply: the message, and the reason."""
-    headers = {
-        key: quote(message.headers[key][:LONGEST_HEADER], safe=f"{PLAIN}%", errors="replace")  # escaped already
-        for key in KNOWN_HEADERS
-        if key in message.headers
-    }
-    return Message(
-        subject=f"{PREFIX}.deadletter.{token(service)}",
-        headers={
-            **headers,
-            "topoalign-subject": quote(message.subject),
-            "topoalign-reason": quote(clean(str(error), 300)),
-            "topoalign-time": str(int(time)),
-        },
-        body=message.body[:LARGEST_BODY],
-    )
+def reservation_subject(node: NodeName | None = None) -> str:
+    """The subject of one node's reservations, or the pattern that matches those of all nodes."""
+    return f"{PREFIX}.reservation.{'*' if node is None else token(node)}"
 
 
 def hints_subject(node: NodeName) -> str:
@@ -236,7 +221,7 @@ def hints_subject(node: NodeName) -> str:
 
 
 def admission_subject(node: NodeName, verb: str) -> str:
-    """The subject of the node's allocator for `verb`: allocate, release, what-if, explain, snapshot, trust, clock."""
+    """The subject of the node's allocator for `verb`: allocate, release, what-if, confirm, explain, trust, …"""
     return f"{PREFIX}.admission.{token(node)}.{verb}"
 
 

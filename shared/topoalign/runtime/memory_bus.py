@@ -15,7 +15,7 @@ import anyio
 import msgspec
 
 from topoalign.core import wire
-from topoalign.core.model.errors import BusUnavailable, IdTaken, NobodyAnswers, Unavailable, clean
+from topoalign.core.model.errors import BusConflict, BusUnavailable, IdTaken, NobodyAnswers, Unavailable, clean
 from topoalign.core.ports import Endpoint, Message, Received, Stream
 from topoalign.runtime import stores
 from topoalign.runtime.answers import reply_to
@@ -36,6 +36,8 @@ class Log:
         self._per_subject = per_subject
         self._of_subject: defaultdict[str, deque[int]] = defaultdict(deque)
         self._ids: dict[str, int] = {}
+        self._newest: dict[str, Received] = {}
+        """Subject -> its newest message that is kept."""
 
     def append(self, message: Message) -> int:
         """
@@ -49,13 +51,43 @@ class Log:
                 raise IdTaken(name, f"message {position} of the stream is another one")
             return position
         self.last += 1
-        self.kept.append(Received(message=message, position=self.last))
+        self._newest[message.subject] = Received(message=message, position=self.last)
+        self.kept.append(self._newest[message.subject])
         if name is not None:
             self._ids[name] = self.last
         self.drop_old(message.subject)
         self.changed.set()
         self.changed = anyio.Event()
         return self.last
+
+    def check_expected(self, message: Message, expected: int) -> int | None:
+        """
+        None if the newest message of the subject has this position, so that this one may be stored. If this message was
+        stored after it: where. Else raises BusConflict.
+        """
+        newest = self._newest.get(message.subject)
+        if (newest.position if newest is not None else 0) == expected:
+            return None
+        following = self.after(expected, message.subject)
+        if following is not None and wire.is_repetition(following.message, message):
+            return following.position
+        raise BusConflict(message.subject, expected)
+
+    def append_all(self, batch: Sequence[tuple[Message, int]]) -> Sequence[int]:
+        """Stores all of them or none, and returns their positions; those of a repetition. Raises BusConflict, IdTaken."""
+        there = [self.check_expected(message, expected) for message, expected in batch]
+        if None not in there:
+            return [position for position in there if position is not None]
+        for (message, expected), position in zip(batch, there, strict=True):
+            if position is not None:
+                raise BusConflict(message.subject, expected)
+            if (name := message.headers.get("Nats-Msg-Id")) in self._ids:
+                raise IdTaken(str(name), f"message {self._ids[str(name)]} of the stream is another one")
+        return [self.append(message) for message, _ in batch]
+
+    def newest(self, subject: str) -> Received | None:
+        """The newest message of a subject that is kept."""
+        return self._newest.get(subject)
 
     def drop_old(self, subject: str) -> None:
         """Drop messages beyond the limits of the stream after a message on this subject."""
@@ -72,6 +104,8 @@ class Log:
         """Forgets the messages of these indices, and their ids with them."""
         for old in self.kept[start:stop]:
             self._ids.pop(old.message.headers.get("Nats-Msg-Id", ""), None)
+            if self._newest.get(old.message.subject) is old:
+                del self._newest[old.message.subject]
         del self.kept[start:stop]
 
     def forget(self, subject: str) -> None:
@@ -161,11 +195,23 @@ class MemoryBus:
         """Always true."""
         return True
 
-    async def publish(self, message: Message) -> int:
-        """Store a message and return its position. Raises IdTaken."""
-        stream = stores.store_of(message)
+    async def publish(self, message: Message, expected_last: int | None = None) -> int:
+        """Store a message and return its position. Raises IdTaken, and BusConflict for another newest message."""
+        log = self._logs[stores.store_of(message)]
         await anyio.lowlevel.checkpoint()
-        return self._logs[stream].append(message)
+        there = None if expected_last is None else log.check_expected(message, expected_last)
+        return log.append(message) if there is None else there
+
+    async def publish_batch(self, batch: Sequence[tuple[Message, int]]) -> Sequence[int]:
+        """As `Bus.publish_batch`."""
+        stream = stores.store_of_batch([message for message, _ in batch])
+        await anyio.lowlevel.checkpoint()
+        return self._logs[stream].append_all(batch)
+
+    async def newest(self, stream: Stream, subject: str) -> Received | None:
+        """The newest message of a subject; None if there is none."""
+        await anyio.lowlevel.checkpoint()
+        return self._logs[stream].newest(subject)
 
     async def publish_all(self, messages: Sequence[Message]) -> Sequence[int | None]:
         """Stores messages in this order and returns the position of each; None from the first on that `publish` refuses."""

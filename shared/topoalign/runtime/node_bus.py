@@ -28,14 +28,23 @@ class NodeBus:
         """Whether the hub is connected."""
         return self.hub.connected
 
-    async def publish(self, message: Message) -> int:
+    async def publish(self, message: Message, expected_last: int | None = None) -> int:
         """
-        Store a message at the hub; one of this node's hardware is delivered in the process first.
-        Returns the position at the hub. Raises what the hub raises.
+        Store a message at the hub; one of this node's hardware is delivered in the process first. Whether the newest message
+        is the expected one the hub alone tells. Returns the position at the hub. Raises what the hub raises.
         """
-        if self._is_own(message.subject):
+        if expected_last is None and self._is_own(message.subject):
             await self._local.publish(message)
-        return await self.hub.publish(message)
+        return await self.hub.publish(message, expected_last)
+
+    async def publish_batch(self, batch: Sequence[tuple[Message, int]]) -> Sequence[int]:
+        """As the hub does: what is stored in batches is the hub's."""
+        return await self.hub.publish_batch(batch)
+
+    async def newest(self, stream: Stream, subject: str) -> Received | None:
+        """As the hub answers; for this node's hardware, as the process answers."""
+        bus = self._local if stream is Stream.NODES and self._is_own(subject) else self.hub
+        return await bus.newest(stream, subject)
 
     async def publish_all(self, messages: Sequence[Message]) -> Sequence[int | None]:
         """As `publish` each of them, in this order, many under way at once. Returns what the hub returns."""

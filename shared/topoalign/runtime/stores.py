@@ -13,12 +13,12 @@ snapshots, and of a node's hardware only the newest facts matter.
 """
 
 import re
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 import msgspec
 
 from topoalign.core.model.errors import BusRefused, BusUnavailable, clean
-from topoalign.core.ports import Message, Stream
+from topoalign.core.ports import MOST_IN_BATCH, Message, Stream
 from topoalign.core.wire import LARGEST_BODY, PREFIX, STORED, SUBJECTS
 
 SECOND = 1_000_000_000
@@ -176,6 +176,21 @@ def store_of(message: Message) -> Stream:
         if takes(store.subjects, message.subject):
             return Stream(store.name)
     raise BusRefused(f"no store takes {clean(message.subject, 200)}", "publish on the subjects of topoalign only")
+
+
+def store_of_batch(messages: Sequence[Message]) -> Stream:
+    """
+    The stream that stores these messages as one atomic batch. Raises BusRefused as `store_of` does, and if it is not one
+    stream that takes batches, if there are too many or none, or two have the same subject.
+    """
+    streams = {store_of(message) for message in messages}
+    subjects = {message.subject for message in messages}
+    if streams != {Stream.ALLOCATIONS} or len(messages) > MOST_IN_BATCH or len(subjects) < len(messages):
+        raise BusRefused(
+            f"{len(messages)} messages on {len(subjects)} subjects of {len(streams)} streams are no batch",
+            f"publish 1 to {MOST_IN_BATCH} messages of {ALLOCATIONS.name} at once, each on another subject",
+        )
+    return Stream.ALLOCATIONS
 
 
 def check_size(subject: str, body: bytes) -> None:

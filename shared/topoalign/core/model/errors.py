@@ -213,6 +213,17 @@ class IdTaken(BusRefused):
         )
 
 
+class BusConflict(Unavailable):
+    """Raised when the newest message of a subject is not the expected one: nothing was stored. Read again, and decide."""
+
+    code = "BusConflict"
+
+    def __init__(self, subject: str, expected: int) -> None:
+        super().__init__(
+            f"{clean(subject, 200)} has a newer message than {expected}", "read the newest message and try again"
+        )
+
+
 class DriverFault(Unavailable):
     """Raised when the hardware or its driver library fails or does not answer in time."""
 

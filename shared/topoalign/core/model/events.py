@@ -2,8 +2,9 @@
 The facts that topoalign announces.
 
 A fact is frozen, in the past tense and announced by one writer only: discovery announces what the hardware is, the
-allocator of a node what it gave away. A subscriber may rely on it. Facts arrive at least once and, per writer and node,
-in order; `(node, epoch, seq)` tells a repetition from news. Fields are never renamed or re-used, only added.
+allocator of a node what it gave away; only what is reserved on a node several registries announce. A subscriber may rely
+on it. Facts arrive at least once and, per writer and node, in order; `(node, epoch, seq)` tells a repetition from news.
+Fields are never renamed or re-used, only added.
 """
 
 from enum import StrEnum
@@ -18,6 +19,7 @@ from topoalign.core.model.allocations import MemoryUse as MemoryUse
 from topoalign.core.model.allocations import Owner as Owner
 from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName, ResourceName
 from topoalign.core.model.kubelet import KubeletObserved as KubeletObserved
+from topoalign.core.model.reservations import Reservation as Reservation
 from topoalign.core.model.topology.cpuset import parse_cpuset
 from topoalign.core.model.topology.model import Topology
 
@@ -214,6 +216,28 @@ class AllocationsSnapshot(LedgerFact, frozen=True, kw_only=True, tag="Allocation
     """`NodeState.digest` that a subscriber has after every fact before this one."""
 
 
+class ReservationsChanged(Fact, frozen=True, kw_only=True, tag="ReservationsChanged"):
+    """
+    All reservations of a node after a change. The newest message is the truth: several registries write, each only if the
+    newest message of the subject is the one that its change stands on. It says nothing of what a node has given away.
+    """
+
+    writer: str
+    """Id of the registry replica that made the change. `epoch` and `seq` are its own."""
+    seq: Number
+    """Counts the changes of this node that the writer made in its epoch, from 1."""
+    reservations: tuple[Reservation, ...]
+    """Every reservation of the node."""
+    made: tuple[str, ...] = ()
+    """UIDs of pods whose reservation is new."""
+    consumed: tuple[str, ...] = ()
+    """UIDs of pods whose reservation has ended because the node has shown that they have what was reserved."""
+    expired: tuple[str, ...] = ()
+    """UIDs of pods whose reservation has ended because its time was over."""
+    cancelled: tuple[str, ...] = ()
+    """UIDs of pods whose reservation has ended because the pod is gone, was refused, or could not be bound."""
+
+
 Event = (
     TopologyDiscovered
     | DeviceHealthChanged
@@ -224,6 +248,7 @@ Event = (
     | AllocationRefused
     | AllocationDeviated
     | AllocationsSnapshot
+    | ReservationsChanged
 )
 LedgerEvent = (
     AllocationGranted

@@ -27,6 +27,7 @@ from topoalign.core.model.events import (
     LedgerEvent,
     MemoryUse,
     Reading,
+    ReservationsChanged,
     TopologyDiscovered,
     UsageObserved,
 )
@@ -56,7 +57,8 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def apply(self, event: Event) -> "NodeState":
         """
-        Returns the state after this fact. A repetition changes nothing.
+        Returns the state after this fact. A repetition changes nothing; nor do reservations, which are no fact of the node
+        (`core.state.reservations` folds them).
 
         Raises SequenceGap where facts are missing, and Contradiction for one that cannot be true; a snapshot raises
         neither.
@@ -68,6 +70,8 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 return self.followed(msgspec.structs.replace(self, health=newer(self.health, event)))
             case UsageObserved():
                 return self.followed(msgspec.structs.replace(self, usage=newer(self.usage, event)))
+            case ReservationsChanged():
+                return self
             case _:
                 return self.fold(event)
 

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import anyio
-import msgspec
 import nats.errors
 import structlog
 from anyio.abc import TaskStatus
@@ -25,7 +24,6 @@ from topoalign.core.model.errors import (
     BusUnavailable,
     InvalidField,
     NobodyAnswers,
-    Unavailable,
     clean,
 )
 from topoalign.core.ports import Endpoint, Message, Received, Stream
@@ -36,9 +34,9 @@ from topoalign.runtime.nats_bus.access import Access, addresses, shown
 from topoalign.runtime.nats_bus.connection import Connection, open_connection
 from topoalign.runtime.nats_bus.follower import Follower
 from topoalign.runtime.nats_bus.library import contained
-from topoalign.runtime.nats_bus.pipeline import publish_pipelined
+from topoalign.runtime.nats_bus.publication import publish_atomic, publish_many, publish_one
 from topoalign.runtime.nats_bus.selftest import SelfTest
-from topoalign.runtime.nats_bus.stored import NO_MESSAGE, Acknowledgement, compare, found, purge
+from topoalign.runtime.nats_bus.stored import NO_MESSAGE, Found, found, purge, received_of
 from topoalign.runtime.tasks import background, lasting
 
 PUBLISH_SECONDS = 2.0
@@ -73,46 +71,40 @@ class NatsBus:
         """Whether there is a connection that has passed all checks."""
         return self._connection is not None
 
-    async def publish(self, message: Message) -> int:
-        """
-        Store a message and return its position in the stream.
-        Raises BusUnavailable, BusRefused, and IdTaken if another message has its id.
-        """
-        stream = stores.store_of(message)
+    async def publish(self, message: Message, expected_last: int | None = None) -> int:
+        """As `Bus.publish`."""
+        stores.store_of(message)
         connection = self.live()
         try:
-            body = await connection.request(message.subject, message.body, PUBLISH_SECONDS, message.headers)
+            return await publish_one(connection, message, expected_last, PUBLISH_SECONDS)
         except NobodyAnswers as error:
-            for narrow in await self.repair(connection):
-                if narrow.lacks(message.subject):
-                    raise narrow.error from error
-            raise BusUnavailable(f"no store took {clean(message.subject, 200)}; it was not stored") from error
+            raise await self._not_taken(connection, message) from error
+
+    async def publish_batch(self, batch: Sequence[tuple[Message, int]]) -> Sequence[int]:
+        """As `Bus.publish_batch`."""
+        stores.store_of_batch([message for message, _ in batch])
+        connection = self.live()
         try:
-            said = msgspec.json.decode(body, type=Acknowledgement)
-        except msgspec.DecodeError as error:
-            raise BusUnavailable(f"{clean(message.subject, 200)}: the answer is no acknowledgement") from error
-        if said.error is not None:
-            raise stores.refused(f"publishing on {clean(message.subject, 200)}", said.error)
-        if said.duplicate:
-            await compare(connection, stream, said.seq, message)
-        return said.seq
+            return await publish_atomic(connection, batch, PUBLISH_SECONDS)
+        except NobodyAnswers as error:
+            raise await self._not_taken(connection, batch[-1][0]) from error
+
+    async def _not_taken(self, connection: Connection, message: Message) -> BusRefused | BusUnavailable:
+        """Why no store took a message. Stores that have gone missing are made."""
+        for narrow in await self.repair(connection):
+            if narrow.lacks(message.subject):
+                return narrow.error
+        return BusUnavailable(f"no store took {clean(message.subject, 200)}; it was not stored")
+
+    async def newest(self, stream: Stream, subject: str) -> Received | None:
+        """As `Bus.newest`."""
+        return received_of((await self._last(stream, subject)).message)
 
     async def publish_all(self, messages: Sequence[Message]) -> Sequence[int | None]:
         """As `Bus.publish_all`: on one connection, which a store takes in the order of sending."""
         if self._connection is None or not messages:
             return [None] * len(messages)
-        connection = self._connection
-        said = await publish_pipelined(connection, messages, PUBLISH_SECONDS)
-        positions: list[int] = []
-        for message, answer in zip(messages, said, strict=True):
-            if answer is None or answer.error is not None:
-                break
-            if answer.duplicate:
-                try:
-                    await compare(connection, stores.store_of(message), answer.seq, message)
-                except Unavailable:  # an id that is taken among them
-                    break
-            positions.append(answer.seq)
+        positions = await publish_many(self._connection, messages, PUBLISH_SECONDS)
         return [*positions, *[None] * (len(messages) - len(positions))]
 
     @asynccontextmanager
@@ -125,7 +117,10 @@ class NatsBus:
             await follower.end()
 
     async def last_position(self, stream: Stream, subject: str = ">") -> int:
-        """The position of the newest message on a subject; 0 if there is none. Raises BusUnavailable, BusRefused."""
+        """As `Bus.last_position`."""
+        return (await self._last(stream, subject)).message.seq
+
+    async def _last(self, stream: Stream, subject: str) -> Found:
         connection = self.live()
         last = await found(connection, stream, {"last_by_subj": subject})
         if last.error is not None and last.error.err_code == stores.NOT_FOUND:
@@ -133,20 +128,20 @@ class NatsBus:
             raise BusUnavailable(f"store {stream} was missing")
         if last.error is not None and last.error.err_code != NO_MESSAGE:
             raise stores.refused(f"store {stream}", last.error)
-        return last.message.seq
+        return last
 
     async def forget(self, stream: Stream, subject: str) -> None:
-        """Delete all messages on a subject from the stream. Raises BusUnavailable, BusRefused."""
+        """As `Bus.forget`."""
         await purge(self.live(), stream, subject)
 
     async def ask(self, subject: str, body: bytes, within: float) -> bytes:
-        """The answer to a request. Raises NobodyAnswers, BusUnavailable, BusRefused, and for bodies above the limit."""
+        """As `Bus.ask`."""
         stores.check_size(subject, body)
         return await self.live().request(subject, body, within)
 
     @asynccontextmanager
     async def serve(self, service: str, endpoints: Sequence[Endpoint]) -> AsyncIterator[None]:
-        """Answer these endpoints as a NATS micro service while the context is open, across lost connections."""
+        """As `Bus.serve`, across lost connections."""
         async with background() as tasks:
             await tasks.start(self.keep_serving, service, endpoints)
             yield

@@ -4,7 +4,7 @@ import msgspec
 
 from topoalign.core import wire
 from topoalign.core.model.errors import BusRefused, IdTaken, clean
-from topoalign.core.ports import Message, Stream
+from topoalign.core.ports import Message, Received, Stream
 from topoalign.runtime import stores
 from topoalign.runtime.nats_bus.connection import Connection
 
@@ -84,3 +84,9 @@ def message_of(stored: Stored) -> Message | None:
         return None
     headers = {name: value.strip() for name, value in pairs}
     return Message(subject=stored.subject, headers=headers, body=stored.data) if len(headers) == len(pairs) else None
+
+
+def received_of(stored: Stored) -> Received | None:
+    """The message with its position. None: there is none, or it has headers that `message_of` does not take."""
+    message = message_of(stored) if stored.seq else None
+    return None if message is None else Received(message=message, position=stored.seq)

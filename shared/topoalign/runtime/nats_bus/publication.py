@@ -1,0 +1,110 @@
+"""
+Publishes one message, many in a row, or several as an atomic batch (nats-server 2.12, ADR-50), and reads the store's
+answer.
+
+A store checks the expected last position before it looks at message ids. So the repetition of a message that was stored
+is answered as a conflict (10071), and the repetition of a batch as one with a duplicate id (10201): in both cases the
+first message of the subject after the expected position tells whether it is this one.
+"""
+
+from collections.abc import Sequence
+from secrets import token_hex
+
+import msgspec
+
+from topoalign.core import wire
+from topoalign.core.model.errors import BusConflict, BusRefused, BusUnavailable, IdTaken, Unavailable, clean
+from topoalign.core.ports import Message, Stream
+from topoalign.runtime import stores
+from topoalign.runtime.nats_bus.connection import Connection
+from topoalign.runtime.nats_bus.pipeline import publish_pipelined
+from topoalign.runtime.nats_bus.stored import Acknowledgement, compare, found, message_of
+
+WRONG_LAST, WRONG_LAST_IN_BATCH = 10071, 10164
+"""NATS' error codes of a newest message that is not the expected one; the second of a batch, and under replication."""
+DUPLICATE_IN_BATCH, INCOMPLETE_BATCH = 10201, 10176
+
+
+async def publish_one(connection: Connection, message: Message, expected: int | None, seconds: float) -> int:
+    """As `Bus.publish`, on this connection. Raises NobodyAnswers where no store takes the subject."""
+    stream = stores.store_of(message)
+    headers = message.headers if expected is None else {**message.headers, wire.EXPECTED_LAST: str(expected)}
+    said = read(await connection.request(message.subject, message.body, seconds, headers), message)
+    if said.error is not None:
+        if expected is None or said.error.err_code not in (WRONG_LAST, WRONG_LAST_IN_BATCH):
+            raise stores.refused(f"publishing on {clean(message.subject, 200)}", said.error)
+        position = await repeated_at(connection, stream, message, expected)
+        if position is None:
+            raise BusConflict(message.subject, expected)
+        return position
+    if said.duplicate:
+        await compare(connection, stream, said.seq, message)
+    return said.seq
+
+
+async def publish_many(connection: Connection, messages: Sequence[Message], seconds: float) -> Sequence[int]:
+    """The positions of these messages, up to the first one that is not known to be stored (`Bus.publish_all`)."""
+    positions: list[int] = []
+    for message, answer in zip(messages, await publish_pipelined(connection, messages, seconds), strict=True):
+        if answer is None or answer.error is not None:
+            break
+        if answer.duplicate:
+            try:
+                await compare(connection, stores.store_of(message), answer.seq, message)
+            except Unavailable:  # an id that is taken among them
+                break
+        positions.append(answer.seq)
+    return positions
+
+
+async def publish_atomic(connection: Connection, batch: Sequence[tuple[Message, int]], seconds: float) -> Sequence[int]:
+    """As `Bus.publish_batch`, on this connection. Raises NobodyAnswers where no store takes the last subject."""
+    stream, name = stores.store_of_batch([message for message, _ in batch]), token_hex(16)
+    (first, before), (last, _) = batch[0], batch[-1]
+    conditional = [conditioned(message, expected, name, place) for place, (message, expected) in enumerate(batch, 1)]
+    if not all(connection.fits(message.body, message.headers) for message in conditional):
+        raise BusRefused(
+            f"a message of a batch of {len(batch)} is more than the server's max_payload of {connection.client.max_payload}",
+            "raise `max_payload` of nats-server to its default of 1 MiB, or say less",
+        )
+    for message in conditional[:-1]:
+        await connection.send(message.subject, message.body, headers=message.headers)
+    commit = {**conditional[-1].headers, wire.BATCH_COMMIT: "1"}
+    said = read(await connection.request(last.subject, last.body, seconds, commit), last)
+    if said.error is None:
+        return range(said.seq - len(batch) + 1, said.seq + 1)
+    if said.error.err_code == INCOMPLETE_BATCH:
+        raise BusUnavailable(f"a batch of {len(batch)} messages was lost on the way; nothing of it was stored")
+    if said.error.err_code not in (WRONG_LAST, WRONG_LAST_IN_BATCH, DUPLICATE_IN_BATCH):
+        raise stores.refused(f"a batch of {len(batch)} messages", said.error)
+    position = await repeated_at(connection, stream, first, before)
+    if position is not None and await repeated_at(connection, stream, *batch[-1]) == position + len(batch) - 1:
+        return range(position, position + len(batch))
+    if said.error.err_code == DUPLICATE_IN_BATCH:
+        raise IdTaken(
+            first.headers.get("Nats-Msg-Id", ""), "it, or another id of its batch, belongs to another message"
+        )
+    raise BusConflict(first.subject, before)
+
+
+def conditioned(message: Message, expected: int, batch: str, place: int) -> Message:
+    """The message as one of a batch."""
+    condition = {wire.EXPECTED_LAST: str(expected), wire.BATCH_ID: batch, wire.BATCH_SEQUENCE: str(place)}
+    return msgspec.structs.replace(message, headers={**message.headers, **condition})
+
+
+def read(body: bytes, message: Message) -> Acknowledgement:
+    """The store's answer. Raises BusUnavailable for anything else."""
+    try:
+        return msgspec.json.decode(body, type=Acknowledgement)
+    except msgspec.DecodeError as error:
+        raise BusUnavailable(f"{clean(message.subject, 200)}: the answer is no acknowledgement") from error
+
+
+async def repeated_at(connection: Connection, stream: Stream, message: Message, expected: int) -> int | None:
+    """Where the store has this message, if it is the first of its subject after this position; else None."""
+    there = await found(connection, stream, {"seq": expected + 1, "next_by_subj": message.subject})
+    if there.error is not None:
+        return None
+    stored = message_of(there.message)
+    return there.message.seq if stored is not None and wire.is_repetition(stored, message) else None

@@ -1,0 +1,220 @@
+"""What is reserved on a node, until the node shows it or its time is over."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from reservation_support import GPU, NIC, NODE, allocated, block, changed, container, ids, reservation
+
+from topoalign.core import wire
+from topoalign.core.model.allocations import Allocation, MemoryBlock, Owner
+from topoalign.core.model.errors import Undecodable
+from topoalign.core.model.events import ContainerUsage, UsageObserved
+from topoalign.core.model.ids import CPU, ContainerName, Namespace, PodName, ResourceName
+from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved, KubeletRules
+from topoalign.core.model.reservations import Reservation, ReservedContainer
+from topoalign.core.ports import Stream
+from topoalign.core.state.fold import NodeState
+from topoalign.core.state.reservations import NodeReservations, allocations_of, reservation_of
+
+RULES = KubeletRules(
+    policy="none", scope="container", cpu_manager="static", memory_manager="Static", placement="topology"
+)
+
+
+def after(*reservations: Reservation, now: float = 100.0, made: tuple[str, ...] = ()) -> NodeReservations:
+    return NodeReservations().apply(changed(*reservations, made=made), 1, now)
+
+
+def holding(*allocations: Allocation) -> NodeState:
+    return NodeState(node=NODE, allocations={each.id: each for each in allocations})
+
+
+def listing(*entries: CheckpointEntry, containers: tuple[ContainerUsage, ...] = (), unknown: str = "") -> NodeState:
+    kubelet = KubeletObserved(rules=RULES, entries=entries, cpus_unknown=unknown)
+    return NodeState(
+        node=NODE, usage=UsageObserved(node=NODE, epoch=1, revision=1, containers=containers, kubelet=kubelet)
+    )
+
+
+def entry(pod: str, *, name: str = "main", cpus: str = "", memory: tuple[MemoryBlock, ...] = ()) -> CheckpointEntry:
+    return CheckpointEntry(pod_uid=f"uid-{pod}", container=ContainerName(name), cpus=cpus, memory=memory)
+
+
+def rest(state: NodeReservations, now: float = 100.0) -> list[tuple[ReservedContainer, ...]]:
+    return [each.containers for each in state.held(now)]
+
+
+def test_a_message_replaces_all_reservations_of_the_node() -> None:
+    first, second = reservation("a", container("GPU-0")), reservation("b", container("GPU-1"))
+
+    state = after(first).apply(changed(second, seq=2), 2, 101.0)
+
+    assert ["uid-b"] == [each.pod_uid for each in state.held(101.0)]
+    assert 2 == state.position
+
+
+def test_a_reservation_ends_by_the_readers_own_clock() -> None:
+    """Counted from receipt, to the second."""
+    state = after(reservation("a", container("GPU-0"), seconds=30.0), now=100.0)
+
+    assert [10.0] == [each.seconds_left for each in state.held(120.0)]
+    assert () == state.held(130.0)
+    assert (("uid-a",), ()) == (state.ended(130.0).expired, state.ended(129.9).expired)
+
+
+def test_a_message_that_repeats_a_reservation_does_not_prolong_it() -> None:
+    """Each reader counts from its own receipt, so every message would add the time that it was under way."""
+    held = reservation("a", container("GPU-0"), seconds=30.0)
+    state = after(held, now=100.0)
+
+    repeated = state.apply(changed(held, seq=2), 2, 110.0)
+    renewed = state.apply(changed(held, seq=2, made=("uid-a",)), 2, 110.0)
+    shorter = state.apply(changed(msgspec.structs.replace(held, seconds_left=5.0), seq=2), 2, 110.0)
+
+    assert [(0, 1, 0)] == [tuple(len(each.held(132.0)) for each in (repeated, renewed, shorter))]
+    assert (1, 0) == (len(repeated.held(129.0)), len(shorter.held(116.0)))
+
+
+def test_each_part_is_held_until_the_node_shows_it() -> None:
+    state = after(reservation("a", container("GPU-0", "GPU-1", cpus="0-3", memory=(block(),))))
+
+    state = state.observe(listing(entry("a", cpus="4-7")))
+    assert [(container("GPU-0", "GPU-1", memory=(block(),)),)] == rest(state)
+    state = state.observe(listing(entry("a", cpus="4-7", memory=(block(),))))
+    assert [(container("GPU-0", "GPU-1"),)] == rest(state)
+    assert ((), ()) == state.ended(100.0)
+    state = state.observe(holding(allocated("GPU-1", "GPU-0")))
+    assert [] == rest(state)
+    assert (("uid-a",), ()) == state.ended(100.0)
+
+
+def test_what_was_shown_once_stays_shown() -> None:
+    """The container may end at once: nothing is reserved for it any more."""
+    state = after(reservation("a", container("GPU-0"))).observe(holding(allocated("GPU-0")))
+
+    assert [] == rest(state.observe(holding()))
+    assert [] == rest(state.apply(changed(reservation("a", container("GPU-0")), seq=2), 2, 101.0), 101.0)
+
+
+def test_a_pod_that_got_other_devices_holds_its_reserved_ones_no_more() -> None:
+    """Known only once the allocation has its owner: until then both are held."""
+    state = after(reservation("a", container("GPU-0")))
+
+    assert [(container("GPU-0"),)] == rest(state.observe(holding(allocated("GPU-5"))))
+    assert [] == rest(state.observe(holding(allocated("GPU-5", pod="a"))))
+
+
+def test_a_device_that_another_pod_took_is_not_held_twice() -> None:
+    state = after(reservation("a", container("GPU-0", "GPU-1"))).observe(holding(allocated("GPU-0", pod="b")))
+
+    assert [(container("GPU-1"),)] == rest(state)
+
+
+@pytest.mark.parametrize("other", [entry("b", cpus="0-3"), entry("a", name="side", cpus="0-3")])
+def test_what_other_containers_have_shows_nothing(other: CheckpointEntry) -> None:
+    """A pod that was created again under its name has another UID."""
+    state = after(reservation("a", container(cpus="0-3"))).observe(listing(other))
+
+    assert [(container(cpus="0-3"),)] == rest(state)
+
+
+@pytest.mark.parametrize("unknown", ["", "cannot be read"])
+def test_podresources_shows_what_a_checkpoint_does_not_tell(unknown: str) -> None:
+    """It knows no UIDs, so it counts only where the checkpoint cannot be read."""
+    owner = Owner(namespace=Namespace("default"), pod=PodName("a"), container=ContainerName("main"))
+    seen = listing(containers=(ContainerUsage(owner=owner, cpus="0-3"),), unknown=unknown)
+
+    state = after(reservation("a", container(cpus="0-3"))).observe(seen)
+
+    assert [not unknown] == [bool(rest(state))]
+
+
+def test_companions_end_with_the_first_devices_of_their_container() -> None:
+    """They come with the GPUs' Allocate or not at all."""
+    state = after(reservation("a", container("GPU-0", companions=("mlx5_0",))))
+
+    assert [(container(companions=("mlx5_0",)),)] == rest(state.observe(holding(allocated("GPU-0"))))
+    assert [] == rest(state.observe(holding(allocated("GPU-0", pod="a"))))
+
+
+def test_a_function_of_a_nic_is_shown_by_itself() -> None:
+    """Another function of the same NIC is another pod's."""
+    mine = ReservedContainer(
+        container=ContainerName("main"), devices={NIC: ids("mlx5_0")}, virtual_functions={ids("mlx5_0")[0]: ("f1",)}
+    )
+    other = msgspec.structs.replace(
+        allocated(), devices={NIC: ids("mlx5_0")}, virtual_functions={ids("mlx5_0")[0]: ("f2",)}
+    )
+    own = msgspec.structs.replace(other, virtual_functions={ids("mlx5_0")[0]: ("f1",)})
+    state = after(reservation("a", mine))
+
+    assert [(mine,)] == rest(state.observe(holding(other)))
+    assert [] == rest(state.observe(holding(own)))
+
+
+def test_a_decision_becomes_a_reservation_and_allocations_again() -> None:
+    """Devices beyond those asked for are companions. A container that gets nothing of its own is left out."""
+    owner = Owner(namespace=Namespace("default"), pod=PodName("a"), container=ContainerName("main"))
+    given = msgspec.structs.replace(
+        allocated("GPU-0", "GPU-1"), owner=owner, devices={GPU: ids("GPU-0"), NIC: ids("n0", "n1")}, cpus="0-1"
+    )
+    empty = Allocation(id=given.id, owner=msgspec.structs.replace(owner, container=ContainerName("none")))
+
+    made = reservation_of("uid-a", (given, empty), {owner.container: {GPU: 1, NIC: 1, CPU: 2000}}, 30.0)
+    (held,) = allocations_of(made)
+
+    assert {GPU: ids("GPU-0"), NIC: ids("n0")} == made.containers[0].devices
+    assert {NIC: ids("n1")} == made.containers[0].companions
+    assert ["main"] == [each.container for each in made.containers]
+    assert (given.devices, given.cpus, "uid-a") == (held.devices, held.cpus, held.pod_uid)
+    assert held.owner is not None
+    assert ("", "uid-a") == (held.owner.namespace, held.owner.pod)
+
+
+@given(st.lists(st.integers(0, 3), min_size=8, max_size=8), st.lists(st.integers(0, 7), max_size=8))
+def test_what_is_held_is_what_is_reserved_without_what_was_seen(pods: list[int], seen: list[int]) -> None:
+    """In whatever order it is seen. The naive reference is a set of GPUs for each pod; pod 0 stands for none."""
+    expected = {f"p{pod}": {f"GPU-{gpu}" for gpu in range(8) if pods[gpu] == pod} for pod in {*pods} - {0}}
+    state = after(*(reservation(pod, container(*sorted(gpus))) for pod, gpus in expected.items()))
+
+    for gpu in seen:
+        state = state.observe(holding(allocated(f"GPU-{gpu}")))
+        for left in expected.values():
+            left.discard(f"GPU-{gpu}")
+
+    held = {each.pod: {*each.containers[0].devices[GPU]} for each in state.held(100.0)}
+    assert {pod: left for pod, left in expected.items() if left} == held
+    assert {f"uid-{pod}" for pod, left in expected.items() if not left} == {*state.ended(100.0).consumed}
+
+
+def test_a_reservation_travels_on_a_subject_of_its_own() -> None:
+    """Of several registries each is a writer: their ids never meet."""
+    event = changed(reservation("a", container("GPU-0")), seq=7, writer="r.1")
+    message = wire.encode(event, 0.0)
+
+    assert "topoalign.v1.reservation.node-1" == message.subject == wire.reservation_subject(NODE)
+    assert "registry-r=2E1.node-1.1.7" == message.headers["ce-id"]
+    assert "/topoalign/registry/node-1" == message.headers["ce-source"]
+    assert Stream.ALLOCATIONS is wire.STORED[type(event)]
+    assert event == wire.decode(message)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 3601.0, 1e300])
+def test_a_reservation_without_a_sensible_end_is_undecodable(seconds: float) -> None:
+    with pytest.raises(Undecodable, match="seconds_left"):
+        wire.decode(wire.encode(changed(reservation("a", seconds=seconds)), 0.0))
+
+
+def test_a_node_state_takes_no_reservations() -> None:
+    """They are no fact of the node."""
+    state = holding(allocated("GPU-0"))
+
+    assert state is state.apply(changed(reservation("a", container("GPU-1"))))
+
+
+def test_memory_of_each_size_is_a_part() -> None:
+    both = (block(), block("hugepages-2Mi"))
+    state = after(reservation("a", container(memory=both))).observe(listing(entry("a", memory=both[:1])))
+
+    assert [ResourceName("hugepages-2Mi")] == [each.resource for each in rest(state)[0][0].memory]

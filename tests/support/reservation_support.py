@@ -1,0 +1,60 @@
+"""Reservations for tests: of GPUs, CPUs and memory of `node-1`."""
+
+from topoalign.core.model.allocations import Allocation, MemoryBlock, Owner
+from topoalign.core.model.events import ReservationsChanged
+from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName, ResourceName
+from topoalign.core.model.reservations import Reservation, ReservedContainer
+
+NODE = NodeName("node-1")
+GPU = ResourceName("nvidia.com/gpu")
+NIC = ResourceName("rdma/hca")
+
+
+def ids(*names: str) -> tuple[DeviceID, ...]:
+    return tuple(map(DeviceID, names))
+
+
+def block(resource: str = "memory") -> MemoryBlock:
+    return MemoryBlock(resource=ResourceName(resource), nodes=(0,), size=1024, taken=(1024,))
+
+
+def container(
+    *gpus: str,
+    name: str = "main",
+    cpus: str = "",
+    memory: tuple[MemoryBlock, ...] = (),
+    companions: tuple[str, ...] = (),
+) -> ReservedContainer:
+    return ReservedContainer(
+        container=ContainerName(name),
+        devices={GPU: ids(*gpus)} if gpus else {},
+        companions={NIC: ids(*companions)} if companions else {},
+        cpus=cpus,
+        memory=memory,
+    )
+
+
+def reservation(pod: str, *containers: ReservedContainer, seconds: float = 30.0, gang: str = "") -> Reservation:
+    """Of pod `default/POD` with the UID `uid-POD`."""
+    return Reservation(
+        pod_uid=f"uid-{pod}",
+        namespace=Namespace("default"),
+        pod=PodName(pod),
+        containers=containers,
+        seconds_left=seconds,
+        gang=gang,
+    )
+
+
+def changed(
+    *reservations: Reservation, seq: int = 1, writer: str = "r1", made: tuple[str, ...] = ()
+) -> ReservationsChanged:
+    return ReservationsChanged(node=NODE, epoch=1, writer=writer, seq=seq, reservations=reservations, made=made)
+
+
+def allocated(*gpus: str, pod: str = "", name: str = "main", number: int = 1) -> Allocation:
+    """What the device plugin gave; its owner is known if `pod` is given."""
+    owner = Owner(namespace=Namespace("default"), pod=PodName(pod), container=ContainerName(name)) if pod else None
+    return Allocation(
+        id=AllocationID(f"a-{number}"), owner=owner, devices={GPU: ids(*gpus)}, pod_uid=f"uid-{pod}" if pod else ""
+    )
