@@ -2,7 +2,7 @@
 
 import os
 import signal
-from itertools import count
+from itertools import count, takewhile
 from pathlib import Path
 
 import anyio
@@ -19,6 +19,8 @@ from topoalign.runtime.nats_server import local_nats
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]
 
 RESTARTS = 50 if THOROUGH else 6
+FREE = 3
+"""GPUs of the node that no pod keeps."""
 NODE = NodeName("node-1")
 DEFAULT = Namespace("default")
 
@@ -36,20 +38,20 @@ async def test_restarts_under_load_lose_no_assignment_and_offer_no_used_device(
             assert isinstance(await life.kubelet.admit(stays), Admission)
         kept = {key: list(running.parts()) for key, running in life.kubelet.running.items()}
         admitted: list[str] = []
-        loading = anyio.CancelScope()
+        over, ended_load = False, anyio.Event()
 
         async def load() -> None:
-            with loading:
-                for number in count():
-                    name = f"short-{number}"
-                    asked = pod(name, gpus=number % 3 + 1)
-                    if isinstance(await life.kubelet.admit(asked), Admission):
-                        admitted.append(name)
-                        gpus = [d for r in life.kubelet.running.values() for _, _, ids in r.parts() for d in ids]
-                        assert len(set(gpus)) == len(gpus), "a device that is in use was given again"
-                        await life.kubelet.remove(DEFAULT, asked.name)
-                    else:
-                        await life.listed()  # no agent: its pods wait until there is one
+            for number in takewhile(lambda _: not over, count()):
+                name = f"short-{number}"
+                asked = pod(name, gpus=number % FREE + 1)
+                if isinstance(await life.kubelet.admit(asked), Admission):
+                    admitted.append(name)
+                    gpus = [d for r in life.kubelet.running.values() for _, _, ids in r.parts() for d in ids]
+                    assert len(set(gpus)) == len(gpus), "a device that is in use was given again"
+                    await life.kubelet.remove(DEFAULT, asked.name)
+                else:
+                    await life.listed()  # no agent: its pods wait until there is one
+            ended_load.set()
 
         tasks.start_soon(load)
         for restart in range(RESTARTS):
@@ -61,11 +63,13 @@ async def test_restarts_under_load_lose_no_assignment_and_offer_no_used_device(
             await ended(agent)
             agent = life.start()
         await life.listed()
-        loading.cancel()
+        over = True
         with anyio.fail_after(60):
-            while any(name.startswith("short") for _, name in life.kubelet.running):
-                key = next(key for key in life.kubelet.running if key[1].startswith("short"))
-                await life.kubelet.remove(*key)
+            await ended_load.wait()
+        last = pod("last", gpus=FREE)  # has what pods had that went before an agent saw them, which it keeps for long
+        assert isinstance(await life.kubelet.admit(last), Admission)
+        await agreeing(life.kubelet, bus, NODE)
+        await life.kubelet.remove(DEFAULT, last.name)
         state = await agreeing(life.kubelet, bus, NODE)
         kill(agent)
         await life.unlisted()
