@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.placement.gpus.set_scorer import SIZES
+from topoalign.core.placement.gpus.set_scorer import SIZES, SetScorer
 from topoalign.core.placement.partition import best_sets
 from topoalign.core.placement.preference import set_scorer
 
@@ -40,8 +40,11 @@ class Fragmentation(NamedTuple):
 
 def fragmentation(topology: Topology, free: Collection[DeviceID]) -> Fragmentation:
     """Of a machine on which these GPUs are free."""
-    possible = set_scorer(topology)
-    positions = [position for position, gpu in enumerate(topology.gpu_by_id) if gpu in free]
-    best, exact = best_sets(possible.scores, positions)
-    sets = tuple(SetsLeft(size, best[size], possible.best[size]) for size in SIZES if size <= len(positions))
+    return sets_left(set_scorer(topology), [place for place, gpu in enumerate(topology.gpu_by_id) if gpu in free])
+
+
+def sets_left(possible: SetScorer, free: Collection[int]) -> Fragmentation:
+    """Of a machine with this scorer, of whose GPUs those at these positions are free."""
+    best, exact = best_sets(possible.scores, free)
+    sets = tuple(SetsLeft(size, best[size], possible.best[size]) for size in SIZES if size <= len(free))
     return Fragmentation(sets, exact and possible.exact)

@@ -1,0 +1,46 @@
+"""Every score by its name is a whole number from 0 to 10."""
+
+import pytest
+from decision_support import container, machine, node, pod
+
+from topoalign.core.demand.pod_demand import read_pod
+from topoalign.core.model.events import Allocation
+from topoalign.core.model.ids import GPU, AllocationID, DeviceID
+from topoalign.core.model.requests import AdmissionRules, Mode, Policy
+from topoalign.core.scoring.quality import Packing
+from topoalign.core.scoring.scorers import Scoring, scorer_of
+from topoalign.core.state.fold import NodeState
+
+RULES = AdmissionRules(mode=Mode.KUBELET, policy=Policy.SINGLE_NUMA_NODE)
+DEMAND = read_pod(pod(container(gpus=1, cpus=2, gib=8)), RULES)
+EMPTY = node(machine())
+USED = EMPTY.holding(Allocation(id=AllocationID("a"), devices={GPU: (DeviceID("GPU-0"),)}, cpus="0-1"))
+
+
+def scored(scoring: Scoring, packing: Packing, state: NodeState) -> int:
+    scorer = scorer_of(scoring, packing)
+    need = scorer.need(state.hardware, DEMAND)
+    return scorer.score(state.hardware, need, scorer.left(state, RULES))
+
+
+@pytest.mark.parametrize(
+    ("scoring", "expected"),
+    [
+        # GPUs, CPUs and memory of a NUMA node: 1 of 2, 2 of 8 and 8 of 64 GiB; the used one has 1 GPU and 6 CPUs left
+        (Scoring.LEAST_ALLOCATED, (7, 5)),  # (50 + 75 + 87) / 3 = 70; (0 + 66 + 87) / 3 = 51
+        (Scoring.MOST_ALLOCATED, (2, 2)),  # (50 + 25 + 12) / 3 = 29, also the lowest of the used node
+        (Scoring.BALANCED, (9, 7)),  # variances of (.5, .25, .125) and (1, .33, .125)
+        (Scoring.LEAST_NUMA_NODES, (9, 9)),  # 94
+        (Scoring.QUALITY, (8, 9)),  # of four GPUs one or two are held: 7 + 3 x 1/4 or 2/4
+    ],
+)
+def test_each_name_has_its_score(scoring: Scoring, expected: tuple[int, int]) -> None:
+    """Of the empty node, and of the one that has a GPU and two CPUs less."""
+    assert expected == tuple(scored(scoring, Packing.BINPACK, state) for state in (EMPTY, USED))
+
+
+def test_packing_is_passed_on_to_the_quality() -> None:
+    half = EMPTY.holding(Allocation(id=AllocationID("a"), devices={GPU: (DeviceID("GPU-0"), DeviceID("GPU-1"))}))
+    empty, used = (scored(Scoring.QUALITY, Packing.SPREAD, state) for state in (EMPTY, half))
+
+    assert empty > used
