@@ -501,7 +501,7 @@ async def test_an_unconfirmed_record_gives_nothing_new_out() -> None:
         node.journal.doubt = "line 7 cannot be decoded"
         with pytest.raises(RemoteUnavailable) as refused:
             await allocate(node.bus, NODE, pod("new", gpus=1))
-        foreseen = await node.admissions.what_if(AllocateRequest(node=NODE, pod=pod("new", gpus=1)))
+        foreseen = await node.admissions.predictions.what_if(AllocateRequest(node=NODE, pod=pod("new", gpus=1)))
         again = await allocate(node.bus, NODE, pod("held", gpus=2))
         await release(node.bus, NODE, "default/ends")
         before = len(node.ledger.state.allocations)

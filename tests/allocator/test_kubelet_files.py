@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from decision_support import container, machine, node, pod
 from kubelet_files_support import basis_from, write_files
+from reservation_support import reservation
 
 from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
@@ -21,8 +22,18 @@ from topoalign.core.admission.admit import admit
 from topoalign.core.admission.prediction import INSTEAD
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.events import Allocation, UsageObserved
-from topoalign.core.model.ids import GPU, AllocationID, DeviceID, NodeName
-from topoalign.core.model.requests import AdmissionRules, AllocateRequest, Mode, Placement, PodRequest, Policy, Scope
+from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, NodeName
+from topoalign.core.model.requests import (
+    AdmissionRules,
+    AllocateRequest,
+    ConfirmRequest,
+    Mode,
+    Placement,
+    PodRequest,
+    Policy,
+    Scope,
+)
+from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.kubelet.files import configuration
 from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.runtime.memory_bus import MemoryBus
@@ -56,7 +67,7 @@ class Node:
         self.admissions = Admissions(self.ledger, MemoryBus(), OWN, kubelet_owns_devices=True, kubelet=watch)
 
     async def what_if(self, pod: PodRequest, **rules: str) -> Decision:
-        return await self.admissions.what_if(AllocateRequest(node=STATE.node, pod=pod, rules={**rules}))
+        return await self.admissions.predictions.what_if(AllocateRequest(node=STATE.node, pod=pod, rules={**rules}))
 
 
 @pytest.fixture
@@ -103,6 +114,37 @@ async def test_the_rules_are_those_of_the_kubelet_with_our_own_placement(root: P
     three = pod(container("main", gpus=3))
     assert isinstance(await it.what_if(three), Refusal)
     assert isinstance(await it.what_if(three, policy="best-effort"), Admission)
+
+
+async def test_what_is_reserved_for_others_counts_in_a_confirmation(root: Path) -> None:
+    """As held, until the node has given it: then it counts once."""
+    it = Node(root)
+    gpus = (DeviceID("GPU-2"), DeviceID("GPU-3"))
+    reserved = reservation("other", ReservedContainer(container=ContainerName("main"), devices={GPU: gpus}))
+
+    async def confirmed(*others: Reservation) -> bool:
+        request = ConfirmRequest(node=STATE.node, pod=ASKING, reserved=others)
+        return isinstance(await it.admissions.predictions.confirm(request), Admission)
+
+    assert (True, False) == (await confirmed(), await confirmed(reserved))
+    it.ledger.grant([Allocation(id=AllocationID("a"), devices={GPU: gpus})])
+    assert not await confirmed()
+    it.ledger.release([AllocationID("a")], "gone")
+    assert await confirmed()
+
+
+async def test_a_part_that_the_node_has_given_is_not_held_for_its_reservation(root: Path) -> None:
+    """The kubelet lists other CPUs for the same pod: what was reserved for it is not held beside them."""
+    it = Node(root)
+    taken = reservation("1", ReservedContainer(container=ContainerName("main"), cpus="4-7,12-13"))
+    asking = pod(container("main", cpus=6, gib=1))
+
+    async def confirmed(uid: str) -> bool:
+        other = msgspec.structs.replace(taken, pod_uid=uid)
+        request = ConfirmRequest(node=STATE.node, pod=asking, reserved=(other,))
+        return isinstance(await it.admissions.predictions.confirm(request), Admission)
+
+    assert (True, False) == (await confirmed("uid-1"), await confirmed("uid-2"))
 
 
 async def test_files_are_read_at_every_question(root: Path) -> None:

@@ -78,7 +78,7 @@ class Node:
 
     async def asked(self, gpus: int, name: str = "next") -> tuple[set[str], tuple[str, ...]]:
         """Which GPUs a container would get, none if it is refused, and the notes."""
-        decision: Decision = await self.admissions.what_if(
+        decision: Decision = await self.admissions.predictions.what_if(
             AllocateRequest(node=STATE.node, pod=asking(gpus, name), rules={})
         )
         got = decision.allocations[0].device_ids if isinstance(decision, Admission) else frozenset()

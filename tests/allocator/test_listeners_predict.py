@@ -87,7 +87,7 @@ async def run(seed: int, directory: Path) -> list[Predicted]:
                 await listener.caught_up()
                 asked = some_pod(chance, f"pod-{number}", fpgas=0.4)
                 theirs = predict(listener.state, asked, clock.wall(), explain=True)
-                ours = await admissions.what_if(AllocateRequest(node=NODE, pod=asked, rules={}))
+                ours = await admissions.predictions.what_if(AllocateRequest(node=NODE, pod=asked, rules={}))
                 done = await kubelet.admit(asked)
                 uncertain = spoilt or any("lists no container with them" in note for note in ours.explanation.notes)
                 predicted.append((theirs, ours, None if uncertain else done))

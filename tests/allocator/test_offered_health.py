@@ -318,8 +318,8 @@ async def asked_over_the_bus(case: Case, verb: str, wanted: PodRequest, rules: A
     ledger.hear(state.health)
     ledger.grant(tuple(state.allocations.values()))
     admissions = Admissions(ledger, MemoryBus(), rules, kubelet_owns_devices=False)
-    decision: Decision = await getattr(admissions, verb)(AllocateRequest(node=NODE, pod=wanted))
-    return decision
+    ask = {"allocate": admissions.allocate, "what_if": admissions.predictions.what_if}[verb]
+    return await ask(AllocateRequest(node=NODE, pod=wanted))
 
 
 @settings(max_examples=40)

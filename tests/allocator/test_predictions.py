@@ -66,7 +66,7 @@ async def predicted_and_done(seed: int, directory: Path) -> list[tuple[object, o
             if kubelet.running and chance.random() < 0.3:
                 await kubelet.remove(*chance.choice(sorted(kubelet.running)))
             asked = some_pod(chance, f"pod-{number}")
-            predicted = await admissions.what_if(AllocateRequest(node=NODE, pod=asked, rules={}))
+            predicted = await admissions.predictions.what_if(AllocateRequest(node=NODE, pod=asked, rules={}))
             done = await kubelet.admit(asked)
             if any("lists no container with them" in note for note in predicted.explanation.notes):
                 uncertain += 1

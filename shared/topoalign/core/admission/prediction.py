@@ -11,7 +11,7 @@ What could not be read on the node is said in the notes, and its place is taken 
 nothing; never by a guess. docs/predictions.md tells what is read, and what each note means.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -35,8 +35,10 @@ from topoalign.core.model.events import Allocation, ContainerUsage, MemoryBlock,
 from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName, ResourceName
 from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved, KubeletRules
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, overridden
+from topoalign.core.model.reservations import Reservation
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
+from topoalign.core.state.reservations import with_reserved
 
 PREDICTED = "v1.36."
 """Begins the versions of the kubelet that decisions are held to."""
@@ -80,10 +82,11 @@ def predict(
     changes: Mapping[str, str | int | bool] = {},
     *,
     explain: bool = False,
+    reserved: Sequence[Reservation] = (),
 ) -> Decision:
     """
     What the node's kubelet would decide about this pod at wall second `now`. `changes`: rules that differ from the
-    kubelet's, by field name; `explain` as for `admit`.
+    kubelet's, by field name; `explain` as for `admit`; `reserved` for other pods counts as held.
 
     Raises KubeletUnknown where the node has not said what its kubelet decides by, or knows neither what its kubelet holds
     nor what PodResources shows. Raises InvalidField for a pod or rules that cannot be meant, or a resource that the kubelet
@@ -94,7 +97,8 @@ def predict(
     rules = overridden(basis.rules, changes)
     demand, hardware = pod_demand(pod, rules), basis.state.hardware
     passed_over = check_resources(demand, hardware, basis.registered, basis.devices_unknown)
-    decision = decide(as_others(basis.state, demand), demand, explain=explain)
+    held = with_reserved(basis.state, state, reserved)
+    decision = decide(as_others(held, demand), demand, explain=explain)
     return noted(decision, (*basis.notes, *shared_ids(demand, hardware), *passed_over, *basis.doubts))
 
 

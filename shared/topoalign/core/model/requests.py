@@ -14,6 +14,7 @@ import msgspec
 
 from topoalign.core.model.errors import InvalidField, clean
 from topoalign.core.model.ids import CPU, MEMORY, ContainerName, Namespace, NodeName, PodName, ResourceName
+from topoalign.core.model.reservations import Reservation
 
 LARGEST_QUANTITY = 2**63 - 1
 """Kubernetes quantities are 64-bit; anything above is a mistake or an attack."""
@@ -195,6 +196,18 @@ class AllocateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """Rules that differ from the node's own, by the field names of `AdmissionRules`."""
     deadline: Deadline | None = None
     """None: it is never late, as from earlier versions. `what-if` has no effect and looks at none."""
+
+
+class ConfirmRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """
+    Asks the allocator of a node what its kubelet will give a pod that is about to be bound there, while this is reserved
+    for other pods. Answered with a decision, as `what-if`; nothing is recorded.
+    """
+
+    node: NodeName
+    pod: PodRequest
+    reserved: tuple[Reservation, ...] = ()
+    """Reservations of the node for other pods, as the asker knows them; what the node has given of them counts once."""
 
 
 class ReleaseRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

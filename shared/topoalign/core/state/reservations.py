@@ -15,7 +15,7 @@ reserved. An allocation holds GPU-0: the reservation is consumed.
 A part that was shown once stays shown, although the container may end before the reservation does.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -99,6 +99,20 @@ class NodeReservations(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+def with_reserved(state: NodeState, facts: NodeState, reservations: Sequence[Reservation]) -> NodeState:
+    """
+    Returns this state of a node with what is reserved on it as held. `facts`: the node as it says, by which parts are left
+    out that pods have already.
+    """
+    shown = frozenset(shown_by(facts, reservations))
+    for each in reservations:
+        rest = tuple(rest_of(reserved, each.pod_uid, shown) for reserved in each.containers)
+        left = msgspec.structs.replace(each, containers=tuple(one for one in rest if is_something(one)))
+        for allocation in allocations_of(left):
+            state = state.holding(allocation)
+    return state
+
+
 def parts(reserved: ReservedContainer, uid: str) -> Iterator[Part]:
     """The parts of what is reserved for a container of this pod."""
     for devices in (reserved.devices, reserved.companions):
@@ -136,7 +150,7 @@ def is_something(reserved: ReservedContainer) -> bool:
     return bool(reserved.devices or reserved.companions or reserved.cpus or reserved.memory)
 
 
-def shown_by(state: NodeState, reservations: tuple[Reservation, ...]) -> Iterator[Part]:
+def shown_by(state: NodeState, reservations: Sequence[Reservation]) -> Iterator[Part]:
     """The parts of these reservations that the node shows as it is now."""
     held = {device for allocation in state.allocations.values() for device in ids_held(allocation)}
     given = given_by_uid(state)

@@ -22,11 +22,12 @@ from topoalign.allocator.requests.choices import allowed
 from topoalign.allocator.requests.deadlines import Deadlines
 from topoalign.allocator.requests.held import holds
 from topoalign.allocator.requests.kubelet_watch import KubeletWatch
+from topoalign.allocator.requests.predictions import Predictions, check_discovered, check_own
 from topoalign.core import wire
-from topoalign.core.admission.admit import admit, answer_to, decide, decided
+from topoalign.core.admission.admit import answer_to, decide, decided
 from topoalign.core.admission.drive import drive_async
 from topoalign.core.admission.pipeline import AdmissionRun, Question, Reply
-from topoalign.core.admission.prediction import doubted, predict
+from topoalign.core.admission.prediction import doubted
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.hints.answers import check_answer
@@ -34,28 +35,26 @@ from topoalign.core.hints.preconditions import check_resources_known
 from topoalign.core.hints.provider import HintRequest
 from topoalign.core.hints.providers import question
 from topoalign.core.hints.reuse import held_by_pod
-from topoalign.core.model.decisions import Admission, Decision, Explained, Explanation, noted
+from topoalign.core.model.decisions import Admission, Decision, Explained, Explanation
 from topoalign.core.model.errors import (
     BadRequest,
-    HardwareUnknown,
-    InvalidField,
     KubeletOwnsDevices,
     NoFit,
     NotFound,
     PodAlreadyAllocated,
     StateFault,
     Unavailable,
-    clean,
 )
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.hints import HintAnswer
-from topoalign.core.model.ids import AllocationID, NodeName
+from topoalign.core.model.ids import AllocationID
 from topoalign.core.model.maintenance import TrustRequest
 from topoalign.core.model.requests import (
     AdmissionRules,
     AllocateRequest,
     ClockReading,
     ClockRequest,
+    ConfirmRequest,
     ExplainRequest,
     Mode,
     PodRequest,
@@ -74,7 +73,7 @@ log = structlog.get_logger("topoalign.allocator.requests.admissions")
 
 
 class Admissions:
-    """Answers allocate, release, what-if, explain, snapshot, trust and clock for one node."""
+    """Answers allocate, release, what-if, confirm, explain, snapshot, trust and clock for one node."""
 
     def __init__(
         self,
@@ -94,9 +93,10 @@ class Admissions:
         `ensure_fresh` is called before anything is given out, as by `DeviceAllocations`.
         """
         self._ledger, self._bus, self._rules, self._ensure_fresh = ledger, bus, rules, ensure_fresh
-        self._kubelet, self._lists = kubelet, lists
+        self._lists = lists
         self._kubelet_owns_devices = kubelet_owns_devices
         self._hint_seconds = hint_seconds
+        self.predictions = Predictions(ledger, rules, kubelet, kubelet_owns_devices=kubelet_owns_devices)
         self._turn = anyio.Lock()
         self._decisions: OrderedDict[str, Decision] = OrderedDict()
         self.deadlines = Deadlines(ledger.clock, ledger.state.epoch)
@@ -108,7 +108,8 @@ class Admissions:
         answers = {
             "allocate": answering(AllocateRequest, self.allocate),
             "release": answering(ReleaseRequest, self.release),
-            "what-if": answering(AllocateRequest, self.what_if),
+            "what-if": answering(AllocateRequest, self.predictions.what_if),
+            "confirm": answering(ConfirmRequest, self.predictions.confirm),
             "explain": answering(ExplainRequest, self.explain),
             "snapshot": answering(SnapshotRequest, self.snapshot),
             "trust": answering(TrustRequest, self.trust),
@@ -126,13 +127,13 @@ class Admissions:
         Raises InvalidField, KubeletOwnsDevices, HardwareUnknown, DeadlinePassed, PodAlreadyAllocated, and StateFault where
         the record is unconfirmed or cannot be written.
         """
-        self._own(request.node)
+        check_own(self._ledger, request.node)
         if self._kubelet_owns_devices:
             raise KubeletOwnsDevices(self._ledger.node)
         pod, rules = validate_pod(request.pod), overridden(self._rules, allowed(request.rules))
         demand = pod_demand(pod, rules)
         await self._ensure_fresh()
-        self._discovered()
+        check_discovered(self._ledger)
         if rules.mode is Mode.KUBELET:  # it passes over what no plugin serves, relying on a scheduler that there is not
             for container in demand.containers:
                 check_resources_known(self._ledger.state.hardware, container)
@@ -148,22 +149,9 @@ class Admissions:
             self.deadlines.check(request.deadline, f"the allocation for pod {name}")
             return self._record(demand.request, decision)
 
-    async def what_if(self, request: AllocateRequest) -> Decision:
-        """Predicts the decision that `allocate` or the kubelet would make now. Nothing is recorded."""
-        self._own(request.node)
-        self._discovered()
-        pod = validate_pod(request.pod)
-        if self._kubelet is not None:
-            await self._kubelet.read_all()
-            return predict(self._ledger.state, pod, self._ledger.clock.wall(), request.rules, explain=True)
-        mode = Mode.KUBELET if self._kubelet_owns_devices else self._rules.mode
-        rules = msgspec.structs.replace(self._rules, mode=mode)
-        decision = admit(self._ledger.state, pod, overridden(rules, request.rules), explain=True)
-        return noted(decision, () if self._ledger.unconfirmed is None else (doubted(self._ledger.unconfirmed),))
-
     async def release(self, request: ReleaseRequest) -> tuple[AllocationID, ...]:
         """Releases one allocation, by its id, or all of a pod, by NAMESPACE/NAME; returns the ids. Raises NotFound."""
-        self._own(request.node)
+        check_own(self._ledger, request.node)
         if self._kubelet_owns_devices:
             raise KubeletOwnsDevices(self._ledger.node)
         async with self._turn:
@@ -181,7 +169,7 @@ class Admissions:
         Explains an allocation, by its id, or a pod, by NAMESPACE/NAME: what it holds and how that was decided. Raises
         NotFound.
         """
-        self._own(request.node)
+        check_own(self._ledger, request.node)
         live = tuple(self._named(request.target))
         decision = self._decisions.get(request.target)
         state = self._ledger.state
@@ -193,17 +181,17 @@ class Admissions:
 
     async def snapshot(self, request: SnapshotRequest) -> tuple[int, int]:
         """Publishes a snapshot of all live allocations; returns its (epoch, seq)."""
-        self._own(request.node)
+        check_own(self._ledger, request.node)
         return self._ledger.announce()
 
     async def clock(self, request: ClockRequest) -> ClockReading:
         """The reading of this process's clock, from which the asker makes the deadline of its next request."""
-        self._own(request.node)
+        check_own(self._ledger, request.node)
         return self.deadlines.reading()
 
     async def trust(self, request: TrustRequest) -> str | None:
         """Confirms the record on an operator's request; returns why it was unconfirmed, None if it was not."""
-        self._own(request.node)
+        check_own(self._ledger, request.node)
         unconfirmed = self._ledger.unconfirmed
         self._ledger.confirm("an operator")
         return unconfirmed
@@ -216,16 +204,6 @@ class Admissions:
                 "compare what runs with `topoalign watch`, cordon devices that are busy without an allocation, then run "
                 "`topoalign trust`",
             )
-
-    def _own(self, node: NodeName) -> None:
-        if node != self._ledger.node:
-            raise InvalidField("node", f"{clean(node)!r} is not this node", f"ask {self._ledger.node!r} here")
-
-    def _discovered(self) -> None:
-        """Before the hardware is known nothing can be decided: not a refusal, and nothing to record."""
-        state = self._ledger.state
-        if state.topology is None or state.health is None:
-            raise HardwareUnknown(self._ledger.node, "discovery has not been heard")
 
     def _named(self, target: str) -> list[Allocation]:
         live = self._ledger.state.allocations

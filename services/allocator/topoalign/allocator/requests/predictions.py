@@ -1,0 +1,73 @@
+"""
+What would be decided about a pod, without any effect: `what-if` for people, `confirm` for the registry before it binds.
+
+On a node with a kubelet both read the kubelet's files first and predict what it would decide.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.requests.kubelet_watch import KubeletWatch
+from topoalign.core.admission.admit import admit
+from topoalign.core.admission.prediction import doubted, predict
+from topoalign.core.demand.validate import validate_pod
+from topoalign.core.model.decisions import Decision, noted
+from topoalign.core.model.errors import HardwareUnknown, InvalidField, clean
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import AdmissionRules, AllocateRequest, ConfirmRequest, Mode, PodRequest, overridden
+from topoalign.core.model.reservations import Reservation
+from topoalign.core.state.reservations import with_reserved
+
+
+class Predictions:
+    """Answers what-if and confirm for one node."""
+
+    def __init__(
+        self, ledger: Ledger, rules: AdmissionRules, kubelet: KubeletWatch | None, *, kubelet_owns_devices: bool
+    ) -> None:
+        """`kubelet`: reads what predictions stand on; None: the node's own rules and record."""
+        self._ledger, self._kubelet = ledger, kubelet
+        self._rules = msgspec.structs.replace(rules, mode=Mode.KUBELET) if kubelet_owns_devices else rules
+
+    async def what_if(self, request: AllocateRequest) -> Decision:
+        """Predicts the decision that `allocate` or the kubelet would make now. Nothing is recorded."""
+        check_own(self._ledger, request.node)
+        return await self._predict(request.pod, request.rules, explain=True)
+
+    async def confirm(self, request: ConfirmRequest) -> Decision:
+        """Predicts the decision after others were given what is reserved for them. Nothing is recorded."""
+        check_own(self._ledger, request.node)
+        return await self._predict(request.pod, {}, request.reserved)
+
+    async def _predict(
+        self,
+        pod: PodRequest,
+        changes: Mapping[str, str | int | bool],
+        reserved: Sequence[Reservation] = (),
+        *,
+        explain: bool = False,
+    ) -> Decision:
+        check_discovered(self._ledger)
+        pod = validate_pod(pod)
+        if self._kubelet is not None:
+            await self._kubelet.read_all()
+            now = self._ledger.clock.wall()
+            return predict(self._ledger.state, pod, now, changes, explain=explain, reserved=reserved)
+        state = with_reserved(self._ledger.state, self._ledger.state, reserved)
+        decision = admit(state, pod, overridden(self._rules, changes), explain=explain)
+        return noted(decision, () if self._ledger.unconfirmed is None else (doubted(self._ledger.unconfirmed),))
+
+
+def check_own(ledger: Ledger, node: NodeName) -> None:
+    """Raises InvalidField for a request to another node."""
+    if node != ledger.node:
+        raise InvalidField("node", f"{clean(node)!r} is not this node", f"ask {ledger.node!r} here")
+
+
+def check_discovered(ledger: Ledger) -> None:
+    """Before the hardware is known nothing can be decided: not a refusal, and nothing to record. Raises HardwareUnknown."""
+    state = ledger.state
+    if state.topology is None or state.health is None:
+        raise HardwareUnknown(ledger.node, "discovery has not been heard")
