@@ -2,7 +2,7 @@
 
 import socket
 
-from topoalign.runtime.health import listen
+from topoalign.runtime.http_server import listen
 
 
 def test_an_answer_in_parts_does_not_wait_for_acknowledgements() -> None:

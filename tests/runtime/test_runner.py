@@ -19,7 +19,7 @@ from topoalign.core.model.errors import BusRefused, InvalidField, NotFound, Stat
 from topoalign.runtime import runner
 from topoalign.runtime.clock import all_tasks_blocked
 from topoalign.runtime.context import Context, Serve
-from topoalign.runtime.health import AddressInUse
+from topoalign.runtime.http_server import AddressInUse
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.runner import ServiceFailed, run_services, serve_all
 

@@ -6,14 +6,11 @@ every check of the context passes, else 503 with the reasons; `?verbose` lists a
 do not stop the process from working. The server listens on the loopback address by default.
 """
 
-import socket
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterable, Mapping
 from importlib import metadata
 from types import MappingProxyType
 
 import anyio
-import uvicorn
 from anyio.abc import TaskStatus
 from prometheus_client import CONTENT_TYPE_LATEST, Info, generate_latest
 from starlette.applications import Starlette
@@ -22,87 +19,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from topoalign.core.model.errors import Unavailable, clean
-from topoalign.runtime.connections import Connection, backlog
+from topoalign.core.model.errors import clean
 from topoalign.runtime.context import Check, Context, Series
-
-GRACE_SECONDS = 2
-"""How long open requests and event streams may go on once the process stops."""
-
-
-class AddressInUse(Unavailable):
-    """The HTTP address cannot be listened on."""
-
-    code = "AddressInUse"
-
-
-class Server(uvicorn.Server):
-    """uvicorn as one task among others: signals are the runner's, and starting is told."""
-
-    def __init__(self, config: uvicorn.Config, url: str, task_status: TaskStatus[str]) -> None:
-        super().__init__(config)
-        self._url, self._task_status = url, task_status
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals to the runner."""
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, then report the URL to the task group."""
-        await super().startup(sockets)
-        self._task_status.started(self._url)
+from topoalign.runtime.http_server import listen, serve_application
 
 
 async def serve_http(
     context: Context, host: str, port: int, *, task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED
 ) -> None:
     """Serves until cancelled; has started, with its URL, once it listens. Port 0 is any. Raises AddressInUse."""
-    listener = listen(host, port)
-    address, chosen = listener.getsockname()[:2]
-    url = f"http://[{address}]:{chosen}" if ":" in address else f"http://{address}:{chosen}"
-    config = uvicorn.Config(
-        application(context),
-        http=Connection,
-        backlog=backlog(),
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        server_header=False,
-        timeout_graceful_shutdown=GRACE_SECONDS,
-    )
-    server = Server(config, url, task_status)
-    with listener:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(exit_when_cancelled, server)
-            with anyio.CancelScope(shield=True):
-                await server.serve([listener])
-            tasks.cancel_scope.cancel()
-
-
-async def exit_when_cancelled(server: Server) -> None:
-    """uvicorn ends in order when told to, and in disorder when cancelled: so it is told."""
-    try:
-        await anyio.sleep_forever()
-    finally:
-        server.should_exit = True
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening TCP socket; port 0 picks a free one. Raises InvalidField if the address cannot be used."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        dual = family is socket.AF_INET6  # `::` is every address, those of IPv4 too
-        listener = socket.create_server(address, family=family, backlog=backlog(), dualstack_ipv6=dual)
-    except (OSError, OverflowError) as error:
-        raise AddressInUse(
-            f"cannot listen on {clean(host)} port {port}: {clean(str(getattr(error, 'strerror', None) or error))}",
-            "set TOPOALIGN_HTTP_HOST and TOPOALIGN_HTTP_PORT to an address that is free (port 0: any)",
-        ) from error
-    # Each connection inherits it. asyncio sets it only where the socket names its protocol, which these do not, and the
-    # second part of an answer would wait 40 ms for the acknowledgement of the first.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listener
+    await serve_application(application(context), listen(host, port), task_status=task_status)
 
 
 def application(context: Context) -> Starlette:
