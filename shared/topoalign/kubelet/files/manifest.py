@@ -53,6 +53,7 @@ class Metadata(msgspec.Struct, frozen=True, rename="camel"):
     name: str | None = None
     generate_name: str | None = None
     namespace: str | None = None
+    uid: str | None = None
 
 
 class Pod(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -91,6 +92,27 @@ def request_of(pod: Pod) -> PodRequest:
             containers=requests_of("containers", spec.containers),
         )
     )
+
+
+def by_devices_alone(pod: Pod) -> Pod:
+    """
+    The pod as its kubelet decides it: with resources of a whole pod, the CPU and memory managers leave it alone, and only
+    its devices are aligned and given (kubelets 1.34 to 1.36 without the alpha gate PodLevelResourceManagers).
+    """
+    spec = pod.spec
+    if spec is None or spec.resources is None or not (spec.resources.requests or spec.resources.limits):
+        return pod
+    init = [devices_alone(each) for each in spec.init_containers or []]
+    app = [devices_alone(each) for each in spec.containers or []]
+    left = msgspec.structs.replace(spec, resources=None, init_containers=init, containers=app)
+    return msgspec.structs.replace(pod, spec=left)
+
+
+def devices_alone(container: Container) -> Container:
+    """The container without what the CPU and memory managers look at."""
+    said = container.resources or Resources()
+    requests, limits = ({k: v for k, v in (some or {}).items() if "/" in k} for some in (said.requests, said.limits))
+    return msgspec.structs.replace(container, resources=Resources(requests, limits))
 
 
 def expect_pod(document: documents.Document) -> None:

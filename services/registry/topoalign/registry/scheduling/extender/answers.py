@@ -1,0 +1,110 @@
+"""
+What kube-scheduler reads: the answers to its calls, as JSON in Go's spelling.
+
+A node stands in one map at most: the text of the second one would win. A node of a preemption never has null or no victims:
+null ends the scheduler, and an empty list costs the whole answer. Scores are integers: of `9.0` the whole answer is
+dropped.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from msgspec import field
+
+from topoalign.core.model.ids import NodeName
+from topoalign.registry.scheduling.extender.arguments import Asked, MetaPod, MetaVictims
+from topoalign.registry.scheduling.extender.refusals import text_of
+from topoalign.registry.scheduling.model import Filtered, NodeRefusal, Victims
+
+VICTIMS_COUNT_FROM = (1, 38)
+"""
+The first version of Kubernetes that calls preempt for nodes in FailedNodes. An earlier one evicts nobody for them, and fails
+in a new way at each try, which wakes the pod: 775 calls in 10 s.
+"""
+
+INVALID = NodeRefusal(code="InvalidField")
+
+
+class NodeList(msgspec.Struct, frozen=True, kw_only=True):
+    """Whole nodes, as they came."""
+
+    metadata: dict[str, str] = {}
+    items: list[msgspec.Raw]
+
+
+class FilterAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to filter: nodes in the form in which they were asked about, and a text for each that is refused."""
+
+    nodes: NodeList | None = field(name="Nodes", default=None)
+    node_names: Sequence[NodeName] | None = field(name="NodeNames", default=None)
+    failed: Mapping[NodeName, str] = field(name="FailedNodes", default={})
+    unresolvable: Mapping[NodeName, str] = field(name="FailedAndUnresolvableNodes", default={})
+    error: str = field(name="Error", default="")
+
+
+class Score(msgspec.Struct, frozen=True, gc=False):
+    """The score of a node, in the answer to prioritize."""
+
+    host: NodeName = field(name="Host")
+    score: int = field(name="Score")
+
+
+class PreemptAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to preempt."""
+
+    victims: Mapping[NodeName, MetaVictims] = field(name="NodeNameToMetaVictims")
+
+
+class BindAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to bind."""
+
+    error: str = field(name="Error")
+
+
+def filter_answer(asked: Asked, filtered: Filtered, kubernetes: tuple[int, int]) -> bytes:
+    """Which nodes pass, and for each other why not; `kubernetes`: the scheduler's version, major and minor."""
+    helps = kubernetes >= VICTIMS_COUNT_FROM
+    failed: dict[NodeName, str] = {}
+    unresolvable: dict[NodeName, str] = {}
+    for node, refusal in filtered.refused.items():
+        (failed if helps and refusal.helped_by_victims else unresolvable)[node] = text_of(refusal.code)
+    if asked.whole is None:
+        return encoded(FilterAnswer(node_names=filtered.passed, failed=failed, unresolvable=unresolvable))
+    whole = NodeList(items=[asked.whole[node] for node in filtered.passed])
+    return encoded(FilterAnswer(nodes=whole, failed=failed, unresolvable=unresolvable))
+
+
+def refuse_all(asked: Asked, kubernetes: tuple[int, int]) -> bytes:
+    """The answer to filter about a pod that cannot be meant: no node takes it, and trying again is no help."""
+    return filter_answer(asked, Filtered(passed=[], refused=dict.fromkeys(asked.nodes, INVALID)), kubernetes)
+
+
+def filter_failed(code: str) -> bytes:
+    """The answer to filter where it is not known which nodes pass: the scheduler tries again, after a time."""
+    return encoded(FilterAnswer(error=text_of(code)))
+
+
+def scores_answer(nodes: Sequence[NodeName], scores: Sequence[int]) -> bytes:
+    """A score for each of the nodes, in their order."""
+    return encoded(list(map(Score, nodes, scores)))
+
+
+def preempt_answer(victims: Mapping[NodeName, Victims]) -> bytes:
+    """The nodes with victims, by their UIDs."""
+    return encoded(
+        PreemptAnswer(
+            victims={
+                node: MetaVictims(pods=[MetaPod(uid=uid) for uid in each.uids], disruptions=each.disruptions)
+                for node, each in victims.items()
+                if each.uids
+            }
+        )
+    )
+
+
+def bind_answer(error: str = "") -> bytes:
+    """Whether the pod is bound: no error."""
+    return encoded(BindAnswer(error=error))
+
+
+encoded = msgspec.json.Encoder().encode

@@ -1,0 +1,249 @@
+"""
+What kube-scheduler sends: the arguments of its calls, from JSON.
+
+kube-scheduler writes Go's spelling (`NodeNames`), and Go reads keys in any case; so does this module. The usual spelling is
+decoded straight into the types below. Any other body is read a second time: keys in any case, unknown keys left out, and a
+key that stands twice refused, because readers differ on which of the two counts.
+
+What does not count is not decoded: of a node its name and labels do, of a pod what it asks for. Whole nodes are kept as
+the bytes in which they came, because they are answered as they came.
+"""
+
+import types
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, TypeVar, Union, get_args, get_origin
+
+import msgspec
+from msgspec import Raw, field
+
+from topoalign.core.model.errors import InvalidField, Undecodable, clean
+from topoalign.core.model.ids import NodeName
+from topoalign.kubelet.files import manifest
+from topoalign.registry.scheduling.model import PodToSchedule, Victims
+from topoalign.runtime.strict_json import refuse_oddities
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+NULL = Raw(b"null")
+LARGEST_POD = 1_000_000
+"""Bytes. An API server stores objects of up to 1.5 MiB, and annotations of up to 256 KiB in all."""
+REMEMBERED = 512
+"""Pods that are not read again while their bytes are the same, as they are in filter and prioritize and on most retries."""
+LARGEST_REMEMBERED = 16 * 1024
+"""Bytes of such a pod, so that they take at most 8 MiB together. A plain pod has one KiB."""
+
+
+class Arguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The arguments of filter and prioritize, as kube-scheduler spells them."""
+
+    pod: Raw = field(name="Pod", default=NULL)
+    nodes: Raw = field(name="Nodes", default=NULL)
+    node_names: list[NodeName] | None = field(name="NodeNames", default=None)
+
+
+class PreemptArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The arguments of preempt. Victims are named by UID, or with nodeCacheCapable=false whole pods."""
+
+    pod: Raw = field(name="Pod", default=NULL)
+    victims: Raw = field(name="NodeNameToVictims", default=NULL)
+    meta_victims: Raw = field(name="NodeNameToMetaVictims", default=NULL)
+
+
+class BindArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The arguments of bind."""
+
+    pod_name: str = field(name="PodName", default="")
+    pod_namespace: str = field(name="PodNamespace", default="")
+    pod_uid: str = field(name="PodUID", default="")
+    node: NodeName = field(name="Node", default=NodeName(""))
+
+
+class MetaPod(msgspec.Struct, frozen=True, kw_only=True):
+    """A victim by its UID."""
+
+    uid: str = field(name="UID")
+
+
+class MetaVictims(msgspec.Struct, frozen=True, kw_only=True):
+    """The victims of a node by their UIDs."""
+
+    pods: list[MetaPod] | None = field(name="Pods", default=None)
+    disruptions: int = field(name="NumPDBViolations", default=0)
+
+
+class Metadata(msgspec.Struct, frozen=True, kw_only=True):
+    """What counts of an object's metadata."""
+
+    name: str = ""
+    uid: str = ""
+    labels: dict[str, str] | None = None
+
+
+class Object(msgspec.Struct, frozen=True, kw_only=True):
+    """A Node, or a Pod that is a victim."""
+
+    metadata: Metadata = Metadata()
+
+
+class WholeVictims(msgspec.Struct, frozen=True, kw_only=True):
+    """The victims of a node as whole pods."""
+
+    pods: list[Object] | None = field(name="Pods", default=None)
+    disruptions: int = field(name="NumPDBViolations", default=0)
+
+
+class NodeList(msgspec.Struct, frozen=True, kw_only=True):
+    """Whole nodes, undecoded."""
+
+    items: list[Raw] | None = None
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What filter and prioritize are asked: about which pod, on which nodes."""
+
+    pod: bytes
+    """JSON, for `read_pod`."""
+    nodes: Sequence[NodeName]
+    labels: Mapping[NodeName, Mapping[str, str]] = {}
+    """Of whole nodes."""
+    whole: Mapping[NodeName, Raw] | None = None
+    """Node -> its JSON. None: the nodes were only named."""
+
+
+def read_arguments(body: bytes) -> Asked:
+    """What filter and prioritize are asked. Raises Undecodable, and InvalidField where no nodes are given."""
+    arguments = decoded(body, Arguments)
+    if arguments.node_names is not None:
+        return Asked(pod=bytes(arguments.pod), nodes=arguments.node_names)
+    listed = typed(arguments.nodes, NodeList | None, "Nodes")
+    if listed is None:
+        raise InvalidField(
+            "NodeNames", "neither NodeNames nor Nodes is given", "send one of them, as kube-scheduler does"
+        )
+    whole: dict[NodeName, Raw] = {}
+    labels: dict[NodeName, Mapping[str, str]] = {}
+    for item in listed.items or ():
+        metadata = typed(item, Object, "Nodes.items").metadata
+        name = NodeName(metadata.name)
+        if not name or name in whole:
+            raise InvalidField("Nodes.items", "a node without a name of its own", "send each node once")
+        whole[name], labels[name] = item, metadata.labels or {}
+    return Asked(pod=bytes(arguments.pod), nodes=tuple(whole), labels=labels, whole=whole)
+
+
+def read_preempt(body: bytes) -> tuple[bytes, dict[NodeName, Victims]]:
+    """The pod as JSON, for `read_pod`, and the victims of each node. Raises Undecodable."""
+    arguments = decoded(body, PreemptArguments)
+    meta = spelled(arguments.meta_victims, dict[NodeName, MetaVictims | None] | None, "NodeNameToMetaVictims")
+    if meta is not None:
+        uids = {node: [pod.uid for pod in (each and each.pods) or ()] for node, each in meta.items()}
+        counts = {node: each.disruptions if each else 0 for node, each in meta.items()}
+    else:
+        whole = spelled(arguments.victims, dict[NodeName, WholeVictims | None] | None, "NodeNameToVictims") or {}
+        uids = {node: [pod.metadata.uid for pod in (each and each.pods) or ()] for node, each in whole.items()}
+        counts = {node: each.disruptions if each else 0 for node, each in whole.items()}
+    victims = {node: Victims(uids=tuple(some), disruptions=counts[node]) for node, some in uids.items()}
+    return bytes(arguments.pod), victims
+
+
+def read_bind(body: bytes) -> BindArguments:
+    """What bind is asked. Raises Undecodable, and InvalidField for a name that is missing."""
+    arguments = decoded(body, BindArguments)
+    for each in msgspec.structs.fields(BindArguments):
+        if not getattr(arguments, each.name):
+            raise InvalidField(each.encode_name, "is missing", "send it, as kube-scheduler does")
+    return arguments
+
+
+def read_pod(body: bytes) -> PodToSchedule:
+    """The pod of a call. Raises InvalidField for one that cannot be meant."""
+    return (remembered if len(body) <= LARGEST_REMEMBERED else understood)(body)
+
+
+def understood(body: bytes) -> PodToSchedule:
+    """`read_pod` without a memory."""
+    if len(body) > LARGEST_POD:
+        raise InvalidField("Pod", f"{len(body)} bytes, more than {LARGEST_POD}", "make its annotations smaller")
+    try:
+        refuse_oddities(body)
+        pod = msgspec.json.decode(body, type=manifest.Pod | None)
+    except (msgspec.MsgspecError, RecursionError, Undecodable) as error:
+        raise InvalidField("Pod", clean(str(error), 200), manifest.REMEDY) from error
+    uid = pod and pod.metadata and pod.metadata.uid
+    if pod is None or not uid:
+        raise InvalidField("Pod.metadata.uid", "there is none", "send the pod as the API server has it")
+    return PodToSchedule(uid=uid, request=manifest.request_of(manifest.by_devices_alone(pod)))
+
+
+remembered = lru_cache(REMEMBERED)(understood)
+
+
+def decoded(body: bytes, kind: type[S]) -> S:
+    """The body as this type. Raises Undecodable."""
+    try:
+        if not body.isascii():
+            body.decode()  # what is skipped is not looked at by the decoder
+        found = msgspec.json.decode(body, type=kind)
+        if once(body, found):
+            return found
+    except msgspec.ValidationError:
+        pass  # another spelling, or a wrong type: the second reading tells
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Undecodable("the body", clean(str(error), 200)) from error
+    again: S = spelled(Raw(body), kind, "the body")
+    return again
+
+
+def once(body: bytes, found: msgspec.Struct) -> bool:
+    """Whether no key of the outermost object stands twice. What is left without the inner values has no escapes."""
+    fields = [(each.encode_name, getattr(found, each.name)) for each in msgspec.structs.fields(found)]
+    for _, value in fields:
+        if isinstance(value, Raw):
+            body = body.replace(bytes(value), b"", 1)
+    return b"\\" not in body and all(body.count(f'"{name}"'.encode()) <= 1 for name, _ in fields)
+
+
+def spelled(raw: Raw, kind: Any, what: str) -> Any:
+    """The value with its keys in any case, as this type. Raises Undecodable, also for a key that stands twice."""
+    body = bytes(raw)
+    refuse_oddities(body)
+    try:
+        return msgspec.json.decode(msgspec.json.encode(go_spelled(msgspec.json.decode(body), kind)), type=kind)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise Undecodable(what, clean(str(error), 200)) from error
+
+
+def go_spelled(value: Any, kind: Any) -> Any:
+    """
+    The same value with the keys of structs as they are spelled here. Unknown ones are left out, as Go does; values that do
+    not have the shape of the type are left as they are. Raises Undecodable for two keys that are one field.
+    """
+    if get_origin(kind) in (Union, types.UnionType):
+        kind = next(each for each in get_args(kind) if each is not type(None))
+    if isinstance(value, list) and get_origin(kind) is list:
+        return [go_spelled(each, get_args(kind)[0]) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if get_origin(kind) is dict:
+        return {key: go_spelled(each, get_args(kind)[1]) for key, each in value.items()}
+    if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
+        return value
+    fields = {each.encode_name.casefold(): each for each in msgspec.structs.fields(kind)}
+    named: dict[str, Any] = {}
+    for key, inner in value.items():
+        known = fields.get(key.casefold())
+        if known is None:
+            continue
+        if known.encode_name in named:
+            raise Undecodable("the body", f"{known.encode_name} stands twice, in two spellings")
+        named[known.encode_name] = go_spelled(inner, known.type)
+    return named
+
+
+def typed(raw: Raw, kind: Any, what: str) -> Any:
+    """The value as this type, its keys as Kubernetes spells them. Raises Undecodable."""
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise Undecodable(what, clean(str(error), 200)) from error

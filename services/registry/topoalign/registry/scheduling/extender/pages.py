@@ -1,0 +1,177 @@
+"""
+The HTTP application that kube-scheduler calls: `POST /scheduler/{filter,prioritize,bind,preempt}`.
+
+An error costs the scheduler more than a refusal: it repeats an erroneous filter with growing pauses, whatever changes in
+the cluster. So each call has the answer that does least harm:
+
+    a pod that cannot be meant    filter refuses it on every node, prioritize scores 0, preempt names no node
+    what passes by itself         filter and bind answer with `Error`, prioritize and preempt as above
+    a body that is no call        400, 408, 413 or 415 with {"code", "finding", "remedy"}: it is not from a kube-scheduler
+
+Nothing of it changes anything but bind.
+"""
+
+from collections.abc import Awaitable, Callable
+
+import anyio
+import structlog
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from topoalign.core.model.errors import InvalidField, TopoalignError, clean, quoted
+from topoalign.registry.api import broken, error, failed
+from topoalign.registry.scheduling.extender import answers
+from topoalign.registry.scheduling.extender.arguments import read_arguments, read_bind, read_pod, read_preempt
+from topoalign.registry.scheduling.extender.refusals import text_of
+from topoalign.registry.scheduling.model import Scheduling
+
+LARGEST_BODY = 64 * 1024 * 1024
+"""Bytes: 5,000 whole nodes of 12 KiB each."""
+BODY_SECONDS = 4.0
+"""How long a body may take to come: less than the 5 s after which a kube-scheduler gives up."""
+BIND_SECONDS = 4.0
+"""How long a bind may take. After 5 s the scheduler tries again, and both could bind."""
+
+log = structlog.get_logger("topoalign.registry.extender")
+
+
+class Refused(Exception):
+    """A request that is answered with an HTTP status: its body is too large, too slow, or of another type."""
+
+    def __init__(self, status: int, code: str, finding: str, remedy: str) -> None:
+        super().__init__(finding)
+        self.status, self.code, self.finding, self.remedy = status, code, finding, remedy
+
+
+class Extender:
+    """Answers a kube-scheduler from a `Scheduling`."""
+
+    def __init__(self, scheduling: Scheduling, kubernetes: tuple[int, int], *, seconds: float = BODY_SECONDS) -> None:
+        """`kubernetes`: major and minor version of the scheduler; `seconds`: how long a body may take."""
+        self.kubernetes = kubernetes
+        self._scheduling, self._seconds = scheduling, seconds
+
+    def routes(self) -> list[BaseRoute]:
+        """The four calls."""
+        calls: dict[str, Callable[[bytes], Awaitable[bytes]]] = {
+            "filter": self.filter,
+            "prioritize": self.prioritize,
+            "bind": self.bind,
+            "preempt": self.preempt,
+        }
+        return [call_route(f"/scheduler/{verb}", call, LARGEST_BODY, self._seconds) for verb, call in calls.items()]
+
+    async def filter(self, body: bytes) -> bytes:
+        """Which nodes would admit the pod."""
+        asked = read_arguments(body)
+        try:
+            filtered = self._scheduling.filter(read_pod(asked.pod), asked.nodes, asked.labels)
+        except InvalidField:
+            return answers.refuse_all(asked, self.kubernetes)
+        except TopoalignError as failure:
+            log.warning("filter failed", code=failure.code, finding=failure.finding)
+            return answers.filter_failed(failure.code)
+        return answers.filter_answer(asked, filtered, self.kubernetes)
+
+    async def prioritize(self, body: bytes) -> bytes:
+        """How good each node is for the pod."""
+        asked = read_arguments(body)
+        try:
+            scores = self._scheduling.prioritize(read_pod(asked.pod), asked.nodes)
+        except TopoalignError as failure:
+            log.info("no scores", code=failure.code, finding=failure.finding)
+            scores = [0] * len(asked.nodes)
+        return answers.scores_answer(asked.nodes, scores)
+
+    async def preempt(self, body: bytes) -> bytes:
+        """On which nodes these victims would make room for the pod."""
+        pod, victims = read_preempt(body)
+        try:
+            helped = self._scheduling.preempt(read_pod(pod), victims)
+        except TopoalignError as failure:
+            log.info("no preemption", code=failure.code, finding=failure.finding)
+            helped = {}
+        return answers.preempt_answer(helped)
+
+    async def bind(self, body: bytes) -> bytes:
+        """Binds the pod; it is bound when the answer has no error."""
+        asked = read_bind(body)
+        try:
+            with anyio.fail_after(BIND_SECONDS):
+                await self._scheduling.bind(asked.pod_namespace, asked.pod_name, asked.pod_uid, asked.node)
+        except (TopoalignError, TimeoutError) as failure:
+            code = failure.code if isinstance(failure, TopoalignError) else "DeadlinePassed"
+            log.warning(
+                "not bound", pod=f"{asked.pod_namespace}/{asked.pod_name}", node=asked.node, finding=str(failure)
+            )
+            return answers.bind_answer(text_of(code))
+        return answers.bind_answer()
+
+
+def application(routes: list[BaseRoute]) -> Starlette:
+    """The application with these routes, whose errors are JSON."""
+    handlers = {TopoalignError: failed, Refused: refused, HTTPException: not_served, Exception: broken}
+    return Starlette(routes=routes, exception_handlers=handlers)
+
+
+def call_route(path: str, call: Callable[[bytes], Awaitable[bytes]], most: int, seconds: float) -> Route:
+    """A route for a function from body to body, both JSON; `most`: bytes that the body may have."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            body = await read_body(request, most, seconds)
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody reads it
+        return Response(await call(body), media_type="application/json")
+
+    return Route(path, endpoint, methods=["POST"])
+
+
+async def read_body(request: Request, most: int, seconds: float) -> bytes:
+    """
+    The body. Raises Refused for another type, more than `most` bytes or more than `seconds`, and ClientDisconnect where the
+    client goes before its end.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise Refused(415, "UnsupportedMediaType", f"content type {quoted([kind])}", "send application/json")
+    chunks: list[bytes] = []
+    size = 0
+    with anyio.move_on_after(seconds) as waiting:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size <= most:
+                chunks.append(chunk)
+            else:
+                chunks.clear()  # and read on: an answer in the middle of a body is lost with the connection
+            if size > 2 * most:
+                break
+    if size > most:
+        raise Refused(
+            413, "TooLarge", f"a body of more than {most} bytes", "ask about fewer nodes, or set nodeCacheCapable"
+        )
+    if waiting.cancelled_caught:
+        raise Refused(408, "TooSlow", f"the body did not come within {seconds:g} s", "look at the network")
+    return b"".join(chunks)
+
+
+async def refused(request: Request, exc: Exception) -> Response:
+    """A request that is not read on; what comes of it is not waited for."""
+    assert isinstance(exc, Refused)
+    answer = error(exc.code, exc.finding, exc.remedy, exc.status)
+    answer.headers["Connection"] = "close"
+    return answer
+
+
+async def not_served(request: Request, exc: Exception) -> Response:
+    """An address that does not exist, or a method other than POST."""
+    assert isinstance(exc, HTTPException)
+    if exc.status_code == 405:
+        answer = error("MethodNotAllowed", f"{clean(request.method, 20)} is not possible here", "send a POST", 405)
+        answer.headers["Allow"] = "POST"
+        return answer
+    remedy = "there are /scheduler/filter, prioritize, bind and preempt"
+    return error("NotFound", f"nothing at {quoted([request.url.path])}", remedy, exc.status_code)

@@ -1,0 +1,65 @@
+"""
+The text of each refusal, as it stands in a pod's events and in its condition PodScheduled.
+
+kube-scheduler groups nodes by the text, joins the groups by commas, and writes the result to the pod. The write wakes the
+pod again, so a text that differs from one call to the next makes a loop of calls: 2,143 in 25 s for one pod. Hence each
+code has one text, `Code: finding; remedy`, without numbers, names, times and commas. `topoalign why` tells the details.
+"""
+
+from collections.abc import Mapping
+
+from topoalign.registry.scheduling.model import NodeRefusal
+
+OTHER = "would refuse the pod; ask topoalign why"
+"""Said after a code that this version does not know, as a newer node may give."""
+
+FINDINGS: Mapping[str, str] = {
+    # amounts
+    "NotEnoughDevices": "too few free devices; wait until pods end or ask for fewer",
+    "NoHealthyDevice": "no healthy device; look at topoalign doctor on the node",
+    "TooLarge": "more devices than a node of this type has; ask for fewer",
+    "DevicesDoNotFit": "no free devices as the annotations ask; ease the annotations or wait until pods end",
+    "NotEnoughCpus": "too few free exclusive CPUs; wait until pods end or ask for fewer",
+    "NotEnoughCores": "too few free whole cores; wait until pods end or ask for fewer CPUs",
+    "NotEnoughMemory": "too little free memory on the NUMA nodes; wait until pods end or ask for less",
+    # alignment
+    "NotAligned": "resources are free but not aligned as the topology policy asks; wait until pods end or ask for less",
+    "MemoryNotPreferred": "memory is free but spread over too many NUMA nodes; wait until pods end or ask for less",
+    "MemoryNotExtendable": "memory of the aligned NUMA nodes is too small; ask for less memory",
+    "MemoryExtensionNotPreferred": "memory would need more NUMA nodes than the policy allows; ask for less memory",
+    "MemoryGroupsWouldMix": "memory would mix groups of NUMA nodes that other pods use; wait until pods end",
+    "NotWholeCores": "whole cores only; ask for CPUs in multiples of the threads per core",
+    "SplitCore": "a core would be split; ask for CPUs in multiples of the threads per core",
+    # what the node does not offer
+    "UnknownResource": "a resource that the node does not offer; correct the name or label the nodes",
+    "SharesRefused": "whole GPUs only; ask for nvidia.com/gpu",
+    # what is not known, or set so that a kubelet would not start
+    "KubeletUnknown": "the rules of the kubelet are not known; look at the allocator of the node",
+    "TopologyUnknown": "the hardware is not known; look at the discovery of the node",
+    "HardwareUnknown": "the hardware is not known; look at the discovery of the node",
+    "MemoryUnknown": "the memory of the NUMA nodes is not known; look at the discovery of the node",
+    "DistancesUnknown": "the distances of the NUMA nodes are not known; look at the discovery of the node",
+    "HugepagesUnevenlyKnown": "hugepages are known of some NUMA nodes only; look at the discovery of the node",
+    "CpuManagerWouldNotStart": "a kubelet would not start with this CPU manager; correct its configuration",
+    "MemoryManagerWouldNotStart": "a kubelet would not start with this memory manager; correct its configuration",
+    "TooManyNumaNodes": "more NUMA nodes than the kubelet takes; raise max-allowable-numa-nodes",
+    "TooMuchWork": "the search for an alignment is too long; ask for fewer kinds of resources",
+    "PreferenceFailed": "the device plugin gave no preference; look at the allocator of the node",
+    "PodHasAllocations": "a pod of this name still holds devices; wait until it has gone",
+    "DeviceInUse": "a device that is asked for is in use; wait until its pod ends",
+    # the pod
+    "InvalidField": "the pod asks for something that cannot be meant; correct its resources and annotations",
+}
+"""Code -> finding and remedy."""
+
+BY_CODE: Mapping[str, str] = {code: f"{code}: {finding}" for code, finding in FINDINGS.items()}
+
+
+def text_of(code: str) -> str:
+    """The text of a refusal with this code: always the same."""
+    return BY_CODE.get(code) or f"{code}: {OTHER}"
+
+
+def texts_of(refused: Mapping[str, NodeRefusal]) -> dict[str, str]:
+    """Node -> text."""
+    return {node: BY_CODE.get(refusal.code) or text_of(refusal.code) for node, refusal in refused.items()}

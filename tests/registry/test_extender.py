@@ -1,0 +1,224 @@
+"""The extender speaks kube-scheduler's protocol: its spelling, its forms of nodes and victims, and its connections."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from scheduling_support import (
+    FULL,
+    HOPELESS,
+    RawClient,
+    RecordedScheduling,
+    go_json,
+    parsed,
+    request_bytes,
+    serving,
+    split,
+)
+
+from topoalign.core.model.errors import Unavailable
+from topoalign.core.model.ids import GPU, NodeName
+from topoalign.registry.scheduling.extender.connection import IDLE_SECONDS
+from topoalign.registry.scheduling.model import Victims
+
+pytestmark = pytest.mark.anyio
+
+POD = {
+    "metadata": {"name": "train", "namespace": "team", "uid": "u-1", "annotations": {"note": "a<b"}},
+    "spec": {"containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "2"}}}]},
+}
+EMPTY: dict[str, object] = {
+    "Nodes": None,
+    "NodeNames": [],
+    "FailedNodes": {},
+    "FailedAndUnresolvableNodes": {},
+    "Error": "",
+}
+GPUS_FULL = "NotEnoughDevices: too few free devices; wait until pods end or ask for fewer"
+
+
+def asking(*names: str, **more: object) -> dict[str, object]:
+    return {"Pod": POD, "Nodes": None, "NodeNames": list(names), **more}
+
+
+@pytest.fixture
+def scheduling() -> RecordedScheduling:
+    return RecordedScheduling({NodeName("full"): FULL, NodeName("none"): HOPELESS}.get)
+
+
+@pytest.fixture
+async def http(scheduling: RecordedScheduling) -> AsyncIterator[httpx.AsyncClient]:
+    async with serving(scheduling) as url, httpx.AsyncClient(base_url=f"{url}/scheduler/") as client:
+        yield client
+
+
+async def post(http: httpx.AsyncClient, verb: str, body: object) -> Any:
+    answer = await http.post(verb, content=go_json(body), headers={"content-type": "application/json"})
+
+    assert (200, "application/json") == (answer.status_code, answer.headers["content-type"])
+    return answer.json()
+
+
+async def test_a_named_node_passes_or_is_refused_with_a_text(
+    http: httpx.AsyncClient, scheduling: RecordedScheduling
+) -> None:
+    answer = await post(http, "filter", asking("a", "full", "b", "none"))
+
+    refused = {
+        "full": GPUS_FULL,
+        "none": "UnknownResource: a resource that the node does not offer; correct the name or label the nodes",
+    }
+    assert {**EMPTY, "NodeNames": ["a", "b"], "FailedAndUnresolvableNodes": refused} == answer
+    (pod,) = scheduling.pods
+    assert ("u-1", "team", "train", {"note": "a<b"}) == (
+        pod.uid,
+        pod.request.namespace,
+        pod.request.name,
+        pod.request.annotations,
+    )
+    assert {GPU: 2} == dict(pod.request.containers[0].requests), "filled in from the limits"
+
+
+async def test_victims_are_spoken_of_from_kubernetes_1_38_on(scheduling: RecordedScheduling) -> None:
+    """Before, FailedNodes leads to no preemption, and to a loop of calls; from 1.38 on preempt is asked about such nodes."""
+    found = {}
+    for version in ((1, 37), (1, 38)):
+        async with (
+            serving(scheduling, kubernetes=version) as url,
+            httpx.AsyncClient(base_url=f"{url}/scheduler/") as http,
+        ):
+            answer = await post(http, "filter", asking("full", "none"))
+            found[version] = (list(answer["FailedNodes"]), list(answer["FailedAndUnresolvableNodes"]))
+
+    assert {(1, 37): ([], ["full", "none"]), (1, 38): (["full"], ["none"])} == found
+
+
+async def test_whole_nodes_are_answered_as_they_came(http: httpx.AsyncClient, scheduling: RecordedScheduling) -> None:
+    """With nodeCacheCapable=false names alone are ignored; labels reach whoever decides, the rest of a node does not."""
+    nodes = [
+        {"metadata": {"name": name, "labels": {"zone": name}, "managedFields": [{"x": [1.5]}]}, "spec": {"y": "<"}}
+        for name in ("a", "full")
+    ]
+
+    answer = await post(http, "filter", {"Pod": POD, "Nodes": {"metadata": {}, "items": nodes}, "NodeNames": None})
+
+    assert {"metadata": {}, "items": nodes[:1]} == answer["Nodes"]
+    assert (None, {"full": GPUS_FULL}) == (answer["NodeNames"], answer["FailedAndUnresolvableNodes"])
+    assert [{"a": {"zone": "a"}, "full": {"zone": "full"}}] == scheduling.labels
+
+
+async def test_keys_may_be_spelled_in_any_case(http: httpx.AsyncClient, scheduling: RecordedScheduling) -> None:
+    """Keys of the protocol; those inside a Pod are Kubernetes' own. Unknown ones are left out, as Go does."""
+    answer = await post(http, "filter", {"pod": POD, "nodes": None, "nodenames": ["a", "full"], "later": {"x": 1}})
+    helped = await post(
+        http,
+        "preempt",
+        {"pod": POD, "nodenametometavictims": {"a": {"pods": [{"uid": "v"}], "numpdbviolations": 2}}},
+    )
+
+    assert ["a"] == answer["NodeNames"]
+    assert {"NodeNameToMetaVictims": {"a": {"Pods": [{"UID": "v"}], "NumPDBViolations": 2}}} == helped
+    assert ["u-1", "u-1"] == [pod.uid for pod in scheduling.pods]
+
+
+async def test_resources_of_a_whole_pod_leave_it_its_devices(
+    http: httpx.AsyncClient, scheduling: RecordedScheduling
+) -> None:
+    """A kubelet's CPU and memory managers leave such a pod alone, so no CPU of it can be refused."""
+    container = {"name": "c", "resources": {"limits": {"cpu": "4", "memory": "1Gi", "nvidia.com/gpu": "1"}}}
+    pod = {**POD, "spec": {"containers": [container], "resources": {"limits": {"cpu": "8"}}}}
+
+    await post(http, "filter", {**asking("a"), "Pod": pod})
+
+    (seen,) = scheduling.pods
+    assert [{GPU: 1}] == [dict(each.requests) for each in seen.request.containers]
+
+
+async def test_every_node_has_an_integer_for_a_score(http: httpx.AsyncClient) -> None:
+    answer = await http.post("prioritize", json=asking("a", "b", "c"))
+
+    assert b'[{"Host":"a","Score":10},{"Host":"b","Score":9},{"Host":"c","Score":8}]' == answer.content
+
+
+async def test_victims_come_as_uids_or_as_whole_pods(http: httpx.AsyncClient, scheduling: RecordedScheduling) -> None:
+    """They are always answered as UIDs, and only for nodes where they help."""
+    meta = {name: {"Pods": [{"UID": f"v-{name}"}], "NumPDBViolations": 1} for name in ("a", "full")}
+    whole = {
+        name: {"Pods": [{"metadata": {"name": "x", "uid": f"v-{name}"}, "spec": {}}], "NumPDBViolations": 1}
+        for name in ("a", "full")
+    }
+
+    answers = [
+        await post(http, "preempt", {"Pod": POD, "NodeNameToVictims": None, "NodeNameToMetaVictims": meta}),
+        await post(http, "preempt", {"Pod": POD, "NodeNameToVictims": whole, "NodeNameToMetaVictims": None}),
+    ]
+
+    assert [{"NodeNameToMetaVictims": {"a": meta["a"]}}] * 2 == answers
+    victims = {name: Victims(uids=(f"v-{name}",), disruptions=1) for name in ("a", "full")}
+    assert [victims, victims] == scheduling.victims
+
+
+@pytest.mark.parametrize("none", [None, {}, {"Pods": None}, {"Pods": [], "NumPDBViolations": 0}])
+async def test_no_node_is_answered_without_victims(http: httpx.AsyncClient, none: object) -> None:
+    """Null ends a kube-scheduler, and an empty list costs the whole answer."""
+    meta = {"a": none, "b": {"Pods": [{"UID": "v"}], "NumPDBViolations": 0}}
+
+    answer = await post(http, "preempt", {"Pod": POD, "NodeNameToVictims": None, "NodeNameToMetaVictims": meta})
+
+    assert ["b"] == list(answer["NodeNameToMetaVictims"])
+
+
+async def test_bound_is_said_without_an_error(http: httpx.AsyncClient, scheduling: RecordedScheduling) -> None:
+    call = {"PodName": "p", "PodNamespace": "team", "PodUID": "u", "Node": "n"}
+
+    first = await post(http, "bind", call)
+    scheduling.error = Unavailable("node n at 12:03, try 4", "wait")
+    second = await post(http, "bind", call)
+
+    assert [("team", "p", "u", "n")] * 2 == scheduling.bound
+    assert [{"Error": ""}, {"Error": "Unavailable: would refuse the pod; ask topoalign why"}] == [first, second]
+
+
+async def test_what_passes_by_itself_is_an_error_of_filter_alone(
+    http: httpx.AsyncClient, scheduling: RecordedScheduling
+) -> None:
+    """The scheduler tries filter again; without scores and without preemption it goes on."""
+    scheduling.error = Unavailable("not read yet", "wait")
+    meta = {"a": {"Pods": [{"UID": "v"}], "NumPDBViolations": 0}}
+
+    answers = [
+        await post(http, "filter", asking("a")),
+        await post(http, "prioritize", asking("a", "b")),
+        await post(http, "preempt", {"Pod": POD, "NodeNameToMetaVictims": meta}),
+    ]
+
+    assert answers == [
+        {**EMPTY, "NodeNames": None, "Error": "Unavailable: would refuse the pod; ask topoalign why"},
+        [{"Host": "a", "Score": 0}, {"Host": "b", "Score": 0}],
+        {"NodeNameToMetaVictims": {}},
+    ]
+
+
+async def test_an_answer_is_one_segment_on_a_lasting_connection(scheduling: RecordedScheduling) -> None:
+    """Head and body leave together; a kube-scheduler keeps an idle connection for 90 s."""
+    async with serving(scheduling) as url:
+        with RawClient(url) as client:
+            for count in (1, 100, 1):
+                names = [f"node-{position}" for position in range(count)]
+                answer = await client.segment(request_bytes("/scheduler/filter", go_json(asking(*names))))
+                status, headers, body = parsed(answer)
+
+                assert (200, names) == (status, body["NodeNames"])
+                assert "connection" not in headers
+    assert IDLE_SECONDS > 90
+
+
+async def test_requests_one_behind_the_other_are_answered_in_order(scheduling: RecordedScheduling) -> None:
+    async with serving(scheduling) as url:
+        calls = [request_bytes("/scheduler/filter", go_json(asking(name))) for name in ("a", "b", "c")]
+        last = request_bytes("/scheduler/filter", go_json(asking("d")), Connection="close")
+        with RawClient(url) as client:
+            answers = split(await client.rest(b"".join((*calls, last))))
+
+    assert [["a"], ["b"], ["c"], ["d"]] == [parsed(answer)[2]["NodeNames"] for answer in answers]

@@ -1,0 +1,215 @@
+"""
+Whatever is sent to the extender, it answers in JSON and in time, and nothing is asked of the cluster that cannot be meant.
+
+A pod that cannot be meant is refused on every node for good: an error instead would be tried again and again.
+"""
+
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from scheduling_support import RawClient, RecordedScheduling, go_json, parsed, request_bytes, serving
+
+from topoalign.registry.scheduling.extender.connection import SchedulerConnection
+
+pytestmark = pytest.mark.anyio
+
+POD: dict[str, Any] = {
+    "metadata": {"name": "p", "uid": "u"},
+    "spec": {"containers": [{"name": "c", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]},
+}
+NAMES = b'"NodeNames":["a","b"]'
+REFUSED = "InvalidField: the pod asks for something that cannot be meant; correct its resources and annotations"
+DEEP = b"[" * 100_000 + b"]" * 100_000
+
+
+def with_amount(amount: str) -> bytes:
+    return go_json(POD).replace(b'"1"', amount.encode())
+
+
+PODS = {
+    "null": b"null",
+    "no object": b"[1]",
+    "empty": b"{}",
+    "no uid": go_json({**POD, "metadata": {"name": "p"}}),
+    "no containers": go_json({**POD, "spec": {"containers": []}}),
+    "no spec": go_json({"metadata": POD["metadata"]}),
+    "negative": with_amount('"-1"'),
+    "half a GPU": with_amount("1.5"),
+    "too large for 64 bits": with_amount('"1e30"'),
+    "beyond floats": with_amount("1e999"),
+    "no quantity": with_amount('"1e"'),
+    "of another type": with_amount("true"),
+    "digits of another script": with_amount('"\u0661"'),
+    "2 MB of annotations": go_json({**POD, "metadata": {**POD["metadata"], "annotations": {"a": "x" * 2_000_000}}}),
+    "300 kB of annotations": go_json({**POD, "metadata": {**POD["metadata"], "annotations": {"a": "x" * 300_000}}}),
+    "a key twice": go_json(POD).replace(b'"spec":', b'"spec":{},"spec":'),
+    "an amount twice": with_amount('"1","nvidia.com/gpu":"2"'),
+    "10,000 containers": go_json({**POD, "spec": {"containers": [{"name": f"c{n}"} for n in range(10_000)]}}),
+}
+BODIES = {
+    "empty": b"",
+    "null": b"null",
+    "a list": b"[]",
+    "no JSON": b"{",
+    "text behind": b'{"Pod":null,' + NAMES + b"} {",
+    "NaN": b'{"Pod":{"spec":NaN},' + NAMES + b"}",
+    "Infinity": b'{"Pod":{"spec":-Infinity},' + NAMES + b"}",
+    "not UTF-8": b'{"Pod":{"metadata":{"name":"\xff"}},' + NAMES + b"}",
+    "half a surrogate": b'{"Pod":{"metadata":{"name":"\\ud800"}},"NodeNames":["\\ud800"]}',
+    "deep": b'{"Pod":' + DEEP + b"," + NAMES + b"}",
+    "deep elsewhere": b'{"Pod":null,"x":' + DEEP + b"," + NAMES + b"}",
+    "no nodes": b'{"Pod":' + go_json(POD) + b',"Nodes":null,"NodeNames":null}',
+    "names that are no text": b'{"Pod":' + go_json(POD) + b',"NodeNames":[1]}',
+    "names that are no list": b'{"Pod":' + go_json(POD) + b',"NodeNames":"a"}',
+    "a key twice": b'{"Pod":null,"Pod":null,' + NAMES + b"}",
+    "a key twice, once escaped": b'{"Pod":null,"\\u0050od":null,' + NAMES + b"}",
+    "a key twice, in two spellings": b'{"Pod":null,"pod":null,' + NAMES + b"}",
+    "a node without a name": b'{"Pod":null,"Nodes":{"items":[{}]}}',
+    "a node twice": b'{"Pod":null,"Nodes":{"items":[{"metadata":{"name":"a"}},{"metadata":{"name":"a"}}]}}',
+}
+
+
+async def send(url: str, verb: str, body: bytes, *, method: str = "POST", kind: str = "application/json") -> Any:
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+        answer = await client.request(method, f"/scheduler/{verb}", content=body, headers={"content-type": kind})
+    assert "application/json" == answer.headers["content-type"]
+    return answer.status_code, answer.json()
+
+
+@pytest.mark.parametrize("name", PODS)
+async def test_a_pod_that_cannot_be_meant_is_refused_for_good(name: str) -> None:
+    """Refused on each node by filter, without scores by prioritize, and nobody is evicted for it."""
+    scheduling, pod = RecordedScheduling(), b'{"Pod":' + PODS[name] + b","
+    victims = b'"NodeNameToMetaVictims":{"a":{"Pods":[{"UID":"v"}]}}}'
+
+    async with serving(scheduling) as url:
+        refused = await send(url, "filter", pod + NAMES + b"}")
+        scores = await send(url, "prioritize", pod + NAMES + b"}")
+        helped = await send(url, "preempt", pod + victims)
+
+    assert (200, {"a": REFUSED, "b": REFUSED}) == (refused[0], refused[1]["FailedAndUnresolvableNodes"])
+    assert ([], {}, "") == tuple(refused[1][key] for key in ("NodeNames", "FailedNodes", "Error"))
+    assert (200, [{"Host": "a", "Score": 0}, {"Host": "b", "Score": 0}]) == scores
+    assert (200, {"NodeNameToMetaVictims": {}}) == helped
+    assert scheduling.untouched
+
+
+@pytest.mark.parametrize(("amount", "count"), [('"1e9"', 10**9), ('"1e3"', 1_000), ("1000000000", 10**9), ("0", 0)])
+async def test_amounts_that_can_be_meant_are_asked_about(amount: str, count: int) -> None:
+    """A quantity with an exponent is one; that no node has so many is the cluster's to say."""
+    scheduling = RecordedScheduling()
+
+    async with serving(scheduling) as url:
+        await send(url, "filter", b'{"Pod":' + with_amount(amount) + b"," + NAMES + b"}")
+
+    assert [count] == [limit for pod in scheduling.pods for limit in pod.request.containers[0].limits.values()]
+
+
+@pytest.mark.parametrize(
+    ("name", "verb"),
+    [(name, verb) for name in BODIES for verb in ("filter", "prioritize", "bind")]
+    + [(name, "preempt") for name in BODIES if "node" not in name and "names" not in name and "surrogate" not in name],
+)
+async def test_a_body_that_is_no_call_is_answered_with_an_error(name: str, verb: str) -> None:
+    scheduling = RecordedScheduling()
+
+    async with serving(scheduling) as url:
+        status, answer = await send(url, verb, BODIES[name])
+
+    assert 400 == status
+    assert {"code", "finding", "remedy"} == answer.keys()
+    assert scheduling.untouched
+
+
+async def test_an_unknown_node_is_for_the_cluster_to_refuse() -> None:
+    scheduling = RecordedScheduling()
+
+    async with serving(scheduling) as url:
+        none = await send(url, "filter", b'{"Pod":' + go_json(POD) + b',"NodeNames":[]}')
+
+    assert (200, []) == (none[0], none[1]["NodeNames"])
+
+
+async def test_another_method_type_or_address_is_refused() -> None:
+    body = b'{"Pod":' + go_json(POD) + b"," + NAMES + b"}"
+    scheduling = RecordedScheduling()
+
+    async with serving(scheduling) as url:
+        found = [
+            await send(url, "filter", body, method="PUT"),
+            await send(url, "filter", b"", method="GET"),
+            await send(url, "filter", body, kind="text/plain"),
+            await send(url, "bindings", body),
+        ]
+
+    assert [(405, "MethodNotAllowed")] * 2 + [(415, "UnsupportedMediaType"), (404, "NotFound")] == [
+        (status, answer["code"]) for status, answer in found
+    ]
+    assert scheduling.untouched
+
+
+async def test_64_mib_and_more_are_answered() -> None:
+    """Read to its end, so that the answer is not lost with the connection, and not kept."""
+    scheduling = RecordedScheduling()
+    most = 64 * 2**20
+    pod = b'{"Pod":' + go_json(POD) + b',"x":"' + b"x" * (most - 1_000) + b'",' + NAMES + b"}"
+
+    async with serving(scheduling, seconds=60) as url:
+        whole = await send(url, "filter", pod)
+        more = await send(url, "filter", b"[" * (most + 1))
+
+    assert (200, ["a", "b"]) == (whole[0], whole[1]["NodeNames"])
+    assert (413, "TooLarge") == (more[0], more[1]["code"])
+
+
+async def test_a_slow_body_and_a_slow_head_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes to a stop in the middle does not hold a connection."""
+    monkeypatch.setattr(SchedulerConnection, "head_seconds", 0.05)
+    request = request_bytes("/scheduler/filter", b'{"Pod":' + go_json(POD) + b"," + NAMES + b"}")
+    scheduling = RecordedScheduling()
+    found = []
+
+    async with serving(scheduling, seconds=0.05) as url:
+        for part in (request[:-1], request[:40], b"nonsense\r\n\r\n"):
+            with RawClient(url) as client:
+                found.append(parsed(await client.rest(part)))
+
+    assert [408, 408, 400] == [status for status, _, _ in found]
+    assert ["TooSlow", "TooSlow", "BadRequest"] == [answer["code"] for _, _, answer in found]
+    assert scheduling.untouched
+
+
+async def test_half_a_request_is_no_call_and_harms_nobody() -> None:
+    request = request_bytes("/scheduler/filter", b'{"Pod":' + go_json(POD) + b"," + NAMES + b"}")
+    scheduling = RecordedScheduling()
+
+    async with serving(scheduling) as url:
+        with RawClient(url) as client:
+            client.socket.sendall(request[:-5])
+        await anyio.wait_all_tasks_blocked()
+        assert scheduling.untouched
+        with RawClient(url) as client:
+            status, _, answer = parsed(await client.segment(request))
+
+    assert (200, ["a", "b"]) == (status, answer["NodeNames"])
+
+
+async def test_preempt_refuses_victims_that_are_none() -> None:
+    scheduling = RecordedScheduling()
+    found = []
+
+    async with serving(scheduling) as url:
+        for victims in (
+            "[]",
+            '{"a":[]}',
+            '{"a":{"Pods":[{"UID":1}]}}',
+            '{"a":{"NumPDBViolations":1.5}}',
+            '{"a":{},"a":{}}',
+        ):
+            body = b'{"Pod":' + go_json(POD) + b',"NodeNameToMetaVictims":' + victims.encode() + b"}"
+            found.append((await send(url, "preempt", body))[0])
+
+    assert [400] * 5 == found
+    assert scheduling.untouched

@@ -1,0 +1,45 @@
+"""Each reason has one text, which a pod's condition can hold without a loop of calls, and every code of the core has one."""
+
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import topoalign.core
+from topoalign.core.model.errors import NoFit
+from topoalign.core.model.remote_errors import RemoteNoFit
+from topoalign.registry.scheduling.extender.refusals import BY_CODE, text_of
+
+
+def misfits(kind: type[NoFit] = NoFit) -> set[str]:
+    """The codes of every refusal of the core."""
+    below = {code for each in kind.__subclasses__() if each is not RemoteNoFit for code in misfits(each)}
+    return below | ({kind.code} if kind.__module__.startswith("topoalign.core") and kind is not NoFit else set())
+
+
+def test_every_refusal_of_the_core_has_a_text() -> None:
+    for module in pkgutil.walk_packages(topoalign.core.__path__, "topoalign.core."):
+        importlib.import_module(module.name)
+    codes = misfits()
+
+    assert len(codes) > 20
+    assert set() == codes - BY_CODE.keys()
+
+
+def test_a_text_is_a_code_with_a_finding_and_a_remedy() -> None:
+    """No figure, name or comma: kube-scheduler counts nodes by text and joins texts by commas; a new text wakes the pod."""
+    form = re.compile(r"([A-Za-z]+): [A-Za-z .()-]+; [A-Za-z ./-]+")
+
+    assert [] == [text for code, text in BY_CODE.items() if (found := form.fullmatch(text)) is None or found[1] != code]
+    assert [] == [text for text in BY_CODE.values() if len(text) > 130]
+
+
+def test_a_code_that_is_not_known_has_a_text_as_well() -> None:
+    assert "NewReason: would refuse the pod; ask topoalign why" == text_of("NewReason")
+
+
+def test_the_page_of_the_scheduler_has_every_text() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "scheduler.md").read_text()
+    rows = [f"| `{code}` | {text.partition(': ')[2].replace('; ', ' | ')} |" for code, text in BY_CODE.items()]
+
+    assert [] == [row for row in rows if row not in page]
