@@ -1,5 +1,7 @@
 """The settings of the registry."""
 
+from typing import Annotated
+
 import msgspec
 
 
@@ -16,3 +18,18 @@ class RegistrySettings(msgspec.Struct, frozen=True, kw_only=True):
     registry_allocation_series: bool = True
     """Whether /metrics has `topoalign_gpu_allocation_info`: one series for each allocated GPU, with the names of its pod.
     `false` saves most of the page's size where no dashboard joins with these names."""
+
+    scheduler_host: str = "127.0.0.1"
+    """Address at which a kube-scheduler calls its extender. The default is the loopback address, for a scheduler beside
+    the registry; elsewhere, set `scheduler_tls_dir`, too."""
+
+    scheduler_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] | None = None
+    """Port of the extender; 0 picks a free one. Default: no extender."""
+
+    scheduler_tls_dir: str = ""
+    """Directory with `tls.crt` and `tls.key`, and `ca.crt` where clients have to show a certificate. They are read again
+    when they change. Default: HTTP without TLS."""
+
+    scheduler_kubernetes: str = ""
+    """Version of the kube-scheduler, such as `1.38`: from this one on, refusals say which nodes a preemption may help.
+    Default: that of `1.36`, which harms no later one."""

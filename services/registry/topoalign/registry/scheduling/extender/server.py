@@ -1,0 +1,63 @@
+"""The server that a kube-scheduler calls: its address, its certificates, and what is behind them."""
+
+import re
+from pathlib import Path
+
+import anyio
+from anyio.abc import TaskStatus
+
+from topoalign.core.model.errors import InvalidField, quoted
+from topoalign.registry.scheduling.extender.certificates import Certificates
+from topoalign.registry.scheduling.extender.connection import IDLE_SECONDS, SchedulerConnection
+from topoalign.registry.scheduling.extender.pages import Extender, application
+from topoalign.registry.scheduling.model import Scheduling
+from topoalign.registry.settings import RegistrySettings
+from topoalign.runtime.context import Context
+from topoalign.runtime.http_server import listen, serve_application
+
+VERSION = re.compile(r"v?(\d{1,3})\.(\d{1,3})([.+-].*)?")
+OLDEST = (1, 36)
+"""Taken where no version is known: what is said to this one harms no later one."""
+
+
+async def serve_scheduler(
+    context: Context,
+    settings: RegistrySettings,
+    scheduling: Scheduling,
+    *,
+    task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED,
+) -> None:
+    """
+    Serves until cancelled; has started, with its URL, once it listens. Expects that the settings have a port.
+
+    Raises InvalidField for a version or certificates that cannot be used, and AddressInUse.
+    """
+    assert settings.scheduler_port is not None, "there is a port"
+    extender = Extender(scheduling, version_of(settings.scheduler_kubernetes))
+    certificates = None
+    if settings.scheduler_tls_dir:
+        certificates = Certificates(Path(settings.scheduler_tls_dir), context.clock)
+        context.checks["scheduler certificate"] = certificates.trouble
+    listener = listen(settings.scheduler_host, settings.scheduler_port, "TOPOALIGN_SCHEDULER")
+    async with anyio.create_task_group() as tasks:
+        if certificates is not None:
+            tasks.start_soon(certificates.keep_up)
+        await serve_application(
+            application(extender.routes()),
+            listener,
+            protocol=SchedulerConnection,
+            idle_seconds=IDLE_SECONDS,
+            tls=None if certificates is None else certificates.context,
+            task_status=task_status,
+        )
+
+
+def version_of(text: str) -> tuple[int, int]:
+    """Major and minor of a version of Kubernetes: `1.36`, `v1.38.2`. Empty: the oldest. Raises InvalidField."""
+    if not text:
+        return OLDEST
+    found = VERSION.fullmatch(text)
+    if found is None:
+        finding = f"{quoted([text])} is not a version"
+        raise InvalidField("TOPOALIGN_SCHEDULER_KUBERNETES", finding, "write it as 1.36")
+    return int(found[1]), int(found[2])

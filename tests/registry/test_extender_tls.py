@@ -1,0 +1,168 @@
+"""The scheduler's address has certificates that change without a restart, and says in good time when they do not serve."""
+
+import ssl
+from datetime import UTC, datetime
+from pathlib import Path
+
+import anyio
+import httpx
+import pytest
+from certificate_support import Authority
+from scheduling_support import RecordedScheduling, serving
+
+from topoalign.core.model.errors import InvalidField
+from topoalign.registry.scheduling.extender import server
+from topoalign.registry.scheduling.extender.certificates import POLL_SECONDS, Certificates, not_after
+from topoalign.registry.settings import RegistrySettings
+from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.context import Context
+from topoalign.runtime.memory_bus import MemoryBus
+
+pytestmark = pytest.mark.anyio
+
+NOW = datetime(2026, 11, 22, tzinfo=UTC)
+SOON = datetime(2026, 11, 23, 4, 5, 6, tzinfo=UTC)
+LATER = datetime(2061, 1, 2, 3, 4, 5, tzinfo=UTC)
+BODY = {"Pod": None, "NodeNames": ["a"]}
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "authority")
+
+
+@pytest.fixture
+def served(tmp_path: Path, authority: Authority) -> Path:
+    authority.issue(tmp_path / "served", "first", SOON)
+    return tmp_path / "served"
+
+
+def trusting(authority: Authority, client: Path | None = None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(authority.certificate))
+    if client is not None:
+        context.load_cert_chain(client / "tls.crt", client / "tls.key")
+    return context
+
+
+async def shown(url: str, context: ssl.SSLContext) -> str:
+    """The serial number of the certificate that a new connection is shown; its call is answered."""
+    async with (
+        httpx.AsyncClient(verify=context) as http,
+        http.stream("POST", f"{url}/scheduler/filter", json=BODY) as got,
+    ):
+        assert 200 == got.status_code
+        found = got.extensions["network_stream"].get_extra_info("ssl_object").getpeercert()
+        return str(found["serialNumber"])
+
+
+async def test_a_changed_certificate_is_shown_without_a_restart(authority: Authority, served: Path) -> None:
+    """Also while the files do not fit together for a moment: those before stay in use, and readiness says so."""
+    certificates = Certificates(served, ManualClock(NOW.timestamp()))
+    async with serving(RecordedScheduling(), tls=certificates.context) as url:
+        first = await shown(url, trusting(authority))
+        (served / "tls.crt").write_bytes(authority.certificate.read_bytes())
+        certificates.look()
+        between, trouble = await shown(url, trusting(authority)), certificates.trouble()
+        authority.issue(served, "second", LATER)
+        certificates.look()
+        after = await shown(url, trusting(authority))
+
+    assert first == between != after
+    assert trouble is not None and "do not fit together" in trouble
+    assert certificates.trouble() is None
+
+
+async def test_an_expired_certificate_is_named_with_its_date(authority: Authority, served: Path) -> None:
+    clock = ManualClock(SOON.timestamp() - 1)
+    certificates = Certificates(served, clock)
+    before = certificates.trouble()
+    await clock.advance(1)
+    expired = certificates.trouble()
+    authority.issue(served, "second", LATER)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(certificates.keep_up)
+        await clock.advance(POLL_SECONDS)
+        while certificates.trouble() is not None:
+            await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+
+    assert before is None
+    assert f"the certificate in {served} expired on 2026-11-23 04:05:06 UTC" == expired
+
+
+async def test_clients_show_certificates_where_there_is_an_authority(
+    tmp_path: Path, authority: Authority, served: Path
+) -> None:
+    """`ca.crt` may come, change and go while the server runs, and counts for the next connection."""
+    other = Authority(tmp_path / "other")
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    authority.issue(mine, "scheduler", LATER)
+    other.issue(theirs, "scheduler", LATER)
+    certificates = Certificates(served, ManualClock(NOW.timestamp()))
+
+    async def admitted(url: str) -> list[bool]:
+        found = []
+        for client in (None, mine, theirs):
+            try:
+                found.append(bool(await shown(url, trusting(authority, client))))
+            except (httpx.ReadError, httpx.ConnectError, httpx.RemoteProtocolError):
+                found.append(False)
+        return found
+
+    found = []
+    async with serving(RecordedScheduling(), tls=certificates.context) as url:
+        for trusted in (None, authority, other, None):
+            (served / "ca.crt").unlink(missing_ok=True)
+            if trusted is not None:
+                (served / "ca.crt").write_bytes(trusted.certificate.read_bytes())
+            certificates.look()
+            found.append(await admitted(url))
+
+    assert [[True] * 3, [False, True, False], [False, False, True], [True] * 3] == found
+
+
+async def test_no_certificate_is_no_start(tmp_path: Path) -> None:
+    with pytest.raises(InvalidField, match=r"tls\.crt: No such file"):
+        Certificates(tmp_path, ManualClock())
+    (tmp_path / "tls.crt").write_text("no certificate")
+    (tmp_path / "tls.key").write_text("no key")
+    with pytest.raises(InvalidField, match="do not fit together"):
+        Certificates(tmp_path, ManualClock())
+
+
+def test_the_time_of_validity_is_read_from_a_chain(tmp_path: Path, authority: Authority, served: Path) -> None:
+    """Of the first certificate, with two digits of the year and with four; text before it does not matter."""
+    chain = b"some text\n" + (served / "tls.crt").read_bytes() + authority.certificate.read_bytes()
+    authority.issue(tmp_path / "long", "long", LATER)
+
+    assert SOON == not_after(chain)
+    assert LATER == not_after((tmp_path / "long" / "tls.crt").read_bytes())
+    for cut in (b"", chain[:100], chain.replace(b"M", b"?")):
+        with pytest.raises(InvalidField):
+            not_after(cut)
+
+
+async def test_readiness_has_the_check_of_the_certificate(authority: Authority, served: Path) -> None:
+    clock = ManualClock(LATER.timestamp())
+    context = Context(bus=MemoryBus(), clock=clock, environment={})
+    settings = RegistrySettings(scheduler_port=0, scheduler_tls_dir=str(served))
+
+    async with anyio.create_task_group() as tasks:
+        url = await tasks.start(server.serve_scheduler, context, settings, RecordedScheduling())
+        reason = context.checks["scheduler certificate"]()
+        tasks.cancel_scope.cancel()
+
+    assert url.startswith("https://127.0.0.1:")
+    assert reason is not None and "expired on 2026-11-23" in reason
+
+
+@pytest.mark.parametrize(
+    ("text", "version"), [("", (1, 36)), ("1.38", (1, 38)), ("v1.40.2", (1, 40)), ("v1.36.2-gke.1+x", (1, 36))]
+)
+def test_a_version_is_read_as_kubernetes_writes_it(text: str, version: tuple[int, int]) -> None:
+    assert version == server.version_of(text)
+
+
+def test_a_version_that_is_none_is_no_start() -> None:
+    with pytest.raises(InvalidField, match="TOPOALIGN_SCHEDULER_KUBERNETES"):
+        server.version_of("latest")
