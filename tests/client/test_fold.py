@@ -111,3 +111,43 @@ def test_only_a_snapshot_of_the_confirmed_place_ends_a_doubt() -> None:
 
     assert ([False] * 2, True, True) == (refused, accepted, fold.anew)
     assert ["GPU-0"] == held(fold)
+
+
+def test_a_new_fact_of_an_older_epoch_comes_from_a_twin() -> None:
+    """Two allocators under one name: what the older one says after the newer one began is news that cannot be."""
+    fold = Fold(Counts())
+    former, present = Writer(epoch=1), Writer(epoch=2)
+    for fact in (former.snapshot(), former.grant("a", "GPU-0"), present.snapshot()):
+        fold.apply(fact)
+    alone = dict(fold.twins)
+    fold.apply(former.grant("b", "GPU-1"))
+    found = NODE in fold.twins
+    fold.agree(NODE)
+    once = NODE in fold.twins
+    fold.agree(NODE)
+
+    assert ({}, True, True, False) == (alone, found, once, NODE in fold.twins)
+
+
+def test_a_twin_that_goes_on_speaking_is_not_forgotten() -> None:
+    fold = Fold(Counts())
+    former, present = Writer(epoch=1), Writer(epoch=2)
+    for fact in (former.snapshot(), present.snapshot(), former.grant("a", "GPU-0")):
+        fold.apply(fact)
+    fold.agree(NODE)
+    fold.apply(former.grant("b", "GPU-1"))
+    fold.agree(NODE)
+
+    assert NODE in fold.twins
+
+
+def test_what_an_epoch_said_before_it_ended_is_no_sign_of_a_twin() -> None:
+    """C38: a stream that was restored from an old copy says it again, and so does an outbox that is late."""
+    counts = Counts()
+    fold = Fold(counts)
+    former, present = Writer(epoch=1), Writer(epoch=2)
+    old = [former.snapshot(), former.grant("a", "GPU-0")]
+    for fact in (*old, present.snapshot(), *old):
+        fold.apply(fact)
+
+    assert ({}, 0) == (fold.twins, counts.twins)

@@ -5,6 +5,9 @@ A snapshot of a later epoch, or one that comes next in the sequence, is believed
 be shown at once. One that comes next in the sequence can be checked: its digest is that of the state before it, and if
 the digests differ, a writer or a reader has a defect.
 
+A fact of an older epoch that nobody has heard yet comes from a second allocator under the node's name, or is forged. The
+node has a twin then, until its allocator has stood by what is believed of it `STEADY` times in a row.
+
 A client with the permission to publish can forge a fact. So the view is compared with the facts that the node's
 allocator confirms (`verifying`). If they differ, the node is in doubt: only a snapshot of the epoch that its allocator
 confirms, at the confirmed seq or a later one, is believed, whatever numbers were received before. Two different facts
@@ -24,6 +27,9 @@ from topoalign.core.state.fold import NodeState
 
 REMEDY = "see who may publish on the node's subjects: only its own services should"
 
+STEADY = 2
+"""So often the allocator of a node with a twin stands by what is believed, with no fact of another in between."""
+
 log = structlog.get_logger("topoalign.client")
 
 
@@ -41,6 +47,8 @@ class Counts:
     """Times that events of a node were missing and a snapshot was asked for."""
     divergent: int = 0
     """Snapshots that disagreed with what their writer had said before; what they say counts."""
+    twins: int = 0
+    """Facts of an older epoch that came after a newer one and were new: two allocators use one node's name."""
     differences: Counter[str] = field(default_factory=Counter)
     """
     Times that what was believed of a node was not what its writer stands by: `allocations`, `topology`, `health`, `usage`.
@@ -86,6 +94,8 @@ class Believed:
     """Whether a false fact was believed."""
     confirmed: Place | None = None
     """Of a node in doubt: what its allocator stands by, once known."""
+    former: Place = (0, 0)
+    """The last place of the epoch before this one, as far as it was heard."""
 
 
 class Fold:
@@ -96,6 +106,8 @@ class Fold:
         """The nodes with missing events."""
         self.anew = False
         """Whether the newest news replaces what was heard before, and does not follow it."""
+        self.twins: dict[NodeName, int] = {}
+        """The nodes for which two allocators speak -> how often one has to stand by what is believed until it is alone."""
         self._counts = counts
         self._nodes: dict[NodeName, Believed] = {}
 
@@ -113,6 +125,8 @@ class Fold:
         believed = self.of(event.node)
         had = believed.state
         self.anew = False
+        if believed.former < (event.epoch, event.seq) and event.epoch < had.epoch:
+            self._find_twin(event, had)
         if believed.doubted:
             return self._settle_doubt(believed, event)
         if event.epoch == had.epoch and event.seq <= had.seq:
@@ -165,7 +179,9 @@ class Fold:
 
     def _move(self, believed: Believed, event: LedgerFact, state: NodeState) -> None:
         """The node is whole, up to this event."""
-        whole = self._nodes[event.node] = Believed(state, event, told=believed.told)
+        had = believed.state
+        former = (had.epoch, had.seq) if event.epoch > had.epoch else believed.former
+        whole = self._nodes[event.node] = Believed(state, event, told=believed.told, former=former)
         self.broken.pop(event.node, None)
         if believed.skipped is not None and believed.skipped > (event.epoch, event.seq):
             self._break(whole)  # messages overtook one another: the next snapshot has what was skipped
@@ -196,6 +212,21 @@ class Fold:
         """The node's allocator stands by what is believed of it."""
         believed = self.of(node)
         believed.behind, believed.told = None, False
+        left = self.twins.pop(node, 0) - 1
+        if left > 0:
+            self.twins[node] = left
+
+    def _find_twin(self, event: LedgerFact, had: NodeState) -> None:
+        """Notes that two allocators speak for a node, and logs it once until one of them is alone."""
+        self._counts.twins += 1
+        if event.node not in self.twins:
+            log.error(
+                "two allocators speak for one node: a fact of an older epoch came after a newer one",
+                node=event.node,
+                epochs=sorted((event.epoch, had.epoch)),
+                remedy="see that no other machine runs an agent under this node's name",
+            )
+        self.twins[event.node] = STEADY
 
     def doubt(self, node: NodeName, confirmed: Place | None) -> None:
         """A false fact was believed of this node. `confirmed`: epoch and seq that its allocator stands by, if known."""

@@ -27,14 +27,9 @@ from topoalign.client.healing import ASK_AGAIN_SECONDS, SNAPSHOT_SECONDS, Healer
 from topoalign.client.heard import Heard, abridged, made_up, time_of
 from topoalign.client.pace import Pace
 from topoalign.client.superseded import Superseded, newest_snapshots
-from topoalign.client.verifying import Verifier, kind_of
+from topoalign.client.verifying import Unsettled, Verifier, kind_of
 from topoalign.core import wire
-from topoalign.core.model.errors import (
-    BusRefused,
-    BusUnavailable,
-    Contradiction,
-    Undecodable,
-)
+from topoalign.core.model.errors import BusRefused, BusUnavailable, Contradiction, Undecodable
 from topoalign.core.model.events import LedgerFact, Reading, TopologyDiscovered, UsageObserved
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.topology.shapes import Shapes
@@ -79,6 +74,11 @@ class Client:
     def waiting(self) -> Mapping[Stream, int]:
         """Messages of each stream that waited behind the last one read: what a slow subscriber has to catch up with."""
         return self._pace.waiting
+
+    @property
+    def unsettled(self) -> Unsettled:
+        """The nodes of which it is not certain now what is allocated."""
+        return self._verifier.unsettled
 
     async def verify(self, node: NodeName, within: float = SNAPSHOT_SECONDS) -> None:
         """

@@ -22,7 +22,7 @@ of another version may compute digests that this one cannot.
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import structlog
@@ -56,6 +56,15 @@ Heal = Callable[[Fold], Awaitable[None]]
 log = structlog.get_logger("topoalign.client")
 
 
+class Unsettled(NamedTuple):
+    """Nodes of which it is not certain what is allocated."""
+
+    incomplete: frozenset[NodeName]
+    """Events are missing, or the allocator does not stand by what was heard."""
+    twins: frozenset[NodeName]
+    """Two allocators speak for it, or did a moment ago."""
+
+
 def kind_of(reading: Reading) -> str:
     """By the name that `Standing.readings` has for it."""
     return wire.SUBJECTS[type(reading)][0].split(".")[0]
@@ -75,6 +84,12 @@ class Verifier:
         """Readings of which two had the same epoch and revision: one of them is forged."""
         self._questions: dict[Key, tuple[Place | None, float, int]] = {}
         """What differed at the last question -> where it was, when it was asked for, and how often so far."""
+
+    @property
+    def unsettled(self) -> Unsettled:
+        """Of all folds that are compared."""
+        broken = (fold.broken.keys() for fold in self._folds)
+        return Unsettled(frozenset().union(*broken), frozenset().union(*(fold.twins for fold in self._folds)))
 
     def of_fold(self, fold: Fold) -> AbstractAsyncContextManager[None]:
         """The fold is compared while the context is open."""

@@ -49,16 +49,17 @@ class Member:
     """Function -> what it has made of `_derived_from`."""
     _derived_from: NodeState | None = None
 
-    def apply(self, heard: Heard) -> None:
+    def apply(self, heard: Heard, *, usage: bool = False) -> None:
         """
-        Takes in a fact that the client has let through: no repetition, and none missing before it. Usage is not kept: no
-        view of the cluster has it, and of thousands of nodes it takes hundreds of megabytes.
+        Takes in a fact that the client has let through: no repetition, and none missing before it. `usage`: whether what
+        the kubelet gave out is kept. No page of the API has it, and of thousands of nodes it can take hundreds of
+        megabytes.
         """
         if heard.anew:
             self.last_event = None  # a forged fact may be of any time
         if heard.state is not None:
             self.state = self.state.with_ledger_of(heard.state)
-        elif not isinstance(heard.event, UsageObserved):
+        elif usage or not isinstance(heard.event, UsageObserved):
             self.state = self.state.apply(heard.event)
         if heard.time is None:
             return
@@ -107,7 +108,11 @@ def bare(state: NodeState) -> NodeState:
 class Cluster:
     """The nodes by name, and their live allocations by node and id."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, usage: bool = False) -> None:
+        """`usage`: whether to keep what kubelets gave out, on which predictions stand."""
+        self.on_change: Callable[[NodeName], None] = lambda node: None
+        """Called after each change of a node's facts, of whether it answers, and after it is forgotten."""
+        self._usage = usage
         self._members: dict[NodeName, Member] = {}
         self._names: list[NodeName] = []
         """Sorted."""
@@ -121,14 +126,18 @@ class Cluster:
             member = self._members[node] = Member(NodeState(node=node))
             insort(self._names, node)
         before = member.state
-        member.apply(heard)
+        member.apply(heard, usage=self._usage)
         now = member.state
         is_next = (now.epoch, now.seq) == (before.epoch, before.seq + 1)  # else it has more than the fact says
         self._index.update(node, before.allocations, now.allocations, changed_by(heard.event) if is_next else None)
+        self.on_change(node)
 
     def answers(self, node: NodeName, answering: bool) -> None:
         """Notes whether the node's allocator is there."""
-        self._members[node].answering = answering
+        member = self._members[node]
+        if member.answering != answering:
+            member.answering = answering
+            self.on_change(node)
 
     def forget(self, node: NodeName) -> None:
         """Shows this node no more, until it speaks again."""
@@ -136,6 +145,7 @@ class Cluster:
         if member is not None:
             del self._names[bisect_left(self._names, node)]
             self._index.update(node, member.state.allocations, {})
+            self.on_change(node)
 
     def member(self, node: NodeName) -> Member:
         """Raises NotFound."""

@@ -1,0 +1,199 @@
+"""
+What each node says to what a pod asks for, decided again only for the nodes that changed.
+
+Pods that ask for the same are one `Request`, whatever their names: a pod that is to come holds nothing, and what a pod of
+its name has on a node belongs to another one (`as_others`). For each request there is a byte for each node, the number of
+the refusal or 0, and the version of the cluster up to which they are right.
+"""
+
+from collections import OrderedDict
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from topoalign.core.admission.admit import decide
+from topoalign.core.admission.feasibility import need_of, verdict
+from topoalign.core.demand.pod_demand import PodDemand, pod_demand
+from topoalign.core.demand.validate import validate_pod
+from topoalign.core.deviceshare.names import ANNOTATIONS
+from topoalign.core.hints.preconditions import UnknownResource
+from topoalign.core.model.decisions import Admission
+from topoalign.core.model.events import DeviceHealth, HealthState
+from topoalign.core.model.ids import GPU, NIC, ContainerName, Namespace, NodeName, PodName
+from topoalign.core.model.requests import ContainerRequest, PodRequest
+from topoalign.core.state.fold import NodeState, announced
+from topoalign.registry.scheduling.model import NodeRefusal, PodToSchedule
+from topoalign.registry.scheduling.view import ClusterView, Kind, NodeView
+
+REQUESTS_KEPT = 1_024
+"""Requests whose verdicts are kept: a byte for each node and request."""
+PODS_KEPT = 4_096
+"""Pods of which it is kept which request they are."""
+NAMESPACE, POD = Namespace("pod to schedule"), PodName("pod to schedule")
+"""Names that no pod can have: what is decided for a request depends on none."""
+DEVICES_UNKNOWN = "DevicesUnknown"
+"""The kubelet has such devices, and what is known of the node does not: nothing can be predicted."""
+HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
+
+
+class Asked:
+    """What a request is to the nodes of one kind."""
+
+    def __init__(self, request: PodRequest, kind: Kind, view: ClusterView) -> None:
+        """Raises InvalidField for annotations that cannot be meant."""
+        self.demand = pod_demand(request, kind.rules)
+        self.unlisted = unlisted(self.demand, kind, view)
+        """Code of the refusal because of what no such node has; empty: there is nothing."""
+        self.need = need_of(kind.topology, self.demand)
+
+
+class Request:
+    """What pods ask for that are alike to every node, with what each node says to it."""
+
+    def __init__(self, pod: PodRequest) -> None:
+        """`pod`: valid, under names that no pod has."""
+        self.pod = pod
+        self.key = msgspec.json.encode(pod, order="deterministic")
+        self.codes = bytearray()
+        """By the place of a node: 0 where it would admit the pod, else the number of the refusal."""
+        self.version = -1
+        """Of the cluster, up to which `codes` are right."""
+        self._asked: WeakKeyDictionary[Kind, Asked] = WeakKeyDictionary()
+
+    def of(self, kind: Kind, view: ClusterView) -> Asked:
+        """What it is to the nodes of a kind. Raises InvalidField as `Asked` does."""
+        asked = self._asked.get(kind)
+        if asked is None:
+            asked = self._asked[kind] = Asked(self.pod, kind, view)
+        return asked
+
+    def reset(self) -> None:
+        """Nothing that was decided counts any more."""
+        self.version = -1
+        self._asked.clear()
+
+
+class Verdicts:
+    """The requests of the pods that were asked about last, with their verdicts."""
+
+    def __init__(self, view: ClusterView) -> None:
+        self._view = view
+        self._pods: OrderedDict[str, tuple[PodRequest, Request]] = OrderedDict()
+        """UID -> the pod as it came, and its request."""
+        self._requests: OrderedDict[object, Request] = OrderedDict()
+        self._resources = view.resources
+        self.refusals = [NodeRefusal(code="")]
+        """By number; 0 stands for none."""
+        self._numbers: dict[NodeRefusal, int] = {}
+
+    def request(self, pod: PodToSchedule) -> Request:
+        """What a pod asks for. Raises InvalidField for a pod that cannot be meant."""
+        known = self._pods.get(pod.uid)
+        if known is not None and known[0] == pod.request:
+            self._pods.move_to_end(pod.uid)
+            return self._kept(known[1])
+        request = self._kept(Request(nameless(validate_pod(pod.request))))
+        self._pods[pod.uid] = pod.request, request
+        if len(self._pods) > PODS_KEPT:
+            self._pods.popitem(last=False)
+        return request
+
+    def codes(self, request: Request) -> bytearray:
+        """By the place of each node the number of its refusal, 0 where it would admit the pod. Raises as `Asked` does."""
+        view = self._view
+        if self._resources != view.resources:  # what was passed over as nobody's may be a device now
+            self._resources = view.resources
+            for each in self._requests.values():
+                each.reset()
+        if request.version < view.version:
+            request.codes.extend(bytes(view.size - len(request.codes)))
+            for node in view.changed_since(request.version):
+                request.codes[node.place] = self.number(
+                    self.judge(request, node), helped=self._is_helped(request, node)
+                )
+            request.version = view.version
+        return request.codes
+
+    def judge(self, request: Request, node: NodeView) -> str:
+        """The code of a node's refusal; empty where it would admit the pod. Raises InvalidField as `Asked` does."""
+        if node.refusal or node.kind is None:
+            return node.refusal
+        asked = request.of(node.kind, self._view)
+        if asked.unlisted:
+            return asked.unlisted
+        code = verdict(asked.need, node.free) if asked.need is not None and node.free is not None else None
+        return decided(self._view.basis(node).state, asked.demand) if code is None else code
+
+    def judge_empty(self, request: Request, kind: Kind) -> str:
+        """The same of a node of this kind that has no pods and whose devices are all healthy."""
+        asked = request.of(kind, self._view)
+        return asked.unlisted or decided(empty(kind), asked.demand)
+
+    def number(self, code: str, *, helped: bool) -> int:
+        """The number that stands for a refusal; 0 for none. `helped`: as `NodeRefusal.helped_by_victims`."""
+        if not code:
+            return 0
+        refusal = NodeRefusal(code=code, helped_by_victims=helped)
+        number = self._numbers.get(refusal)
+        if number is None:
+            number = self._numbers[refusal] = len(self.refusals)
+            self.refusals.append(refusal)
+        return number
+
+    def _is_helped(self, request: Request, node: NodeView) -> bool:
+        """Whether the pod could fit if others were gone: the node is offered, and nothing refuses it whatever is free."""
+        if node.kind is None:
+            return False
+        asked = request.of(node.kind, self._view)
+        return not asked.unlisted and (asked.need is None or not asked.need.refused)
+
+    def _kept(self, request: Request) -> Request:
+        """The request that is kept for what this one asks for; this one where there is none."""
+        kept = self._requests.setdefault(request.key, request)
+        self._requests.move_to_end(request.key)
+        if len(self._requests) > REQUESTS_KEPT:
+            self._requests.popitem(last=False)
+        return kept
+
+
+def decided(state: NodeState, demand: PodDemand) -> str:
+    """The code of the refusal; empty: the pod is admitted."""
+    decision = decide(state, demand)
+    return "" if isinstance(decision, Admission) else decision.code
+
+
+def empty(kind: Kind) -> NodeState:
+    """A node of this kind on which nothing is allocated, all of it healthy."""
+    hardware = kind.topology
+    devices = (*hardware.gpu_by_id, *hardware.nic_by_id, *(other.id for other in hardware.others))
+    return announced(NodeName(""), hardware, dict.fromkeys(devices, HEALTHY), "")
+
+
+def unlisted(demand: PodDemand, kind: Kind, view: ClusterView) -> str:
+    """
+    Code of the refusal because of a resource that nothing lists on nodes of this kind; empty: there is none. A resource that
+    no node of the cluster offers and no plugin registered is not looked at, as the kubelet passes over it.
+    """
+    missing = demand.device_names - kind.topology.devices.keys()
+    if kind.registered is not None and missing & kind.registered:
+        return DEVICES_UNKNOWN
+    return UnknownResource.code if missing & (view.resources | {GPU, NIC}) else ""
+
+
+def nameless(pod: PodRequest) -> PodRequest:
+    """What a valid pod asks for, under names that say nothing, with the annotations that count."""
+    return msgspec.structs.replace(
+        pod,
+        namespace=NAMESPACE,
+        name=POD,
+        annotations={key: value for key, value in pod.annotations.items() if key in ANNOTATIONS},
+        init_containers=numbered("init", pod.init_containers),
+        containers=numbered("app", pod.containers),
+    )
+
+
+def numbered(group: str, containers: tuple[ContainerRequest, ...]) -> tuple[ContainerRequest, ...]:
+    """The containers under the names of their places."""
+    return tuple(
+        msgspec.structs.replace(each, name=ContainerName(f"{group}-{place}")) for place, each in enumerate(containers)
+    )

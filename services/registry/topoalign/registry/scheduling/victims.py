@@ -1,0 +1,44 @@
+"""The facts of a node as they will be when some of its pods are gone."""
+
+from collections.abc import Collection
+
+import msgspec
+
+from topoalign.core.model.events import Allocation, MemoryUse, Owner, UsageObserved
+from topoalign.core.model.ids import AllocationID
+from topoalign.core.state.fold import NodeState
+from topoalign.core.state.memory import given_back
+from topoalign.registry.scheduling.holds import PodNames
+
+
+def without_pods(state: NodeState, uids: Collection[str], names: Collection[PodNames]) -> NodeState:
+    """
+    The facts without what these pods have: their allocations, and what the kubelet's checkpoints and PodResources list.
+    `names`: of those of them that are known; they count where the node does not know the UID.
+    """
+    for allocation in tuple(state.allocations.values()):
+        if allocation.pod_uid in uids or (not allocation.pod_uid and named(allocation.owner, names)):
+            state = state.without(allocation.id)
+    if state.usage is None:
+        return state
+    return msgspec.structs.replace(state, usage=without_usage(state.usage, uids, names))
+
+
+def without_usage(usage: UsageObserved, uids: Collection[str], names: Collection[PodNames]) -> UsageObserved:
+    """What the kubelet gave out, without these pods."""
+    containers = tuple(each for each in usage.containers if not named(each.owner, names))
+    kubelet = usage.kubelet
+    if kubelet is not None:
+        memory: dict[int, MemoryUse] = dict(kubelet.memory)
+        for entry in kubelet.entries:
+            if entry.pod_uid in uids:
+                gone = Allocation(id=AllocationID(""), memory=entry.memory, lowest_first=True)
+                memory = given_back(memory, gone)
+        entries = tuple(each for each in kubelet.entries if each.pod_uid not in uids)
+        kubelet = msgspec.structs.replace(kubelet, entries=entries, memory=memory)
+    return msgspec.structs.replace(usage, containers=containers, kubelet=kubelet)
+
+
+def named(owner: Owner | None, names: Collection[PodNames]) -> bool:
+    """Whether a container belongs to one of these pods."""
+    return owner is not None and (owner.namespace, owner.pod) in names

@@ -1,0 +1,262 @@
+"""
+What the kubelet of each node would decide on next: the view of the cluster that the scheduler's questions are answered from.
+
+For each node of `Cluster` the view has whether it is offered (`standing`), its kind (hardware and rules without what is
+unique to it), and the version at which this changed last. It is renewed when facts of the node come, between two questions;
+only what came a moment before a question is renewed within it. A renewal costs its own node and no other.
+
+What a prediction stands on, the `PredictionBasis`, is large and made again of the node's facts where it is needed; a few
+are kept.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
+
+import anyio
+import msgspec
+
+from topoalign.client.verifying import Unsettled
+from topoalign.core.admission.feasibility import digest, machine_key
+from topoalign.core.admission.free_amounts import Free, free_of
+from topoalign.core.admission.prediction import PredictionBasis, prediction_basis
+from topoalign.core.demand.rules import check_rules
+from topoalign.core.model.errors import InvalidField, Unavailable
+from topoalign.core.model.events import DESCRIBED
+from topoalign.core.model.ids import NodeName, ResourceName
+from topoalign.core.model.requests import AdmissionRules
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.views import made_once
+from topoalign.core.ports import Clock
+from topoalign.core.state.fold import NodeState
+from topoalign.registry.cluster import Cluster, bare
+from topoalign.registry.scheduling.holds import NodeHolds
+from topoalign.registry.scheduling.standing import KUBELET_UNKNOWN, UNKNOWN_NODE, obstacle
+from topoalign.runtime.turns import Turns
+
+BASES_KEPT = 128
+"""Nodes of which the basis of predictions is kept."""
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """What nodes have in common that differ in nothing but the ids of their devices and in what is free."""
+
+    topology: Topology
+    """Of one of them, with the devices of other plugins."""
+    rules: AdmissionRules
+    """Those of the kubelet."""
+    registered: frozenset[ResourceName] | None
+    """As in `PredictionBasis`."""
+
+
+@dataclass(slots=True, eq=False)
+class NodeView:
+    """One node as the scheduler sees it."""
+
+    name: NodeName
+    place: int
+    """Its index in whatever has an entry for each node."""
+    version: int = 0
+    """Of the cluster, when this changed last."""
+    refusal: str = UNKNOWN_NODE
+    """Why it is offered to no pod; empty: it is offered."""
+    kind: Kind | None = None
+    """None where it is not offered, as `free`."""
+    free: Free | None = None
+
+
+class ClusterView:
+    """The nodes by name, with the version at which each changed last."""
+
+    def __init__(self, cluster: Cluster, unsettled: Callable[[], Unsettled], clock: Clock) -> None:
+        """`unsettled`: of the client that `cluster` is folded from."""
+        self.version = 0
+        """Rises with each change of a node."""
+        self.nodes: dict[NodeName, NodeView] = {}
+        self.places: dict[NodeName, int] = {}
+        self.resources: frozenset[ResourceName] = frozenset()
+        """All that some node of the cluster offers, or did."""
+        self._cluster, self._unsettled_now, self._clock = cluster, unsettled, clock
+        self._unsettled = Unsettled(frozenset(), frozenset())
+        self._holds: dict[NodeName, NodeHolds] = {}
+        self._labels: dict[NodeName, Mapping[str, str]] = {}
+        self._deleted: set[NodeName] = set()
+        self._free_places: list[int] = []
+        self._changed: dict[NodeName, int] = {}
+        """Node -> version, in the order of the versions."""
+        self._kinds: WeakValueDictionary[object, Kind] = WeakValueDictionary()
+        self._bases: OrderedDict[NodeName, tuple[int, PredictionBasis]] = OrderedDict()
+        self._due: dict[NodeName, None] = dict.fromkeys(cluster.nodes)
+        """The nodes that are to be renewed, in the order of their facts."""
+        self._is_due = anyio.Event()
+        self._started = False
+        """Whether all that the past told of was looked at."""
+        cluster.on_change = self.mark
+
+    def mark(self, node: NodeName) -> None:
+        """Something that is known of this node has changed."""
+        self._due[node] = None
+        self._is_due.set()
+
+    async def run(self, behind: Callable[[], str | None], pause: float) -> None:
+        """Renews nodes as their facts come, for ever, once `behind`, which is asked each `pause` seconds, is None."""
+        while behind() is not None:
+            await self._clock.sleep(pause)
+        turns = Turns(self._clock)
+        while True:
+            self._look()
+            while self._due:
+                self._renew(next(iter(self._due)))
+                await turns.give()
+            self._started = True
+            self._is_due = anyio.Event()
+            await self._is_due.wait()
+
+    def waiting(self) -> str | None:
+        """Readiness: why not every node can be judged at once."""
+        return None if self._started else f"{len(self._due)} nodes are not looked at yet"
+
+    def renew(self) -> None:
+        """Everything that is known counts from now on."""
+        self._look()
+        while self._due:
+            self._renew(next(iter(self._due)))
+
+    @property
+    def size(self) -> int:
+        """One more than the highest place."""
+        return len(self.nodes) + len(self._free_places)
+
+    def changed_since(self, version: int) -> Iterator[NodeView]:
+        """The nodes that changed after this version, the latest first."""
+        for node in reversed(self._changed):
+            if self._changed[node] <= version:
+                return
+            yield self.nodes[node]
+
+    def holds(self, node: NodeName) -> NodeHolds:
+        """What is held on a node. Whoever changes it calls `mark`."""
+        return self._holds.setdefault(node, NodeHolds())
+
+    def labels(self, node: NodeName) -> Mapping[str, str]:
+        """Those of its Kubernetes Node; empty while they are not known."""
+        return self._labels.get(node, {})
+
+    def label(self, node: NodeName, labels: Mapping[str, str]) -> None:
+        """There is a Kubernetes Node of this name, with these labels."""
+        self._labels[node] = dict(labels)
+        if node in self._deleted:
+            self._deleted.remove(node)
+            self.mark(node)
+
+    def forget(self, node: NodeName) -> None:
+        """The Kubernetes Node was deleted: it is not offered until `label` tells of another one."""
+        self._labels.pop(node, None)
+        self._holds.pop(node, None)
+        self._deleted.add(node)
+        self.mark(node)
+
+    def labelled(self, label: str, value: str) -> Iterator[Kind]:
+        """The kinds of the offered nodes whose Kubernetes Node has this label, by name of the node."""
+        for name in sorted(self._labels):
+            view = self.nodes.get(name)
+            if view is not None and view.kind is not None and self._labels[name].get(label) == value:
+                yield view.kind
+
+    def playing(self, machine: str) -> Iterator[Kind]:
+        """The kinds of the offered nodes that play this described machine, by name."""
+        for name in sorted(self.nodes):
+            kind, announced = self.nodes[name].kind, self._cluster.member(name).state.topology
+            if kind is not None and announced is not None and announced.source == DESCRIBED + machine:
+                yield kind
+
+    def basis(self, node: NodeView) -> PredictionBasis:
+        """What predictions for an offered node stand on, with what is held there."""
+        kept = self._bases.get(node.name)
+        if kept is None or kept[0] != node.version:
+            kept = node.version, self.basis_of(self._cluster.member(node.name).state)
+            self._bases[node.name] = kept
+        self._bases.move_to_end(node.name)
+        if len(self._bases) > BASES_KEPT:
+            self._bases.popitem(last=False)
+        return kept[1]
+
+    def basis_of(self, state: NodeState, without: frozenset[str] = frozenset()) -> PredictionBasis:
+        """
+        The same for these facts of a node. `without`: UIDs of pods that count as gone. Raises KubeletUnknown, and
+        InvalidField for rules by which no kubelet starts.
+        """
+        basis = prediction_basis(bare(state), self._clock.wall())
+        check_rules(basis.rules)
+        holds = self._holds.get(state.node)
+        if holds is None or state.usage is None or state.usage.kubelet is None:
+            return basis
+        held = holds.added_to(basis.state, state.usage.kubelet.entries, basis.rules, without)
+        return msgspec.structs.replace(basis, state=held)
+
+    def facts(self, node: NodeName) -> NodeState:
+        """What a node has said. Raises NotFound."""
+        return self._cluster.member(node).state
+
+    def _look(self) -> None:
+        """Which nodes are settled changes without a fact of theirs."""
+        had, self._unsettled = self._unsettled, self._unsettled_now()
+        for before, now in zip(had, self._unsettled, strict=True):
+            self._due.update(dict.fromkeys(before ^ now))
+
+    def _renew(self, node: NodeName) -> None:
+        del self._due[node]
+        if node not in self._cluster or node in self._deleted:
+            self._drop(node)
+            return
+        self.version += 1
+        view = self.nodes.get(node)
+        if view is None:
+            place = self._free_places.pop() if self._free_places else len(self.nodes)
+            view = self.nodes[node] = NodeView(node, place)
+            self.places[node] = place
+        self._changed.pop(node, None)
+        self._changed[node] = view.version = self.version
+        self._judge(view)
+
+    def _judge(self, view: NodeView) -> None:
+        """Whether the node is offered, and of which kind it is."""
+        member = self._cluster.member(view.name)
+        view.kind, view.free, view.refusal = None, None, obstacle(member, self._unsettled)
+        if view.refusal:
+            return
+        usage = member.state.usage
+        if usage is None or usage.kubelet is None or usage.kubelet.rules.unknown:
+            view.refusal = KUBELET_UNKNOWN
+            return
+        try:
+            basis = self.basis_of(member.state)
+        except (Unavailable, InvalidField):
+            view.refusal = KUBELET_UNKNOWN
+            return
+        view.kind, view.free = self._kind(basis), free_of(basis.state, basis.rules)
+        self.resources |= basis.state.hardware.offers_of.keys()
+
+    def _kind(self, basis: PredictionBasis) -> Kind:
+        """The kind of the nodes like this one."""
+        hardware = basis.state.hardware
+        machine = key_of_shape(hardware.shape) if hardware.shape is not hardware else machine_key(hardware)
+        key = machine, digest((basis.rules,)), basis.registered
+        return self._kinds.setdefault(key, Kind(hardware, basis.rules, basis.registered))
+
+    def _drop(self, node: NodeName) -> None:
+        view = self.nodes.pop(node, None)
+        if node not in self._cluster:
+            self._deleted.discard(node)
+        if view is None:
+            return
+        self.version += 1
+        self._free_places.append(self.places.pop(node))
+        self._changed.pop(node)
+        self._bases.pop(node, None)
+
+
+key_of_shape = made_once(machine_key)
+"""`machine_key` of what many nodes share."""

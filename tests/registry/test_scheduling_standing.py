@@ -1,0 +1,135 @@
+"""Which nodes are offered to pods at all, and with which code the others refuse every pod."""
+
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from decision_support import container, machine, pod
+from view_support import SETTLED, Says, asked, tell_all
+
+from topoalign.client.verifying import Unsettled
+from topoalign.core.admission.prediction import kubelet_rules
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import AdmissionRules, Mode, Policy
+from topoalign.registry.cluster import Cluster
+from topoalign.registry.scheduling.scheduler import Scheduler
+from topoalign.registry.scheduling.view import ClusterView
+from topoalign.runtime.clock import ManualClock
+
+NODE = NodeName("node-1")
+RULES = AdmissionRules(mode=Mode.KUBELET, policy=Policy.RESTRICTED, cpu_manager="none", memory_manager="None")
+POD = asked(pod(container("main", gpus=2)))
+
+
+class World:
+    """One node, and a scheduler that hears what it says."""
+
+    def __init__(self, rules: AdmissionRules = RULES) -> None:
+        self.cluster, self.unsettled = Cluster(usage=True), SETTLED
+        self.view = ClusterView(self.cluster, lambda: self.unsettled, ManualClock())
+        self.scheduler = Scheduler(self.view)
+        self.says = Says(NODE, machine(), rules)
+
+    def code(self, node: NodeName = NODE) -> str:
+        """Of the refusal; empty: the pod fits."""
+        filtered = self.scheduler.filter(POD, (node,))
+        return filtered.refused[node].code if node in filtered.refused else ""
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World()
+    tell_all(world.cluster, world.says.all())
+    yield world
+
+
+def test_a_node_is_offered_once_all_of_it_is_known() -> None:
+    world = World()
+    before, codes = world.code(), []
+    for event in world.says.all():
+        tell_all(world.cluster, [event])
+        codes.append(world.code())
+
+    assert ("UnknownNode", ["NodeNotWhole"] * 2 + ["KubeletUnknown", ""]) == (before, codes)
+
+
+def test_a_node_that_does_not_answer_is_not_offered(world: World) -> None:
+    answering = world.code()
+    world.cluster.answers(NODE, False)
+    away = world.code()
+    world.cluster.answers(NODE, True)
+
+    assert ("", "NodeStale", "") == (answering, away, world.code())
+
+
+def test_a_node_with_missing_events_is_not_offered_until_healed(world: World) -> None:
+    """No fact of the node tells of it: the client does."""
+    offered = world.code()
+    world.unsettled = Unsettled(frozenset({NODE}), frozenset())
+    missing = world.code()
+    world.unsettled = SETTLED
+
+    assert ("", "NodeNotWhole", "") == (offered, missing, world.code())
+
+
+def test_a_node_with_a_twin_is_not_offered_until_one_is_alone(world: World) -> None:
+    """C43: no state of two machines under one name is mixed into an offer."""
+    offered = world.code()
+    world.unsettled = Unsettled(frozenset(), frozenset({NODE}))
+    twin = world.code()
+    world.unsettled = SETTLED
+
+    assert ("", "TwinNode", "") == (offered, twin, world.code())
+
+
+def test_a_node_whose_kubelet_tells_no_rules_is_not_offered(world: World) -> None:
+    """Its own settings stand for the kubelet's configuration then, and a guess is no rule."""
+    rules = kubelet_rules(RULES, "not read in time")
+    tell_all(world.cluster, [world.says.usage(rules=rules)])
+    guessed = world.code()
+    tell_all(world.cluster, [world.says.usage()])
+    known = world.code()
+    tell_all(world.cluster, [world.says.usage(rules=msgspec.structs.replace(rules, unknown="", policy="later"))])
+
+    assert ("KubeletUnknown", "", "KubeletUnknown") == (guessed, known, world.code())
+
+
+def test_a_kubelet_that_could_not_start_by_its_rules_is_not_offered() -> None:
+    world = World(msgspec.structs.replace(RULES, max_allowable_numa_nodes=2))
+    tell_all(world.cluster, world.says.all())
+
+    assert "KubeletUnknown" == world.code()
+
+
+def test_a_deleted_node_is_offered_when_there_is_one_again(world: World) -> None:
+    """Its agent may go on speaking for a while."""
+    world.view.label(NODE, {})
+    world.view.forget(NODE)
+    deleted = world.code()
+    tell_all(world.cluster, [world.says.snapshot()])
+    speaking = world.code()
+    world.view.label(NODE, {})
+
+    assert ("UnknownNode", "UnknownNode", "") == (deleted, speaking, world.code())
+
+
+def test_a_node_that_the_registry_forgets_is_unknown(world: World) -> None:
+    offered = world.code()
+    world.cluster.forget(NODE)
+    gone = world.code()
+    other = Says("node-0", machine(gpus=()), RULES)
+    tell_all(world.cluster, other.all())
+    tell_all(world.cluster, world.says.all())
+
+    assert ("", "UnknownNode", "") == (offered, gone, world.code())
+    assert "UnknownResource" == world.code(NodeName("node-0"))
+
+
+def test_devices_that_only_the_kubelet_knows_are_not_predicted(world: World) -> None:
+    """Its checkpoint has GPUs of a plugin, and discovery sees none."""
+    blind = Says("node-2", machine(gpus=()), RULES)
+    tell_all(world.cluster, blind.all())
+    none = world.code(NodeName("node-2"))
+    tell_all(world.cluster, [blind.usage(registered=("nvidia.com/gpu",))])
+
+    assert ("UnknownResource", "DevicesUnknown") == (none, world.code(NodeName("node-2")))

@@ -1,0 +1,209 @@
+"""A cluster of nodes whose facts are made by chance, in the order in which services say them, and its scheduling view."""
+
+from collections.abc import Iterable, Iterator
+from random import Random
+
+import msgspec
+from cluster_support import TIME, heard_of, state_of
+from feasibility_support import some_machine, some_pod, some_rules
+
+from topoalign.client.verifying import Unsettled
+from topoalign.core.admission.admit import decide
+from topoalign.core.admission.kubelet_devices import as_others
+from topoalign.core.admission.prediction import kubelet_rules, prediction_basis
+from topoalign.core.demand.pod_demand import read_pod
+from topoalign.core.model.decisions import Admission
+from topoalign.core.model.errors import InvalidField
+from topoalign.core.model.events import (
+    Allocation,
+    AllocationBound,
+    AllocationGranted,
+    AllocationReleased,
+    AllocationsSnapshot,
+    DeviceHealth,
+    DeviceHealthChanged,
+    Event,
+    HealthState,
+    Owner,
+    TopologyDiscovered,
+    UsageObserved,
+)
+from topoalign.core.model.ids import AllocationID, ContainerName, Namespace, NodeName, PodName
+from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved
+from topoalign.core.model.requests import AdmissionRules, PodRequest
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.shapes import Shapes
+from topoalign.core.state.fold import NodeState
+from topoalign.registry.cluster import Cluster
+from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.scheduler import Scheduler
+from topoalign.registry.scheduling.view import ClusterView
+from topoalign.runtime.clock import ManualClock
+
+SETTLED = Unsettled(frozenset(), frozenset())
+OWNERS = ("p", "q", "r")
+
+
+class Says:
+    """A node that says what its services would say."""
+
+    def __init__(self, name: str, hardware: Topology, rules: AdmissionRules, shapes: Shapes | None = None) -> None:
+        self.node, self.rules = NodeName(name), rules
+        self.hardware = (shapes or Shapes()).interned(hardware)
+        self.revision = 0
+        self.state = NodeState(node=self.node)
+        self.ill: frozenset[str] = frozenset()
+        self.entries: tuple[CheckpointEntry, ...] = ()
+
+    def said(self, event: Event) -> Event:
+        self.state = self.state.apply(event)
+        return event
+
+    def topology(self) -> Event:
+        self.revision += 1
+        return self.said(
+            TopologyDiscovered(
+                node=self.node,
+                epoch=1,
+                revision=self.revision,
+                boot_id="boot",
+                source="described: test",
+                topology=self.hardware,
+            )
+        )
+
+    def health(self) -> Event:
+        self.revision += 1
+        cards = (*self.hardware.gpu_by_id, *self.hardware.nic_by_id, *(other.id for other in self.hardware.others))
+        judged = {
+            each: DeviceHealth(state=HealthState.UNHEALTHY if each in self.ill else HealthState.HEALTHY)
+            for each in cards
+        }
+        return self.said(DeviceHealthChanged(node=self.node, epoch=1, revision=self.revision, devices=judged))
+
+    def usage(self, **kubelet: object) -> Event:
+        self.revision += 1
+        memory = NodeState(node=self.node)
+        for entry in self.entries:
+            memory = memory.holding(Allocation(id=AllocationID(entry.pod_uid + entry.container), memory=entry.memory))
+        observed = KubeletObserved(
+            rules=kubelet_rules(self.rules), entries=self.entries, memory=dict(memory.memory), registered=()
+        )
+        observed = msgspec.structs.replace(observed, **kubelet)
+        usage = UsageObserved(
+            node=self.node, epoch=1, revision=self.revision, containers=(), containers_known=True, kubelet=observed
+        )
+        return self.said(usage)
+
+    def snapshot(self) -> Event:
+        return self.said(
+            AllocationsSnapshot(
+                node=self.node,
+                epoch=self.state.epoch or 5,
+                seq=self.state.seq + 1,
+                allocations=tuple(self.state.allocations.values()),
+                memory=dict(self.state.memory),
+                digest=self.state.digest,
+            )
+        )
+
+    def all(self) -> Iterator[Event]:
+        yield from (self.topology(), self.health(), self.snapshot(), self.usage())
+
+    def grant(self, allocation: Allocation) -> Event:
+        seq = self.state.seq + 1
+        return self.said(AllocationGranted(node=self.node, epoch=self.state.epoch, seq=seq, allocation=allocation))
+
+    def release(self, name: AllocationID) -> Event:
+        seq = self.state.seq + 1
+        fact = AllocationReleased(node=self.node, epoch=self.state.epoch, seq=seq, allocation=name, reason="gone")
+        return self.said(fact)
+
+    def bind(self, name: AllocationID, pod: str, uid: str) -> Event:
+        owner = Owner(namespace=Namespace("default"), pod=PodName(pod), container=ContainerName("c0"))
+        seq = self.state.seq + 1
+        return self.said(
+            AllocationBound(node=self.node, epoch=self.state.epoch, seq=seq, allocation=name, owner=owner, pod_uid=uid)
+        )
+
+    def admit(self, pod: PodRequest, uid: str, *, bound: bool = True) -> Iterator[Event]:
+        """What is said while a kubelet admits a pod: a fact for each resource, then what its checkpoints list."""
+        basis = prediction_basis(self.state, TIME)
+        demand = read_pod(pod, basis.rules)
+        decision = decide(as_others(basis.state, demand), demand)
+        if not isinstance(decision, Admission):
+            return
+        for given in decision.allocations:
+            assert given.owner is not None
+            for resource, ids in given.devices.items():
+                if ids and resource in self.hardware.offers_of:
+                    name = AllocationID(f"{self.state.seq}")
+                    yield self.grant(Allocation(id=name, devices={resource: ids}))
+                    if bound:
+                        seq = self.state.seq + 1
+                        fact = AllocationBound(
+                            node=self.node,
+                            epoch=self.state.epoch,
+                            seq=seq,
+                            allocation=name,
+                            owner=given.owner,
+                            pod_uid=uid,
+                        )
+                        yield self.said(fact)
+            entry = CheckpointEntry(
+                pod_uid=uid,
+                container=given.owner.container,
+                cpus=given.cpus,
+                memory=given.memory,
+                devices=given.devices,
+                mounted=True,
+            )
+            self.entries = (*self.entries, entry)
+        yield self.usage()
+
+    def end(self, uid: str) -> Iterator[Event]:
+        """What is said when a pod has ended and the kubelet has dropped it."""
+        for held in list(self.state.allocations.values()):
+            if held.pod_uid == uid:
+                yield self.release(held.id)
+        self.entries = tuple(each for each in self.entries if each.pod_uid != uid)
+        yield self.usage()
+
+
+def tell_all(cluster: Cluster, events: Iterable[Event]) -> None:
+    """The cluster hears these facts, and that the allocators answer."""
+    for event in events:
+        cluster.apply(heard_of(event, state_of(cluster, event.node), TIME))
+        cluster.answers(event.node, True)
+
+
+def scheduler_of(cluster: Cluster) -> Scheduler:
+    """A scheduler that looks at this cluster from now on, and from nothing."""
+    return Scheduler(ClusterView(cluster, lambda: SETTLED, ManualClock()))
+
+
+def asked(pod: PodRequest, uid: str = "") -> PodToSchedule:
+    return PodToSchedule(uid=uid or f"uid-{pod.name}", request=pod)
+
+
+def some_request(chance: Random, hardware: Topology, name: str) -> PodRequest:
+    """A pod that can be meant under any rules."""
+    while True:
+        pod = some_pod(chance, hardware, name)
+        try:
+            read_pod(pod, AdmissionRules())
+        except InvalidField:
+            continue
+        return pod
+
+
+def some_says(chance: Random, name: str, shapes: Shapes) -> Says:
+    """A node of a machine and rules by chance, under which a kubelet would start."""
+    while True:
+        hardware = some_machine(chance)
+        rules = some_rules(chance, hardware)
+        try:
+            read_pod(some_pod(chance, hardware), rules)
+        except InvalidField:
+            continue
+        return Says(name, hardware, rules, shapes)
