@@ -1,12 +1,14 @@
-"""What every adapter of the API server promises, held against the one in memory."""
+"""What every adapter of the API server promises, held against the one in memory and the one over HTTP to the stand-in."""
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import anyio
 import pytest
 from api_server_support import POD, Followed, shown_pod
 
 from topoalign.core.model.ids import GPU, NodeName
+from topoalign.registry.kubernetes.client import connect_kubernetes
 from topoalign.registry.kubernetes.memory import MemoryKubernetes
 from topoalign.registry.ports import (
     ApiConflict,
@@ -18,7 +20,9 @@ from topoalign.registry.ports import (
     SeenNode,
     Synced,
 )
+from topoalign.runtime.clock import SystemClock
 from topoalign.testing.fake_api_server.cluster import FakeCluster
+from topoalign.testing.fake_api_server.server import fake_api_server
 
 pytestmark = pytest.mark.anyio
 NODE = NodeName("node-1")
@@ -29,9 +33,15 @@ def cluster() -> FakeCluster:
     return FakeCluster()
 
 
-@pytest.fixture(params=["memory"])
-async def api(request: pytest.FixtureRequest, cluster: FakeCluster) -> AsyncIterator[KubernetesApi]:
-    yield MemoryKubernetes(cluster)
+@pytest.fixture(params=["memory", "http"])
+async def api(request: pytest.FixtureRequest, cluster: FakeCluster, tmp_path: Path) -> AsyncIterator[KubernetesApi]:
+    if request.param == "memory":
+        yield MemoryKubernetes(cluster)
+        return
+    async with fake_api_server(cluster, token="secret") as server:
+        kubeconfig = str(server.kubeconfig(tmp_path / "kubeconfig"))
+        async with connect_kubernetes(kubeconfig, SystemClock(), "replica-1") as over_http:
+            yield over_http
 
 
 async def test_a_pod_is_seen_with_all_that_scheduling_looks_at(api: KubernetesApi, cluster: FakeCluster) -> None:

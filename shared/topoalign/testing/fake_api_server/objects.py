@@ -82,6 +82,11 @@ class Objects:
         """The version that a list of now has."""
         return self._versions.newest
 
+    @property
+    def oldest(self) -> int:
+        """The version after which all changes are kept."""
+        return self._forgotten
+
     def get(self, key: Key) -> Object:
         """The object as it is now, not to be changed. Raises ApiError 404."""
         if key not in self._objects:
@@ -143,7 +148,7 @@ class Objects:
     def compact(self) -> None:
         """Forgets all changes, as etcd does every five minutes."""
         self._changes.clear()
-        self._forgotten = self._versions.next()
+        self._forgotten = self._versions.newest
         self.wake()
 
     def wake(self) -> None:

@@ -9,9 +9,6 @@ import msgspec
 from topoalign.core.model.ids import NodeName
 from topoalign.registry.kubernetes import objects
 from topoalign.registry.ports import (
-    ApiConflict,
-    ApiNotFound,
-    ApiRefused,
     GoneNode,
     GonePod,
     Report,
@@ -126,8 +123,7 @@ def node_of(shown: Object) -> SeenNode:
 
 def gone_pod(shown: Object) -> GonePod:
     """The pod, which is gone."""
-    metadata = shown["metadata"]
-    return GonePod(namespace=metadata["namespace"], name=metadata["name"], uid=metadata["uid"])
+    return objects.gone_pod(pod_of(shown))
 
 
 def gone_node(shown: Object) -> GoneNode:
@@ -141,11 +137,4 @@ def answered() -> Iterator[None]:
     try:
         yield
     except ApiError as error:
-        raise failure(error.code, error.message) from error
-
-
-def failure(code: int, message: str) -> ApiConflict | ApiNotFound | ApiRefused:
-    """The port's error for an answer that is final."""
-    if code == 404:
-        return ApiNotFound(message)
-    return ApiConflict(message) if code == 409 else ApiRefused(f"{message} (HTTP status {code})")
+        raise objects.failure(error.code, error.message) from error

@@ -10,10 +10,20 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from topoalign.core.model.errors import Undecodable, clean
+from topoalign.core.model.errors import TopoalignError, Undecodable, clean
 from topoalign.core.model.ids import NodeName
 from topoalign.kubelet.files import manifest
-from topoalign.registry.ports import Report, SeenNode, SeenPod
+from topoalign.registry.ports import (
+    ApiConflict,
+    ApiNotFound,
+    ApiRefused,
+    ApiUnavailable,
+    GoneNode,
+    GonePod,
+    Report,
+    SeenNode,
+    SeenPod,
+)
 
 T = TypeVar("T")
 
@@ -73,6 +83,27 @@ class ShownNode(msgspec.Struct, frozen=True):
     metadata: NodeMetadata
 
 
+class ListMetadata(msgspec.Struct, frozen=True, rename="camel"):
+    """The fields of a list's, or an object's, `metadata` that following needs."""
+
+    resource_version: str = ""
+    next_page: str | None = msgspec.field(name="continue", default=None)
+
+
+class Versioned(msgspec.Struct, frozen=True):
+    """Any object."""
+
+    metadata: ListMetadata
+
+
+class Status(msgspec.Struct, frozen=True):
+    """A v1 Status: why a request was refused."""
+
+    code: int = 0
+    reason: str = ""
+    message: str = ""
+
+
 def seen_pod(shown: ShownPod) -> SeenPod:
     """The pod as the registry looks at it."""
     metadata, spec, status = shown.metadata, shown.spec or PodSpec(), shown.status or PodStatus()
@@ -93,6 +124,37 @@ def seen_node(shown: ShownNode) -> SeenNode:
     """The node as the registry looks at it."""
     metadata = shown.metadata
     return SeenNode(name=NodeName(metadata.name), uid=metadata.uid, labels=metadata.labels or {})
+
+
+def gone_pod(pod: SeenPod) -> GonePod:
+    """What the pod is when it is gone."""
+    return GonePod(namespace=pod.namespace, name=pod.name, uid=pod.uid)
+
+
+def read_pod(raw: bytes | msgspec.Raw) -> tuple[SeenPod, GonePod]:
+    """A pod, and what it is when it is gone. Raises Undecodable."""
+    pod = seen_pod(decoded(raw, ShownPod))
+    return pod, gone_pod(pod)
+
+
+def read_node(raw: bytes | msgspec.Raw) -> tuple[SeenNode, GoneNode]:
+    """A node, and what it is when it is gone. Raises Undecodable."""
+    node = seen_node(decoded(raw, ShownNode))
+    return node, GoneNode(name=node.name)
+
+
+def version_of(raw: msgspec.Raw) -> str:
+    """Raises Undecodable."""
+    return decoded(raw, Versioned).metadata.resource_version
+
+
+def failure(code: int, message: str) -> TopoalignError:
+    """The port's error for an answer with this HTTP status."""
+    if code in (408, 429) or code >= 500:
+        return ApiUnavailable(f"HTTP status {code}: {message}")
+    if code == 404:
+        return ApiNotFound(message)
+    return ApiConflict(message) if code == 409 else ApiRefused(f"HTTP status {code}: {message}")
 
 
 def decoded(raw: bytes | msgspec.Raw, kind: type[T]) -> T:

@@ -1,0 +1,138 @@
+"""The port to the API server over HTTP."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx2
+import msgspec
+from lightkube.config.client_adapter import AsyncClient, ConnectionParams
+from lightkube.config.kubeconfig import KubeConfig, SingleConfig
+from lightkube.config.models import User
+from lightkube.core.exceptions import ConfigError
+
+from topoalign.core.model.errors import InvalidField, clean
+from topoalign.core.model.ids import NodeName
+from topoalign.core.ports import Clock
+from topoalign.registry.kubernetes import objects
+from topoalign.registry.kubernetes.requests import CALL_SECONDS, CONNECT_SECONDS, Requests
+from topoalign.registry.kubernetes.watching import SILENT_SECONDS, Kind, Watch
+from topoalign.registry.ports import ApiNotFound, GoneNode, GonePod, Report, SeenNode, SeenPod, Synced
+
+IN_CLUSTER = "in-cluster"
+MERGE_PATCH = "application/merge-patch+json"
+APPLY_PATCH = "application/apply-patch+yaml"
+TOPOLOGIES = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
+
+
+class Version(msgspec.Struct, frozen=True):
+    """What /version answers. Some distributions write `36+`."""
+
+    major: str
+    minor: str
+
+
+class HttpKubernetes:
+    """The API server; `instance` names this replica in Events."""
+
+    def __init__(self, requests: Requests, clock: Clock, instance: str, silent_seconds: float = SILENT_SECONDS) -> None:
+        self._requests, self._clock, self._instance = requests, clock, instance
+        self._pods = Watch(self._requests, clock, Kind("/api/v1/pods", objects.read_pod), silent_seconds)
+        self._nodes = Watch(self._requests, clock, Kind("/api/v1/nodes", objects.read_node), silent_seconds)
+
+    @property
+    def trouble(self) -> str | None:
+        """As the port says."""
+        return self._pods.trouble or self._nodes.trouble
+
+    def pods(self) -> AsyncIterator[SeenPod | GonePod | Synced]:
+        """As the port says; one follower at a time."""
+        return self._pods.follow()
+
+    def nodes(self) -> AsyncIterator[SeenNode | GoneNode | Synced]:
+        """As the port says; one follower at a time."""
+        return self._nodes.follow()
+
+    async def pod(self, namespace: str, name: str) -> SeenPod | None:
+        """As the port says."""
+        try:
+            return objects.read_pod(await self._requests.get(pod_path(namespace, name)))[0]
+        except ApiNotFound:
+            return None
+
+    async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
+        """As the port says."""
+        body = objects.binding(namespace, name, uid, node)
+        await self._requests.send("POST", f"{pod_path(namespace, name)}/binding", body)
+
+    async def delete(self, namespace: str, name: str, uid: str) -> None:
+        """As the port says."""
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+        await self._requests.send("DELETE", pod_path(namespace, name), options)
+
+    async def report(self, report: Report) -> None:
+        """As the port says."""
+        now = datetime.fromtimestamp(self._clock.wall(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        body = objects.event(report, self._instance, now)
+        await self._requests.send("POST", f"/api/v1/namespaces/{quote(report.namespace, '')}/events", body)
+
+    async def wake(self, node: NodeName, text: str) -> None:
+        """As the port says."""
+        await self._requests.send("PATCH", f"/api/v1/nodes/{quote(node, '')}", objects.woken(text), MERGE_PATCH)
+
+    async def apply_topology(self, topology: Mapping[str, Any]) -> None:
+        """As the port says."""
+        path = f"{TOPOLOGIES}/{quote(topology['metadata']['name'], '')}"
+        force = {"fieldManager": objects.REPORTER, "force": "true"}
+        await self._requests.send("PATCH", path, topology, APPLY_PATCH, force)
+
+    async def version(self) -> tuple[int, int]:
+        """As the port says."""
+        found = objects.decoded(await self._requests.get("/version"), Version)
+        return int(found.major.rstrip("+")), int(found.minor.rstrip("+"))
+
+
+def pod_path(namespace: str, name: str) -> str:
+    """The path of a pod."""
+    return f"/api/v1/namespaces/{quote(namespace, '')}/pods/{quote(name, '')}"
+
+
+@asynccontextmanager
+async def connect_kubernetes(
+    where: str,
+    clock: Clock,
+    instance: str,
+    *,
+    call_seconds: float = CALL_SECONDS,
+    silent_seconds: float = SILENT_SECONDS,
+) -> AsyncIterator[HttpKubernetes]:
+    """
+    The API server that `where` names, `in-cluster` or the path of a kubeconfig. It need not be reachable yet.
+
+    Raises InvalidField for a configuration that cannot be used.
+    """
+    try:
+        config = config_of(where)
+        http = AsyncClient(
+            config, ConnectionParams(timeout=httpx2.Timeout(CALL_SECONDS, connect=CONNECT_SECONDS), trust_env=False)
+        )
+    except Exception as error:  # lightkube lets through whatever its parsers raise
+        raise InvalidField(
+            "TOPOALIGN_KUBERNETES",
+            f"{clean(where)} cannot be used: {clean(str(error) or type(error).__name__, 200)}",
+            "give `off`, `in-cluster` in a pod with a service account, or the path of a kubeconfig",
+        ) from error
+    http.headers["Accept-Encoding"] = "identity"  # unpacking a list would hold up the loop longer than reading it
+    async with http:
+        yield HttpKubernetes(Requests(http, call_seconds), clock, instance, silent_seconds)
+
+
+def config_of(where: str) -> SingleConfig:
+    """Raises ConfigError, and whatever a wrong file makes lightkube raise."""
+    config = (KubeConfig.from_service_account() if where == IN_CLUSTER else KubeConfig.from_file(Path(where))).get()
+    if config is None:
+        raise ConfigError("it has no current context")
+    return config if config.user is not None else config._replace(user=User())
