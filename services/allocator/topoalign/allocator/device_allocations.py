@@ -41,9 +41,11 @@ from topoalign.core.model.errors import (
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.placement.parts import marked
+from topoalign.core.placement.reserved import prefer_reserved, reserved_devices
 from topoalign.core.placement.sparing import prefer_sparing
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
+from topoalign.core.state.reservations import NodeReservations
 
 FRESH_SECONDS = 5.0
 """How old an answer of the kubelet may be: where it is older, this process was stopped in between."""
@@ -71,14 +73,15 @@ class DeviceAllocations:
         unbound_seconds: float = 30.0,
         settle_seconds: float = 120.0,
         ensure_fresh: Callable[[], Awaitable[None]] = nothing_to_ask,
+        reserved: Callable[[], NodeReservations] = NodeReservations,
     ) -> None:
         """
         `ensure_fresh` is called before anything is given out: afterwards the health of the devices is confirmed, or is
-        known to be unknown. The seconds are those of `Reconciliation`.
+        known to be unknown. `reserved`: what is reserved on the node now. The seconds are those of `Reconciliation`.
         """
         self._ledger, self._clock, self._pod_resources = ledger, clock, pod_resources
         self._placement = placement
-        self._ensure_fresh = ensure_fresh
+        self._ensure_fresh, self._reserved = ensure_fresh, reserved
         self._reconciliation = Reconciliation(
             ledger,
             clock,
@@ -126,15 +129,18 @@ class DeviceAllocations:
     ) -> tuple[DeviceID, ...]:
         """
         As `AllocatorPort.prefer`. Devices of containers that have ended count as free; the kubelet has `PREFER_SECONDS` to
-        tell which those are.
+        tell which those are. What a reservation keeps for such a question is the answer; else what is reserved is spared.
         """
         at, ended = self._clock.monotonic(), await self.ended()
         ended = self._reconciliation.liveness.dropped(ended, available, must_include, at) if ended else ended
         owned = (without(self.state, ended) if ended else self.state).ownership
         hardware, among = self.state.hardware, marked(self.state.hardware, resource, available)
         offered = available if among is None else among
-        displaced = devices_displaced_by(ended)
-        chosen = prefer_sparing(hardware, owned, resource, offered, must_include, size, self._placement, displaced)
+        reserved, now = self._reserved(), self._clock.monotonic()
+        chosen = prefer_reserved(hardware, reserved, now, resource, offered, must_include, size)
+        if not chosen:
+            kept = {*devices_displaced_by(ended), *reserved_devices(reserved, now, resource)}
+            chosen = prefer_sparing(hardware, owned, resource, offered, must_include, size, self._placement, kept)
         self._preferences.give(resource, frozenset(available) if among is None else among, chosen)
         return chosen
 

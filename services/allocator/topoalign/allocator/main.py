@@ -19,6 +19,7 @@ from topoalign.allocator.requests.absence import lists_nothing
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.requests.kubelet_files import KubeletFiles
 from topoalign.allocator.requests.kubelet_watch import KubeletWatch
+from topoalign.allocator.reservations import Reservations
 from topoalign.allocator.service import Allocator, refuse_twin
 from topoalign.allocator.settings import AllocatorSettings
 from topoalign.allocator.takeover import Vacancy, hardware_known, open_in_turn, wait_for_successor
@@ -28,11 +29,12 @@ from topoalign.runtime.settings import from_environment
 
 class KubeletSide(NamedTuple):
     """
-    The parts of an allocator whose node has a kubelet: its PodResources, what it allocated, the device plugins, and the
-    watch of its files.
+    The parts of an allocator whose node has a kubelet: its PodResources, what is reserved, what it allocated, the device
+    plugins, and the watch of its files.
     """
 
     pod_resources: PodResourcesClient
+    reservations: Reservations
     allocations: DeviceAllocations
     front: KubeletFront
     watch: KubeletWatch
@@ -72,6 +74,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
             admissions,
             kubelet.allocations if kubelet is not None else None,
             reconcile_seconds=settings.reconcile_seconds,
+            reservations=kubelet.reservations if kubelet is not None else None,
             hub=context.hub,
         )
         context.figures.extend(figures(allocator, lambda: len(journal.set_aside), lambda: journal.syncs))
@@ -94,6 +97,7 @@ def kubelet_side(
 ) -> KubeletSide:
     """Builds the parts for a node with a kubelet from the settings; nothing runs yet. Raises InvalidField."""
     rules, pod_resources = settings.rules, PodResourcesClient(settings.pod_resources, Path(settings.kubelet_dir))
+    reservations = Reservations(ledger, context.hub or context.bus, context.clock)
     allocations = DeviceAllocations(
         ledger,
         context.clock,
@@ -102,6 +106,7 @@ def kubelet_side(
         gone_seconds=settings.gone_seconds,
         settle_seconds=settings.settle_seconds,
         ensure_fresh=hardware_watch.ensure_fresh,
+        reserved=reservations.current,
     )
     front = KubeletFront(
         allocations,
@@ -119,7 +124,7 @@ def kubelet_side(
         settle_seconds=settings.settle_seconds,
     )
     watch = KubeletWatch(ledger, files, context.clock, pod_resources.devices, allocations.ended)
-    return KubeletSide(pod_resources, allocations, front, watch)
+    return KubeletSide(pod_resources, reservations, allocations, front, watch)
 
 
 def tell_state(context: Context, allocator: Allocator, kubelet: KubeletSide | None, containers: Containers) -> None:

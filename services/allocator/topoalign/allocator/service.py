@@ -18,6 +18,7 @@ from topoalign.allocator.ledger.outbox import Outbox
 from topoalign.allocator.reconciliation.usage import UsageTeller
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.requests.standing import Standings
+from topoalign.allocator.reservations import Reservations
 from topoalign.core import wire
 from topoalign.core.model.errors import StateFault, Unavailable, clean
 from topoalign.core.model.ids import NodeName
@@ -47,15 +48,18 @@ class Allocator:
         device_allocations: DeviceAllocations | None,
         *,
         reconcile_seconds: float,
+        reservations: Reservations | None = None,
         hub: Bus | None = None,
     ) -> None:
         """
-        `device_allocations`: None on a node whose devices no kubelet hands out; else it is reconciled every
-        `reconcile_seconds`. `hub`: the bus that everybody hears, if `bus` is a shorter way to the services of this process.
+        `device_allocations`, `reservations`: None on a node whose devices no kubelet hands out; else the first are
+        reconciled every `reconcile_seconds`. `hub`: the bus that everybody hears, if `bus` is a shorter way to the services
+        of this process.
         """
         self._reconcile_seconds = reconcile_seconds
         self.ledger, self.hardware_watch = ledger, hardware_watch
         self.admissions, self.device_allocations = admissions, device_allocations
+        self.reservations = reservations
         self.outbox = Outbox(ledger, bus, clock)
         self.usage = UsageTeller(ledger, bus, clock, hub or bus)
         self._bus, self._clock = bus, clock
@@ -75,6 +79,8 @@ class Allocator:
                 tasks.start_soon(self.device_allocations.owner_polls.run)
                 tasks.start_soon(self.usage.run)
                 tasks.start_soon(self.usage.watch)
+            if self.reservations is not None:
+                tasks.start_soon(self.reservations.run)
             task_status.started()
 
     async def _reconcile(self, device_allocations: DeviceAllocations) -> None:

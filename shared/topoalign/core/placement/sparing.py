@@ -24,16 +24,16 @@ def prefer_sparing(
     must_include: Sequence[DeviceID],
     size: int,
     placement: str,
-    displaced: Collection[DeviceID] = (),
+    kept: Collection[DeviceID] = (),
 ) -> tuple[DeviceID, ...]:
-    """As `prefer`, of devices that nobody holds if there are enough. `displaced`: what counts as held besides."""
+    """As `prefer`, of devices that nobody holds if there are enough. `kept`: what counts as held besides."""
     among, required = available, must_include
     offered = available if isinstance(available, MarkedDevices) else frozenset(available)
     if all(map(offered.__contains__, must_include)) and len(must_include) <= size <= len(available):
         held = {*held_among(topology, ownership, resource, offered)}
-        if displaced:
-            kept = ownership.set_of(displaced)
-            held.update(device for device in offered if kept.overlaps(ownership.holding(device)))
+        if kept:
+            spared = ownership.set_of(kept)
+            held.update(device for device in offered if spared.overlaps(ownership.holding(device)))
         held.difference_update(must_include)
         if held and isinstance(available, MarkedDevices) and len(available) - len(held) >= size:
             among = available.without(held)

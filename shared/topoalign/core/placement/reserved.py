@@ -1,0 +1,70 @@
+"""
+What reservations say to a kubelet that asks which devices it should take.
+
+GetPreferredAllocation names neither pod nor container. The answer is the reserved part that fits the question: devices of
+the resource, as many as are asked for, all of them available, those among them that must be included. Of several that fit,
+one of a container that has got another of its parts comes first, because the kubelet asks for the resources of a container
+one after the other; then the one that was reserved first. Parts of one size are interchangeable, and which pod has which is
+known once the kubelet names the owner. Example:
+
+    reserved: for pod a GPU-0, GPU-1 and mlx5_0; for pod b GPU-4, GPU-5 and mlx5_4
+    asked for 2 of all GPUs: GPU-0, GPU-1; then for 1 of all NICs: mlx5_0, because pod a's GPUs are given by now
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+
+from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.state.reservations import NodeReservations, Part
+
+
+def prefer_reserved(
+    topology: Topology,
+    reserved: NodeReservations,
+    now: float,
+    resource: ResourceName,
+    available: Collection[DeviceID],
+    must_include: Sequence[DeviceID],
+    size: int,
+) -> tuple[DeviceID, ...]:
+    """
+    The devices reserved at monotonic second `now` that fit the question, in the hardware's order; () where none do.
+
+    A part of which the node has shown something is given already, and fits no more.
+    """
+    offered, required = frozenset(available), frozenset(must_include)
+    begun = {(part.pod_uid, part.container) for part in reserved.shown}
+    fitting = [
+        (container not in begun, devices)
+        for container, devices in parts_of(reserved, now, resource)
+        if len(devices) == size and required <= devices <= offered
+    ]
+    if not fitting:
+        return ()
+    chosen = min(fitting, key=lambda each: each[0])[1]
+    return tuple(device for device in topology.devices.get(resource, {}) if device in chosen)
+
+
+def parts_of(
+    reserved: NodeReservations, now: float, resource: ResourceName
+) -> Iterator[tuple[tuple[str, str], frozenset[DeviceID]]]:
+    """(pod UID, container) and all its devices of the resource, where none of them is given yet, the oldest first."""
+    for each in reserved.reservations:
+        if reserved.until[each.pod_uid] <= now:
+            continue
+        for container in each.containers:
+            devices = frozenset(container.devices.get(resource, ()))
+            given = (Part(each.pod_uid, container.container, resource, device) in reserved.shown for device in devices)
+            if devices and not any(given):
+                yield (each.pod_uid, container.container), devices
+
+
+def reserved_devices(reserved: NodeReservations, now: float, resource: ResourceName) -> frozenset[DeviceID]:
+    """All devices of a resource that are reserved at monotonic second `now` and not given yet, companions included."""
+    return frozenset(
+        device
+        for each in reserved.held(now)
+        for container in each.containers
+        for devices in (container.devices, container.companions)
+        for device in devices.get(resource, ())
+    )

@@ -1,0 +1,125 @@
+"""Reservations that are heard on the bus steer what the kubelet is told to take; nothing is given out because of them."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+from device_allocations_support import GPUS, Node
+from reservation_support import changed, container, ids, reservation
+
+from topoalign.allocator.reservations import Reservations
+from topoalign.core import wire
+from topoalign.core.model.events import AllocationDeviated, ReservationsChanged
+from topoalign.core.model.ids import GPU, DeviceID, NodeName
+from topoalign.core.ports import Message
+from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.tasks import background
+
+pytestmark = pytest.mark.anyio
+
+
+class ReservedNode(Node):
+    """A node that follows its reservations on a bus in memory."""
+
+    def __init__(self) -> None:
+        self.bus = MemoryBus()
+        self.reservations: Reservations
+        super().__init__(reserved=lambda: self.reservations.current())
+        self.reservations = Reservations(self.ledger, self.bus, self.clock)
+
+    async def say(self, message: Message) -> None:
+        await self.bus.publish(message)
+        await self.clock.advance(0)
+
+    async def reserve(self, event: ReservationsChanged) -> None:
+        await self.say(wire.encode(event, 0.0))
+
+    async def preferred(self, size: int, *available: DeviceID) -> set[DeviceID]:
+        return {*await self.device_allocations.prefer(GPU, available or GPUS, (), size)}
+
+
+@asynccontextmanager
+async def following() -> AsyncIterator[ReservedNode]:
+    node = ReservedNode()
+    async with background() as tasks:
+        tasks.start_soon(node.reservations.run)
+        await node.clock.advance(0)
+        yield node
+
+
+async def test_a_reservation_is_the_answer_where_it_fits() -> None:
+    async with following() as node:
+        await node.reserve(changed(reservation("a", container("GPU-1", "GPU-6"))))
+
+        assert {*ids("GPU-1", "GPU-6")} == await node.preferred(2)
+
+
+async def test_what_is_reserved_is_spared_while_there_are_others() -> None:
+    async with following() as node:
+        await node.reserve(changed(reservation("a", container(*GPUS[:6]))))
+
+        assert {*GPUS[6:]} == await node.preferred(2)
+        assert {*GPUS[6:]} <= await node.preferred(3)
+
+
+async def test_two_pods_of_one_kind_get_each_its_own_reservation() -> None:
+    async with following() as node:
+        pods = [reservation("a", container("GPU-1", "GPU-6")), reservation("b", container("GPU-2", "GPU-5"))]
+        await node.reserve(changed(*pods))
+        found = []
+        for _ in pods:
+            found.append(await node.preferred(2))
+            await node.device_allocations.allocate(GPU, [sorted(found[-1])])
+
+        assert [{*ids("GPU-1", "GPU-6")}, {*ids("GPU-2", "GPU-5")}] == found
+
+
+async def test_a_reservation_ends_with_its_seconds_and_by_the_next_message() -> None:
+    async with following() as node:
+        plain = await node.preferred(2)
+        await node.reserve(changed(reservation("a", container("GPU-1", "GPU-6"), seconds=5.0)))
+        lasting = await node.preferred(2)
+        await node.clock.advance(5)
+        over = await node.preferred(2)
+        await node.reserve(changed(reservation("b", container("GPU-1", "GPU-6")), seq=2))
+        await node.reserve(changed(seq=3))
+
+        assert ({*ids("GPU-1", "GPU-6")}, plain, plain) == (lasting, over, await node.preferred(2))
+
+
+async def test_other_devices_than_the_reserved_ones_are_adopted_and_told() -> None:
+    async with following() as node:
+        await node.reserve(changed(reservation("a", container("GPU-1", "GPU-6"))))
+        await node.preferred(2)
+        await node.device_allocations.allocate(GPU, [[GPUS[2], GPUS[3]]])
+
+        (deviation,) = node.said(AllocationDeviated)
+        assert (ids("GPU-1", "GPU-6"), (GPUS[2], GPUS[3])) == (deviation.preferred, deviation.allocated)
+
+
+async def test_a_start_reads_the_newest_message() -> None:
+    node = ReservedNode()
+    await node.reserve(changed(reservation("a", container("GPU-0", "GPU-7"))))
+    await node.reserve(changed(reservation("b", container("GPU-1", "GPU-6")), seq=2))
+    async with background() as tasks:
+        tasks.start_soon(node.reservations.run)
+        await node.clock.advance(0)
+
+        assert {*ids("GPU-1", "GPU-6")} == await node.preferred(2)
+
+
+async def test_a_message_that_is_no_reservation_of_the_node_is_passed_over() -> None:
+    async with following() as node:
+        sound = changed(reservation("a", container("GPU-1", "GPU-6")))
+        await node.reserve(sound)
+        other = wire.encode(changed(seq=2), 0.0)
+        await node.say(msgspec.structs.replace(other, body=b"{"))
+        await node.say(
+            msgspec.structs.replace(
+                wire.encode(msgspec.structs.replace(sound, node=NodeName("node-2"), seq=3), 0.0), subject=other.subject
+            )
+        )
+
+        assert 2 == node.reservations.unreadable
+        assert {*ids("GPU-1", "GPU-6")} == await node.preferred(2)
