@@ -32,6 +32,7 @@ from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.demand.quantities import Quantities, asked, pod_wide
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import Policy, Qos, Scope
+from topoalign.core.policy import POLICIES
 from topoalign.core.scoring.zones import Amounts, Zone
 
 BEST = 100
@@ -91,7 +92,7 @@ def numa_score(kind: NumaScore, need: NumaNeed, zones: Sequence[Zone]) -> int:
     by_pod = need.scope == Scope.POD
     if kind is NumaScore.LEAST_NUMA_NODES:
         return fewest_nodes((need.whole,) if by_pod else need.containers, zones, need.most_nodes)
-    if need.policy != Policy.SINGLE_NUMA_NODE:
+    if not POLICIES[Policy(need.policy)].single_node:
         return 0
     score = STRATEGIES[kind]
     parts = (need.whole,) if by_pod else need.containers
