@@ -44,7 +44,7 @@ def test_verdict_from_amounts_is_that_of_the_decision(first: int) -> None:
             if got is not None:
                 decision = decide(state, demand)
                 assert (decision.code if isinstance(decision, Refusal) else "") == got, (seed, number)
-    assert answered[True] > answered[False]
+    assert answered[True] > 4 * answered[False]
 
 
 def test_machines_with_equal_keys_have_equal_needs() -> None:

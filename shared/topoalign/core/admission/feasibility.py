@@ -9,50 +9,33 @@ kind of machine and demand (`need_of`), and of a node only what is free on them 
 
 The policies restricted and single-numa-node admit a pod where one preferred set has all that is asked for, because the
 kubelet's merge prefers nothing but equal sets (v1.36.3, topologymanager, mergePermutation). The rest is totals. Where more
-than amounts decides, `decide` has to be asked: several containers that are aligned one by one, memory that no preferred
-set has under a policy that admits all the same, more than eight NUMA nodes under a policy that aligns.
+than amounts decides, `decide` has to be asked: several containers of which one is aligned to several NUMA nodes, memory that
+no preferred set has under a policy that admits all the same, more than eight NUMA nodes under a policy that aligns.
 """
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 
 import msgspec
 
 from topoalign.core.admission.alignment import NotAligned
-from topoalign.core.admission.free_amounts import Free
+from topoalign.core.admission.container_amounts import Step, lacking_in, step_of
+from topoalign.core.admission.free_amounts import Amount, Free, without
 from topoalign.core.admission.preferred_sets import near, preferred_sets
-from topoalign.core.cpu_assignment.packed import NotEnoughCpus
-from topoalign.core.demand.pod_demand import ContainerDemand, PodDemand
+from topoalign.core.admission.several_containers import are_separable, asks_alike, disjoint, totals_decide
+from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
 from topoalign.core.hints.preconditions import check_decidable
 from topoalign.core.hints.rules import MOST_LISTED
 from topoalign.core.model.errors import NoFit
-from topoalign.core.model.ids import CPU, DeviceID, NodeName, ResourceName
-from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode, Scope
+from topoalign.core.model.ids import CPU, NodeName
+from topoalign.core.model.requests import Mode, Scope
 from topoalign.core.model.topology.bitmask import several
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.placement.cpus import NotEnoughCores, SplitCore
-from topoalign.core.placement.devices import NoHealthyDevice, NotEnoughDevices, TooLarge, check_amount
 from topoalign.core.placement.memory import MemoryGroupsWouldMix, MemoryNotExtendable, NotEnoughMemory
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
 from topoalign.core.state.fold import announced
-
-Amount = tuple[ResourceName, int]
-
-
-class Step(msgspec.Struct, frozen=True):
-    """What one container is given, after it was aligned."""
-
-    devices: tuple[tuple[ResourceName, int, bool], ...]
-    """In the order in which they are given; True: more than a container may ask for."""
-    cpus: int
-    whole_cores: bool
-    """Whether the CPUs are given in whole cores."""
-    splits_core: bool
-    """Whether they are, and these are none."""
-    stays: bool
-    """Whether later containers do without what it has: False for plain init containers."""
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +49,8 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the policy refuses a pod that no preferred set has room for."""
     near: tuple[Amount, ...]
     """What a preferred set must have: CPUs, and devices of which a NUMA node is known."""
+    unplaced: tuple[Amount, ...]
+    """Devices of which no NUMA node is known."""
     memory: tuple[Amount, ...]
     preferred: tuple[int, ...]
     """The sets of NUMA nodes that are preferred on the empty machine, the one to align to first."""
@@ -74,39 +59,64 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
     open: bool
     """Whether the policy leaves the alignment open where it would be to all NUMA nodes."""
     steps: tuple[Step, ...]
-    """One for each container that asks for something, in the order in which they are given it."""
+    """One for each container that is given something once this is aligned, in their order."""
+    rest: "Need | None"
+    """What the containers after these come to."""
+    complete: bool
+    """Whether nothing else refuses the pod; if not, amounts decide no more than that it is refused."""
 
 
 def need_of(topology: Topology, demand: PodDemand) -> Need | None:
     """What a demand comes to on a machine. None: more than amounts decides."""
-    rules, policy = demand.rules, POLICIES[demand.rules.policy]
-    asking = [each for each in demand.containers if each.devices or each.cpus or each.memory]
-    one = asking[0] if asking else demand.containers[0]
-    single = len(asking) <= 1 and (
-        rules.scope is Scope.CONTAINER
-        or (one.devices, one.cpus, one.memory) == (demand.devices, demand.cpus, demand.memory)
-    )
+    rules = demand.rules
     if rules.mode is not Mode.KUBELET or not are_listed(topology, demand):
         return None
-    if not single and not are_totals(topology, demand, asking):
-        return None
-    aligned = one if single else demand
+    asking = [each for each in demand.containers if each.devices or each.cpus or each.memory]
+    one = asking[0] if asking else demand.containers[0]
+    if len(asking) <= 1 and (rules.scope is Scope.CONTAINER or asks_alike(one, demand)):
+        return need_of_part(topology, demand, one, asking)
+    if totals_decide(topology, demand, asking):
+        return need_of_part(topology, demand, demand, asking)
+    if not are_separable(topology, demand, asking):
+        if rules.scope is Scope.POD:
+            return need_of_part(topology, demand, demand, [], complete=False)
+        return need_of_part(topology, demand, one, [one], complete=False)
+    rest: Need | None = None
+    for each in reversed(asking):
+        rest = need_of_part(topology, demand, each, [each], rest)
+    return rest
+
+
+def need_of_part(
+    topology: Topology,
+    demand: PodDemand,
+    aligned: Demand,
+    given: Sequence[ContainerDemand],
+    rest: Need | None = None,
+    *,
+    complete: bool = True,
+) -> Need:
+    """The same for what is aligned as one: the containers that are `given` something then, and the rest of the pod."""
+    rules, policy = demand.rules, POLICIES[demand.rules.policy]
     devices = {name: amount for name, amount in aligned.devices.items() if name in topology.devices}
     placed = tuple(name for name in devices if any(topology.devices[name].values()))
     strict = not policy.admits(NO_AFFINITY)
-    looks = policy.asks and (strict or bool(demand.memory))
+    looks = policy.asks and (strict or bool(aligned.memory))
     return Need(
         refused=refused(topology, demand),
         asks=policy.asks,
         strict=strict,
         near=(*((name, devices[name]) for name in placed), *(((CPU, aligned.cpus),) if aligned.cpus else ())),
+        unplaced=tuple((name, amount) for name, amount in devices.items() if name not in placed),
         memory=tuple(aligned.memory.items()),
         preferred=preferred_sets(topology, rules, aligned, placed, memory=True) if looks else (),
         without_memory=preferred_sets(topology, rules, aligned, placed, memory=False)
-        if looks and demand.memory
+        if looks and aligned.memory
         else (),
         open=policy.single_node,
-        steps=tuple(step_of(topology, rules, each) for each in asking),
+        steps=tuple(step_of(topology, rules, each) for each in given),
+        rest=rest,
+        complete=complete,
     )
 
 
@@ -147,54 +157,6 @@ def are_listed(topology: Topology, demand: PodDemand) -> bool:
     return 0 < len(nodes) <= MOST_LISTED and nodes >= topology.cpu_topology.in_node.keys()
 
 
-def are_totals(topology: Topology, demand: PodDemand, asking: Sequence[ContainerDemand]) -> bool:
-    """
-    Whether several containers are admitted where the totals suffice once they are aligned: aligned as one pod, or admitted
-    however they are aligned.
-    """
-    rules = demand.rules
-    if not POLICIES[rules.policy].admits(NO_AFFINITY) and rules.scope is not Scope.POD:
-        return False
-    if demand.memory or any(each.memory for each in asking):
-        whole = all(each.memory.keys() <= demand.memory.keys() for each in asking)
-        if rules.scope is not Scope.POD or not POLICIES[rules.policy].asks or not whole:
-            return False
-        if any(each.memory and each.role == "init" for each in asking):
-            return False
-    cpus = topology.cpu_topology
-    even = len({*map(len, cpus.in_core.values())}) == 1 == len({*map(len, cpus.in_socket.values())})
-    if any(each.cpus for each in asking) and (not even or CpuOption.FULL_PCPUS_ONLY in rules.cpu_options):
-        return False
-    return disjoint(*(topology.devices[name] for name in demand.device_names & topology.devices.keys()))
-
-
-def disjoint(*some: Collection[DeviceID]) -> bool:
-    """Whether no device is in two of these."""
-    return len(frozenset().union(*some)) == sum(map(len, some))
-
-
-def step_of(topology: Topology, rules: AdmissionRules, container: ContainerDemand) -> Step:
-    """What a container is given on this machine. The kubelet passes over resources that nobody lists."""
-    known = ((name, amount) for name, amount in container.devices.items() if name in topology.devices)
-    whole, per_core = CpuOption.FULL_PCPUS_ONLY in rules.cpu_options, topology.cpu_topology.cpus_per_core
-    return Step(
-        devices=tuple((name, amount, is_too_large(topology, name, amount)) for name, amount in known),
-        cpus=container.cpus,
-        whole_cores=whole,
-        splits_core=whole and per_core > 0 and container.cpus % per_core > 0,
-        stays=container.role != "init",
-    )
-
-
-def is_too_large(topology: Topology, resource: ResourceName, amount: int) -> bool:
-    """Whether a container asks for more of a resource than it may."""
-    try:
-        check_amount(topology, resource, amount)
-    except TooLarge:
-        return True
-    return False
-
-
 def refused(topology: Topology, demand: PodDemand) -> str:
     """The code with which no pod like this is decided on the machine, whatever is free; empty where it is."""
     try:
@@ -211,16 +173,26 @@ def verdict(need: Need, free: Free) -> str | None:
     if free.cpus < 0 and any(step.cpus for step in need.steps):
         return None
     chosen = first_with_room(need.preferred, need.near, need.memory, free)
-    if chosen or not need.memory:
-        return NotAligned.code if need.strict and not chosen else lacking(need, free)
-    nowhere = not has_memory_anywhere(need, free)
+    if not chosen and need.strict and not need.memory:
+        return NotAligned.code
+    code = lacking_without_memory(need, free) if need.memory and not chosen else lacking(need, free)
+    if code != "" or (need.rest is None and need.complete):
+        return code
+    if need.rest is None or not chosen or (several(chosen) and (need.near or need.memory)):
+        return None
+    return verdict(need.rest, without(free, chosen, need.near, need.memory, need.unplaced))
+
+
+def lacking_without_memory(need: Need, free: Free) -> str | None:
+    """The verdict where no preferred set has all, memory included."""
+    nowhere, chosen = not has_memory_anywhere(need, free), 0
     if nowhere:
         chosen = first_with_room(need.without_memory, need.near, (), free)
     if need.strict and not chosen:
         return NotAligned.code
-    if len(need.steps) > 1:
+    if len(need.steps) != 1:
         return None
-    if code := lacking(need, free):
+    if (code := lacking(need, free)) != "":
         return code
     if not need.asks or (nowhere and need.open and chosen == len(free.usable) - 1):
         return NotEnoughMemory.code if nowhere else ""
@@ -246,37 +218,26 @@ def first_with_room(sets: tuple[int, ...], near: tuple[Amount, ...], memory: tup
 
 
 def has_memory_anywhere(need: Need, free: Free) -> bool:
-    """Whether any set of NUMA nodes has the memory."""
-    return any(all(free.within[name][number] >= amount for name, amount in need.memory) for number in free.largest)
+    """Whether any set of NUMA nodes has the memory. The largest are those that may be in use, and all others together."""
+    largest = (*free.reusable, len(free.usable) - 1 & ~free.used)
+    return any(
+        free.usable[number] and all(free.within[name][number] >= amount for name, amount in need.memory)
+        for number in largest
+    )
 
 
-def lacking(need: Need, free: Free) -> str:
-    """The code of what there is too little of in all, devices or CPUs; empty: of nothing."""
+def lacking(need: Need, free: Free) -> str | None:
+    """The code of what there is too little of in all, devices or CPUs; empty: of nothing. None: amounts do not tell."""
     if len(need.steps) == 1:
         return lacking_in(need.steps[0], free.devices, free.cpus, free.whole_cores)
     devices, cpus = dict(free.devices), free.cpus
     for step in need.steps:
-        if code := lacking_in(step, devices, cpus, free.whole_cores):
+        if (code := lacking_in(step, devices, cpus, free.whole_cores)) != "":
             return code
         if step.stays:
             devices.update((name, devices[name] - amount) for name, amount, _ in step.devices)
             cpus -= step.cpus
     return ""
-
-
-def lacking_in(step: Step, devices: Mapping[ResourceName, int], cpus: int, whole_cores: int) -> str:
-    """The same for one container, where so much is free in all."""
-    for name, amount, too_large in step.devices:
-        if too_large:
-            return TooLarge.code
-        free = devices[name]
-        if free < amount:
-            return NoHealthyDevice.code if free < 0 else NotEnoughDevices.code
-    if step.splits_core:
-        return SplitCore.code
-    if step.whole_cores and whole_cores < step.cpus:
-        return NotEnoughCores.code
-    return NotEnoughCpus.code if cpus < step.cpus else ""
 
 
 def lacking_memory(need: Need, free: Free, chosen: int) -> str:

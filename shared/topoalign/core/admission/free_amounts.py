@@ -6,7 +6,7 @@ A set is known by its number in `subsets(topology.node_ids)`: bit i is the i-th 
     2 NUMA nodes with 3 and 4 free GPUs: (0, 3, 4, 7), for no node, the first, the second, both
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 import msgspec
@@ -23,6 +23,8 @@ from topoalign.core.model.requests import AdmissionRules, CpuOption
 from topoalign.core.model.topology.bitmask import Mask, mask_of, several
 from topoalign.core.numa_sets.subsets import subsets
 from topoalign.core.state.fold import NodeState
+
+Amount = tuple[ResourceName, int]
 
 NONE = -1
 """Less than the 0 that are free where all are held."""
@@ -45,8 +47,10 @@ class Free(msgspec.Struct, frozen=True, kw_only=True):
     """Devices, CPUs, and bytes of memory and hugepages: by set of NUMA nodes how much is near one of them."""
     usable: tuple[bool, ...]
     """By set of NUMA nodes: whether a container may use their memory as one group."""
-    largest: tuple[int, ...]
-    """Some usable sets: each other one is a part of one of them."""
+    reusable: frozenset[int]
+    """The usable sets whose nodes a container may have in use."""
+    used: int
+    """The NUMA nodes of whose memory a container has some, as a set."""
 
 
 def free_of(state: NodeState, rules: AdmissionRules) -> Free:
@@ -67,7 +71,7 @@ def free_of(state: NodeState, rules: AdmissionRules) -> Free:
     for name in {name for node in nodes.values() for name in node.free}:
         supplies[name] = {1 << node: each.free.get(name, 0) for node, each in nodes.items()}
     listed = len(machine) <= MOST_LISTED
-    usable, largest = usable_sets(machine, nodes) if nodes and listed else ((), ())
+    reusable, used = in_use(machine, nodes) if nodes and listed else (frozenset[int](), 0)
     return Free(
         devices=devices,
         cpus=cpus,
@@ -75,8 +79,9 @@ def free_of(state: NodeState, rules: AdmissionRules) -> Free:
         within={name: sums(machine, tuple(sorted(there.items()))) for name, there in supplies.items()}
         if listed
         else {},
-        usable=usable,
-        largest=largest,
+        usable=usable_sets(len(machine), reusable, used) if nodes and listed else (),
+        reusable=reusable,
+        used=used,
     )
 
 
@@ -98,16 +103,51 @@ def sums(machine: tuple[int, ...], supply: tuple[tuple[Mask, int], ...]) -> tupl
     return tuple(totals(space.nodes, space.masks, Need(0, {mask: amount for mask, amount in supply if mask})))
 
 
-def usable_sets(machine: tuple[int, ...], nodes: Mapping[int, MemoryNode]) -> tuple[tuple[bool, ...], tuple[int, ...]]:
-    """
-    By set of NUMA nodes, whether a container may use their memory as one group; and the largest of these sets.
-
-    Usable are the sets of unused nodes, a node that is used alone, and a group that is used as this very group.
-    """
-    space = subsets(machine)
+def in_use(machine: tuple[int, ...], nodes: Mapping[int, MemoryNode]) -> tuple[frozenset[int], int]:
+    """The sets of NUMA nodes whose memory may be used though it may be in use: alone, or as the group as which it is."""
+    numbers = subsets(machine).numbers
     used = mask_of(node for node, each in nodes.items() if each.used)
     kept = {1 << node for node in machine} | {each.group for each in nodes.values() if each.used}
-    agreeing = {mask for mask in kept if mask in space.numbers and groups_agree(nodes, mask)}
-    usable = tuple(mask in agreeing or (several(mask) and not mask & used) for mask in space.masks)
-    largest = agreeing | {space.masks[-1] & ~used}
-    return usable, tuple(number for number in sorted(map(space.numbers.__getitem__, largest)) if usable[number])
+    agreeing = frozenset(numbers[mask] for mask in kept if mask in numbers and groups_agree(nodes, mask))
+    return agreeing, numbers[used]
+
+
+@lru_cache(maxsize=1 << 12)
+def usable_sets(nodes: int, reusable: frozenset[int], used: int) -> tuple[bool, ...]:
+    """
+    By set of NUMA nodes of a machine with so many, whether a container may use their memory as one group: unused ones, one
+    that is used alone, or a group that is used as this very group.
+    """
+    return tuple(number in reusable or (several(number) and not number & used) for number in range(1 << nodes))
+
+
+def without(
+    free: Free, place: int, near: Iterable[Amount], memory: Iterable[Amount], anywhere: Iterable[Amount]
+) -> Free:
+    """
+    What is left after a container got all this: what is `near` and its memory from the one NUMA node of the set `place`.
+
+    `anywhere`: devices of which no NUMA node is known.
+    """
+    devices, within, reusable, used = dict(free.devices), dict(free.within), free.reusable, free.used
+    cpus = free.cpus
+    for name, amount in (*near, *memory):
+        within[name] = tuple(had - amount if number & place else had for number, had in enumerate(within[name]))
+    for name, amount in (*near, *anywhere):
+        if name == CPU:
+            cpus -= amount
+        else:
+            devices[name] -= amount
+    if memory:
+        used |= place
+        reusable = frozenset(each for each in reusable if not several(each) or not each & place)
+    nodes = len(free.usable).bit_length() - 1
+    return Free(
+        devices=devices,
+        cpus=cpus,
+        whole_cores=free.whole_cores,
+        within=within,
+        usable=usable_sets(nodes, reusable, used) if memory else free.usable,
+        reusable=reusable,
+        used=used,
+    )

@@ -69,6 +69,11 @@ class CpuTopology:
         """The average number of CPUs of a last-level cache, rounded down; 0 without CPUs."""
         return self.cpus // self.uncores if self.uncores else 0
 
+    @cached_property
+    def is_even(self) -> bool:
+        """Whether all cores have equally many CPUs, and all sockets: then the averages are the counts."""
+        return all(len({*map(len, units.values())}) <= 1 for units in (self.in_core, self.in_socket))
+
     @property
     def numa_first(self) -> bool:
         """Whether a NUMA node holds whole sockets rather than the other way round."""
