@@ -1,0 +1,288 @@
+"""
+The reservations of all nodes: heard from every registry, and written by compare-and-set.
+
+The newest message of a node's subject has all of its reservations (`core.state.reservations`). A change is published with
+the position of the message that it stands on. If another registry has written meanwhile, the stream refuses it: what is
+newest is read, and whoever wanted the change decides anew (`BusConflict`). So a registry that has been asleep writes nothing
+of what it believed before. Changes of several nodes are one atomic batch: all are stored or none.
+
+A reservation ends here when the node shows what was reserved, when its time is over, or when it is cancelled. The first two
+every registry sees by itself; they are written with the next change of the node, or by whoever wrote the newest message,
+within a second. If that one is gone, another writes it some seconds later.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from secrets import token_hex
+
+import anyio
+import msgspec
+import structlog
+
+from topoalign.core import wire
+from topoalign.core.model.errors import BusConflict, BusRefused, BusUnavailable, IdTaken, NotFound, Undecodable
+from topoalign.core.model.events import ReservationsChanged
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.reservations import Reservation
+from topoalign.core.ports import Bus, Clock, Message, Received, Stream
+from topoalign.core.state.fold import NodeState
+from topoalign.core.state.reservations import NodeReservations
+
+TIDY_SECONDS = 1.0
+"""Between two looks at what has ended."""
+OTHERS_SECONDS = 5.0
+"""After so long a registry writes down what has ended although another one wrote the newest message."""
+PAUSE = 0.05
+"""Seconds before a message is published again of which it is not known whether it was stored."""
+
+log = structlog.get_logger("topoalign.registry.scheduling")
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of the reservations of one node."""
+
+    node: NodeName
+    position: int
+    """Of the message that the change stands on (`NodeReservations.position`)."""
+    made: tuple[Reservation, ...] = ()
+    """New reservations; they replace those of the same pods."""
+    cancelled: tuple[str, ...] = ()
+    """UIDs of pods whose reservations end."""
+
+
+class Reservations:
+    """What is reserved on all nodes, as this registry knows it; `run` keeps it up to date."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        clock: Clock,
+        writer: str,
+        facts: Callable[[NodeName], NodeState],
+        changed: Callable[[NodeName], None] = lambda node: None,
+        freed: Callable[[NodeName], None] = lambda node: None,
+    ) -> None:
+        """
+        `writer`: id of this replica, which no other has. `facts`: what a node has said; raises NotFound. `changed` is told
+        each node on which something else is held than before, `freed` each on which this registry ended what was reserved
+        for a pod that did not come.
+        """
+        self.writer, self.epoch = writer, int(clock.wall() * 1000)
+        self.counts: Counter[str] = Counter()
+        """Reservations that this registry has written as made, consumed, expired and cancelled, and its conflicts."""
+        self._bus, self._clock, self._facts = bus, clock, facts
+        self._changed, self._freed = changed, freed
+        self._known: dict[NodeName, NodeReservations] = {}
+        self._seqs: dict[NodeName, int] = {}
+        """Node -> the seq of the newest message of this writer and epoch."""
+        self._ended: dict[NodeName, float] = {}
+        """Node -> since when something has ended that the newest message still has, in monotonic seconds."""
+        self._read = False
+
+    def behind(self) -> str | None:
+        """Readiness: why the reservations are not known yet."""
+        return None if self._read else "the reservations are not read yet"
+
+    def of(self, node: NodeName) -> NodeReservations:
+        """What is known of a node's reservations."""
+        return self._known.get(node) or NodeReservations()
+
+    def held(self, node: NodeName) -> tuple[Reservation, ...]:
+        """What is to be held on a node now."""
+        return self.of(node).held(self._clock.monotonic())
+
+    def of_pod(self, uid: str) -> dict[NodeName, Reservation]:
+        """Node -> what is reserved there for this pod. More than one only while a pod is reserved anew elsewhere."""
+        return {
+            node: each
+            for node, known in self._known.items()
+            if uid in known.until
+            for each in known.held(self._clock.monotonic())
+            if each.pod_uid == uid
+        }
+
+    def of_gang(self, gang: str) -> dict[str, NodeName]:
+        """UID of a pod -> the node on which something is reserved for it as a member of this gang."""
+        now = self._clock.monotonic()
+        return {
+            each.pod_uid: node for node, known in self._known.items() for each in known.held(now) if each.gang == gang
+        }
+
+    def observe(self, node: NodeName) -> None:
+        """The node has said something."""
+        known = self._known.get(node)
+        if known is None or not known.reservations:
+            return
+        with suppress(NotFound):
+            seen = known.observe(self._facts(node))
+            if seen is not known:
+                self._known[node] = seen
+                self._changed(node)
+
+    async def write(self, changes: Sequence[Change]) -> None:
+        """
+        Publishes these changes, all or none, until it is known that they are stored.
+
+        Raises BusConflict, with what is newest read, if one of them stands on another message than the newest; raises
+        BusRefused. What is cancelled meanwhile may be stored: it is heard then.
+        """
+        for change in changes:
+            if self.of(change.node).position != change.position:
+                raise BusConflict(wire.reservation_subject(change.node), change.position)
+        events = [self._event(change) for change in changes]
+        batch = [
+            (wire.encode(event, self._clock.wall()), change.position)
+            for event, change in zip(events, changes, strict=True)
+        ]
+        try:
+            positions = await self._publish(batch)
+        except BusConflict:
+            self.counts["conflicts"] += 1
+            for change in changes:
+                await self.refresh(change.node)
+            raise
+        for event, position in zip(events, positions, strict=True):
+            for how in ("made", "consumed", "expired", "cancelled"):
+                self.counts[how] += len(getattr(event, how))
+            self._apply(event, position)
+            if event.expired or event.cancelled:
+                self._freed(event.node)
+
+    async def cancel(self, uid: str) -> None:
+        """Ends all that is reserved for this pod. Raises BusRefused."""
+        while reserved := self.of_pod(uid):
+            with suppress(BusConflict):
+                await self.write(
+                    [Change(node=node, position=self.of(node).position, cancelled=(uid,)) for node in reserved]
+                )
+
+    async def refresh(self, node: NodeName) -> None:
+        """Reads the newest message of a node. Waits for the bus; raises BusRefused."""
+        while True:
+            try:
+                received = await self._bus.newest(Stream.ALLOCATIONS, wire.reservation_subject(node))
+                break
+            except BusUnavailable:
+                await self._clock.sleep(PAUSE)
+        if received is None:  # the stream was lost: what is known is written again with the next change
+            self._known[node] = msgspec.structs.replace(self.of(node), position=0)
+        elif received.position != self.of(node).position:
+            self._hear(received)
+
+    async def run(self) -> None:
+        """Follows the reservations of all nodes and writes down what has ended, until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._follow)
+            tasks.start_soon(self._tidy_regularly)
+
+    async def _publish(self, batch: Sequence[tuple[Message, int]]) -> Sequence[int]:
+        while True:
+            try:
+                if len(batch) == 1:
+                    return [await self._bus.publish(*batch[0])]
+                return await self._bus.publish_batch(batch)
+            except BusUnavailable:
+                await self._clock.sleep(PAUSE)
+            except IdTaken:
+                mark = token_hex(8)
+                batch = [(wire.renamed(message, mark), expected) for message, expected in batch]
+
+    def _event(self, change: Change) -> ReservationsChanged:
+        """What the node's reservations are after a change."""
+        known, now = self.of(change.node), self._clock.monotonic()
+        replaced = {*change.cancelled, *(each.pod_uid for each in change.made)}
+        ended = known.ended(now)
+        return ReservationsChanged(
+            node=change.node,
+            epoch=self.epoch,
+            writer=self.writer,
+            seq=self._seqs.get(change.node, 0) + 1,
+            reservations=(*(each for each in known.held(now) if each.pod_uid not in replaced), *change.made),
+            made=tuple(each.pod_uid for each in change.made),
+            consumed=ended.consumed,
+            expired=ended.expired,
+            cancelled=tuple(uid for uid in change.cancelled if uid not in (*ended.consumed, *ended.expired)),
+        )
+
+    async def _follow(self) -> None:
+        end, last = await self._end(), 0
+        past: dict[str, Received] = {}
+        """Subject -> its newest message so far."""
+        self._read = not end
+        async with self._bus.follow(Stream.ALLOCATIONS, wire.reservation_subject()) as messages:
+            async for received in messages:
+                if (
+                    received.position <= last
+                ):  # the stream was lost or rolled back: what is known is on no position of it
+                    self._known = {
+                        node: msgspec.structs.replace(known, position=0) for node, known in self._known.items()
+                    }
+                last = received.position
+                if self._read:
+                    if received.position > self._position_of(received):
+                        self._hear(received)
+                    continue
+                past[received.message.subject] = received
+                if received.position >= end:
+                    for newest in past.values():
+                        self._hear(newest)
+                    past, self._read = {}, True
+
+    async def _end(self) -> int:
+        while True:
+            try:
+                return await self._bus.last_position(Stream.ALLOCATIONS, wire.reservation_subject())
+            except (BusUnavailable, BusRefused):
+                await self._clock.sleep(TIDY_SECONDS)
+
+    def _position_of(self, received: Received) -> int:
+        """Up to which position the messages of this one's subject are known."""
+        with suppress(Undecodable):
+            return self.of(wire.name_of(received.message.subject.rpartition(".")[2])).position
+        return received.position
+
+    def _hear(self, received: Received) -> None:
+        """Takes in the newest message of a node. One that cannot be read changes nothing but the position to write after."""
+        try:
+            event = wire.decode(received.message)
+        except (Undecodable, wire.UnknownEvent) as error:
+            log.warning("reservations cannot be read", position=received.position, finding=error.finding)
+            with suppress(Undecodable):
+                node = wire.name_of(received.message.subject.rpartition(".")[2])
+                self._known[node] = msgspec.structs.replace(self.of(node), position=received.position)
+            return
+        if isinstance(event, ReservationsChanged):
+            self._apply(event, received.position)
+
+    def _apply(self, event: ReservationsChanged, position: int) -> None:
+        node, known = event.node, self.of(event.node)
+        if (event.writer, event.epoch) == (self.writer, self.epoch):
+            self._seqs[node] = max(event.seq, self._seqs.get(node, 0))
+        if position == known.position:
+            return
+        self._known[node] = known.apply(event, position, self._clock.monotonic())
+        self._ended.pop(node, None)
+        with suppress(NotFound):
+            self._known[node] = self._known[node].observe(self._facts(node))
+        self._changed(node)
+
+    async def _tidy_regularly(self) -> None:
+        while True:
+            await self._clock.sleep(TIDY_SECONDS)
+            for node in [node for node, known in self._known.items() if known.reservations]:
+                with suppress(BusConflict, BusRefused):
+                    await self._tidy(node)
+
+    async def _tidy(self, node: NodeName) -> None:
+        """Writes down what has ended on a node, if it is this registry's turn."""
+        known, now = self.of(node), self._clock.monotonic()
+        ended = known.ended(now)
+        if not ended.consumed and not ended.expired:
+            return
+        if node not in self._ended:
+            self._ended[node] = now
+            self._changed(node)
+        own = known.newest is not None and known.newest.writer == self.writer
+        if own or now >= self._ended[node] + OTHERS_SECONDS:
+            await self.write([Change(node=node, position=known.position)])

@@ -1,0 +1,259 @@
+"""Reservations of several registries on one stream: by compare-and-set, with deadlines, and consumed as nodes show them."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+from reservation_support import NODE, allocated, changed, container, reservation
+
+from topoalign.core import wire
+from topoalign.core.model.errors import BusConflict, BusUnavailable, NotFound
+from topoalign.core.model.ids import NodeName
+from topoalign.core.ports import Bus, Clock, Message, Stream
+from topoalign.core.state.fold import NodeState
+from topoalign.registry.scheduling.reservations import OTHERS_SECONDS, TIDY_SECONDS, Change, Reservations
+from topoalign.runtime.clock import ManualClock, all_tasks_blocked
+from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.nats_bus import connect_bus
+from topoalign.runtime.nats_server import local_nats
+
+pytestmark = pytest.mark.anyio
+OTHER = NodeName("node-2")
+
+
+class Replica:
+    """A registry with its own view of the nodes."""
+
+    def __init__(self, bus: Bus, clock: Clock, writer: str) -> None:
+        self.nodes: dict[NodeName, NodeState] = {}
+        self.changed: list[NodeName] = []
+        self.freed: list[NodeName] = []
+        self.reservations = Reservations(bus, clock, writer, self.facts, self.changed.append, self.freed.append)
+
+    def facts(self, node: NodeName) -> NodeState:
+        if node not in self.nodes:
+            raise NotFound("node", node, "")
+        return self.nodes[node]
+
+    def shows(self, *gpus: str) -> None:
+        held = allocated(*gpus)
+        self.nodes[NODE] = NodeState(node=NODE, allocations={held.id: held})
+        self.reservations.observe(NODE)
+
+    async def reserve(self, pod: str, *gpus: str, node: NodeName = NODE, seconds: float = 30.0) -> None:
+        made = reservation(pod, container(*gpus), seconds=seconds)
+        await self.reservations.write([Change(node=node, position=self.reservations.of(node).position, made=(made,))])
+
+    def pods(self, node: NodeName = NODE) -> list[str]:
+        return [each.pod for each in self.reservations.held(node)]
+
+
+@asynccontextmanager
+async def running(*replicas: Replica) -> AsyncIterator[None]:
+    async with anyio.create_task_group() as tasks:
+        for replica in replicas:
+            tasks.start_soon(replica.reservations.run)
+        await all_tasks_blocked()
+        yield
+        tasks.cancel_scope.cancel()
+
+
+async def test_what_one_registry_reserves_every_registry_holds() -> None:
+    bus, clock = MemoryBus(), ManualClock()
+    one, other = Replica(bus, clock, "r1"), Replica(bus, clock, "r2")
+    async with running(one, other):
+        await one.reserve("a", "GPU-0")
+        await all_tasks_blocked()
+
+        assert ["a"] == one.pods() == other.pods()
+        assert [NODE] == other.changed
+
+
+async def test_a_stale_registry_writes_nothing() -> None:
+    """C44: one has slept while the other reserved. Its write is refused; it reads what is newest and decides anew."""
+    bus, clock = MemoryBus(), ManualClock()
+    awake, stale = Replica(bus, clock, "r1"), Replica(bus, clock, "r2")
+    async with running(awake):
+        await awake.reserve("a", "GPU-0")
+        with pytest.raises(BusConflict):
+            await stale.reserve("b", "GPU-0")
+        before = awake.pods()
+        await stale.reserve("b", "GPU-1")
+        await all_tasks_blocked()
+
+        assert ["a"] == before
+        assert ["a", "b"] == awake.pods() == stale.pods()
+        assert 1 == stale.reservations.counts["conflicts"]
+
+
+async def test_registries_conflict_over_a_real_server(tmp_path: Path) -> None:
+    """C44: nats-server answers 10071 to the write of the stale one, and a batch with one such write stores nothing."""
+    async with local_nats(tmp_path) as url, connect_bus(url) as bus:
+        awake, stale = Replica(bus, ManualClock(), "r1"), Replica(bus, ManualClock(), "r2")
+        await awake.reserve("a", "GPU-0")
+        with pytest.raises(BusConflict):
+            await stale.reserve("b", "GPU-0")
+        stale.reservations = Reservations(bus, ManualClock(), "r3", stale.facts)
+        gang = [Change(node=node, position=0, made=(reservation("c", container("GPU-0")),)) for node in (OTHER, NODE)]
+        with pytest.raises(BusConflict):
+            await stale.reservations.write(gang)
+
+        assert ["a"] == stale.pods()
+        assert await bus.newest(Stream.ALLOCATIONS, wire.reservation_subject(OTHER)) is None
+        for_now = {each.node: stale.reservations.of(each.node).position for each in gang}
+        await stale.reservations.write([msgspec.structs.replace(each, position=for_now[each.node]) for each in gang])
+        assert (["c"], ["a", "c"]) == (stale.pods(OTHER), stale.pods())
+
+
+async def test_a_registry_that_starts_reads_the_newest_of_each_node() -> None:
+    bus, clock = MemoryBus(), ManualClock()
+    one = Replica(bus, clock, "r1")
+    for pod in ("a", "b"):
+        await one.reserve(pod, f"GPU-{pod}")
+    await one.reserve("c", "GPU-0", node=OTHER)
+    await one.reservations.cancel("uid-a")
+    late = Replica(bus, clock, "r2")
+    assert late.reservations.behind()
+    async with running(late):
+        assert late.reservations.behind() is None
+        assert (["b"], ["c"]) == (late.pods(), late.pods(OTHER))
+        assert [NODE, OTHER] == sorted(late.changed)
+
+
+async def test_a_reservation_whose_time_is_over_is_written_down() -> None:
+    """By the registry that wrote the newest message, and it says that the node has room."""
+    bus, clock = MemoryBus(), ManualClock()
+    one, other = Replica(bus, clock, "r1"), Replica(bus, clock, "r2")
+    async with running(one, other):
+        await one.reserve("a", "GPU-0", seconds=10.0)
+        await clock.advance(10.0 + TIDY_SECONDS)
+
+        newest = other.reservations.of(NODE).newest
+        assert newest is not None
+        assert (("uid-a",), (), "r1") == (newest.expired, newest.reservations, newest.writer)
+        assert ([NODE], []) == (one.freed, other.freed)
+        assert 2 == newest.seq
+
+
+async def test_another_registry_writes_it_down_if_the_writer_is_gone() -> None:
+    bus, clock = MemoryBus(), ManualClock()
+    gone, other = Replica(bus, clock, "r1"), Replica(bus, clock, "r2")
+    await gone.reserve("a", "GPU-0", seconds=10.0)
+    async with running(other):
+        await clock.advance(10.0 + TIDY_SECONDS)
+        before = other.reservations.of(NODE).position
+        await clock.advance(OTHERS_SECONDS)
+
+        newest = other.reservations.of(NODE).newest
+        assert newest is not None
+        assert (1, ("uid-a",), "r2") == (before, newest.expired, newest.writer)
+        assert [] == other.pods()
+
+
+async def test_a_reservation_that_the_node_shows_is_consumed() -> None:
+    """Its devices are held once, by the allocation; nobody is woken for it."""
+    bus, clock = MemoryBus(), ManualClock()
+    one = Replica(bus, clock, "r1")
+    async with running(one):
+        await one.reserve("a", "GPU-0", "GPU-1")
+        one.shows("GPU-0")
+        assert [("GPU-1",)] == [each.containers[0].devices["nvidia.com/gpu"] for each in one.reservations.held(NODE)]  # type: ignore[index]
+        one.shows("GPU-0", "GPU-1")
+        assert [] == one.pods()
+        await clock.advance(TIDY_SECONDS)
+
+        newest = one.reservations.of(NODE).newest
+        assert newest is not None
+        assert (("uid-a",), []) == (newest.consumed, one.freed)
+
+
+async def test_a_cancelled_reservation_frees_its_node() -> None:
+    """Wherever the pod had one; cancelling what is not reserved does nothing."""
+    bus, clock = MemoryBus(), ManualClock()
+    one = Replica(bus, clock, "r1")
+    await one.reserve("a", "GPU-0")
+    await one.reserve("a", "GPU-0", node=OTHER)
+    await one.reservations.cancel("uid-a")
+    await one.reservations.cancel("uid-b")
+
+    assert ([], []) == (one.pods(), one.pods(OTHER))
+    assert [NODE, OTHER] == sorted(one.freed)
+    assert 4 == await bus.last_position(Stream.ALLOCATIONS)
+
+
+class Unsure(MemoryBus):
+    """Stores what is published, and says once that nobody knows."""
+
+    silent = 1
+
+    async def publish(self, message: Message, expected_last: int | None = None) -> int:
+        position = await super().publish(message, expected_last)
+        if self.silent:
+            self.silent -= 1
+            raise BusUnavailable("no confirmation")
+        return position
+
+
+async def test_a_write_whose_confirmation_was_lost_is_repeated() -> None:
+    """The store answers the repetition as a conflict, and has it: it was a success, and is stored once."""
+    bus, clock = Unsure(), ManualClock()
+    one = Replica(bus, clock, "r1")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(one.reserve, "a", "GPU-0")
+        await clock.advance(1.0)
+
+    assert ["a"] == one.pods()
+    assert 1 == await bus.last_position(Stream.ALLOCATIONS)
+    assert 0 == one.reservations.counts["conflicts"]
+
+
+async def test_what_cannot_be_read_ends_no_reservation() -> None:
+    """Whoever may publish there can say anything; the next change restores the truth behind it."""
+    bus, clock = MemoryBus(), ManualClock()
+    one = Replica(bus, clock, "r1")
+    async with running(one):
+        await one.reserve("a", "GPU-0")
+        await bus.publish(Message(subject=wire.reservation_subject(NODE), headers={}, body=b"nonsense"))
+        await all_tasks_blocked()
+        assert ["a"] == one.pods()
+        await one.reserve("b", "GPU-1")
+
+        newest = one.reservations.of(NODE).newest
+        assert newest is not None
+        assert ["a", "b"] == [each.pod for each in newest.reservations]
+
+
+async def test_reservations_outlive_a_lost_stream() -> None:
+    """What is still held is written again with the node's next change."""
+    bus, clock = MemoryBus(), ManualClock()
+    one = Replica(bus, clock, "r1")
+    async with running(one):
+        await one.reserve("x", "GPU-7")
+        await one.reserve("a", "GPU-0")
+    one.reservations._bus = empty = MemoryBus()
+    with pytest.raises(BusConflict):
+        await one.reserve("b", "GPU-1")
+    await one.reserve("b", "GPU-1")
+
+    received = await empty.newest(Stream.ALLOCATIONS, wire.reservation_subject(NODE))
+    assert received is not None
+    assert ["x", "a", "b"] == one.pods()
+    assert wire.decode(received.message) == one.reservations.of(NODE).newest
+
+
+async def test_a_writer_goes_on_counting_after_what_it_heard_of_itself() -> None:
+    """A write was given up and stored all the same: its number is used."""
+    bus, clock = MemoryBus(), ManualClock()
+    one = Replica(bus, clock, "r1")
+    given_up = msgspec.structs.replace(changed(reservation("a", container("GPU-0"))), epoch=one.reservations.epoch)
+    async with running(one):
+        await bus.publish(wire.encode(given_up, 0.0))
+        await all_tasks_blocked()
+        await one.reserve("b", "GPU-1")
+
+    newest = one.reservations.of(NODE).newest
+    assert newest is not None
+    assert (2, ["a", "b"]) == (newest.seq, one.pods())
