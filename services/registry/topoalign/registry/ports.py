@@ -5,7 +5,7 @@ The port to Kubernetes' API server: what the registry reads there, and the few t
 contract tests. An adapter keeps no objects: what is watched is handed on and forgotten.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -131,7 +131,7 @@ class KubernetesApi(Protocol):
     Each call but the watches returns within some seconds. All may raise ApiUnavailable and ApiRefused beside what they name.
     """
 
-    def pods(self) -> AsyncIterator[SeenPod | GonePod | Synced]:
+    def pods(self) -> AsyncGenerator[SeenPod | GonePod | Synced, None]:
         """
         Follows all pods of the cluster, without end: all that there are, `Synced`, then each change.
 
@@ -140,7 +140,7 @@ class KubernetesApi(Protocol):
         Failures are waited out inside (`trouble`); nothing is raised.
         """
 
-    def nodes(self) -> AsyncIterator[SeenNode | GoneNode | Synced]:
+    def nodes(self) -> AsyncGenerator[SeenNode | GoneNode | Synced, None]:
         """Follows all nodes of the cluster, as `pods` does."""
 
     @property

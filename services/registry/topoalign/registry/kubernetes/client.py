@@ -1,6 +1,6 @@
 """The port to the API server over HTTP."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -48,11 +48,11 @@ class HttpKubernetes:
         """As the port says."""
         return self._pods.trouble or self._nodes.trouble
 
-    def pods(self) -> AsyncIterator[SeenPod | GonePod | Synced]:
+    def pods(self) -> AsyncGenerator[SeenPod | GonePod | Synced, None]:
         """As the port says; one follower at a time."""
         return self._pods.follow()
 
-    def nodes(self) -> AsyncIterator[SeenNode | GoneNode | Synced]:
+    def nodes(self) -> AsyncGenerator[SeenNode | GoneNode | Synced, None]:
         """As the port says; one follower at a time."""
         return self._nodes.follow()
 

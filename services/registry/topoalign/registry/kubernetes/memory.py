@@ -1,6 +1,6 @@
 """The port to the API server over the objects of its stand-in, in the same process and without HTTP."""
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -34,11 +34,11 @@ class MemoryKubernetes:
         """Nothing can be in the way."""
         return None
 
-    def pods(self) -> AsyncIterator[SeenPod | GonePod | Synced]:
+    def pods(self) -> AsyncGenerator[SeenPod | GonePod | Synced, None]:
         """As the port says."""
         return followed(self._cluster.pods, pod_of, gone_pod)
 
-    def nodes(self) -> AsyncIterator[SeenNode | GoneNode | Synced]:
+    def nodes(self) -> AsyncGenerator[SeenNode | GoneNode | Synced, None]:
         """As the port says."""
         return followed(self._cluster.nodes, node_of, gone_node)
 
@@ -82,7 +82,7 @@ class MemoryKubernetes:
 
 async def followed(
     kind: Objects, seen: Callable[[Object], S], gone: Callable[[Object], G]
-) -> AsyncIterator[S | G | Synced]:
+) -> AsyncGenerator[S | G | Synced, None]:
     """All objects, `Synced`, and each change; from the beginning again where changes are no longer kept."""
     known: dict[str, Object] = {}
     while True:

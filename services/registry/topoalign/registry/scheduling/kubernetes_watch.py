@@ -1,0 +1,172 @@
+"""
+What the API server shows of pods and nodes, told to the view of the cluster and to the reservations.
+
+- A pod that is bound holds something on its node until the node shows it, also where another scheduler bound it. Only pods
+  to which a kubelet hands out something of their own count: devices, or the CPUs and memory of a Guaranteed pod.
+- A pod that has ended, or is gone, holds nothing. One that its node refused, or that is gone, loses its reservation at once.
+- A deleted Node is forgotten; labels of nodes go to the view.
+
+Where pods or nodes are not listed yet, the registry is not ready: it would give away what bound pods hold.
+"""
+
+from asyncio import Queue
+from contextlib import aclosing
+
+import anyio
+import structlog
+
+from topoalign.core.model.errors import InvalidField, TopoalignError, clean
+from topoalign.core.model.ids import NodeName, is_native
+from topoalign.core.model.requests import PodRequest, Qos
+from topoalign.core.ports import Clock
+from topoalign.registry.ports import GoneNode, GonePod, KubernetesApi, SeenNode, SeenPod, Synced
+from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.refused_pods import Cancelling, RefusedPods, was_refused
+from topoalign.registry.scheduling.reports import Reports
+from topoalign.registry.scheduling.view import ClusterView
+from topoalign.registry.scheduling.wake_ups import WakeUps
+
+VERSION_SECONDS = 300.0
+"""Between two questions for the API server's version, which an upgrade changes."""
+PAUSE = 1.0
+"""Between two while it is not known."""
+
+log = structlog.get_logger("topoalign.registry.scheduling")
+
+
+class KubernetesWatch:
+    """Follows pods and nodes, and does what the modules beside this one are asked for; `run` it."""
+
+    def __init__(
+        self, api: KubernetesApi, clock: Clock, view: ClusterView, reservations: Cancelling, *, delete_refused: bool
+    ) -> None:
+        self.refused = RefusedPods(api, clock, reservations, delete=delete_refused)
+        self.reports = Reports(api, clock)
+        self.wake_ups = WakeUps(api, clock, waiting=lambda: bool(self._waiting), nodes=lambda: self._nodes)
+        self.version: tuple[int, int] | None = None
+        """Of the API server. None: not known yet."""
+        self._api, self._clock, self._view, self._reservations = api, clock, view, reservations
+        self._bound: dict[str, NodeName] = {}
+        """UID -> node of the pods that may hold something."""
+        self._ended: set[str] = set()
+        """UIDs of finished pods that are still there."""
+        self._waiting: set[str] = set()
+        """UIDs of pods that are not bound, and will hold something."""
+        self._nodes: dict[NodeName, None] = {}
+        """The nodes that Kubernetes has."""
+        self._synced: set[str] = set()
+        self._cancelled = Queue[str]()
+        """UIDs of pods whose reservations are to be ended."""
+
+    def behind(self) -> str | None:
+        """Readiness: why it is not known which pods are bound."""
+        missing = {"pods", "nodes"} - self._synced
+        if not missing:
+            return None
+        return self._api.trouble or f"{' and '.join(sorted(missing))} of Kubernetes are not listed yet"
+
+    async def run(self) -> None:
+        """Follows pods and nodes, for ever."""
+        async with anyio.create_task_group() as tasks:
+            for each in (self._follow_pods, self._follow_nodes, self._cancel_all, self._ask_version):
+                tasks.start_soon(each)
+            for other in (self.refused.run, self.reports.run, self.wake_ups.run):
+                tasks.start_soon(other)
+
+    async def _follow_pods(self) -> None:
+        async with aclosing(self._api.pods()) as told:
+            async for each in told:
+                match each:
+                    case SeenPod():
+                        self._see(each)
+                    case GonePod():
+                        self._lose(each.uid)
+                    case Synced():
+                        self._synced.add("pods")
+
+    async def _follow_nodes(self) -> None:
+        async with aclosing(self._api.nodes()) as told:
+            async for each in told:
+                match each:
+                    case SeenNode():
+                        self._nodes[each.name] = None
+                        self._view.label(each.name, each.labels)
+                    case GoneNode():
+                        self._nodes.pop(each.name, None)
+                        self._view.forget(each.name)
+                    case Synced():
+                        self._synced.add("nodes")
+
+    def _see(self, pod: SeenPod) -> None:
+        if pod.finished:
+            self._finish(pod)
+        elif pod.node is None:
+            if pod.uid not in self._waiting and understood(pod):
+                self._waiting.add(pod.uid)
+        elif pod.uid not in self._bound:
+            self._waiting.discard(pod.uid)
+            self._bound[pod.uid] = pod.node
+            asked = understood(pod)
+            if asked is not None and self._view.holds(pod.node).expect(asked):
+                self._view.mark(pod.node)
+
+    def _finish(self, pod: SeenPod) -> None:
+        if pod.uid in self._ended:
+            return
+        self._ended.add(pod.uid)
+        self._end(pod.uid)
+        if was_refused(pod) and "pods" in self._synced:
+            self.refused.take(pod)
+
+    def _lose(self, uid: str) -> None:
+        if uid in self._ended:
+            self._ended.remove(uid)
+        else:
+            self._end(uid)
+
+    def _end(self, uid: str) -> None:
+        """The pod holds nothing any more, and nothing is kept for it."""
+        self._waiting.discard(uid)
+        node = self._bound.pop(uid, None)
+        if node is not None and self._view.holds(node).end(uid):
+            self._view.mark(node)
+        if self._reservations.of_pod(uid):
+            self._cancelled.put_nowait(uid)
+
+    async def _cancel_all(self) -> None:
+        """Ends the reservations of pods that hold nothing. One that cannot be ended now ends by itself."""
+        while True:
+            uid = await self._cancelled.get()
+            try:
+                await self._reservations.cancel(uid)
+            except TopoalignError as error:
+                log.warning("a reservation was not cancelled", pod_uid=clean(uid), finding=error.finding)
+
+    async def _ask_version(self) -> None:
+        while True:
+            try:
+                self.version = await self._api.version()
+            except TopoalignError as error:
+                log.info("the version of Kubernetes was not told", finding=error.finding)
+            await self._clock.sleep(VERSION_SECONDS if self.version else PAUSE)
+
+
+def understood(pod: SeenPod) -> PodToSchedule | None:
+    """The pod, if it will hold something of a node. What a pod that cannot be read will hold is not known."""
+    try:
+        asked = pod.to_schedule()
+    except InvalidField:
+        return None
+    return asked if holds_something(asked.request) else None
+
+
+def holds_something(request: PodRequest) -> bool:
+    """Whether a kubelet hands out something to the pod that no other pod has meanwhile."""
+    if request.qos is Qos.GUARANTEED:
+        return True
+    return any(
+        amount > 0 and not is_native(resource)
+        for container in (*request.init_containers, *request.containers)
+        for amounts in (container.limits, container.requests)
+        for resource, amount in amounts.items()
+    )

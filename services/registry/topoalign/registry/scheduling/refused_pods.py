@@ -1,0 +1,99 @@
+"""
+Pods that a node refused although they were bound to it.
+
+The kubelet sets such a pod to Failed, with a reason, and nobody schedules it again: whoever owns it makes another one. Its
+reservation ends at once, and it is counted. Where that is wished, pods that a controller owns are deleted, six a minute, so
+that a controller which makes pods faster than nodes can take them does not fill the cluster with failed ones.
+"""
+
+from asyncio import Queue
+from collections import Counter
+from collections.abc import Mapping
+from typing import Protocol
+
+import structlog
+
+from topoalign.core.model.errors import TopoalignError, clean
+from topoalign.core.ports import Clock
+from topoalign.registry.ports import KubernetesApi, SeenPod
+from topoalign.registry.scheduling.pace import Pace
+
+REFUSALS = frozenset(
+    {
+        "TopologyAffinityError",
+        "SMTAlignmentError",
+        "EmptyPodSharedPoolError",
+        "UnexpectedAdmissionError",
+        "OutOfcpu",
+        "OutOfmemory",
+        "OutOfpods",
+        "NodeAffinity",
+        "InvalidNodeInfo",
+    }
+)
+"""`status.reason` of a pod that its node refused (kubelet v1.36, admission): alignment, devices, room, labels."""
+OTHERS = "OutOf"
+"""How the reason begins where any other resource was short: `OutOfnvidia.com/gpu`."""
+DELETED, DELETED_SECONDS = 6, 60.0
+MOST_WAITING = 1000
+
+log = structlog.get_logger("topoalign.registry.scheduling")
+
+
+class Cancelling(Protocol):
+    """Whoever keeps reservations."""
+
+    def of_pod(self, uid: str) -> Mapping[str, object]:
+        """What is reserved for this pod, by node."""
+
+    async def cancel(self, uid: str) -> None:
+        """Ends all that is reserved for this pod. Raises a TopoalignError."""
+
+
+def was_refused(pod: SeenPod) -> bool:
+    """Whether the node that the pod is bound to has refused it."""
+    return pod.phase == "Failed" and (pod.reason in REFUSALS or pod.reason.startswith(OTHERS))
+
+
+class RefusedPods:
+    """Counts refused pods, and deletes those of controllers if `delete`; `run` deletes them."""
+
+    def __init__(self, api: KubernetesApi, clock: Clock, reservations: Cancelling, *, delete: bool) -> None:
+        self.counts: Counter[tuple[str, bool]] = Counter()
+        """Reason, and whether the pod was reserved here -> pods."""
+        self.deleted = 0
+        self._api, self._clock, self._reservations, self._delete = api, clock, reservations, delete
+        self._pace = Pace(clock, DELETED, DELETED_SECONDS)
+        self._waiting = Queue[SeenPod](MOST_WAITING)
+
+    def take(self, pod: SeenPod) -> None:
+        """A node has refused this pod, which was not told before."""
+        reserved = bool(self._reservations.of_pod(pod.uid))
+        reason = pod.reason if pod.reason in REFUSALS else OTHERS
+        self.counts[reason, reserved] += 1
+        log.warning(
+            "a node refused a pod",
+            node=pod.node,
+            namespace=clean(pod.namespace),
+            pod=clean(pod.name),
+            reason=clean(pod.reason),
+            reserved=reserved,
+        )
+        if self._delete and pod.controlled and not pod.deleting and not self._waiting.full():
+            self._waiting.put_nowait(pod)
+
+    async def run(self) -> None:
+        """Deletes what is to be deleted, for ever. What fails is left."""
+        while True:
+            pod = await self._waiting.get()
+            await self._clock.sleep(self._pace.wait())
+            self._pace.take()
+            await self._remove(pod)
+
+    async def _remove(self, pod: SeenPod) -> None:
+        try:
+            await self._api.delete(pod.namespace, pod.name, pod.uid)
+        except TopoalignError as error:
+            log.info("a refused pod was not deleted", pod=clean(pod.name), finding=error.finding)
+        else:
+            self.deleted += 1

@@ -1,0 +1,297 @@
+"""What the API server shows of pods and nodes reaches the view of the cluster, the reservations and the metrics."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+from api_server_support import shown_pod
+from view_support import SETTLED
+
+from topoalign.core.model.errors import BusRefused
+from topoalign.core.model.ids import NodeName
+from topoalign.registry.cluster import Cluster
+from topoalign.registry.kubernetes.memory import MemoryKubernetes
+from topoalign.registry.ports import ApiUnavailable, Report
+from topoalign.registry.scheduling.kubernetes_watch import KubernetesWatch
+from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.view import ClusterView
+from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.tasks import background
+from topoalign.testing.fake_api_server.cluster import FakeCluster
+
+pytestmark = pytest.mark.anyio
+NODE = NodeName("node-1")
+
+
+class Reserved:
+    """Pods that have a reservation, and whether it can be ended."""
+
+    def __init__(self) -> None:
+        self.pods: set[str] = set()
+        self.refusing = False
+
+    def of_pod(self, uid: str) -> dict[str, object]:
+        return {"node-1": object()} if uid in self.pods else {}
+
+    async def cancel(self, uid: str) -> None:
+        if self.refusing:
+            raise BusRefused("no permission", "give it")
+        self.pods.discard(uid)
+
+
+class World:
+    """A cluster with its watch, and a clock that the test advances."""
+
+    def __init__(self, delete_refused: bool = False) -> None:
+        self.clock, self.cluster, self.reserved = ManualClock(), FakeCluster(), Reserved()
+        self.api = MemoryKubernetes(self.cluster)
+        self.view = ClusterView(Cluster(), lambda: SETTLED, self.clock)
+        self.watch = KubernetesWatch(self.api, self.clock, self.view, self.reserved, delete_refused=delete_refused)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with background() as tasks:
+            tasks.start_soon(self.watch.run)
+            await self.settle()
+            yield
+
+    async def settle(self) -> None:
+        await anyio.wait_all_tasks_blocked()
+
+    def held(self, node: NodeName = NODE) -> list[str]:
+        return [each.request.name for each in self.view.holds(node).waiting() if isinstance(each, PodToSchedule)]
+
+    def refuse(self, name: str, reason: str = "TopologyAffinityError") -> None:
+        self.cluster.set_status("ml", name, phase="Failed", reason=reason)
+
+    @property
+    def woken(self) -> list[str]:
+        annotations = (node["metadata"].get("annotations", {}) for node in self.cluster.nodes)
+        return [each["topoalign.io/woken"] for each in annotations if "topoalign.io/woken" in each]
+
+
+def plain_pod(name: str, **requests: str) -> dict[str, object]:
+    container = {"name": "main", "image": "i", "resources": {"requests": requests}}
+    return {"metadata": {"name": name, "namespace": "ml"}, "spec": {"containers": [container], "nodeName": NODE}}
+
+
+async def test_bound_pods_are_expected_in_the_order_of_binding() -> None:
+    """Also where another scheduler bound them, and those that were bound before the registry began."""
+    world = World()
+    world.cluster.add_pod(shown_pod("old", node=NODE))
+    async with world.running():
+        for name in ("b", "a"):
+            world.cluster.add_pod(shown_pod(name))
+            world.cluster.bind("ml", name, {"target": {"name": NODE}})
+            world.cluster.set_status("ml", name, phase="Running")
+            await world.settle()
+
+        assert ["old", "b", "a"] == world.held()
+
+
+async def test_a_pod_without_anything_of_its_own_is_not_held() -> None:
+    """A burstable pod without devices: its kubelet hands nothing out to it."""
+    world = World()
+    world.cluster.add_pod(plain_pod("plain", cpu="500m", memory="1Gi"))
+    world.cluster.add_pod(plain_pod("odd", cpu="much"))
+    async with world.running():
+        assert [] == world.held()
+
+
+@pytest.mark.parametrize("how", ["deleted", "succeeded", "refused"])
+async def test_a_pod_that_ended_holds_nothing_and_is_not_reserved(how: str) -> None:
+    world = World()
+    uid = world.cluster.add_pod(shown_pod("p", node=NODE))["metadata"]["uid"]
+    async with world.running():
+        world.reserved.pods.add(uid)
+        if how == "deleted":
+            world.cluster.delete_pod("ml", "p", grace=0)
+        elif how == "succeeded":
+            world.cluster.set_status("ml", "p", phase="Succeeded")
+        else:
+            world.refuse("p")
+        await world.settle()
+
+        assert ([], set()) == (world.held(), world.reserved.pods)
+
+
+async def test_a_pod_deleted_before_its_binding_loses_its_reservation() -> None:
+    world = World()
+    uid = world.cluster.add_pod(shown_pod("p"))["metadata"]["uid"]
+    async with world.running():
+        world.reserved.pods.add(uid)
+        world.cluster.delete_pod("ml", "p")
+        await world.settle()
+
+        assert set() == world.reserved.pods
+
+
+async def test_a_reservation_that_cannot_be_ended_holds_up_no_other() -> None:
+    world = World()
+    uids = [world.cluster.add_pod(shown_pod(name))["metadata"]["uid"] for name in ("p", "q")]
+    async with world.running():
+        world.reserved.pods.update(uids)
+        world.reserved.refusing = True
+        world.cluster.delete_pod("ml", "p")
+        await world.settle()
+        world.reserved.refusing = False
+        world.cluster.delete_pod("ml", "q")
+        await world.settle()
+
+        assert {uids[0]} == world.reserved.pods
+
+
+async def test_a_refused_pod_is_counted_once_with_its_reservation() -> None:
+    """What had failed before the registry began is not counted, and neither is a pod that failed by itself."""
+    world = World()
+    for name in ("before", "ours", "foreign", "own-fault", "room"):
+        world.cluster.add_pod(shown_pod(name, node=NODE))
+    world.refuse("before")
+    async with world.running():
+        world.reserved.pods.add(world.cluster.pods.get(("ml", "ours"))["metadata"]["uid"])
+        world.refuse("ours")
+        world.refuse("foreign", "UnexpectedAdmissionError")
+        world.refuse("own-fault", "Error")
+        world.refuse("room", "OutOfnvidia.com/gpu")
+        await world.settle()
+        world.cluster.set_status("ml", "ours", message="told again")
+        world.cluster.pods.compact()
+        await world.settle()
+
+        expected = {("TopologyAffinityError", True): 1, ("UnexpectedAdmissionError", False): 1, ("OutOf", False): 1}
+        assert expected == world.watch.refused.counts
+
+
+async def test_refused_pods_of_controllers_are_deleted_six_a_minute() -> None:
+    world = World(delete_refused=True)
+    for number in range(9):
+        world.cluster.add_pod(shown_pod(f"p-{number}", node=NODE, owner="Job"))
+    world.cluster.add_pod(shown_pod("bare", node=NODE))
+    async with world.running():
+        for name in ("bare", *(f"p-{number}" for number in range(9))):
+            world.refuse(name)
+        await world.settle()
+        at_once = len(world.cluster.pods)
+        await world.clock.advance(9)
+        before, _ = len(world.cluster.pods), await world.clock.advance(1)
+        after, _ = len(world.cluster.pods), await world.clock.advance(60)
+
+        assert (4, 4, 3, ["bare"]) == (at_once, before, after, [pod["metadata"]["name"] for pod in world.cluster.pods])
+        assert 9 == world.watch.refused.deleted
+
+
+async def test_refused_pods_stay_unless_their_deletion_is_wished() -> None:
+    world = World()
+    world.cluster.add_pod(shown_pod("p", node=NODE, owner="Job"))
+    async with world.running():
+        world.refuse("p")
+        await world.settle()
+
+        assert 1 == len(world.cluster.pods)
+
+
+async def test_nodes_bring_labels_and_are_forgotten_when_deleted() -> None:
+    world = World()
+    world.cluster.add_node(NODE, {"zone": "a"})
+    async with world.running():
+        seen = world.view.labels(NODE)["zone"]
+        world.cluster.nodes.remove(("", NODE))
+        await world.settle()
+
+        assert ("a", {}) == (seen, world.view.labels(NODE))
+
+
+async def test_not_ready_until_pods_and_nodes_are_listed() -> None:
+    world = World()
+    before = world.watch.behind()
+    async with world.running():
+        assert ("nodes and pods of Kubernetes are not listed yet", None) == (before, world.watch.behind())
+        assert (1, 36) == world.watch.version
+
+
+async def test_waiting_pods_are_woken_seldom_and_together() -> None:
+    """At once, and then once in five seconds however often it is asked for."""
+    world = World()
+    world.cluster.add_node(NODE)
+    world.cluster.add_pod(shown_pod("p"))
+    async with world.running():
+        for _ in range(3):
+            world.watch.wake_ups.ask("reservation-expired")
+        await world.settle()
+        first, done = world.woken, world.watch.wake_ups.done
+        world.watch.wake_ups.ask("node-whole")
+        await world.clock.advance(4.9)
+        early = world.watch.wake_ups.done
+        await world.clock.advance(0.2)
+
+        assert (1, 1, 2) == (done, early, world.watch.wake_ups.done)
+        assert ["reservation-expired 1700000000.000"] == first
+        assert ["node-whole 1700000005.000"] == world.woken
+
+
+async def test_nobody_is_woken_while_no_pod_waits() -> None:
+    world = World()
+    world.cluster.add_node(NODE)
+    uid = world.cluster.add_pod(shown_pod("p"))["metadata"]["uid"]
+    async with world.running():
+        await world.api.bind("ml", "p", uid, NODE)
+        await world.settle()
+        world.watch.wake_ups.ask("reservation-expired")
+        await world.clock.advance(60)
+
+        assert [] == world.woken
+
+
+async def test_a_wake_up_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, wake = World(), MemoryKubernetes.wake
+    world.cluster.add_node(NODE)
+    world.cluster.add_pod(shown_pod("p"))
+    failing = [ApiUnavailable("away")]
+
+    async def once(self: MemoryKubernetes, node: NodeName, text: str) -> None:
+        if failing:
+            raise failing.pop()
+        await wake(self, node, text)
+
+    monkeypatch.setattr(MemoryKubernetes, "wake", once)
+    async with world.running():
+        world.watch.wake_ups.ask("reservation-expired")
+        await world.settle()
+        before = world.watch.wake_ups.done
+        await world.clock.advance(6)
+
+        assert (0, 1) == (before, world.watch.wake_ups.done)
+
+
+async def test_the_same_report_is_written_once_in_ten_minutes() -> None:
+    world = World()
+    report = Report(namespace="ml", name="p", uid="u", reason="TopologyReserved", note="GPU-0")
+    async with world.running():
+        for _ in range(3):
+            world.watch.reports.tell(report)
+            await world.settle()
+        once = len(world.cluster.events)
+        await world.clock.advance(600)
+        world.watch.reports.tell(report)
+        await world.settle()
+
+        assert (1, 2) == (once, len(world.cluster.events))
+        assert {"written": 2, "repeated": 2} == world.watch.reports.counts
+
+
+async def test_reports_beyond_the_bound_are_dropped_and_counted() -> None:
+    """Sixty at once, then two a second."""
+    world = World()
+    async with world.running():
+        for number in range(100):
+            world.watch.reports.tell(Report(namespace="ml", name="p", uid=str(number), reason="R", note=""))
+            await world.settle()
+        at_once = len(world.cluster.events)
+        await world.clock.advance(1)
+        for number in range(100, 110):
+            world.watch.reports.tell(Report(namespace="ml", name="p", uid=str(number), reason="R", note=""))
+            await world.settle()
+
+        assert (60, 62) == (at_once, len(world.cluster.events))
+        assert 48 == world.watch.reports.counts["dropped"]
