@@ -1,0 +1,68 @@
+"""How a scheduler reaches its extender: by HTTP or HTTPS, as kube-scheduler does."""
+
+import ssl
+from collections.abc import Mapping
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from typing import Any, Literal, Protocol
+from urllib.parse import urlsplit
+
+import anyio
+import msgspec
+
+Verb = Literal["filter", "prioritize", "bind"]
+
+TIMEOUT_SECONDS = 5.0
+"""`httpTimeout` of the scheduler's configuration, where it says none."""
+
+
+class ExtenderFailed(Exception):
+    """Raised where the extender has not answered, or with what the scheduler does not understand."""
+
+
+class Extender(Protocol):
+    """What answers the scheduler's calls."""
+
+    async def ask(self, verb: Verb, arguments: Mapping[str, Any]) -> Any:
+        """The answer as decoded JSON. Raises ExtenderFailed."""
+
+
+class HttpExtender:
+    """An extender at a URL. Connections are kept and used again; calls at the same time have one each."""
+
+    def __init__(self, url: str, tls: ssl.SSLContext | None = None) -> None:
+        """`url`: with the prefix, `https://127.0.0.1:8443/scheduler`. `tls`: by which its certificate is verified."""
+        parts = urlsplit(url)
+        assert parts.hostname is not None, "a URL with a host"
+        self._host, self._port, self._prefix, self._tls = parts.hostname, parts.port, parts.path.rstrip("/"), tls
+        self._idle: list[HTTPConnection] = []
+
+    async def ask(self, verb: Verb, arguments: Mapping[str, Any]) -> Any:
+        """The answer as decoded JSON. Raises ExtenderFailed."""
+        return await anyio.to_thread.run_sync(self._ask, verb, msgspec.json.encode(arguments), abandon_on_cancel=True)
+
+    def _ask(self, verb: Verb, body: bytes) -> Any:
+        connection = self._idle.pop() if self._idle else self._opened()
+        try:
+            connection.request("POST", f"{self._prefix}/{verb}", body, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            said = answer.read()
+        except (OSError, HTTPException) as error:
+            connection.close()
+            raise ExtenderFailed(f"failed {verb}: {error!r}") from error
+        self._idle.append(connection)
+        if answer.status != 200:
+            raise ExtenderFailed(f"failed {verb}, code {answer.status}")
+        try:
+            return msgspec.json.decode(said)
+        except msgspec.MsgspecError as error:
+            raise ExtenderFailed(f"failed {verb}: {error}") from error
+
+    def _opened(self) -> HTTPConnection:
+        if self._tls is not None:
+            return HTTPSConnection(self._host, self._port, timeout=TIMEOUT_SECONDS, context=self._tls)
+        return HTTPConnection(self._host, self._port, timeout=TIMEOUT_SECONDS)
+
+    def close(self) -> None:
+        """Closes what is kept open."""
+        while self._idle:
+            self._idle.pop().close()

@@ -1,0 +1,76 @@
+"""What the scheduler itself counts: extended resources of nodes, and what pods on them ask for."""
+
+from collections import Counter
+
+from topoalign.testing.fake_api_server.objects import Object
+
+Key = tuple[str, str]
+"""Namespace and name of a pod."""
+
+
+class Room:
+    """How much of each node's `status.allocatable` is not asked for by pods on it, bound or assumed."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, dict[str, int]] = {}
+        """Node -> what is left of each resource that it counts."""
+        self._allocatable: dict[str, dict[str, int]] = {}
+        self._pods: dict[Key, tuple[str, Counter[str]]] = {}
+        """Pod -> its node, and what it asks for."""
+        self._first = 0
+
+    def put_node(self, node: Object) -> None:
+        """A node was created or changed."""
+        name, status = node["metadata"]["name"], node["status"]
+        counted = {each: int(amount) for each, amount in (status.get("allocatable") or {}).items() if "/" in each}
+        if node["spec"].get("unschedulable"):
+            self.drop_node(name)
+        elif self._allocatable.get(name) != counted:
+            self._allocatable[name] = counted
+            here = [asked for on, asked in self._pods.values() if on == name]
+            self._nodes[name] = {each: amount - sum(one[each] for one in here) for each, amount in counted.items()}
+
+    def drop_node(self, name: str) -> None:
+        """A node is gone, or takes no pods."""
+        self._nodes.pop(name, None)
+        self._allocatable.pop(name, None)
+
+    def put_pod(self, key: Key, pod: Object, node: str) -> None:
+        """The pod is on this node, or about to be."""
+        if key not in self._pods:
+            self._pods[key] = node, asked_by(pod)
+            self._take(key, 1)
+
+    def drop_pod(self, key: Key) -> None:
+        """The pod holds nothing any more."""
+        if key in self._pods:
+            self._take(key, -1)
+            del self._pods[key]
+
+    def nodes_for(self, pod: Object) -> list[str]:
+        """The nodes with room, from another one on each time."""
+        wanted = asked_by(pod)
+        names = [
+            name
+            for name, left in self._nodes.items()
+            if all(left[each] >= amount for each, amount in wanted.items() if each in left)
+        ]
+        self._first = (self._first + 1) % max(1, len(names))
+        return names[self._first :] + names[: self._first]
+
+    def _take(self, key: Key, sign: int) -> None:
+        node, asked = self._pods[key]
+        left = self._nodes.get(node, {})
+        for each in left:
+            left[each] -= sign * asked[each]
+
+
+def asked_by(pod: Object) -> Counter[str]:
+    """How many of each extended resource the pod's containers ask for."""
+    amounts: Counter[str] = Counter()
+    for container in pod["spec"]["containers"]:
+        resources = container.get("resources") or {}
+        for name, amount in {**(resources.get("requests") or {}), **(resources.get("limits") or {})}.items():
+            if "/" in name:
+                amounts[name] += int(amount)
+    return amounts

@@ -1,0 +1,211 @@
+"""The stand-in for kube-scheduler calls its extender as often, and when, a real one was recorded to do."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+
+from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.tasks import background
+from topoalign.testing.fake_api_server.cluster import FakeCluster
+from topoalign.testing.fake_api_server.objects import ApiError
+from topoalign.testing.fake_scheduler.extender import ExtenderFailed
+from topoalign.testing.fake_scheduler.scheduler import FakeScheduler
+
+pytestmark = pytest.mark.anyio
+
+GPU = "nvidia.com/gpu"
+
+
+class ScriptedExtender:
+    """Answers as a test says: which nodes pass, and with what text others are refused."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self.cluster = cluster
+        self.passing: set[str] | None = None
+        """None: all."""
+        self.text = "no"
+        self.failing = False
+        self.binding = anyio.Event()
+        """Set: binds are answered."""
+        self.binding.set()
+        self.refuses_binds = False
+        self.under_way: dict[str, int] = {}
+        self.most: dict[str, int] = {}
+
+    async def ask(self, verb: str, arguments: Mapping[str, Any]) -> Any:
+        self.under_way[verb] = self.under_way.get(verb, 0) + 1
+        self.most[verb] = max(self.most.get(verb, 0), self.under_way[verb])
+        try:
+            await anyio.lowlevel.checkpoint()
+            return await self.answer(verb, arguments)
+        finally:
+            self.under_way[verb] -= 1
+
+    async def answer(self, verb: str, arguments: Mapping[str, Any]) -> Any:
+        if self.failing:
+            raise ExtenderFailed("down")
+        if verb == "bind":
+            await self.binding.wait()
+            if self.refuses_binds:
+                return {"Error": "no"}
+            key = (arguments["PodNamespace"], arguments["PodName"])
+            try:
+                self.cluster.bind(*key, {"target": {"name": arguments["Node"]}})
+            except ApiError as error:
+                return {"Error": error.message}
+            return {"Error": ""}
+        nodes = arguments["NodeNames"]
+        if verb == "prioritize":
+            return [{"Host": node, "Score": int(node == "n2")} for node in nodes]
+        passed = [node for node in nodes if self.passing is None or node in self.passing]
+        return {
+            "NodeNames": passed,
+            "FailedAndUnresolvableNodes": {node: self.text for node in nodes if node not in passed},
+        }
+
+
+class World:
+    """Three nodes with eight GPUs each, and a scheduler."""
+
+    def __init__(self) -> None:
+        self.clock, self.cluster = ManualClock(), FakeCluster()
+        for name in ("n1", "n2", "n3"):
+            self.cluster.add_node(name)
+            self.cluster.nodes.merge(("", name), {"status": {"allocatable": {GPU: "8"}}})
+        self.extender = ScriptedExtender(self.cluster)
+        self.scheduler = FakeScheduler(self.cluster, self.extender, self.clock)
+
+    def create(self, name: str, gpus: int = 1) -> None:
+        container = {"name": "main", "resources": {"limits": {GPU: str(gpus)}}}
+        self.cluster.add_pod({"metadata": {"name": name}, "spec": {"containers": [container]}})
+
+    def node_of(self, name: str) -> str | None:
+        node: str | None = self.cluster.pods.get(("default", name))["spec"].get("nodeName")
+        return node
+
+    async def settle(self) -> Mapping[str, int]:
+        """How often each verb was called by the time nothing more happens."""
+        await self.clock.advance(0)
+        return dict(self.scheduler.calls)
+
+
+@asynccontextmanager
+async def scheduling() -> AsyncIterator[World]:
+    world = World()
+    async with background() as tasks:
+        await tasks.start(world.scheduler.run)
+        await world.clock.advance(0)
+        yield world
+
+
+async def test_a_pod_goes_to_the_best_node_that_passes() -> None:
+    async with scheduling() as world:
+        world.create("a")
+        calls = await world.settle()
+
+        assert {"filter": 1, "prioritize": 1, "bind": 1} == calls
+        assert "n2" == world.node_of("a")
+        assert world.scheduler.idle
+
+
+async def test_one_node_left_is_bound_without_prioritize() -> None:
+    async with scheduling() as world:
+        world.extender.passing = {"n3"}
+        world.create("a")
+
+        assert {"filter": 1, "bind": 1} == await world.settle()
+        assert "n3" == world.node_of("a")
+
+
+async def test_pods_are_filtered_one_by_one_and_bound_side_by_side() -> None:
+    async with scheduling() as world:
+        world.extender.binding = anyio.Event()
+        for name in "abcd":
+            world.create(name)
+        await world.settle()
+        world.extender.binding.set()
+        await world.settle()
+
+        assert (1, 4) == (world.extender.most["filter"], world.extender.most["bind"])
+        assert all(world.node_of(name) for name in "abcd")
+
+
+async def test_a_first_refusal_is_followed_by_one_more_call() -> None:
+    """The condition that is written on the pod is an event; the second refusal changes nothing, so there is no third."""
+    async with scheduling() as world:
+        world.extender.passing = set()
+        world.create("a")
+
+        assert {"filter": 2} == await world.settle()
+
+
+async def test_a_change_of_a_node_brings_one_call_for_each_waiting_pod() -> None:
+    async with scheduling() as world:
+        world.extender.passing = set()
+        for name in "abc":
+            world.create(name)
+        before = (await world.settle())["filter"]
+        world.cluster.nodes.merge(("", "n1"), {"metadata": {"annotations": {"woken": "1"}}})
+
+        assert 3 == (await world.settle())["filter"] - before
+
+
+async def test_errors_are_followed_by_pauses_that_double() -> None:
+    async with scheduling() as world:
+        world.extender.failing = True
+        world.create("a")
+        found = []
+        for second in range(32):
+            found.append((second, (await world.settle())["filter"]))
+            world.cluster.nodes.merge(("", "n1"), {"metadata": {"annotations": {"woken": str(second)}}})
+            await world.clock.advance(1)
+
+        times = [
+            second for (second, calls), (_, former) in zip(found, [(0, 0), *found], strict=False) if calls > former
+        ]
+        assert [0, 1, 3, 7, 15, 25] == times
+
+
+async def test_a_pod_for_which_no_node_has_room_is_never_filtered() -> None:
+    async with scheduling() as world:
+        for name in ("a", "b", "c", "d"):
+            world.create(name, gpus=8)
+        calls = await world.settle()
+        waiting = [name for name in "abcd" if not world.node_of(name)]
+        world.cluster.delete_pod("default", "a" if waiting != ["a"] else "b", grace=0)
+        after = await world.settle()
+
+        assert (3, 1) == (calls["filter"], len(waiting))
+        assert 4 == after["filter"]
+
+
+async def test_what_is_assumed_takes_room_until_it_is_bound_or_given_up() -> None:
+    async with scheduling() as world:
+        for name in ("n2", "n3"):
+            world.cluster.nodes.remove(("", name))
+        world.extender.binding = anyio.Event()
+        world.create("a", gpus=8)
+        world.create("b", gpus=8)
+        meanwhile = await world.settle()
+        world.cluster.delete_pod("default", "a", grace=0)
+        world.extender.binding.set()
+        await world.settle()
+
+        assert {"filter": 1, "bind": 1} == meanwhile
+        assert "n1" == world.node_of("b")
+
+
+async def test_a_bind_that_fails_is_tried_again_with_the_whole_cycle() -> None:
+    async with scheduling() as world:
+        world.create("a")
+        world.extender.refuses_binds = True
+        first = await world.settle()
+        world.extender.refuses_binds = False
+        await world.clock.advance(1)
+
+        assert {"filter": 1, "prioritize": 1, "bind": 1} == first
+        assert {"filter": 2, "prioritize": 2, "bind": 2} == await world.settle()
+        assert world.node_of("a")
