@@ -9,7 +9,8 @@ from topoalign.core.admission.feasibility import need_of, verdict
 from topoalign.core.admission.free_amounts import free_of
 from topoalign.core.admission.kubelet_devices import as_others
 from topoalign.core.demand.pod_demand import read_pod
-from topoalign.tools.conformance.kubelet_admission import AdmissionCase, Admit, Rejected, Sequence, as_the_kubelet_reads
+from topoalign.tools.conformance.kubelet_admission import AdmissionCase, Admit, Rejected, Sequence
+from topoalign.tools.conformance.kubelet_pods import as_the_kubelet_reads
 
 
 def test_verdicts_are_those_of_the_recorded_kubelet(vectors: Path) -> None:
