@@ -177,7 +177,10 @@ async def test_bound_is_said_without_an_error(http: httpx.AsyncClient, schedulin
     second = await post(http, "bind", call)
 
     assert [("team", "p", "u", "n")] * 2 == scheduling.bound
-    assert [{"Error": ""}, {"Error": "Unavailable: would refuse the pod; ask topoalign why"}] == [first, second]
+    assert [{"Error": ""}, {"Error": "Unavailable: no answer at present; wait or look at the log of the registry"}] == [
+        first,
+        second,
+    ]
 
 
 async def test_what_passes_by_itself_is_an_error_of_filter_alone(
@@ -194,7 +197,11 @@ async def test_what_passes_by_itself_is_an_error_of_filter_alone(
     ]
 
     assert answers == [
-        {**EMPTY, "NodeNames": None, "Error": "Unavailable: would refuse the pod; ask topoalign why"},
+        {
+            **EMPTY,
+            "NodeNames": None,
+            "Error": "Unavailable: no answer at present; wait or look at the log of the registry",
+        },
         [{"Host": "a", "Score": 0}, {"Host": "b", "Score": 0}],
         {"NodeNameToMetaVictims": {}},
     ]

@@ -13,7 +13,7 @@ from msgspec import field
 
 from topoalign.core.model.ids import NodeName
 from topoalign.registry.scheduling.extender.arguments import Asked, MetaPod, MetaVictims
-from topoalign.registry.scheduling.extender.refusals import text_of
+from topoalign.registry.scheduling.extender.refusals import text_of, text_of_error
 from topoalign.registry.scheduling.model import Filtered, NodeRefusal, Victims
 
 VICTIMS_COUNT_FROM = (1, 38)
@@ -81,7 +81,7 @@ def refuse_all(asked: Asked, kubernetes: tuple[int, int]) -> bytes:
 
 def filter_failed(code: str) -> bytes:
     """The answer to filter where it is not known which nodes pass: the scheduler tries again, after a time."""
-    return encoded(FilterAnswer(error=text_of(code)))
+    return encoded(FilterAnswer(error=text_of_error(code)))
 
 
 def scores_answer(nodes: Sequence[NodeName], scores: Sequence[int]) -> bytes:

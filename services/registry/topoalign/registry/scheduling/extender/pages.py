@@ -25,7 +25,7 @@ from topoalign.core.model.errors import InvalidField, TopoalignError, clean, quo
 from topoalign.registry.api import broken, error, failed
 from topoalign.registry.scheduling.extender import answers
 from topoalign.registry.scheduling.extender.arguments import read_arguments, read_bind, read_pod, read_preempt
-from topoalign.registry.scheduling.extender.refusals import text_of
+from topoalign.registry.scheduling.extender.refusals import text_of_error
 from topoalign.registry.scheduling.model import Scheduling
 
 LARGEST_BODY = 64 * 1024 * 1024
@@ -107,7 +107,7 @@ class Extender:
             log.warning(
                 "not bound", pod=f"{asked.pod_namespace}/{asked.pod_name}", node=asked.node, finding=str(failure)
             )
-            return answers.bind_answer(text_of(code))
+            return answers.bind_answer(text_of_error(code))
         return answers.bind_answer()
 
 
@@ -173,5 +173,5 @@ async def not_served(request: Request, exc: Exception) -> Response:
         answer = error("MethodNotAllowed", f"{clean(request.method, 20)} is not possible here", "send a POST", 405)
         answer.headers["Allow"] = "POST"
         return answer
-    remedy = "there are /scheduler/filter, prioritize, bind and preempt"
+    remedy = "there are /scheduler/filter, prioritize, bind and preempt, and /webhook"
     return error("NotFound", f"nothing at {quoted([request.url.path])}", remedy, exc.status_code)

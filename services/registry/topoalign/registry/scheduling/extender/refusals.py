@@ -8,10 +8,10 @@ code has one text, `Code: finding; remedy`, without numbers, names, times and co
 
 from collections.abc import Mapping
 
-from topoalign.registry.scheduling.model import NodeRefusal
-
 OTHER = "would refuse the pod; ask topoalign why"
 """Said after a code that this version does not know, as a newer node may give."""
+UNANSWERED = "no answer at present; wait or look at the log of the registry"
+"""Said after the code of an error, which passes by itself."""
 
 FINDINGS: Mapping[str, str] = {
     # amounts
@@ -47,6 +47,11 @@ FINDINGS: Mapping[str, str] = {
     "PreferenceFailed": "the device plugin gave no preference; look at the allocator of the node",
     "PodHasAllocations": "a pod of this name still holds devices; wait until it has gone",
     "DeviceInUse": "a device that is asked for is in use; wait until its pod ends",
+    # the node as a whole
+    "UnknownNode": "nothing is known of the node; look whether topoalign runs on it",
+    "NodeStale": "the allocator of the node does not answer; look whether topoalign runs on it",
+    "NodeNotWhole": "not all of the node is known yet; wait or look at topoalign doctor on the node",
+    "TwinNode": "two allocators speak for the node; stop one of them",
     # the pod
     "InvalidField": "the pod asks for something that cannot be meant; correct its resources and annotations",
 }
@@ -60,6 +65,6 @@ def text_of(code: str) -> str:
     return BY_CODE.get(code) or f"{code}: {OTHER}"
 
 
-def texts_of(refused: Mapping[str, NodeRefusal]) -> dict[str, str]:
-    """Node -> text."""
-    return {node: BY_CODE.get(refusal.code) or text_of(refusal.code) for node, refusal in refused.items()}
+def text_of_error(code: str) -> str:
+    """The text of an error with this code, where it is not known whether a node would refuse the pod."""
+    return BY_CODE.get(code) or f"{code}: {UNANSWERED}"
