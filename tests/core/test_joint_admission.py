@@ -284,16 +284,35 @@ def test_annotations_that_cannot_be_meant_are_refused_by_name(annotations: dict[
 
 
 def test_annotations_that_are_not_requests_are_ignored() -> None:
-    """Annotations of other systems, and those that Koordinator writes itself, are ignored."""
+    """Annotations of other systems, those that Koordinator writes itself, and those for a scheduler are ignored."""
     annotations = {
         "example.com/a": "{",
         "scheduling.koordinator.sh/device-allocated": "x",
         "kubectl.kubernetes.io/b": "",
+        "topoalign.io/gang": "g",
+        "topoalign.io/gang-size": "2",
     }
     plain = pod(container(gpus=1))
     state = node(catalogue.machine("hgx-h100"))
 
     assert admit(state, plain, BEST) == admit(state, msgspec.structs.replace(plain, annotations=annotations), BEST)
+
+
+def test_a_kubelet_believes_no_annotation() -> None:
+    """What a pod says it was given, in whoever's words, changes nothing of what its node gives it."""
+    forged = {
+        "topoalign.io/devices": "GPU-0,GPU-1",
+        "scheduling.koordinator.sh/device-allocated": '{"gpu":[{"minor":0}]}',
+        JOINT_ANNOTATION: '{"deviceTypes": ["gpu"]}',
+    }
+    plain = pod(container(gpus=1))
+    state = node(catalogue.machine("hgx-h100"))
+
+    rules = AdmissionRules(mode=Mode.KUBELET)
+
+    decided = admit(state, msgspec.structs.replace(plain, annotations=forged), rules)
+
+    assert admitted(admit(state, plain, rules)) == admitted(decided)
 
 
 json_values = st.recursive(

@@ -11,7 +11,7 @@ from certificate_support import Authority
 from scheduling_support import RecordedScheduling, serving
 
 from topoalign.core.model.errors import InvalidField
-from topoalign.registry.scheduling.extender import server
+from topoalign.registry.scheduling import server
 from topoalign.registry.scheduling.extender.certificates import POLL_SECONDS, Certificates, not_after
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.clock import ManualClock
@@ -148,7 +148,7 @@ async def test_readiness_has_the_check_of_the_certificate(authority: Authority, 
     settings = RegistrySettings(scheduler_port=0, scheduler_tls_dir=str(served))
 
     async with anyio.create_task_group() as tasks:
-        url = await tasks.start(server.serve_scheduler, context, settings, RecordedScheduling())
+        url = await tasks.start(server.serve_scheduler, context, settings, RecordedScheduling(), lambda resource: False)
         reason = context.checks["scheduler certificate"]()
         tasks.cancel_scope.cancel()
 

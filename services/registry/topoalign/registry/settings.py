@@ -30,6 +30,10 @@ class RegistrySettings(msgspec.Struct, frozen=True, kw_only=True):
     """Directory with `tls.crt` and `tls.key`, and `ca.crt` where clients have to show a certificate. They are read again
     when they change. Default: HTTP without TLS."""
 
+    scheduler_name: str = ""
+    """Name of the scheduler that asks the extender: the webhook gives it to pods that ask for devices and name none, and
+    denies those that name another one. Default: pods keep what they have, for an extender of `default-scheduler`."""
+
     scheduler_kubernetes: str = ""
     """Version of the kube-scheduler, such as `1.38`: from this one on, refusals say which nodes a preemption may help.
     Default: that of `1.36`, which harms no later one."""

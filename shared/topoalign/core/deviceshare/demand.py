@@ -27,11 +27,14 @@ from topoalign.core.deviceshare.quantities import FIELD, GpuDemand, Quantities, 
 from topoalign.core.deviceshare.refusals import SharesRefused
 from topoalign.core.model.errors import InvalidField, clean, quoted
 from topoalign.core.model.ids import GPU, NIC, ResourceName
+from topoalign.core.model.requests import GANG, GANG_SIZE
 
 RESOURCES = frozenset(map(ResourceName, (*GPU_RESOURCES, RDMA, FPGA))) | {GPU, NIC}
 """What a pod with annotations asks for its devices by."""
 
 OWN_DOMAIN = "topoalign.io/"
+KNOWN = frozenset((*ANNOTATIONS, ALLOCATED_ANNOTATION, GANG, GANG_SIZE))
+"""The annotations in the domains looked at; a gang is for the scheduler."""
 
 
 class JointDemand(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +113,7 @@ def is_joint(annotations: Mapping[str, str]) -> bool:
 def check_keys(annotations: Iterable[str]) -> None:
     """Raises InvalidField for one about devices that nobody knows: it would have no effect, and was meant to have one."""
     for key in annotations:
-        if key.startswith((DEVICE_PREFIX, OWN_DOMAIN)) and key not in (*ANNOTATIONS, ALLOCATED_ANNOTATION):
+        if key.startswith((DEVICE_PREFIX, OWN_DOMAIN)) and key not in KNOWN:
             raise InvalidField(
                 f"pod.annotations[{clean(key, 80)}]",
                 "is not known",

@@ -23,6 +23,10 @@ MOST_CONTAINERS = 100
 """Init containers included: far above the pods that are run, and a decision looks at each beside all before it."""
 
 
+GANG, GANG_SIZE = "topoalign.io/gang", "topoalign.io/gang-size"
+"""Annotations of pods that start together or not at all: the name of their gang, and how many pods it has."""
+
+
 class Mode(StrEnum):
     """Whether a decision predicts the kubelet's or is topoalign's own."""
 

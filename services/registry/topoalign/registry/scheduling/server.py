@@ -1,4 +1,4 @@
-"""The server that a kube-scheduler calls: its address, its certificates, and what is behind them."""
+"""The server that a kube-scheduler and an API server call: its address, its certificates, and what is behind them."""
 
 import re
 from pathlib import Path
@@ -11,6 +11,8 @@ from topoalign.registry.scheduling.extender.certificates import Certificates
 from topoalign.registry.scheduling.extender.connection import IDLE_SECONDS, SchedulerConnection
 from topoalign.registry.scheduling.extender.pages import Extender, application
 from topoalign.registry.scheduling.model import Scheduling
+from topoalign.registry.scheduling.webhook.reviews import Webhook
+from topoalign.registry.scheduling.webhook.rules import Offered
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.context import Context
 from topoalign.runtime.http_server import listen, serve_application
@@ -24,11 +26,13 @@ async def serve_scheduler(
     context: Context,
     settings: RegistrySettings,
     scheduling: Scheduling,
+    offered: Offered,
     *,
     task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """
-    Serves until cancelled; has started, with its URL, once it listens. Expects that the settings have a port.
+    Serves until cancelled; has started, with its URL, once it listens. Expects that the settings have a port. `offered`: for
+    the webhook, which is served at the same address.
 
     Raises InvalidField for a version or certificates that cannot be used, and AddressInUse.
     """
@@ -43,7 +47,7 @@ async def serve_scheduler(
         if certificates is not None:
             tasks.start_soon(certificates.keep_up)
         await serve_application(
-            application(extender.routes()),
+            application([*extender.routes(), *Webhook(settings.scheduler_name, offered).routes()]),
             listener,
             protocol=SchedulerConnection,
             idle_seconds=IDLE_SECONDS,

@@ -1,0 +1,44 @@
+"""
+Gangs: pods that start together or not at all, by two annotations of each.
+
+    topoalign.io/gang: llama-70b       a name, of pods in one namespace
+    topoalign.io/gang-size: "64"       how many pods the gang has
+"""
+
+import re
+
+import msgspec
+
+from topoalign.core.model.errors import InvalidField, quoted
+from topoalign.core.model.requests import GANG, GANG_SIZE, PodRequest
+
+NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+SIZE = re.compile(r"[1-9][0-9]{0,3}")
+
+
+class Gang(msgspec.Struct, frozen=True, kw_only=True):
+    """The gang that a pod belongs to."""
+
+    name: str
+    """`namespace/name`."""
+    size: int
+    """How many pods it has, from 1."""
+
+
+def gang_of(pod: PodRequest) -> Gang | None:
+    """The pod's gang; None: it starts alone. Raises InvalidField for annotations that cannot be meant."""
+    name, size = pod.annotations.get(GANG), pod.annotations.get(GANG_SIZE)
+    if name is None and size is None:
+        return None
+    if name is None or not NAME.fullmatch(name):
+        finding = "is missing" if name is None else f"{quoted([name])} is not a name"
+        raise InvalidField(path(GANG), finding, "use lower-case letters, digits, `-` and `.`")
+    if size is None or not SIZE.fullmatch(size):
+        finding = "is missing" if size is None else f"{quoted([size])} is not a number of pods"
+        raise InvalidField(path(GANG_SIZE), finding, "write how many pods the gang has, 1 to 9999")
+    return Gang(name=f"{pod.namespace}/{name}", size=int(size))
+
+
+def path(key: str) -> str:
+    """The path of a pod's annotation, for errors."""
+    return f"metadata.annotations[{key}]"

@@ -1,0 +1,168 @@
+"""
+AdmissionReview v1 of Kubernetes: the question of the API server about a pod, and the answer to it.
+
+Pods that are created are judged whole. Of pods that are updated only the annotations are: the rest of them was judged, and
+hardly anything of it may change.
+"""
+
+import base64
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import structlog
+from starlette.routing import BaseRoute
+
+from topoalign.core.model.errors import BadRequest, Undecodable, clean
+from topoalign.registry.scheduling.extender.pages import BODY_SECONDS, call_route
+from topoalign.registry.scheduling.webhook.rules import (
+    Change,
+    Forbidden,
+    Offered,
+    Pod,
+    annotations_of,
+    changes_to,
+    check_annotations,
+)
+
+LARGEST_REVIEW = 3 * 1024 * 1024
+"""Bytes: a pod before and after an update, of 1.5 MiB each at most."""
+API_VERSION, KIND = "admission.k8s.io/v1", "AdmissionReview"
+
+log = structlog.get_logger("topoalign.registry.webhook")
+
+
+class UserInfo(msgspec.Struct, frozen=True):
+    """Who asks for the change."""
+
+    groups: list[str] | None = None
+
+
+class Resource(msgspec.Struct, frozen=True):
+    """What is changed."""
+
+    group: str = ""
+    resource: str = ""
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A question."""
+
+    uid: str
+    operation: str = ""
+    namespace: str = ""
+    resource: Resource = Resource()
+    sub_resource: str = ""
+    user_info: UserInfo = UserInfo()
+    object: Pod | None = None
+    old_object: Pod | None = None
+
+
+class Review(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What the API server sends."""
+
+    api_version: str
+    kind: str
+    request: Request
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """Why it is denied."""
+
+    code: int
+    message: str
+    reason: str
+
+
+class Response(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """An answer."""
+
+    uid: str
+    allowed: bool
+    status: Status | None = None
+    patch: str | None = None
+    patch_type: str | None = None
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What the API server reads."""
+
+    api_version: str = API_VERSION
+    kind: str = KIND
+    response: Response
+
+
+class Webhook:
+    """Judges pods; `scheduler`: the name of ours, empty where none is demanded."""
+
+    def __init__(self, scheduler: str, offered: Offered, *, seconds: float = BODY_SECONDS) -> None:
+        self._scheduler, self._offered, self._seconds = scheduler, offered, seconds
+
+    def routes(self) -> list[BaseRoute]:
+        """`/webhook` for the mutating configuration, `/webhook/validate` for the validating one, which takes no changes."""
+        calls: dict[str, Callable[[bytes], Awaitable[bytes]]] = {
+            "/webhook": self.mutate,
+            "/webhook/validate": self.validate,
+        }
+        return [call_route(path, call, LARGEST_REVIEW, self._seconds) for path, call in calls.items()]
+
+    async def mutate(self, body: bytes) -> bytes:
+        """Whether the pod is allowed, and what is filled in of it."""
+        return self._answer(body, mutating=True)
+
+    async def validate(self, body: bytes) -> bytes:
+        """Whether the pod is allowed as it is now."""
+        return self._answer(body, mutating=False)
+
+    def _answer(self, body: bytes, *, mutating: bool) -> bytes:
+        asked = read_review(body)
+        try:
+            changes = self._judge(asked)
+            if changes and not mutating:
+                change = changes[0]
+                where = change.path[1:].replace("/", ".")
+                raise Forbidden(where, f"is not {clean(change.value)}", "leave it to the mutating webhook")
+        except BadRequest as error:
+            log.info("pod denied", namespace=asked.namespace, code=error.code, finding=error.finding)
+            return denied(asked.uid, error)
+        return allowed(asked.uid, changes)
+
+    def _judge(self, asked: Request) -> list[Change]:
+        is_pod = (asked.resource.group, asked.resource.resource) == ("", "pods")
+        if not is_pod or asked.object is None:
+            return []
+        if asked.operation != "CREATE" or asked.sub_resource:
+            check_annotations(annotations_of(asked.object), annotations_of(asked.old_object))
+            return []
+        groups = frozenset(asked.user_info.groups or ())
+        return changes_to(asked.object, asked.namespace, groups, self._scheduler, self._offered)
+
+
+def read_review(body: bytes) -> Request:
+    """The question. Raises Undecodable."""
+    try:
+        review = msgspec.json.decode(body, type=Review)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Undecodable("the review", clean(str(error), 200)) from error
+    if (review.api_version, review.kind) != (API_VERSION, KIND):
+        raise Undecodable("the review", f"not an {KIND} of {API_VERSION}")
+    return review.request
+
+
+def allowed(uid: str, changes: list[Change]) -> bytes:
+    """The answer that the pod may be, with these changes."""
+    if not changes:
+        return encoded(Response(uid=uid, allowed=True))
+    patch = base64.b64encode(msgspec.json.encode(changes)).decode()
+    return encoded(Response(uid=uid, allowed=True, patch=patch, patch_type="JSONPatch"))
+
+
+def denied(uid: str, error: BadRequest) -> bytes:
+    """The answer that the pod may not be."""
+    code, reason = (403, "Forbidden") if isinstance(error, Forbidden) else (422, "Invalid")
+    message = f"topoalign: {clean(error.finding, 1000)}; {clean(error.remedy, 1000)}"
+    return encoded(Response(uid=uid, allowed=False, status=Status(code=code, message=message, reason=reason)))
+
+
+def encoded(response: Response) -> bytes:
+    """The answer as JSON."""
+    return msgspec.json.encode(Answer(response=response))

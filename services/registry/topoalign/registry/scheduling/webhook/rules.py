@@ -1,0 +1,157 @@
+"""
+What is denied of a pod when it is created, and what is filled in.
+
+    any pod             annotations in `topoalign.io/` that users do not write: who reads them could take them for ours
+    pods that ask for   a node of their own choice, a privileged container, another scheduler: each gets devices past the
+    devices of ours     decision; requests and annotations that cannot be meant, which no node would ever admit
+
+A pod without a scheduler's name gets ours, where one is set. No label or annotation exempts a pod: whoever may create one
+may write these. Namespaces are exempted in the webhook's configuration.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+import msgspec
+
+from topoalign.core.demand.pod_demand import read_pod
+from topoalign.core.deviceshare.demand import OWN_DOMAIN
+from topoalign.core.model.errors import BadRequest, InvalidField, clean, quoted
+from topoalign.core.model.ids import GPU, NIC, ResourceName
+from topoalign.core.model.requests import GANG, GANG_SIZE, AdmissionRules
+from topoalign.kubelet.files import manifest
+from topoalign.registry.scheduling.gangs import gang_of, path
+
+OF_USERS = frozenset({GANG, GANG_SIZE})
+"""The annotations in our domain that users write."""
+DEFAULT_SCHEDULER = "default-scheduler"
+MIRROR = "kubernetes.io/config.mirror"
+"""The annotation of a pod by which a kubelet shows one of its static pods: it runs already."""
+NODES = "system:nodes"
+"""The group of kubelets."""
+
+AMOUNT = re.compile(r"^pod\.(\w+\[\d+\])\.(requests|limits)")
+"""The path of an amount in a PodRequest; a Pod has it in `resources`."""
+
+Offered = Callable[[ResourceName], bool]
+"""Whether some node offers this resource."""
+
+
+class Forbidden(BadRequest):
+    """Raised for what nobody may do by creating a pod; `field` is its path."""
+
+    code = "Forbidden"
+
+    def __init__(self, field: str, finding: str, remedy: str) -> None:
+        self.field = field
+        super().__init__(f"{field}: {finding}", remedy)
+
+
+class SecurityContext(msgspec.Struct, frozen=True):
+    """What counts of a container's security context."""
+
+    privileged: bool | None = None
+
+
+class Container(manifest.Container, frozen=True, rename="camel"):
+    """What counts of a container."""
+
+    security_context: SecurityContext | None = None
+
+
+class Spec(manifest.Spec, frozen=True, kw_only=True, rename="camel"):
+    """What counts of a pod's `spec`."""
+
+    containers: list[Container] | None = None  # type: ignore[assignment]  # of more fields
+    init_containers: list[Container] | None = None  # type: ignore[assignment]  # of more fields
+    node_name: str | None = None
+    scheduler_name: str | None = None
+
+
+class Pod(manifest.Pod, frozen=True, kw_only=True, rename="camel"):
+    """What counts of a pod."""
+
+    spec: Spec | None = None
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of the pod, as JSON Patch (RFC 6902) has it."""
+
+    op: str = "add"
+    path: str
+    value: str
+
+
+def changes_to(pod: Pod, namespace: str, groups: frozenset[str], scheduler: str, offered: Offered) -> list[Change]:
+    """
+    What is filled in of a new pod. `groups`: those of who creates it; `scheduler`: the name of ours, or empty.
+
+    Raises Forbidden and InvalidField for what is denied.
+    """
+    check_annotations(annotations_of(pod), {})
+    if pod.spec is None or not any(is_ours(name, offered) for name in resources_of(pod.spec)):
+        return []
+    kubelet_shows_it = NODES in groups and MIRROR in annotations_of(pod)
+    if kubelet_shows_it:
+        return []
+    check_placement(pod.spec)
+    check_request(pod, namespace)
+    if not scheduler or pod.spec.scheduler_name == scheduler:
+        return []
+    if pod.spec.scheduler_name in (None, "", DEFAULT_SCHEDULER):
+        return [Change(path="/spec/schedulerName", value=scheduler)]
+    finding = f"{quoted([pod.spec.scheduler_name])} does not know which devices fit together"
+    raise Forbidden("spec.schedulerName", finding, f"leave it out, or name {scheduler}")
+
+
+def check_annotations(new: Mapping[str, str], old: Mapping[str, str]) -> None:
+    """Raises Forbidden for an annotation of ours that is new or changed."""
+    for key in sorted(new):
+        if key.startswith(OWN_DOMAIN) and key not in OF_USERS and new[key] != old.get(key):
+            raise Forbidden(
+                path(clean(key)), "is not for users to write", f"leave it out; users write {GANG} and {GANG_SIZE}"
+            )
+
+
+def check_placement(spec: Spec) -> None:
+    """Raises Forbidden for what would get devices without the scheduler, or more devices than are given."""
+    if spec.node_name:
+        raise Forbidden("spec.nodeName", "the pod would not pass the scheduler", "use a nodeSelector or affinity")
+    for group, containers in (("initContainers", spec.init_containers), ("containers", spec.containers)):
+        for position, container in enumerate(containers or ()):
+            if container.security_context is not None and container.security_context.privileged:
+                where = f"spec.{group}[{position}].securityContext.privileged"
+                raise Forbidden(
+                    where, "a privileged container has all devices of its node", "add the capabilities it needs"
+                )
+
+
+def check_request(pod: Pod, namespace: str) -> None:
+    """Raises InvalidField for resources and annotations that cannot be meant on any node."""
+    request = manifest.request_of(manifest.by_devices_alone(pod))
+    request = msgspec.structs.replace(request, namespace=namespace or request.namespace)
+    gang_of(request)
+    try:
+        read_pod(request, AdmissionRules())
+    except InvalidField as error:
+        field = AMOUNT.sub(r"spec.\1.resources.\2", error.field).replace("pod.annotations", "metadata.annotations")
+        raise InvalidField(field, error.finding.removeprefix(f"{error.field}: "), error.remedy) from error
+
+
+def is_ours(resource: ResourceName, offered: Offered) -> bool:
+    """Whether topoalign gives out this resource."""
+    return resource in (GPU, NIC) or resource.startswith(OWN_DOMAIN) or ("/" in resource and offered(resource))
+
+
+def resources_of(spec: Spec) -> Iterator[ResourceName]:
+    """All that the containers name in requests or limits."""
+    for container in (*(spec.init_containers or ()), *(spec.containers or ())):
+        if container.resources is not None:
+            for amounts in (container.resources.limits, container.resources.requests):
+                yield from map(ResourceName, amounts or ())
+
+
+def annotations_of(pod: Pod | None) -> Mapping[str, str]:
+    """Those of the pod."""
+    said = pod.metadata.annotations if pod is not None and pod.metadata is not None else None
+    return {key: value or "" for key, value in (said or {}).items()}
