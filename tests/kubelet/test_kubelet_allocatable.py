@@ -61,7 +61,7 @@ async def test_of_thousands_of_shares_one_is_read(monkeypatch: pytest.MonkeyPatc
     gpus = tuple(two_nodes().gpu_by_id)
     offer = Offer(resource=GPU, devices=gpus, replicas=100)
     async with node(msgspec.structs.replace(two_nodes(), offers=(offer,)), clock=ManualClock()) as it:
-        watch = guard.Guard(it.pod_resources, SystemClock(), it.front.plugins.values)
+        watch = guard.Guard(it.channel, SystemClock(), it.front.plugins.values)
         await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 800)
         await watch.poll()
 

@@ -13,6 +13,7 @@ from topoalign.allocator.device_plugin.registration_states import FIRST_LOSS_SEC
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU
 from topoalign.kubelet.grpc.api import v1
+from topoalign.kubelet.grpc.kept_channel import KeptChannel
 from topoalign.kubelet.grpc.transport import Server, Servicer
 from topoalign.runtime.clock import ManualClock, SystemClock
 
@@ -25,7 +26,7 @@ async def test_a_kubelet_that_lost_our_devices_is_called_less_and_less_often() -
     """A kubelet that has lost our devices is registered with again, at growing intervals."""
     clock = ManualClock()
     async with node(MACHINE, clock=clock) as it:
-        guard = Guard(it.pod_resources, SystemClock(), it.front.plugins.values)
+        guard = Guard(it.channel, SystemClock(), it.front.plugins.values)
         plugins = it.kubelet.plugins
         plugins.fault = "deaf"
         plugins.endpoints[GPU].devices.clear()
@@ -78,7 +79,7 @@ async def test_a_node_with_only_unhealthy_devices_is_not_taken_for_forgotten() -
     async with node(MACHINE, clock=ManualClock()) as it:
         it.allocator.judge(dict.fromkeys(MACHINE.gpu_by_id, DeviceHealth(state=HealthState.UNHEALTHY)))
         await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 0)
-        guard = Guard(it.pod_resources, SystemClock(), it.front.plugins.values)
+        guard = Guard(it.channel, SystemClock(), it.front.plugins.values)
         for _ in range(3):
             await guard.poll()
 
@@ -102,7 +103,8 @@ async def test_a_kubelet_that_does_not_serve_its_list_is_asked_once_in_its_life(
     async with node(MACHINE, clock=ManualClock()) as it:
         with short_directory() as directory:
             path = directory / "kubelet.sock"
-            guard = Guard(path, SystemClock(), it.front.plugins.values)
+            channel = KeptChannel(path, SystemClock())
+            guard = Guard(channel, SystemClock(), it.front.plugins.values)
             old = OldKubelet()
             for lives in (1, 2):
                 server = Server(old, path, "directory")
@@ -113,6 +115,7 @@ async def test_a_kubelet_that_does_not_serve_its_list_is_asked_once_in_its_life(
                 await guard.poll()
 
                 assert lives == old.asked
+            channel.close()
         assert it.front.reason() is None
 
 

@@ -37,6 +37,7 @@ from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.client import KubeletAway
+from topoalign.kubelet.grpc.kept_channel import KeptChannel
 from topoalign.kubelet.grpc.transport import Load, Server
 from topoalign.runtime.clock import ManualClock, SystemClock
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
@@ -226,6 +227,8 @@ class Node:
     front: KubeletFront
     clock: Clock
     tasks: TaskGroup
+    channel: KeptChannel
+    """To the kubelet's PodResources."""
     pod_resources: Path = field(init=False)
 
     def __post_init__(self) -> None:
@@ -260,11 +263,12 @@ async def node(
         clock = clock or SystemClock()
         allocator = allocator or MemoryAllocator(machine)
         kubelet = FakeKubelet(plugins, resources, machine, rules, clock, chance)
+        channel = KeptChannel(resources / "kubelet.sock", SystemClock())
         front = KubeletFront(
             allocator,
             plugins,
             clock,
-            pod_resources=resources / "kubelet.sock",
+            pod_resources=channel,
             drain_seconds=drain_seconds,
             jitter=lambda: 1.0,
         )
@@ -276,8 +280,9 @@ async def node(
                 until is None and front.reason() is not None
             ):  # the kubelet lists before we hear that we are registered
                 await anyio.lowlevel.checkpoint()
-            yield Node(directory, allocator, kubelet, front, clock, tasks)
+            yield Node(directory, allocator, kubelet, front, clock, tasks, channel)
             tasks.cancel_scope.cancel()
+        channel.close()
 
 
 def pod(name: str, *, cpus: int = 0, **devices: int) -> PodRequest:

@@ -1,5 +1,6 @@
 """The real clock, and a controllable clock for tests and simulations."""
 
+import asyncio
 import time
 from heapq import heappop, heappush
 from itertools import count
@@ -25,7 +26,7 @@ class SystemClock:
 
     async def sleep(self, seconds: float) -> None:
         """Wait for this many seconds."""
-        await anyio.sleep(seconds)
+        await asyncio.sleep(seconds)
 
 
 class ManualClock:

@@ -30,6 +30,7 @@ from topoalign.core.model.errors import BadRequest, NobodyAnswers, Unavailable
 from topoalign.core.model.events import DeviceHealthChanged, HealthState, Reading, TopologyDiscovered
 from topoalign.core.model.requests import AliveRequest, AnnounceRequest, Said, SaidRequest
 from topoalign.core.ports import Bus, Clock
+from topoalign.runtime.clock import until_tick
 
 ASK_SECONDS = 10.0
 """Between two questions to a discovery that answers."""
@@ -190,7 +191,8 @@ class HardwareWatch:
             if unheard == UNHEARD_ANSWERS:
                 unheard = 0
                 await self._ask_to_announce()
-            await self._clock.sleep(ASK_SECONDS if answered and self.reason() is None else ASK_AGAIN_SECONDS)
+            period = ASK_SECONDS if answered and self.reason() is None else ASK_AGAIN_SECONDS
+            await self._clock.sleep(until_tick(self._clock, period))
 
     async def _ask(self) -> bool:
         """Whether discovery answered."""

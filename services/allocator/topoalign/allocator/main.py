@@ -113,7 +113,7 @@ def kubelet_side(
         Path(settings.kubelet_dir),
         context.clock,
         containers=containers,
-        pod_resources=settings.pod_resources,
+        pod_resources=pod_resources.channel,
         drain_seconds=settings.drain_seconds,
     )
     files = KubeletFiles(

@@ -24,6 +24,7 @@ from topoalign.core.model.errors import StateFault, Unavailable, clean
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import ExplainRequest
 from topoalign.core.ports import Bus, Clock
+from topoalign.runtime.clock import until_tick
 
 SERVICE = "topoalign-allocator"
 TWIN_SECONDS = 0.5
@@ -96,7 +97,7 @@ class Allocator:
                 if not failing:
                     log.warning("cannot reconcile", finding=error.finding, remedy=error.remedy)
                 failing = True
-            await self._clock.sleep(self._reconcile_seconds)
+            await self._clock.sleep(until_tick(self._clock, self._reconcile_seconds))
 
     def topology_unknown(self) -> str | None:
         """Why no device can be offered yet, for /readyz: discovery has not published the topology. None: it has."""

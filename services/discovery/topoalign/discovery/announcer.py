@@ -19,6 +19,7 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import Said, SaidRequest
 from topoalign.core.ports import Bus, Clock, Endpoint, Message, Stream
 from topoalign.runtime.answers import answering
+from topoalign.runtime.clock import until_tick
 from topoalign.runtime.publisher import Confirmed, Publisher
 from topoalign.runtime.speaker import Speaker
 
@@ -110,7 +111,7 @@ class Announcer:
     async def watch(self, say_anew: Callable[[], None]) -> None:
         """Calls `say_anew` whenever the stream has lost what was said, or has something newer that others said."""
         while True:
-            await self._clock.sleep(POLL_SECONDS)
+            await self._clock.sleep(until_tick(self._clock, POLL_SECONDS))
             try:
                 beyond = await self._beyond()
             except Unavailable:

@@ -33,7 +33,7 @@ class KeptChannel:
     """Asks the server at one path, over one connection for as long as it lasts. `close` ends it."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
-        self._path, self._clock = path, clock
+        self.path, self._clock = path, clock
         self._kept: Connection | None = None
         """What the next call uses; None: it makes a new one."""
 
@@ -54,7 +54,7 @@ class KeptChannel:
                         raise Lost from error
                     raise
 
-        return await answered(self._path, call, self._clock, within)
+        return await answered(self.path, call, self._clock, within)
 
     def close(self) -> None:
         """Ends the connection, at once if no call uses it."""
@@ -65,11 +65,11 @@ class KeptChannel:
     @contextmanager
     def _lent(self) -> Iterator["Connection"]:
         """The connection, for one call."""
-        identity = sockets.identity(self._path)
+        identity = sockets.identity(self.path)
         if self._kept is not None and (self._kept.identity != identity or self._kept.begun >= MOST_CALLS):
             self.close()
         if self._kept is None:
-            self._kept = Connection(channel_to(self._path), identity)
+            self._kept = Connection(channel_to(self.path), identity)
         lent = self._kept
         lent.calls += 1
         lent.begun += 1

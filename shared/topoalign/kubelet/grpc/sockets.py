@@ -54,7 +54,7 @@ BUSY = Peer(0, 0)
 def identity(path: Path) -> Identity | None:
     """Of the socket at this path; None if there is none. Links are not followed."""
     try:
-        found = path.lstat()
+        found = os.lstat(path)
     except OSError:
         return None
     return Identity(found.st_dev, found.st_ino, found.st_mtime_ns) if stat.S_ISSOCK(found.st_mode) else None

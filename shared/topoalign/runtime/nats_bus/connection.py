@@ -23,8 +23,9 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from topoalign.core.model.errors import BusRefused, BusUnavailable, NobodyAnswers, clean
+from topoalign.runtime.clock import until_tick
 from topoalign.runtime.nats_bus.access import Access, shown
-from topoalign.runtime.nats_bus.library import TolerantClient, abandon, contained, parked, socket_of
+from topoalign.runtime.nats_bus.library import CLOCK, TolerantClient, abandon, contained, parked, socket_of
 
 OLDEST_SERVER = (2, 12)
 """Older ones silently ignore settings of our stores: atomic batches, per-message expiry (measured with 2.9.10)."""
@@ -179,7 +180,7 @@ class Connection:
     async def until_lost(self) -> None:
         """Returns when the connection is gone. Looks itself, too: the library does not tell in every case."""
         while not self.lost.is_set():
-            with anyio.move_on_after(PING_SECONDS):
+            with anyio.move_on_after(until_tick(CLOCK, PING_SECONDS)):
                 await self.lost.wait()
             if not self.client.is_connected or self.transport_closed:
                 self.lose()

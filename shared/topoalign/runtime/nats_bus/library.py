@@ -9,7 +9,7 @@ turns it into an error of the library.
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import cast
 
 import nats.errors
@@ -17,7 +17,10 @@ from nats.aio.client import Client, Server
 from nats.aio.msg import Msg
 from nats.aio.transport import TcpTransport
 
+from topoalign.runtime.clock import SystemClock, until_tick
+
 PARKED = 3600.0
+CLOCK = SystemClock()
 
 
 class CancelledInside(nats.errors.Error):
@@ -60,6 +63,19 @@ class TolerantClient(Client):
     ) -> Msg:
         whole = subject.decode(errors="replace").encode()
         return cast(Msg, super()._build_message(sid, whole, reply, data, headers))
+
+    async def _ping_interval(self) -> None:
+        """As the library's, at ticks: at most of them the process is awake for something else."""
+        with suppress(RuntimeError, AttributeError):  # of a transport that is gone, as in the library
+            while True:
+                await asyncio.sleep(until_tick(CLOCK, self.options["ping_interval"]))
+                if not self.is_connected:
+                    continue
+                self._pings_outstanding += 1
+                if self._pings_outstanding > self.options["max_outstanding_pings"]:
+                    await self._process_op_err(nats.errors.StaleConnectionError())
+                    return
+                await self._send_ping()
 
 
 def parked(servers: list[Server], info: dict[str, object]) -> tuple[None, float]:

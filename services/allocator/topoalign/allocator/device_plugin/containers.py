@@ -23,6 +23,7 @@ from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock
 from topoalign.plugin_config.configuration import Configuration
+from topoalign.runtime.clock import until_tick
 from topoalign.runtime.tasks import either
 
 log = structlog.get_logger()
@@ -78,7 +79,9 @@ class Containers:
                     log.info("containers can be told of their devices")
                 else:
                     log.warning("containers cannot be told of their devices", reason=reason)
-            await either(partial(clock.sleep, POLL_SECONDS), partial(wait_for_hardware, allocator, topology))
+            await either(
+                partial(clock.sleep, until_tick(clock, POLL_SECONDS)), partial(wait_for_hardware, allocator, topology)
+            )
 
     def poll(self, topology: Topology) -> str | None:
         """Prepares everything again, also CDI specifications; returns why containers cannot get GPUs, None: they can."""

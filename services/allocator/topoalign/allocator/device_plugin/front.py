@@ -26,6 +26,7 @@ from topoalign.core.model.ids import ResourceName
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.grpc import sockets
+from topoalign.kubelet.grpc.kept_channel import KeptChannel
 from topoalign.kubelet.grpc.transport import Load
 
 
@@ -39,13 +40,13 @@ class KubeletFront:
         clock: Clock,
         *,
         containers: Containers | None = None,
-        pod_resources: Path | None = None,
+        pod_resources: KeptChannel | None = None,
         drain_seconds: float = 5.0,
         jitter: Jitter = JITTER,
     ) -> None:
         """
         `kubelet_dir`: the kubelet's device plugin directory. `containers` knows what containers are told; None: by the
-        defaults of the configuration. `pod_resources`: the kubelet's PodResources socket, where it is asked whether it has
+        defaults of the configuration. `pod_resources`: to the kubelet's PodResources, where it is asked whether it has
         our devices; None: it is not asked. `drain_seconds`: how long calls that have begun may go on when this is stopped.
         `jitter` spreads the retries of many nodes.
         """

@@ -9,7 +9,6 @@ Source: PodResources v1 `GetAllocatableResources` of kubelet v1.36.3: the health
 """
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import structlog
@@ -23,7 +22,9 @@ from topoalign.core.ports import Clock
 from topoalign.kubelet.grpc import sockets
 from topoalign.kubelet.grpc.allocatable import Encoded, allocatable_devices
 from topoalign.kubelet.grpc.api import v1
-from topoalign.kubelet.grpc.client import KubeletAway, ask, described
+from topoalign.kubelet.grpc.client import KubeletAway, described
+from topoalign.kubelet.grpc.kept_channel import KeptChannel
+from topoalign.runtime.clock import until_tick
 
 log = structlog.get_logger()
 
@@ -39,16 +40,16 @@ SLICE = 250
 class Guard:
     """Asks the kubelet regularly what it can allocate, and passes it to each plugin, which compares it with its devices."""
 
-    def __init__(self, socket: Path, clock: Clock, plugins: Callable[[], Iterable[Plugin]]) -> None:
-        """`socket`: of the kubelet's PodResources. `plugins`: those that are served now."""
-        self._socket, self._clock, self._plugins = socket, clock, plugins
+    def __init__(self, channel: KeptChannel, clock: Clock, plugins: Callable[[], Iterable[Plugin]]) -> None:
+        """`channel`: to the kubelet's PodResources. `plugins`: those that are served now."""
+        self._channel, self._clock, self._plugins = channel, clock, plugins
         self._unserved: sockets.Identity | None = None
         """The kubelet that has said that it does not serve the list."""
 
     async def run(self) -> None:
         """Polls the kubelet every `GUARD_SECONDS`, until cancelled."""
         while True:
-            await self._clock.sleep(GUARD_SECONDS)
+            await self._clock.sleep(until_tick(self._clock, GUARD_SECONDS))
             await self.poll()
 
     async def poll(self) -> None:
@@ -56,11 +57,11 @@ class Guard:
         Asks the kubelet once, and has every plugin compare. A kubelet that is away, or does not answer within
         `ANSWER_SECONDS`, changes nothing; one that does not serve the list is not asked again.
         """
-        kubelet = sockets.identity(self._socket)
+        kubelet = sockets.identity(self._channel.path)
         if kubelet is None or kubelet == self._unserved:
             return
         try:
-            answer = await ask(self._socket, allocatable, self._clock, ANSWER_SECONDS, Encoded())
+            answer = await self._channel.ask(allocatable, ANSWER_SECONDS, Encoded())
         except KubeletAway as away:
             log.debug("the kubelet does not say what can be allocated", reason=away.finding)
             return

@@ -58,7 +58,7 @@ class Plugin:
         self.wanted = True
         """False: nothing of the resource is offered or held any more, and `run` ends at its next poll."""
         self._allocator = allocator
-        self._directory = directory
+        self._kubelet = directory / KUBELET_SOCKET
         self._clock = clock
         self._drain_seconds = drain_seconds
         self._load = load or Load()
@@ -95,12 +95,11 @@ class Plugin:
 
     async def poll_kubelet(self) -> str | None:
         """Registers with the kubelet if that is due; returns what is still missing, None: nothing."""
-        kubelet, now = sockets.identity(self._directory / KUBELET_SOCKET), self._clock.monotonic()
+        kubelet, now = sockets.identity(self._kubelet), self._clock.monotonic()
         if kubelet is None:
             self._registration.apply(Event.KUBELET_AWAY, now)
-            return (
-                f"the kubelet has no {KUBELET_SOCKET} in {self._directory}; see that it runs, and that {FIELD} is right"
-            )
+            there = f"no {KUBELET_SOCKET} in {self._kubelet.parent}"
+            return f"the kubelet has {there}; see that it runs, and that {FIELD} is right"
         if not self._registration.meet(kubelet, now):
             if self._registration.is_registered:
                 return self.listen(now)
@@ -115,7 +114,7 @@ class Plugin:
             await self.stop()
             return "the old stream to the kubelet does not end; its connection was closed"
         self._former = self.service.watch
-        listener = sockets.server_of(self._directory / KUBELET_SOCKET)
+        listener = sockets.server_of(self._kubelet)
         try:
             with self.service.watches.registering(listener.pid if listener is not None else 0):
                 await register(self.path, self.resource, self._clock)

@@ -59,7 +59,8 @@ class PodResourcesClient:
         """
         self._socket, self._checkpoint_dir = socket, checkpoint_dir
         self._clock = clock or SystemClock()
-        self._channel = KeptChannel(socket, self._clock)
+        self.channel = KeptChannel(socket, self._clock)
+        """Shared with whoever else asks this kubelet."""
         self._checkpoint: tuple[tuple[int, ...], Given | None] = ((), None)
         """Of which file (inode, time of change, size), and what it says: it is read, and its checksum made, once."""
         self._checkpoints: Reader[Given | None] = Reader()
@@ -73,7 +74,7 @@ class PodResourcesClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._channel.close()
+        self.channel.close()
 
     async def listing(self) -> Listing:
         """
@@ -82,7 +83,7 @@ class PodResourcesClient:
         `READ_SECONDS` count as such that cannot be read.
         """
         kubelet = sockets.identity(self._socket)
-        listed = await self._channel.ask(lambda channel: v1.PodResourcesListerStub(channel).list(LIST), LIST_SECONDS)
+        listed = await self.channel.ask(lambda channel: v1.PodResourcesListerStub(channel).list(LIST), LIST_SECONDS)
         try:
             usage = tuple(usage_of(pod, container) for pod in listed.pod_resources for container in pod.containers)
         except ValueError as error:
@@ -114,7 +115,7 @@ class PodResourcesClient:
         """
         known, listed = self._listed
         codec = ComparingCodec(known, tuple(field(1, resource.encode()) for resource in ours))
-        response = await self._channel.ask(
+        response = await self.channel.ask(
             lambda channel: v1.PodResourcesListerStub(channel).get_allocatable_resources(ALLOCATABLE),
             LIST_SECONDS,
             codec,

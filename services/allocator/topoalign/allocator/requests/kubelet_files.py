@@ -7,6 +7,7 @@ longer than a second. What they come to is decided elsewhere (`core.admission.pr
 on the bus; what cannot be read is said in its place.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -183,7 +184,7 @@ def missing(kubelet: KubeletObserved) -> tuple[str, ...]:
 def version_of(path: Path) -> tuple[int, ...]:
     """Differs after every write; empty where there is no such file."""
     try:
-        status = path.stat()
+        status = os.stat(path)
     except (OSError, ValueError):
         return ()
     return status.st_ino, status.st_mtime_ns, status.st_size

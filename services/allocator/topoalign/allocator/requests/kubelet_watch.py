@@ -59,7 +59,7 @@ class KubeletWatch:
         """
         self._ledger, self._files, self._clock = ledger, files, clock
         self._devices, self._ended = devices, ended
-        self._turn = anyio.Lock()
+        self._turn = anyio.Lock(fast_acquire=True)
         self._begun = self._done = 0
         """Whole readings: how many began, and which was the last to come to an end."""
         self._stamp: tuple[object, ...] | None = None
