@@ -103,4 +103,4 @@ def memory_of(node: NumaNode) -> Amounts:
 def distances(topology: Topology) -> Mapping[int, Mapping[int, int]]:
     """NUMA node id -> NUMA node id -> distance; empty where they are not known."""
     ids = topology.node_ids
-    return {node: dict(zip(ids, row, strict=True)) for node, row in zip(ids, topology.distances or (), strict=False)}
+    return {node: dict(zip(ids, row, strict=False)) for node, row in zip(ids, topology.distances or (), strict=False)}

@@ -1,0 +1,93 @@
+"""The answer to a question about a whole cluster: where a pod fits, why not elsewhere, and what would make it fit."""
+
+from enum import StrEnum
+
+import msgspec
+
+from topoalign.core.model.ids import NodeName, ResourceName
+
+
+class Outlook(StrEnum):
+    """What can become of a node that refuses a pod, the most hopeful first."""
+
+    IN_USE = "in-use"
+    """It would admit the pod if nobody had anything."""
+    NOT_KNOWN = "not-known"
+    """What it would say is not known."""
+    NEVER = "never"
+    """It would refuse the pod even then."""
+    MISSING = "missing"
+    """It has no device of a resource that is asked for."""
+
+
+class Ranked(msgspec.Struct, frozen=True):
+    """A node that would admit the pod."""
+
+    node: NodeName
+    score: int
+    """0 to 10, the best first; equals by name."""
+
+
+class Reason(msgspec.Struct, frozen=True, kw_only=True):
+    """Why some nodes do not admit the pod."""
+
+    code: str
+    """Stable code: `NotAligned`, `NotEnoughDevices`."""
+    outlook: Outlook
+    nodes: int
+    """How many nodes say so."""
+    examples: tuple[NodeName, ...]
+    """The first of them by name."""
+    finding: str
+    """What was found on the first of them."""
+    remedy: str
+    """What to do about it there."""
+
+
+class Moved(msgspec.Struct, frozen=True, kw_only=True):
+    """A pod that would have to leave a node."""
+
+    pod: str
+    """`namespace/name`; its UID, or the id of its allocation, where that is not known."""
+    devices: dict[ResourceName, int]
+    """How many devices it holds."""
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One change that makes the pod fit somewhere."""
+
+    text: str
+    """For people."""
+    cost: float
+    """What share of what is asked for is given up or moved: 0.25 for 3 GPUs instead of 4. Changes are sorted by it."""
+    nodes: int
+    """How many nodes would then admit the pod."""
+    example: NodeName
+    """The first of them by name."""
+    asked: dict[ResourceName, int] = {}
+    """Resource -> how much of it to ask for; CPUs in millicores."""
+    rules: dict[str, str] = {}
+    """Rules of the kubelet that are to differ."""
+    moved: tuple[Moved, ...] = ()
+    """Pods that have to leave the example."""
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a cluster says to a pod, or to several like it."""
+
+    pods: int
+    """How many are asked for, all alike."""
+    fit: int
+    """How many of these fit at once."""
+    nodes: int
+    """All that are known."""
+    admitting: tuple[Ranked, ...]
+    """The nodes that would admit one pod now, the best first."""
+    reason: Reason | None
+    """The reason that matters most; None where the pods fit."""
+    reasons: tuple[Reason, ...]
+    """All reasons, that one first."""
+    changes: tuple[Change, ...]
+    """What would make it fit, the cheapest first. Looked for only where no node admits the pod."""
+    placed: dict[NodeName, int]
+    """Of several pods: how many each node would take."""

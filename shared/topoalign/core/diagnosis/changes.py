@@ -1,0 +1,221 @@
+"""
+What would make a pod fit that no node admits: the changes that suffice by themselves, the cheapest first.
+
+- **less**: of each resource that a single container asks for, the most that some node would admit: devices, whole CPUs, GiB
+  of memory. It costs the share that is given up: 3 GPUs instead of 4 cost 0.25;
+- **moves**: the pods that would have to leave one node. They cost the devices that they hold of those asked for, as a share
+  of these. They are looked for on the nodes that have most of what is asked for;
+- **other rules**: a policy that refuses less, or alignment of containers instead of the pod. They cost 1.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+
+import msgspec
+
+from topoalign.core.diagnosis.answers import Change, Moved
+from topoalign.core.diagnosis.nodes import Node, Question, empty
+from topoalign.core.model.allocations import Allocation
+from topoalign.core.model.ids import CPU, MEMORY, ContainerName, ResourceName, is_native
+from topoalign.core.model.requests import ContainerRequest, PodRequest, Policy, Scope
+
+MOST_NODES = 32
+"""Nodes on which moves are looked for."""
+UNITS = {CPU: 1000, MEMORY: 1 << 30}
+"""In what steps less is asked for; devices one by one, hugepages not at all."""
+OTHER_RULES: tuple[dict[str, str], ...] = (
+    {"scope": Scope.CONTAINER.value},
+    {"policy": Policy.RESTRICTED.value},
+    {"policy": Policy.BEST_EFFORT.value},
+    {"policy": Policy.NONE.value},
+)
+"""What may be looser, the strictest first."""
+
+
+def cheapest_changes(question: Question, refusing: Iterable[Node]) -> list[Change]:
+    """The changes after which a pod fits that none of these nodes admits, the cheapest first."""
+    found = [*less(question), *moves(question, refusing), *other_rules(question)]
+    return sorted(found, key=lambda change: change.cost)
+
+
+def less(question: Question) -> Iterator[Change]:
+    """One change for each resource of which less would do."""
+    asking: dict[ResourceName, list[ContainerRequest]] = {}
+    for container in (*question.pod.init_containers, *question.pod.containers):
+        for name, amount in container.requests.items():
+            if amount and (name in UNITS or not is_native(name)):
+                asking.setdefault(name, []).append(container)
+    for name, containers in asking.items():
+        if len(containers) == 1:
+            change = least_less(question, name, containers[0])
+            if change is not None:
+                yield change
+
+
+def least_less(question: Question, resource: ResourceName, container: ContainerRequest) -> Change | None:
+    """The most that a container can ask for of a resource, less than it does. None: nothing suffices."""
+    unit, asked = UNITS.get(resource, 1), container.requests[resource]
+
+    def admitting(units: int) -> list[Node]:
+        return question.changed(pod=asking_for(question.pod, container.name, resource, units * unit)).admitting()
+
+    found = most_that(lambda units: bool(admitting(units)), (asked - 1) // unit)
+    if not found:
+        return None
+    nodes, amount = admitting(found), found * unit
+    return Change(
+        text=f"ask for {worded(resource, amount)[0]} instead of {' '.join(worded(resource, asked))}",
+        cost=1 - amount / asked,
+        nodes=len(nodes),
+        example=nodes[0].name,
+        asked={resource: amount},
+    )
+
+
+def most_that(holds: Callable[[int], bool], most: int) -> int:
+    """
+    The largest number up to `most` for which it holds, where it holds for all smaller ones down to 1; 0: for none. Up to 16
+    are tried one by one, because a smaller set of devices may be harder to align.
+    """
+    if most <= 16:
+        return next((number for number in range(most, 0, -1) if holds(number)), 0)
+    if not holds(1):
+        return 0
+    good, bad = 1, most + 1
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if holds(middle) else (good, middle)
+    return good
+
+
+def asking_for(pod: PodRequest, name: ContainerName, resource: ResourceName, amount: int) -> PodRequest:
+    """The pod whose container asks for another amount of a resource."""
+
+    def changed(container: ContainerRequest) -> ContainerRequest:
+        if container.name != name:
+            return container
+        limits = {**container.limits, resource: amount} if resource in container.limits else container.limits
+        return msgspec.structs.replace(container, requests={**container.requests, resource: amount}, limits=limits)
+
+    return msgspec.structs.replace(
+        pod,
+        init_containers=tuple(map(changed, pod.init_containers)),
+        containers=tuple(map(changed, pod.containers)),
+    )
+
+
+def worded(resource: ResourceName, amount: int) -> tuple[str, str]:
+    """An amount and its unit, for people."""
+    if resource == MEMORY:
+        return f"{amount / UNITS[MEMORY]:.4g}", "GiB of memory"
+    return (f"{amount / UNITS[CPU]:g}", "CPUs") if resource == CPU else (str(amount), resource)
+
+
+def other_rules(question: Question) -> Iterator[Change]:
+    """The strictest rules under which a node would admit the pod."""
+    for rules in OTHER_RULES:
+        nodes = question.changed(rules=rules).admitting()
+        differing = [node for node in nodes if any(getattr(node.kind.rules, key) != rules[key] for key in rules)]
+        if differing:
+            ((key, value),) = rules.items()
+            yield Change(
+                text=f"{key} {value} instead of {getattr(differing[0].kind.rules, key)} in the kubelet's configuration",
+                cost=1.0,
+                nodes=len(differing),
+                example=differing[0].name,
+                rules=rules,
+            )
+            return
+
+
+def moves(question: Question, refusing: Iterable[Node]) -> Iterator[Change]:
+    """The cheapest move of all that are found, and on how many nodes one was found."""
+    possible = sorted(refusing, key=lambda node: (shortage(question, node), node.name))
+    found = []
+    for node in (node for node in possible if not question.code(empty(node))):
+        found.append(cheapest_move(question, node))
+        if len(found) >= MOST_NODES:
+            break
+    known = [each for each in found if each is not None]
+    if known:
+        best = min(known, key=lambda change: (change.cost, len(change.moved), change.example))
+        yield msgspec.structs.replace(best, nodes=len(known))
+
+
+def shortage(question: Question, node: Node) -> float:
+    """How much is missing on a node, as shares of what is asked for."""
+    demand, free = question.of(node.kind).demand, node.free.devices
+    wanted = [(amount, free.get(name, 0)) for name, amount in demand.devices.items() if amount]
+    return sum(max(0, amount - has) / amount for amount, has in wanted)
+
+
+def cheapest_move(question: Question, node: Node) -> Change | None:
+    """
+    Pods that have to leave this node, none of them in vain. None: nothing suffices.
+
+    The one pod that holds the fewest devices and suffices alone; else pods go in this order until the pod fits, and then
+    each that is not needed stays, the one with the most devices first.
+    """
+    wanted = {name: amount for name, amount in question.of(node.kind).demand.devices.items() if amount}
+    pods = pods_on(node)
+    order = sorted(pods, key=lambda pod: (held(pods[pod], wanted), pod))
+
+    def suffice(gone: Sequence[str]) -> bool:
+        return not question.code(node.without([each.id for pod in gone for each in pods[pod]]))
+
+    sets = chain(([pod] for pod in order), (order[:number] for number in range(2, len(order) + 1)))
+    gone = next(filter(suffice, sets), [])
+    for pod in reversed(gone):
+        others = [each for each in gone if each != pod]
+        if others and suffice(others):
+            gone = others
+    if not gone:
+        return None
+    moved = tuple(moved_pod(pod, pods[pod]) for pod in gone)
+    devices = sum(held(pods[pod], wanted) for pod in gone)
+    return Change(
+        text=f"move {', '.join(map(told, moved))} from {node.name}",
+        cost=devices / sum(wanted.values()) if wanted else float(len(gone)),
+        nodes=1,
+        example=node.name,
+        moved=moved,
+    )
+
+
+def pods_on(node: Node) -> dict[str, list[Allocation]]:
+    """UID, or `namespace/name` where the node does not know it -> what the pod has. Without pods that are still to come."""
+    pods: dict[str, list[Allocation]] = {}
+    for name, each in node.state.allocations.items():
+        if name not in node.reserved:
+            pods.setdefault(uid_of(each), []).append(each)
+    return pods
+
+
+def uid_of(allocation: Allocation) -> str:
+    """The UID of an allocation's pod, or the names that stand for it."""
+    owner = allocation.owner
+    if allocation.pod_uid or owner is None:
+        return allocation.pod_uid or allocation.id
+    return f"{owner.namespace}/{owner.pod}" if owner.namespace else owner.pod
+
+
+def held(allocations: Iterable[Allocation], wanted: Mapping[ResourceName, int]) -> int:
+    """How many devices of these resources they hold."""
+    return sum(len(each.devices.get(name, ())) for each in allocations for name in wanted)
+
+
+def moved_pod(uid: str, allocations: Iterable[Allocation]) -> Moved:
+    """A pod under its name, where the node knows it."""
+    names = (each.owner for each in allocations if each.owner is not None and each.owner.namespace)
+    owner = next(names, None)
+    devices: dict[ResourceName, int] = {}
+    for each in allocations:
+        for name, ids in each.devices.items():
+            devices[name] = devices.get(name, 0) + len(ids)
+    return Moved(pod=f"{owner.namespace}/{owner.pod}" if owner is not None else uid, devices=devices)
+
+
+def told(moved: Moved) -> str:
+    """`ml/train (2 nvidia.com/gpu)`."""
+    devices = ", ".join(f"{amount} {name}" for name, amount in moved.devices.items())
+    return f"{moved.pod} ({devices})" if devices else moved.pod

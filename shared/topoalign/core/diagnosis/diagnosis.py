@@ -1,0 +1,132 @@
+"""
+The answer of a whole cluster about a pod.
+
+Every node is asked. Those that refuse are counted by reason, and the reason that matters most comes first: those of nodes
+that would admit the pod if nobody had anything there, then of nodes of which nothing can be told, then of nodes that never
+would, then of nodes that do not have what is asked for; among these the one that most nodes give. So a thousand nodes
+without GPUs are not the reason why a GPU pod waits, if ten with GPUs are full.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from topoalign.core.diagnosis.answers import Answer, Outlook, Ranked, Reason
+from topoalign.core.diagnosis.changes import cheapest_changes
+from topoalign.core.diagnosis.gangs import placed
+from topoalign.core.diagnosis.nodes import NO_CHANGES, Changes, Node, Nodes, Question, empty
+from topoalign.core.model.decisions import Admission
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import PodRequest
+from topoalign.core.scoring.scorers import Scorer
+
+MOST_EXAMPLES = 3
+FULL = "FullWithThese"
+"""Code of a node that takes some of several pods."""
+
+
+def diagnose(
+    nodes: Nodes, pod: PodRequest, scorer: Scorer[Any, Any], changes: Changes = NO_CHANGES, pods: int = 1
+) -> Answer:
+    """
+    What the cluster says to so many pods like this one. `changes`: rules that are to differ from those of each kubelet.
+
+    Raises InvalidField for a pod or rules that cannot be meant.
+    """
+    question = Question(nodes, pod, changes)
+    codes = {node.name: question.code(node) for node in nodes.asked}
+    admitting = ranked(question, [node for node in nodes.asked if not codes[node.name]], scorer)
+    refusing = [node for node in nodes.asked if codes[node.name]]
+    taken = placed(question, [node for node, _ in admitting], pods)
+    fit = sum(taken.values())
+    reasons = sorted(
+        (*reasons_of_refusals(question, refusing, codes), *reasons_unasked(nodes), *reason_full(taken, fit < pods)),
+        key=lambda reason: (
+            reason.code != FULL,  # first what takes some of the pods,
+            ORDER.index(reason.outlook),  # then what can still change,
+            -reason.nodes,  # then the most frequent,
+            reason.code,
+        ),
+    )
+    return Answer(
+        pods=pods,
+        fit=fit,
+        nodes=len(nodes),
+        admitting=tuple(Ranked(node.name, score) for node, score in admitting),
+        reason=reasons[0] if fit < pods and reasons else None,
+        reasons=tuple(reasons),
+        changes=() if admitting else tuple(cheapest_changes(question, refusing)),
+        placed=taken if pods > 1 else {},
+    )
+
+
+ORDER = tuple(Outlook)
+
+
+def ranked(question: Question, admitting: list[Node], scorer: Scorer[Any, Any]) -> list[tuple[Node, int]]:
+    """The nodes with their scores, the best first, equals by name."""
+    needs: dict[object, Any] = {}
+    scored = []
+    for node in admitting:
+        demand, shape = question.of(node.kind).demand, node.announced.shape
+        key = node.kind, id(shape)
+        if key not in needs:
+            needs[key] = scorer.need(shape, demand)
+        scored.append((node, scorer.score(node.announced, needs[key], scorer.left(node.state, demand.rules))))
+    return sorted(scored, key=lambda each: (-each[1], each[0].name))
+
+
+def reasons_of_refusals(question: Question, refusing: list[Node], codes: Mapping[NodeName, str]) -> Iterator[Reason]:
+    """One for each code and outlook; its first node is decided in full, for the words."""
+    groups: dict[tuple[Outlook, str], list[Node]] = {}
+    for node in refusing:
+        groups.setdefault((outlook(question, node), codes[node.name]), []).append(node)
+    for (prospect, code), nodes in groups.items():
+        missing = question.of(nodes[0].kind).missing
+        refusal = missing if missing is not None else question.decide(nodes[0])
+        assert not isinstance(refusal, Admission), "the node has refused"
+        yield Reason(
+            code=code,
+            outlook=prospect,
+            nodes=len(nodes),
+            examples=tuple(node.name for node in nodes[:MOST_EXAMPLES]),
+            finding=refusal.finding,
+            remedy=refusal.remedy,
+        )
+
+
+def outlook(question: Question, node: Node) -> Outlook:
+    """What can become of a node that refuses the pod."""
+    if question.of(node.kind).missing is not None:
+        return Outlook.MISSING
+    return Outlook.NEVER if question.code(empty(node)) else Outlook.IN_USE
+
+
+def reasons_unasked(nodes: Nodes) -> Iterator[Reason]:
+    """One for each code of nodes of which nothing can be told."""
+    codes: dict[str, list[NodeName]] = {}
+    for name, error in nodes.unasked.items():
+        codes.setdefault(error.code, []).append(name)
+    for code, names in codes.items():
+        first = nodes.unasked[names[0]]
+        yield Reason(
+            code=code,
+            outlook=Outlook.NOT_KNOWN,
+            nodes=len(names),
+            examples=tuple(names[:MOST_EXAMPLES]),
+            finding=first.finding,
+            remedy=first.remedy,
+        )
+
+
+def reason_full(taken: Mapping[NodeName, int], is_full: bool) -> Iterator[Reason]:
+    """That nodes have no room for more of the pods, where not all of them fit."""
+    if not taken or not is_full:
+        return
+    yield Reason(
+        code=FULL,
+        outlook=Outlook.IN_USE,
+        nodes=len(taken),
+        examples=tuple(taken)[:MOST_EXAMPLES],
+        finding=f"these nodes take {sum(taken.values())} of the pods and have no room for another one",
+        remedy="ask for fewer pods, or wait until something is released",
+    )
