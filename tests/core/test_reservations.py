@@ -12,6 +12,7 @@ from topoalign.core.model.errors import Undecodable
 from topoalign.core.model.events import ContainerUsage, UsageObserved
 from topoalign.core.model.ids import CPU, ContainerName, Namespace, PodName, ResourceName
 from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved, KubeletRules
+from topoalign.core.model.requests import ContainerRequest, PodRequest
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.ports import Stream
 from topoalign.core.state.fold import NodeState
@@ -161,7 +162,10 @@ def test_a_decision_becomes_a_reservation_and_allocations_again() -> None:
     )
     empty = Allocation(id=given.id, owner=msgspec.structs.replace(owner, container=ContainerName("none")))
 
-    made = reservation_of("uid-a", (given, empty), {owner.container: {GPU: 1, NIC: 1, CPU: 2000}}, 30.0)
+    asked = ContainerRequest(name=owner.container, limits={GPU: 1, NIC: 1, CPU: 2000})
+    asking = PodRequest(name=owner.pod, containers=(asked,))
+
+    made = reservation_of("uid-a", asking, (given, empty), 30.0)
     (held,) = allocations_of(made)
 
     assert {GPU: ids("GPU-0"), NIC: ids("n0")} == made.containers[0].devices

@@ -24,6 +24,7 @@ from topoalign.core.model.allocations import Allocation, Owner
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import CPU, AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.kubelet import CheckpointEntry
+from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.state.fold import NodeState
 
@@ -211,24 +212,17 @@ def resources_of(held: Allocation | CheckpointEntry) -> Iterator[ResourceName]:
 
 
 def reservation_of(
-    uid: str,
-    allocations: tuple[Allocation, ...],
-    asked: Mapping[ContainerName, Mapping[ResourceName, int]],
-    seconds: float,
+    uid: str, pod: PodRequest, allocations: Sequence[Allocation], seconds: float, gang: str = ""
 ) -> Reservation:
     """
-    What a decision gives a pod, as its reservation for so many seconds. `asked`: container -> how many of each resource it
-    asks the kubelet for; what it gets beyond that are companions. Raises ValueError for allocations without an owner.
+    What a decision gives a pod, as its reservation for so many seconds. What a container gets beyond what it asks the
+    kubelet for are companions.
     """
-    owners = [each.owner for each in allocations]
-    if not owners or None in owners:
-        raise ValueError("a reservation needs allocations whose owners are known")
-    first = owners[0]
-    assert first is not None
+    asked = {each.name: {**each.requests, **each.limits} for each in (*pod.init_containers, *pod.containers)}
     return Reservation(
         pod_uid=uid,
-        namespace=first.namespace,
-        pod=first.pod,
+        namespace=pod.namespace,
+        pod=pod.name,
         containers=tuple(
             reserved
             for each in allocations
@@ -236,6 +230,7 @@ def reservation_of(
             and is_something(reserved := reserved_container(each, each.owner, asked.get(each.owner.container, {})))
         ),
         seconds_left=seconds,
+        gang=gang,
     )
 
 

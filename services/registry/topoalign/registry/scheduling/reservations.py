@@ -12,7 +12,7 @@ within a second. If that one is gone, another writes it some seconds later.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from secrets import token_hex
 
@@ -149,9 +149,9 @@ class Reservations:
             if event.expired or event.cancelled:
                 self._freed(event.node)
 
-    async def cancel(self, uid: str) -> None:
-        """Ends all that is reserved for this pod. Raises BusRefused."""
-        while reserved := self.of_pod(uid):
+    async def cancel(self, uid: str, nodes: Collection[NodeName] | None = None) -> None:
+        """Ends what is reserved for this pod, on these nodes or on all. Raises BusRefused."""
+        while reserved := [node for node in self.of_pod(uid) if nodes is None or node in nodes]:
             with suppress(BusConflict):
                 await self.write(
                     [Change(node=node, position=self.of(node).position, cancelled=(uid,)) for node in reserved]

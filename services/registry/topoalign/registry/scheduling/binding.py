@@ -1,0 +1,207 @@
+"""
+Binds a pod to a node that has confirmed what it will give it.
+
+    read the pod -> ask the node -> reserve by compare-and-set -> create the Binding -> read the pod again
+
+The answer is ok only after the pod was read with our node in it, and always if it is found there, whoever bound it: the
+scheduler believes an ok, and holds an error against a pod that is bound. Whatever is not known at the deadline is an error.
+The deadline is below the five seconds after which the scheduler tries again, so that no Binding of an earlier try comes
+between. Binds of different nodes do not wait for one another; those of one node ask and reserve one after the other.
+
+A Binding that has failed for good cancels the reservation. One of which nothing is known keeps it: it is replaced when the
+scheduler tries again, and ends by its own time.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import anyio
+import msgspec
+import structlog
+
+from topoalign.core import wire
+from topoalign.core.model.decisions import Admission, Refusal
+from topoalign.core.model.errors import BusConflict, NoFit, TopoalignError, Unavailable, clean
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import ConfirmRequest
+from topoalign.core.ports import Bus, Clock
+from topoalign.core.state.reservations import reservation_of
+from topoalign.registry.ports import ApiConflict, ApiNotFound, ApiRefused, ApiUnavailable, KubernetesApi, SeenPod
+from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.reservations import Change, Reservations
+
+BIND_SECONDS = 4.0
+"""The scheduler gives up a bind after five."""
+CONFIRM_SECONDS = 1.5
+"""For the node's allocator to answer, which reads its kubelet's files."""
+RESERVED_SECONDS = 300.0
+"""For the kubelet of a pod that is bound to admit it. One that takes longer is busy; what it will give is predicted then."""
+PAUSE = 0.1
+"""Seconds between two tries to reach the API server."""
+
+log = structlog.get_logger("topoalign.registry.scheduling")
+
+
+class PodGone(NoFit):
+    """Raised for a pod that is deleted, being deleted, or replaced by another one of its name."""
+
+    code = "PodGone"
+
+    def __init__(self, pod: str) -> None:
+        super().__init__(f"pod {clean(pod, 300)} is gone, or another one has its name", "nothing is to be bound")
+
+
+class BoundElsewhere(NoFit):
+    """Raised for a pod that is bound to another node already."""
+
+    code = "BoundElsewhere"
+
+    def __init__(self, pod: str, node: NodeName) -> None:
+        super().__init__(f"pod {clean(pod, 300)} is bound to node {clean(node)}", "nothing is to be bound")
+
+
+class NodeRefuses(NoFit):
+    """Raised where the node would refuse the pod, though the view of the cluster lets it pass."""
+
+    code = "NodeRefuses"
+
+    def __init__(self, node: NodeName, code: str, finding: str) -> None:
+        self.reason = code
+        super().__init__(
+            f"node {clean(node)} would refuse the pod: {code}: {clean(finding, 200)}", "the scheduler tries again"
+        )
+
+
+class BindUnknown(Unavailable):
+    """Raised where it is not known in time whether a pod is bound."""
+
+    code = "BindUnknown"
+
+    def __init__(self, pod: str, node: NodeName) -> None:
+        super().__init__(
+            f"pod {clean(pod, 300)} could not be bound to node {clean(node)} within {BIND_SECONDS:g} s",
+            "the scheduler tries again; see whether the API server, the bus and the node's allocator answer",
+        )
+
+
+async def no_gangs(pod: PodToSchedule, node: NodeName) -> str:
+    """No pod belongs to a gang."""
+    return ""
+
+
+class Binder:
+    """Binds pods for the scheduler."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        clock: Clock,
+        api: KubernetesApi,
+        reservations: Reservations,
+        fits: Callable[[NodeName, PodToSchedule], str],
+        plan: Callable[[PodToSchedule, NodeName], Awaitable[str]] = no_gangs,
+    ) -> None:
+        """
+        `fits`: the code of why a node would not admit the pod in every order of the pods that are pending there; empty: it
+        would. `plan` reserves for all of the pod's gang, if it has one and that was not done, and returns its name; raises
+        NoFit where the pod must not be bound there.
+        """
+        self.counts: Counter[str] = Counter()
+        """Binds by how they ended: `bound`, or the code of the error; and `stale`: the node knew better than the view."""
+        self._bus, self._clock, self._api, self._reservations = bus, clock, api, reservations
+        self._fits, self._plan = fits, plan
+        self._turns: defaultdict[NodeName, anyio.Lock] = defaultdict(anyio.Lock)
+
+    async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
+        """As `Scheduling.bind`."""
+        try:
+            with anyio.move_on_after(BIND_SECONDS) as scope:
+                await self._bind(namespace, name, uid, node)
+            if scope.cancelled_caught:
+                raise BindUnknown(f"{namespace}/{name}", node)
+        except TopoalignError as error:
+            self.counts[error.code] += 1
+            raise
+        self.counts["bound"] += 1
+
+    async def _bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
+        seen = await self._read(namespace, name, uid, node)
+        if seen.node == node:
+            return
+        await self._reserve(seen.to_schedule(), node)
+        while seen.node != node:
+            refusal: TopoalignError | None = None
+            try:
+                await self._api.bind(namespace, name, uid, node)
+            except ApiUnavailable:
+                await self._clock.sleep(PAUSE)
+            except (ApiConflict, ApiNotFound, ApiRefused) as error:
+                refusal = error
+            try:
+                seen = await self._read(namespace, name, uid, node)
+                if refusal is not None and seen.node is None:
+                    raise refusal
+            except (NoFit, ApiNotFound, ApiRefused):
+                await self._reservations.cancel(uid, {node})
+                raise
+        await self._end_elsewhere(uid, node)
+
+    async def _read(self, namespace: str, name: str, uid: str, node: NodeName) -> SeenPod:
+        """
+        The pod, which is bound to this node or to none. Waits for the API server; raises PodGone, BoundElsewhere and
+        ApiRefused.
+        """
+        while True:
+            try:
+                seen = await self._api.pod(namespace, name)
+                break
+            except ApiUnavailable:
+                await self._clock.sleep(PAUSE)
+        if seen is None or seen.uid != uid or (seen.deleting and seen.node is None):
+            raise PodGone(f"{namespace}/{name}")
+        if seen.node not in (None, node):
+            raise BoundElsewhere(f"{namespace}/{name}", NodeName(str(seen.node)))
+        return seen
+
+    async def _end_elsewhere(self, uid: str, node: NodeName) -> None:
+        """What an earlier try reserved on another node is not needed any more."""
+        if others := {*self._reservations.of_pod(uid)} - {node}:
+            with suppress(Unavailable):
+                await self._reservations.cancel(uid, others)
+
+    async def _reserve(self, pod: PodToSchedule, node: NodeName) -> None:
+        """
+        Reserves what the node confirms, if that is anything. Raises NodeRefuses, and what asking the node and writing raise.
+        """
+        gang = await self._plan(pod, node)
+        async with self._turns[node]:
+            while True:
+                position = self._reservations.of(node).position
+                try:
+                    admission = await self._confirmed(pod, node)
+                    if refusal := self._fits(node, pod):
+                        raise NodeRefuses(node, refusal, "not beside the pods that are pending there")
+                except NodeRefuses:  # nor is what an earlier try reserved of any use
+                    await self._reservations.cancel(pod.uid, {node})
+                    raise
+                made = reservation_of(pod.uid, pod.request, admission.allocations, RESERVED_SECONDS, gang)
+                if not made.containers:
+                    return
+                with suppress(BusConflict):
+                    await self._reservations.write([Change(node=node, position=position, made=(made,))])
+                    return
+
+    async def _confirmed(self, pod: PodToSchedule, node: NodeName) -> Admission:
+        """What the node will give the pod. Raises NodeRefuses; raises Unavailable if its allocator does not answer."""
+        others = tuple(each for each in self._reservations.held(node) if each.pod_uid != pod.uid)
+        request = ConfirmRequest(node=node, pod=pod.request, reserved=others)
+        answer = await self._bus.ask(
+            wire.admission_subject(node, "confirm"), msgspec.json.encode(request), CONFIRM_SECONDS
+        )
+        decision: Admission | Refusal = wire.answered(answer, Admission | Refusal)  # type: ignore[arg-type]
+        if isinstance(decision, Refusal):
+            self.counts["stale"] += 1
+            log.info("a node refuses what the view let pass", node=node, pod=pod.request.name, code=decision.code)
+            raise NodeRefuses(node, decision.code, decision.finding)
+        return decision

@@ -1,0 +1,346 @@
+"""
+Binds: what the scheduler does with each outcome is measured (extender.md 6), and each of its rows is a test here. Ok is
+answered only after the pod was read with our node in it, and always then.
+"""
+
+from collections.abc import AsyncIterator, Callable
+
+import anyio
+import msgspec
+import pytest
+from binding_support import Registry, Site, running
+
+from topoalign.core import wire
+from topoalign.core.model.allocations import Allocation
+from topoalign.core.model.errors import BusUnavailable, TopoalignError
+from topoalign.core.model.ids import GPU, AllocationID, DeviceID, NodeName
+from topoalign.core.ports import Stream
+from topoalign.registry.kubernetes.memory import MemoryKubernetes
+from topoalign.registry.ports import ApiConflict, ApiRefused, ApiUnavailable, SeenPod
+from topoalign.registry.scheduling import binding
+from topoalign.registry.scheduling.binding import BindUnknown, BoundElsewhere, NodeRefuses, PodGone
+from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.testing.fake_api_server.cluster import FakeCluster
+
+pytestmark = pytest.mark.anyio
+NODE = NodeName("node-1")
+
+
+@pytest.fixture
+def site() -> Site:
+    return Site()
+
+
+@pytest.fixture
+def bus() -> MemoryBus:
+    return MemoryBus()
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(binding, "PAUSE", 0.001)
+
+
+class Troubled(MemoryKubernetes):
+    """An API server of which calls go wrong: the next `lost` binds are done without an answer, `dropped` ones are not."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        super().__init__(cluster)
+        self.lost = self.dropped = self.unread = 0
+        self.binds = 0
+        self.before: Callable[[], object] = lambda: None
+
+    async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
+        self.binds += 1
+        self.before()
+        if self.dropped:
+            self.dropped -= 1
+            raise ApiUnavailable("no answer")
+        await super().bind(namespace, name, uid, node)
+        if self.lost:
+            self.lost -= 1
+            raise ApiUnavailable("no answer")
+
+    async def pod(self, namespace: str, name: str) -> SeenPod | None:
+        if self.unread:
+            self.unread -= 1
+            raise ApiUnavailable("no answer")
+        return await super().pod(namespace, name)
+
+
+@pytest.fixture
+def api(site: Site) -> Troubled:
+    return Troubled(site.cluster)
+
+
+@pytest.fixture
+async def registry(site: Site, bus: MemoryBus, api: Troubled) -> AsyncIterator[Registry]:
+    one = Registry(site, bus, api=api)
+    async with running(site, bus, one):
+        yield one
+
+
+async def test_a_pod_is_reserved_and_bound(site: Site, registry: Registry) -> None:
+    uid = site.add("a", gpus=2)
+    await registry.bind("a", uid)
+
+    assert "node-1" == site.node_of("a")
+    assert {"a": ["GPU-0", "GPU-1"]} == registry.reserved()
+    assert {"bound": 1} == registry.binder.counts
+
+
+async def test_a_pod_that_gets_nothing_of_its_own_is_bound(site: Site, registry: Registry, bus: MemoryBus) -> None:
+    await registry.bind("a", site.add("a", gpus=0))
+
+    assert "node-1" == site.node_of("a")
+    assert 0 == await bus.last_position(Stream.ALLOCATIONS, "topoalign.v1.reservation.*")
+
+
+async def test_ok_is_not_answered_for_a_binding_that_was_not_made(
+    site: Site, registry: Registry, api: Troubled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scheduler would hold the pod's GPUs for it, and nobody would ever bind it."""
+    monkeypatch.setattr(binding, "BIND_SECONDS", 0.05)
+    uid = site.add("a")
+    api.dropped = 1_000_000
+    with pytest.raises(BindUnknown):
+        await registry.bind("a", uid)
+
+    assert "" == site.node_of("a")
+    assert {"a": ["GPU-0"]} == registry.reserved()
+
+
+async def test_a_node_that_does_not_answer_is_an_error(site: Site, bus: MemoryBus, api: Troubled) -> None:
+    """C49: the node has left after the pod was filtered. Nothing is reserved and nothing bound."""
+    registry = Registry(site, bus, api=api)
+    uid = site.add("a")
+    with pytest.raises(BusUnavailable, match="nobody answers"):
+        await registry.bind("a", uid, "gone")
+
+    assert (0, {}) == (api.binds, registry.reserved())
+
+
+async def test_a_binding_whose_answer_was_lost_is_ok(site: Site, registry: Registry, api: Troubled) -> None:
+    """An error would stay on the pod, which runs."""
+    api.lost = 1
+    await registry.bind("a", site.add("a"))
+
+    assert ("node-1", 1) == (site.node_of("a"), api.binds)
+
+
+async def test_a_binding_that_was_not_made_is_tried_again(site: Site, registry: Registry, api: Troubled) -> None:
+    """Also if the pod cannot be read for a while, before and after."""
+    api.dropped, api.unread = 2, 2
+    await registry.bind("a", site.add("a"))
+
+    assert ("node-1", 3) == (site.node_of("a"), api.binds)
+
+
+async def test_nothing_is_bound_after_the_deadline(
+    site: Site, registry: Registry, api: Troubled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A late Binding would race with the scheduler's next try. What was reserved moves with that."""
+    monkeypatch.setattr(binding, "BIND_SECONDS", 0.05)
+    uid = site.add("a")
+    api.dropped = 1_000_000
+    with pytest.raises(BindUnknown):
+        await registry.bind("a", uid)
+    tried, api.dropped = api.binds, 0
+    await registry.bind("a", uid, "node-2")
+
+    assert ("node-2", tried + 1) == (site.node_of("a"), api.binds)
+    assert ({}, {"a": ["GPU-0"]}) == (registry.reserved(), registry.reserved("node-2"))
+
+
+async def test_a_bind_of_a_bound_pod_is_ok_and_does_nothing(site: Site, registry: Registry, api: Troubled) -> None:
+    """C49: bind twice, one after the other."""
+    uid = site.add("a")
+    await registry.bind("a", uid)
+    await registry.bind("a", uid)
+
+    assert (1, {"bound": 2}) == (api.binds, registry.binder.counts)
+
+
+async def test_two_binds_of_one_pod_at_the_same_time_are_both_ok(site: Site, registry: Registry, api: Troubled) -> None:
+    """C49: the second Binding is a conflict, and the pod is on our node."""
+    uid = site.add("a")
+    api.before = lambda: None if site.node_of("a") else site.cluster.bind("ml", "a", {"target": {"name": "node-1"}})
+    await registry.bind("a", uid)
+
+    assert "node-1" == site.node_of("a")
+    assert {"a": ["GPU-0"]} == registry.reserved()
+
+
+async def test_a_pod_that_another_bound_elsewhere_is_refused(site: Site, registry: Registry, api: Troubled) -> None:
+    """C49: before the bind, and between reading the pod and binding it. What was reserved is free again."""
+    bound, late = site.add("a"), site.add("b")
+    site.cluster.bind("ml", "a", {"target": {"name": "node-2"}})
+    with pytest.raises(BoundElsewhere, match="ml/a is bound to node node-2"):
+        await registry.bind("a", bound)
+    api.before = lambda: site.cluster.bind("ml", "b", {"target": {"name": "node-2"}})
+    with pytest.raises(BoundElsewhere):
+        await registry.bind("b", late)
+
+    assert (1, {}) == (api.binds, registry.reserved())
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["deleted", "created again"])
+async def test_a_pod_that_is_gone_is_refused(site: Site, registry: Registry, api: Troubled, again: bool) -> None:
+    """Before the bind, and between reading the pod and binding it: the Binding carries the UID of the pod."""
+    gone, late = site.add("a"), site.add("b")
+
+    def delete(name: str) -> None:
+        site.cluster.delete_pod("ml", name)
+        if again:
+            site.add(name)
+
+    delete("a")
+    with pytest.raises(PodGone):
+        await registry.bind("a", gone)
+    api.before = lambda: delete("b")
+    with pytest.raises(PodGone):
+        await registry.bind("b", late)
+
+    assert {} == registry.reserved()
+    assert not again or "" == site.node_of("a") == site.node_of("b")
+
+
+async def test_a_binding_that_is_refused_cancels_its_reservation(
+    site: Site, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uid = site.add("a")
+
+    async def refuse(namespace: str, name: str, uid: str, node: NodeName) -> None:
+        raise ApiRefused("forbidden")
+
+    monkeypatch.setattr(registry.api, "bind", refuse)
+    with pytest.raises(ApiRefused):
+        await registry.bind("a", uid)
+
+    assert {} == registry.reserved()
+
+
+async def test_a_conflict_of_a_pod_that_stays_unbound_is_refused(
+    site: Site, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uid = site.add("a")
+
+    async def conflict(namespace: str, name: str, uid: str, node: NodeName) -> None:
+        raise ApiConflict("the object has been modified")
+
+    monkeypatch.setattr(registry.api, "bind", conflict)
+    with pytest.raises(ApiConflict):
+        await registry.bind("a", uid)
+
+    assert {} == registry.reserved()
+
+
+async def test_a_node_that_knows_better_than_the_view_refuses(site: Site, registry: Registry, api: Troubled) -> None:
+    """C51: the view is one allocation behind. The node is asked before anything is reserved or bound; it is counted."""
+    site.ledgers[NODE].grant(
+        [Allocation(id=AllocationID("x"), devices={GPU: tuple(DeviceID(f"GPU-{n}") for n in range(3))})]
+    )
+    uid = site.add("a", gpus=2)
+    with pytest.raises(NodeRefuses, match="node-1 would refuse the pod: NotEnoughDevices"):
+        await registry.bind("a", uid)
+    await registry.bind("a", uid, "node-2")
+
+    assert ("node-2", 1) == (site.node_of("a"), api.binds)
+    assert (1, {}) == (registry.binder.counts["stale"], registry.reserved())
+
+
+async def test_a_pod_must_fit_beside_those_that_are_pending(site: Site, bus: MemoryBus, api: Troubled) -> None:
+    """What an earlier try had reserved there is of no use any more."""
+    asked: list[tuple[NodeName, str]] = []
+    answers = ["", "NotAligned"]
+
+    def fits(node: NodeName, pod: PodToSchedule) -> str:
+        asked.append((node, pod.uid))
+        return answers[len(asked) - 1]
+
+    registry = Registry(site, bus, api=api, fits=fits)
+    first, second = site.add("a"), site.add("b")
+    async with running(site, bus, registry):
+        await registry.bind("a", first)
+        with pytest.raises(NodeRefuses, match="NotAligned"):
+            await registry.bind("b", second)
+
+    assert [(NODE, first), (NODE, second)] == asked
+    assert {"a": ["GPU-0"]} == registry.reserved()
+
+
+async def test_binds_of_one_node_at_the_same_time_get_devices_of_their_own(site: Site, registry: Registry) -> None:
+    """Four pods of one GPU each, and a fifth for which there is none."""
+    pods = {f"p{n}": site.add(f"p{n}") for n in range(5)}
+    failures: list[TopoalignError] = []
+
+    async def bind(pod: str) -> None:
+        try:
+            await registry.bind(pod, pods[pod])
+        except NodeRefuses as error:
+            failures.append(error)
+
+    async with anyio.create_task_group() as tasks:
+        for pod in pods:
+            tasks.start_soon(bind, pod)
+
+    assert ["GPU-0", "GPU-1", "GPU-2", "GPU-3"] == sorted(gpu for gpus in registry.reserved().values() for gpu in gpus)
+    assert 1 == len(failures)
+
+
+async def test_a_slow_node_holds_up_no_other(site: Site, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Binds come in parallel; there is no lock for all."""
+    first, second = site.add("a"), site.add("b")
+    never = anyio.Event()
+    ask = MemoryBus.ask
+
+    async def slow(self: MemoryBus, subject: str, body: bytes, within: float) -> bytes:
+        if "node-1" in subject:
+            await never.wait()
+        return await ask(self, subject, body, within)
+
+    monkeypatch.setattr(MemoryBus, "ask", slow)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(registry.bind, "a", first)
+        await registry.bind("b", second, "node-2")
+        before = site.node_of("a")
+        never.set()
+
+    assert ("", "node-1", "node-2") == (before, site.node_of("a"), site.node_of("b"))
+
+
+async def test_two_registries_never_reserve_one_device_twice(site: Site, bus: MemoryBus) -> None:
+    """C44, I13: each binds at the same time to the same node; who loses the race asks the node anew."""
+    one, other = Registry(site, bus, "r1"), Registry(site, bus, "r2")
+    pods = {f"p{n}": site.add(f"p{n}", gpus=2) for n in range(4)}
+
+    async def bind(registry: Registry, pod: str) -> None:
+        try:
+            await registry.bind(pod, pods[pod])
+        except NodeRefuses:
+            await registry.bind(pod, pods[pod], "node-2")
+
+    async with running(site, bus, one, other), anyio.create_task_group() as tasks:
+        for number, pod in enumerate(pods):
+            tasks.start_soon(bind, (one, other)[number % 2], pod)
+
+    for name in ("node-1", "node-2"):
+        newest = await bus.newest(Stream.ALLOCATIONS, wire.reservation_subject(NodeName(name)))
+        assert newest is not None
+        said = wire.decode(newest.message)
+        gpus = [gpu for gpus in one.reserved(name).values() for gpu in gpus]
+        assert ["GPU-0", "GPU-1", "GPU-2", "GPU-3"] == sorted(gpus), said
+    assert one.reservations.counts["conflicts"] + other.reservations.counts["conflicts"] > 0
+
+
+async def test_a_pod_that_cannot_be_meant_is_refused(site: Site, registry: Registry) -> None:
+    uid = site.add("a")
+    pod = site.cluster.pods.get(("ml", "a"))
+    broken = msgspec.json.decode(msgspec.json.encode(pod))
+    broken["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = "1.5"
+    site.cluster.pods.replace(("ml", "a"), broken)
+
+    with pytest.raises(TopoalignError, match="is no amount"):
+        await registry.bind("a", uid)
+    assert "" == site.node_of("a")

@@ -1,0 +1,111 @@
+"""Nodes with real allocators, an API server in memory, and registries that bind pods."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import anyio
+import msgspec
+from api_server_support import shown_pod
+from decision_support import machine, node
+
+from topoalign.allocator.ledger.journal import MemoryJournal
+from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.requests.admissions import Admissions
+from topoalign.core.model.errors import NotFound
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import AdmissionRules
+from topoalign.core.ports import Bus, Clock
+from topoalign.core.state.fold import NodeState
+from topoalign.registry.kubernetes.memory import MemoryKubernetes
+from topoalign.registry.ports import KubernetesApi
+from topoalign.registry.scheduling.binding import Binder
+from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.reservations import Reservations
+from topoalign.runtime.clock import SystemClock, all_tasks_blocked
+from topoalign.testing.fake_api_server.cluster import FakeCluster
+
+RULES = AdmissionRules()
+
+
+class Site:
+    """A cluster: its nodes by name, each with 4 GPUs (2 on each of two NUMA nodes), and what the API server has."""
+
+    def __init__(self, names: Sequence[str] = ("node-1", "node-2")) -> None:
+        self.cluster = FakeCluster()
+        self.ledgers = {NodeName(name): ledger(NodeName(name)) for name in names}
+
+    def facts(self, name: NodeName) -> NodeState:
+        if name not in self.ledgers:
+            raise NotFound("node", name, "")
+        return self.ledgers[name].state
+
+    def add(self, name: str, gpus: int = 1, **more: str) -> str:
+        """A pod that waits; its UID."""
+        shown = shown_pod(name, gpus=gpus)
+        shown["metadata"]["annotations"] |= {
+            key.replace("__", "/").replace("_", "-"): value for key, value in more.items()
+        }
+        return str(self.cluster.add_pod(shown)["metadata"]["uid"])
+
+    def node_of(self, name: str) -> str:
+        """Where the pod is bound; empty: nowhere."""
+        return str(self.cluster.pods.get(("ml", name))["spec"].get("nodeName", ""))
+
+    @asynccontextmanager
+    async def serving(self, bus: Bus) -> AsyncIterator[None]:
+        """The allocators answer."""
+        async with AsyncExitStack() as stack:
+            for each in self.ledgers.values():
+                admissions = Admissions(each, bus, RULES, kubelet_owns_devices=False)
+                await stack.enter_async_context(bus.serve("topoalign-allocator", admissions.endpoints()))
+            yield
+
+
+def ledger(name: NodeName) -> Ledger:
+    made = Ledger(name, MemoryJournal(), SystemClock())
+    state = node(machine())
+    assert state.topology is not None and state.health is not None
+    made.hear(msgspec.structs.replace(state.topology, node=name))
+    made.hear(msgspec.structs.replace(state.health, node=name))
+    return made
+
+
+def always(node: NodeName, pod: PodToSchedule) -> str:
+    return ""
+
+
+class Registry:
+    """One replica of the registry, as far as it binds."""
+
+    def __init__(
+        self,
+        site: Site,
+        bus: Bus,
+        writer: str = "r1",
+        api: KubernetesApi | None = None,
+        fits: Callable[[NodeName, PodToSchedule], str] = always,
+        clock: Clock | None = None,
+    ) -> None:
+        self.site, self.api = site, api or MemoryKubernetes(site.cluster)
+        self.reservations = Reservations(bus, clock or SystemClock(), writer, site.facts)
+        self.binder = Binder(bus, clock or SystemClock(), self.api, self.reservations, fits)
+
+    async def bind(self, pod: str, uid: str, to: str = "node-1") -> None:
+        await self.binder.bind("ml", pod, uid, NodeName(to))
+
+    def reserved(self, name: str = "node-1") -> dict[str, list[str]]:
+        """Pod -> the devices that are reserved for it on the node."""
+        return {
+            each.pod: sorted(device for one in each.containers for ids in one.devices.values() for device in ids)
+            for each in self.reservations.held(NodeName(name))
+        }
+
+
+@asynccontextmanager
+async def running(site: Site, bus: Bus, *registries: Registry) -> AsyncIterator[None]:
+    async with site.serving(bus), anyio.create_task_group() as tasks:
+        for each in registries:
+            tasks.start_soon(each.reservations.run)
+        await all_tasks_blocked()
+        yield
+        tasks.cancel_scope.cancel()
