@@ -3,12 +3,14 @@
 import os
 import subprocess
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import anyio
 import nkeys
 import pytest
-from bus_support import GRANTED, KillableServer, killable, said
+from bus_support import GRANTED, KillableServer, killable, said, stored
+from certificate_support import Authority
 from structlog.testing import capture_logs
 
 from topoalign.core.model.errors import BusRefused, BusUnavailable, IdTaken, InvalidField
@@ -179,6 +181,30 @@ async def test_a_protected_connection_needs_the_right_authority(tmp_path: Path, 
         with pytest.raises(BusUnavailable, match="certificate"):
             async with connect_bus(server.url.replace("nats://", "tls://"), wait=0.5):
                 raise AssertionError
+
+
+async def test_replaced_certificates_of_a_hub_are_taken_up(tmp_path: Path) -> None:
+    """C60: after a loss the files are read anew. While the server's is expired, readiness has that for its reason."""
+    valid, over = datetime(2061, 1, 1, tzinfo=UTC), datetime(2021, 1, 1, tzinfo=UTC)
+    first, second = Authority(tmp_path / "first"), Authority(tmp_path / "second")
+    trusted, served = tmp_path / "trusted.pem", tmp_path / "served"
+    trusted.write_bytes(first.certificate.read_bytes())
+    first.issue(served, "nats", valid)
+    tls = f'tls {{ cert_file: "{served}/tls.crt", key_file: "{served}/tls.key" }}\n'
+    async with killable(tmp_path, tls) as server, connect_bus(server.url, access=Access(tls_ca=str(trusted))) as bus:
+        await stored(bus, said(1))
+        trusted.write_bytes(second.certificate.read_bytes())
+        second.issue(served, "expired", over)
+        server.kill()
+        await server.start()
+        while "expired" not in (bus.trouble or ""):
+            await anyio.lowlevel.checkpoint()
+        assert not bus.connected
+        second.issue(served, "nats", valid)
+        server.kill()
+        await server.start()
+        with anyio.fail_after(60):
+            await stored(bus, said(2))
 
 
 async def test_a_server_without_the_requested_protection_is_refused(server: KillableServer) -> None:
