@@ -6,21 +6,25 @@ import re
 from pathlib import Path
 
 import topoalign.core
+import topoalign.registry
 from topoalign.core.model.errors import NoFit
 from topoalign.core.model.remote_errors import RemoteNoFit
 from topoalign.registry.scheduling import standing
 from topoalign.registry.scheduling.extender.refusals import BY_CODE, text_of
 
+PRODUCT = ("topoalign.core", "topoalign.registry")
+
 
 def misfits(kind: type[NoFit] = NoFit) -> set[str]:
-    """The codes of every refusal of the core."""
+    """The codes of every refusal of the core and the registry."""
     below = {code for each in kind.__subclasses__() if each is not RemoteNoFit for code in misfits(each)}
-    return below | ({kind.code} if kind.__module__.startswith("topoalign.core") and kind is not NoFit else set())
+    return below | ({kind.code} if kind.__module__.startswith(PRODUCT) and kind is not NoFit else set())
 
 
-def test_every_refusal_of_the_core_has_a_text() -> None:
-    for module in pkgutil.walk_packages(topoalign.core.__path__, "topoalign.core."):
-        importlib.import_module(module.name)
+def test_every_refusal_has_a_text() -> None:
+    for package in (topoalign.core, topoalign.registry):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
     codes = misfits() | {code for name, code in vars(standing).items() if name.isupper()}
 
     assert len(codes) > 20

@@ -12,7 +12,7 @@ import msgspec
 
 from topoalign.core.model.errors import NoFit, TopoalignError, Unavailable, clean
 from topoalign.core.model.ids import NodeName
-from topoalign.kubelet.files.manifest import Pod, request_of
+from topoalign.kubelet.files.manifest import Pod, kubelet_request_of
 from topoalign.registry.scheduling.model import PodToSchedule
 
 FINISHED = ("Succeeded", "Failed")
@@ -81,7 +81,7 @@ class SeenPod(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_schedule(self) -> PodToSchedule:
         """The pod as the scheduler shows it. Raises InvalidField for amounts that cannot be read."""
-        return PodToSchedule(uid=self.uid, request=request_of(self.content))
+        return PodToSchedule(uid=self.uid, request=kubelet_request_of(self.content))
 
 
 class GonePod(msgspec.Struct, frozen=True, kw_only=True):

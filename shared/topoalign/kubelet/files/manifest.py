@@ -94,18 +94,20 @@ def request_of(pod: Pod) -> PodRequest:
     )
 
 
-def by_devices_alone(pod: Pod) -> Pod:
+def kubelet_request_of(pod: Pod) -> PodRequest:
     """
-    The pod as its kubelet decides it: with resources of a whole pod, the CPU and memory managers leave it alone, and only
-    its devices are aligned and given (kubelets 1.34 to 1.36 without the alpha gate PodLevelResourceManagers).
+    What a pod asks of its kubelet: with resources of a whole pod, the CPU and memory managers leave it alone, and only its
+    devices are aligned and given (kubelets 1.34 to 1.36 without the alpha gate PodLevelResourceManagers).
+
+    Raises InvalidField with the path of a value that is wrong.
     """
     spec = pod.spec
     if spec is None or spec.resources is None or not (spec.resources.requests or spec.resources.limits):
-        return pod
+        return request_of(pod)
     init = [devices_alone(each) for each in spec.init_containers or []]
     app = [devices_alone(each) for each in spec.containers or []]
     left = msgspec.structs.replace(spec, resources=None, init_containers=init, containers=app)
-    return msgspec.structs.replace(pod, spec=left)
+    return request_of(msgspec.structs.replace(pod, spec=left))
 
 
 def devices_alone(container: Container) -> Container:

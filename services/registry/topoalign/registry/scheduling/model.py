@@ -70,7 +70,8 @@ class Scheduling(Protocol):
 
     async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
         """
-        Binds the pod to the node; when this returns the Binding exists.
+        Binds the pod to the node; when this returns the Binding exists. Returns or raises well within the five seconds after
+        which a scheduler tries again.
 
         Raises a TopoalignError where it was not made, or it is not known that it was.
         """

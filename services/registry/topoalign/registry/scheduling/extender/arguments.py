@@ -173,7 +173,7 @@ def understood(body: bytes) -> PodToSchedule:
     uid = pod and pod.metadata and pod.metadata.uid
     if pod is None or not uid:
         raise InvalidField("Pod.metadata.uid", "there is none", "send the pod as the API server has it")
-    return PodToSchedule(uid=uid, request=manifest.request_of(manifest.by_devices_alone(pod)))
+    return PodToSchedule(uid=uid, request=manifest.kubelet_request_of(pod))
 
 
 remembered = lru_cache(REMEMBERED)(understood)

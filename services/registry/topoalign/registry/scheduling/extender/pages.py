@@ -32,8 +32,6 @@ LARGEST_BODY = 64 * 1024 * 1024
 """Bytes: 5,000 whole nodes of 12 KiB each."""
 BODY_SECONDS = 4.0
 """How long a body may take to come: less than the 5 s after which a kube-scheduler gives up."""
-BIND_SECONDS = 4.0
-"""How long a bind may take. After 5 s the scheduler tries again, and both could bind."""
 
 log = structlog.get_logger("topoalign.registry.extender")
 
@@ -100,14 +98,12 @@ class Extender:
         """Binds the pod; it is bound when the answer has no error."""
         asked = read_bind(body)
         try:
-            with anyio.fail_after(BIND_SECONDS):
-                await self._scheduling.bind(asked.pod_namespace, asked.pod_name, asked.pod_uid, asked.node)
-        except (TopoalignError, TimeoutError) as failure:
-            code = failure.code if isinstance(failure, TopoalignError) else "DeadlinePassed"
+            await self._scheduling.bind(asked.pod_namespace, asked.pod_name, asked.pod_uid, asked.node)
+        except TopoalignError as failure:
             log.warning(
                 "not bound", pod=f"{asked.pod_namespace}/{asked.pod_name}", node=asked.node, finding=str(failure)
             )
-            return answers.bind_answer(text_of_error(code))
+            return answers.bind_answer(text_of_error(failure.code))
         return answers.bind_answer()
 
 

@@ -37,6 +37,7 @@ FINDINGS: Mapping[str, str] = {
     "KubeletUnknown": "the rules of the kubelet are not known; look at the allocator of the node",
     "TopologyUnknown": "the hardware is not known; look at the discovery of the node",
     "HardwareUnknown": "the hardware is not known; look at the discovery of the node",
+    "DevicesUnknown": "the devices of other plugins are not known; look at the allocator of the node",
     "MemoryUnknown": "the memory of the NUMA nodes is not known; look at the discovery of the node",
     "DistancesUnknown": "the distances of the NUMA nodes are not known; look at the discovery of the node",
     "HugepagesUnevenlyKnown": "hugepages are known of some NUMA nodes only; look at the discovery of the node",
@@ -52,6 +53,15 @@ FINDINGS: Mapping[str, str] = {
     "NodeStale": "the allocator of the node does not answer; look whether topoalign runs on it",
     "NodeNotWhole": "not all of the node is known yet; wait or look at topoalign doctor on the node",
     "TwinNode": "two allocators speak for the node; stop one of them",
+    # binds
+    "NodeRefuses": "the node knows better than the registry did; the scheduler tries again",
+    "PodGone": "the pod is gone or another one has its name; nothing is to be done",
+    "BoundElsewhere": "the pod is bound to another node; nothing is to be done",
+    "BindUnknown": "not known in time whether the pod is bound; the scheduler tries again",
+    "ApiConflict": "the pod has changed meanwhile; the scheduler tries again",
+    "ApiUnavailable": "the API server does not answer; look at the API server",
+    "ApiRefused": "the API server refuses the request; look at the permissions of the registry",
+    "BusUnavailable": "the bus or the allocator of the node does not answer; look at NATS and the node",
     # the pod
     "InvalidField": "the pod asks for something that cannot be meant; correct its resources and annotations",
 }

@@ -128,7 +128,7 @@ def check_placement(spec: Spec) -> None:
 
 def check_request(pod: Pod, namespace: str) -> None:
     """Raises InvalidField for resources and annotations that cannot be meant on any node."""
-    request = manifest.request_of(manifest.by_devices_alone(pod))
+    request = manifest.kubelet_request_of(pod)
     request = msgspec.structs.replace(request, namespace=namespace or request.namespace)
     gang_of(request)
     try:
