@@ -7,6 +7,7 @@ import click
 
 from topoalign.cli import formatting, output
 from topoalign.cli.allocate import Changes, changes, decide, pod_request, request_options, show
+from topoalign.cli.cluster import ClusterOptions, ask, of_cluster, show_where
 from topoalign.cli.link import Link, on_node
 from topoalign.core.model.decisions import Explained
 from topoalign.core.model.errors import clean
@@ -24,6 +25,8 @@ OF_THE_POD = ("gpus", "cpus", "memory", "nics", "annotations", "pod")
 @click.option("--machine", metavar="NAME|FILE", help="Predict for this machine, without any service.")
 @click.option("--kubelet-config", type=FILE, metavar="FILE", help="The machine's KubeletConfiguration.")
 @click.option("--kubelet-root", type=FILE, metavar="DIR", help="The machine's kubelet root directory.")
+@click.option("--cluster", is_flag=True, help="Ask all nodes, and rank those that would admit the pod.")
+@of_cluster
 @on_node
 def what_if(
     link: Link,
@@ -31,6 +34,8 @@ def what_if(
     machine: str | None,
     kubelet_config: Path | None,
     kubelet_root: Path | None,
+    cluster: bool,
+    whole: ClusterOptions,
     **asked: Any,
 ) -> int | None:
     """
@@ -40,13 +45,28 @@ def what_if(
     configuration, and with the devices, CPUs and memory that the files in its root directory show as held (without
     --kubelet-root nothing is held).
 
+    With --cluster every node is asked what its kubelet would decide; --pods, --scoring, --snapshot and --from go with it
+    (`topoalign why` tells more of what refuses).
+
     \b
     Examples:
       topoalign what-if --gpus 8 --policy single-numa-node
       topoalign what-if --gpus 4 --cpus 32 --memory 64Gi --json
       topoalign what-if --machine dgx-a100 --kubelet-config config.yaml --pod-file pod.yaml
+      topoalign what-if --cluster --gpus 8 --pods 16
     """
     pod, rules = pod_request(**asked) if pod_file is None else pod_in(pod_file, **asked)
+    if cluster:
+        if (
+            machine is not None
+            or kubelet_config is not None
+            or kubelet_root is not None
+            or link.node_option is not None
+        ):
+            raise click.UsageError("--cluster asks all nodes: leave out --node, --machine and the kubelet's files")
+        return show_where(*ask(link.nats_option, whole, pod, rules), link.as_json)
+    if whole.given:
+        raise click.UsageError("--pods, --scoring, --snapshot and --from go with --cluster")
     if machine is None:
         if kubelet_config is not None or kubelet_root is not None:
             raise click.UsageError("--kubelet-config and --kubelet-root go with --machine")
@@ -59,13 +79,19 @@ def what_if(
 
 def pod_in(file: Path, **asked: Any) -> tuple[PodRequest, Changes]:
     """The pod of a manifest, and the rules that are to differ. Raises UsageError if a pod is described twice."""
-    if any(asked.pop(option) for option in OF_THE_POD):
-        raise click.UsageError(
-            "--pod-file describes the whole pod: leave out --gpus, --cpus, --memory, --nics, --annotation and --pod"
-        )
+    rules = rules_alone(asked, "--pod-file")
     from topoalign.kubelet.files import manifest  # brings in YAML
 
-    return manifest.load_pod(file), changes(asked)
+    return manifest.load_pod(file), rules
+
+
+def rules_alone(asked: dict[str, Any], instead: str) -> Changes:
+    """The rules that are to differ. Raises UsageError where the options describe a pod, which `instead` describes."""
+    if any(asked.pop(option) for option in OF_THE_POD):
+        raise click.UsageError(
+            f"{instead} describes the whole pod: leave out --gpus, --cpus, --memory, --nics, --annotation and --pod"
+        )
+    return changes(asked)
 
 
 @click.command()

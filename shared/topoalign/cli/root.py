@@ -42,6 +42,7 @@ SECTIONS: dict[str, dict[str, Entry]] = {
         ),
         "watch": Entry("cli.watch:watch", "Print allocation events as they occur."),
         "explain": Entry("cli.explain:explain", "Show the reasons of a decision."),
+        "why": Entry("cli.why:why", "Show why a pod fits on no node of the cluster."),
         "what-if": Entry("cli.explain:what_if", "Show what `allocate` would decide, without effect."),
     },
     "Change": {

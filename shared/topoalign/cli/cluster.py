@@ -1,0 +1,188 @@
+"""
+Questions to all nodes of a cluster: where their facts come from, and how the answer is printed.
+
+The facts are read from the streams of a running cluster, or from a file that another run wrote; the answer is computed here,
+from these facts alone.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import anyio
+import click
+import msgspec
+
+from topoalign.cli import output
+from topoalign.cli.allocate import Changes
+from topoalign.cli.errors import REFUSED
+from topoalign.cli.link import connected, located
+from topoalign.cli.quantities import Count
+from topoalign.client.records import read_cluster
+from topoalign.core.diagnosis.answers import Answer, Outlook
+from topoalign.core.diagnosis.diagnosis import diagnose
+from topoalign.core.diagnosis.nodes import Nodes
+from topoalign.core.diagnosis.record_file import LONGEST_LINE, decode_lines, encode_lines
+from topoalign.core.diagnosis.records import ClusterRecord
+from topoalign.core.model.errors import NotFound, clean
+from topoalign.core.model.requests import PodRequest
+from topoalign.core.scoring.quality import Packing
+from topoalign.core.scoring.scorers import Scoring, scorer_of
+from topoalign.runtime.clock import SystemClock
+
+MOST_ROWS = 20
+"""Nodes that are listed for people; --json has all."""
+MOST_PODS = 100_000
+FILE = click.Path(path_type=Path)
+SCORINGS = [each.value for each in Scoring]
+
+WORDS = {
+    Outlook.IN_USE: "in use",
+    Outlook.NOT_KNOWN: "not known",
+    Outlook.NEVER: "never fits",
+    Outlook.MISSING: "has none",
+}
+"""What is told of nodes that refuse."""
+
+
+class ClusterOptions(NamedTuple):
+    """The options of a question to a cluster."""
+
+    pods: int | None
+    scoring: str | None
+    snapshot: Path | None
+    from_file: Path | None
+
+    @property
+    def given(self) -> bool:
+        """Whether any of them was given."""
+        return any(option is not None for option in self)
+
+
+def of_cluster(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options of a question to a cluster, and hands them to the command as `whole`."""
+
+    @click.option(
+        "--pods", type=Count(least=1, most=MOST_PODS), metavar="N", help="So many pods at once.  [default: 1]"
+    )
+    @click.option("--scoring", type=click.Choice(SCORINGS), help="What nodes are ranked by.  [default: quality]")
+    @click.option("--snapshot", type=FILE, metavar="FILE", help="Write what the answer stands on to this file.")
+    @click.option(
+        "--from", "from_file", type=FILE, metavar="FILE", help="Answer from such a file; no cluster is asked."
+    )
+    @wraps(command)
+    def asking(
+        pods: int | None, scoring: str | None, snapshot: Path | None, from_file: Path | None, **rest: Any
+    ) -> Any:
+        return command(whole=ClusterOptions(pods, scoring, snapshot, from_file), **rest)
+
+    return asking
+
+
+def ask(nats: str | None, whole: ClusterOptions, pod: PodRequest, rules: Changes) -> tuple[ClusterRecord, Answer]:
+    """
+    What the cluster says, and what that stands on.
+
+    Raises InvalidField for a pod or rules that cannot be meant, NotFound where there is no node, and what reading the
+    streams or the file raises.
+    """
+    record = from_streams(nats) if whole.from_file is None else from_file(whole.from_file)
+    if not record.nodes:
+        raise NotFound("node", "*", "see that `topoalign node` runs on the nodes of the cluster")
+    scorer = scorer_of(Scoring(whole.scoring or Scoring.QUALITY), Packing.BINPACK)
+    answer = diagnose(Nodes(record), pod, scorer, rules, whole.pods or 1)
+    if whole.snapshot is not None:
+        with whole.snapshot.open("wb") as file:
+            file.writelines(encode_lines(record))
+        output.note(f"{clean(str(whole.snapshot), 200)}: what is known of {counted(len(record.nodes), 'node')}")
+    return record, answer
+
+
+def from_file(path: Path) -> ClusterRecord:
+    """The records of a file. Raises OSError, InvalidField."""
+    with path.open("rb") as file:
+        return decode_lines(iter(partial(file.readline, LONGEST_LINE + 1), b""))
+
+
+def from_streams(nats: str | None) -> ClusterRecord:
+    """The records of a running cluster. Raises NothingRuns, BusUnavailable, BusRefused."""
+    url, _ = located(nats, None, os.environ)
+
+    async def read() -> ClusterRecord:
+        async with connected(url, log_level="critical") as bus:
+            return await read_cluster(bus, SystemClock())
+
+    return anyio.run(read)
+
+
+def show_why(record: ClusterRecord, answer: Answer, as_json: bool) -> int | None:
+    """Prints why the pod fits or not, the main reason first. Returns the exit code of a refusal."""
+    if as_json:
+        return document(record, answer)
+    output.say(output.heading(headline(answer)))
+    if answer.reason is not None:
+        output.say(f"finding  {clean(answer.reason.finding, 1000)} ({clean(answer.reason.examples[0])})")
+        output.say(f"remedy   {clean(answer.reason.remedy, 1000)}")
+    if answer.changes:
+        output.say()
+        output.columns(
+            ("WHAT WOULD MAKE IT FIT", "COST", "NODES", "FOR EXAMPLE"),
+            [(each.text, f"{each.cost:.0%}", each.nodes, each.example) for each in answer.changes],
+        )
+    if answer.reasons:
+        output.say()
+        output.columns(
+            ("REASON", "STATE", "NODES", "FOR EXAMPLE"),
+            [(each.code, WORDS[each.outlook], each.nodes, " ".join(each.examples)) for each in answer.reasons],
+        )
+    return status(answer)
+
+
+def show_where(record: ClusterRecord, answer: Answer, as_json: bool) -> int | None:
+    """Prints the nodes that would admit the pod, the best first. Returns the exit code of a refusal."""
+    if as_json:
+        return document(record, answer)
+    output.say(output.heading(headline(answer)))
+    if answer.admitting:
+        titles = ("NODE", "SCORE", *(("PODS",) if answer.placed else ()))
+        output.columns(titles, list(rows(answer)))
+        if len(answer.admitting) > MOST_ROWS:
+            output.say(f"and {len(answer.admitting) - MOST_ROWS} more (--json lists all)")
+    return status(answer)
+
+
+def rows(answer: Answer) -> Iterator[tuple[object, ...]]:
+    """The best nodes, with the pods that each takes where several are asked for."""
+    for each in answer.admitting[:MOST_ROWS]:
+        yield each.node, each.score, *((answer.placed.get(each.node, 0),) if answer.placed else ())
+
+
+def headline(answer: Answer) -> str:
+    """The answer in one line."""
+    nodes, reason = answer.nodes, answer.reason
+    why = "" if reason is None else f": {clean(reason.code)} on {counted(reason.nodes, 'node')}"
+    if answer.pods > 1:
+        taking = counted(len(answer.placed), "node")
+        return f"{answer.fit} of {answer.pods} pods fit, on {taking} of {nodes}{why}"
+    if reason is not None:
+        return f"no node of {nodes} admits the pod{why}"
+    best = answer.admitting[0]
+    return f"{len(answer.admitting)} of {counted(nodes, 'node')} would admit the pod; the best is {clean(best.node)}"
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 node`, `2 nodes`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def document(record: ClusterRecord, answer: Answer) -> int | None:
+    """Prints the answer as JSON, with the time of the facts. Returns the exit code of a refusal."""
+    output.document({"time": record.time, **msgspec.to_builtins(answer)})
+    return status(answer)
+
+
+def status(answer: Answer) -> int | None:
+    """The exit code of a refusal, None where all pods fit."""
+    return None if answer.fit == answer.pods else REFUSED

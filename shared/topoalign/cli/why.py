@@ -1,0 +1,89 @@
+"""`topoalign why`: why a pod fits on no node of the cluster, and what would make it fit."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import click
+
+from topoalign.cli import options
+from topoalign.cli.allocate import Changes, pod_name, pod_request, request_options
+from topoalign.cli.cluster import FILE, ClusterOptions, ask, of_cluster, show_why
+from topoalign.cli.explain import pod_in, rules_alone
+from topoalign.core.model.errors import Unavailable, clean
+from topoalign.core.model.requests import PodRequest
+
+KUBECTL_SECONDS = 15.0
+
+
+class PodUnknown(Unavailable):
+    """A pod cannot be read from Kubernetes by its name."""
+
+    code = "PodUnknown"
+
+    def __init__(self, name: str, finding: str) -> None:
+        super().__init__(
+            f"pod {clean(name, 520)!r} cannot be read: {clean(finding, 300)}",
+            "see that kubectl can read it, or give its manifest with --pod-file, or what it asks for (--gpus)",
+        )
+
+
+@click.command()
+@click.argument("name", metavar="[POD]", required=False)
+@request_options
+@click.option("--pod-file", type=FILE, metavar="FILE", help="Ask for this Pod (YAML or JSON).")
+@of_cluster
+@options.NATS
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def why(
+    name: str | None,
+    pod_file: Path | None,
+    nats: str | None,
+    as_json: bool,
+    whole: ClusterOptions,
+    **asked: Any,
+) -> int | None:
+    """
+    Show why a pod fits on no node of the cluster, and what would make it fit.
+
+    Every node is asked what its kubelet would decide now. POD is a pod of Kubernetes, NAMESPACE/NAME, which kubectl reads;
+    else the options or a manifest say what is asked for. If it fits nowhere, the exit code is 4.
+
+    --snapshot FILE keeps what the answer stands on, and --from FILE gives the same answer anywhere.
+
+    \b
+    Examples:
+      topoalign why ml/train
+      topoalign why --gpus 8 --cpus 32 --pods 512 --snapshot cluster.ndjson
+      topoalign why --gpus 8 --cpus 32 --policy best-effort --from cluster.ndjson --json
+    """
+    if name is not None:
+        pod, rules = pod_of_kubernetes(name, pod_file, asked)
+    else:
+        pod, rules = pod_request(**asked) if pod_file is None else pod_in(pod_file, **asked)
+    return show_why(*ask(nats, whole, pod, rules), as_json)
+
+
+def pod_of_kubernetes(name: str, pod_file: Path | None, asked: dict[str, Any]) -> tuple[PodRequest, Changes]:
+    """
+    The pod of this name as kubectl shows it, and the rules that are to differ.
+
+    Raises UsageError where a pod is described besides, PodUnknown where kubectl does not show it, and what reading a
+    manifest raises.
+    """
+    if pod_file is not None:
+        raise click.UsageError("give the name of a pod or --pod-file, not both")
+    rules = rules_alone(asked, "the name of a pod")
+    namespace, pod = pod_name(name)
+    from topoalign.kubelet.files import documents, manifest  # brings in YAML
+
+    command = ["kubectl", "get", "pod", f"--namespace={namespace}", "--output=json", "--", pod]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=KUBECTL_SECONDS, check=False)
+    except FileNotFoundError:
+        raise PodUnknown(name, "there is no kubectl here") from None
+    except subprocess.TimeoutExpired:
+        raise PodUnknown(name, f"kubectl did not answer within {KUBECTL_SECONDS:g} s") from None
+    if done.returncode:
+        raise PodUnknown(name, done.stderr.decode(errors="replace").strip() or f"kubectl ended with {done.returncode}")
+    return manifest.pod_of(documents.read(done.stdout, "the answer of kubectl")), rules

@@ -1,0 +1,173 @@
+"""`topoalign why` and `what-if --cluster`: the same answer from a file anywhere, and errors for what cannot be meant."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from decision_support import container, machine, pod
+from diagnosis_support import cluster, node_with
+
+from topoalign.cli import root
+from topoalign.core.diagnosis.record_file import decode_lines, encode_lines
+from topoalign.core.diagnosis.records import ClusterRecord
+
+MANIFEST = {"kind": "Pod", "apiVersion": "v1", "metadata": {"name": "train", "namespace": "ml"}}
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder without a cluster: neither NATS nor kubectl."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    for name in ("TOPOALIGN_NATS_URL", "TOPOALIGN_NODE"):
+        monkeypatch.delenv(name, raising=False)
+    write("cluster.ndjson", some_cluster())
+
+
+def some_cluster() -> ClusterRecord:
+    """`full` has no free GPU, `half` two on one NUMA node, `bare` has none at all."""
+    two = [pod(container(gpus=2), name=name) for name in ("x", "y")]
+    bare = machine(gpus=(), nics=())
+    return cluster(node_with("full", *two), node_with("half", two[0]), node_with("bare", topology=bare))
+
+
+def write(name: str, record: ClusterRecord) -> None:
+    with Path(name).open("wb") as file:
+        file.writelines(encode_lines(record))
+
+
+def run(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    status = root.run(line.split())
+    said = capsys.readouterr()
+    return status, said.out, said.err
+
+
+def test_why_names_the_main_reason_and_the_cheapest_change(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run("why --gpus 3 --from cluster.ndjson", capsys)
+
+    lines = out.splitlines()
+    assert 4 == status
+    assert "no node of 3 admits the pod: NotAligned on 2 nodes" == lines[0]
+    assert lines[1].startswith("finding  policy restricted refuses container 'main'") and lines[1].endswith("(full)")
+    assert lines[2].startswith("remedy   ")
+    assert ["WHAT", "WOULD", "MAKE", "IT", "FIT", "COST", "NODES", "FOR", "EXAMPLE"] == lines[4].split()
+    assert lines[5].split() == ["ask", "for", "2", "instead", "of", "3", "nvidia.com/gpu", "33%", "1", "half"]
+    assert ["NotAligned", "in", "use", "2", "full", "half"] in [line.split() for line in lines]
+    assert ["UnknownResource", "has", "none", "1", "bare"] in [line.split() for line in lines]
+
+
+def test_why_says_where_a_pod_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run("why --gpus 2 --from cluster.ndjson", capsys)
+
+    assert 0 == status
+    assert out.startswith("1 of 3 nodes would admit the pod; the best is half\n")
+
+
+def test_what_if_of_a_cluster_ranks_the_nodes(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run("what-if --cluster --gpus 1 --pods 2 --from cluster.ndjson", capsys)
+
+    assert 0 == status
+    assert out.startswith("2 of 2 pods fit, on 1 node of 3\nNODE  SCORE  PODS\nhalf  ")
+    assert (4, "2 of 3 pods fit, on 1 node of 3: FullWithThese on 1 node") == (
+        run("what-if --cluster --gpus 1 --pods 3 --from cluster.ndjson", capsys)[0],
+        run("why --gpus 1 --pods 3 --from cluster.ndjson", capsys)[1].splitlines()[0],
+    )
+
+
+@pytest.mark.parametrize("command", ["why", "what-if --cluster"])
+def test_a_snapshot_gives_the_same_answer_to_the_letter(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    first = run(f"{command} --gpus 3 --cpus 1 --json --from cluster.ndjson --snapshot again.ndjson", capsys)
+    second = run(f"{command} --gpus 3 --cpus 1 --json --from again.ndjson", capsys)
+
+    assert first[:2] == second[:2]
+    answer: dict[str, Any] = json.loads(first[1])
+    assert ["time", "pods", "fit", "nodes", "admitting", "reason", "reasons", "changes", "placed"] == [*answer]
+    assert Path("cluster.ndjson").read_bytes() == Path("again.ndjson").read_bytes()
+    assert some_cluster() == decode_lines(Path("again.ndjson").read_bytes().splitlines())
+
+
+def test_a_pod_of_kubernetes_is_read_by_kubectl(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A kubectl that prints the arguments it got on stderr, and the pod on stdout."""
+    spec = {"containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": 2}}}]}
+    kubectl = tmp_path / "bin" / "kubectl"
+    kubectl.parent.mkdir()
+    kubectl.write_text(f"#!/bin/sh\necho \"$@\" > asked\nprintf '%s' '{json.dumps({**MANIFEST, 'spec': spec})}'\n")
+    kubectl.chmod(0o755)
+
+    status, out, _ = run("why ml/train --from cluster.ndjson", capsys)
+
+    assert 0 == status and out.startswith("1 of 3 nodes")
+    assert "get pod --namespace=ml --output=json -- train\n" == Path("asked").read_text()
+    kubectl.write_text("#!/bin/sh\necho 'pods \"train\" not found' >&2\nexit 1\n")
+    status, _, err = run("why ml/train --from cluster.ndjson", capsys)
+    assert 69 == status and 'pods "train" not found' in err
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "said"),
+    [
+        ("why", 2, "nothing is requested"),
+        ("why --gpus 1", 69, "no NATS is known"),
+        ("why ml/train --from cluster.ndjson", 69, "there is no kubectl here"),
+        ("why ml/train --gpus 1 --from cluster.ndjson", 2, "describes the whole pod"),
+        ("why ml/train --pod-file x --from cluster.ndjson", 2, "not both"),
+        ("why a/b/c --from cluster.ndjson", 2, "NAMESPACE/NAME"),
+        ("why --gpus -1 --from cluster.ndjson", 2, "whole number"),
+        ("why --gpus 1e3 --from cluster.ndjson", 2, "whole number"),
+        ("why --gpus 1 --pods 0 --from cluster.ndjson", 2, "whole number from 1"),
+        ("why --gpus 1 --pods 1000001 --from cluster.ndjson", 2, "whole number from 1"),
+        ("why --gpus 1 --scoring best --from cluster.ndjson", 2, "--scoring"),
+        ("why --gpus 1 --from missing.ndjson", 3, "no such file"),
+        ("why --gpus 1 --from .", 1, "Is a directory"),
+        ("why --gpus 1 --from cluster.ndjson --snapshot nowhere/x", 3, "No such file"),
+        ("why --pod-file missing.yaml --from cluster.ndjson", 3, "no file named"),
+        ("what-if --gpus 1 --pods 2", 2, "go with --cluster"),
+        ("what-if --cluster --gpus 1 --machine dgx-a100", 2, "leave out --node"),
+        ("what-if --cluster --gpus 1 --node full", 2, "leave out --node"),
+    ],
+)
+def test_what_cannot_be_meant_is_told(line: str, status: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found, out, err = run(line, capsys)
+
+    assert (status, "") == (found, out)
+    assert said.lower() in err.lower()
+
+
+LINES = [*encode_lines(some_cluster())]
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ([], "line 1"),
+        ([b"\n"], "line 1"),
+        ([b"\xff\xfe\n"], "line 1"),
+        ([b"[" * 100_000 + b"\n"], "line 1"),
+        ([LINES[0].replace(b"topoalign.cluster", b"other")], "line 1: 'other' of version 1"),
+        ([LINES[0].replace(b'"version":1', b'"version":2')], "of version 2"),
+        (LINES[:-1], "2 nodes, and the first line tells of 3"),
+        ([*LINES, LINES[-1]], "line 5: node 'half' stands twice"),
+        ([*LINES[:2], LINES[2].replace(b'"node":"full"', b'"node":"else"', 1), LINES[3]], "line 3"),
+        ([*LINES[:3], LINES[3][:-20] + b"\n"], "line 4"),
+        ([*LINES[:3], b'{"node":"half","unknown":1}\n'], "line 4"),
+        ([*LINES[:3], LINES[3].replace(b'"node":0,', b'"node":100000000,', 1)], "line 4"),
+        ([*LINES[:3], b'{"node":"' + b"x" * (9 << 20) + b'"}\n'], "line 4: more than"),
+    ],
+)
+def test_a_damaged_file_is_refused_with_its_line(
+    lines: list[bytes], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("bad.ndjson").write_bytes(b"".join(lines))
+
+    status, out, err = run("why --gpus 1 --from bad.ndjson", capsys)
+
+    assert (5, "") == (status, out)
+    assert said in err
+
+
+def test_a_cluster_without_nodes_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    write("none.ndjson", cluster())
+
+    assert 3 == run("why --gpus 1 --from none.ndjson", capsys)[0]
