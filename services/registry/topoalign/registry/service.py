@@ -113,12 +113,13 @@ class Registry:
         self._freeze()
 
     async def _ask_all(self) -> None:
-        nodes, lateness = iter(self._cluster.nodes), Lateness(self._clock, self._settings.registry_answer_seconds / 8)
+        nodes, lateness = self._cluster.nodes, Lateness(self._clock, self._settings.registry_answer_seconds / 8)
+        left = iter(nodes)
         async with background() as watching:
             watching.start_soon(lateness.run)
             async with anyio.create_task_group() as tasks:
-                for _ in range(ASKED_AT_ONCE):
-                    tasks.start_soon(self._ask_each, nodes, lateness)
+                for _ in range(min(ASKED_AT_ONCE, len(nodes))):
+                    tasks.start_soon(self._ask_each, left, lateness)
 
     async def _ask_each(self, nodes: Iterator[NodeName], lateness: Lateness) -> None:
         """One of several tasks that take the nodes one by one. A node of which nothing was learned stays as it is shown."""
