@@ -5,10 +5,11 @@ from contextlib import asynccontextmanager
 
 import anyio
 import pytest
-from device_allocations_support import GPUS, Node, bound, owner
+from device_allocations_support import GPUS, NODE, Node, bound, owner
 
 from topoalign.allocator.device_allocations import DeviceAllocations
 from topoalign.allocator.group_commit import AllocateCall
+from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.reconciliation.owner_polls import FIRST_SECONDS, GIVE_UP_SECONDS, LONGEST_SECONDS
 from topoalign.core.model.events import AllocationBound, Owner
 from topoalign.core.model.ids import GPU
@@ -201,3 +202,52 @@ async def test_an_agent_that_starts_with_all_owners_known_polls_for_none() -> No
         await node.clock.advance(GIVE_UP_SECONDS)
 
         assert asked == node.kubelet.asked
+
+
+async def test_after_a_reboot_the_pods_of_the_former_boot_are_looked_for() -> None:
+    """
+    After a reboot the pods of the former boot are looked for as soon as the kubelet answers, however late that is: it gives
+    them what they had, and asks nobody.
+    """
+    node = Node()
+    await bound(node, "train", *GPUS[:1])
+    node.boot, node.kubelet.answering = "another boot", False
+    node.restart()
+    async with polling(node):
+        await node.clock.advance(10 * GIVE_UP_SECONDS)
+        node.kubelet.answering = True
+        await node.clock.advance(LONGEST_SECONDS)
+
+        assert () == node.ledger.state.stale
+
+
+async def test_pods_of_a_former_boot_are_polled_for_once_the_boot_is_known() -> None:
+    """Before discovery has told of the hardware nobody knows whether there was a reboot: the kubelet is not asked."""
+    node = Node()
+    await bound(node, "train", *GPUS[:1])
+    node.boot = "another boot"
+    node.ledger = Ledger(NODE, node.journal, node.clock)
+    node.device_allocations = DeviceAllocations(node.ledger, node.clock, node.kubelet)
+    asked = node.kubelet.asked
+    async with polling(node):
+        await node.clock.advance(10 * GIVE_UP_SECONDS)
+        assert asked == node.kubelet.asked
+        node.hear_topology(node.ledger, 1)
+        await node.clock.advance(LONGEST_SECONDS)
+
+        assert () == node.ledger.state.stale
+
+
+async def test_pods_of_a_former_boot_that_are_not_shown_end_the_polls() -> None:
+    """The kubelet answers and does not show them: after `GIVE_UP_SECONDS` the regular polls alone look for them."""
+    node = Node()
+    await bound(node, "train", *GPUS[:1])
+    node.boot = "another boot"
+    node.restart()
+    node.kubelet.shown.clear()
+    asked = node.kubelet.asked
+    async with polling(node):
+        await node.clock.advance(100)
+
+        assert 4 + GIVE_UP_SECONDS // LONGEST_SECONDS >= node.kubelet.asked - asked > 4
+        assert 1 == len(node.ledger.state.stale)

@@ -199,14 +199,54 @@ async def test_a_pod_that_the_kubelet_lists_no_more_has_ended(
     assert {} == node.live()
 
 
+# A node that reboots
+
+
 async def test_what_a_pod_had_before_a_reboot_is_free_although_the_pod_is_there(node: Node) -> None:
     """No container outlives a reboot. Its pod does, and may have ended or been given other devices since."""
     await rebooted_without_checkpoint(node)
+    node.kubelet.usage = ()  # it lists no pod that has ended
     with capture_logs() as logs:
         await later(node, 5)
 
     assert {} == node.live()
     assert [] == [line for line in logs if line["log_level"] == "error"]
+
+
+async def test_a_container_lost_after_a_reboot_keeps_its_record(node: Node) -> None:
+    """
+    A container that was admitted after a reboot, and whose devices the kubelet has lost since, keeps its record, although no
+    poll has shown them together. A kubelet that has settled lists no other container without devices.
+    """
+    await rebooted_without_checkpoint(node)
+    with capture_logs() as logs:
+        await later(node, 3600)
+    kept, allocation = node.live(), node.allocation(GPUS[0])
+    directories(node)
+    await later(node, 5)
+
+    assert ({"GPU-0": "train"}, "another boot", "uid-1") == (kept, allocation.boot, allocation.pod_uid)
+    assert ["the kubelet has lost"] == [line["event"][:20] for line in logs if line["log_level"] == "error"]
+    assert {} == node.live()
+
+
+async def test_a_container_not_admitted_yet_after_a_reboot_is_not_lost() -> None:
+    """A kubelet that settles lists containers that it has not given devices yet: nothing is lost, and none is displaced."""
+    node = Node(settle_seconds=30)
+    directories(node)
+    await rebooted_without_checkpoint(node)
+    with capture_logs() as logs:
+        await later(node, 20)
+        waiting = node.live()
+        await node.device_allocations.allocate(GPU, [[GPUS[1]]])
+        node.kubelet.usage = ()
+        show(node, "train", "uid-1", GPUS[1])
+        write(node, entry("uid-1", GPUS[1]))
+        await later(node, 60)
+
+    assert {"GPU-0": "train"} == waiting
+    assert {"GPU-1": "train"} == node.live()
+    assert not any("has lost" in line["event"] for line in logs)
 
 
 async def rebooted_without_checkpoint(node: Node) -> None:
@@ -218,6 +258,51 @@ async def rebooted_without_checkpoint(node: Node) -> None:
     node.kubelet.shown.clear()
     node.kubelet.usage = (ContainerUsage(owner=owner("train")),)
     write(node)
+
+
+# A kubelet that has lost count
+
+
+@pytest.mark.parametrize("mounted", [True, False])
+async def test_a_record_without_an_owner_keeps_what_the_checkpoint_has(node: Node, mounted: bool) -> None:
+    """
+    A record without an owner keeps what the checkpoint has of it, and after 30 s nothing else. The kubelet asked for a
+    device of an init container beside another one, and refused the pod afterwards.
+    """
+    await node.device_allocations.allocate(GPU, [[GPUS[0]]])
+    await node.device_allocations.allocate(GPU, [[GPUS[0], GPUS[1]]])
+    write(node, entry("uid-1", GPUS[0]))
+    directories(node, "uid-1")
+    if not mounted:
+        node.kubelet.directories = None
+    await later(node, 25)
+    before = node.live()
+    await later(node, 10)
+
+    assert {"GPU-0,GPU-1": None} == before
+    assert {"GPU-0": None} == node.live()
+
+
+# A kubelet that is asked before an Allocate
+
+
+@pytest.mark.parametrize("how", ["shown", "written"])
+async def test_what_a_kubelet_told_for_a_preference_counts_later(node: Node, how: str) -> None:
+    """
+    What a kubelet has shown or written when it was asked for a preference, and drops before the next regular poll, has
+    ended. It is not lost, although its pod has no volume and is not deleted.
+    """
+    await runs(node, "train", "uid-1", GPUS[0])
+    node.kubelet.kubelet += 1
+    if how == "written":
+        write(node, entry("uid-1", GPUS[0]))
+        node.kubelet.shown.clear()  # the kubelet has not listed it yet, and has it from its checkpoint
+    await node.device_allocations.prefer(GPU, GPUS, [], 1)
+    node.kubelet.shown.clear()
+    write(node)
+    await later(node, 10)
+
+    assert {} == node.live()
 
 
 # A kubelet that has lost its checkpoint

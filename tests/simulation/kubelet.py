@@ -72,6 +72,8 @@ class Kubelet:
     """Pods that run, and of whose devices the kubelet knows nothing since it lost its checkpoint."""
     unheard: set[str] = field(default_factory=set)
     """Pods without volumes whose end, if they have ended, nobody may have heard of, nor may anybody hear of it later."""
+    told: set[str] = field(default_factory=set)
+    """Pods that this kubelet has told this agent of: it has shown them, or written them down, and was asked since."""
     hidden: set[str] = field(default_factory=set)
     """Pods that run, and that it has not heard of yet after its start."""
     starts: int = 1
@@ -110,6 +112,7 @@ class Kubelet:
     def begin_unheard(self) -> None:
         """Who tells of ended pods, or who listens, is another one from now on, and may never have told or heard of these."""
         self.unheard |= self.directories.now().untold - self.wanted.keys()
+        self.told.clear()
 
     def lists(self, plugin: Plugin, healthy: dict[ResourceName, tuple[DeviceID, ...]]) -> None:
         """What the plugin says on its stream: all its devices that are healthy."""
@@ -129,6 +132,8 @@ class Kubelet:
     def end(self, uid: str) -> None:
         """The containers have ended, and nobody deletes the pod: it is not active any more, and its directory stays."""
         self.wanted.pop(uid, None)
+        if uid not in self.told:
+            self.unheard.add(uid)
         self.directories.tear_down(uid)
         for pods in (self.admitted, self.hidden, self.lost):
             pods.discard(uid)
@@ -153,13 +158,17 @@ class Kubelet:
         if not self.up:
             raise Unavailable("PodResources does not answer", "look at the kubelet")
         shown = [pod for uid, pod in self.wanted.items() if uid not in self.hidden]
+        is_own = self.version > self.found
+        self.told |= {pod.uid for pod in shown if any(self.holdings(pod))}
+        self.told |= {uid for uid, _, _ in self.file} if is_own and self.readable else set()
+        self.unheard -= self.told
         return Listing(
             kubelet=(self.starts,),
             since=self.since,
             pods=len(shown) + 1,  # there are always some that ask for no device
             holdings=tuple(holding for pod in shown for holding in self.holdings(pod)),
             written=(self.version,),
-            is_own=self.version > self.found,
+            is_own=is_own,
             directories=self.directories.now() if self.mounted else None,
             checkpoint=self.checkpoint() if self.readable else None,
             parts=tuple(Part(key[2], devices, key[0], key[1]) for key, devices in self.file.items())

@@ -25,7 +25,7 @@ import anyio
 from topoalign.allocator.grants import Grants
 from topoalign.allocator.group_commit import AllocateCall, GroupCommit
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ports import PodResources, nothing_to_ask
+from topoalign.allocator.ports import PodResources, Poll, nothing_to_ask
 from topoalign.allocator.preferences import Preferences
 from topoalign.allocator.reconciliation.adoption import without
 from topoalign.allocator.reconciliation.displacement import (
@@ -33,7 +33,7 @@ from topoalign.allocator.reconciliation.displacement import (
 )
 from topoalign.allocator.reconciliation.memory import Grant
 from topoalign.allocator.reconciliation.owner_polls import OwnerPolls
-from topoalign.allocator.reconciliation.reconciliation import Poll, Reconciliation
+from topoalign.allocator.reconciliation.reconciliation import Reconciliation
 from topoalign.core.model.errors import (
     StateFault,
     Unavailable,
@@ -93,7 +93,6 @@ class DeviceAllocations:
         self._turn = anyio.Lock(fast_acquire=True)
         """Of the calls for which the kubelet has to be asked: one at a time."""
         self.owner_polls = OwnerPolls(clock, lambda: ledger.state, self.reconcile)
-        self.owner_polls.expect(each for each in ledger.state.allocations.values() if each.owner is None)
         self._grants = Grants(
             ledger, clock, pod_resources, self._reconciliation, self._preferences, self.owner_polls.expect
         )
@@ -228,7 +227,9 @@ class DeviceAllocations:
             live, at = frozenset(self.state.allocations), self._clock.monotonic()
             listing = await self._pod_resources.listing()
             if self._clock.monotonic() - at <= FRESH_SECONDS:
-                return Poll(listing, live, at)
+                poll = Poll(listing, live, at)
+                self._reconciliation.note(poll)
+                return poll
         raise Unavailable(
             "PodResources answers too late for its answer to be true any more", "see what keeps this node so busy"
         )

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 import anyio
 from anyio.lowlevel import checkpoint
 
+from topoalign.allocator.ports import Poll
 from topoalign.allocator.reconciliation.memory import Grant
-from topoalign.allocator.reconciliation.reconciliation import Poll
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import DeviceID, ResourceName
 

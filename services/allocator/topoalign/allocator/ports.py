@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from topoalign.core.model.events import Allocation, ContainerUsage, Owner
-from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.files.pod_directories import PodDirectories
 
@@ -93,6 +93,16 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     """Which pods are gone. None: not known, because their directories cannot be read."""
     usage: tuple[ContainerUsage, ...] = ()
     """All that it shows of each container: CPUs, memory and the devices of every plugin, by owner."""
+
+
+class Poll(NamedTuple):
+    """What the kubelet answered when it was polled, and about what."""
+
+    listing: Listing
+    live: frozenset[AllocationID]
+    """The allocations that were live when it was asked: an answer says nothing about what was granted since."""
+    at: float
+    """Monotonic seconds at which it was asked."""
 
 
 class PodResources(Protocol):

@@ -1,4 +1,7 @@
-"""Records that make way for what the kubelet gives anew: what is left of them, and whose containers may run on."""
+"""
+Records that make way for what the kubelet gives anew: what is left of them, and whose containers may run on. The log names
+each container whose devices another one may use.
+"""
 
 from collections.abc import Collection, Iterable, Sequence
 
@@ -9,7 +12,15 @@ from topoalign.allocator.ledger.endings import titled
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import Listing
 from topoalign.allocator.reconciliation.adoption import of_devices
-from topoalign.allocator.reconciliation.liveness import Liveness, Place, is_before, places, shown_of, still_displaced
+from topoalign.allocator.reconciliation.liveness import (
+    Liveness,
+    Place,
+    has_other_devices,
+    is_before,
+    places,
+    shown_of,
+    still_displaced,
+)
 from topoalign.allocator.reconciliation.memory import Rest
 from topoalign.core.model.events import Allocation, Displaced
 from topoalign.core.model.ids import DeviceID, ResourceName
@@ -55,6 +66,27 @@ def tell_displaced(granted: Iterable[Allocation]) -> None:
                 devices=sorted({d for former in each.displaced for ids in former.devices.values() for d in ids}),
                 held_by=[f"{titled(former.owner)} ({former.allocation})" for former in each.displaced],
             )
+
+
+def tell_readmitted(gone: Iterable[Allocation], listing: Listing) -> None:
+    """Logs each container whose record goes because the kubelet has given it other devices."""
+    for each in gone:
+        if has_other_devices(each.owner, each.pod_uid, each.devices, listing):
+            log.error(
+                "a container was admitted once more, with other devices: see that it does not use its former ones",
+                container=titled(each.owner),
+                devices=sorted(each.device_ids),
+            )
+
+
+def tell_forgotten(forgotten: Iterable[Allocation]) -> None:
+    """Logs that the kubelet may give the devices of these containers to others, if there are any."""
+    if found := [*forgotten]:
+        log.error(
+            "the kubelet has lost which devices these containers have, and may give them to others: drain the node",
+            containers=[titled(each.owner) for each in found],
+            devices=sorted(device for each in found for device in each.device_ids),
+        )
 
 
 def devices_displaced_by(records: Collection[Allocation]) -> frozenset[DeviceID]:

@@ -86,6 +86,23 @@ class Liveness:
         entries, directories = entries_of(held, listing), listing.directories
         return directories is None or not entries or not all(directories.is_gone(part.pod_uid) for part in entries)
 
+    def is_kept_in_part(self, allocation: Allocation, listing: Listing) -> bool:
+        """
+        Whether the checkpoint gives some devices of the allocation to pods that are not gone, and others of the same
+        resource to none: the kubelet lost count, and then refused the pod. False where the checkpoint cannot be read.
+        """
+        directories, checkpoint = listing.directories, listing.checkpoint
+        if checkpoint is None or not self._is_written_since(allocation, listing):
+            return False
+        held = entries_of(places(allocation), listing)
+        gone = [part for part in held if directories is not None and directories.is_gone(part.pod_uid)]
+        kept = checkpoint - {(part.resource, device) for part in gone for device in part.devices}
+        kept |= {(part.resource, device) for part in held if part not in gone for device in part.devices}
+        return any(
+            0 < sum((resource, device) in kept for device in devices) < len(devices)
+            for resource, devices in allocation.devices.items()
+        )
+
     def is_gone(self, allocation: Allocation, listing: Listing) -> bool:
         """Whether the allocation's pod is known, and gone by its directory. False where the directories cannot be read."""
         directories = listing.directories
@@ -148,6 +165,21 @@ class Liveness:
         if allocation.owner is None or not allocation.pod_uid or listing.directories is None:
             return False
         return self._is_unknown(allocation, listing, boot) and not listing.directories.is_gone(allocation.pod_uid)
+
+    def has_returned(self, allocation: Allocation, listing: Listing, boot: str) -> bool:
+        """
+        Whether a container of a former boot has its devices again in `boot`, and the kubelet has lost them since. To be
+        asked of a kubelet that has settled.
+
+        By then it has admitted all pods that it lists. One that it gives devices is shown with them, and one that it refuses
+        is listed no more (v1.36.3 lists active pods); so one that it lists without devices was admitted with its former
+        ones, and runs.
+        """
+        names_it = any(
+            used.owner == allocation.owner and not any(used.devices.get(resource) for resource in allocation.devices)
+            for used in listing.usage
+        )
+        return names_it and is_before(allocation, boot) and self.is_forgotten(allocation, listing, "")
 
     def is_waited_for(self, allocation: Allocation, listing: Listing) -> bool:
         """

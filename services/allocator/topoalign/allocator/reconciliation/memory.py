@@ -17,7 +17,8 @@ from topoalign.core.model.ids import AllocationID
 
 APART_SECONDS = 1.0
 """
-For so long, and for two polls, the kubelet contradicts a record before it makes way. Polls for an owner may be 0.1 s apart.
+For so long, and for two polls, the kubelet shows something else than a record before that makes way. Polls for an owner may
+be 0.1 s apart.
 """
 
 Kubelet = tuple[int, ...]
@@ -32,7 +33,10 @@ class Finding(Enum):
     SHOWN = auto()
     """Its devices are shown with one owner."""
     APART = auto()
-    """Its devices are shown with several owners, some with none, or with others: for a while that contradicts the record."""
+    """
+    Its devices are shown with several owners, some with none, or with others; or it has no owner, and the checkpoint has
+    some of its devices. For a while that contradicts the record.
+    """
     FORGOTTEN = auto()
     """The kubelet has lost its container, which runs."""
     MISSING = auto()
@@ -74,9 +78,9 @@ class Presence(NamedTuple):
         since = at if self.apart_since is None else self.apart_since
         return self._replace(finding=finding, apart_since=since if finding is Finding.APART else None)
 
-    def is_contradicted(self, at: float) -> bool:
-        """Whether a poll of monotonic second `at` that finds it APART contradicts its record, as those before it did."""
-        return self.apart_since is not None and at - self.apart_since >= APART_SECONDS
+    def is_contradicted(self, at: float, seconds: float) -> bool:
+        """Whether a poll of monotonic second `at` finds it APART, and those before it did for so many `seconds`."""
+        return self.apart_since is not None and at - self.apart_since >= seconds
 
 
 class Grant(NamedTuple):

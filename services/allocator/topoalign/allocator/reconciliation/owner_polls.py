@@ -1,5 +1,5 @@
 """
-Polls the kubelet for the owners of what was just granted, without anybody waiting for it.
+Polls the kubelet for the owners of what was just granted, or is left of a former boot, without anybody waiting for it.
 
 Allocate does not say for whom, and PodResources lists the devices as soon as the kubelet has recorded the answer. So it is
 polled soon after a grant, and again at growing intervals until every grant has its owner. One poll serves all grants. The
@@ -11,16 +11,18 @@ devices is looked up once more.
 
 A grant without an owner after `GIVE_UP_SECONDS` is left to the regular polls: the kubelet never shows the devices of an init
 container that no later container takes over.
+
+After a reboot the kubelet admits its pods with the devices that they had, and asks nobody. So records of a former boot are
+looked for, too, when the agent starts, and for as long. The time while the kubelet does not answer, or the hardware and with
+it the boot is not known, does not count.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
 
 import anyio
 
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.events import Allocation
-from topoalign.core.model.ids import AllocationID
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
 
@@ -31,20 +33,24 @@ LONGEST_SECONDS = 0.8
 """Between two polls: each interval is twice the one before, up to this."""
 
 GIVE_UP_SECONDS = 5.0
-"""How long a grant may stay without an owner before the regular polls alone look for it."""
+"""For so long a record is looked for while the kubelet answers; then the regular polls alone look for it."""
 
 
 class OwnerPolls:
-    """The grants whose owners are looked for, and the polls for them."""
+    """The records whose owners are looked for, and the polls for them."""
 
     def __init__(self, clock: Clock, state: Callable[[], NodeState], poll: Callable[[], Awaitable[None]]) -> None:
-        """`poll` compares the record with PodResources; it raises Unavailable."""
+        """
+        `poll` compares the record with PodResources; it raises Unavailable. What `state` has now is looked for at once, if
+        its owner is not known or it is from a former boot.
+        """
         self._clock, self._state, self._poll = clock, state, poll
-        self._waiting: dict[AllocationID, float] = {}
+        self._waiting = dict.fromkeys(state().allocations, clock.monotonic() + GIVE_UP_SECONDS)
         """Until when the owner of each is looked for, in monotonic seconds."""
         self._is_repeated = False
         """Whether an allocation with an owner was given once more since the last poll."""
         self._expected = anyio.Event()
+        self._expected.set()
         self._interval, self._granted = FIRST_SECONDS, 0.0
         """Seconds until the next poll, and the monotonic second of the last grant."""
 
@@ -71,15 +77,23 @@ class OwnerPolls:
                 if self._still_waiting():
                     self._interval = min(2 * self._interval, LONGEST_SECONDS)
                     self._is_repeated = False
-                    with suppress(Unavailable):
-                        await self._poll()
+                    if not await self._is_answered():
+                        self._waiting = dict.fromkeys(self._waiting, self._clock.monotonic() + GIVE_UP_SECONDS)
+
+    async def _is_answered(self) -> bool:
+        """Polls. False where that tells nothing: the kubelet does not answer, or the hardware is not known."""
+        if self._state().topology is None:
+            return False
+        try:
+            await self._poll()
+        except Unavailable:
+            return False
+        return True
 
     def _still_waiting(self) -> bool:
-        """Whether to poll. Drops the grants that have ended, have their owner, or have been looked for long enough."""
-        now, live = self._clock.monotonic(), self._state().allocations
-        self._waiting = {
-            name: until
-            for name, until in self._waiting.items()
-            if now <= until and (held := live.get(name)) is not None and held.owner is None
-        }
+        """Whether to poll. Drops the records that have ended, that were seen, or that were looked for long enough."""
+        now, state = self._clock.monotonic(), self._state()
+        unseen = {name for name, held in state.allocations.items() if held.owner is None}
+        unseen |= state.allocations.keys() if state.topology is None else {*state.stale}
+        self._waiting = {name: until for name, until in self._waiting.items() if now <= until and name in unseen}
         return bool(self._waiting) or self._is_repeated

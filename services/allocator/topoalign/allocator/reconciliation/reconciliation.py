@@ -15,7 +15,10 @@ A container of a pod with a mounted volume, which a new kubelet has not listed y
 not missing.
 
 A container whose devices the kubelet has lost keeps its record as long as its pod is there. If the kubelet gave the devices
-to another container meanwhile (`Allocation.displaced`), the record returns when that one has ended.
+to another container meanwhile (`Allocation.displaced`), the record returns when that one has ended. A record from before a
+reboot is kept so if a kubelet that has settled lists its container without devices (`Liveness.has_returned`).
+
+A record without an owner of whose devices the checkpoint has some, and nobody has the others, makes way for the former.
 
 An unconfirmed record, after a journal that was damaged, is made whole here: beside what PodResources shows, what the
 checkpoint has given to containers that it does not show is taken in, too, and then the record is confirmed.
@@ -23,41 +26,31 @@ checkpoint has given to containers that it does not show is taken in, too, and t
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import structlog
 
 from topoalign.allocator.ledger.drafts import Binding
 from topoalign.allocator.ledger.endings import titled
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ports import Listing, ShownDevices
+from topoalign.allocator.ports import Listing, Poll, ShownDevices
 from topoalign.allocator.reconciliation.adoption import returned, unrecorded
+from topoalign.allocator.reconciliation.displacement import tell_forgotten, tell_readmitted
 from topoalign.allocator.reconciliation.liveness import (
     Liveness,
     Place,
     entries_of,
-    has_other_devices,
     is_before,
     places,
+    shown_of,
     still_displaced,
 )
-from topoalign.allocator.reconciliation.memory import Finding, Presence, Settling
+from topoalign.allocator.reconciliation.memory import APART_SECONDS, Finding, Presence, Settling
 from topoalign.allocator.reconciliation.usage import is_ours, usage_of_others
 from topoalign.core.model.events import Allocation, Owner
 from topoalign.core.model.ids import AllocationID, Namespace, PodName
 from topoalign.core.ports import Clock
 
 log = structlog.get_logger("topoalign.allocator.reconciliation.reconciliation")
-
-
-class Poll(NamedTuple):
-    """What the kubelet answered when it was polled, and about what."""
-
-    listing: Listing
-    live: frozenset[AllocationID]
-    """The allocations that were live when it was asked: an answer says nothing about what was granted since."""
-    at: float
-    """Monotonic seconds at which it was asked."""
 
 
 class Reconciliation:
@@ -82,6 +75,8 @@ class Reconciliation:
         self._presence.update(dict.fromkeys(ledger.state.allocations, Presence(is_inherited=True)))
         self._listed: frozenset[tuple[Namespace, PodName]] | None = None
         """The pods of the last poll; None: there was none yet."""
+        self._noted = 0.0
+        """Monotonic seconds at which the newest poll that was noted began."""
         self._early: set[str] = set()
         """Pods whose allocations were released because they had no directory."""
 
@@ -93,7 +88,6 @@ class Reconciliation:
         self._settle(poll)
         self._listed = frozenset((used.owner.namespace, used.owner.pod) for used in poll.listing.usage)
         listing = poll.listing
-        self.liveness.note_written(self._ledger.state.allocations.values(), listing)
         if self._ledger.state.topology is None:
             return
         shown = {(holding.resource, device): holding for holding in listing.holdings for device in holding.devices}
@@ -103,7 +97,7 @@ class Reconciliation:
         for allocation in self._ledger.state.allocations.values():
             if allocation.id not in poll.live:
                 continue
-            finding, binding = self._find(allocation, shown, listing)
+            finding, binding = self._find(allocation, shown, poll)
             findings[allocation.id] = finding
             if binding is not None:
                 bound.append(binding)
@@ -113,12 +107,14 @@ class Reconciliation:
                 gone.append(allocation)
         self._ledger.bind(bound)
         self._release(gone, listing)
-        self._tell_forgotten(findings)
+        forgotten = [
+            self._ledger.state.allocations[name] for name, found in findings.items() if found is Finding.FORGOTTEN
+        ]
+        tell_forgotten(each for each in forgotten if self._presence[each.id].finding is not Finding.FORGOTTEN)
         live = self._ledger.state.allocations
         if poll.live >= live.keys():  # else the answer is older than the record
-            # A record that the kubelet contradicts at polls at least `APART_SECONDS` apart makes way for what it shows.
-            apart = [name for name, finding in findings.items() if finding is Finding.APART]
-            contradicted = [live[name] for name in sorted(apart) if self._presence[name].is_contradicted(poll.at)]
+            apart = [live[name] for name, finding in sorted(findings.items()) if finding is Finding.APART]
+            contradicted = [each for each in apart if self._is_contradicted(each, poll)]
             directories = listing.directories
             late = {uid for uid in self._early if directories is not None and not directories.is_gone(uid)}
             found = unrecorded(self._ledger, listing, contradicted, late)
@@ -161,16 +157,31 @@ class Reconciliation:
         namespace, _, pod = target.partition("/")
         return (Namespace(namespace), PodName(pod)) in self._listed
 
+    def note(self, poll: Poll) -> None:
+        """
+        Notes what this poll shows, and what its kubelet has written. Every poll counts, also one that nothing is compared
+        with: the kubelet may drop what it has just shown before it is asked next. One older than those before is left out.
+        """
+        if poll.at < self._noted:
+            return
+        self._noted, listing = poll.at, poll.listing
+        live, shown = self._ledger.state.allocations, shown_of(listing)
+        known = [each for each in live.values() if each.id in poll.live]
+        for each in known:
+            if not shown.isdisjoint(places(each)):
+                self.seen(each.id, listing)
+        self.liveness.note_written(known, listing)
+
     def seen(self, allocation: AllocationID, listing: Listing) -> None:
         """Notes that the kubelet has just shown an allocation, or named it as held: an older answer does not change that."""
         self._presence[allocation] = self._presence[allocation].show()
         self.liveness.shown(allocation, listing.kubelet)
 
     def _find(
-        self, allocation: Allocation, shown: Mapping[Place, ShownDevices], listing: Listing
+        self, allocation: Allocation, shown: Mapping[Place, ShownDevices], poll: Poll
     ) -> tuple[Finding, Binding | None]:
         """Where the kubelet shows an allocation, and what there is to record of its owner."""
-        held = places(allocation)
+        held, listing, boot = places(allocation), poll.listing, self._ledger.boot
         holdings = [shown.get(place) for place in held]
         if any(holdings):
             self.seen(allocation.id, listing)
@@ -178,9 +189,13 @@ class Reconciliation:
             if owner is None or (uid and allocation.pod_uid not in ("", uid)):
                 return Finding.APART, None
             return Finding.SHOWN, self._binding(allocation, owner, uid, listing)
-        if self.liveness.is_forgotten(allocation, listing, self._ledger.boot):
+        if self.liveness.is_forgotten(allocation, listing, boot):
             return Finding.FORGOTTEN, None
-        return Finding.MISSING, None
+        if self._is_settled(poll) and self.liveness.has_returned(allocation, listing, boot):
+            assert allocation.owner is not None
+            return Finding.FORGOTTEN, Binding(allocation.id, allocation.owner, allocation.pod_uid)
+        is_part = allocation.owner is None and self.liveness.is_kept_in_part(allocation, listing)
+        return Finding.APART if is_part else Finding.MISSING, None
 
     def _binding(self, allocation: Allocation, owner: Owner, uid: str, listing: Listing) -> Binding | None:
         """What there is to say of an allocation that is shown with this owner; None: nothing new."""
@@ -201,7 +216,7 @@ class Reconciliation:
 
     def _release(self, gone: Sequence[Allocation], listing: Listing) -> None:
         """Records that these have ended, and in the same entry of the journal what returns in their place."""
-        self._tell_readmitted(gone, listing)
+        tell_readmitted(gone, listing)
         for word, ended in (
             ("gone", [each for each in gone if not self._presence[each.id].is_inherited]),
             ("orphan", [each for each in gone if self._presence[each.id].is_inherited]),
@@ -218,27 +233,6 @@ class Reconciliation:
             uids = {part.pod_uid for each in without_owner for part in entries_of(places(each), listing)}
             self._early |= {uid for uid in uids if directories.is_gone(uid) and uid not in directories.torn_down}
 
-    def _tell_readmitted(self, gone: Sequence[Allocation], listing: Listing) -> None:
-        """Names each container whose record goes because the kubelet has given it other devices."""
-        for each in gone:
-            if has_other_devices(each.owner, each.pod_uid, each.devices, listing):
-                log.error(
-                    "a container was admitted once more, with other devices: see that it does not use its former ones",
-                    container=titled(each.owner),
-                    devices=sorted(each.device_ids),
-                )
-
-    def _tell_forgotten(self, findings: Mapping[AllocationID, Finding]) -> None:
-        """Once of each: that the kubelet may give its devices to others."""
-        live = self._ledger.state.allocations
-        forgotten = [live[name] for name, finding in findings.items() if finding is Finding.FORGOTTEN]
-        if new := [each for each in forgotten if self._presence[each.id].finding is not Finding.FORGOTTEN]:
-            log.error(
-                "the kubelet has lost which devices these containers have, and may give them to others: drain the node",
-                containers=[titled(each.owner) for each in new],
-                devices=sorted(device for each in new for device in each.device_ids),
-            )
-
     def _owner(self, held: Sequence[Place], holdings: Sequence[ShownDevices | None]) -> Owner | None:
         """
         Who is shown with just what a record has. None: several are, or one with a part of it, or one with more of ours,
@@ -253,6 +247,15 @@ class Reconciliation:
             if is_ours(hardware, holding.resource, device)
         }
         return owners.pop() if len(owners) == 1 and whole <= {*held} else None
+
+    def _is_contradicted(self, allocation: Allocation, poll: Poll) -> bool:
+        """
+        Whether the kubelet has contradicted a record for long enough for it to make way: two polls at least, and
+        `APART_SECONDS` where it shows who has the devices. The checkpoint is written only once all resources are given.
+        """
+        is_shown = not shown_of(poll.listing).isdisjoint(places(allocation))
+        patience = APART_SECONDS if is_shown else self._unbound_seconds
+        return self._presence[allocation.id].is_contradicted(poll.at, patience)
 
     def _is_settled(self, poll: Poll) -> bool:
         return poll.at >= self._settling.until and poll.listing.pods > 0
@@ -272,21 +275,13 @@ class Reconciliation:
         elif self.liveness.is_waited_for(allocation, poll.listing):
             self._presence[allocation.id] = before.explain()
             return False
-        elif (
-            before.is_explained
-            and self._is_unread(poll.listing)
-            and not self.liveness.is_gone(allocation, poll.listing)
-        ):
+        elif before.is_explained and is_unread(poll.listing) and not self.liveness.is_gone(allocation, poll.listing):
             return False
         elif presence.is_inherited and settled and not kept:
             return True
         if not settled:
             patience = max(patience, self._settle_seconds)
         return before.missing_since is not None and poll.at - before.missing_since >= patience
-
-    def _is_unread(self, listing: Listing) -> bool:
-        """Whether the checkpoint or the directories of pods could not be read at this poll."""
-        return None in (listing.checkpoint, listing.directories)
 
     def _confirm(self, poll: Poll) -> None:
         """
@@ -297,3 +292,8 @@ class Reconciliation:
             return
         if poll.listing.checkpoint is not None or self._is_settled(poll):
             self._ledger.confirm("the kubelet")
+
+
+def is_unread(listing: Listing) -> bool:
+    """Whether the checkpoint or the directories of pods could not be read."""
+    return None in (listing.checkpoint, listing.directories)
