@@ -1,6 +1,6 @@
 """Nodes with real allocators, an API server in memory, and registries that bind pods."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import anyio
@@ -11,14 +11,20 @@ from decision_support import machine, node
 from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.requests.admissions import Admissions
+from topoalign.core.admission.admit import admit
+from topoalign.core.admission.gang_plan import Candidate
+from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import NotFound
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AdmissionRules
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus, Clock
 from topoalign.core.state.fold import NodeState
+from topoalign.core.state.reservations import with_reserved
 from topoalign.registry.kubernetes.memory import MemoryKubernetes
 from topoalign.registry.ports import KubernetesApi
 from topoalign.registry.scheduling.binding import Binder
+from topoalign.registry.scheduling.gang_reservations import Gangs
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.reservations import Reservations
 from topoalign.runtime.clock import SystemClock, all_tasks_blocked
@@ -39,12 +45,10 @@ class Site:
             raise NotFound("node", name, "")
         return self.ledgers[name].state
 
-    def add(self, name: str, gpus: int = 1, **more: str) -> str:
+    def add(self, name: str, gpus: int = 1, annotations: Mapping[str, str] = {}) -> str:
         """A pod that waits; its UID."""
         shown = shown_pod(name, gpus=gpus)
-        shown["metadata"]["annotations"] |= {
-            key.replace("__", "/").replace("_", "-"): value for key, value in more.items()
-        }
+        shown["metadata"]["annotations"] |= annotations
         return str(self.cluster.add_pod(shown)["metadata"]["uid"])
 
     def node_of(self, name: str) -> str:
@@ -88,7 +92,27 @@ class Registry:
     ) -> None:
         self.site, self.api = site, api or MemoryKubernetes(site.cluster)
         self.reservations = Reservations(bus, clock or SystemClock(), writer, site.facts)
-        self.binder = Binder(bus, clock or SystemClock(), self.api, self.reservations, fits)
+        self.gangs = Gangs(self.reservations, SystemClock(), self.passing, self.hardware, self.candidate)
+        self.binder = Binder(bus, clock or SystemClock(), self.api, self.reservations, fits, self.gangs.plan)
+
+    def passing(self, pod: PodToSchedule) -> list[NodeName]:
+        """Nodes that would admit the pod, as the view has it."""
+        held = {name: self.candidate(name) for name in self.site.ledgers}
+        return [name for name, at in held.items() if isinstance(admit(at.state, pod.request, RULES), Admission)]
+
+    def hardware(self, name: NodeName) -> Topology:
+        return self.site.facts(name).hardware
+
+    def candidate(self, name: NodeName) -> Candidate:
+        facts = self.site.facts(name)
+        return Candidate(with_reserved(facts, facts, self.reservations.held(name)), RULES)
+
+    async def see(self, *pods: str) -> None:
+        """The watch shows these pods."""
+        for name in pods:
+            seen = await self.api.pod("ml", name)
+            assert seen is not None
+            self.gangs.see(seen)
 
     async def bind(self, pod: str, uid: str, to: str = "node-1") -> None:
         await self.binder.bind("ml", pod, uid, NodeName(to))

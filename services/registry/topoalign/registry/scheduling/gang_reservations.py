@@ -1,0 +1,162 @@
+"""
+Reserves for a whole gang when the first of its pods is to be bound.
+
+All pods of the gang that have no node yet are planned at once (`core.admission.gang_plan`) and reserved in one atomic batch,
+or none of them is. From then on each passes on its own node only, until it is bound there. What is reserved for a pod that
+is not bound in time ends like any other reservation: so a gang that stays incomplete gives everything back, apart from
+what its bound pods hold.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import anyio
+import structlog
+
+from topoalign.core.admission.gang_plan import Candidate, Member, Plan, fabric_of, groups, key_of, plan_gang
+from topoalign.core.model.errors import BusConflict, InvalidField, NoFit, clean
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.ports import Clock
+from topoalign.registry.ports import SeenPod
+from topoalign.registry.scheduling.gangs import Gang, gang_of
+from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.reservations import Change, Reservations
+from topoalign.runtime.turns import Turns
+
+GANG_SECONDS = 120.0
+"""For all pods of a gang to be bound. The scheduler binds some tens of pods a second, and tries again after seconds."""
+MOST_TRIES = 3
+"""So often a gang is planned at one bind, where others reserve on its nodes meanwhile."""
+
+log = structlog.get_logger("topoalign.registry.scheduling")
+
+
+class GangWaits(NoFit):
+    """Raised for a pod of a gang that cannot start as a whole now."""
+
+    code = "GangWaits"
+
+    def __init__(self, gang: str, finding: str, remedy: str) -> None:
+        super().__init__(f"gang {clean(gang, 300)}: {finding}", remedy)
+
+
+class Gangs:
+    """The gangs of all pods that the API server shows."""
+
+    def __init__(
+        self,
+        reservations: Reservations,
+        clock: Clock,
+        nodes: Callable[[PodToSchedule], Sequence[NodeName]],
+        hardware: Callable[[NodeName], Topology],
+        candidate: Callable[[NodeName], Candidate | None],
+    ) -> None:
+        """
+        `nodes`: those that would admit the pod now, the best first. `hardware`: what such a node has. `candidate`: the node
+        with what is held there; None: it is not offered any more.
+        """
+        self._reservations, self._nodes = reservations, nodes
+        self._hardware, self._candidate = hardware, candidate
+        self._turns = Turns(clock)
+        self._pods: defaultdict[str, dict[str, PodToSchedule | None]] = defaultdict(dict)
+        """Gang -> UID of each of its pods -> the pod; None: it has a node."""
+        self._gangs: dict[str, str] = {}
+        """UID of a pod -> its gang."""
+        self._planning: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
+
+    def see(self, pod: SeenPod) -> None:
+        """The API server shows a pod that has not ended."""
+        try:
+            asked = pod.to_schedule()
+            gang = gang_of(asked.request)
+        except InvalidField:
+            return
+        if gang is not None:
+            self._gangs[pod.uid] = gang.name
+            self._pods[gang.name][pod.uid] = asked if pod.node is None else None
+
+    def lose(self, uid: str) -> None:
+        """A pod has ended, or is gone."""
+        gang = self._gangs.pop(uid, None)
+        if gang is not None:
+            del self._pods[gang][uid]
+            if not self._pods[gang]:
+                del self._pods[gang]
+                self._planning.pop(gang, None)
+
+    def node_of(self, uid: str) -> NodeName | None:
+        """The node that is reserved for a pod of a gang; None: any will do."""
+        if uid not in self._gangs:
+            return None
+        return next((node for node, each in self._reservations.of_pod(uid).items() if each.gang), None)
+
+    async def plan(self, pod: PodToSchedule, node: NodeName) -> str:
+        """
+        The name of the pod's gang, all of which is reserved then; empty: it has none. Raises GangWaits if it does not fit as
+        a whole, if some of its pods are not there yet, or if the pod is to go to another node; raises InvalidField.
+        """
+        gang = gang_of(pod.request)
+        if gang is None:
+            return ""
+        async with self._planning[gang.name]:
+            if self.node_of(pod.uid) is None:
+                await self._reserve(gang, pod, node)
+        planned = self.node_of(pod.uid)
+        if planned is not None and planned != node:
+            raise GangWaits(gang.name, "the pod is planned to another node", "the scheduler tries again, on that node")
+        return gang.name
+
+    async def _reserve(self, gang: Gang, pod: PodToSchedule, node: NodeName) -> None:
+        """Plans all pods of the gang that have neither node nor reservation, and reserves for them."""
+        pods = self._pods[gang.name]
+        self._gangs[pod.uid], pods[pod.uid] = gang.name, pod
+        if len(pods) < gang.size:
+            raise GangWaits(gang.name, "not all of its pods are there yet", "create them, or correct the gang's size")
+        for _ in range(MOST_TRIES):
+            planned = self._reservations.of_gang(gang.name)
+            if pod.uid in planned:  # another registry was faster
+                return
+            waiting = [
+                Member(uid, each.request) for uid, each in pods.items() if each is not None and uid not in planned
+            ]
+            plan, positions = await self._planned(gang.name, waiting, pod, node)
+            if plan is None:
+                break
+            try:
+                await self._reservations.write(
+                    [Change(node=name, position=positions[name], made=made) for name, made in plan.items()]
+                )
+            except BusConflict:
+                continue
+            log.info("reserved for a gang", gang=clean(gang.name), pods=len(waiting), nodes=len(plan))
+            return
+        raise GangWaits(gang.name, "it does not fit as a whole", "wait until devices are free, or ask for less")
+
+    async def _planned(
+        self, gang: str, waiting: Sequence[Member], pod: PodToSchedule, node: NodeName
+    ) -> tuple[Plan | None, dict[NodeName, int]]:
+        """A plan, if possible with this pod on this node, and the positions of the reservations that it stands on."""
+        positions: dict[NodeName, int] = {}
+
+        def candidate(name: NodeName) -> Candidate | None:
+            positions[name] = self._reservations.of(name).position
+            return self._candidate(name)
+
+        kinds = {key_of(each.request): PodToSchedule(uid=each.uid, request=each.request) for each in waiting}
+        nodes = dict.fromkeys(name for each in (pod, *kinds.values()) for name in self._nodes(each))
+        fabrics = {name: fabric_of(self._hardware(name)) for name in nodes}
+        for fixed in ((pod.uid, node), None):
+            for group in groups(fabrics, node):
+                if fixed is not None and node not in group:
+                    continue
+                steps = plan_gang(gang, waiting, group, candidate, GANG_SECONDS, fixed)
+                while True:
+                    try:
+                        next(steps)
+                    except StopIteration as end:
+                        if end.value is not None:
+                            return end.value, positions
+                        break
+                    await self._turns.give()
+        return None, positions

@@ -1,0 +1,135 @@
+"""
+Where all pods of a gang go: pods of which none is of use without the others.
+
+They are planned as a whole, or not at all. GPUs of different nodes reach one another over NVLink within a fabric; so each
+fabric is tried alone, and all nodes together only where no fabric has room.
+
+The rule within a group of nodes: node by node, each takes the pods that it would admit one after the other, the pods that
+ask for most first. For pods that are alike this finds a place for all if there is one. For pods that differ it may miss
+one: the gang waits, and nothing is reserved.
+"""
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from topoalign.core.admission.admit import decide
+from topoalign.core.admission.kubelet_devices import as_others
+from topoalign.core.demand.pod_demand import read_pod
+from topoalign.core.model.decisions import Admission
+from topoalign.core.model.ids import GPU, NodeName, PodName
+from topoalign.core.model.requests import AdmissionRules, PodRequest
+from topoalign.core.model.reservations import Reservation
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.state.fold import NodeState
+from topoalign.core.state.reservations import allocations_of, reservation_of
+
+
+class Member(NamedTuple):
+    """A pod of a gang that has no node yet."""
+
+    uid: str
+    request: PodRequest
+
+
+class Candidate(NamedTuple):
+    """A node for some of the pods."""
+
+    state: NodeState
+    """As its kubelet will have it when the next pod comes."""
+    rules: AdmissionRules
+
+
+Plan = dict[NodeName, tuple[Reservation, ...]]
+"""Node -> what to reserve there."""
+
+
+def fabric_of(hardware: Topology) -> str:
+    """The NVLink fabric of a node's GPUs, `cluster/clique`; empty: they are in none, or not all in one."""
+    fabrics = {gpu.fabric for gpu in hardware.gpus}
+    (one,) = fabrics if len(fabrics) == 1 else (None,)
+    return f"{one.cluster}/{one.clique}" if one is not None else ""
+
+
+def groups(fabrics: Mapping[NodeName, str], first: NodeName | None = None) -> Iterator[tuple[NodeName, ...]]:
+    """
+    The groups of nodes to try in turn: each fabric, that of the node `first` before the others, then all nodes. `fabrics`:
+    node -> its fabric, in the order in which the nodes are to be filled.
+    """
+    names = sorted({*fabrics.values()} - {""})
+    names.sort(key=lambda name: first is None or fabrics.get(first) != name)
+    for name in names:
+        yield tuple(node for node, its in fabrics.items() if its == name)
+    yield tuple(fabrics)
+
+
+def plan_gang(
+    gang: str,
+    members: Sequence[Member],
+    nodes: Sequence[NodeName],
+    candidate: Callable[[NodeName], Candidate | None],
+    seconds: float,
+    fixed: tuple[str, NodeName] | None = None,
+) -> Generator[None, None, Plan | None]:
+    """
+    What to reserve for all members on these nodes, for so many seconds; None: not all have a place. It stops after each
+    decision, so that a caller can do something else in between. `fixed`: UID of a member, and the node that it goes to.
+
+    Raises InvalidField for a member that cannot be meant.
+    """
+    left = sorted(members, key=size_of)
+    plan: Plan = {}
+    if fixed is not None:
+        nodes = (fixed[1], *(node for node in nodes if node != fixed[1]))
+        left.sort(key=lambda member: member.uid != fixed[0])
+    for node in nodes:
+        if not left:
+            break
+        at = candidate(node)
+        placed = (yield from fill(gang, left, at, seconds)) if at is not None else []
+        if fixed is not None and node == fixed[1] and fixed[0] not in {each.pod_uid for each in placed}:
+            return None
+        if placed:
+            plan[node] = tuple(placed)
+            taken = {each.pod_uid for each in placed}
+            left = [each for each in left if each.uid not in taken]
+    return plan if not left else None
+
+
+def fill(
+    gang: str, members: Sequence[Member], at: Candidate, seconds: float
+) -> Generator[None, None, list[Reservation]]:
+    """What a node gives those of the members that it would admit one after the other."""
+    state, refused, placed = at.state, set[bytes](), list[Reservation]()
+    for member in members:
+        alike = key_of(member.request)
+        if alike in refused:
+            continue
+        demand = read_pod(member.request, at.rules)
+        decision = decide(as_others(state, demand), demand)
+        yield
+        if not isinstance(decision, Admission):
+            refused.add(alike)
+            continue
+        reservation = reservation_of(member.uid, member.request, decision.allocations, seconds, gang)
+        placed.append(reservation)
+        for allocation in allocations_of(reservation):
+            state = state.holding(allocation)
+    return placed
+
+
+def key_of(pod: PodRequest) -> bytes:
+    """Equal for pods that ask for the same, whatever their names."""
+    return msgspec.json.encode(msgspec.structs.replace(pod, name=PodName("")), order="deterministic")
+
+
+def size_of(member: Member) -> tuple[int, int, bytes, str]:
+    """Sorts members, the largest first."""
+    pods = [*member.request.init_containers, *member.request.containers]
+    return (
+        -sum(each.limits.get(GPU, 0) for each in pods),  # GPUs decide where there is room
+        -sum(sum(amount for name, amount in each.limits.items() if "/" in name) for each in pods),  # then other devices
+        key_of(member.request),  # alike ones together
+        member.uid,  # a total order
+    )
