@@ -5,7 +5,7 @@ from random import Random
 
 import msgspec
 import pytest
-from decision_support import container, machine
+from decision_support import container, machine, node, pod
 from faults_support import THOROUGH
 from feasibility_support import demand_of, some_machine, some_node, some_pod, some_rules
 
@@ -15,7 +15,8 @@ from topoalign.core.admission.free_amounts import free_of
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.decisions import Refusal
 from topoalign.core.model.ids import DeviceID, PodName
-from topoalign.core.model.requests import AdmissionRules, Mode, Policy
+from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, Policy
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.shapes import renamed, uuids
 
 PODS = 10
@@ -76,3 +77,40 @@ def test_demands_that_differ_in_names_alone_have_equal_keys() -> None:
 
     assert demand_key(read_pod(first, rules)) == demand_key(read_pod(second, rules))
     assert demand_key(read_pod(first, rules)) != demand_key(read_pod(third, rules))
+
+
+def judged(hardware: Topology, request: PodRequest, rules: AdmissionRules) -> tuple[str | None, str]:
+    """The verdict on an empty machine, and the code of the decision."""
+    demand, state = read_pod(request, rules), node(hardware)
+    need, decision = need_of(hardware, demand), decide(state, demand)
+    assert need is not None
+    return verdict(need, free_of(state, rules)), decision.code if isinstance(decision, Refusal) else ""
+
+
+def test_a_kubelet_on_an_uneven_machine_may_give_more_cpus_than_are_free() -> None:
+    """Sockets of 8 and 4 CPUs, of which 2 are kept: a socket with 6 free ones, as many as the average, is given whole."""
+    hardware = machine(nodes=3, cores=2)
+    cpus = tuple(msgspec.structs.replace(cpu, socket=cpu.node // 2) for cpu in hardware.cpus)
+    uneven = msgspec.structs.replace(hardware, cpus=cpus)
+    rules = AdmissionRules(mode=Mode.KUBELET, reserved_cpus="0,1", memory_manager="None")
+
+    assert ("NotEnoughCpus", "NotEnoughCpus") == judged(hardware, pod(container(cpus=12, gib=1)), rules)
+    assert (None, "") == judged(uneven, pod(container(cpus=12, gib=1)), rules)
+
+
+def test_what_is_left_is_not_known_where_a_container_may_get_devices_of_no_node() -> None:
+    """On one NUMA node single-numa-node leaves the alignment open, and the first GPU is the one without a NUMA node."""
+    rules = AdmissionRules(mode=Mode.KUBELET, policy=Policy.SINGLE_NUMA_NODE, memory_manager="None")
+    request = pod(container("c0", gpus=1), container("c1", gpus=2))
+
+    assert (None, "") == judged(machine(nodes=1, gpus=(None, 0, 0), nics=()), request, rules)
+    assert ("", "") == judged(machine(nodes=1, gpus=(0, 0, 0), nics=()), request, rules)
+
+
+def test_a_container_after_another_is_judged_by_what_that_one_leaves() -> None:
+    """Two NUMA nodes with two GPUs and 64 GiB each: the second container fits on the other node, a third nowhere."""
+    rules = AdmissionRules(mode=Mode.KUBELET, policy=Policy.RESTRICTED)
+    apart = [container(f"c{number}", gpus=2, cpus=2, gib=40) for number in range(3)]
+
+    assert ("", "") == judged(machine(), pod(*apart[:2]), rules)
+    assert ("NotAligned", "NotAligned") == judged(machine(), pod(*apart), rules)
