@@ -8,7 +8,7 @@ import anyio
 import httpx
 import pytest
 from certificate_support import Authority
-from scheduling_support import RecordedScheduling, serving
+from scheduling_support import FULL, RecordedScheduling, serving
 
 from topoalign.core.model.errors import InvalidField
 from topoalign.registry.scheduling import server
@@ -93,7 +93,7 @@ async def test_an_expired_certificate_is_named_with_its_date(authority: Authorit
 async def test_clients_show_certificates_where_there_is_an_authority(
     tmp_path: Path, authority: Authority, served: Path
 ) -> None:
-    """`ca.crt` may come, change and go while the server runs, and counts for the next connection."""
+    """`client-ca.crt` may come, change and go while the server runs, and counts for the next connection."""
     other = Authority(tmp_path / "other")
     mine, theirs = tmp_path / "mine", tmp_path / "theirs"
     authority.issue(mine, "scheduler", LATER)
@@ -112,9 +112,9 @@ async def test_clients_show_certificates_where_there_is_an_authority(
     found = []
     async with serving(RecordedScheduling(), tls=certificates.context) as url:
         for trusted in (None, authority, other, None):
-            (served / "ca.crt").unlink(missing_ok=True)
+            (served / "client-ca.crt").unlink(missing_ok=True)
             if trusted is not None:
-                (served / "ca.crt").write_bytes(trusted.certificate.read_bytes())
+                (served / "client-ca.crt").write_bytes(trusted.certificate.read_bytes())
             certificates.look()
             found.append(await admitted(url))
 
@@ -157,12 +157,29 @@ async def test_readiness_has_the_check_of_the_certificate(authority: Authority, 
 
 
 @pytest.mark.parametrize(
-    ("text", "version"), [("", (1, 36)), ("1.38", (1, 38)), ("v1.40.2", (1, 40)), ("v1.36.2-gke.1+x", (1, 36))]
+    ("text", "version"), [("", None), ("1.38", (1, 38)), ("v1.40.2", (1, 40)), ("v1.36.2-gke.1+x", (1, 36))]
 )
-def test_a_version_is_read_as_kubernetes_writes_it(text: str, version: tuple[int, int]) -> None:
+def test_a_version_is_read_as_kubernetes_writes_it(text: str, version: tuple[int, int] | None) -> None:
     assert version == server.version_of(text)
 
 
 def test_a_version_that_is_none_is_no_start() -> None:
     with pytest.raises(InvalidField, match="TOPOALIGN_SCHEDULER_KUBERNETES"):
         server.version_of("latest")
+
+
+@pytest.mark.parametrize(("set_to", "found", "failed"), [("", None, []), ("", (1, 38), ["a"]), ("1.36", (1, 38), [])])
+async def test_the_version_of_the_api_server_counts_where_none_is_set(
+    set_to: str, found: tuple[int, int] | None, failed: list[str]
+) -> None:
+    context = Context(bus=MemoryBus(), clock=ManualClock(), environment={})
+    settings = RegistrySettings(scheduler_port=0, scheduler_kubernetes=set_to)
+    full = RecordedScheduling(lambda node: FULL)
+    pod = {"metadata": {"uid": "u"}, "spec": {"containers": [{"name": "c"}]}}
+
+    async with anyio.create_task_group() as tasks, httpx.AsyncClient() as http:
+        url = await tasks.start(server.serve_scheduler, context, settings, full, lambda resource: False, lambda: found)
+        answer = await http.post(f"{url}/scheduler/filter", json={"Pod": pod, "NodeNames": ["a"]})
+        tasks.cancel_scope.cancel()
+
+    assert failed == list(answer.json()["FailedNodes"])

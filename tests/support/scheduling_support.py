@@ -80,7 +80,7 @@ async def serving(
 ) -> AsyncIterator[str]:
     """The URL of an extender that answers from this."""
     listener = listen("127.0.0.1", 0)
-    routes = [*Extender(scheduling, kubernetes, seconds=seconds).routes(), *more]
+    routes = [*Extender(scheduling, lambda: kubernetes, seconds=seconds).routes(), *more]
 
     async def run(*, task_status: anyio.abc.TaskStatus[str]) -> None:
         await serve_application(

@@ -27,8 +27,8 @@ class RegistrySettings(msgspec.Struct, frozen=True, kw_only=True):
     """Port of the extender; 0 picks a free one. Default: no extender."""
 
     scheduler_tls_dir: str = ""
-    """Directory with `tls.crt` and `tls.key`, and `ca.crt` where clients have to show a certificate. They are read again
-    when they change. Default: HTTP without TLS."""
+    """Directory with `tls.crt` and `tls.key`, and `client-ca.crt` where clients have to show a certificate. They are
+    read again when they change. Default: HTTP without TLS."""
 
     scheduler_name: str = ""
     """Name of the scheduler that asks the extender: the webhook gives it to pods that ask for devices and name none, and
@@ -36,4 +36,4 @@ class RegistrySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     scheduler_kubernetes: str = ""
     """Version of the kube-scheduler, such as `1.38`: from this one on, refusals say which nodes a preemption may help.
-    Default: that of `1.36`, which harms no later one."""
+    Default: that of the API server, or `1.36`, which harms no later one."""

@@ -1,6 +1,7 @@
 """The server that a kube-scheduler and an API server call: its address, its certificates, and what is behind them."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
@@ -27,17 +28,20 @@ async def serve_scheduler(
     settings: RegistrySettings,
     scheduling: Scheduling,
     offered: Offered,
+    kubernetes: Callable[[], tuple[int, int] | None] = lambda: None,
     *,
     task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """
     Serves until cancelled; has started, with its URL, once it listens. Expects that the settings have a port. `offered`: for
-    the webhook, which is served at the same address.
+    the webhook, which is served at the same address; `kubernetes`: the version of the API server, which counts as the
+    scheduler's where the settings have none.
 
     Raises InvalidField for a version or certificates that cannot be used, and AddressInUse.
     """
     assert settings.scheduler_port is not None, "there is a port"
-    extender = Extender(scheduling, version_of(settings.scheduler_kubernetes))
+    version = version_of(settings.scheduler_kubernetes)
+    extender = Extender(scheduling, lambda: version or kubernetes() or OLDEST)
     certificates = None
     if settings.scheduler_tls_dir:
         certificates = Certificates(Path(settings.scheduler_tls_dir), context.clock)
@@ -56,10 +60,10 @@ async def serve_scheduler(
         )
 
 
-def version_of(text: str) -> tuple[int, int]:
-    """Major and minor of a version of Kubernetes: `1.36`, `v1.38.2`. Empty: the oldest. Raises InvalidField."""
+def version_of(text: str) -> tuple[int, int] | None:
+    """Major and minor of a version of Kubernetes: `1.36`, `v1.38.2`. None for no text. Raises InvalidField."""
     if not text:
-        return OLDEST
+        return None
     found = VERSION.fullmatch(text)
     if found is None:
         finding = f"{quoted([text])} is not a version"

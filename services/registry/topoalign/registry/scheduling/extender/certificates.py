@@ -1,5 +1,6 @@
 """
-The certificates of the scheduler's address: `tls.crt`, `tls.key`, and `ca.crt` where clients have to show one, too.
+The certificates of the scheduler's address: `tls.crt`, `tls.key`, and `client-ca.crt` where clients have to show one, too. A
+`ca.crt` is not looked at: a Secret of cert-manager has one for those who trust this address.
 
 They are read again every few seconds and compared by content, because a Secret is changed by swapping a link. New ones
 are used for the next handshake, without a restart; connections that are open go on. Files that do not fit together change
@@ -20,7 +21,7 @@ from topoalign.core.ports import Clock
 VARIABLE = "TOPOALIGN_SCHEDULER_TLS_DIR"
 POLL_SECONDS = 10.0
 """Between two looks: a kubelet takes up to a minute to bring a changed Secret to the node."""
-CERTIFICATE, KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"
+CERTIFICATE, KEY, AUTHORITY = "tls.crt", "tls.key", "client-ca.crt"
 
 UTC_TIME, VERSION = 0x17, 0xA0
 """Tags of DER: a time with two digits of the year, and the field that not every certificate has."""

@@ -47,10 +47,11 @@ class Refused(Exception):
 class Extender:
     """Answers a kube-scheduler from a `Scheduling`."""
 
-    def __init__(self, scheduling: Scheduling, kubernetes: tuple[int, int], *, seconds: float = BODY_SECONDS) -> None:
+    def __init__(
+        self, scheduling: Scheduling, kubernetes: Callable[[], tuple[int, int]], *, seconds: float = BODY_SECONDS
+    ) -> None:
         """`kubernetes`: major and minor version of the scheduler; `seconds`: how long a body may take."""
-        self.kubernetes = kubernetes
-        self._scheduling, self._seconds = scheduling, seconds
+        self._scheduling, self._kubernetes, self._seconds = scheduling, kubernetes, seconds
 
     def routes(self) -> list[BaseRoute]:
         """The four calls."""
@@ -68,11 +69,11 @@ class Extender:
         try:
             filtered = self._scheduling.filter(read_pod(asked.pod), asked.nodes, asked.labels)
         except InvalidField:
-            return answers.refuse_all(asked, self.kubernetes)
+            return answers.refuse_all(asked, self._kubernetes())
         except TopoalignError as failure:
             log.warning("filter failed", code=failure.code, finding=failure.finding)
             return answers.filter_failed(failure.code)
-        return answers.filter_answer(asked, filtered, self.kubernetes)
+        return answers.filter_answer(asked, filtered, self._kubernetes())
 
     async def prioritize(self, body: bytes) -> bytes:
         """How good each node is for the pod."""

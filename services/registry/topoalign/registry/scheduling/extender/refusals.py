@@ -53,7 +53,10 @@ FINDINGS: Mapping[str, str] = {
     "NodeStale": "the allocator of the node does not answer; look whether topoalign runs on it",
     "NodeNotWhole": "not all of the node is known yet; wait or look at topoalign doctor on the node",
     "TwinNode": "two allocators speak for the node; stop one of them",
+    "PodsPending": "pods that are bound to the node start first; wait until they have",
+    "NotReadYet": "the registry has not read all nodes yet; wait",
     # binds
+    "NoKubernetes": "the registry has no access to Kubernetes; leave bindVerb out or give it access",
     "NodeRefuses": "the node knows better than the registry did; the scheduler tries again",
     "PodGone": "the pod is gone or another one has its name; nothing is to be done",
     "BoundElsewhere": "the pod is bound to another node; nothing is to be done",
