@@ -87,7 +87,7 @@ def judged(hardware: Topology, request: PodRequest, rules: AdmissionRules) -> tu
     return verdict(need, free_of(state, rules)), decision.code if isinstance(decision, Refusal) else ""
 
 
-def test_a_kubelet_on_an_uneven_machine_may_give_more_cpus_than_are_free() -> None:
+def test_on_an_uneven_machine_more_cpus_may_be_given_than_are_free() -> None:
     """Sockets of 8 and 4 CPUs, of which 2 are kept: a socket with 6 free ones, as many as the average, is given whole."""
     hardware = machine(nodes=3, cores=2)
     cpus = tuple(msgspec.structs.replace(cpu, socket=cpu.node // 2) for cpu in hardware.cpus)
@@ -98,7 +98,7 @@ def test_a_kubelet_on_an_uneven_machine_may_give_more_cpus_than_are_free() -> No
     assert (None, "") == judged(uneven, pod(container(cpus=12, gib=1)), rules)
 
 
-def test_what_is_left_is_not_known_where_a_container_may_get_devices_of_no_node() -> None:
+def test_what_is_left_is_not_known_where_devices_have_no_numa_node() -> None:
     """On one NUMA node single-numa-node leaves the alignment open, and the first GPU is the one without a NUMA node."""
     rules = AdmissionRules(mode=Mode.KUBELET, policy=Policy.SINGLE_NUMA_NODE, memory_manager="None")
     request = pod(container("c0", gpus=1), container("c1", gpus=2))
@@ -107,7 +107,7 @@ def test_what_is_left_is_not_known_where_a_container_may_get_devices_of_no_node(
     assert ("", "") == judged(machine(nodes=1, gpus=(0, 0, 0), nics=()), request, rules)
 
 
-def test_a_container_after_another_is_judged_by_what_that_one_leaves() -> None:
+def test_a_container_is_judged_by_what_the_one_before_leaves() -> None:
     """Two NUMA nodes with two GPUs and 64 GiB each: the second container fits on the other node, a third nowhere."""
     rules = AdmissionRules(mode=Mode.KUBELET, policy=Policy.RESTRICTED)
     apart = [container(f"c{number}", gpus=2, cpus=2, gib=40) for number in range(3)]
