@@ -85,12 +85,9 @@ def ask(nats: str | None, whole: ClusterOptions, pod: PodRequest, rules: Changes
     """
     What the cluster says, and what that stands on.
 
-    Raises InvalidField for a pod or rules that cannot be meant, NotFound where there is no node, and what reading the
-    streams or the file raises.
+    Raises InvalidField for a pod or rules that cannot be meant, and what reading the facts raises.
     """
-    record = from_streams(nats) if whole.from_file is None else from_file(whole.from_file)
-    if not record.nodes:
-        raise NotFound("node", "*", "see that `topoalign node` runs on the nodes of the cluster")
+    record = facts(nats, whole.from_file)
     scorer = scorer_of(Scoring(whole.scoring or Scoring.QUALITY), Packing.BINPACK)
     answer = diagnose(Nodes(record), pod, scorer, rules, whole.pods or 1)
     if whole.snapshot is not None:
@@ -98,6 +95,17 @@ def ask(nats: str | None, whole: ClusterOptions, pod: PodRequest, rules: Changes
             file.writelines(encode_lines(record))
         output.note(f"{clean(str(whole.snapshot), 200)}: what is known of {counted(len(record.nodes), 'node')}")
     return record, answer
+
+
+def facts(nats: str | None, file: Path | None) -> ClusterRecord:
+    """
+    The records of the nodes, from a file or from a running cluster. Raises NotFound where there is no node, and what reading
+    the streams or the file raises.
+    """
+    record = from_streams(nats) if file is None else from_file(file)
+    if not record.nodes:
+        raise NotFound("node", "*", "see that `topoalign node` runs on the nodes of the cluster")
+    return record
 
 
 def from_file(path: Path) -> ClusterRecord:

@@ -44,6 +44,7 @@ SECTIONS: dict[str, dict[str, Entry]] = {
         "explain": Entry("cli.explain:explain", "Show the reasons of a decision."),
         "why": Entry("cli.why:why", "Show why a pod fits on no node of the cluster."),
         "what-if": Entry("cli.explain:what_if", "Show what `allocate` would decide, without effect."),
+        "nrt": Entry("cli.nrt:nrt", "Print NodeResourceTopology objects of the nodes."),
     },
     "Change": {
         "allocate": Entry("cli.allocate:allocate", "Request GPUs, CPUs, memory and NICs of a node."),

@@ -1,4 +1,4 @@
-"""Reads a YAML text with the limits of `documents`; the only module that imports PyYAML."""
+"""Reads a YAML text with the limits of `documents`, and writes one; the only module that imports PyYAML."""
 
 from collections.abc import Hashable
 from typing import Any
@@ -83,3 +83,9 @@ def one_document(text: str, deepest: int) -> object:
 def unwanted(what: str, where: Any) -> yaml.MarkedYAMLError:
     """An error at an event or a node."""
     return yaml.MarkedYAMLError(problem=what, problem_mark=where.start_mark)
+
+
+def write_yaml(document: object) -> str:
+    """A document as YAML, its keys in their order, in ASCII, on lines of their own."""
+    text: str = yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=120)
+    return text
