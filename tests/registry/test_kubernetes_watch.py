@@ -10,11 +10,11 @@ from view_support import SETTLED
 
 from topoalign.core.model.errors import BusRefused
 from topoalign.core.model.ids import NodeName
+from topoalign.core.state.fold import NodeState
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.kubernetes.memory import MemoryKubernetes
 from topoalign.registry.ports import ApiUnavailable, Report
 from topoalign.registry.scheduling.kubernetes_watch import KubernetesWatch
-from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.view import ClusterView
 from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.tasks import background
@@ -60,7 +60,7 @@ class World:
         await anyio.wait_all_tasks_blocked()
 
     def held(self, node: NodeName = NODE) -> list[str]:
-        return [each.request.name for each in self.view.holds(node).waiting() if isinstance(each, PodToSchedule)]
+        return [each.request.name for each, _ in self.view.holds(node).waiting(NodeState(node=node))]
 
     def refuse(self, name: str, reason: str = "TopologyAffinityError") -> None:
         self.cluster.set_status("ml", name, phase="Failed", reason=reason)

@@ -4,47 +4,23 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
-from decision_support import container, machine, pod
-from view_support import SETTLED, Says, asked, tell_all
+from decision_support import machine
+from view_support import NODE, RULES, SETTLED, OneNode, Says, tell_all
 
 from topoalign.client.verifying import Unsettled
 from topoalign.core.admission.prediction import kubelet_rules
 from topoalign.core.model.ids import NodeName
-from topoalign.core.model.requests import AdmissionRules, Mode, Policy
-from topoalign.registry.cluster import Cluster
-from topoalign.registry.scheduling.scheduler import Scheduler
-from topoalign.registry.scheduling.view import ClusterView
-from topoalign.runtime.clock import ManualClock
-
-NODE = NodeName("node-1")
-RULES = AdmissionRules(mode=Mode.KUBELET, policy=Policy.RESTRICTED, cpu_manager="none", memory_manager="None")
-POD = asked(pod(container("main", gpus=2)))
-
-
-class World:
-    """One node, and a scheduler that hears what it says."""
-
-    def __init__(self, rules: AdmissionRules = RULES) -> None:
-        self.cluster, self.unsettled = Cluster(usage=True), SETTLED
-        self.view = ClusterView(self.cluster, lambda: self.unsettled, ManualClock())
-        self.scheduler = Scheduler(self.view)
-        self.says = Says(NODE, machine(), rules)
-
-    def code(self, node: NodeName = NODE) -> str:
-        """Of the refusal; empty: the pod fits."""
-        filtered = self.scheduler.filter(POD, (node,))
-        return filtered.refused[node].code if node in filtered.refused else ""
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
+def world() -> Iterator[OneNode]:
+    world = OneNode()
     tell_all(world.cluster, world.says.all())
     yield world
 
 
 def test_a_node_is_offered_once_all_of_it_is_known() -> None:
-    world = World()
+    world = OneNode()
     before, codes = world.code(), []
     for event in world.says.all():
         tell_all(world.cluster, [event])
@@ -53,7 +29,7 @@ def test_a_node_is_offered_once_all_of_it_is_known() -> None:
     assert ("UnknownNode", ["NodeNotWhole"] * 2 + ["KubeletUnknown", ""]) == (before, codes)
 
 
-def test_a_node_that_does_not_answer_is_not_offered(world: World) -> None:
+def test_a_node_that_does_not_answer_is_not_offered(world: OneNode) -> None:
     answering = world.code()
     world.cluster.answers(NODE, False)
     away = world.code()
@@ -62,7 +38,7 @@ def test_a_node_that_does_not_answer_is_not_offered(world: World) -> None:
     assert ("", "NodeStale", "") == (answering, away, world.code())
 
 
-def test_a_node_with_missing_events_is_not_offered_until_healed(world: World) -> None:
+def test_a_node_with_missing_events_is_not_offered_until_healed(world: OneNode) -> None:
     """No fact of the node tells of it: the client does."""
     offered = world.code()
     world.unsettled = Unsettled(frozenset({NODE}), frozenset())
@@ -72,7 +48,7 @@ def test_a_node_with_missing_events_is_not_offered_until_healed(world: World) ->
     assert ("", "NodeNotWhole", "") == (offered, missing, world.code())
 
 
-def test_a_node_with_a_twin_is_not_offered_until_one_is_alone(world: World) -> None:
+def test_a_node_with_a_twin_is_not_offered_until_one_is_alone(world: OneNode) -> None:
     """C43: no state of two machines under one name is mixed into an offer."""
     offered = world.code()
     world.unsettled = Unsettled(frozenset(), frozenset({NODE}))
@@ -82,7 +58,7 @@ def test_a_node_with_a_twin_is_not_offered_until_one_is_alone(world: World) -> N
     assert ("", "TwinNode", "") == (offered, twin, world.code())
 
 
-def test_a_node_whose_kubelet_tells_no_rules_is_not_offered(world: World) -> None:
+def test_a_node_whose_kubelet_tells_no_rules_is_not_offered(world: OneNode) -> None:
     """Its own settings stand for the kubelet's configuration then, and a guess is no rule."""
     rules = kubelet_rules(RULES, "not read in time")
     tell_all(world.cluster, [world.says.usage(rules=rules)])
@@ -95,13 +71,13 @@ def test_a_node_whose_kubelet_tells_no_rules_is_not_offered(world: World) -> Non
 
 
 def test_a_kubelet_that_could_not_start_by_its_rules_is_not_offered() -> None:
-    world = World(msgspec.structs.replace(RULES, max_allowable_numa_nodes=2))
+    world = OneNode(msgspec.structs.replace(RULES, max_allowable_numa_nodes=2))
     tell_all(world.cluster, world.says.all())
 
     assert "KubeletUnknown" == world.code()
 
 
-def test_a_deleted_node_is_offered_when_there_is_one_again(world: World) -> None:
+def test_a_deleted_node_is_offered_when_there_is_one_again(world: OneNode) -> None:
     """Its agent may go on speaking for a while."""
     world.view.label(NODE, {})
     world.view.forget(NODE)
@@ -113,7 +89,7 @@ def test_a_deleted_node_is_offered_when_there_is_one_again(world: World) -> None
     assert ("UnknownNode", "UnknownNode", "") == (deleted, speaking, world.code())
 
 
-def test_a_node_that_the_registry_forgets_is_unknown(world: World) -> None:
+def test_a_node_that_the_registry_forgets_is_unknown(world: OneNode) -> None:
     offered = world.code()
     world.cluster.forget(NODE)
     gone = world.code()
@@ -125,7 +101,7 @@ def test_a_node_that_the_registry_forgets_is_unknown(world: World) -> None:
     assert "UnknownResource" == world.code(NodeName("node-0"))
 
 
-def test_devices_that_only_the_kubelet_knows_are_not_predicted(world: World) -> None:
+def test_devices_that_only_the_kubelet_knows_are_not_predicted(world: OneNode) -> None:
     """Its checkpoint has GPUs of a plugin, and discovery sees none."""
     blind = Says("node-2", machine(gpus=()), RULES)
     tell_all(world.cluster, blind.all())

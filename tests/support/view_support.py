@@ -5,6 +5,7 @@ from random import Random
 
 import msgspec
 from cluster_support import TIME, heard_of, state_of
+from decision_support import container, machine, pod
 from feasibility_support import some_machine, some_pod, some_rules
 
 from topoalign.client.verifying import Unsettled
@@ -30,7 +31,7 @@ from topoalign.core.model.events import (
 )
 from topoalign.core.model.ids import AllocationID, ContainerName, Namespace, NodeName, PodName
 from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved
-from topoalign.core.model.requests import AdmissionRules, PodRequest
+from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, Policy
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.shapes import Shapes
 from topoalign.core.state.fold import NodeState
@@ -41,16 +42,20 @@ from topoalign.registry.scheduling.view import ClusterView
 from topoalign.runtime.clock import ManualClock
 
 SETTLED = Unsettled(frozenset(), frozenset())
-OWNERS = ("p", "q", "r")
+NODE = NodeName("node-1")
+RULES = AdmissionRules(mode=Mode.KUBELET, policy=Policy.RESTRICTED, cpu_manager="none", memory_manager="None")
 
 
 class Says:
     """A node that says what its services would say."""
 
-    def __init__(self, name: str, hardware: Topology, rules: AdmissionRules, shapes: Shapes | None = None) -> None:
+    def __init__(
+        self, name: str, hardware: Topology, rules: AdmissionRules, shapes: Shapes | None = None, epoch: int = 5
+    ) -> None:
+        """`epoch`: of its journal."""
         self.node, self.rules = NodeName(name), rules
         self.hardware = (shapes or Shapes()).interned(hardware)
-        self.revision = 0
+        self.revision, self.epoch = 0, epoch
         self.state = NodeState(node=self.node)
         self.ill: frozenset[str] = frozenset()
         self.entries: tuple[CheckpointEntry, ...] = ()
@@ -99,7 +104,7 @@ class Says:
         return self.said(
             AllocationsSnapshot(
                 node=self.node,
-                epoch=self.state.epoch or 5,
+                epoch=self.epoch,
                 seq=self.state.seq + 1,
                 allocations=tuple(self.state.allocations.values()),
                 memory=dict(self.state.memory),
@@ -207,3 +212,22 @@ def some_says(chance: Random, name: str, shapes: Shapes) -> Says:
         except InvalidField:
             continue
         return Says(name, hardware, rules, shapes)
+
+
+class OneNode:
+    """One node, and a scheduler that hears what it says."""
+
+    def __init__(self, rules: AdmissionRules = RULES, hardware: Topology | None = None) -> None:
+        self.cluster, self.unsettled = Cluster(usage=True), SETTLED
+        self.view = ClusterView(self.cluster, lambda: self.unsettled, ManualClock())
+        self.scheduler = Scheduler(self.view)
+        self.says = Says(NODE, hardware or machine(), rules)
+
+    def tell(self, events: Iterable[Event]) -> None:
+        tell_all(self.cluster, events)
+
+    def code(self, node: NodeName = NODE, gpus: int = 2, cpus: int = 0, uid: str = "new") -> str:
+        """Of the refusal of a pod that asks for so many; empty: it fits."""
+        question = asked(pod(container("main", gpus=gpus, cpus=cpus, gib=bool(cpus))), uid)
+        filtered = self.scheduler.filter(question, (node,))
+        return filtered.refused[node].code if node in filtered.refused else ""

@@ -110,7 +110,7 @@ class Cluster:
 
     def __init__(self, *, usage: bool = False) -> None:
         """`usage`: whether to keep what kubelets gave out, on which predictions stand."""
-        self.on_change: Callable[[NodeName], None] = lambda node: None
+        self.listeners: list[Callable[[NodeName], None]] = []
         """Called after each change of a node's facts, of whether it answers, and after it is forgotten."""
         self._usage = usage
         self._members: dict[NodeName, Member] = {}
@@ -130,14 +130,14 @@ class Cluster:
         now = member.state
         is_next = (now.epoch, now.seq) == (before.epoch, before.seq + 1)  # else it has more than the fact says
         self._index.update(node, before.allocations, now.allocations, changed_by(heard.event) if is_next else None)
-        self.on_change(node)
+        self._tell(node)
 
     def answers(self, node: NodeName, answering: bool) -> None:
         """Notes whether the node's allocator is there."""
         member = self._members[node]
         if member.answering != answering:
             member.answering = answering
-            self.on_change(node)
+            self._tell(node)
 
     def forget(self, node: NodeName) -> None:
         """Shows this node no more, until it speaks again."""
@@ -145,7 +145,11 @@ class Cluster:
         if member is not None:
             del self._names[bisect_left(self._names, node)]
             self._index.update(node, member.state.allocations, {})
-            self.on_change(node)
+            self._tell(node)
+
+    def _tell(self, node: NodeName) -> None:
+        for listener in self.listeners:
+            listener(node)
 
     def member(self, node: NodeName) -> Member:
         """Raises NotFound."""

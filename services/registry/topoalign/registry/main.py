@@ -11,6 +11,7 @@ from topoalign.client import Client
 from topoalign.registry.api import Api
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.metrics import Metrics
+from topoalign.registry.scheduling.service import Scheduling
 from topoalign.registry.series import NodeSeries
 from topoalign.registry.service import Registry
 from topoalign.registry.settings import RegistrySettings
@@ -21,7 +22,9 @@ from topoalign.runtime.settings import from_environment
 async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
     """Build the service from the context's settings and run it. Raises InvalidField for a wrong setting."""
     settings = from_environment(RegistrySettings, context.environment)
-    client, cluster = Client(context.bus, context.clock, "registry", bodies=False, usage=False), Cluster()
+    scheduling = settings.scheduler_port is not None
+    client = Client(context.bus, context.clock, "registry", bodies=False, usage=scheduling)
+    cluster = Cluster(usage=scheduling)
     metrics = Metrics(context.metrics, client)
     registry = Registry(context.bus, context.clock, client, cluster, metrics, settings, gc.freeze)
     series = NodeSeries(cluster, context.clock, per_allocation=settings.registry_allocation_series)
@@ -29,7 +32,10 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
     context.routes.append(Api(cluster, context.clock).mount())
     context.series.append(series.write)
     with freezing():
-        await registry.run(task_status=task_status)
+        async with anyio.create_task_group() as tasks:
+            if scheduling:
+                await tasks.start(Scheduling(context, settings, client, cluster, registry).run)
+            await registry.run(task_status=task_status)
 
 
 @contextmanager

@@ -59,6 +59,12 @@ class Registry:
         self._bus, self._clock, self._settings, self._freeze = bus, clock, settings, freeze
         self._client, self._cluster, self._metrics = client, cluster, metrics
         self._ask_now = anyio.Event()
+        self._asked = False
+        """Whether every allocator was asked once."""
+
+    def unasked(self) -> str | None:
+        """Why it is not known which allocators answer."""
+        return None if self._asked else "not every allocator was asked yet"
 
     def behind(self) -> str | None:
         """Readiness: why the fold is not whole yet."""
@@ -97,6 +103,7 @@ class Registry:
         while True:
             self._ask_now = anyio.Event()
             await self._ask_all()
+            self._asked = True
             await either(self._ask_now.wait, partial(self._clock.sleep, self._settings.registry_ask_seconds))
 
     async def _until_read(self) -> None:

@@ -4,6 +4,9 @@ from typing import Annotated
 
 import msgspec
 
+from topoalign.core.scoring.quality import Packing
+from topoalign.core.scoring.scorers import Scoring
+
 
 class RegistrySettings(msgspec.Struct, frozen=True, kw_only=True):
     """`TOPOALIGN_<FIELD>` each."""
@@ -37,3 +40,12 @@ class RegistrySettings(msgspec.Struct, frozen=True, kw_only=True):
     scheduler_kubernetes: str = ""
     """Version of the kube-scheduler, such as `1.38`: from this one on, refusals say which nodes a preemption may help.
     Default: that of the API server, or `1.36`, which harms no later one."""
+    Default: that of `1.36`, which harms no later one."""
+
+    scoring: Scoring = Scoring.QUALITY
+    """How nodes are scored for a pod: `quality` of the devices that it would get and leave, or, by what NUMA nodes have
+    left, `least-allocated`, `most-allocated`, `balanced`, `least-numa-nodes`."""
+
+    scoring_packing: Packing = Packing.BINPACK
+    """Which nodes `quality` puts first where devices are equally good: `binpack` those that are fuller, so that whole
+    nodes stay free for pods that need them; `spread` those that are emptier."""

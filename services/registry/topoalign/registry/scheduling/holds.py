@@ -13,7 +13,7 @@ allocation or a checkpoint of the node has them for the same container of the sa
 container gives them back. What the node has given to anybody is not held a second time.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -24,20 +24,22 @@ from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.events import Allocation
-from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
+from topoalign.core.model.ids import AllocationID, Namespace, PodName
 from topoalign.core.model.kubelet import CheckpointEntry
 from topoalign.core.model.requests import AdmissionRules, PodRequest
-from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.state.fold import NodeState
 from topoalign.registry.scheduling.model import PodToSchedule
-
-Part = tuple[ContainerName, str]
-"""A container, and what of it: the name of a resource of devices, CPUS or MEMORY."""
-Shown = Mapping[str, Collection[Part]]
-"""UID of a pod, or `namespace/name` where the node does not know it -> the parts that the node shows."""
-PodNames = tuple[Namespace, PodName]
-
-CPUS, MEMORY = "cpus", "memory"
+from topoalign.registry.scheduling.parts import (
+    Part,
+    PodNames,
+    Shown,
+    container_of,
+    not_given,
+    parts,
+    parts_of,
+    shown_by,
+    without_parts,
+)
 
 
 class Hold(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +54,7 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
     allocations: tuple[Allocation, ...]
     """One for each of its containers that has something; the ids are of no other allocation of the node."""
     request: PodRequest | None = None
-    """What it asks for, where that is known: then it is tried in every order (`orders`)."""
+    """What it asks for, where that is known: then `orders` tries it before and after other pods."""
 
 
 @dataclass(slots=True)
@@ -100,46 +102,75 @@ class NodeHolds:
         self._shown.pop(uid, None)
         return any(had)
 
+    @property
+    def uids(self) -> frozenset[str]:
+        """UIDs of all pods that are reserved or bound here."""
+        return frozenset((*self._reserved, *self._bound))
+
     def names_of(self, uids: Collection[str]) -> frozenset[PodNames]:
         """The names of those of these pods that are bound to the node."""
         return frozenset(self._bound[uid].names for uid in uids if uid in self._bound)
 
-    def waiting(self) -> Iterator[PodToSchedule | Hold]:
-        """The pods that the node has not shown wholly, as `added_to` found last; the Hold where no request is known."""
-        for uid, hold in self._reserved.items():
-            if not self._has_ended(hold):
-                yield hold if hold.request is None else PodToSchedule(uid=uid, request=hold.request)
-        yield from (
-            each.waiting for uid, each in self._bound.items() if uid not in self._reserved and each.waiting is not None
-        )
+    @property
+    def reserved(self) -> Collection[str]:
+        """UIDs of the reserved pods."""
+        return self._reserved.keys()
 
-    def added_to(
-        self, state: NodeState, entries: Sequence[CheckpointEntry], rules: AdmissionRules, without: Collection[str] = ()
-    ) -> NodeState:
+    def waiting(self, state: NodeState) -> list[tuple[PodToSchedule, bool]]:
         """
-        This state of the node, as its kubelet has it, with what is held. `entries`: what its checkpoints list. `without`:
-        UIDs of pods that count as gone.
+        The pods that the kubelet may admit in any order, as `settle` found last: those of which the node, in this state
+        without holds, has not shown or given away a part. With each whether it is predicted to be admitted.
         """
-        if not self._reserved and not any(each.waiting for each in self._bound.values()):
-            return state
+        found: list[tuple[PodToSchedule, Hold | None]] = [
+            (PodToSchedule(uid=uid, request=hold.request), hold)
+            for uid, hold in self._reserved.items()
+            if hold.request is not None
+        ]
+        found += [
+            (each.waiting, each.hold)
+            for uid, each in self._bound.items()
+            if each.waiting is not None and uid not in self._reserved
+        ]
+        return [(pod, hold is not None) for pod, hold in found if hold is None or self._is_untouched(hold, state)]
+
+    def settle(self, state: NodeState, entries: Sequence[CheckpointEntry], rules: AdmissionRules) -> None:
+        """
+        Takes in what the node shows, in this state without holds; `entries`: what its checkpoints list. Then predicts what
+        bound pods will get.
+        """
         shown = shown_by(state, entries)
-        for uid, hold in self._reserved.items():
+        for hold in self._reserved.values():
             self._note(hold, shown)
-            if uid not in without:
-                state = self._holding(state, hold)
         for uid, bound in self._bound.items():
-            if uid in self._reserved or uid in without or bound.waiting is None:
+            if bound.waiting is None or uid in self._reserved:
                 continue
             if bound.hold is None and parts_of(shown, uid, bound.names):
                 bound.waiting = None
                 continue
             if bound.hold is None:
-                bound.hold = predicted(state, bound.waiting, rules)
+                before = self.added_to(state, rules, until=uid)
+                bound.hold = predicted(before, bound.waiting, rules)
             if bound.hold is not None:
                 self._note(bound.hold, shown)
-                state = self._holding(state, bound.hold)
                 if self._has_ended(bound.hold):
                     bound.hold = bound.waiting = None
+
+    def added_to(
+        self, state: NodeState, rules: AdmissionRules, without: Collection[str] = (), until: str = ""
+    ) -> NodeState:
+        """
+        A state of the node with what is held, as `settle` found last. A bound pod that did not fit then may fit here.
+        `without`: UIDs of pods that count as gone; `until`: of the first bound pod that does not count.
+        """
+        for uid, hold in self._reserved.items():
+            if uid not in without:
+                state = self._holding(state, hold)
+        for uid, bound in self._bound.items():
+            if uid == until:
+                break
+            if bound.waiting is not None and uid not in self._reserved and uid not in without:
+                expected = bound.hold or predicted(state, bound.waiting, rules)
+                state = state if expected is None else self._holding(state, expected)
         return state
 
     def _note(self, hold: Hold, shown: Shown) -> None:
@@ -151,6 +182,11 @@ class NodeHolds:
     def _has_ended(self, hold: Hold) -> bool:
         ended = self._shown.get(hold.pod_uid, set())
         return all(part in ended for each in hold.allocations for part in parts(each))
+
+    def _is_untouched(self, hold: Hold, state: NodeState) -> bool:
+        if self._shown.get(hold.pod_uid):
+            return False
+        return all(set(parts(each)) == set(parts(not_given(each, state))) for each in hold.allocations)
 
     def _holding(self, state: NodeState, hold: Hold) -> NodeState:
         ended = self._shown.get(hold.pod_uid, set())
@@ -180,87 +216,3 @@ def predicted(state: NodeState, pod: PodToSchedule, rules: AdmissionRules) -> Ho
         ),
         request=pod.request,
     )
-
-
-def shown_by(state: NodeState, entries: Sequence[CheckpointEntry]) -> Shown:
-    """What a node shows of its pods: by its record, and by its kubelet's checkpoints or what stands for them."""
-    shown: dict[str, set[Part]] = {}
-    for held in state.allocations.values():
-        owner = held.owner
-        if owner is not None:
-            uid = held.pod_uid or (f"{owner.namespace}/{owner.pod}" if owner.namespace else owner.pod)
-            shown.setdefault(uid, set()).update(parts(held))
-    for entry in entries:
-        found = shown.setdefault(entry.pod_uid, set())
-        found.update((entry.container, resource) for resource in entry.devices)
-        found.update((entry.container, kind) for kind, some in ((CPUS, entry.cpus), (MEMORY, entry.memory)) if some)
-    return shown
-
-
-def parts_of(shown: Shown, uid: str, names: PodNames) -> set[Part]:
-    """The parts that a node shows of this pod: under its UID, and where the node knows none, under its names."""
-    return {*shown.get(uid, ()), *shown.get("/".join(names), ())}
-
-
-def parts(allocation: Allocation) -> Iterator[Part]:
-    """The parts of an allocation."""
-    container = container_of(allocation)
-    yield from ((container, resource) for resource, ids in allocation.devices.items() if ids)
-    if allocation.cpus:
-        yield container, CPUS
-    if allocation.memory:
-        yield container, MEMORY
-
-
-def container_of(allocation: Allocation) -> ContainerName:
-    """The container of an allocation; empty where it is not known."""
-    return allocation.owner.container if allocation.owner is not None else ContainerName("")
-
-
-def without_parts(allocation: Allocation, ended: Collection[Part]) -> Allocation:
-    """An allocation without the parts that have ended."""
-    container = container_of(allocation)
-    devices = {name: ids for name, ids in allocation.devices.items() if (container, name) not in ended}
-    return msgspec.structs.replace(
-        allocation,
-        devices=devices,
-        virtual_functions=functions_within(allocation, devices),
-        cpus="" if (container, CPUS) in ended else allocation.cpus,
-        memory=() if (container, MEMORY) in ended else allocation.memory,
-    )
-
-
-def not_given(allocation: Allocation, state: NodeState) -> Allocation:
-    """An allocation without devices, virtual functions and CPUs that somebody has in this state."""
-    owned = state.ownership
-    functions = {
-        nic: tuple(each for each in addresses if each not in owned.functions_in_use)
-        for nic, addresses in allocation.virtual_functions.items()
-        if nic not in owned.held_whole
-    }
-    devices = {
-        name: left
-        for name, ids in allocation.devices.items()
-        if (
-            left := tuple(
-                each
-                for each in ids
-                if (functions.get(each) if each in allocation.virtual_functions else not owned.is_held(each))
-            )
-        )
-    }
-    kept = msgspec.structs.replace(allocation, virtual_functions={nic: some for nic, some in functions.items() if some})
-    return msgspec.structs.replace(
-        allocation,
-        devices=devices,
-        virtual_functions=functions_within(kept, devices),
-        cpus=format_cpuset(allocation.cpu_ids - owned.cpus_in_use),
-    )
-
-
-def functions_within(
-    allocation: Allocation, devices: Mapping[ResourceName, tuple[DeviceID, ...]]
-) -> dict[DeviceID, tuple[str, ...]]:
-    """The virtual functions of an allocation that belong to one of these devices."""
-    nics = {each for ids in devices.values() for each in ids}
-    return {nic: addresses for nic, addresses in allocation.virtual_functions.items() if nic in nics}

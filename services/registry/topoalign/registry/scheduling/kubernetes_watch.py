@@ -107,8 +107,8 @@ class KubernetesWatch:
             self._waiting.discard(pod.uid)
             self._bound[pod.uid] = pod.node
             asked = understood(pod)
-            if asked is not None and self._view.holds(pod.node).expect(asked):
-                self._view.mark(pod.node)
+            if asked is not None:
+                self._view.expect(pod.node, asked)
 
     def _finish(self, pod: SeenPod) -> None:
         if pod.uid in self._ended:
@@ -128,8 +128,8 @@ class KubernetesWatch:
         """The pod holds nothing any more, and nothing is kept for it."""
         self._waiting.discard(uid)
         node = self._bound.pop(uid, None)
-        if node is not None and self._view.holds(node).end(uid):
-            self._view.mark(node)
+        if node is not None:
+            self._view.gone(node, uid)
         if self._reservations.of_pod(uid):
             self._cancelled.put_nowait(uid)
 

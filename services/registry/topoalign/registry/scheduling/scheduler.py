@@ -5,34 +5,74 @@ Nothing here has an effect on the view. A node that the registry does not know i
 the machine of `topoalign.io/machine`, or an empty sibling of the same instance type, under the rules of a sibling's kubelet.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
 from operator import not_
+from typing import Protocol
 
-from topoalign.core.model.errors import InvalidField, Unavailable
-from topoalign.core.model.ids import NodeName
+import msgspec
+
+from topoalign.core.demand.pod_demand import pod_demand
+from topoalign.core.model.errors import Unavailable
+from topoalign.core.model.ids import NodeName, PodName
+from topoalign.core.model.requests import AdmissionRules
 from topoalign.registry.scheduling.model import Filtered, NodeRefusal, PodToSchedule, Victims
+from topoalign.registry.scheduling.orders import MOST_PENDING, Comer, all_fit
+from topoalign.registry.scheduling.scores import scores_of
 from topoalign.registry.scheduling.siblings import sibling
 from topoalign.registry.scheduling.standing import UNKNOWN_NODE
 from topoalign.registry.scheduling.verdicts import Request, Verdicts, decided
 from topoalign.registry.scheduling.victims import without_pods
 from topoalign.registry.scheduling.view import ClusterView
 
-UNKNOWN = NodeRefusal(code=UNKNOWN_NODE)
+PENDING = NodeRefusal(code="PodsPending")
+"""Pods that are bound to the node have to be admitted first; this passes by itself."""
+
+
+class NotReadYet(Unavailable):
+    """Raised while not all is known that an answer depends on: the scheduler is to ask again."""
+
+    code = "NotReadYet"
+
+    def __init__(self, finding: str) -> None:
+        super().__init__(finding, "wait until the registry has read what the nodes have said; /readyz tells when")
+
+
+class NoKubernetes(Unavailable):
+    """Raised for a bind where the registry has no access to Kubernetes."""
+
+    code = "NoKubernetes"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the registry does not bind pods: it has no access to Kubernetes",
+            "leave bindVerb out of the scheduler's configuration, or set TOPOALIGN_KUBERNETES",
+        )
+
+
+class Binder(Protocol):
+    """Binds pods to nodes."""
+
+    async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
+        """As `Scheduling.bind`."""
 
 
 class Scheduler:
     """Answers for one cluster."""
 
-    def __init__(self, view: ClusterView) -> None:
+    def __init__(self, view: ClusterView, behind: Callable[[], str | None] = lambda: None) -> None:
+        """`behind`: why not all is known yet that an answer depends on. A refusal then would keep a pod waiting for long."""
         self.view = view
-        self._verdicts = Verdicts(view)
+        self.binder: Binder | None = None
+        """Binds pods. None: the registry has no access to Kubernetes."""
+        self._behind, self._verdicts = behind, Verdicts(view)
 
     def filter(
         self, pod: PodToSchedule, nodes: Sequence[NodeName], labels: Mapping[NodeName, Mapping[str, str]] = {}
     ) -> Filtered:
-        """As `Scheduling.filter`."""
-        request, codes = self._looked_up(pod)
+        """As `Scheduling.filter`. Raises NotReadYet."""
+        request = self._request(pod)
+        codes = self._verdicts.codes(request)
         places, refusals = self.view.places, self._verdicts.refusals
         try:
             numbers = bytes(map(codes.__getitem__, map(places.__getitem__, nodes)))
@@ -41,19 +81,67 @@ class Scheduler:
                 codes[places[node]] if node in places else self._judge_unknown(request, labels.get(node, {}))
                 for node in nodes
             )
+        own = self.view.reserved_on.get(pod.uid)
+        if own is not None and own in nodes:
+            number = self._verdicts.number(self._judge_without(request, own, frozenset({pod.uid})), helped=True)
+            numbers = bytes(number if node == own else other for node, other in zip(nodes, numbers, strict=True))
         refused = {node: refusals[number] for node, number in zip(nodes, numbers, strict=True) if number}
         return Filtered(passed=tuple(compress(nodes, map(not_, numbers))), refused=refused)
 
-    def preempt(self, pod: PodToSchedule, victims: Mapping[NodeName, Victims]) -> Mapping[NodeName, Victims]:
-        """As `Scheduling.preempt`."""
-        request, _ = self._looked_up(pod)
-        return {node: each for node, each in victims.items() if self._fits_without(request, node, each)}
+    def prioritize(self, pod: PodToSchedule, nodes: Sequence[NodeName]) -> Sequence[int]:
+        """As `Scheduling.prioritize`; a node that is not known has 0. Raises NotReadYet."""
+        scores, places = scores_of(self._request(pod), self.view), self.view.places
+        return [scores[places[node]] if node in places else 0 for node in nodes]
 
-    def _looked_up(self, pod: PodToSchedule) -> tuple[Request, bytearray]:
-        """What the pod asks for, and what each node says to it as of now."""
-        self.view.renew()
+    def preempt(self, pod: PodToSchedule, victims: Mapping[NodeName, Victims]) -> Mapping[NodeName, Victims]:
+        """As `Scheduling.preempt`. Raises NotReadYet."""
+        request = self._request(pod)
+        return {
+            node: each
+            for node, each in victims.items()
+            if not self._judge_without(request, node, frozenset((*each.uids, pod.uid)))
+        }
+
+    def fits_in_every_order(self, node: NodeName, pod: PodToSchedule) -> NodeRefusal | None:
+        """
+        Why the pod may not be bound to the node now; None: its kubelet will admit it and all pods that are bound or reserved
+        there and not shown yet, in whatever order they come. What is reserved for the pod itself does not count.
+
+        Raises InvalidField and NotReadYet as `filter` does.
+        """
+        request, uids = self._request(pod), frozenset({pod.uid})
+        code = self._judge_without(request, node, uids)
+        if code:
+            return NodeRefusal(code=code, helped_by_victims=True)
+        facts, holds = self.view.facts(node), self.view.holds(node)
+        fixed = self.view.basis_of(facts, uids | holds.uids)
+        waiting = [each for each in holds.waiting(fixed.state) if each[0].uid != pod.uid]
+        if not waiting:
+            return None
+        if len(waiting) > MOST_PENDING:
+            return PENDING
+        moving = uids | {each.uid for each, _ in waiting}
+        comers = [self._comer(place, *each, fixed.rules) for place, each in enumerate(((pod, True), *waiting))]
+        return None if all_fit(self.view.basis_of(facts, moving).state, comers) else PENDING
+
+    def _comer(self, place: int, pod: PodToSchedule, must_fit: bool, rules: AdmissionRules) -> Comer:
         request = self._verdicts.request(pod)
-        return request, self._verdicts.codes(request)
+        named = msgspec.structs.replace(request.pod, name=PodName(f"{request.pod.name} {place}"))
+        return Comer(request.key, pod_demand(named, rules), must_fit)
+
+    async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
+        """As `Scheduling.bind`."""
+        if self.binder is None:
+            raise NoKubernetes
+        await self.binder.bind(namespace, name, uid, node)
+
+    def _request(self, pod: PodToSchedule) -> Request:
+        """What the pod asks for, of a cluster of which all is known that was said up to now."""
+        finding = self._behind()
+        if finding is not None:
+            raise NotReadYet(finding)
+        self.view.renew()
+        return self._verdicts.request(pod)
 
     def _judge_unknown(self, request: Request, labels: Mapping[str, str]) -> int:
         """The number of the refusal by a node that would have these labels."""
@@ -61,18 +149,13 @@ class Scheduler:
         code = UNKNOWN_NODE if kind is None else self._verdicts.judge_empty(request, kind)
         return self._verdicts.number(code, helped=False)
 
-    def _fits_without(self, request: Request, node: NodeName, victims: Victims) -> bool:
-        """Whether an offered node would admit the pod if these victims were gone."""
+    def _judge_without(self, request: Request, node: NodeName, uids: frozenset[str]) -> str:
+        """The code of a node's refusal if these pods were gone; empty where it would admit the pod then."""
         view = self.view.nodes.get(node)
         if view is None or view.kind is None:
-            return False
+            return UNKNOWN_NODE if view is None else view.refusal
         asked = request.of(view.kind, self.view)
         if asked.unlisted:
-            return False
-        uids, holds = frozenset(victims.uids), self.view.holds(node)
-        state = without_pods(self.view.facts(node), uids, holds.names_of(uids))
-        try:
-            basis = self.view.basis_of(state, uids)
-        except (Unavailable, InvalidField):
-            return False
-        return not decided(basis.state, asked.demand)
+            return asked.unlisted
+        facts = without_pods(self.view.facts(node), uids, self.view.holds(node).names_of(uids))
+        return decided(self.view.basis_of(facts, uids).state, asked.demand)

@@ -12,7 +12,8 @@ from functools import lru_cache
 
 from topoalign.core.model.requests import AdmissionRules, Mode, Policy
 from topoalign.machines import catalogue
-from topoalign.registry.scheduling.view import ClusterView, Kind
+from topoalign.registry.scheduling.nodes import Kind
+from topoalign.registry.scheduling.view import ClusterView
 
 MACHINE = "topoalign.io/machine"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"

@@ -7,6 +7,7 @@ the refusal or 0, and the version of the cluster up to which they are right.
 """
 
 from collections import OrderedDict
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -21,14 +22,19 @@ from topoalign.core.model.decisions import Admission
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, NIC, ContainerName, Namespace, NodeName, PodName
 from topoalign.core.model.requests import ContainerRequest, PodRequest
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.scoring.scorers import Scorer
 from topoalign.core.state.fold import NodeState, announced
 from topoalign.registry.scheduling.model import NodeRefusal, PodToSchedule
-from topoalign.registry.scheduling.view import ClusterView, Kind, NodeView
+from topoalign.registry.scheduling.nodes import Kind, NodeView
+from topoalign.registry.scheduling.view import ClusterView
 
 REQUESTS_KEPT = 1_024
 """Requests whose verdicts are kept: a byte for each node and request."""
 PODS_KEPT = 4_096
 """Pods of which it is kept which request they are."""
+MOST_SHAPES = 64
+"""For which it is kept what of a request its score depends on."""
 NAMESPACE, POD = Namespace("pod to schedule"), PodName("pod to schedule")
 """Names that no pod can have: what is decided for a request depends on none."""
 DEVICES_UNKNOWN = "DevicesUnknown"
@@ -45,6 +51,17 @@ class Asked:
         self.unlisted = unlisted(self.demand, kind, view)
         """Code of the refusal because of what no such node has; empty: there is nothing."""
         self.need = need_of(kind.topology, self.demand)
+        self._score_needs: dict[int, tuple[Topology, Any]] = {}
+        """By the identity of a shape, with the shape, so that no other one gets it."""
+
+    def score_need(self, shape: Topology, scorer: Scorer[Any, Any]) -> Any:
+        """What of the pod its score depends on, on machines of this shape."""
+        known = self._score_needs.get(id(shape))
+        if known is None:
+            if len(self._score_needs) >= MOST_SHAPES:
+                self._score_needs.clear()
+            known = self._score_needs[id(shape)] = shape, scorer.need(shape, self.demand)
+        return known[1]
 
 
 class Request:
@@ -58,6 +75,10 @@ class Request:
         """By the place of a node: 0 where it would admit the pod, else the number of the refusal."""
         self.version = -1
         """Of the cluster, up to which `codes` are right."""
+        self.scores = bytearray()
+        """By the place of a node: 0 to 10."""
+        self.scored = -1
+        """Of the cluster, up to which `scores` are right."""
         self._asked: WeakKeyDictionary[Kind, Asked] = WeakKeyDictionary()
 
     def of(self, kind: Kind, view: ClusterView) -> Asked:
@@ -69,7 +90,7 @@ class Request:
 
     def reset(self) -> None:
         """Nothing that was decided counts any more."""
-        self.version = -1
+        self.version = self.scored = -1
         self._asked.clear()
 
 

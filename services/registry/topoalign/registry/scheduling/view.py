@@ -10,74 +10,57 @@ are kept.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 from weakref import WeakValueDictionary
 
 import anyio
 import msgspec
 
 from topoalign.client.verifying import Unsettled
-from topoalign.core.admission.feasibility import digest, machine_key
-from topoalign.core.admission.free_amounts import Free, free_of
+from topoalign.core.admission.free_amounts import free_of
 from topoalign.core.admission.prediction import PredictionBasis, prediction_basis
 from topoalign.core.demand.rules import check_rules
-from topoalign.core.model.errors import InvalidField, Unavailable
+from topoalign.core.model.errors import InvalidField, NoFit, Unavailable
 from topoalign.core.model.events import DESCRIBED
 from topoalign.core.model.ids import NodeName, ResourceName
-from topoalign.core.model.requests import AdmissionRules
-from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.views import made_once
 from topoalign.core.ports import Clock
+from topoalign.core.scoring.quality import Packing
+from topoalign.core.scoring.scorers import Scorer, Scoring, scorer_of
 from topoalign.core.state.fold import NodeState
 from topoalign.registry.cluster import Cluster, bare
-from topoalign.registry.scheduling.holds import NodeHolds
-from topoalign.registry.scheduling.standing import KUBELET_UNKNOWN, UNKNOWN_NODE, obstacle
+from topoalign.registry.scheduling.holds import Hold, NodeHolds
+from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.nodes import Kind, NodeView, kind_key
+from topoalign.registry.scheduling.standing import KUBELET_UNKNOWN, obstacle
 from topoalign.runtime.turns import Turns
 
+QUALITY = scorer_of(Scoring.QUALITY, Packing.BINPACK)
 BASES_KEPT = 128
 """Nodes of which the basis of predictions is kept."""
-
-
-@dataclass(frozen=True, eq=False)
-class Kind:
-    """What nodes have in common that differ in nothing but the ids of their devices and in what is free."""
-
-    topology: Topology
-    """Of one of them, with the devices of other plugins."""
-    rules: AdmissionRules
-    """Those of the kubelet."""
-    registered: frozenset[ResourceName] | None
-    """As in `PredictionBasis`."""
-
-
-@dataclass(slots=True, eq=False)
-class NodeView:
-    """One node as the scheduler sees it."""
-
-    name: NodeName
-    place: int
-    """Its index in whatever has an entry for each node."""
-    version: int = 0
-    """Of the cluster, when this changed last."""
-    refusal: str = UNKNOWN_NODE
-    """Why it is offered to no pod; empty: it is offered."""
-    kind: Kind | None = None
-    """None where it is not offered, as `free`."""
-    free: Free | None = None
 
 
 class ClusterView:
     """The nodes by name, with the version at which each changed last."""
 
-    def __init__(self, cluster: Cluster, unsettled: Callable[[], Unsettled], clock: Clock) -> None:
-        """`unsettled`: of the client that `cluster` is folded from."""
+    def __init__(
+        self,
+        cluster: Cluster,
+        unsettled: Callable[[], Unsettled],
+        clock: Clock,
+        scorer: Scorer[Any, Any] = QUALITY,
+    ) -> None:
+        """`unsettled`: of the client that `cluster` is folded from. `scorer`: nodes are scored with it."""
+        self.scorer = scorer
         self.version = 0
         """Rises with each change of a node."""
         self.nodes: dict[NodeName, NodeView] = {}
         self.places: dict[NodeName, int] = {}
         self.resources: frozenset[ResourceName] = frozenset()
         """All that some node of the cluster offers, or did."""
+        self.reserved_on: dict[str, NodeName] = {}
+        """UID of a pod -> the node on which something is reserved for it."""
         self._cluster, self._unsettled_now, self._clock = cluster, unsettled, clock
         self._unsettled = Unsettled(frozenset(), frozenset())
         self._holds: dict[NodeName, NodeHolds] = {}
@@ -93,7 +76,7 @@ class ClusterView:
         self._is_due = anyio.Event()
         self._started = False
         """Whether all that the past told of was looked at."""
-        cluster.on_change = self.mark
+        cluster.listeners.append(self.mark)
 
     def mark(self, node: NodeName) -> None:
         """Something that is known of this node has changed."""
@@ -136,8 +119,30 @@ class ClusterView:
                 return
             yield self.nodes[node]
 
+    def hold(self, node: NodeName, holds: Sequence[Hold]) -> None:
+        """These are the pods now for which something of the node is reserved, and no other."""
+        kept = self.holds(node)
+        for uid in kept.reserved:
+            if self.reserved_on.get(uid) == node:
+                del self.reserved_on[uid]
+        kept.reserve(holds)
+        self.reserved_on.update(dict.fromkeys(kept.reserved, node))
+        self.mark(node)
+
+    def expect(self, node: NodeName, pod: PodToSchedule) -> None:
+        """A pod is bound to the node, by whomever. To be called in the order of binding; again it has no effect."""
+        if self.holds(node).expect(pod):
+            self.mark(node)
+
+    def gone(self, node: NodeName, pod_uid: str) -> None:
+        """A pod that was reserved for or bound to the node is no more, or will not be admitted."""
+        if self.reserved_on.get(pod_uid) == node:
+            del self.reserved_on[pod_uid]
+        if node in self._holds and self._holds[node].end(pod_uid):
+            self.mark(node)
+
     def holds(self, node: NodeName) -> NodeHolds:
-        """What is held on a node. Whoever changes it calls `mark`."""
+        """What is held on a node."""
         return self._holds.setdefault(node, NodeHolds())
 
     def labels(self, node: NodeName) -> Mapping[str, str]:
@@ -154,6 +159,7 @@ class ClusterView:
     def forget(self, node: NodeName) -> None:
         """The Kubernetes Node was deleted: it is not offered until `label` tells of another one."""
         self._labels.pop(node, None)
+        self.hold(node, ())
         self._holds.pop(node, None)
         self._deleted.add(node)
         self.mark(node)
@@ -183,18 +189,22 @@ class ClusterView:
             self._bases.popitem(last=False)
         return kept[1]
 
-    def basis_of(self, state: NodeState, without: frozenset[str] = frozenset()) -> PredictionBasis:
+    def basis_of(
+        self, state: NodeState, without: frozenset[str] = frozenset(), *, settle: bool = False
+    ) -> PredictionBasis:
         """
-        The same for these facts of a node. `without`: UIDs of pods that count as gone. Raises KubeletUnknown, and
-        InvalidField for rules by which no kubelet starts.
+        The same for any facts of a node. `without`: UIDs of pods that count as gone; `settle`: these facts are what the node
+        shows now. Raises KubeletUnknown, and InvalidField for rules by which no kubelet starts.
         """
         basis = prediction_basis(bare(state), self._clock.wall())
         check_rules(basis.rules)
         holds = self._holds.get(state.node)
-        if holds is None or state.usage is None or state.usage.kubelet is None:
+        if holds is None:
             return basis
-        held = holds.added_to(basis.state, state.usage.kubelet.entries, basis.rules, without)
-        return msgspec.structs.replace(basis, state=held)
+        if settle:
+            assert state.usage is not None and state.usage.kubelet is not None, "there is a basis of it"
+            holds.settle(basis.state, state.usage.kubelet.entries, basis.rules)
+        return msgspec.structs.replace(basis, state=holds.added_to(basis.state, basis.rules, without))
 
     def facts(self, node: NodeName) -> NodeState:
         """What a node has said. Raises NotFound."""
@@ -224,7 +234,8 @@ class ClusterView:
     def _judge(self, view: NodeView) -> None:
         """Whether the node is offered, and of which kind it is."""
         member = self._cluster.member(view.name)
-        view.kind, view.free, view.refusal = None, None, obstacle(member, self._unsettled)
+        view.kind = view.free = view.shape = view.left = None
+        view.refusal = obstacle(member, self._unsettled)
         if view.refusal:
             return
         usage = member.state.usage
@@ -232,19 +243,17 @@ class ClusterView:
             view.refusal = KUBELET_UNKNOWN
             return
         try:
-            basis = self.basis_of(member.state)
+            basis = self.basis_of(member.state, settle=True)
         except (Unavailable, InvalidField):
             view.refusal = KUBELET_UNKNOWN
             return
-        view.kind, view.free = self._kind(basis), free_of(basis.state, basis.rules)
+        kind = Kind(basis.state.hardware, basis.rules, basis.registered)
+        view.kind = self._kinds.setdefault(kind_key(basis), kind)
+        view.free = free_of(basis.state, basis.rules)
+        view.shape = member.state.hardware.shape
+        with suppress(NoFit):
+            view.left = self.scorer.left(basis.state, basis.rules)
         self.resources |= basis.state.hardware.offers_of.keys()
-
-    def _kind(self, basis: PredictionBasis) -> Kind:
-        """The kind of the nodes like this one."""
-        hardware = basis.state.hardware
-        machine = key_of_shape(hardware.shape) if hardware.shape is not hardware else machine_key(hardware)
-        key = machine, digest((basis.rules,)), basis.registered
-        return self._kinds.setdefault(key, Kind(hardware, basis.rules, basis.registered))
 
     def _drop(self, node: NodeName) -> None:
         view = self.nodes.pop(node, None)
@@ -256,7 +265,3 @@ class ClusterView:
         self._free_places.append(self.places.pop(node))
         self._changed.pop(node)
         self._bases.pop(node, None)
-
-
-key_of_shape = made_once(machine_key)
-"""`machine_key` of what many nodes share."""

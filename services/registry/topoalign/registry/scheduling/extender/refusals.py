@@ -34,6 +34,7 @@ FINDINGS: Mapping[str, str] = {
     "UnknownResource": "a resource that the node does not offer; correct the name or label the nodes",
     "SharesRefused": "whole GPUs only; ask for nvidia.com/gpu",
     # what is not known, or set so that a kubelet would not start
+    "DevicesUnknown": "the kubelet has devices that the agent does not see; look at the discovery of the node",
     "KubeletUnknown": "the rules of the kubelet are not known; look at the allocator of the node",
     "TopologyUnknown": "the hardware is not known; look at the discovery of the node",
     "HardwareUnknown": "the hardware is not known; look at the discovery of the node",
@@ -65,6 +66,9 @@ FINDINGS: Mapping[str, str] = {
     "ApiUnavailable": "the API server does not answer; look at the API server",
     "ApiRefused": "the API server refuses the request; look at the permissions of the registry",
     "BusUnavailable": "the bus or the allocator of the node does not answer; look at NATS and the node",
+    # what passes by itself
+    "PodsPending": "pods that are bound to the node come first; nothing has to be done",
+    "NotReadYet": "the registry has not read all nodes yet; nothing has to be done",
     # the pod
     "InvalidField": "the pod asks for something that cannot be meant; correct its resources and annotations",
 }

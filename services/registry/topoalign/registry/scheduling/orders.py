@@ -1,0 +1,48 @@
+"""
+Whether a kubelet would admit pods in whatever order they come to it.
+
+A kubelet admits pods in the order in which it hears of them, which is not that in which they were bound. So a pod is bound
+beside pods that a node has not shown yet only if all of them are admitted in every order: two pods that fit one after the
+other may not fit the other way round, where the first one takes CPUs of two NUMA nodes.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from topoalign.core.admission.admit import decide
+from topoalign.core.demand.pod_demand import PodDemand
+from topoalign.core.model.decisions import Admission
+from topoalign.core.state.fold import NodeState
+
+MOST_PENDING = 3
+"""Pods that are tried in every order, besides the one that is to be bound: 64 decisions where no two are alike."""
+
+
+class Comer(NamedTuple):
+    """A pod that a kubelet will admit or refuse."""
+
+    key: object
+    """Equal for pods that ask for the same: their order among one another does not matter."""
+    demand: PodDemand
+    """Under a name that no other one has."""
+    must_fit: bool
+    """Whether all is in vain if it is refused."""
+
+
+def all_fit(state: NodeState, pods: Sequence[Comer]) -> bool:
+    """Whether those of the pods that must fit are admitted, in whatever order all of them come."""
+    tried = set()
+    for place, pod in enumerate(pods):
+        if pod.key in tried:
+            continue
+        tried.add(pod.key)
+        decision, after = decide(state, pod.demand), state
+        if isinstance(decision, Admission):
+            for each in decision.allocations:
+                after = after.holding(each)
+        elif pod.must_fit:
+            return False
+        rest = (*pods[:place], *pods[place + 1 :])
+        if rest and not all_fit(after, rest):
+            return False
+    return True

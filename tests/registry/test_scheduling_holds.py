@@ -1,0 +1,213 @@
+"""What bound and reserved pods have before their node shows it, and in which orders pods fit."""
+
+from random import Random
+
+import msgspec
+import pytest
+from decision_support import container, machine, pod
+from faults_support import THOROUGH
+from view_support import NODE, RULES, OneNode, asked, scheduler_of, some_request, some_says, tell_all
+
+from topoalign.core.model.events import Allocation, Owner
+from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName
+from topoalign.core.model.requests import AdmissionRules, PodRequest
+from topoalign.core.model.topology.shapes import Shapes
+from topoalign.registry.cluster import Cluster
+from topoalign.registry.scheduling.holds import Hold
+
+SEEDS = 600 if THOROUGH else 60
+STATIC = msgspec.structs.replace(RULES, cpu_manager="static", reserved_cpus="0,8")
+UNKNOWN_OWNER = Owner(namespace=Namespace("default"), pod=PodName("a"), container=ContainerName("main"))
+
+
+def gpus(amount: int, name: str = "a", cpus: int = 0) -> PodRequest:
+    return pod(container("main", gpus=amount, cpus=cpus, gib=bool(cpus)), name=name)
+
+
+def node(rules: AdmissionRules = RULES, places: tuple[int, ...] = (0, 0, 1, 1)) -> OneNode:
+    """With GPUs near these NUMA nodes."""
+    found = OneNode(rules, machine(gpus=places))
+    found.tell(found.says.all())
+    return found
+
+
+def hold(uid: str, *devices: str) -> Hold:
+    ids = tuple(map(DeviceID, devices))
+    given = Allocation(id=AllocationID(f"{uid}/main"), owner=UNKNOWN_OWNER, devices={GPU: ids}, pod_uid=uid)
+    return Hold(pod_uid=uid, namespace=Namespace("default"), pod=PodName("a"), allocations=(given,))
+
+
+def test_bound_pods_hold_what_they_will_get_until_they_are_gone() -> None:
+    world = node()
+    codes = [world.code()]
+    for uid in ("a", "b"):
+        world.view.expect(NODE, asked(gpus(2, uid), uid))
+        codes.append(world.code())
+    world.view.gone(NODE, "a")
+
+    assert (["", "", "NotAligned"], "") == (codes, world.code())
+
+
+def test_what_the_node_shows_is_held_no_longer_and_stays_so() -> None:
+    """Else a container that ended would hold its devices until its pod is deleted."""
+    world = node()
+    world.view.expect(NODE, asked(gpus(4), "a"))
+    expected = world.code()
+    world.tell(world.says.admit(gpus(4), "a"))
+    shown = world.code()
+    world.tell(world.says.end("a"))
+
+    assert ("NotAligned", "NotAligned", "") == (expected, shown, world.code())
+
+
+def test_cpus_are_held_until_a_checkpoint_shows_them() -> None:
+    """The devices are granted at once, the checkpoint is read up to a second later."""
+    world = node(STATIC)
+    world.view.expect(NODE, asked(gpus(1, cpus=6), "a"))
+    expected = world.code(gpus=0, cpus=6), world.code(gpus=0, cpus=9)
+    facts = list(world.says.admit(gpus(1, cpus=6), "a"))
+    world.tell(facts[:-1])
+    granted = world.code(gpus=0, cpus=9)
+    world.tell(facts[-1:])
+    listed = world.code(gpus=0, cpus=9)
+    world.tell(world.says.end("a"))
+
+    assert (("", "NotAligned"), "NotAligned") == (expected, granted)
+    assert ("NotAligned", "") == (listed, world.code(gpus=0, cpus=9))
+
+
+def test_a_pod_that_runs_already_is_not_held_a_second_time() -> None:
+    """As after a start of the registry, when all bound pods are told of."""
+    world = node()
+    world.tell(world.says.admit(gpus(2), "a"))
+    world.view.expect(NODE, asked(gpus(2), "a"))
+    once = world.code()
+    world.tell(world.says.end("a"))
+
+    assert ("", "") == (once, world.code(gpus=4))
+
+
+def test_a_pod_is_known_by_its_names_where_the_node_has_no_uid() -> None:
+    world = node()
+    world.tell(world.says.admit(gpus(2), ""))
+    world.says.entries = ()
+    world.tell([world.says.usage()])
+    world.view.expect(NODE, asked(gpus(2), "a"))
+
+    assert "" == world.code()
+
+
+def test_a_bound_pod_that_does_not_fit_holds_what_it_will_fit_on() -> None:
+    """The pod before it has ended on the node, and the node does not say so yet."""
+    world = node()
+    world.tell(world.says.admit(gpus(4), "a"))
+    world.view.expect(NODE, asked(gpus(2, "b"), "b"))
+    full = world.code()
+    world.tell(world.says.end("a"))
+
+    assert ("NotAligned", "", "NotAligned") == (full, world.code(), world.code(gpus=4))
+
+
+def test_a_reservation_counts_against_all_pods_but_its_own() -> None:
+    world = node()
+    world.view.hold(NODE, [hold("a", "GPU-0", "GPU-2")])
+    codes = world.code(uid="b"), world.code(uid="a")
+    world.view.hold(NODE, [])
+
+    assert (("NotAligned", ""), "") == (codes, world.code(uid="b"))
+
+
+def test_a_bound_pod_keeps_what_its_reservation_had_when_that_ends() -> None:
+    """It may expire before a slow kubelet has admitted the pod."""
+    world = node()
+    world.view.hold(NODE, [hold("a", "GPU-0", "GPU-2")])
+    world.view.expect(NODE, asked(gpus(2), "a"))
+    world.view.hold(NODE, [])
+    kept = world.code(uid="b")
+    world.view.gone(NODE, "a")
+
+    assert ("NotAligned", "") == (kept, world.code(uid="b"))
+
+
+def test_a_reservation_that_the_node_has_shown_holds_nothing_again() -> None:
+    """Whoever reserved it repeats it for a while, and the container may have ended meanwhile."""
+    world = node()
+    world.view.hold(NODE, [hold("a", "GPU-0", "GPU-1")])
+    world.tell(world.says.admit(gpus(2), "a"))
+    shown = world.code(gpus=4)
+    world.tell(world.says.end("a"))
+    world.view.hold(NODE, [hold("a", "GPU-0", "GPU-1")])
+
+    assert ("NotAligned", "") == (shown, world.code(gpus=4))
+
+
+def test_a_deleted_node_holds_nothing() -> None:
+    world = node()
+    world.view.hold(NODE, [hold("a", "GPU-0", "GPU-2")])
+    world.view.forget(NODE)
+    world.view.label(NODE, {})
+
+    assert ("", {}) == (world.code(uid="b"), world.view.reserved_on)
+
+
+def test_a_pod_is_not_bound_beside_one_that_it_may_displace() -> None:
+    """One GPU is taken of NUMA node 0, where three are wanted: the three fit before the one, and not after it."""
+    world = node(places=(0, 0, 0, 1, 1))
+    world.view.expect(NODE, asked(gpus(3, "three"), "three"))
+    one = asked(gpus(1, "one"), "one")
+    filtered, pending = world.code(gpus=1), world.scheduler.fits_in_every_order(NODE, one)
+    world.tell(world.says.admit(gpus(3, "three"), "three"))
+
+    assert pending is not None and ("", "PodsPending") == (filtered, pending.code)
+    assert world.scheduler.fits_in_every_order(NODE, one) is None
+
+
+def test_alike_pods_fit_in_every_order_up_to_three_that_wait() -> None:
+    world = node()
+    refusals = []
+    for number in range(4):
+        refusals.append(world.scheduler.fits_in_every_order(NODE, asked(gpus(1, f"p{number}"), f"p{number}")))
+        world.view.expect(NODE, asked(gpus(1, f"p{number}"), f"p{number}"))
+    full = world.scheduler.fits_in_every_order(NODE, asked(gpus(1, "p4"), "p4"))
+    more = world.scheduler.fits_in_every_order(NODE, asked(gpus(0, "p5"), "p5"))
+
+    assert [None] * 4 == refusals
+    assert full is not None and more is not None
+    assert ("NotAligned", "PodsPending") == (full.code, more.code)
+
+
+def test_what_is_reserved_for_the_pod_itself_does_not_keep_it_out() -> None:
+    world = node()
+    world.view.hold(NODE, [hold("a", "GPU-0", "GPU-1", "GPU-2", "GPU-3")])
+
+    assert world.scheduler.fits_in_every_order(NODE, asked(gpus(4), "a")) is None
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, 20))
+def test_what_is_held_is_what_the_kubelet_gives_in_that_order(first: int) -> None:
+    """Each node says of other pods what it says once it has admitted those that are bound, and shows it or a part of it."""
+    held = 0
+    for seed in range(first, first + 20):
+        chance, cluster = Random(seed), Cluster(usage=True)
+        scheduler, says = scheduler_of(cluster), some_says(chance, NODE, Shapes())
+        tell_all(cluster, says.all())
+        bound = [some_request(chance, says.hardware, f"b{number}") for number in range(3)]
+        others = [some_request(chance, says.hardware, f"o{number}") for number in range(8)]
+        for number, each in enumerate(bound):
+            scheduler.view.expect(says.node, asked(each, f"uid-{number}"))
+        before = [codes(scheduler.filter(asked(each), (says.node,))) for each in others]
+        held += len(set(before)) > 1
+        for number, each in enumerate(bound):
+            facts = list(says.admit(each, f"uid-{number}", bound=chance.random() < 0.7))
+            for fact in facts if chance.random() < 0.5 else ():
+                tell_all(cluster, [fact])
+                scheduler.view.renew()
+            tell_all(cluster, facts)
+            assert before == [codes(scheduler.filter(asked(each), (says.node,))) for each in others], (seed, number)
+
+    assert held
+
+
+def codes(filtered: object) -> str:
+    """The code of the one refusal; empty: there is none."""
+    return next((each.code for each in filtered.refused.values()), "")  # type: ignore[attr-defined]

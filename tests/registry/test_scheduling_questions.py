@@ -1,0 +1,137 @@
+"""Nodes that are not there yet, victims, and scores."""
+
+from random import Random
+
+import pytest
+from decision_support import container, machine, pod
+from faults_support import THOROUGH
+from view_support import NODE, RULES, OneNode, Says, asked, scheduler_of, some_request, some_says, tell_all
+
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.topology.shapes import Shapes
+from topoalign.registry.cluster import Cluster
+from topoalign.registry.scheduling.model import Filtered, Victims
+from topoalign.registry.scheduling.siblings import INSTANCE_TYPE, MACHINE
+
+SEEDS = 600 if THOROUGH else 60
+TWO, FIVE, NINE = (asked(pod(container("main", gpus=gpus), name=f"p{gpus}")) for gpus in (2, 5, 9))
+NEW = NodeName("new")
+
+
+@pytest.fixture
+def world() -> OneNode:
+    world = OneNode()
+    world.tell(world.says.all())
+    return world
+
+
+def code(filtered: Filtered, node: NodeName = NEW) -> str:
+    """Of the node's refusal; empty: it would admit the pod."""
+    return filtered.refused[node].code if node in filtered.refused else ""
+
+
+def test_an_unknown_node_is_refused_and_others_are_not(world: OneNode) -> None:
+    filtered = world.scheduler.filter(TWO, (NEW, NODE), {})
+
+    assert ((NODE,), "UnknownNode") == (filtered.passed, code(filtered))
+
+
+def test_a_new_node_is_judged_as_an_empty_sibling(world: OneNode) -> None:
+    """By its instance type, whatever runs on the sibling now."""
+    world.view.label(NODE, {INSTANCE_TYPE: "gpu4"})
+    world.tell(world.says.admit(pod(container("main", gpus=4)), "a"))
+    labels = {NEW: {INSTANCE_TYPE: "gpu4"}, NodeName("other"): {INSTANCE_TYPE: "gpu8"}}
+    two, five = (world.scheduler.filter(each, (NODE, *labels), labels) for each in (TWO, FIVE))
+
+    assert [("NotAligned", "", "UnknownNode")] == [tuple(code(two, each) for each in (NODE, *labels))]
+    assert "NotAligned" == code(five)
+
+
+def test_a_new_node_is_judged_by_the_machine_that_it_is_said_to_be(world: OneNode) -> None:
+    """One of the catalogue, under the rules of a sibling or of a kubelet without configuration; or that of a sibling."""
+    labels = {NEW: {MACHINE: "dgx-a100"}}
+    alone = [code(world.scheduler.filter(each, (NEW,), labels)) for each in (FIVE, NINE)]
+    world.view.label(NODE, {INSTANCE_TYPE: "gpu"})
+    labels = {NEW: {MACHINE: "dgx-a100", INSTANCE_TYPE: "gpu"}}
+    ruled = [code(world.scheduler.filter(each, (NEW,), labels)) for each in (FIVE, NINE)]
+    played = [code(world.scheduler.filter(each, (NEW,), {NEW: {MACHINE: "test"}})) for each in (TWO, FIVE)]
+    world.view.label(NODE, {MACHINE: "ours"})
+    labelled = [code(world.scheduler.filter(each, (NEW,), {NEW: {MACHINE: "ours"}})) for each in (TWO, FIVE)]
+
+    assert (["", "NotEnoughDevices"], ["", "NotAligned"]) == (alone, ruled)
+    assert [["", "NotAligned"]] * 2 == [played, labelled]
+
+
+def test_victims_help_where_amounts_are_what_is_lacking(world: OneNode) -> None:
+    world.tell(world.says.admit(pod(container("main", gpus=4)), "a"))
+    short = world.scheduler.filter(TWO, (NODE,)).refused[NODE]
+    unlisted = asked(pod(container("main", nics=1)))
+    without_nics = Says("bare", machine(nics=()), RULES)
+    world.tell(without_nics.all())
+    never = world.scheduler.filter(unlisted, (NodeName("bare"),)).refused[NodeName("bare")]
+    world.cluster.answers(NODE, False)
+    away = world.scheduler.filter(TWO, (NODE,)).refused[NODE]
+
+    assert [True, False, False] == [each.helped_by_victims for each in (short, never, away)]
+
+
+def test_nodes_that_are_not_offered_are_left_out_of_a_preemption(world: OneNode) -> None:
+    world.tell(world.says.admit(pod(container("main", gpus=4)), "a"))
+    victims = {each: Victims(uids=("a",)) for each in (NODE, NEW)}
+    helped = world.scheduler.preempt(TWO, victims)
+    world.cluster.answers(NODE, False)
+
+    assert ([NODE], {}) == (list(helped), world.scheduler.preempt(TWO, victims))
+
+
+def test_victims_that_a_node_knows_by_their_names_are_found(world: OneNode) -> None:
+    """Where no checkpoint could be read, the record has the names of pods alone."""
+    world.view.expect(NODE, asked(pod(container("main", gpus=4), name="a"), "uid-a"))
+    world.tell(world.says.admit(pod(container("main", gpus=4), name="a"), ""))
+    world.says.entries = ()
+    world.tell([world.says.usage()])
+
+    assert [NODE] == list(world.scheduler.preempt(TWO, {NODE: Victims(uids=("uid-a",))}))
+    assert {} == world.scheduler.preempt(TWO, {NODE: Victims(uids=("uid-b",))})
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, 20))
+def test_a_preemption_says_what_filter_says_when_the_victims_are_gone(first: int) -> None:
+    """Of pods that the node shows, and of pods that are bound and not shown yet."""
+    tally = {True: 0, False: 0}
+    for seed in range(first, first + 20):
+        chance, cluster = Random(seed), Cluster(usage=True)
+        scheduler, says = scheduler_of(cluster), some_says(chance, NODE, Shapes())
+        tell_all(cluster, says.all())
+        uids = [f"uid-{number}" for number in range(4)]
+        for number, uid in enumerate(uids):
+            request = some_request(chance, says.hardware, f"b{number}")
+            scheduler.view.expect(says.node, asked(request, uid))
+            if number < 3:
+                tell_all(cluster, says.admit(request, uid))
+        victims = [uid for uid in uids if chance.random() < 0.5]
+        pods = [asked(some_request(chance, says.hardware, f"o{number}")) for number in range(8)]
+        fits = [bool(scheduler.preempt(each, {says.node: Victims(uids=tuple(victims))})) for each in pods]
+        for uid in victims:
+            scheduler.view.gone(says.node, uid)
+            tell_all(cluster, says.end(uid))
+        for each, expected in zip(pods, fits, strict=True):
+            assert expected == bool(scheduler.filter(each, (says.node,)).passed), (seed, each)
+            tally[expected] += 1
+
+    assert min(tally.values()) > 10
+
+
+def test_scores_are_those_of_the_scorer_and_follow_the_nodes(world: OneNode) -> None:
+    """Half of the second node is in use: by default it is filled first; what is not known has no score."""
+    other = Says("node-2", machine(), RULES)
+    world.tell(other.all())
+    nodes = (NODE, NEW, NodeName("node-2"))
+    empty = world.scheduler.prioritize(TWO, nodes)
+    world.tell(other.admit(pod(container("main", gpus=2)), "a"))
+    used = world.scheduler.prioritize(TWO, nodes)
+    world.cluster.answers(NODE, False)
+
+    assert empty[0] == empty[2] and empty[1] == 0 < empty[0]
+    assert (empty[0], 0) == tuple(used[:2]) and used[2] > empty[2]
+    assert [0, 0, used[2]] == world.scheduler.prioritize(TWO, nodes)

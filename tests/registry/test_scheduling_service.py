@@ -1,0 +1,155 @@
+"""The scheduler's side of a whole registry, on a bus: when it answers, and what it says after streams were lost or mixed."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import httpx
+import pytest
+from cluster_support import TIME
+from decision_support import container, machine, pod
+from view_support import NODE, RULES, Says, asked
+
+from topoalign.client import Client
+from topoalign.core import wire
+from topoalign.core.model.events import Event
+from topoalign.core.model.requests import Standing
+from topoalign.core.ports import Endpoint, Stream
+from topoalign.registry.cluster import Cluster
+from topoalign.registry.metrics import Metrics
+from topoalign.registry.scheduling.scheduler import NotReadYet
+from topoalign.registry.scheduling.service import Scheduling
+from topoalign.registry.service import PAUSE, Registry
+from topoalign.registry.settings import RegistrySettings
+from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.context import Context
+from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.tasks import background
+
+pytestmark = pytest.mark.anyio
+
+POD = asked(pod(container("main", gpus=2)))
+BODY = {
+    "Pod": {
+        "metadata": {"name": "p", "namespace": "default", "uid": "u"},
+        "spec": {"containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "2"}}}]},
+    },
+    "Nodes": None,
+    "NodeNames": [NODE, "ghost"],
+}
+
+
+class World:
+    """A bus, nodes that speak and answer on it, and a registry with its scheduler's side."""
+
+    def __init__(self) -> None:
+        self.bus, self.clock = MemoryBus(), ManualClock()
+        self.says = Says(NODE, machine(), RULES)
+        self.context = Context(bus=self.bus, clock=self.clock, environment={})
+
+    async def say(self, *events: Event) -> None:
+        for event in events:
+            await self.bus.publish(wire.encode(event, TIME))
+        await anyio.wait_all_tasks_blocked()
+
+    @asynccontextmanager
+    async def allocator(self, says: Says) -> AsyncIterator[None]:
+        """Answers for a node whether it is alive, and says a snapshot when it is asked for one."""
+
+        async def alive(body: bytes) -> bytes:
+            state = says.state
+            return wire.answer(Standing(epoch=state.epoch, seq=state.seq, digest=state.digest))
+
+        async def snapshot(body: bytes) -> bytes:
+            await self.bus.publish(wire.encode(says.snapshot(), TIME))
+            return wire.answer((says.state.epoch, says.state.seq))
+
+        endpoints = [
+            Endpoint(name=verb, subject=wire.admission_subject(says.node, verb), answer=answer)
+            for verb, answer in (("alive", alive), ("snapshot", snapshot))
+        ]
+        async with self.bus.serve("topoalign-allocator", endpoints):
+            yield
+
+    @asynccontextmanager
+    async def registry(self) -> AsyncIterator[tuple[Scheduling, str]]:
+        """With the URL of its extender."""
+        settings = RegistrySettings(scheduler_port=0)
+        client, cluster = Client(self.bus, self.clock, "registry", usage=True), Cluster(usage=True)
+        metrics = Metrics(self.context.metrics, client)
+        registry = Registry(self.bus, self.clock, client, cluster, metrics, settings)
+        scheduling = Scheduling(self.context, settings, client, cluster, registry)
+        async with background() as tasks:
+            url: str = await tasks.start(lambda *, task_status: scheduling.run(task_status=task_status))
+            await tasks.start(lambda *, task_status: registry.run(task_status=task_status))
+            await anyio.wait_all_tasks_blocked()
+            yield scheduling, url
+
+    async def rounds(self, times: int = 1) -> None:
+        """The registry asks all allocators so often."""
+        for _ in range(times):
+            await self.clock.advance(11)
+            await anyio.wait_all_tasks_blocked()
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def code(scheduling: Scheduling) -> str:
+    """Of the node's refusal; empty: the pod fits."""
+    return next((each.code for each in scheduling.scheduler.filter(POD, (NODE,)).refused.values()), "")
+
+
+async def test_a_scheduler_is_answered_once_every_node_was_read_and_asked(world: World) -> None:
+    """A refusal before that would let pods wait for minutes, an error is repeated at once."""
+    await world.say(*world.says.all())
+    async with world.allocator(world.says), world.registry() as (scheduling, url):
+        early = world.context.checks["scheduler"]()
+        with pytest.raises(NotReadYet):
+            scheduling.scheduler.filter(POD, (NODE,))
+        await world.clock.advance(PAUSE)
+        await anyio.wait_all_tasks_blocked()
+        async with httpx.AsyncClient() as client:
+            answer = (await client.post(f"{url}/scheduler/filter", json=BODY)).json()
+
+    assert early is not None
+    assert ([NODE], ["ghost"]) == (answer["NodeNames"], list(answer["FailedAndUnresolvableNodes"]))
+
+
+async def test_a_twin_is_told_and_not_offered_until_one_is_alone(world: World) -> None:
+    """C43: a second agent begins under the node's name, with a journal of its own; then it is stopped."""
+    await world.say(*world.says.all())
+    twin = Says(NODE, machine(), RULES, epoch=9)
+    async with world.allocator(world.says), world.registry() as (scheduling, _):
+        await world.rounds()
+        alone = code(scheduling)
+        await world.say(twin.snapshot())
+        await world.say(*world.says.admit(pod(container("main", gpus=1)), "a"))
+        twins = code(scheduling)
+        facts = world.context.metrics.get_sample_value("topoalign_registry_twins_total")
+        await world.rounds(4)
+
+        assert ("", "TwinNode", "") == (alone, twins, code(scheduling))
+        assert facts is not None and facts >= 1
+        assert world.says.state.digest == scheduling.view.facts(NODE).digest
+
+
+@pytest.mark.parametrize("stream", [Stream.ALLOCATIONS, Stream.NODES])
+async def test_a_stream_that_is_emptied_costs_the_view_nothing(world: World, stream: Stream) -> None:
+    """C38: what was read stays, and what the node says next is heard."""
+    await world.say(*world.says.all(), *world.says.admit(pod(container("main", gpus=2)), "a"))
+    async with world.allocator(world.says), world.registry() as (scheduling, _):
+        await world.rounds()
+        before = code(scheduling)
+        await world.bus.forget(stream, ">")
+        emptied = code(scheduling)
+        await world.say(*world.says.admit(pod(container("main", gpus=2)), "b"))
+        await world.rounds(2)
+        full = code(scheduling)
+        await world.say(*world.says.end("a"))
+        await world.rounds(2)
+
+        assert ("", "", "NotAligned", "") == (before, emptied, full, code(scheduling))
+        assert world.says.state.digest == scheduling.view.facts(NODE).digest
