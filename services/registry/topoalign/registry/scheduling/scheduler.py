@@ -16,7 +16,7 @@ from topoalign.core.demand.pod_demand import pod_demand
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import NodeName, PodName
 from topoalign.core.model.requests import AdmissionRules
-from topoalign.registry.scheduling.model import Filtered, NodeRefusal, PodToSchedule, Victims
+from topoalign.registry.scheduling.model import Filtered, PodToSchedule, Victims
 from topoalign.registry.scheduling.orders import MOST_PENDING, Comer, all_fit
 from topoalign.registry.scheduling.scores import scores_of
 from topoalign.registry.scheduling.siblings import sibling
@@ -25,7 +25,7 @@ from topoalign.registry.scheduling.verdicts import Request, Verdicts, decided
 from topoalign.registry.scheduling.victims import without_pods
 from topoalign.registry.scheduling.view import ClusterView
 
-PENDING = NodeRefusal(code="PodsPending")
+PENDING = "PodsPending"
 """Pods that are bound to the node have to be admitted first; this passes by itself."""
 
 
@@ -102,27 +102,28 @@ class Scheduler:
             if not self._judge_without(request, node, frozenset((*each.uids, pod.uid)))
         }
 
-    def fits_in_every_order(self, node: NodeName, pod: PodToSchedule) -> NodeRefusal | None:
+    def fits_in_every_order(self, node: NodeName, pod: PodToSchedule) -> str:
         """
-        Why the pod may not be bound to the node now; None: its kubelet will admit it and all pods that are bound or reserved
-        there and not shown yet, in whatever order they come. What is reserved for the pod itself does not count.
+        The code of why the pod may not be bound to the node now; empty: its kubelet will admit it and all pods that are
+        bound or reserved there and not shown yet, in whatever order they come. What is reserved for the pod itself does not
+        count.
 
         Raises InvalidField and NotReadYet as `filter` does.
         """
         request, uids = self._request(pod), frozenset({pod.uid})
         code = self._judge_without(request, node, uids)
         if code:
-            return NodeRefusal(code=code, helped_by_victims=True)
+            return code
         facts, holds = self.view.facts(node), self.view.holds(node)
         fixed = self.view.basis_of(facts, uids | holds.uids)
         waiting = [each for each in holds.waiting(fixed.state) if each[0].uid != pod.uid]
         if not waiting:
-            return None
+            return ""
         if len(waiting) > MOST_PENDING:
             return PENDING
         moving = uids | {each.uid for each, _ in waiting}
         comers = [self._comer(place, *each, fixed.rules) for place, each in enumerate(((pod, True), *waiting))]
-        return None if all_fit(self.view.basis_of(facts, moving).state, comers) else PENDING
+        return "" if all_fit(self.view.basis_of(facts, moving).state, comers) else PENDING
 
     def _comer(self, place: int, pod: PodToSchedule, must_fit: bool, rules: AdmissionRules) -> Comer:
         request = self._verdicts.request(pod)

@@ -6,10 +6,11 @@ import anyio
 from anyio.abc import TaskStatus
 
 from topoalign.client import Client
+from topoalign.core.model.ids import ResourceName
 from topoalign.core.scoring.scorers import scorer_of
 from topoalign.registry.cluster import Cluster
-from topoalign.registry.scheduling.extender.server import serve_scheduler
 from topoalign.registry.scheduling.scheduler import Scheduler
+from topoalign.registry.scheduling.server import serve_scheduler
 from topoalign.registry.scheduling.view import ClusterView
 from topoalign.registry.service import PAUSE, Registry
 from topoalign.registry.settings import RegistrySettings
@@ -42,4 +43,8 @@ class Scheduling:
         """Until cancelled; has started, with the URL of the extender, once that listens."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.view.run, self._registry.behind, PAUSE)
-            await serve_scheduler(self._context, self._settings, self.scheduler, task_status=task_status)
+            await serve_scheduler(self._context, self._settings, self.scheduler, self.offers, task_status=task_status)
+
+    def offers(self, resource: ResourceName) -> bool:
+        """Whether some node offers this resource, or did."""
+        return resource in self.view.resources
