@@ -34,7 +34,6 @@ FINDINGS: Mapping[str, str] = {
     "UnknownResource": "a resource that the node does not offer; correct the name or label the nodes",
     "SharesRefused": "whole GPUs only; ask for nvidia.com/gpu",
     # what is not known, or set so that a kubelet would not start
-    "DevicesUnknown": "the kubelet has devices that the agent does not see; look at the discovery of the node",
     "KubeletUnknown": "the rules of the kubelet are not known; look at the allocator of the node",
     "TopologyUnknown": "the hardware is not known; look at the discovery of the node",
     "HardwareUnknown": "the hardware is not known; look at the discovery of the node",
