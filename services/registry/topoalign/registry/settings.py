@@ -40,7 +40,6 @@ class RegistrySettings(msgspec.Struct, frozen=True, kw_only=True):
     scheduler_kubernetes: str = ""
     """Version of the kube-scheduler, such as `1.38`: from this one on, refusals say which nodes a preemption may help.
     Default: that of the API server, or `1.36`, which harms no later one."""
-    Default: that of `1.36`, which harms no later one."""
 
     scoring: Scoring = Scoring.QUALITY
     """How nodes are scored for a pod: `quality` of the devices that it would get and leave, or, by what NUMA nodes have
