@@ -55,6 +55,7 @@ FINDINGS: Mapping[str, str] = {
     "TwinNode": "two allocators speak for the node; stop one of them",
     "PodsPending": "pods that are bound to the node start first; wait until they have",
     "NotReadYet": "the registry has not read all nodes yet; wait",
+    "GangWaits": "the gang cannot start as a whole now; wait until pods end or all of its pods are there",
     # binds
     "NoKubernetes": "the registry has no access to Kubernetes; leave bindVerb out or give it access",
     "NodeRefuses": "the node knows better than the registry did; the scheduler tries again",
