@@ -16,7 +16,14 @@ from topoalign.core.node_resource_topology import NodeResourceTopology, node_res
 
 @click.group()
 def nrt() -> None:
-    """Print NodeResourceTopology objects, which tell scheduler plugins what each NUMA node has."""
+    """
+    Print NodeResourceTopology objects, which tell scheduler plugins what each NUMA node has.
+
+    \b
+    Examples:
+      topoalign nrt export gpu-7
+      topoalign nrt export --json | kubectl apply -f -
+    """
 
 
 @nrt.command()
