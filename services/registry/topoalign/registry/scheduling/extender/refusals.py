@@ -53,8 +53,6 @@ FINDINGS: Mapping[str, str] = {
     "NodeStale": "the allocator of the node does not answer; look whether topoalign runs on it",
     "NodeNotWhole": "not all of the node is known yet; wait or look at topoalign doctor on the node",
     "TwinNode": "two allocators speak for the node; stop one of them",
-    "PodsPending": "pods that are bound to the node start first; wait until they have",
-    "NotReadYet": "the registry has not read all nodes yet; wait",
     "GangWaits": "the gang cannot start as a whole now; wait until pods end or all of its pods are there",
     # binds
     "NoKubernetes": "the registry has no access to Kubernetes; leave bindVerb out or give it access",
