@@ -64,9 +64,6 @@ FINDINGS: Mapping[str, str] = {
     "ApiUnavailable": "the API server does not answer; look at the API server",
     "ApiRefused": "the API server refuses the request; look at the permissions of the registry",
     "BusUnavailable": "the bus or the allocator of the node does not answer; look at NATS and the node",
-    # what passes by itself
-    "PodsPending": "pods that are bound to the node come first; nothing has to be done",
-    "NotReadYet": "the registry has not read all nodes yet; nothing has to be done",
     # the pod
     "InvalidField": "the pod asks for something that cannot be meant; correct its resources and annotations",
 }
