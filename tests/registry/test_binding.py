@@ -153,6 +153,39 @@ async def test_nothing_is_bound_after_the_deadline(
     assert ({}, {"a": ["GPU-0"]}) == (registry.reserved(), registry.reserved("node-2"))
 
 
+async def test_what_a_pod_has_reserved_is_not_in_its_own_way(
+    site: Site, registry: Registry, api: Troubled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier try ended without an answer and left the whole node reserved. The next one confirms it anew."""
+    monkeypatch.setattr(binding, "BIND_SECONDS", 0.05)
+    uid = site.add("a", gpus=4)
+    api.dropped = 1_000_000
+    with pytest.raises(BindUnknown):
+        await registry.bind("a", uid)
+    api.dropped = 0
+    await registry.bind("a", uid)
+
+    assert "node-1" == site.node_of("a")
+    assert {"a": ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]} == registry.reserved()
+
+
+async def test_a_refusal_ends_what_an_earlier_try_reserved(
+    site: Site, registry: Registry, api: Troubled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node gave its GPUs to somebody else meanwhile."""
+    monkeypatch.setattr(binding, "BIND_SECONDS", 0.05)
+    uid = site.add("a", gpus=2)
+    api.dropped = 1_000_000
+    with pytest.raises(BindUnknown):
+        await registry.bind("a", uid)
+    taken = {GPU: tuple(DeviceID(f"GPU-{n}") for n in (1, 2, 3))}
+    site.ledgers[NODE].grant([Allocation(id=AllocationID("x"), devices=taken)])
+    with pytest.raises(NodeRefuses):
+        await registry.bind("a", uid)
+
+    assert {} == registry.reserved()
+
+
 async def test_a_bind_of_a_bound_pod_is_ok_and_does_nothing(site: Site, registry: Registry, api: Troubled) -> None:
     """C49: bind twice, one after the other."""
     uid = site.add("a")
@@ -287,6 +320,7 @@ async def test_binds_of_one_node_at_the_same_time_get_devices_of_their_own(site:
 
     assert ["GPU-0", "GPU-1", "GPU-2", "GPU-3"] == sorted(gpu for gpus in registry.reserved().values() for gpu in gpus)
     assert 1 == len(failures)
+    assert 0 == registry.reservations.counts["conflicts"]
 
 
 async def test_a_slow_node_holds_up_no_other(site: Site, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,9 +127,6 @@ class Reservations:
         Raises BusConflict, with what is newest read, if one of them stands on another message than the newest; raises
         BusRefused. What is cancelled meanwhile may be stored: it is heard then.
         """
-        for change in changes:
-            if self.of(change.node).position != change.position:
-                raise BusConflict(wire.reservation_subject(change.node), change.position)
         events = [self._event(change) for change in changes]
         batch = [
             (wire.encode(event, self._clock.wall()), change.position)
