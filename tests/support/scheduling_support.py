@@ -15,7 +15,7 @@ from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.ids import NodeName
 from topoalign.registry.scheduling.extender import connection
 from topoalign.registry.scheduling.extender.pages import Extender, application
-from topoalign.registry.scheduling.model import Filtered, NodeRefusal, PodToSchedule, Victims
+from topoalign.registry.scheduling.model import Filtered, NodeRefusal, PodToSchedule, Scheduling, Victims
 from topoalign.runtime.http_server import listen, serve_application
 
 FULL = NodeRefusal(code="NotEnoughDevices", helped_by_victims=True)
@@ -71,7 +71,7 @@ class RecordedScheduling:
 
 @asynccontextmanager
 async def serving(
-    scheduling: RecordedScheduling,
+    scheduling: Scheduling,
     *,
     kubernetes: tuple[int, int] = (1, 36),
     seconds: float = 4.0,
