@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 
 import anyio
@@ -21,7 +22,7 @@ from topoalign.runtime.clock import all_tasks_blocked
 from topoalign.runtime.context import Context, Serve
 from topoalign.runtime.http_server import AddressInUse
 from topoalign.runtime.memory_bus import MemoryBus
-from topoalign.runtime.runner import ServiceFailed, run_services, serve_all
+from topoalign.runtime.runner import ENTRY_POINTS, ServiceFailed, find, run_services, serve_all
 
 pytestmark = pytest.mark.anyio
 
@@ -102,6 +103,22 @@ async def test_a_service_that_is_not_installed_is_not_found() -> None:
         await run_services(["scheduler"], ENVIRONMENT, bus=MemoryBus())
 
     assert "discovery, hinting, allocator, registry" in caught.value.remedy
+
+
+def test_the_own_services_are_found_without_reading_what_others_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their list is read alone at a start; it would be among all that is installed."""
+    read: list[str] = []
+
+    def entry_points(group: str) -> metadata.EntryPoints:
+        read.append(group)
+        return metadata.EntryPoints([metadata.EntryPoint("another", "topoalign.hinting.main:serve", group)])
+
+    monkeypatch.setattr(metadata, "entry_points", entry_points)
+
+    assert ["allocator", "hinting"] == list(find(["allocator", "hinting"]))
+    assert [] == read
+    assert ["another", "hinting"] == list(find(["another", "hinting"]))
+    assert [ENTRY_POINTS] == read
 
 
 async def test_a_setting_that_cannot_be_meant_is_named() -> None:

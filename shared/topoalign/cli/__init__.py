@@ -20,6 +20,9 @@ def main() -> None:
         status = quick(sys.argv[1:])
         if status is not None:
             sys.exit(status)
-    from topoalign.cli.root import run  # imported here, so that importing the package costs nothing
+    from topoalign.runtime.collector import importing  # here, so that importing the package costs nothing
+
+    with importing():
+        from topoalign.cli.root import run
 
     sys.exit(run(sys.argv[1:]))

@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
-from difflib import get_close_matches
 
 import click
 
@@ -109,6 +108,8 @@ def show(code: str, finding: str, remedy: str, status: int, as_json: bool) -> in
 
 def unknown(kind: str, name: str, known: Iterable[str], ctx: click.Context | None = None) -> click.UsageError:
     """An error for a name that is not in a list, with those it may have been meant for."""
+    from difflib import get_close_matches
+
     known = sorted(known)
     near = get_close_matches(name, known)
     which = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}."

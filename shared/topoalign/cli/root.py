@@ -14,6 +14,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from topoalign.cli import errors
+from topoalign.runtime.collector import importing
 
 ENTRY_POINTS = "topoalign.commands"
 
@@ -94,7 +95,8 @@ class Commands(click.Group):
         """The command of this name, imported now; None if there is none."""
         if cmd_name in COMMANDS:
             module, name = COMMANDS[cmd_name].target.split(":")
-            found = getattr(import_module(f"topoalign.{module}"), name)
+            with importing():
+                found = getattr(import_module(f"topoalign.{module}"), name)
         else:
             plugin = brought_along().get(cmd_name)
             found = plugin.load() if plugin is not None else None

@@ -7,7 +7,6 @@ came from. An unknown key is an error, because a setting that is silently ignore
 
 import os
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -131,6 +130,8 @@ def remedy(kind: Any) -> str:
 
 def unknown(path: str, key: object, kind: type[msgspec.Struct]) -> InvalidField:
     """An error for a key that is not there, with those it may have been meant for."""
+    from difflib import get_close_matches
+
     known = keys(kind)
     near = get_close_matches(str(key)[:80], known) or [each for each in known if each.lower() == str(key).lower()]
     advice = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"

@@ -1,9 +1,7 @@
 """
 Runs services as a program does: logging, signals and the garbage collector are the process's own.
 
-A node agent starts anew with each of its nodes, and pods wait for its first list. So the services and their libraries are
-imported with the collector off, after the settings were read: they make some hundred thousand objects that all stay, which
-the collector would otherwise look through again and again, a twentieth of a second each time.
+A node agent starts anew with each of its nodes, and pods wait for its first list.
 """
 
 import gc
@@ -12,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import anyio
 
+from topoalign.runtime.collector import importing
 from topoalign.runtime.logging import configure_logging
 from topoalign.runtime.settings import RuntimeSettings, from_environment
 
@@ -21,14 +20,10 @@ def run(names: Sequence[str], environment: Mapping[str, str]) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it can be answered, and once it no longer can
     settings = from_environment(RuntimeSettings, environment)
     configure_logging(settings.log_format, settings.log_level)
-    gc.disable()
-    try:
+    with importing():
         from topoalign.runtime.runner import Running, find, serve_all  # here, because the collector is off
 
         services = find(names)
-    finally:
-        gc.freeze()
-        gc.enable()
 
     def serving(running: Running) -> None:
         gc.collect()

@@ -174,7 +174,9 @@ def spoken(services: Mapping[str, Serve], node: NodeName) -> list[str]:
 
 def find(names: Sequence[str]) -> dict[str, Serve]:
     """The entries of these services. Raises NotFound, and ServiceFailed for one that cannot be loaded."""
-    points = {point.name: point for point in metadata.entry_points(group=ENTRY_POINTS)}
+    points = {point.name: point for point in own_entry_points()}
+    if not points.keys() >= {*names}:  # another package brings it along: all that are installed are read
+        points |= {point.name: point for point in metadata.entry_points(group=ENTRY_POINTS)}
     for name in names:
         if name not in points:
             raise NotFound("service", name, f"installed are: {', '.join(sorted(points, key=order)) or 'none'}")
@@ -184,6 +186,14 @@ def find(names: Sequence[str]) -> dict[str, Serve]:
         raise ServiceFailed(
             f"a service cannot be loaded: {clean(str(error), 300)}", "install topoalign anew"
         ) from error
+
+
+def own_entry_points() -> metadata.EntryPoints:
+    """The services of this package; none where it runs without being installed."""
+    try:
+        return metadata.distribution("topoalign").entry_points.select(group=ENTRY_POINTS)
+    except metadata.PackageNotFoundError:
+        return metadata.EntryPoints()
 
 
 def order(name: str) -> tuple[int, str]:

@@ -11,7 +11,6 @@ from topoalign.core.ports import Clock, Driver, Inventory
 from topoalign.discovery.device_health import HealthKeeper
 from topoalign.discovery.drivers.auto import AutoDriver
 from topoalign.discovery.drivers.described import DescribedDriver
-from topoalign.discovery.drivers.nvml.driver import NvmlDriver
 from topoalign.discovery.drivers.sysfs import SysfsDriver, boot_id
 from topoalign.discovery.metrics import Metrics
 from topoalign.discovery.offering import Offering
@@ -91,15 +90,21 @@ def boot_of(root: Path, clock: Clock) -> str:
 
 def driver_for(settings: DiscoverySettings, clock: Clock) -> Driver:
     """Raises InvalidField for settings that contradict one another, and what `DescribedDriver` raises."""
-    nvml = NvmlDriver(settings.sysfs_root, clock, settings.driver_seconds)
     sysfs = SysfsDriver(settings.sysfs_root, clock, settings.driver_seconds)
     match settings.driver:
         case "nvml":
-            return nvml
+            return nvml_driver(settings, clock)
         case "sysfs":
             return sysfs
         case "auto" if not settings.machine:
-            return AutoDriver(nvml, sysfs)
+            return AutoDriver(nvml_driver(settings, clock), sysfs)
     if not settings.machine:
         raise InvalidField("TOPOALIGN_MACHINE", "is not set", "name a machine for the driver `described`")
     return DescribedDriver(settings.machine)
+
+
+def nvml_driver(settings: DiscoverySettings, clock: Clock) -> Driver:
+    """NVML's driver, which is imported here because the others do without its library."""
+    from topoalign.discovery.drivers.nvml.driver import NvmlDriver
+
+    return NvmlDriver(settings.sysfs_root, clock, settings.driver_seconds)
