@@ -6,6 +6,7 @@ from pathlib import Path
 
 import anyio
 from anyio.abc import TaskStatus
+from prometheus_client import Histogram
 
 from topoalign.core.model.errors import InvalidField, quoted
 from topoalign.registry.scheduling.extender.certificates import Certificates
@@ -21,6 +22,10 @@ from topoalign.runtime.http_server import listen, serve_application
 VERSION = re.compile(r"v?(\d{1,3})\.(\d{1,3})([.+-].*)?")
 OLDEST = (1, 36)
 """Taken where no version is known: what is said to this one harms no later one."""
+
+HELP = "How long calls of the scheduler took, from the end of the question to its answer."
+SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)
+"""A scheduler waits for five."""
 
 
 async def serve_scheduler(
@@ -41,7 +46,10 @@ async def serve_scheduler(
     """
     assert settings.scheduler_port is not None, "there is a port"
     version = version_of(settings.scheduler_kubernetes)
-    extender = Extender(scheduling, lambda: version or kubernetes() or OLDEST)
+    seconds = Histogram("topoalign_scheduler_call_seconds", HELP, ["call"], buckets=SECONDS, registry=context.metrics)
+    extender = Extender(
+        scheduling, lambda: version or kubernetes() or OLDEST, timing=lambda call: seconds.labels(call).time()
+    )
     certificates = None
     if settings.scheduler_tls_dir:
         certificates = Certificates(Path(settings.scheduler_tls_dir), context.clock)

@@ -12,6 +12,7 @@ Nothing of it changes anything but bind.
 """
 
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import anyio
 import structlog
@@ -33,6 +34,9 @@ LARGEST_BODY = 64 * 1024 * 1024
 BODY_SECONDS = 4.0
 """How long a body may take to come: less than the 5 s after which a kube-scheduler gives up."""
 
+Call = Callable[[bytes], Awaitable[bytes]]
+"""A function from body to body, both JSON."""
+
 log = structlog.get_logger("topoalign.registry.extender")
 
 
@@ -48,20 +52,38 @@ class Extender:
     """Answers a kube-scheduler from a `Scheduling`."""
 
     def __init__(
-        self, scheduling: Scheduling, kubernetes: Callable[[], tuple[int, int]], *, seconds: float = BODY_SECONDS
+        self,
+        scheduling: Scheduling,
+        kubernetes: Callable[[], tuple[int, int]],
+        *,
+        seconds: float = BODY_SECONDS,
+        timing: Callable[[str], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        """`kubernetes`: major and minor version of the scheduler; `seconds`: how long a body may take."""
-        self._scheduling, self._kubernetes, self._seconds = scheduling, kubernetes, seconds
+        """
+        `kubernetes`: major and minor version of the scheduler; `seconds`: how long a body may take; `timing`: measures a
+        call of this name while its context is open.
+        """
+        self._scheduling, self._kubernetes, self._seconds, self._timing = scheduling, kubernetes, seconds, timing
 
     def routes(self) -> list[BaseRoute]:
         """The four calls."""
-        calls: dict[str, Callable[[bytes], Awaitable[bytes]]] = {
+        calls: dict[str, Call] = {
             "filter": self.filter,
             "prioritize": self.prioritize,
             "bind": self.bind,
             "preempt": self.preempt,
         }
-        return [call_route(f"/scheduler/{verb}", call, LARGEST_BODY, self._seconds) for verb, call in calls.items()]
+        return [
+            call_route(f"/scheduler/{verb}", self._timed(verb, call), LARGEST_BODY, self._seconds)
+            for verb, call in calls.items()
+        ]
+
+    def _timed(self, verb: str, call: Call) -> Call:
+        async def timed(body: bytes) -> bytes:
+            with self._timing(verb):
+                return await call(body)
+
+        return timed
 
     async def filter(self, body: bytes) -> bytes:
         """Which nodes would admit the pod."""
@@ -114,8 +136,8 @@ def application(routes: list[BaseRoute]) -> Starlette:
     return Starlette(routes=routes, exception_handlers=handlers)
 
 
-def call_route(path: str, call: Callable[[bytes], Awaitable[bytes]], most: int, seconds: float) -> Route:
-    """A route for a function from body to body, both JSON; `most`: bytes that the body may have."""
+def call_route(path: str, call: Call, most: int, seconds: float) -> Route:
+    """A route for a call; `most`: bytes that the body may have; `seconds`: how long it may take to come."""
 
     async def endpoint(request: Request) -> Response:
         try:

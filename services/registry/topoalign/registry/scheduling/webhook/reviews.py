@@ -6,14 +6,13 @@ hardly anything of it may change.
 """
 
 import base64
-from collections.abc import Awaitable, Callable
 
 import msgspec
 import structlog
 from starlette.routing import BaseRoute
 
 from topoalign.core.model.errors import BadRequest, Undecodable, clean
-from topoalign.registry.scheduling.extender.pages import BODY_SECONDS, call_route
+from topoalign.registry.scheduling.extender.pages import BODY_SECONDS, Call, call_route
 from topoalign.registry.scheduling.webhook.rules import (
     Change,
     Forbidden,
@@ -99,7 +98,7 @@ class Webhook:
 
     def routes(self) -> list[BaseRoute]:
         """`/webhook` for the mutating configuration, `/webhook/validate` for the validating one, which takes no changes."""
-        calls: dict[str, Callable[[bytes], Awaitable[bytes]]] = {
+        calls: dict[str, Call] = {
             "/webhook": self.mutate,
             "/webhook/validate": self.validate,
         }

@@ -183,3 +183,4 @@ async def test_the_version_of_the_api_server_counts_where_none_is_set(
         tasks.cancel_scope.cancel()
 
     assert failed == list(answer.json()["FailedNodes"])
+    assert 1 == context.metrics.get_sample_value("topoalign_scheduler_call_seconds_count", {"call": "filter"})
