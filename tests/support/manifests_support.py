@@ -1,0 +1,63 @@
+"""The manifests of deploy/kubernetes as an API server gets them, rendered by kubectl."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy" / "kubernetes"
+Manifest = dict[str, Any]
+
+CERTIFICATE = "-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n"
+
+
+@cache
+def rendered(overlay: str, folder: Path, *components: str) -> tuple[Manifest, ...]:
+    """The objects of an overlay, in a copy below `folder` that has certificates; skips where there is no kubectl."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("no kubectl to render the manifests")
+    copy = folder / "-".join([overlay, *components])
+    shutil.copytree(DEPLOY, copy)
+    place = copy / "overlays" / overlay
+    for name in ("ca.crt", "tls.crt", "tls.key"):
+        (place / name).write_text(CERTIFICATE)
+    file = place / "kustomization.yaml"
+    lines = [line for line in file.read_text().splitlines() if not re.match(r"#\s+- |# components:", line)]
+    if components:
+        lines += ["components:", *(f"  - ../../components/{name}" for name in components)]
+    file.write_text("\n".join(lines) + "\n")
+    done = subprocess.run(["kubectl", "kustomize", str(place)], capture_output=True, text=True, timeout=60)
+    assert 0 == done.returncode, done.stderr
+    return tuple(yaml.safe_load_all(done.stdout))
+
+
+def one(manifests: tuple[Manifest, ...], kind: str, name: str) -> Manifest:
+    """The object of this kind and name."""
+    (found,) = [each for each in manifests if (each["kind"], each["metadata"]["name"]) == (kind, name)]
+    return found
+
+
+def pods(manifests: tuple[Manifest, ...]) -> Iterator[tuple[str, Manifest]]:
+    """Name of the workload and `spec` of its pods."""
+    for each in manifests:
+        if each["kind"] in ("DaemonSet", "Deployment", "StatefulSet"):
+            yield each["metadata"]["name"], each["spec"]["template"]["spec"]
+
+
+def containers(manifests: tuple[Manifest, ...]) -> Iterator[tuple[str, Manifest]]:
+    """Name of the workload and each of its containers."""
+    for name, spec in pods(manifests):
+        for container in (*spec.get("initContainers", ()), *spec["containers"]):
+            yield name, container
+
+
+def values(container: Manifest) -> dict[str, str]:
+    """The environment of a container, as far as it is written down."""
+    return {each["name"]: each["value"] for each in container.get("env", ()) if "value" in each}

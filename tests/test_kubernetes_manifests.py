@@ -1,0 +1,264 @@
+"""deploy/kubernetes: valid for Kubernetes, no more rights than needed, and true to the code and the settings."""
+
+import json
+import re
+import subprocess
+from configparser import ConfigParser
+from pathlib import Path
+
+import click
+import kubernetes_validate
+import msgspec
+import pytest
+import yaml
+from manifests_support import DEPLOY, ROOT, Manifest, containers, one, pods, rendered, values
+
+from topoalign.allocator.settings import AllocatorSettings
+from topoalign.cli import probe, root
+from topoalign.discovery.settings import DiscoverySettings
+from topoalign.registry.kubernetes import client, objects
+from topoalign.registry.settings import RegistrySettings
+from topoalign.runtime import stores
+from topoalign.runtime.nats_server import find_nats_server
+from topoalign.runtime.settings import PREFIX, RuntimeSettings
+
+COMPONENTS = ("cdi", "delete-refused-pods", "runtime-class")
+VARIANTS = [("dev",), ("prod",), ("prod", *COMPONENTS), ("prod", "sidecars")]
+VERSIONS = ("1.30", "1.33", "1.36", "1.37")
+"""The oldest has matchConditions for webhooks."""
+OURS = ("nvidia.com/", "topoalign.io/")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("manifests")
+
+
+@pytest.fixture
+def prod(folder: Path) -> tuple[Manifest, ...]:
+    return rendered("prod", folder)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("variant", VARIANTS, ids="-".join)
+def test_every_object_is_valid_in_kubernetes(variant: tuple[str, ...], version: str, folder: Path) -> None:
+    """By the JSON schemas of Kubernetes' API, with unknown fields refused."""
+    for each in rendered(variant[0], folder, *variant[1:]):
+        kubernetes_validate.validate(each, version, strict=True)
+
+
+def test_an_unknown_field_would_be_found() -> None:
+    """Negative control of the schemas."""
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": [], "hostNetwrk": True}}
+
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(pod, "1.36", strict=True)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids="-".join)
+def test_every_variable_is_a_setting_that_takes_its_value(variant: tuple[str, ...], folder: Path) -> None:
+    kinds = (RuntimeSettings, DiscoverySettings, AllocatorSettings, RegistrySettings)
+    fields = {PREFIX + field.name.upper(): field for kind in kinds for field in msgspec.structs.fields(kind)}
+    documented = set(re.findall(r"^\| `(\w+)`", (ROOT / "docs/settings.md").read_text(), re.MULTILINE))
+    named = {
+        (each["name"], each.get("value", ""))
+        for _, container in containers(rendered(variant[0], folder, *variant[1:]))
+        for each in container.get("env", ())
+        if each["name"].startswith(PREFIX)
+    }
+
+    assert set() == {name for name, _ in named} - documented
+    for name, value in named:
+        if value:
+            msgspec.convert(value, fields[name].type, strict=False)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids="-".join)
+def test_no_container_has_more_rights_than_it_needs(variant: tuple[str, ...], folder: Path) -> None:
+    """No capability, no way to gain one, nothing of the image to write, and root only on nodes."""
+    manifests = rendered(variant[0], folder, *variant[1:])
+    for name, spec in pods(manifests):
+        assert {"hostNetwork", "hostPID", "hostIPC"}.isdisjoint(spec)
+        assert "RuntimeDefault" == spec["securityContext"]["seccompProfile"]["type"]
+        assert spec["automountServiceAccountToken"] is (name == "topoalign-registry")
+        assert spec["enableServiceLinks"] is False, "TOPOALIGN_REGISTRY_PORT would come from the Service"
+    for name, container in containers(manifests):
+        security = container["securityContext"]
+        assert {"drop": ["ALL"]} == security["capabilities"]
+        assert (False, True) == (security["allowPrivilegeEscalation"], security["readOnlyRootFilesystem"])
+        assert not security.get("privileged", False)
+        assert security.get("runAsUser", 65532) == (
+            0 if name == "topoalign-node" and container["name"] != "hinting" else 65532
+        )
+        assert container["resources"]["limits"]["memory"]
+
+
+def test_the_node_agent_has_the_mounts_that_it_uses_and_no_others(folder: Path) -> None:
+    """Only its state and the kubelet's plugin directory can be written; with CDI, also the host's specifications."""
+    plain = mounts(one(rendered("prod", folder), "DaemonSet", "topoalign-node"))
+    with_cdi = mounts(one(rendered("prod", folder, *COMPONENTS), "DaemonSet", "topoalign-node"))
+
+    assert {
+        "/var/lib/topoalign": ("/var/lib/topoalign", True, None),
+        "/var/lib/kubelet": ("/var/lib/kubelet", False, "HostToContainer"),
+        "/var/lib/kubelet/device-plugins": ("/var/lib/kubelet/device-plugins", True, None),
+        "/sys": ("/sys", False, None),
+        "/etc/topoalign": (None, False, None),
+    } == plain
+    assert {
+        "/var/run/cdi": ("/var/run/cdi", True, None),
+        "/driver-root": ("/", False, "HostToContainer"),
+    } == {path: each for path, each in with_cdi.items() if path not in plain}
+
+
+def mounts(daemon_set: Manifest) -> dict[str, tuple[str | None, bool, str | None]]:
+    """Path in the container -> path on the host, whether it can be written, and how mounts propagate."""
+    spec = daemon_set["spec"]["template"]["spec"]
+    hosts = {volume["name"]: volume.get("hostPath", {}).get("path") for volume in spec["volumes"]}
+    return {
+        each["mountPath"]: (hosts[each["name"]], not each.get("readOnly", False), each.get("mountPropagation"))
+        for each in spec["containers"][0]["volumeMounts"]
+    }
+
+
+def test_an_update_of_a_node_is_a_handover(prod: tuple[Manifest, ...]) -> None:
+    node = one(prod, "DaemonSet", "topoalign-node")["spec"]
+
+    assert {"maxSurge": 1, "maxUnavailable": 0} == node["updateStrategy"]["rollingUpdate"]
+    assert ["node", "--take-over"] == node["template"]["spec"]["containers"][0]["args"]
+    assert "system-node-critical" == node["template"]["spec"]["priorityClassName"]
+    assert "hostPort" not in str(node), "two pods cannot have one port of the node"
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids="-".join)
+def test_every_command_and_probe_is_one_that_topoalign_has(
+    variant: tuple[str, ...], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Probes are answered without the command line; a service is asked at the port that it is told to listen on."""
+    asked: list[probe.Page] = []
+
+    def check(page: probe.Page) -> tuple[bool, list[str]]:
+        asked.append(page)
+        return True, ["ok"]
+
+    monkeypatch.setattr(probe, "check", check)
+    for _, container in containers(rendered(variant[0], folder, *variant[1:])):
+        if "command" not in container:
+            assert container["args"][0] in root.topoalign.list_commands(click.Context(root.topoalign))
+        for name, value in values(container).items():
+            monkeypatch.setenv(name, value)
+        ports = {str(port["containerPort"]) for port in container.get("ports", ())}
+        for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
+            if kind in container:
+                command = container[kind]["exec"]["command"]
+                assert ["topoalign", "health"] == command[:2]
+                assert 0 == probe.quick(command[1:])
+                assert str(asked[-1][1]) in ports | {"8222"}
+    assert len(asked) >= 9
+
+
+def test_ports_of_services_policies_and_clients_are_those_listened_on(prod: tuple[Manifest, ...]) -> None:
+    registry = dict(containers(prod))["topoalign-registry"]
+    service = {port["name"]: port["port"] for port in one(prod, "Service", "topoalign-registry")["spec"]["ports"]}
+    told = values(registry)
+    allowed = {
+        port["port"] for rule in one(prod, "NetworkPolicy", "registry")["spec"]["ingress"] for port in rule["ports"]
+    }
+    webhooks = {hook["clientConfig"]["service"]["port"] for hook in webhooks_of(prod)}
+
+    assert {"scheduler": int(told["TOPOALIGN_SCHEDULER_PORT"]), "http": int(told["TOPOALIGN_HTTP_PORT"])} == service
+    assert {service["scheduler"], service["http"]} == allowed
+    assert {service["scheduler"]} == webhooks
+
+
+def webhooks_of(manifests: tuple[Manifest, ...]) -> list[Manifest]:
+    kinds = ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
+    return [hook for each in manifests if each["kind"] in kinds for hook in each["webhooks"]]
+
+
+def test_webhooks_fail_closed_for_pods_of_ours_alone(prod: tuple[Manifest, ...]) -> None:
+    """Pods of topoalign itself and of the system are never asked about: they could not start while no registry does."""
+    hooks = webhooks_of(prod)
+
+    assert 2 == len(hooks)
+    for hook in hooks:
+        assert ("Fail", "None", 5) == (hook["failurePolicy"], hook["sideEffects"], hook["timeoutSeconds"])
+        (exempt,) = hook["namespaceSelector"]["matchExpressions"]
+        assert ("NotIn", ["kube-system", "topoalign"]) == (exempt["operator"], exempt["values"])
+        assert "objectSelector" not in hook, "whoever may create a pod may label it"
+        (condition,) = hook["matchConditions"]
+        assert all(f"startsWith('{domain}')" in condition["expression"] for domain in OURS)
+        assert hook["clientConfig"]["caBundle"]
+    assert hooks[0]["matchConditions"] == hooks[1]["matchConditions"]
+
+
+def test_the_registry_may_do_what_its_client_does_and_no_more(folder: Path) -> None:
+    def verbs(manifests: tuple[Manifest, ...]) -> dict[str, set[str]]:
+        found: dict[str, set[str]] = {}
+        for rule in one(manifests, "ClusterRole", "topoalign-registry")["rules"]:
+            for resource in rule["resources"]:
+                found.setdefault(resource, set()).update(rule["verbs"])
+        return found
+
+    plain, deleting = verbs(rendered("prod", folder)), verbs(rendered("prod", folder, *COMPONENTS))
+
+    assert {
+        "pods": {"get", "list", "watch"},
+        "pods/binding": {"create"},
+        "nodes": {"get", "list", "watch", "patch"},
+        "events": {"create"},
+        client.TOPOLOGIES.rpartition("/")[2]: {"get", "create", "patch"},
+    } == plain
+    assert {**plain, "pods": {"get", "list", "watch", "delete"}} == deleting
+
+
+def test_stores_have_three_copies_on_three_servers(prod: tuple[Manifest, ...]) -> None:
+    nats = one(prod, "StatefulSet", "nats")["spec"]
+    told = {values(each)["TOPOALIGN_NATS_REPLICAS"] for name, each in containers(prod) if name != "nats"}
+    urls = {values(each)["TOPOALIGN_NATS_URL"] for name, each in containers(prod) if name != "nats"}
+
+    assert (3, {"3"}) == (nats["replicas"], told)
+    assert {",".join(f"nats://nats-{number}.nats:4222" for number in range(3))} == urls
+
+
+@pytest.mark.parametrize("place", ["base", "overlays/dev"])
+def test_nats_accepts_its_configuration_and_fits_our_stores(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POD_NAME", "nats-0")
+    file = DEPLOY / place / "nats.conf"
+    done = subprocess.run([find_nats_server(), "-t", "--config", file], capture_output=True, text=True, timeout=60)
+    limit = re.search(r"max_file_store: (\d+)GB", file.read_text())
+    reserved = sum(store.max_bytes for store in stores.STORES)
+
+    assert 0 == done.returncode, done.stderr
+    assert limit is not None
+    assert reserved <= int(limit[1]) << 30 <= 2 * reserved
+    assert "sync_interval: always" in file.read_text()
+
+
+def test_both_configurations_of_the_scheduler_say_the_same() -> None:
+    configuration = yaml.safe_load((DEPLOY / "scheduler/kube-scheduler.yaml").read_text())
+    policy = json.loads((DEPLOY / "scheduler/policy.json").read_text())
+    (new,), (old,) = configuration["extenders"], policy["extenders"]
+
+    assert 100 == configuration["percentageOfNodesToScore"]
+    assert (True, False) == (new["nodeCacheCapable"], new["ignorable"])
+    assert ("5s", 5 * 10**9) == (new["httpTimeout"], old["httpTimeout"])
+    assert {**new, "httpTimeout": 0, "enableHTTPS": 0} == {
+        **{key: value for key, value in old.items() if key != "enableHttps"},
+        "httpTimeout": 0,
+        "enableHTTPS": 0,
+    }
+    assert new["urlPrefix"].startswith("https://topoalign-registry.topoalign.svc:8443/")
+
+
+def test_the_unit_keeps_root_without_its_rights() -> None:
+    unit = ConfigParser(strict=False, interpolation=None, delimiters=("=",))
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read(ROOT / "deploy/systemd/topoalign-node.service")
+    service = unit["Service"]
+
+    assert ("notify", "yes", "") == (service["Type"], service["NoNewPrivileges"], service["CapabilityBoundingSet"])
+    assert ("strict", "closed") == (service["ProtectSystem"], service["DevicePolicy"])
+    assert "AF_UNIX AF_INET AF_INET6" == service["RestrictAddressFamilies"]
+    assert service["ExecStart"].endswith("/topoalign node")
+    assert objects.REPORTER == service["StateDirectory"]
