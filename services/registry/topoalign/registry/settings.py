@@ -49,8 +49,6 @@ class RegistrySettings(msgspec.Struct, frozen=True, kw_only=True):
     """Which nodes `quality` puts first where devices are equally good: `binpack` those that are fuller, so that whole
     nodes stay free for pods that need them; `spread` those that are emptier."""
 
-    Default: that of `1.36`, which harms no later one."""
-
     kubernetes: str = "off"
     """The API server whose pods and nodes are watched, and where pods are bound: `in-cluster`, by the service account of the
     registry's pod; the path of a kubeconfig; or `off`. Needs the extra `kubernetes`, which the image has."""
