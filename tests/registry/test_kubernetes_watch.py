@@ -31,8 +31,8 @@ class Reserved:
         self.pods: set[str] = set()
         self.refusing = False
 
-    def of_pod(self, uid: str) -> dict[str, object]:
-        return {"node-1": object()} if uid in self.pods else {}
+    def of_pod(self, uid: str) -> dict[NodeName, object]:
+        return {NODE: object()} if uid in self.pods else {}
 
     async def cancel(self, uid: str) -> None:
         if self.refusing:

@@ -5,17 +5,21 @@ from contextlib import asynccontextmanager
 
 import anyio
 import httpx
+import msgspec
 import pytest
+from api_server_support import shown_pod
 from cluster_support import TIME
 from decision_support import container, machine, pod
 from view_support import NODE, RULES, Says, asked
 
 from topoalign.client import Client
 from topoalign.core import wire
+from topoalign.core.admission.prediction import predict
 from topoalign.core.model.events import Event
-from topoalign.core.model.requests import Standing
+from topoalign.core.model.requests import ConfirmRequest, Standing
 from topoalign.core.ports import Endpoint, Stream
 from topoalign.registry.cluster import Cluster
+from topoalign.registry.kubernetes.memory import MemoryKubernetes
 from topoalign.registry.metrics import Metrics
 from topoalign.registry.scheduling.scheduler import NotReadYet
 from topoalign.registry.scheduling.service import Scheduling
@@ -25,6 +29,7 @@ from topoalign.runtime.clock import ManualClock
 from topoalign.runtime.context import Context
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
+from topoalign.testing.fake_api_server.cluster import FakeCluster
 
 pytestmark = pytest.mark.anyio
 
@@ -45,6 +50,8 @@ class World:
     def __init__(self) -> None:
         self.bus, self.clock = MemoryBus(), ManualClock()
         self.says = Says(NODE, machine(), RULES)
+        self.kubernetes = FakeCluster()
+        self.api = MemoryKubernetes(self.kubernetes)
         self.context = Context(bus=self.bus, clock=self.clock, environment={})
 
     async def say(self, *events: Event) -> None:
@@ -64,9 +71,13 @@ class World:
             await self.bus.publish(wire.encode(says.snapshot(), TIME))
             return wire.answer((says.state.epoch, says.state.seq))
 
+        async def confirm(body: bytes) -> bytes:
+            request = msgspec.json.decode(body, type=ConfirmRequest)
+            return wire.answer(predict(says.state, request.pod, TIME))
+
         endpoints = [
             Endpoint(name=verb, subject=wire.admission_subject(says.node, verb), answer=answer)
-            for verb, answer in (("alive", alive), ("snapshot", snapshot))
+            for verb, answer in (("alive", alive), ("snapshot", snapshot), ("confirm", confirm))
         ]
         async with self.bus.serve("topoalign-allocator", endpoints):
             yield
@@ -78,7 +89,7 @@ class World:
         client, cluster = Client(self.bus, self.clock, "registry", usage=True), Cluster(usage=True)
         metrics = Metrics(self.context.metrics, client)
         registry = Registry(self.bus, self.clock, client, cluster, metrics, settings)
-        scheduling = Scheduling(self.context, settings, client, cluster, registry)
+        scheduling = Scheduling(self.context, settings, client, cluster, registry, self.api, "r1")
         async with background() as tasks:
             url: str = await tasks.start(lambda *, task_status: scheduling.run(task_status=task_status))
             await tasks.start(lambda *, task_status: registry.run(task_status=task_status))
@@ -153,3 +164,55 @@ async def test_a_stream_that_is_emptied_costs_the_view_nothing(world: World, str
 
         assert ("", "", "NotAligned", "") == (before, emptied, full, code(scheduling))
         assert world.says.state.digest == scheduling.view.facts(NODE).digest
+
+
+async def test_a_bound_pod_is_held_until_its_node_shows_it(world: World) -> None:
+    """First by its reservation, then because Kubernetes shows the Binding; and it is gone when it is deleted."""
+    await world.say(*world.says.all())
+    uid = str(world.kubernetes.add_pod(shown_pod("p", gpus=4))["metadata"]["uid"])
+    async with world.allocator(world.says), world.registry() as (scheduling, _):
+        await world.rounds()
+        free = code(scheduling)
+        await scheduling.scheduler.bind("ml", "p", uid, NODE)
+        await anyio.wait_all_tasks_blocked()
+        bound = code(scheduling)
+        await world.say(*world.says.admit(pod(container("main", gpus=4), name="p"), uid))
+        await world.rounds()
+        reserved, shown = scheduling.reservations.held(NODE), code(scheduling)
+        world.kubernetes.delete_pod("ml", "p", grace=0)
+        await world.say(*world.says.end(uid))
+
+        assert ("", "NotAligned", (), "NotAligned", "") == (free, bound, reserved, shown, code(scheduling))
+
+
+async def test_a_pod_that_another_scheduler_binds_is_held_as_predicted(world: World) -> None:
+    await world.say(*world.says.all())
+    async with world.allocator(world.says), world.registry() as (scheduling, _):
+        await world.rounds()
+        world.kubernetes.add_pod(shown_pod("theirs", gpus=4, node=NODE))
+        await anyio.wait_all_tasks_blocked()
+        bound = code(scheduling)
+        world.kubernetes.set_status("ml", "theirs", phase="Failed", reason="TopologyAffinityError")
+        await anyio.wait_all_tasks_blocked()
+
+        assert ("NotAligned", "") == (bound, code(scheduling))
+
+
+async def test_waiting_pods_are_woken_when_a_node_is_offered(world: World) -> None:
+    """Kubernetes shows nothing of it: a node that was away answers again."""
+    world.kubernetes.add_node(NODE)
+    world.kubernetes.add_pod(shown_pod("waiting"))
+    await world.say(*world.says.all())
+    async with world.registry() as (scheduling, _):
+        await world.rounds()
+        away = code(scheduling), woken(world)
+        async with world.allocator(world.says):
+            await world.rounds()
+
+            assert (("NodeStale", []), "", ["NodeOffered"]) == (away, code(scheduling), woken(world))
+
+
+def woken(world: World) -> list[str]:
+    """Why pods were woken last."""
+    annotations = (node["metadata"].get("annotations", {}) for node in world.kubernetes.nodes)
+    return [each["topoalign.io/woken"].split()[0] for each in annotations if "topoalign.io/woken" in each]

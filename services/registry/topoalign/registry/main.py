@@ -1,16 +1,19 @@
 """Builds and runs the registry."""
 
 import gc
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from secrets import token_hex
 
 import anyio
 from anyio.abc import TaskStatus
 
 from topoalign.client import Client
+from topoalign.core.model.errors import InvalidField
 from topoalign.registry.api import Api
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.metrics import Metrics
+from topoalign.registry.ports import KubernetesApi
 from topoalign.registry.scheduling.service import Scheduling
 from topoalign.registry.series import NodeSeries
 from topoalign.registry.service import Registry
@@ -32,10 +35,30 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
     context.routes.append(Api(cluster, context.clock).mount())
     context.series.append(series.write)
     with freezing():
-        async with anyio.create_task_group() as tasks:
+        async with kubernetes(context, settings, replica := token_hex(6)) as api, anyio.create_task_group() as tasks:
             if scheduling:
-                await tasks.start(Scheduling(context, settings, client, cluster, registry).run)
+                side = Scheduling(context, settings, client, cluster, registry, api, replica)
+                await tasks.start(side.run)
             await registry.run(task_status=task_status)
+
+
+@asynccontextmanager
+async def kubernetes(context: Context, settings: RegistrySettings, replica: str) -> AsyncIterator[KubernetesApi | None]:
+    """Kubernetes' API server; None where the settings have none. Raises InvalidField for a wrong setting."""
+    if settings.kubernetes == "off" or settings.scheduler_port is None:
+        yield None
+        return
+    try:
+        from topoalign.registry.kubernetes.client import (
+            connect_kubernetes,  # a registry without Kubernetes does without
+        )
+    except ModuleNotFoundError as error:
+        finding = f"{error.name} is not installed"
+        raise InvalidField(
+            "TOPOALIGN_KUBERNETES", finding, "install topoalign[kubernetes], or set it to off"
+        ) from error
+    async with connect_kubernetes(settings.kubernetes, context.clock, replica) as api:
+        yield api
 
 
 @contextmanager

@@ -122,9 +122,9 @@ class NodeHolds:
         without holds, has not shown or given away a part. With each whether it is predicted to be admitted.
         """
         found: list[tuple[PodToSchedule, Hold | None]] = [
-            (PodToSchedule(uid=uid, request=hold.request), hold)
+            (PodToSchedule(uid=uid, request=request), hold)
             for uid, hold in self._reserved.items()
-            if hold.request is not None
+            if (request := hold.request or self._request(uid)) is not None
         ]
         found += [
             (each.waiting, each.hold)
@@ -132,6 +132,11 @@ class NodeHolds:
             if each.waiting is not None and uid not in self._reserved
         ]
         return [(pod, hold is not None) for pod, hold in found if hold is None or self._is_untouched(hold, state)]
+
+    def _request(self, uid: str) -> PodRequest | None:
+        """What a bound pod asks for, until the node has shown it."""
+        bound = self._bound.get(uid)
+        return bound.waiting.request if bound is not None and bound.waiting is not None else None
 
     def settle(self, state: NodeState, entries: Sequence[CheckpointEntry], rules: AdmissionRules) -> None:
         """

@@ -20,6 +20,7 @@ from topoalign.core.model.ids import NodeName, is_native
 from topoalign.core.model.requests import PodRequest, Qos
 from topoalign.core.ports import Clock
 from topoalign.registry.ports import GoneNode, GonePod, KubernetesApi, SeenNode, SeenPod, Synced
+from topoalign.registry.scheduling.gang_reservations import Gangs
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.refused_pods import Cancelling, RefusedPods, was_refused
 from topoalign.registry.scheduling.reports import Reports
@@ -38,14 +39,23 @@ class KubernetesWatch:
     """Follows pods and nodes, and does what the modules beside this one are asked for; `run` it."""
 
     def __init__(
-        self, api: KubernetesApi, clock: Clock, view: ClusterView, reservations: Cancelling, *, delete_refused: bool
+        self,
+        api: KubernetesApi,
+        clock: Clock,
+        view: ClusterView,
+        reservations: Cancelling,
+        gangs: Gangs | None = None,
+        *,
+        delete_refused: bool,
     ) -> None:
+        """`gangs`: is told of the pods as well. `delete_refused`: as `RegistrySettings`."""
         self.refused = RefusedPods(api, clock, reservations, delete=delete_refused)
         self.reports = Reports(api, clock)
         self.wake_ups = WakeUps(api, clock, waiting=lambda: bool(self._waiting), nodes=lambda: self._nodes)
         self.version: tuple[int, int] | None = None
         """Of the API server. None: not known yet."""
         self._api, self._clock, self._view, self._reservations = api, clock, view, reservations
+        self._gangs = gangs
         self._bound: dict[str, NodeName] = {}
         """UID -> node of the pods that may hold something."""
         self._ended: set[str] = set()
@@ -98,6 +108,8 @@ class KubernetesWatch:
                         self._synced.add("nodes")
 
     def _see(self, pod: SeenPod) -> None:
+        if self._gangs is not None and not pod.finished:
+            self._gangs.see(pod)
         if pod.finished:
             self._finish(pod)
         elif pod.node is None:
@@ -126,6 +138,8 @@ class KubernetesWatch:
 
     def _end(self, uid: str) -> None:
         """The pod holds nothing any more, and nothing is kept for it."""
+        if self._gangs is not None:
+            self._gangs.lose(uid)
         self._waiting.discard(uid)
         node = self._bound.pop(uid, None)
         if node is not None:

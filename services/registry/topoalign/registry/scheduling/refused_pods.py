@@ -14,6 +14,7 @@ from typing import Protocol
 import structlog
 
 from topoalign.core.model.errors import TopoalignError, clean
+from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Clock
 from topoalign.registry.ports import KubernetesApi, SeenPod
 from topoalign.registry.scheduling.pace import Pace
@@ -43,7 +44,7 @@ log = structlog.get_logger("topoalign.registry.scheduling")
 class Cancelling(Protocol):
     """Whoever keeps reservations."""
 
-    def of_pod(self, uid: str) -> Mapping[str, object]:
+    def of_pod(self, uid: str) -> Mapping[NodeName, object]:
         """What is reserved for this pod, by node."""
 
     async def cancel(self, uid: str) -> None:

@@ -25,6 +25,8 @@ from topoalign.registry.scheduling.verdicts import Request, Verdicts, decided
 from topoalign.registry.scheduling.victims import without_pods
 from topoalign.registry.scheduling.view import ClusterView
 
+PLANNED_ELSEWHERE = "PlannedElsewhere"
+"""The pods of a gang are planned together, and this one to another node."""
 PENDING = "PodsPending"
 """Pods that are bound to the node have to be admitted first; this passes by itself."""
 
@@ -65,6 +67,8 @@ class Scheduler:
         self.view = view
         self.binder: Binder | None = None
         """Binds pods. None: the registry has no access to Kubernetes."""
+        self.planned: Callable[[str], NodeName | None] = lambda uid: None
+        """UID of a pod -> the only node for it, where it is planned together with others."""
         self._behind, self._verdicts = behind, Verdicts(view)
 
     def filter(
@@ -85,6 +89,10 @@ class Scheduler:
         if own is not None and own in nodes:
             number = self._verdicts.number(self._judge_without(request, own, frozenset({pod.uid})), helped=True)
             numbers = bytes(number if node == own else other for node, other in zip(nodes, numbers, strict=True))
+        planned = self.planned(pod.uid)
+        if planned is not None:
+            other = self._verdicts.number(PLANNED_ELSEWHERE, helped=False)
+            numbers = bytes(number if node == planned else other for node, number in zip(nodes, numbers, strict=True))
         refused = {node: refusals[number] for node, number in zip(nodes, numbers, strict=True) if number}
         return Filtered(passed=tuple(compress(nodes, map(not_, numbers))), refused=refused)
 
@@ -92,6 +100,12 @@ class Scheduler:
         """As `Scheduling.prioritize`; a node that is not known has 0. Raises NotReadYet."""
         scores, places = scores_of(self._request(pod), self.view), self.view.places
         return [scores[places[node]] if node in places else 0 for node in nodes]
+
+    def best(self, pod: PodToSchedule) -> Sequence[NodeName]:
+        """All nodes that would admit the pod, the best first. Raises as `filter` does."""
+        passed = self.filter(pod, tuple(self.view.nodes)).passed
+        scores = dict(zip(passed, self.prioritize(pod, passed), strict=True))
+        return sorted(passed, key=lambda node: (-scores[node], node))
 
     def preempt(self, pod: PodToSchedule, victims: Mapping[NodeName, Victims]) -> Mapping[NodeName, Victims]:
         """As `Scheduling.preempt`. Raises NotReadYet."""

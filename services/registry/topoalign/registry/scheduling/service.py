@@ -6,9 +6,18 @@ import anyio
 from anyio.abc import TaskStatus
 
 from topoalign.client import Client
-from topoalign.core.model.ids import ResourceName
+from topoalign.core.admission.gang_plan import Candidate
+from topoalign.core.model.ids import NodeName, ResourceName
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.scoring.scorers import scorer_of
+from topoalign.core.state.reservations import allocations_of
 from topoalign.registry.cluster import Cluster
+from topoalign.registry.ports import KubernetesApi
+from topoalign.registry.scheduling.binding import Binder
+from topoalign.registry.scheduling.gang_reservations import Gangs
+from topoalign.registry.scheduling.holds import Hold
+from topoalign.registry.scheduling.kubernetes_watch import KubernetesWatch
+from topoalign.registry.scheduling.reservations import Reservations
 from topoalign.registry.scheduling.scheduler import Scheduler
 from topoalign.registry.scheduling.server import serve_scheduler
 from topoalign.registry.scheduling.view import ClusterView
@@ -21,30 +30,97 @@ class Scheduling:
     """All that answers a scheduler, for one registry."""
 
     def __init__(
-        self, context: Context, settings: RegistrySettings, client: Client, cluster: Cluster, registry: Registry
+        self,
+        context: Context,
+        settings: RegistrySettings,
+        client: Client,
+        cluster: Cluster,
+        registry: Registry,
+        api: KubernetesApi | None,
+        replica: str,
     ) -> None:
-        """`client` and `cluster` are those of the registry, and keep usage."""
+        """
+        `client` and `cluster` are those of the registry, and keep usage. `api`: None where the registry has no access to
+        Kubernetes, and binds nothing. `replica`: an id that no other registry has.
+        """
         self._context, self._settings, self._registry = context, settings, registry
-        scorer = scorer_of(settings.scoring, settings.scoring_packing)
-        self.view = ClusterView(cluster, lambda: client.unsettled, context.clock, scorer)
+        clock = context.clock
+        self.view = ClusterView(
+            cluster, lambda: client.unsettled, clock, scorer_of(settings.scoring, settings.scoring_packing)
+        )
         self.scheduler = Scheduler(self.view, self.behind)
+        self.reservations = Reservations(context.bus, clock, replica, self.view.facts, self._hold, self._freed)
+        cluster.listeners.append(self.reservations.observe)
+        self.watch: KubernetesWatch | None = None
+        if api is not None:
+            gangs = Gangs(self.reservations, clock, self.scheduler.best, self._hardware, self._candidate)
+            self.watch = KubernetesWatch(
+                api, clock, self.view, self.reservations, gangs, delete_refused=settings.delete_refused_pods
+            )
+            self.view.offered = self._offered
+            self.scheduler.planned = gangs.node_of
+            self.scheduler.binder = Binder(
+                context.bus, clock, api, self.reservations, self.scheduler.fits_in_every_order, gangs.plan
+            )
         context.checks["scheduler"] = self.behind
 
     def behind(self) -> str | None:
         """Readiness: why not all is known that an answer depends on."""
-        checks: tuple[Callable[[], str | None], ...] = (
+        checks: list[Callable[[], str | None]] = [
             self._registry.behind,
             self._registry.unasked,
+            self.reservations.behind,
             self.view.waiting,
-        )
+        ]
+        if self.watch is not None:
+            checks.append(self.watch.behind)
         return next(filter(None, (check() for check in checks)), None)
 
     async def run(self, *, task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled; has started, with the URL of the extender, once that listens."""
+        watch = self.watch
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.view.run, self._registry.behind, PAUSE)
-            await serve_scheduler(self._context, self._settings, self.scheduler, self.offers, task_status=task_status)
+            tasks.start_soon(self.reservations.run)
+            if watch is not None:
+                tasks.start_soon(watch.run)
+            await serve_scheduler(
+                self._context,
+                self._settings,
+                self.scheduler,
+                self.offers,
+                lambda: watch.version if watch is not None else None,
+                task_status=task_status,
+            )
 
     def offers(self, resource: ResourceName) -> bool:
         """Whether some node offers this resource, or did."""
         return resource in self.view.resources
+
+    def _hold(self, node: NodeName) -> None:
+        """The view holds what is reserved on a node now."""
+        holds = (
+            Hold(pod_uid=each.pod_uid, namespace=each.namespace, pod=each.pod, allocations=allocations_of(each))
+            for each in self.reservations.held(node)
+        )
+        self.view.hold(node, tuple(holds))
+
+    def _freed(self, node: NodeName) -> None:
+        """A reservation has ended without its pod, which nobody sees in Kubernetes."""
+        if self.watch is not None:
+            self.watch.wake_ups.ask("ReservationEnded")
+
+    def _offered(self, node: NodeName) -> None:
+        """A node is offered that was not, which nobody sees in Kubernetes."""
+        if self.watch is not None and self.behind() is None:
+            self.watch.wake_ups.ask("NodeOffered")
+
+    def _hardware(self, node: NodeName) -> Topology:
+        return self.view.facts(node).hardware
+
+    def _candidate(self, node: NodeName) -> Candidate | None:
+        view = self.view.nodes.get(node)
+        if view is None or view.kind is None:
+            return None
+        basis = self.view.basis(view)
+        return Candidate(basis.state, basis.rules)

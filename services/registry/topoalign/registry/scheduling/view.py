@@ -59,6 +59,8 @@ class ClusterView:
         self.places: dict[NodeName, int] = {}
         self.resources: frozenset[ResourceName] = frozenset()
         """All that some node of the cluster offers, or did."""
+        self.offered: Callable[[NodeName], None] = lambda node: None
+        """Called when a node is offered that was not."""
         self.reserved_on: dict[str, NodeName] = {}
         """UID of a pod -> the node on which something is reserved for it."""
         self._cluster, self._unsettled_now, self._clock = cluster, unsettled, clock
@@ -229,7 +231,10 @@ class ClusterView:
             self.places[node] = place
         self._changed.pop(node, None)
         self._changed[node] = view.version = self.version
+        before = view.refusal
         self._judge(view)
+        if before and not view.refusal:
+            self.offered(node)
 
     def _judge(self, view: NodeView) -> None:
         """Whether the node is offered, and of which kind it is."""

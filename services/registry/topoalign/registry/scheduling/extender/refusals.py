@@ -53,6 +53,7 @@ FINDINGS: Mapping[str, str] = {
     "NodeStale": "the allocator of the node does not answer; look whether topoalign runs on it",
     "NodeNotWhole": "not all of the node is known yet; wait or look at topoalign doctor on the node",
     "TwinNode": "two allocators speak for the node; stop one of them",
+    "PlannedElsewhere": "the pod is planned to another node with its gang; wait",
     "GangWaits": "the gang cannot start as a whole now; wait until pods end or all of its pods are there",
     # binds
     "NoKubernetes": "the registry has no access to Kubernetes; leave bindVerb out or give it access",
