@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import httpx
 import pytest
+from anyio import to_thread
 from scheduling_support import RawClient, RecordedScheduling, go_json, parsed, request_bytes, serving
 
 from topoalign.registry.scheduling.extender.connection import SchedulerConnection
@@ -194,6 +195,33 @@ async def test_half_a_request_is_no_call_and_harms_nobody() -> None:
             status, _, answer = parsed(await client.segment(request))
 
     assert (200, ["a", "b"]) == (status, answer["NodeNames"])
+
+
+async def test_large_bodies_come_one_at_a_time() -> None:
+    """Those that come meanwhile wait in their sockets and not in memory; small ones pass."""
+    large = b'{"Pod":' + go_json(POD) + b',"x":"' + b"x" * 2_000_000 + b'",' + NAMES + b"}"
+    small = b'{"Pod":' + go_json(POD) + b"," + NAMES + b"}"
+    scheduling = RecordedScheduling()
+
+    async with serving(scheduling, seconds=60) as url, anyio.create_task_group() as tasks:
+        with RawClient(url) as stalled, RawClient(url) as waiting, RawClient(url) as passing:
+            await to_thread.run_sync(stalled.socket.sendall, request_bytes("/scheduler/filter", large)[:-5])
+            for _ in range(100):  # in each of which some of the stalled one is read
+                await passing.segment(request_bytes("/scheduler/filter", small))
+            answers: list[bytes] = []
+
+            async def wait() -> None:
+                answers.append(await waiting.segment(request_bytes("/scheduler/filter", large)))
+
+            tasks.start_soon(wait)
+            for _ in range(100):
+                await passing.segment(request_bytes("/scheduler/filter", small))
+            assert (200, []) == (len(scheduling.pods), answers)
+            stalled.socket.close()
+            while not answers:
+                await anyio.lowlevel.checkpoint()
+
+    assert 200 == parsed(answers[0])[0]
 
 
 async def test_preempt_refuses_victims_that_are_none() -> None:

@@ -12,7 +12,7 @@ Nothing of it changes anything but bind.
 """
 
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 
 import anyio
 import structlog
@@ -31,6 +31,8 @@ from topoalign.registry.scheduling.model import Scheduling
 
 LARGEST_BODY = 64 * 1024 * 1024
 """Bytes: 5,000 whole nodes of 12 KiB each."""
+SMALL_BODY = 1024 * 1024
+"""Bytes: larger bodies come one at a time, as a scheduler sends them, so that a burst does not fill the memory."""
 BODY_SECONDS = 4.0
 """How long a body may take to come: less than the 5 s after which a kube-scheduler gives up."""
 
@@ -139,9 +141,11 @@ def application(routes: list[BaseRoute]) -> Starlette:
 def call_route(path: str, call: Call, most: int, seconds: float) -> Route:
     """A route for a call; `most`: bytes that the body may have; `seconds`: how long it may take to come."""
 
+    large = anyio.Lock()
+
     async def endpoint(request: Request) -> Response:
         try:
-            body = await read_body(request, most, seconds)
+            body = await read_body(request, most, seconds, large)
         except ClientDisconnect:
             return Response(status_code=400)  # nobody reads it
         return Response(await call(body), media_type="application/json")
@@ -149,25 +153,28 @@ def call_route(path: str, call: Call, most: int, seconds: float) -> Route:
     return Route(path, endpoint, methods=["POST"])
 
 
-async def read_body(request: Request, most: int, seconds: float) -> bytes:
+async def read_body(request: Request, most: int, seconds: float, large: anyio.Lock) -> bytes:
     """
-    The body. Raises Refused for another type, more than `most` bytes or more than `seconds`, and ClientDisconnect where the
-    client goes before its end.
+    The body. Who reads one above SMALL_BODY holds `large`. Raises Refused for another type, more than `most` bytes or more
+    than `seconds`, and ClientDisconnect where the client goes before its end.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise Refused(415, "UnsupportedMediaType", f"content type {quoted([kind])}", "send application/json")
     chunks: list[bytes] = []
     size = 0
-    with anyio.move_on_after(seconds) as waiting:
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size <= most:
-                chunks.append(chunk)
-            else:
-                chunks.clear()  # and read on: an answer in the middle of a body is lost with the connection
-            if size > 2 * most:
-                break
+    async with AsyncExitStack() as turn:
+        with anyio.move_on_after(seconds) as waiting:
+            async for chunk in request.stream():
+                if size <= SMALL_BODY < size + len(chunk):
+                    await turn.enter_async_context(large)
+                size += len(chunk)
+                if size <= most:
+                    chunks.append(chunk)
+                else:
+                    chunks.clear()  # and read on: an answer in the middle of a body is lost with the connection
+                if size > 2 * most:
+                    break
     if size > most:
         raise Refused(
             413, "TooLarge", f"a body of more than {most} bytes", "ask about fewer nodes, or set nodeCacheCapable"
