@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import anyio
 import msgspec
@@ -21,10 +22,26 @@ from topoalign.core.model.errors import NotFound, Unavailable
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AliveRequest, Standing
 from topoalign.core.ports import Endpoint
+from topoalign.core.state.fold import NodeState
 from topoalign.runtime.answers import answering
-from topoalign.tools.bench.registry.history import EPOCH, History
 
 ALL = wire.admission_subject(NodeName("node"), "alive").replace(".node.", ".*.")
+
+
+class Speaker(Protocol):
+    """A node for which is answered."""
+
+    @property
+    def node(self) -> NodeName:
+        """Its name."""
+
+    @property
+    def state(self) -> NodeState:
+        """After its newest fact."""
+
+    @property
+    def newest(self) -> dict[str, tuple[int, int]]:
+        """`topology`, `health` and `usage` -> (epoch, revision) of the newest reading."""
 
 
 class AllocatorsEnded(Unavailable):
@@ -42,9 +59,9 @@ class Allocators:
     def __init__(self, process: "subprocess.Popen[str]", file: Path) -> None:
         self._process, self._file = process, file
 
-    def stand_by(self, histories: Iterable[History]) -> None:
-        """What they stand by from now on. Raises AllocatorsEnded."""
-        self._file.write_bytes(msgspec.json.encode({each.node: standing(each) for each in histories}))
+    def stand_by(self, speakers: Iterable[Speaker]) -> None:
+        """What these stand by from now on, and the others as before. Raises AllocatorsEnded."""
+        self._file.write_bytes(msgspec.json.encode({each.node: standing(each) for each in speakers}))
         self._process.send_signal(signal.SIGHUP)
         self._until("read")
 
@@ -58,14 +75,14 @@ class Allocators:
 
     def _until(self, line: str) -> None:
         assert self._process.stdout is not None
-        if self._process.stdout.readline() != f"{line}\n":
+        if f"{line}\n" not in self._process.stdout:  # reads on up to it, or to the end
             raise AllocatorsEnded
 
 
 @contextmanager
-def allocators(url: str, file: Path, histories: Iterable[History]) -> Iterator[Allocators]:
+def allocators(url: str, file: Path, speakers: Iterable[Speaker]) -> Iterator[Allocators]:
     """Those of these nodes, while the context is open. `file` is written for them. Raises AllocatorsEnded."""
-    file.write_bytes(msgspec.json.encode({each.node: standing(each) for each in histories}))
+    file.write_bytes(msgspec.json.encode({each.node: standing(each) for each in speakers}))
     command = [sys.executable, "-c", f"from {__name__} import main; main()", url, str(file)]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -76,11 +93,10 @@ def allocators(url: str, file: Path, histories: Iterable[History]) -> Iterator[A
             process.terminate()
 
 
-def standing(history: History) -> Standing:
+def standing(speaker: Speaker) -> Standing:
     """What the allocator of a node says when it is asked whether it is alive."""
-    state = history.state
-    readings = dict.fromkeys(("topology", "health", "usage"), (EPOCH, history.revision))
-    return Standing(epoch=state.epoch, seq=state.seq, digest=state.digest, readings=readings)
+    state = speaker.state
+    return Standing(epoch=state.epoch, seq=state.seq, digest=state.digest, readings=speaker.newest)
 
 
 async def serve(url: str, file: Path) -> None:

@@ -64,6 +64,11 @@ class History:
         """Of the readings."""
         self._boot = str(uuid5(NAMESPACE_OID, f"{self.node}/boot"))
 
+    @property
+    def newest(self) -> dict[str, tuple[int, int]]:
+        """`topology`, `health` and `usage` -> (epoch, revision) of the newest reading."""
+        return dict.fromkeys(("topology", "health", "usage"), (EPOCH, self.revision))
+
     def readings(self) -> Iterator[Reading]:
         """Topology, health and usage, of the next revision each time."""
         self.revision += 1
