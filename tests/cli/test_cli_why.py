@@ -1,17 +1,26 @@
 """`topoalign why` and `what-if --cluster`: the same answer from a file anywhere, and errors for what cannot be meant."""
 
 import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from anyio.from_thread import start_blocking_portal
 from decision_support import container, machine, pod
 from diagnosis_support import cluster, node_with
 
 from topoalign.cli import root
+from topoalign.core import wire
 from topoalign.core.diagnosis.record_file import decode_lines, encode_lines
 from topoalign.core.diagnosis.records import ClusterRecord
+from topoalign.runtime.logging import configure_logging
+from topoalign.runtime.nats_bus import connect_bus
+from topoalign.runtime.nats_server import local_nats
 
+SEARCHED = os.environ["PATH"]
 MANIFEST = {"kind": "Pod", "apiVersion": "v1", "metadata": {"name": "train", "namespace": "ml"}}
 
 
@@ -103,6 +112,30 @@ def test_a_pod_of_kubernetes_is_read_by_kubectl(tmp_path: Path, capsys: pytest.C
     kubectl.write_text("#!/bin/sh\necho 'pods \"train\" not found' >&2\nexit 1\n")
     status, _, err = run("why ml/train --from cluster.ndjson", capsys)
     assert 69 == status and 'pods "train" not found' in err
+
+
+def test_a_running_cluster_is_read_from_its_streams(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over a real NATS server; its snapshot gives the same answer when the server is gone."""
+
+    @asynccontextmanager
+    async def serve() -> AsyncIterator[str]:
+        async with local_nats(tmp_path / "nats") as url, connect_bus(url) as bus:
+            for node in some_cluster().nodes:
+                for event in (node.topology, node.health, node.usage, node.allocations):
+                    assert event is not None
+                    await bus.publish(wire.encode(event, 1.0))
+            yield url
+
+    configure_logging(level="critical")
+    monkeypatch.setenv("PATH", SEARCHED)
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(serve()) as url:
+        first = run(f"why --gpus 3 --json --nats {url} --snapshot taken.ndjson", capsys)
+
+    assert (4, 3) == (first[0], json.loads(first[1])["nodes"])
+    assert first[1] == run("why --gpus 3 --json --from taken.ndjson", capsys)[1]
+    assert some_cluster().nodes == decode_lines(Path("taken.ndjson").read_bytes().splitlines()).nodes
 
 
 @pytest.mark.parametrize(

@@ -196,6 +196,15 @@ def test_a_pod_that_cannot_be_meant_is_refused() -> None:
         answer(cluster(used("a")), container(gpus=1), changes={"policy": "balanced"})
 
 
+def test_a_node_whose_hardware_cannot_be_does_not_keep_others_from_answering() -> None:
+    nodes = tuple(msgspec.structs.replace(each, id=each.id - 1) for each in machine().nodes)
+    forged = node_with("forged", topology=msgspec.structs.replace(machine(), nodes=nodes, cpus=()))
+
+    found = answer(cluster(forged, used("a")), container(gpus=1))
+
+    assert (["a"], ["InvalidField"]) == ([each.node for each in found.admitting], [each.code for each in found.reasons])
+
+
 def test_a_resource_that_no_node_lists_is_passed_over() -> None:
     """As the kubelet does; one that another node lists is missing on this one."""
     fpga = container(gpus=1, others={"example.com/fpga": 1})

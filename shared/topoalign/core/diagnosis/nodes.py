@@ -30,6 +30,7 @@ from topoalign.core.model.errors import NoFit, TopoalignError
 from topoalign.core.model.ids import GPU, NIC, AllocationID, NodeName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, PodRequest, overridden
 from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.validate import validate
 from topoalign.core.model.topology.views import made_once
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.memory import given_back
@@ -131,12 +132,16 @@ class Nodes:
         return len(self.asked) + len(self.unasked)
 
     def _node(self, record: NodeRecord, now: float) -> Node:
-        """Raises NodeNotWhole, KubeletUnknown, and InvalidField for rules by which no kubelet starts."""
+        """
+        Raises NodeNotWhole, KubeletUnknown, and InvalidField for hardware that cannot be and rules by which no kubelet
+        starts.
+        """
         known = {"hardware": record.topology, "health": record.health, "allocations": record.allocations}
         missing = [name for name, fact in known.items() if fact is None]
         state = state_of(record)
         if missing or record.topology is None:
             raise NodeNotWhole(", ".join(missing))
+        check_shape(record.topology.topology.shape)
         kubelet = state.usage.kubelet if state.usage is not None else None
         if kubelet is not None and kubelet.rules.unknown:
             raise KubeletUnknown(record.node, kubelet.rules.unknown)
@@ -150,6 +155,8 @@ class Nodes:
         return Node(record.node, announced, basis.state, kind, names).holding(reserved)
 
 
+check_shape = made_once(validate)
+"""`validate` of what many nodes share; discovery announces nothing else."""
 key_of_shape = made_once(machine_key)
 """`machine_key` of what many nodes share."""
 
