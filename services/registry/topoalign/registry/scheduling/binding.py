@@ -12,7 +12,7 @@ A Binding that has failed for good cancels the reservation. One of which nothing
 scheduler tries again, and ends by its own time.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
@@ -24,7 +24,7 @@ from topoalign.core import wire
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.errors import BusConflict, NoFit, TopoalignError, Unavailable, clean
 from topoalign.core.model.ids import NodeName
-from topoalign.core.model.requests import ConfirmRequest
+from topoalign.core.model.requests import ConfirmRequest, PodRequest
 from topoalign.core.ports import Bus, Clock
 from topoalign.core.state.reservations import reservation_of
 from topoalign.registry.ports import ApiConflict, ApiNotFound, ApiRefused, ApiUnavailable, KubernetesApi, SeenPod
@@ -39,6 +39,9 @@ RESERVED_SECONDS = 300.0
 """For the kubelet of a pod that is bound to admit it. One that takes longer is busy; what it will give is predicted then."""
 PAUSE = 0.1
 """Seconds between two tries to reach the API server."""
+
+REMEMBERED = 10_000
+"""Pods whose requests are kept: far more than are bound and not shown by their nodes."""
 
 log = structlog.get_logger("topoalign.registry.scheduling")
 
@@ -109,6 +112,8 @@ class Binder:
         """
         self.counts: Counter[str] = Counter()
         """Binds by how they ended: `bound`, or the code of the error; and `stale`: the node knew better than the view."""
+        self.requests: OrderedDict[str, PodRequest] = OrderedDict()
+        """UID -> what it asks for, of the pods that were reserved here last."""
         self._bus, self._clock, self._api, self._reservations = bus, clock, api, reservations
         self._fits, self._plan = fits, plan
         self._turns: defaultdict[NodeName, anyio.Lock] = defaultdict(anyio.Lock)
@@ -188,6 +193,9 @@ class Binder:
                 made = reservation_of(pod.uid, pod.request, admission.allocations, RESERVED_SECONDS, gang)
                 if not made.containers:
                     return
+                self.requests[pod.uid] = pod.request
+                while len(self.requests) > REMEMBERED:
+                    self.requests.popitem(last=False)
                 with suppress(BusConflict):
                     await self._reservations.write([Change(node=node, position=position, made=(made,))])
                     return

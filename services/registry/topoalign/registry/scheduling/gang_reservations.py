@@ -16,6 +16,7 @@ import structlog
 from topoalign.core.admission.gang_plan import Candidate, Member, Plan, fabric_of, groups, key_of, plan_gang
 from topoalign.core.model.errors import BusConflict, InvalidField, NoFit, clean
 from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import GANG
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock
 from topoalign.registry.ports import SeenPod
@@ -67,6 +68,9 @@ class Gangs:
 
     def see(self, pod: SeenPod) -> None:
         """The API server shows a pod that has not ended."""
+        metadata = pod.content.metadata
+        if metadata is None or GANG not in (metadata.annotations or {}):  # as most pods
+            return
         try:
             asked = pod.to_schedule()
             gang = gang_of(asked.request)
