@@ -16,11 +16,12 @@ from topoalign.client import Client
 from topoalign.core import wire
 from topoalign.core.admission.prediction import predict
 from topoalign.core.model.events import Event
-from topoalign.core.model.requests import ConfirmRequest, Standing
+from topoalign.core.model.requests import GANG, GANG_SIZE, ConfirmRequest, Standing
 from topoalign.core.ports import Endpoint, Stream
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.kubernetes.memory import MemoryKubernetes
 from topoalign.registry.metrics import Metrics
+from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.scheduler import NotReadYet
 from topoalign.registry.scheduling.service import Scheduling
 from topoalign.registry.service import PAUSE, Registry
@@ -73,7 +74,7 @@ class World:
 
         async def confirm(body: bytes) -> bytes:
             request = msgspec.json.decode(body, type=ConfirmRequest)
-            return wire.answer(predict(says.state, request.pod, TIME))
+            return wire.answer(predict(says.state, request.pod, TIME, reserved=request.reserved))
 
         endpoints = [
             Endpoint(name=verb, subject=wire.admission_subject(says.node, verb), answer=answer)
@@ -196,6 +197,53 @@ async def test_a_pod_that_another_scheduler_binds_is_held_as_predicted(world: Wo
         await anyio.wait_all_tasks_blocked()
 
         assert ("NotAligned", "") == (bound, code(scheduling))
+
+
+async def test_a_registry_that_has_just_reserved_tries_every_order(world: World) -> None:
+    """Before Kubernetes has shown the Binding: the kubelet may hear of either pod first."""
+    await world.say(*world.says.all())
+    first, second = (
+        str(world.kubernetes.add_pod(shown_pod(name, gpus=gpus))["metadata"]["uid"])
+        for name, gpus in (("a", 3), ("b", 1))
+    )
+    async with world.allocator(world.says), world.registry() as (scheduling, _):
+        await world.rounds()
+        await scheduling.scheduler.bind("ml", "a", first, NODE)
+        (waiting,) = scheduling.view.holds(NODE).waiting(scheduling.view.facts(NODE))
+        await scheduling.scheduler.bind("ml", "b", second, NODE)
+
+        assert (first, True) == (waiting[0].uid, waiting[1])
+        assert [first, second] == [each.pod_uid for each in scheduling.reservations.held(NODE)]
+
+
+async def test_pods_of_a_planned_gang_pass_on_their_own_nodes(world: World) -> None:
+    """Each passes on one node from the first bind on, and is bound there; others see what is left."""
+    other, annotations = Says("node-2", machine(), RULES), {GANG: "g", GANG_SIZE: "3"}
+    requests: dict[str, PodToSchedule] = {}
+    for name in ("a", "b", "c"):
+        shown = shown_pod(name, gpus=2)
+        shown["metadata"]["annotations"] |= annotations
+        request = msgspec.structs.replace(pod(container("main", gpus=2), name=name), annotations=annotations)
+        uid = str(world.kubernetes.add_pod(shown)["metadata"]["uid"])
+        requests[name] = PodToSchedule(uid=uid, request=request)
+    await world.say(*world.says.all(), *other.all())
+    async with world.allocator(world.says), world.allocator(other), world.registry() as (scheduling, _):
+        await world.rounds()
+        scheduler, nodes = scheduling.scheduler, (NODE, other.node)
+        before = scheduler.filter(requests["b"], nodes).passed
+        await scheduler.bind("ml", "b", requests["b"].uid, other.node)
+        await anyio.wait_all_tasks_blocked()
+        planned = {name: scheduler.filter(requests[name], nodes) for name in ("a", "c")}
+        for name, filtered in planned.items():
+            (node,) = filtered.passed
+            await scheduler.bind("ml", name, requests[name].uid, node)
+        await anyio.wait_all_tasks_blocked()
+
+        assert nodes == (*before,)
+        assert [*nodes] == sorted(filtered.passed[0] for filtered in planned.values())
+        assert {"PlannedElsewhere"} == {each.code for told in planned.values() for each in told.refused.values()}
+        assert all(each["spec"]["nodeName"] for each in world.kubernetes.pods)
+        assert [NODE] == [*scheduler.filter(POD, nodes).passed]
 
 
 async def test_waiting_pods_are_woken_when_a_node_is_offered(world: World) -> None:

@@ -52,6 +52,7 @@ class Scheduling:
         self.reservations = Reservations(context.bus, clock, replica, self.view.facts, self._hold, self._freed)
         cluster.listeners.append(self.reservations.observe)
         self.watch: KubernetesWatch | None = None
+        self.binder: Binder | None = None
         if api is not None:
             gangs = Gangs(self.reservations, clock, self.scheduler.best, self._hardware, self._candidate)
             self.watch = KubernetesWatch(
@@ -59,7 +60,7 @@ class Scheduling:
             )
             self.view.offered = self._offered
             self.scheduler.planned = gangs.node_of
-            self.scheduler.binder = Binder(
+            self.binder = self.scheduler.binder = Binder(
                 context.bus, clock, api, self.reservations, self.scheduler.fits_in_every_order, gangs.plan
             )
         context.checks["scheduler"] = self.behind
@@ -100,7 +101,13 @@ class Scheduling:
     def _hold(self, node: NodeName) -> None:
         """The view holds what is reserved on a node now."""
         holds = (
-            Hold(pod_uid=each.pod_uid, namespace=each.namespace, pod=each.pod, allocations=allocations_of(each))
+            Hold(
+                pod_uid=each.pod_uid,
+                namespace=each.namespace,
+                pod=each.pod,
+                allocations=allocations_of(each),
+                request=self.binder.requests.get(each.pod_uid) if self.binder is not None else None,
+            )
             for each in self.reservations.held(node)
         )
         self.view.hold(node, tuple(holds))
@@ -119,6 +126,7 @@ class Scheduling:
         return self.view.facts(node).hardware
 
     def _candidate(self, node: NodeName) -> Candidate | None:
+        self.view.renew()  # what is reserved on it may have changed a moment ago
         view = self.view.nodes.get(node)
         if view is None or view.kind is None:
             return None
