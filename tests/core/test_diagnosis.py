@@ -196,7 +196,7 @@ def test_a_pod_that_cannot_be_meant_is_refused() -> None:
         answer(cluster(used("a")), container(gpus=1), changes={"policy": "balanced"})
 
 
-def test_a_node_whose_hardware_cannot_be_does_not_keep_others_from_answering() -> None:
+def test_a_node_whose_hardware_cannot_be_does_not_end_the_answer() -> None:
     nodes = tuple(msgspec.structs.replace(each, id=each.id - 1) for each in machine().nodes)
     forged = node_with("forged", topology=msgspec.structs.replace(machine(), nodes=nodes, cpus=()))
 
