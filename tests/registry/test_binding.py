@@ -14,11 +14,18 @@ from topoalign.core import wire
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.errors import BusUnavailable, TopoalignError
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID, NodeName
-from topoalign.core.ports import Stream
+from topoalign.core.ports import Message, Stream
 from topoalign.registry.kubernetes.memory import MemoryKubernetes
 from topoalign.registry.ports import ApiConflict, ApiRefused, ApiUnavailable, SeenPod
 from topoalign.registry.scheduling import binding
-from topoalign.registry.scheduling.binding import BindUnknown, BoundElsewhere, NodeRefuses, PodGone
+from topoalign.registry.scheduling.binding import (
+    PODS_PENDING,
+    BindUnknown,
+    BoundElsewhere,
+    NodeRefuses,
+    PodGone,
+    PodsPending,
+)
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.testing.fake_api_server.cluster import FakeCluster
@@ -300,6 +307,44 @@ async def test_a_pod_must_fit_beside_those_that_are_pending(site: Site, bus: Mem
             await registry.bind("b", second)
 
     assert [(NODE, first), (NODE, second)] == asked
+    assert {"a": ["GPU-0"]} == registry.reserved()
+
+
+async def test_what_is_reserved_stays_while_others_are_pending(site: Site, bus: MemoryBus, api: Troubled) -> None:
+    """As for a pod of a gang: it is planned there, and only has to wait."""
+    answers = ["", PODS_PENDING]
+    registry = Registry(site, bus, api=api, fits=lambda node, pod: answers.pop(0))
+    uid = site.add("a")
+    async with running(site, bus, registry):
+        api.dropped = 1_000_000
+        with anyio.move_on_after(0.05):
+            await registry.bind("a", uid)
+        with pytest.raises(PodsPending):
+            await registry.bind("a", uid)
+
+    assert {"a": ["GPU-0"]} == registry.reserved()
+    assert 0 == len(answers)
+
+
+async def test_a_bound_pod_is_ok_though_the_bus_is_gone(
+    site: Site, registry: Registry, api: Troubled, bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an earlier try reserved elsewhere cannot be ended then."""
+    monkeypatch.setattr(binding, "BIND_SECONDS", 0.05)
+    monkeypatch.setattr(binding, "TIDY_SECONDS", 0.01)
+    uid = site.add("a")
+    api.dropped = 1_000_000
+    with pytest.raises(BindUnknown):
+        await registry.bind("a", uid)
+    api.dropped = 0
+
+    async def away(message: Message, expected_last: int | None = None) -> int:
+        raise BusUnavailable("away")
+
+    api.before = lambda: monkeypatch.setattr(bus, "publish", away)
+    await registry.bind("a", uid, "node-2")
+
+    assert "node-2" == site.node_of("a")
     assert {"a": ["GPU-0"]} == registry.reserved()
 
 

@@ -35,6 +35,8 @@ BIND_SECONDS = 4.0
 """The scheduler gives up a bind after five."""
 CONFIRM_SECONDS = 1.5
 """For the node's allocator to answer, which reads its kubelet's files."""
+TIDY_SECONDS = 0.5
+"""After the pod is bound, for ending what an earlier try reserved elsewhere. What is left ends by its own time."""
 RESERVED_SECONDS = 300.0
 """For the kubelet of a pod that is bound to admit it. One that takes longer is busy; what it will give is predicted then."""
 PAUSE = 0.1
@@ -42,6 +44,9 @@ PAUSE = 0.1
 
 REMEMBERED = 10_000
 """Pods whose requests are kept: far more than are bound and not shown by their nodes."""
+
+PODS_PENDING = "PodsPending"
+"""What `fits` answers where it cannot be told yet: this passes by itself."""
 
 log = structlog.get_logger("topoalign.registry.scheduling")
 
@@ -73,6 +78,18 @@ class NodeRefuses(NoFit):
         self.reason = code
         super().__init__(
             f"node {clean(node)} would refuse the pod: {code}: {clean(finding, 200)}", "the scheduler tries again"
+        )
+
+
+class PodsPending(NoFit):
+    """Raised where pods that are bound to the node have to be admitted first. What is reserved for the pod stays."""
+
+    code = PODS_PENDING
+
+    def __init__(self, node: NodeName) -> None:
+        super().__init__(
+            f"pods that are bound to node {clean(node)} have to be admitted before the next one is bound",
+            "the scheduler tries again",
         )
 
 
@@ -129,6 +146,8 @@ class Binder:
             self.counts[error.code] += 1
             raise
         self.counts["bound"] += 1
+        with anyio.move_on_after(TIDY_SECONDS):  # it is bound, whether the bus is there or not
+            await self._end_elsewhere(uid, node)
 
     async def _bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
         seen = await self._read(namespace, name, uid, node)
@@ -150,7 +169,6 @@ class Binder:
             except (NoFit, ApiNotFound, ApiRefused):
                 await self._reservations.cancel(uid, {node})
                 raise
-        await self._end_elsewhere(uid, node)
 
     async def _read(self, namespace: str, name: str, uid: str, node: NodeName) -> SeenPod:
         """
@@ -177,7 +195,8 @@ class Binder:
 
     async def _reserve(self, pod: PodToSchedule, node: NodeName) -> None:
         """
-        Reserves what the node confirms, if that is anything. Raises NodeRefuses, and what asking the node and writing raise.
+        Reserves what the node confirms, if that is anything. Raises NodeRefuses, PodsPending, and what asking the node and
+        writing raise.
         """
         gang = await self._plan(pod, node)
         async with self._turns[node]:
@@ -185,7 +204,10 @@ class Binder:
                 position = self._reservations.of(node).position
                 try:
                     admission = await self._confirmed(pod, node)
-                    if refusal := self._fits(node, pod):
+                    refusal = self._fits(node, pod)
+                    if refusal == PODS_PENDING:
+                        raise PodsPending(node)
+                    if refusal:
                         raise NodeRefuses(node, refusal, "not beside the pods that are pending there")
                 except NodeRefuses:  # nor is what an earlier try reserved of any use
                     await self._reservations.cancel(pod.uid, {node})

@@ -16,6 +16,7 @@ from topoalign.core.demand.pod_demand import pod_demand
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import NodeName, PodName
 from topoalign.core.model.requests import AdmissionRules
+from topoalign.registry.scheduling.binding import PODS_PENDING
 from topoalign.registry.scheduling.model import Filtered, PodToSchedule, Victims
 from topoalign.registry.scheduling.orders import MOST_PENDING, Comer, all_fit
 from topoalign.registry.scheduling.scores import scores_of
@@ -27,8 +28,6 @@ from topoalign.registry.scheduling.view import ClusterView
 
 PLANNED_ELSEWHERE = "PlannedElsewhere"
 """The pods of a gang are planned together, and this one to another node."""
-PENDING = "PodsPending"
-"""Pods that are bound to the node have to be admitted first; this passes by itself."""
 
 
 class NotReadYet(Unavailable):
@@ -134,10 +133,10 @@ class Scheduler:
         if not waiting:
             return ""
         if len(waiting) > MOST_PENDING:
-            return PENDING
+            return PODS_PENDING
         moving = uids | {each.uid for each, _ in waiting}
         comers = [self._comer(place, *each, fixed.rules) for place, each in enumerate(((pod, True), *waiting))]
-        return "" if all_fit(self.view.basis_of(facts, moving).state, comers) else PENDING
+        return "" if all_fit(self.view.basis_of(facts, moving).state, comers) else PODS_PENDING
 
     def _comer(self, place: int, pod: PodToSchedule, must_fit: bool, rules: AdmissionRules) -> Comer:
         request = self._verdicts.request(pod)

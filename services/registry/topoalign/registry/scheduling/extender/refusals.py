@@ -58,6 +58,7 @@ FINDINGS: Mapping[str, str] = {
     # binds
     "NoKubernetes": "the registry has no access to Kubernetes; leave bindVerb out or give it access",
     "NodeRefuses": "the node knows better than the registry did; the scheduler tries again",
+    "PodsPending": "pods that are bound to the node come first; the scheduler tries again",
     "PodGone": "the pod is gone or another one has its name; nothing is to be done",
     "BoundElsewhere": "the pod is bound to another node; nothing is to be done",
     "BindUnknown": "not known in time whether the pod is bound; the scheduler tries again",
