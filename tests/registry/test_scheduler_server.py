@@ -8,7 +8,7 @@ import anyio
 import httpx
 import pytest
 from certificate_support import Authority
-from scheduling_support import FULL, RecordedScheduling, serving
+from scheduling_support import FULL, RawClient, RecordedScheduling, go_json, parsed, request_bytes, serving
 
 from topoalign.core.model.errors import InvalidField
 from topoalign.registry.scheduling import server
@@ -184,3 +184,19 @@ async def test_the_version_of_the_api_server_counts_where_none_is_set(
 
     assert failed == list(answer.json()["FailedNodes"])
     assert 1 == context.metrics.get_sample_value("topoalign_scheduler_call_seconds_count", {"call": "filter"})
+
+
+async def test_an_idle_connection_is_kept_longer_than_the_scheduler_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It closes one after 90 s; where the registry did so first, a call could meet a closed connection."""
+    assert server.IDLE_SECONDS > 90
+    monkeypatch.setattr(server, "IDLE_SECONDS", 0)
+    context = Context(bus=MemoryBus(), clock=ManualClock(), environment={})
+    settings, scheduling = RegistrySettings(scheduler_port=0), RecordedScheduling()
+
+    async with anyio.create_task_group() as tasks:
+        url = await tasks.start(server.serve_scheduler, context, settings, scheduling, lambda resource: False)
+        with RawClient(url) as client:
+            answer = await client.rest(request_bytes("/scheduler/filter", go_json(BODY)))
+        tasks.cancel_scope.cancel()
+
+    assert 200 == parsed(answer)[0], "answered, then closed"
