@@ -87,7 +87,7 @@ def running(
     `topoalign COMMAND` under these settings, which go without the prefix, and none of the environment's own.
 
     `environment`: what is not for us. `observed`: see `Agent.longest_block_ms`. It runs from byte code, as an installed
-    package does; the first agent of this process compiles it.
+    package does; the first agent of this process compiles it, and is not to be measured.
     """
     others = {name: value for name, value in os.environ.items() if not name.startswith((PREFIX, *BYTE_CODE))}
     started = time.monotonic()
