@@ -1,7 +1,7 @@
 """The registry hears everything once in effect, mends what it missed, and knows whose allocator is there."""
 
 import gc
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -31,7 +31,7 @@ from topoalign.core.ports import Bus, Endpoint, Message, Stream
 from topoalign.core.state.fold import NodeState
 from topoalign.registry import service
 from topoalign.registry.cluster import Cluster, Member
-from topoalign.registry.main import freezing, serve
+from topoalign.registry.main import MOST_PASSES, freezing, serve
 from topoalign.registry.metrics import Metrics
 from topoalign.registry.service import PAUSE, Registry
 from topoalign.registry.settings import RegistrySettings
@@ -356,7 +356,7 @@ def test_what_is_left_after_a_full_collection_is_frozen(monkeypatch: MonkeyPatch
     monkeypatch.setattr(gc, "freeze", lambda: freezes.append(1))
     gc.disable()
     try:
-        with freezing():
+        with freezing(lambda _: None):
             gc.collect(1)
             after_a_part = len(freezes)
             gc.collect()
@@ -366,3 +366,24 @@ def test_what_is_left_after_a_full_collection_is_frozen(monkeypatch: MonkeyPatch
         gc.enable()
 
     assert (0, 1, 1) == (after_a_part, after_all, len(freezes))
+
+
+def test_a_full_collection_follows_enough_passes_over_younger_objects() -> None:
+    """The collector alone would wait until it is as long as a twentieth of a second; a full one begins the count anew."""
+    soon: list[Callable[[], object]] = []
+    gc.disable()
+    try:
+        with freezing(soon.append):
+            for _ in range(MOST_PASSES - 1):
+                gc.collect(1)
+            before = len(soon)
+            gc.collect(1)
+            gc.collect()
+            for _ in range(MOST_PASSES - 1):
+                gc.collect(1)
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+    assert 0 == before
+    assert [gc.collect] == soon

@@ -1,7 +1,8 @@
 """Builds and runs the registry."""
 
+import asyncio
 import gc
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from secrets import token_hex
 
@@ -21,6 +22,9 @@ from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.context import Context
 from topoalign.runtime.settings import from_environment
 
+MOST_PASSES = 5
+"""With 5,000 nodes that speak at once the longest block was 25 ms with five, and 49 ms with twenty."""
+
 
 async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
     """Build the service from the context's settings and run it. Raises InvalidField for a wrong setting."""
@@ -34,7 +38,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
     context.checks["streams"] = registry.behind
     context.routes.append(Api(cluster, context.clock).mount())
     context.series.append(series.write)
-    with freezing():
+    with freezing(asyncio.get_running_loop().call_soon_threadsafe):
         async with kubernetes(context, settings, replica := token_hex(6)) as api, anyio.create_task_group() as tasks:
             if scheduling:
                 side = Scheduling(context, settings, client, cluster, registry, api, replica)
@@ -62,18 +66,27 @@ async def kubernetes(context: Context, settings: RegistrySettings, replica: str)
 
 
 @contextmanager
-def freezing() -> Iterator[None]:
+def freezing(soon: Callable[[Callable[[], object]], object]) -> Iterator[None]:
     """
-    Freezes what is left after each full pass of the garbage collector while the context is open.
+    Freezes what is left after each full pass of the garbage collector while the context is open, and has such a pass made
+    `soon` after every `MOST_PASSES` over the younger objects.
 
     What nodes say later replaces what was frozen at the start, and stays as long. A pass over the facts of thousands of
     nodes blocks the loop for tenths of a second; so each looks only at what has come since the last one. The garbage has
-    been collected at that moment, so what is frozen is in use.
+    been collected at that moment, so what is frozen is in use. The collector alone waits with a full pass until a quarter
+    more is there than after the last one: of what the start has read, that is a pass of a twentieth of a second.
     """
+    passes = 0
 
     def freeze(phase: str, info: Mapping[str, int]) -> None:
+        nonlocal passes
         if phase == "stop" and info["generation"] == 2:
+            passes = 0
             gc.freeze()
+        elif phase == "stop" and info["generation"] == 1:
+            passes += 1
+            if passes % MOST_PASSES == 0:
+                soon(gc.collect)  # not at once: the collector makes no pass within another
 
     gc.callbacks.append(freeze)
     try:
