@@ -15,8 +15,9 @@ from types import MappingProxyType
 import msgspec
 
 from topoalign.core.admission.admit import decide
-from topoalign.core.admission.feasibility import Need, digest, machine_key, need_of, verdict
+from topoalign.core.admission.feasibility import Need, need_of, verdict
 from topoalign.core.admission.free_amounts import Free, free_of
+from topoalign.core.admission.kinds import Kind, kind_key
 from topoalign.core.admission.kubelet_devices import as_others
 from topoalign.core.admission.prediction import KubeletUnknown, prediction_basis
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand
@@ -28,7 +29,7 @@ from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Admission, Decision
 from topoalign.core.model.errors import NoFit, TopoalignError
 from topoalign.core.model.ids import GPU, NIC, AllocationID, NodeName, ResourceName
-from topoalign.core.model.requests import AdmissionRules, PodRequest, overridden
+from topoalign.core.model.requests import PodRequest, overridden
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.validate import validate
 from topoalign.core.model.topology.views import made_once
@@ -62,18 +63,6 @@ class DevicesUnknown(NoFit):
             f"the kubelet has devices of {resource!r}, and what lists them is not known",
             "see that their plugin on the node lists healthy ones",
         )
-
-
-@dataclass(frozen=True, eq=False)
-class Kind:
-    """What nodes have in common that differ in nothing but the ids of their devices and in what is free."""
-
-    topology: Topology
-    """Of one of them, with the devices of other plugins."""
-    rules: AdmissionRules
-    """Those of the kubelet."""
-    registered: frozenset[ResourceName] | None
-    """As in `PredictionBasis`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,18 +136,14 @@ class Nodes:
             raise KubeletUnknown(record.node, kubelet.rules.unknown)
         basis = prediction_basis(state, now)
         check_rules(basis.rules)
-        announced, devices = record.topology.topology, kubelet.devices if kubelet is not None else None
-        key = key_of_shape(announced.shape), digest((devices, basis.rules)), basis.registered
-        kind = self._kinds.setdefault(key, Kind(basis.state.hardware, basis.rules, basis.registered))
+        kind = self._kinds.setdefault(kind_key(basis), Kind(basis.state.hardware, basis.rules, basis.registered))
         reserved = [each for reservation in record.reserved for each in allocations_of(reservation)]
         names = frozenset(each.id for each in reserved)
-        return Node(record.node, announced, basis.state, kind, names).holding(reserved)
+        return Node(record.node, record.topology.topology, basis.state, kind, names).holding(reserved)
 
 
 check_shape = made_once(validate)
 """`validate` of what many nodes share; discovery announces nothing else."""
-key_of_shape = made_once(machine_key)
-"""`machine_key` of what many nodes share."""
 
 
 class Asked:

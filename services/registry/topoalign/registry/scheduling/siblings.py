@@ -10,9 +10,9 @@ catalogue has the rules of a kubelet without any configuration.
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
+from topoalign.core.admission.kinds import Kind
 from topoalign.core.model.requests import AdmissionRules, Mode, Policy
 from topoalign.machines import catalogue
-from topoalign.registry.scheduling.nodes import Kind
 from topoalign.registry.scheduling.view import ClusterView
 
 MACHINE = "topoalign.io/machine"

@@ -14,6 +14,7 @@ import msgspec
 
 from topoalign.core.admission.admit import decide
 from topoalign.core.admission.feasibility import need_of, verdict
+from topoalign.core.admission.kinds import Kind
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.deviceshare.names import ANNOTATIONS
@@ -26,7 +27,7 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.scoring.scorers import Scorer
 from topoalign.core.state.fold import NodeState, announced
 from topoalign.registry.scheduling.model import NodeRefusal, PodToSchedule
-from topoalign.registry.scheduling.nodes import Kind, NodeView
+from topoalign.registry.scheduling.nodes import NodeView
 from topoalign.registry.scheduling.view import ClusterView
 
 REQUESTS_KEPT = 1_024

@@ -20,6 +20,7 @@ import msgspec
 
 from topoalign.client.verifying import Unsettled
 from topoalign.core.admission.free_amounts import free_of
+from topoalign.core.admission.kinds import Kind, kind_key
 from topoalign.core.admission.prediction import PredictionBasis, prediction_basis
 from topoalign.core.demand.rules import check_rules
 from topoalign.core.model.errors import InvalidField, NoFit, Unavailable
@@ -32,7 +33,7 @@ from topoalign.core.state.fold import NodeState
 from topoalign.registry.cluster import Cluster, bare
 from topoalign.registry.scheduling.holds import Hold, NodeHolds
 from topoalign.registry.scheduling.model import PodToSchedule
-from topoalign.registry.scheduling.nodes import Kind, NodeView, kind_key
+from topoalign.registry.scheduling.nodes import NodeView
 from topoalign.registry.scheduling.standing import KUBELET_UNKNOWN, obstacle
 from topoalign.runtime.turns import Turns
 

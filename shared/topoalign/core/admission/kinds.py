@@ -1,0 +1,33 @@
+"""Which nodes are of one kind: what a pod comes to on one of them, it comes to on all."""
+
+from dataclasses import dataclass
+
+from topoalign.core.admission.feasibility import digest, machine_key
+from topoalign.core.admission.prediction import PredictionBasis
+from topoalign.core.model.ids import ResourceName
+from topoalign.core.model.requests import AdmissionRules
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.views import made_once
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """What nodes have in common that differ in nothing but the ids of their devices and in what is free."""
+
+    topology: Topology
+    """Of one of them, with the devices of other plugins."""
+    rules: AdmissionRules
+    """Those of the kubelet."""
+    registered: frozenset[ResourceName] | None
+    """As in `PredictionBasis`."""
+
+
+def kind_key(basis: PredictionBasis) -> object:
+    """Equal for nodes of one kind."""
+    hardware = basis.state.hardware
+    machine = key_of_shape(hardware.shape) if hardware.shape is not hardware else machine_key(hardware)
+    return machine, digest((basis.rules,)), basis.registered
+
+
+key_of_shape = made_once(machine_key)
+"""`machine_key` of what many nodes share."""
