@@ -92,8 +92,10 @@ class Scheduler:
         if planned is not None:
             other = self._verdicts.number(PLANNED_ELSEWHERE, helped=False)
             numbers = bytes(number if node == planned else other for node, number in zip(nodes, numbers, strict=True))
-        refused = {node: refusals[number] for node, number in zip(nodes, numbers, strict=True) if number}
-        return Filtered(passed=tuple(compress(nodes, map(not_, numbers))), refused=refused)
+        if numbers.count(0) == len(numbers):
+            return Filtered(passed=nodes, refused={})
+        refused = zip(compress(nodes, numbers), map(refusals.__getitem__, filter(None, numbers)), strict=True)
+        return Filtered(passed=tuple(compress(nodes, map(not_, numbers))), refused=dict(refused))
 
     def prioritize(self, pod: PodToSchedule, nodes: Sequence[NodeName]) -> Sequence[int]:
         """As `Scheduling.prioritize`; a node that is not known has 0. Raises NotReadYet."""
