@@ -1,36 +1,20 @@
 """The scheduler's side of a whole registry, on a bus: when it answers, and what it says after streams were lost or mixed."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 import anyio
 import httpx
 import msgspec
 import pytest
 from api_server_support import shown_pod
-from cluster_support import TIME
 from decision_support import container, machine, pod
+from registry_support import World
 from view_support import NODE, RULES, Says, asked
 
-from topoalign.client import Client
-from topoalign.core import wire
-from topoalign.core.admission.prediction import predict
-from topoalign.core.model.events import Event
-from topoalign.core.model.requests import GANG, GANG_SIZE, ConfirmRequest, Standing
-from topoalign.core.ports import Endpoint, Stream
-from topoalign.registry.cluster import Cluster
-from topoalign.registry.kubernetes.memory import MemoryKubernetes
-from topoalign.registry.metrics import Metrics
+from topoalign.core.model.requests import GANG, GANG_SIZE
+from topoalign.core.ports import Stream
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.scheduler import NotReadYet
 from topoalign.registry.scheduling.service import Scheduling
-from topoalign.registry.service import PAUSE, Registry
-from topoalign.registry.settings import RegistrySettings
-from topoalign.runtime.clock import ManualClock
-from topoalign.runtime.context import Context
-from topoalign.runtime.memory_bus import MemoryBus
-from topoalign.runtime.tasks import background
-from topoalign.testing.fake_api_server.cluster import FakeCluster
+from topoalign.registry.service import PAUSE
 
 pytestmark = pytest.mark.anyio
 
@@ -43,65 +27,6 @@ BODY = {
     "Nodes": None,
     "NodeNames": [NODE, "ghost"],
 }
-
-
-class World:
-    """A bus, nodes that speak and answer on it, and a registry with its scheduler's side."""
-
-    def __init__(self) -> None:
-        self.bus, self.clock = MemoryBus(), ManualClock()
-        self.says = Says(NODE, machine(), RULES)
-        self.kubernetes = FakeCluster()
-        self.api = MemoryKubernetes(self.kubernetes)
-        self.context = Context(bus=self.bus, clock=self.clock, environment={})
-
-    async def say(self, *events: Event) -> None:
-        for event in events:
-            await self.bus.publish(wire.encode(event, TIME))
-        await anyio.wait_all_tasks_blocked()
-
-    @asynccontextmanager
-    async def allocator(self, says: Says) -> AsyncIterator[None]:
-        """Answers for a node whether it is alive, and says a snapshot when it is asked for one."""
-
-        async def alive(body: bytes) -> bytes:
-            state = says.state
-            return wire.answer(Standing(epoch=state.epoch, seq=state.seq, digest=state.digest))
-
-        async def snapshot(body: bytes) -> bytes:
-            await self.bus.publish(wire.encode(says.snapshot(), TIME))
-            return wire.answer((says.state.epoch, says.state.seq))
-
-        async def confirm(body: bytes) -> bytes:
-            request = msgspec.json.decode(body, type=ConfirmRequest)
-            return wire.answer(predict(says.state, request.pod, TIME, reserved=request.reserved))
-
-        endpoints = [
-            Endpoint(name=verb, subject=wire.admission_subject(says.node, verb), answer=answer)
-            for verb, answer in (("alive", alive), ("snapshot", snapshot), ("confirm", confirm))
-        ]
-        async with self.bus.serve("topoalign-allocator", endpoints):
-            yield
-
-    @asynccontextmanager
-    async def registry(self) -> AsyncIterator[tuple[Scheduling, str]]:
-        """With the URL of its extender."""
-        settings = RegistrySettings(scheduler_port=0)
-        client, cluster = Client(self.bus, self.clock, "registry", usage=True), Cluster(usage=True)
-        metrics = Metrics(self.context.metrics, client)
-        registry = Registry(self.bus, self.clock, client, cluster, metrics, settings)
-        scheduling = Scheduling(self.context, settings, client, cluster, registry, self.api, "r1")
-        async with background() as tasks:
-            url: str = await tasks.start(lambda *, task_status: scheduling.run(task_status=task_status))
-            await tasks.start(lambda *, task_status: registry.run(task_status=task_status))
-            await anyio.wait_all_tasks_blocked()
-            yield scheduling, url
-
-    async def rounds(self, times: int = 1) -> None:
-        """The registry asks all allocators so often."""
-        for _ in range(times):
-            await self.clock.advance(11)
-            await anyio.wait_all_tasks_blocked()
 
 
 @pytest.fixture

@@ -49,13 +49,14 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
 @asynccontextmanager
 async def kubernetes(context: Context, settings: RegistrySettings, replica: str) -> AsyncIterator[KubernetesApi | None]:
     """Kubernetes' API server; None where the settings have none. Raises InvalidField for a wrong setting."""
-    if settings.kubernetes == "off" or settings.scheduler_port is None:
+    if settings.kubernetes == "off":
         yield None
         return
-    try:
-        from topoalign.registry.kubernetes.client import (
-            connect_kubernetes,  # a registry without Kubernetes does without
-        )
+    if settings.scheduler_port is None:
+        finding = "the registry answers no scheduler"
+        raise InvalidField("TOPOALIGN_KUBERNETES", finding, "set TOPOALIGN_SCHEDULER_PORT, or set it to off")
+    try:  # a registry without Kubernetes does without
+        from topoalign.registry.kubernetes.client import connect_kubernetes
     except ModuleNotFoundError as error:
         finding = f"{error.name} is not installed"
         raise InvalidField(

@@ -108,19 +108,24 @@ class KubernetesWatch:
                         self._synced.add("nodes")
 
     def _see(self, pod: SeenPod) -> None:
-        if self._gangs is not None and not pod.finished:
-            self._gangs.see(pod)
         if pod.finished:
             self._finish(pod)
         elif pod.node is None:
             if pod.uid not in self._waiting and understood(pod):
                 self._waiting.add(pod.uid)
+                self._show(pod)
         elif pod.uid not in self._bound:
             self._waiting.discard(pod.uid)
             self._bound[pod.uid] = pod.node
             asked = understood(pod)
             if asked is not None:
                 self._view.expect(pod.node, asked)
+                self._show(pod)
+
+    def _show(self, pod: SeenPod) -> None:
+        """Once while the pod waits, and once when it is bound."""
+        if self._gangs is not None:
+            self._gangs.see(pod)
 
     def _finish(self, pod: SeenPod) -> None:
         if pod.uid in self._ended:

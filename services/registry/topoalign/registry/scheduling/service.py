@@ -14,6 +14,7 @@ from topoalign.core.state.reservations import allocations_of
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.ports import KubernetesApi
 from topoalign.registry.scheduling.binding import Binder
+from topoalign.registry.scheduling.figures import Figures
 from topoalign.registry.scheduling.gang_reservations import Gangs
 from topoalign.registry.scheduling.holds import Hold
 from topoalign.registry.scheduling.kubernetes_watch import KubernetesWatch
@@ -63,6 +64,8 @@ class Scheduling:
             self.binder = self.scheduler.binder = Binder(
                 context.bus, clock, api, self.reservations, self.scheduler.fits_in_every_order, gangs.plan
             )
+            context.metrics.register(Figures(self.watch, self.binder.counts, self.reservations.counts))
+            context.notes["kubernetes"] = lambda: api.trouble
         context.checks["scheduler"] = self.behind
 
     def behind(self) -> str | None:

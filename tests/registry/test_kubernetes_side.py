@@ -1,0 +1,134 @@
+"""A whole registry with an API server: what it binds is reserved and held, and what Kubernetes shows ends it."""
+
+from collections.abc import AsyncGenerator
+
+import anyio
+import httpx
+import pytest
+from api_server_support import shown_pod
+from decision_support import container, pod
+from registry_support import World
+from view_support import NODE, asked
+
+from topoalign.core.model.ids import NodeName
+from topoalign.registry.kubernetes.memory import MemoryKubernetes
+from topoalign.registry.ports import GonePod, SeenPod, Synced
+from topoalign.registry.scheduling.binding import RESERVED_SECONDS
+from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.scheduler import NotReadYet
+from topoalign.registry.scheduling.service import Scheduling
+from topoalign.testing.fake_api_server.cluster import FakeCluster
+
+pytestmark = pytest.mark.anyio
+TWO = asked(pod(container("main", gpus=2)))
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.kubernetes.add_node(NODE)
+    return world
+
+
+@pytest.fixture
+def cluster(world: World) -> FakeCluster:
+    return world.kubernetes
+
+
+async def bind(url: str, cluster: FakeCluster, name: str, node: str = NODE) -> str:
+    """What the scheduler is answered; empty: ok."""
+    uid = cluster.pods.get(("ml", name))["metadata"]["uid"]
+    body = {"PodName": name, "PodNamespace": "ml", "PodUID": uid, "Node": node}
+    async with httpx.AsyncClient() as client:
+        answer = (await client.post(f"{url}/scheduler/bind", json=body)).json()
+    await anyio.wait_all_tasks_blocked()
+    return str(answer["Error"])
+
+
+def verdict(scheduling: Scheduling, asked: PodToSchedule = TWO, node: NodeName = NODE) -> str:
+    return next((each.code for each in scheduling.scheduler.filter(asked, (node,)).refused.values()), "")
+
+
+async def test_what_is_bound_is_held_before_the_node_shows_it(world: World, cluster: FakeCluster) -> None:
+    """Two pods take the four GPUs; a third one is refused although the node has said nothing yet."""
+    await world.say(*world.says.all())
+    async with world.allocator(world.says), world.registry() as (scheduling, url):
+        await world.rounds()
+        answers = []
+        for name in ("a", "b", "c"):
+            cluster.add_pod(shown_pod(name, gpus=2))
+            await anyio.wait_all_tasks_blocked()
+            answers.append((verdict(scheduling), await bind(url, cluster, name)))
+
+        assert [("", ""), ("", "")] == answers[:2]
+        assert "NotAligned" == answers[2][0]
+        assert answers[2][1].startswith("NodeRefuses")
+        assert [NODE, NODE, None] == [cluster.pods.get(("ml", name))["spec"].get("nodeName") for name in "abc"]
+
+
+async def test_a_pod_that_the_node_refused_gives_back_what_was_reserved(world: World, cluster: FakeCluster) -> None:
+    """C51: the registry learns at once, the next filter is right, and it is counted."""
+    await world.say(*world.says.all())
+    async with world.allocator(world.says), world.registry() as (scheduling, url):
+        await world.rounds()
+        cluster.add_pod(shown_pod("a", gpus=4))
+        await anyio.wait_all_tasks_blocked()
+        bound = await bind(url, cluster, "a")
+        before = verdict(scheduling)
+        cluster.set_status("ml", "a", phase="Failed", reason="TopologyAffinityError")
+        await anyio.wait_all_tasks_blocked()
+
+        labels = {"reason": "TopologyAffinityError", "reserved": "true"}
+        counted = world.context.metrics.get_sample_value("topoalign_registry_refused_pods_total", labels)
+        assert ("", "NotAligned", "", 1) == (bound, before, verdict(scheduling), counted)
+        assert () == scheduling.reservations.held(NODE)
+
+
+async def test_pods_wait_for_a_reservation_that_ends_in_vain(world: World, cluster: FakeCluster) -> None:
+    """The pod that it was for never comes: its kubelet says nothing. Those that wait are woken."""
+    await world.say(*world.says.all())
+    async with world.allocator(world.says), world.registry() as (scheduling, url):
+        await world.rounds()
+        for name in ("a", "b"):
+            cluster.add_pod(shown_pod(name, gpus=4))
+        await anyio.wait_all_tasks_blocked()
+        await bind(url, cluster, "a")
+        assert scheduling.watch is not None
+        woken = scheduling.watch.wake_ups.done
+        await world.clock.advance(RESERVED_SECONDS + 5)
+
+        assert woken < scheduling.watch.wake_ups.done
+        assert "topoalign.io/woken" in cluster.nodes.get(("", NODE))["metadata"]["annotations"]
+
+
+class Slow(MemoryKubernetes):
+    """An API server that lists pods when it is let to."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        super().__init__(cluster)
+        self.listing = anyio.Event()
+
+    async def pods(self) -> AsyncGenerator[SeenPod | GonePod | Synced, None]:
+        await self.listing.wait()
+        async for each in super().pods():
+            yield each
+
+
+async def test_nothing_is_answered_before_pods_are_listed() -> None:
+    """What is bound is not known before, and would be given away."""
+    cluster = FakeCluster()
+    cluster.add_pod(shown_pod("foreign", gpus=4, node=NODE))
+    api = Slow(cluster)
+    world = World(api)
+    await world.say(*world.says.all())
+    async with world.allocator(world.says), world.registry() as (scheduling, _):
+        await world.rounds()
+        early = world.context.checks["scheduler"]()
+        with pytest.raises(NotReadYet):
+            verdict(scheduling)
+        api.listing.set()
+        await anyio.wait_all_tasks_blocked()
+
+        assert "pods of Kubernetes are not listed yet" == early
+        assert scheduling.watch is not None
+        assert ("NotAligned", (1, 36)) == (verdict(scheduling), scheduling.watch.version)

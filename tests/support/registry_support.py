@@ -1,0 +1,89 @@
+"""A registry with its scheduler's side, on a bus with nodes that speak and answer, beside an API server."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import msgspec
+from cluster_support import TIME
+from decision_support import machine
+from view_support import NODE, RULES, Says
+
+from topoalign.client import Client
+from topoalign.core import wire
+from topoalign.core.admission.prediction import predict
+from topoalign.core.model.events import Event
+from topoalign.core.model.requests import ConfirmRequest, Standing
+from topoalign.core.ports import Endpoint
+from topoalign.registry.cluster import Cluster
+from topoalign.registry.kubernetes.memory import MemoryKubernetes
+from topoalign.registry.metrics import Metrics
+from topoalign.registry.ports import KubernetesApi
+from topoalign.registry.scheduling.service import Scheduling
+from topoalign.registry.service import Registry
+from topoalign.registry.settings import RegistrySettings
+from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.context import Context
+from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.tasks import background
+from topoalign.testing.fake_api_server.cluster import FakeCluster
+
+
+class World:
+    """A bus, nodes that speak and answer on it, and a registry with its scheduler's side."""
+
+    def __init__(self, api: KubernetesApi | None = None) -> None:
+        """`api`: the API server, of a cluster of its own; None: one without trouble."""
+        self.bus, self.clock = MemoryBus(), ManualClock()
+        self.says = Says(NODE, machine(), RULES)
+        self.kubernetes = FakeCluster()
+        self.api = api or MemoryKubernetes(self.kubernetes)
+        self.context = Context(bus=self.bus, clock=self.clock, environment={})
+
+    async def say(self, *events: Event) -> None:
+        for event in events:
+            await self.bus.publish(wire.encode(event, TIME))
+        await anyio.wait_all_tasks_blocked()
+
+    @asynccontextmanager
+    async def allocator(self, says: Says) -> AsyncIterator[None]:
+        """Answers for a node whether it is alive and what it would give a pod; says a snapshot when it is asked for one."""
+
+        async def alive(body: bytes) -> bytes:
+            state = says.state
+            return wire.answer(Standing(epoch=state.epoch, seq=state.seq, digest=state.digest))
+
+        async def snapshot(body: bytes) -> bytes:
+            await self.bus.publish(wire.encode(says.snapshot(), TIME))
+            return wire.answer((says.state.epoch, says.state.seq))
+
+        async def confirm(body: bytes) -> bytes:
+            request = msgspec.json.decode(body, type=ConfirmRequest)
+            return wire.answer(predict(says.state, request.pod, TIME, reserved=request.reserved))
+
+        endpoints = [
+            Endpoint(name=verb, subject=wire.admission_subject(says.node, verb), answer=answer)
+            for verb, answer in (("alive", alive), ("snapshot", snapshot), ("confirm", confirm))
+        ]
+        async with self.bus.serve("topoalign-allocator", endpoints):
+            yield
+
+    @asynccontextmanager
+    async def registry(self) -> AsyncIterator[tuple[Scheduling, str]]:
+        """With the URL of its extender."""
+        settings = RegistrySettings(scheduler_port=0)
+        client, cluster = Client(self.bus, self.clock, "registry", usage=True), Cluster(usage=True)
+        metrics = Metrics(self.context.metrics, client)
+        registry = Registry(self.bus, self.clock, client, cluster, metrics, settings)
+        scheduling = Scheduling(self.context, settings, client, cluster, registry, self.api, "r1")
+        async with background() as tasks:
+            url: str = await tasks.start(lambda *, task_status: scheduling.run(task_status=task_status))
+            await tasks.start(lambda *, task_status: registry.run(task_status=task_status))
+            await anyio.wait_all_tasks_blocked()
+            yield scheduling, url
+
+    async def rounds(self, times: int = 1) -> None:
+        """The registry asks all allocators so often."""
+        for _ in range(times):
+            await self.clock.advance(11)
+            await anyio.wait_all_tasks_blocked()
