@@ -3,6 +3,7 @@
 import ssl
 from collections.abc import Mapping
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from itertools import cycle
 from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
@@ -27,13 +28,16 @@ class Extender(Protocol):
 
 
 class HttpExtender:
-    """An extender at a URL. Connections are kept and used again; calls at the same time have one each."""
+    """
+    An extender over HTTP. Connections are kept and used again; calls at the same time have one each. With several URLs each
+    connection goes to the next one, as a Service does it.
+    """
 
-    def __init__(self, url: str, tls: ssl.SSLContext | None = None) -> None:
-        """`url`: with the prefix, `https://127.0.0.1:8443/scheduler`. `tls`: by which its certificate is verified."""
-        parts = urlsplit(url)
-        assert parts.hostname is not None, "a URL with a host"
-        self._host, self._port, self._prefix, self._tls = parts.hostname, parts.port, parts.path.rstrip("/"), tls
+    def __init__(self, *urls: str, tls: ssl.SSLContext | None = None) -> None:
+        """`urls`: with the prefix, `https://127.0.0.1:8443/scheduler`. `tls`: by which the certificate is verified."""
+        self._parts = [urlsplit(url) for url in urls]
+        self._next, self._tls = cycle(self._parts), tls
+        self._prefix = self._parts[0].path.rstrip("/")
         self._idle: list[HTTPConnection] = []
 
     async def ask(self, verb: Verb, arguments: Mapping[str, Any]) -> Any:
@@ -58,9 +62,11 @@ class HttpExtender:
             raise ExtenderFailed(f"failed {verb}: {error}") from error
 
     def _opened(self) -> HTTPConnection:
+        url = next(self._next)
+        assert url.hostname is not None, "a URL with a host"
         if self._tls is not None:
-            return HTTPSConnection(self._host, self._port, timeout=TIMEOUT_SECONDS, context=self._tls)
-        return HTTPConnection(self._host, self._port, timeout=TIMEOUT_SECONDS)
+            return HTTPSConnection(url.hostname, url.port, timeout=TIMEOUT_SECONDS, context=self._tls)
+        return HTTPConnection(url.hostname, url.port, timeout=TIMEOUT_SECONDS)
 
     def close(self) -> None:
         """Closes what is kept open."""

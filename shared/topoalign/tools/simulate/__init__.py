@@ -1,0 +1,68 @@
+"""
+A cluster in one command: described nodes, registries, a scheduler and pods that come and go, and what became of them.
+
+`cluster` builds it, `node` is one node of it, `load` reads what pods there shall be, and `report` counts.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+
+import anyio
+
+from topoalign.core.model.ids import NodeName
+from topoalign.tools.simulate.cluster import SimulatedCluster, Tls, simulated_cluster
+from topoalign.tools.simulate.load import Shape, pods_of
+from topoalign.tools.simulate.report import Report, report
+
+LAST_SECONDS = (0.5, 3.0)
+"""How long pods run."""
+LOOK_SECONDS = 0.05
+
+Progress = Callable[[int], None]
+"""Told how many pods are bound."""
+
+
+async def simulate(
+    nodes: int,
+    machines: Sequence[str],
+    policies: Sequence[str],
+    shapes: Sequence[Shape],
+    *,
+    registries: int = 1,
+    seed: int = 0,
+    most_seconds: float = 600.0,
+    tls: Tls | None = None,
+    progress: Progress = lambda bound: None,
+    at_half: Callable[[SimulatedCluster], None] = lambda cluster: None,
+) -> Report:
+    """
+    Runs the cluster until every pod is bound and admitted or refused by its node, or for `most_seconds`.
+
+    `at_half` is called once half of the pods are bound; `tls` as for `simulated_cluster`. Raises NotReady, and what starting
+    the parts raises.
+    """
+    chance = Random(seed)  # noqa: S311  # a seed repeats the load
+    names = [NodeName(f"node-{number}") for number in range(nodes)]
+    with tempfile.TemporaryDirectory(prefix="ta-") as folder:
+        async with simulated_cluster(
+            names, machines, policies, registries, LAST_SECONDS, chance, Path(folder), tls
+        ) as cluster:
+            pods, began, halved = pods_of(shapes, chance), time.monotonic(), False
+            for pod in pods:
+                cluster.api.add_pod(pod)
+            while not is_done(cluster, len(pods)) and time.monotonic() < began + most_seconds:
+                bound = sum(bool(pod["spec"].get("nodeName")) for pod in cluster.api.pods)
+                progress(bound)
+                if not halved and 2 * bound >= len(pods):
+                    halved = True
+                    at_half(cluster)
+                await anyio.sleep(LOOK_SECONDS)
+            return report(cluster, len(pods), time.monotonic() - began)
+
+
+def is_done(cluster: SimulatedCluster, pods: int) -> bool:
+    """Whether every pod has been judged by the kubelet of a node."""
+    return sum(node.admitted + len(node.refusals) for node in cluster.nodes) >= pods

@@ -1,0 +1,143 @@
+"""A simulated node: a described machine, the product's services, and a kubelet that runs what is bound to it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from random import Random
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup, TaskStatus
+
+from topoalign.core.model.decisions import Refusal
+from topoalign.core.model.ids import DeviceID, Namespace, NodeName, PodName
+from topoalign.core.model.requests import AdmissionRules
+from topoalign.kubelet.files import configuration, manifest
+from topoalign.machines import load_machine
+from topoalign.runtime.runner import Running, run_services
+from topoalign.runtime.settings import PREFIX
+from topoalign.testing.fake_api_server.cluster import FakeCluster
+from topoalign.testing.fake_api_server.objects import ApiError, Object
+from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
+
+SERVICES = ("discovery", "hinting", "allocator")
+Key = tuple[str, str]
+
+
+class SimulatedNode:
+    """One node. What its containers would do is to last for a while."""
+
+    def __init__(
+        self, name: NodeName, machine: str, policy: str, folder: Path, nats: str, cluster: FakeCluster, chance: Random
+    ) -> None:
+        """`folder`: its own, and short: sockets are made in it. `chance`: for how long pods last."""
+        self.name, self._cluster, self._chance, self._folder = name, cluster, chance, folder
+        self.refusals: list[tuple[str, Refusal]] = []
+        """Pods that its kubelet refused, by name."""
+        self.admitted = 0
+        self.doubled: list[tuple[str, DeviceID]] = []
+        """Pod and device, where it was given a device that a running pod had."""
+        self._held: dict[DeviceID, str] = {}
+        plugins, resources = folder / "device-plugins", folder / "pod-resources"
+        for each in (plugins, resources):
+            each.mkdir(parents=True)
+        config = folder / "config.yaml"
+        config.write_bytes(msgspec.json.encode(kubelet_configuration(policy)))
+        rules: AdmissionRules = configuration.load_configuration(config)
+        self._topology = load_machine(machine).topology
+        self.kubelet = FakeKubelet(plugins, resources, self._topology, rules)
+        self._environment = {
+            PREFIX + "NODE": name,
+            PREFIX + "NATS_URL": nats,
+            PREFIX + "MACHINE": machine,
+            PREFIX + "STATE_DIR": str(folder / "state"),
+            PREFIX + "KUBELET_DIR": str(plugins),
+            PREFIX + "SETTLE_SECONDS": "0",
+            PREFIX + "LOG_LEVEL": "error",
+        }
+
+    async def run(self, seconds: tuple[float, float], *, task_status: TaskStatus[None]) -> None:
+        """Runs until cancelled; started once its devices are allocatable. Pods last between two numbers of `seconds`."""
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(self.kubelet.run)
+            serving = anyio.Event()
+
+            def ready(_: Running) -> None:
+                serving.set()
+
+            async def serve() -> None:
+                await run_services(SERVICES, self._environment, ready=ready)
+
+            tasks.start_soon(serve)
+            await serving.wait()
+            await self.kubelet.until(lambda kubelet: all(self._allocatable().values()))
+            self._register()
+            tasks.start_soon(self._follow, tasks, seconds)
+            task_status.started()
+
+    def _allocatable(self) -> Mapping[str, int]:
+        return {
+            str(name): self.kubelet.allocatable(name) for name, devices in self._topology.devices.items() if devices
+        }
+
+    def _register(self) -> None:
+        self._cluster.add_node(self.name)
+        allocatable = {name: str(amount) for name, amount in self._allocatable().items()}
+        self._cluster.nodes.merge(("", self.name), {"status": {"allocatable": allocatable}})
+
+    async def _follow(self, tasks: TaskGroup, seconds: tuple[float, float]) -> None:
+        """Admits what is bound to this node, one pod after another, as a kubelet does."""
+        seen, pods = self._cluster.pods.newest, self._cluster.pods
+        taken: set[str] = set()
+        while True:
+            for change in pods.since(seen):
+                seen, pod = change.version, change.object
+                uid = pod["metadata"]["uid"]
+                if change.type != "DELETED" and pod["spec"].get("nodeName") == self.name and uid not in taken:
+                    taken.add(uid)
+                    await self._admit(pod, tasks, seconds)
+            await pods.wait()
+
+    async def _admit(self, pod: Object, tasks: TaskGroup, seconds: tuple[float, float]) -> None:
+        request = manifest.pod_of(pod)
+        decision = await self.kubelet.admit(request, pod["metadata"]["uid"])
+        if isinstance(decision, Refusal):
+            self.refusals.append((request.name, decision))
+            message = f"Pod was rejected: {decision.finding}"
+            self._set_status(request.namespace, request.name, phase="Failed", reason=decision.reason, message=message)
+            return
+        self.admitted += 1
+        for allocation in decision.allocations:
+            for device in allocation.device_ids:
+                if device in self._held:
+                    self.doubled.append((request.name, device))
+                self._held[device] = request.name
+        self._set_status(request.namespace, request.name, phase="Running")
+        tasks.start_soon(self._last, request.namespace, request.name, self._chance.uniform(*seconds))
+
+    async def _last(self, namespace: Namespace, name: PodName, seconds: float) -> None:
+        """The containers of a pod run, and end."""
+        await anyio.sleep(seconds)
+        self._held = {device: pod for device, pod in self._held.items() if pod != name}
+        await self.kubelet.remove(namespace, name)
+        self._set_status(namespace, name, phase="Succeeded")
+
+    def _set_status(self, namespace: Namespace, name: PodName, **status: str) -> None:
+        try:
+            self._cluster.set_status(namespace, name, **status)
+        except ApiError:  # it was deleted meanwhile
+            return
+
+
+def kubelet_configuration(policy: str) -> dict[str, object]:
+    """A kubelet with all its managers."""
+    return {
+        "kind": "KubeletConfiguration",
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "topologyManagerPolicy": policy,
+        "cpuManagerPolicy": "static",
+        "reservedSystemCPUs": "0",
+        "memoryManagerPolicy": "Static",
+        "reservedMemory": [{"numaNode": 0, "limits": {"memory": "1Gi"}}],
+        "evictionHard": {"memory.available": "0"},
+        "kubeReserved": {"memory": "1Gi"},
+    }
