@@ -1,6 +1,7 @@
 """The answer of a whole cluster is the decision of each of its kubelets, and each change that it names makes the pod fit."""
 
 from random import Random
+from typing import Any
 
 import msgspec
 import pytest
@@ -196,11 +197,17 @@ def test_a_pod_that_cannot_be_meant_is_refused() -> None:
         answer(cluster(used("a")), container(gpus=1), changes={"policy": "balanced"})
 
 
-def test_a_node_whose_hardware_cannot_be_does_not_end_the_answer() -> None:
-    nodes = tuple(msgspec.structs.replace(each, id=each.id - 1) for each in machine().nodes)
-    forged = node_with("forged", topology=msgspec.structs.replace(machine(), nodes=nodes, cpus=()))
+@pytest.mark.parametrize("wrong", ["negative", "twice", "far"])
+def test_a_node_whose_hardware_cannot_be_does_not_end_the_answer(wrong: str) -> None:
+    first, second = machine().nodes
+    changes: dict[str, dict[str, Any]] = {
+        "negative": {"nodes": (msgspec.structs.replace(first, id=-1), second)},
+        "twice": {"nodes": (first, second, second)},
+        "far": {"cpus": (msgspec.structs.replace(machine().cpus[0], id=1_000_000), *machine().cpus[1:])},
+    }
+    impossible = msgspec.structs.replace(machine(), **changes[wrong])
 
-    found = answer(cluster(forged, used("a")), container(gpus=1))
+    found = answer(cluster(node_with("forged", topology=impossible), used("a")), container(gpus=1))
 
     assert (["a"], ["InvalidField"]) == ([each.node for each in found.admitting], [each.code for each in found.reasons])
 

@@ -14,7 +14,7 @@ from itertools import chain
 import msgspec
 
 from topoalign.core.diagnosis.answers import Change, Moved
-from topoalign.core.diagnosis.nodes import Node, Question, empty
+from topoalign.core.diagnosis.nodes import Node, Question
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.ids import CPU, MEMORY, ContainerName, ResourceName, is_native
 from topoalign.core.model.requests import ContainerRequest, PodRequest, Policy, Scope
@@ -132,7 +132,7 @@ def moves(question: Question, refusing: Iterable[Node]) -> Iterator[Change]:
     """The cheapest move of all that are found, and on how many nodes one was found."""
     possible = sorted(refusing, key=lambda node: (shortage(question, node), node.name))
     found = []
-    for node in (node for node in possible if not question.code(empty(node))):
+    for node in (node for node in possible if not question.code(node.emptied())):
         found.append(cheapest_move(question, node))
         if len(found) >= MOST_NODES:
             break

@@ -13,7 +13,7 @@ from typing import Any
 from topoalign.core.diagnosis.answers import Answer, Outlook, Ranked, Reason
 from topoalign.core.diagnosis.changes import cheapest_changes
 from topoalign.core.diagnosis.gangs import placed
-from topoalign.core.diagnosis.nodes import NO_CHANGES, Changes, Node, Nodes, Question, empty
+from topoalign.core.diagnosis.nodes import NO_CHANGES, Changes, Node, Nodes, Question
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import PodRequest
@@ -98,7 +98,7 @@ def outlook(question: Question, node: Node) -> Outlook:
     """What can become of a node that refuses the pod."""
     if question.of(node.kind).missing is not None:
         return Outlook.MISSING
-    return Outlook.NEVER if question.code(empty(node)) else Outlook.IN_USE
+    return Outlook.NEVER if question.code(node.emptied()) else Outlook.IN_USE
 
 
 def reasons_unasked(nodes: Nodes) -> Iterator[Reason]:

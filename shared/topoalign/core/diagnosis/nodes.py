@@ -9,7 +9,6 @@ over, as the kubelet does.
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from types import MappingProxyType
 
 import msgspec
@@ -27,11 +26,11 @@ from topoalign.core.diagnosis.records import ClusterRecord, NodeRecord, state_of
 from topoalign.core.hints.preconditions import UnknownResource
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Admission, Decision
-from topoalign.core.model.errors import NoFit, TopoalignError
+from topoalign.core.model.errors import InvalidField, NoFit, TopoalignError, clean
 from topoalign.core.model.ids import GPU, NIC, AllocationID, NodeName, ResourceName
 from topoalign.core.model.requests import PodRequest, overridden
+from topoalign.core.model.topology.cpuset import LARGEST_ID
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.validate import validate
 from topoalign.core.model.topology.views import made_once
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.memory import given_back
@@ -40,6 +39,9 @@ from topoalign.core.state.reservations import allocations_of
 Changes = Mapping[str, str | int | bool]
 """Rules that are to differ from those of each kubelet, by the field names of `AdmissionRules`."""
 NO_CHANGES: Changes = MappingProxyType({})
+
+
+REMEDY = "see what the services of the node log, and who may publish on its subjects"
 
 
 class NodeNotWhole(NoFit):
@@ -75,20 +77,17 @@ class Node:
     state: NodeState
     """As its kubelet has it, with what is reserved."""
     kind: Kind
+    free: Free
+    """What is free there, under the rules of the kind."""
     reserved: frozenset[AllocationID] = frozenset()
     """What of the state is reserved, for pods that the node has not shown."""
-
-    @cached_property
-    def free(self) -> Free:
-        """What is free, under the rules of the kind."""
-        return free_of(self.state, self.kind.rules)
 
     def holding(self, allocations: Iterable[Allocation]) -> "Node":
         """The node on which these are held, too."""
         state = self.state
         for each in allocations:
             state = state.holding(each)
-        return replace(self, state=state)
+        return self if state is self.state else self.changed(state)
 
     def without(self, gone: Collection[AllocationID]) -> "Node":
         """The node when these are released. The kubelet gives memory of several NUMA nodes back to the lowest first."""
@@ -97,7 +96,15 @@ class Node:
             had = msgspec.structs.replace(self.state.allocations[each], lowest_first=True)
             memory = given_back(memory, had)
         left = {each: held for each, held in self.state.allocations.items() if each not in gone}
-        return replace(self, state=msgspec.structs.replace(self.state, allocations=left, memory=memory))
+        return self.changed(msgspec.structs.replace(self.state, allocations=left, memory=memory))
+
+    def emptied(self) -> "Node":
+        """The node as if nobody had anything."""
+        return self.changed(msgspec.structs.replace(self.state, allocations={}, memory={}))
+
+    def changed(self, state: NodeState) -> "Node":
+        """The same node in another state."""
+        return replace(self, state=state, free=free_of(state, self.kind.rules))
 
 
 class Nodes:
@@ -114,6 +121,8 @@ class Nodes:
                 self.asked.append(self._node(record, cluster.time))
             except TopoalignError as error:
                 self.unasked[record.node] = error
+            except ValueError as error:  # what no kubelet can have said, such as memory on NUMA node -1
+                self.unasked[record.node] = InvalidField("usage", clean(str(error), 200), REMEDY)
         self.resources = frozenset({GPU, NIC}).union(*(each.topology.devices for each in self._kinds.values()))
         """All that some node lists."""
 
@@ -122,15 +131,15 @@ class Nodes:
 
     def _node(self, record: NodeRecord, now: float) -> Node:
         """
-        Raises NodeNotWhole, KubeletUnknown, and InvalidField for hardware that cannot be and rules by which no kubelet
-        starts.
+        Raises NodeNotWhole, KubeletUnknown, and InvalidField for numbers that no machine has, and rules by which no
+        kubelet starts.
         """
         known = {"hardware": record.topology, "health": record.health, "allocations": record.allocations}
         missing = [name for name, fact in known.items() if fact is None]
         state = state_of(record)
         if missing or record.topology is None:
             raise NodeNotWhole(", ".join(missing))
-        check_shape(record.topology.topology.shape)
+        check_ids(record.topology.topology.shape)
         kubelet = state.usage.kubelet if state.usage is not None else None
         if kubelet is not None and kubelet.rules.unknown:
             raise KubeletUnknown(record.node, kubelet.rules.unknown)
@@ -139,11 +148,25 @@ class Nodes:
         kind = self._kinds.setdefault(kind_key(basis), Kind(basis.state.hardware, basis.rules, basis.registered))
         reserved = [each for reservation in record.reserved for each in allocations_of(reservation)]
         names = frozenset(each.id for each in reserved)
-        return Node(record.node, record.topology.topology, basis.state, kind, names).holding(reserved)
+        free = free_of(basis.state, basis.rules)
+        return Node(record.node, record.topology.topology, basis.state, kind, free, names).holding(reserved)
 
 
-check_shape = made_once(validate)
-"""`validate` of what many nodes share; discovery announces nothing else."""
+@made_once
+def check_ids(topology: Topology) -> None:
+    """Raises InvalidField for a CPU or a NUMA node that no machine has, or has twice: nothing could be decided with it."""
+    ids = {
+        "nodes": topology.node_ids,
+        "cpus": [number for cpu in topology.cpus for number in (cpu.id, cpu.node)],
+        "gpus": [node for gpu in topology.gpus for node in gpu.numa_affinity],
+        "nics": [node for nic in topology.nics for node in nic.numa_affinity],
+    }
+    for path, numbers in ids.items():
+        if not all(0 <= number <= LARGEST_ID for number in numbers):
+            raise InvalidField(f"topology.{path}", "a number that no CPU or NUMA node has", REMEDY)
+    for path, own in (("nodes", topology.node_ids), ("cpus", [cpu.id for cpu in topology.cpus])):
+        if len({*own}) < len(own):
+            raise InvalidField(f"topology.{path}", "a number stands twice", REMEDY)
 
 
 class Asked:
@@ -204,9 +227,3 @@ class Question:
     def changed(self, pod: PodRequest | None = None, rules: Changes = NO_CHANGES) -> "Question":
         """The same question about another pod, or under other rules."""
         return Question(self._nodes, pod or self.pod, {**self.changes, **rules})
-
-
-def empty(node: Node) -> Node:
-    """The node as if nobody had anything."""
-    bare = msgspec.structs.replace(node.state, allocations={}, memory={})
-    return replace(node, state=bare)

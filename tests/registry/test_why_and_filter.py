@@ -1,0 +1,65 @@
+"""`why` says of each node what the registry's filter says, as both decide by the facts of the node."""
+
+from random import Random
+
+import pytest
+from cluster_support import TIME
+from faults_support import THOROUGH
+from view_support import Says, asked, scheduler_of, some_request, some_says, tell_all
+
+from topoalign.core.diagnosis.diagnosis import diagnose
+from topoalign.core.diagnosis.nodes import Nodes
+from topoalign.core.diagnosis.records import ClusterRecord, record_of
+from topoalign.core.hints.preconditions import UnknownResource
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import PodRequest
+from topoalign.core.model.topology.shapes import Shapes
+from topoalign.core.scoring.quality import Packing
+from topoalign.core.scoring.scorers import Scoring, scorer_of
+from topoalign.registry.cluster import Cluster
+
+SEEDS = 200 if THOROUGH else 20
+SCORER = scorer_of(Scoring.QUALITY, Packing.BINPACK)
+
+
+def told(cluster: Cluster, chance: Random, nodes: list[Says]) -> None:
+    """The nodes announce themselves, and their kubelets admit some pods."""
+    for says in nodes:
+        tell_all(cluster, says.all())
+        for number in range(chance.randrange(4)):
+            tell_all(cluster, says.admit(some_request(chance, says.hardware, f"p{number}"), f"uid-{number}"))
+
+
+def codes_of_why(cluster: Cluster, pod: PodRequest) -> dict[NodeName, str]:
+    """Node -> the code of its refusal, asked one by one; empty where it would admit the pod."""
+    records = [record_of(member.state) for member in cluster]
+    nodes = Nodes(ClusterRecord(time=TIME, nodes=tuple(records)))
+    answer = diagnose(nodes, pod, SCORER)
+    found = {each.node: "" for each in answer.admitting}
+    return found | {
+        name: each.code for each in answer.reasons for name in each.examples if each.nodes == len(each.examples)
+    }
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, 5))
+def test_why_says_of_each_node_what_the_filter_says(first: int) -> None:
+    """But for a resource that only other plugins list: a scheduler asks nodes about it before the filter is asked."""
+    compared = fit = 0
+    for seed in range(first, first + 5):
+        chance, cluster = Random(seed), Cluster(usage=True)
+        scheduler, shapes = scheduler_of(cluster), Shapes()
+        nodes = [some_says(chance, f"node-{number}", shapes) for number in range(3)]
+        told(cluster, chance, nodes)
+        for number in range(6):
+            pod = some_request(chance, chance.choice(nodes).hardware, f"asked-{number}")
+
+            filtered = scheduler.filter(asked(pod), cluster.nodes)
+            expected = {**dict.fromkeys(filtered.passed, ""), **{n: each.code for n, each in filtered.refused.items()}}
+            found = codes_of_why(cluster, pod)
+
+            assert expected.keys() == found.keys()
+            for name, code in expected.items():
+                if UnknownResource.code not in (code, found[name]):
+                    assert code == found[name]
+                    compared, fit = compared + 1, fit + (not code)
+    assert compared > 30 and fit > 5
