@@ -62,7 +62,9 @@ SECTIONS: dict[str, dict[str, Entry]] = {
             "tools.conformance:conformance", "Run published case files through the services' own functions."
         ),
         "bench": Entry("tools.bench:bench", "Measure the time of decisions and of kubelet calls."),
-        "simulate": Entry("tools.simulate.command:simulate", "Run a cluster on this machine: nodes, scheduler and pods."),
+        "simulate": Entry(
+            "tools.simulate.command:simulate", "Run a cluster on this machine: nodes, scheduler and pods."
+        ),
         "completion": Entry("cli.completion:completion", "Print the completion script of your shell."),
         "version": Entry("cli.version:version", "Print the versions of this program and its dependencies."),
     },
