@@ -25,11 +25,9 @@ UNITS = {CPU: 1000, MEMORY: 1 << 30}
 """In what steps less is asked for; devices one by one, hugepages not at all."""
 OTHER_RULES: tuple[dict[str, str], ...] = (
     {"scope": Scope.CONTAINER.value},
-    {"policy": Policy.RESTRICTED.value},
-    {"policy": Policy.BEST_EFFORT.value},
-    {"policy": Policy.NONE.value},
+    *[{"policy": policy.value} for policy in reversed(Policy)][1:],
 )
-"""What may be looser, the strictest first."""
+"""What may be looser, the strictest first; nothing is looser by the strictest policy."""
 
 
 def cheapest_changes(question: Question, refusing: Iterable[Node]) -> list[Change]:
