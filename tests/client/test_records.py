@@ -72,6 +72,19 @@ async def test_what_was_granted_and_released_since_a_snapshot_counts() -> None:
     assert found.allocations is not None and (new,) == found.allocations.allocations
 
 
+async def test_what_a_later_snapshot_stands_for_is_not_needed() -> None:
+    """The events before the newest snapshot are gone from the stream, or cannot be read."""
+    (had,) = A.allocations.allocations if A.allocations is not None else ()
+    bus, lost = MemoryBus(), AllocationReleased(node=A.node, epoch=1, seq=1, allocation=had.id, reason="gone")
+    await bus.publish(msgspec.structs.replace(wire.encode(lost, 1.0), body=b"{"))
+    snapshot = msgspec.structs.replace(A.allocations, seq=7) if A.allocations is not None else None
+    await said(bus, msgspec.structs.replace(A, allocations=snapshot))
+
+    (found,) = (await read(bus)).nodes
+
+    assert found.allocations is not None and (7, (had,)) == (found.allocations.seq, found.allocations.allocations)
+
+
 async def test_the_newest_message_tells_what_is_reserved() -> None:
     bus = MemoryBus()
     await said(bus, A, B)

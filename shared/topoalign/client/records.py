@@ -43,7 +43,7 @@ async def read_cluster(bus: Bus, clock: Clock, node: NodeName | None = None, wit
                 apply(heard)
 
     async def allocations() -> None:
-        async with aclosing(client.allocations(node=node)) as events:
+        async with aclosing(client.allocations(node=node, superseded=False)) as events:
             async for heard in events:
                 apply(heard)
 
