@@ -1,5 +1,6 @@
 """The scheduler's address has certificates that change without a restart, and says in good time when they do not serve."""
 
+import socket
 import ssl
 from datetime import UTC, datetime
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import anyio
 import httpx
 import pytest
+from anyio import to_thread
 from certificate_support import Authority
 from scheduling_support import FULL, RawClient, RecordedScheduling, go_json, parsed, request_bytes, serving
 
@@ -120,6 +122,36 @@ async def test_clients_show_certificates_where_there_is_an_authority(
             found.append(await admitted(url))
 
     assert [[True] * 3, [False, True, False], [False, False, True], [True] * 3] == found
+
+
+async def test_no_session_of_a_client_with_a_certificate_is_resumed(authority: Authority, served: Path) -> None:
+    """A resumed one would be admitted by a certificate that was shown before the authority changed."""
+    (served / "client-ca.crt").write_bytes(authority.certificate.read_bytes())
+    certificates = Certificates(served, ManualClock(NOW.timestamp()))
+
+    def resumed(url: str, version: ssl.TLSVersion) -> list[bool | None]:
+        context, found, session = trusting(authority, served), list[bool | None](), None
+        context.maximum_version = version
+        host, port = url.removeprefix("https://").split(":")
+        for _ in range(2):
+            with (
+                socket.create_connection((host, int(port))) as plain,
+                context.wrap_socket(plain, server_hostname=host, session=session) as protected,
+            ):
+                protected.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                while protected.recv(1 << 16):
+                    pass
+                found.append(protected.session_reused)
+                session = protected.session
+        return found
+
+    async with serving(RecordedScheduling(), tls=certificates.context) as url:
+        assert [False, False] == await to_thread.run_sync(resumed, url, ssl.TLSVersion.TLSv1_3)
+        with pytest.raises(ssl.SSLError):  # it keeps sessions without tickets
+            await to_thread.run_sync(resumed, url, ssl.TLSVersion.TLSv1_2)
+        (served / "client-ca.crt").unlink()
+        certificates.look()
+        assert 2 == len(await to_thread.run_sync(resumed, url, ssl.TLSVersion.TLSv1_2))
 
 
 async def test_no_certificate_is_no_start(tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ class Certificates:
                 current, until = context_of(self._directory, files), not_after(files[CERTIFICATE])
                 self._files, self._current, self._valid_until = files, current, until
                 self.context.verify_mode = current.verify_mode
+                self.context.minimum_version = current.minimum_version
                 log.info("certificate changed", directory=str(self._directory), valid_until=until.isoformat())
             self._trouble = self._refused = None
         except InvalidField as error:
@@ -94,18 +95,21 @@ def read_files(directory: Path) -> Files:
 
 def context_of(directory: Path, files: Files) -> ssl.SSLContext:
     """
-    A server's TLS context, from TLS 1.2 on, that asks clients for a certificate where there is an authority. The key is
+    A server's TLS context, from TLS 1.2 on, that asks clients for a certificate where there is an authority; then from
+    TLS 1.3 on and without resumption, as who resumes a session shows no certificate, whatever has changed since. The key is
     loaded from the directory; where that has changed since `files` were read, the next look takes it again.
 
     Raises InvalidField for files that do not fit together.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.num_tickets = 0
     try:
         context.load_cert_chain(directory / CERTIFICATE, directory / KEY, password=lambda: b"")
         if AUTHORITY in files:
             context.load_verify_locations(cadata=files[AUTHORITY].decode())
             context.verify_mode = ssl.CERT_REQUIRED
+            context.minimum_version = ssl.TLSVersion.TLSv1_3  # which resumes no session without tickets
     except (ssl.SSLError, ValueError, OSError) as error:
         finding = f"the files do not fit together: {clean(str(error), 200)}"
         raise InvalidField(
