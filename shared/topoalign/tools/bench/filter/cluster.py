@@ -145,7 +145,7 @@ class BusyNode:
         yield snapshot
 
     def ended(self) -> Iterator[Event]:
-        """The first of its containers ends."""
+        """The first of its containers ends. The usage comes first: who has the other has it too, as a rule."""
         gone = self.containers.pop(0)
         released = AllocationReleased(
             node=self.node,
@@ -155,8 +155,8 @@ class BusyNode:
             reason="gone",
         )
         self.state = self.state.fold(released)
-        yield released
         yield self._usage()
+        yield released
 
     def _container(self, gpu: int, left: Mapping[int, list[int]], random: Random) -> Container:
         (place,) = self.kind.bare.listed_nodes(self.kind.bare.gpus[gpu].numa_affinity) or (0,)
