@@ -44,6 +44,16 @@ def test_the_yaml_of_all_nodes_says_what_the_json_says(capsys: pytest.CaptureFix
     assert "silent? is left out: not heard of the node: hardware" in noted
 
 
+def test_where_no_node_is_known_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with Path("silent.ndjson").open("wb") as file:
+        file.writelines(encode_lines(cluster(NodeRecord(node=NodeName("silent")))))
+
+    status, text, noted = run("nrt export --from silent.ndjson", capsys)
+
+    assert (0, "") == (status, text)
+    assert "silent is left out" in noted
+
+
 def test_one_node_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     status, text, _ = run("nrt export b --from c.ndjson --json", capsys)
 

@@ -51,7 +51,8 @@ def export(node: str | None, nats: str | None, from_file: Path | None, as_json: 
         return
     from topoalign.kubelet.files.yaml_text import write_yaml  # brings in YAML
 
-    output.say("---\n".join(write_yaml(msgspec.to_builtins(each)) for each in objects).removesuffix("\n"))
+    if objects:
+        output.say("---\n".join(write_yaml(msgspec.to_builtins(each)) for each in objects).removesuffix("\n"))
 
 
 def of_one(known: Nodes, name: NodeName) -> NodeResourceTopology:
