@@ -36,9 +36,9 @@ class Reports:
         """UID, reason and note -> when it was last written, in monotonic seconds; the longest ago first."""
         self._waiting = Queue[Report](MOST_WAITING)
 
-    def tell(self, report: Report) -> None:
-        """Has the report written, unless it was lately."""
-        key, now = (report.uid, report.reason, report.note), self._clock.monotonic()
+    def tell(self, report: Report, what: str = "") -> None:
+        """Has the report written, unless it was lately, or another of the pod that says the same, where `what` is said."""
+        key, now = (report.uid, report.reason, what or report.note), self._clock.monotonic()
         last = self._told.get(key)
         if last is not None and now < last + AGAIN_SECONDS:
             self.counts["repeated"] += 1

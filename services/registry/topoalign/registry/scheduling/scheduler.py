@@ -5,7 +5,7 @@ Nothing here has an effect on the view. A node that the registry does not know i
 the machine of `topoalign.io/machine`, or an empty sibling of the same instance type, under the rules of a sibling's kubelet.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import compress
 from operator import not_
 from typing import Protocol
@@ -17,7 +17,7 @@ from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import NodeName, PodName
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.registry.scheduling.binding import PODS_PENDING
-from topoalign.registry.scheduling.model import Filtered, PodToSchedule, Victims
+from topoalign.registry.scheduling.model import Filtered, NodeRefusal, PodToSchedule, Victims
 from topoalign.registry.scheduling.orders import MOST_PENDING, Comer, all_fit
 from topoalign.registry.scheduling.scores import scores_of
 from topoalign.registry.scheduling.siblings import sibling
@@ -68,6 +68,8 @@ class Scheduler:
         """Binds pods. None: the registry has no access to Kubernetes."""
         self.planned: Callable[[str], NodeName | None] = lambda uid: None
         """UID of a pod -> the only node for it, where it is planned together with others."""
+        self.refused: Callable[[PodToSchedule, Iterable[NodeRefusal]], None] = lambda pod, refusals: None
+        """Told a pod that none of the nodes takes that were asked about, with the refusal of each."""
         self._behind, self._verdicts = behind, Verdicts(view)
 
     def filter(
@@ -94,8 +96,11 @@ class Scheduler:
             numbers = bytes(number if node == planned else other for node, number in zip(nodes, numbers, strict=True))
         if numbers.count(0) == len(numbers):
             return Filtered(passed=nodes, refused={})
-        refused = zip(compress(nodes, numbers), map(refusals.__getitem__, filter(None, numbers)), strict=True)
-        return Filtered(passed=tuple(compress(nodes, map(not_, numbers))), refused=dict(refused))
+        refused = dict(zip(compress(nodes, numbers), map(refusals.__getitem__, filter(None, numbers)), strict=True))
+        passed = tuple(compress(nodes, map(not_, numbers)))
+        if not passed:
+            self.refused(pod, refused.values())
+        return Filtered(passed=passed, refused=refused)
 
     def prioritize(self, pod: PodToSchedule, nodes: Sequence[NodeName]) -> Sequence[int]:
         """As `Scheduling.prioritize`; a node that is not known has 0. Raises NotReadYet."""

@@ -18,6 +18,7 @@ from topoalign.registry.scheduling.figures import Figures
 from topoalign.registry.scheduling.gang_reservations import Gangs
 from topoalign.registry.scheduling.holds import Hold
 from topoalign.registry.scheduling.kubernetes_watch import KubernetesWatch
+from topoalign.registry.scheduling.pod_events import PodEvents
 from topoalign.registry.scheduling.reservations import Reservations
 from topoalign.registry.scheduling.scheduler import Scheduler
 from topoalign.registry.scheduling.server import serve_scheduler
@@ -61,9 +62,11 @@ class Scheduling:
             )
             self.view.offered = self._offered
             self.scheduler.planned = gangs.node_of
-            self.binder = self.scheduler.binder = Binder(
+            self.binder = Binder(
                 context.bus, clock, api, self.reservations, self.scheduler.fits_in_every_order, gangs.plan
             )
+            events = PodEvents(self.binder, self.reservations.of_pod, self.watch.reports.tell)
+            self.scheduler.binder, self.scheduler.refused = events, events.refuse
             context.metrics.register(Figures(self.watch, self.binder.counts, self.reservations.counts))
             context.notes["kubernetes"] = lambda: api.trouble
         context.checks["scheduler"] = self.behind

@@ -1,0 +1,72 @@
+"""
+What a pod's Events tell beside the scheduler's own: what is reserved for it, why a bind failed, and, with the counts that
+the scheduler's texts must not have, why no node takes it.
+
+An Event wakes no pod and changes none. How many are written is bounded by `reports`.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+from topoalign.core.model.errors import TopoalignError, clean, quoted
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.reservations import Reservation
+from topoalign.registry.ports import Report
+from topoalign.registry.scheduling.model import NodeRefusal, PodToSchedule
+from topoalign.registry.scheduling.scheduler import Binder
+
+MOST_CODES = 5
+"""Reasons that an Event names."""
+
+
+class Tell(Protocol):
+    """Has an Event written, as `Reports.tell`."""
+
+    def __call__(self, report: Report, what: str = "") -> None: ...
+
+
+class PodEvents:
+    """Binds pods for the scheduler by another binder, and tells of it."""
+
+    def __init__(
+        self,
+        binder: Binder,
+        reserved: Callable[[str], Mapping[NodeName, Reservation]],
+        tell: Tell,
+    ) -> None:
+        """`reserved`: UID of a pod -> what is reserved for it, by node."""
+        self._binder, self._reserved, self._tell = binder, reserved, tell
+
+    async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
+        """As `Scheduling.bind`."""
+        try:
+            await self._binder.bind(namespace, name, uid, node)
+        except TopoalignError as error:
+            note = f"not bound to {clean(node)}: {error.code}: {error.finding}; {error.remedy}"
+            self._tell(Report(namespace=namespace, name=name, uid=uid, reason="BindFailed", note=note, kind="Warning"))
+            raise
+        reservation = self._reserved(uid).get(node)
+        devices = [] if reservation is None else devices_of(reservation)
+        if devices:
+            note = f"reserved on {clean(node)}: {quoted(devices)}"
+            self._tell(Report(namespace=namespace, name=name, uid=uid, reason="DevicesReserved", note=note))
+
+    def refuse(self, pod: PodToSchedule, refusals: Iterable[NodeRefusal]) -> None:
+        """No node takes the pod; `refusals`: one of each node."""
+        counts, namespace, name = Counter(each.code for each in refusals), pod.request.namespace, pod.request.name
+        why = "; ".join(f"{code} on {count}" for code, count in counts.most_common(MOST_CODES))
+        note = f"no node of {counts.total()} fits: {why}; see `topoalign why {clean(namespace)}/{clean(name)}`"
+        report = Report(namespace=namespace, name=name, uid=pod.uid, reason="NoNodeFits", note=note, kind="Warning")
+        self._tell(report, " ".join(sorted(counts)))  # counts change with every pod of the cluster
+
+
+def devices_of(reservation: Reservation) -> list[str]:
+    """All devices that are reserved for a pod, container by container."""
+    return [
+        device
+        for container in reservation.containers
+        for devices in (container.devices, container.companions)
+        for ids in devices.values()
+        for device in ids
+    ]

@@ -1,0 +1,77 @@
+"""What a pod's Events tell of its bind, and of why no node takes it."""
+
+import pytest
+from reservation_support import container, reservation
+
+from topoalign.core.model.errors import NoFit
+from topoalign.core.model.ids import ContainerName, Namespace, NodeName, PodName
+from topoalign.core.model.requests import ContainerRequest, PodRequest
+from topoalign.registry.ports import Report
+from topoalign.registry.scheduling.model import NodeRefusal, PodToSchedule
+from topoalign.registry.scheduling.pod_events import PodEvents
+
+pytestmark = pytest.mark.anyio
+
+NODE = NodeName("node-1")
+
+
+class ScriptedBinder:
+    def __init__(self) -> None:
+        self.failing = False
+
+    async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
+        if self.failing:
+            raise NoFit("the node would refuse it", "try again")
+
+
+class World:
+    """A binder, one reservation, and what is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Report] = []
+        self.said: list[str] = []
+        self.binder = ScriptedBinder()
+        reserved = {"uid-a": {NODE: reservation("a", container("GPU-1", "GPU-3", companions=("mlx5_0",)))}}
+        self.events = PodEvents(self.binder, lambda uid: reserved.get(uid, {}), self.tell)
+
+    def tell(self, report: Report, what: str = "") -> None:
+        self.told.append(report)
+        self.said.append(what)
+
+    async def bind(self, pod: str) -> list[tuple[str, str, str]]:
+        await self.events.bind("default", pod, f"uid-{pod}", NODE)
+        return [(each.kind, each.reason, each.note) for each in self.told]
+
+
+async def test_a_bound_pod_is_told_its_reserved_devices() -> None:
+    told = await World().bind("a")
+
+    assert [("Normal", "DevicesReserved", "reserved on node-1: 'GPU-1', 'GPU-3', 'mlx5_0'")] == told
+
+
+async def test_a_pod_without_devices_is_told_nothing() -> None:
+    assert [] == await World().bind("b")
+
+
+async def test_a_bind_that_fails_is_told_with_its_remedy_and_fails() -> None:
+    world = World()
+    world.binder.failing = True
+    with pytest.raises(NoFit):
+        await world.bind("a")
+
+    (report,) = world.told
+    assert ("Warning", "BindFailed", "uid-a") == (report.kind, report.reason, report.uid)
+    assert report.note.endswith("the node would refuse it; try again")
+
+
+async def test_a_pod_that_fits_nowhere_is_told_the_counts_of_all_reasons() -> None:
+    world = World()
+    request = PodRequest(
+        namespace=Namespace("ml"), name=PodName("p"), containers=(ContainerRequest(name=ContainerName("main")),)
+    )
+    codes = ["NotAligned", "NotEnoughDevices", "NotAligned"]
+    world.events.refuse(PodToSchedule(uid="u", request=request), [NodeRefusal(code=code) for code in codes])
+
+    (report,) = world.told
+    assert "no node of 3 fits: NotAligned on 2; NotEnoughDevices on 1; see `topoalign why ml/p`" == report.note
+    assert ["NotAligned NotEnoughDevices"] == world.said
