@@ -73,7 +73,9 @@ class SchedulerConnection(Connection):
             self.head_timer = self.loop.call_later(self.head_seconds, self.end_slow_head)
 
     def end_slow_head(self) -> None:
-        """Answer a request whose head does not come."""
+        """Answer a request whose head does not come, if the connection is not ending anyway."""
+        if self.transport.is_closing():
+            return
         self.end_with(408, "TooSlow", f"the head of a request did not come within {self.head_seconds:g} s")
 
     def send_400_response(self, msg: str) -> None:
