@@ -16,7 +16,7 @@ from topoalign.core.model.requests import ContainerRequest, PodRequest
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.ports import Stream
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import NodeReservations, allocations_of, reservation_of
+from topoalign.core.state.reservations import NodeReservations, allocations_of, reservation_of, with_reserved
 
 RULES = KubeletRules(
     policy="none", scope="container", cpu_manager="static", memory_manager="Static", placement="topology"
@@ -85,14 +85,14 @@ def test_each_part_is_held_until_the_node_shows_it() -> None:
     state = state.observe(listing(entry("a", cpus="4-7", memory=(block(),))))
     assert [(container("GPU-0", "GPU-1"),)] == rest(state)
     assert ((), ()) == state.ended(100.0)
-    state = state.observe(holding(allocated("GPU-1", "GPU-0")))
+    state = state.observe(holding(allocated("GPU-1", "GPU-0", pod="a")))
     assert [] == rest(state)
     assert (("uid-a",), ()) == state.ended(100.0)
 
 
 def test_what_was_shown_once_stays_shown() -> None:
     """The container may end at once: nothing is reserved for it any more."""
-    state = after(reservation("a", container("GPU-0"))).observe(holding(allocated("GPU-0")))
+    state = after(reservation("a", container("GPU-0"))).observe(holding(allocated("GPU-0", pod="a")))
 
     assert [] == rest(state.observe(holding()))
     assert [] == rest(state.apply(changed(reservation("a", container("GPU-0")), seq=2), 2, 101.0), 101.0)
@@ -106,10 +106,44 @@ def test_a_pod_that_got_other_devices_holds_its_reserved_ones_no_more() -> None:
     assert [] == rest(state.observe(holding(allocated("GPU-5", pod="a"))))
 
 
-def test_a_device_that_another_pod_took_is_not_held_twice() -> None:
-    state = after(reservation("a", container("GPU-0", "GPU-1"))).observe(holding(allocated("GPU-0", pod="b")))
+@pytest.mark.parametrize("pod", ["", "b"])
+def test_an_allocation_of_another_pod_shows_nothing(pod: str) -> None:
+    """What is known of a node lags: the allocation may be that of a pod which had the device before the reservation."""
+    state = after(reservation("a", container("GPU-0"))).observe(holding(allocated("GPU-0", pod=pod)))
+
+    assert [(container("GPU-0"),)] == rest(state)
+
+
+def test_a_node_knows_from_its_own_record_what_it_gave() -> None:
+    """That is never behind, and does not know the owner yet."""
+    state = after(reservation("a", container("GPU-0", "GPU-1"))).observe(holding(allocated("GPU-0")), own=True)
 
     assert [(container("GPU-1"),)] == rest(state)
+
+
+def test_pods_that_got_what_was_reserved_for_one_another_have_swapped() -> None:
+    """A kubelet cannot tell equal pods apart: what the first one left is now reserved for the second one."""
+    both = reservation("a", container("GPU-0", "GPU-1")), reservation("b", container("GPU-2", "GPU-3"))
+    state = after(*both).observe(holding(allocated("GPU-2", "GPU-1", pod="a")))
+
+    assert ["b"] == [each.pod for each in state.held(100.0)]
+    assert [{"GPU-0", "GPU-3"}] == [{*each.containers[0].devices[GPU]} for each in state.held(100.0)]
+    repeated = state.apply(changed(*both, seq=2), 2, 101.0)
+    assert [{"GPU-0", "GPU-3"}] == [{*each.containers[0].devices[GPU]} for each in repeated.held(101.0)]
+    anew = state.apply(changed(*both, seq=2, made=("uid-b",)), 2, 101.0)
+    assert [{"GPU-2", "GPU-3"}] == [{*each.containers[0].devices[GPU]} for each in anew.held(101.0)]
+    assert ("uid-a", "uid-b") == state.observe(holding(allocated("GPU-3", "GPU-0", pod="b"))).ended(100.0).consumed
+
+
+def test_a_decision_counts_swapped_devices_and_none_twice() -> None:
+    """GPU-1 belongs to pod a, so what is held for b is GPU-0; a device that anybody has is not held beside that."""
+    both = reservation("a", container("GPU-0")), reservation("b", container("GPU-1"))
+    facts = holding(allocated("GPU-1", pod="a"))
+    held = {each for held in with_reserved(facts, facts, both).allocations.values() for each in held.device_ids}
+    other = holding(allocated("GPU-1"))
+
+    assert {"GPU-0", "GPU-1"} == held
+    assert 2 == len(with_reserved(other, other, both).allocations)
 
 
 @pytest.mark.parametrize("other", [entry("b", cpus="0-3"), entry("a", name="side", cpus="0-3")])
@@ -135,7 +169,7 @@ def test_companions_end_with_the_first_devices_of_their_container() -> None:
     """They come with the GPUs' Allocate or not at all."""
     state = after(reservation("a", container("GPU-0", companions=("mlx5_0",))))
 
-    assert [(container(companions=("mlx5_0",)),)] == rest(state.observe(holding(allocated("GPU-0"))))
+    assert [(container(companions=("mlx5_0",)),)] == rest(state.observe(holding(allocated("GPU-0")), own=True))
     assert [] == rest(state.observe(holding(allocated("GPU-0", pod="a"))))
 
 
@@ -150,8 +184,8 @@ def test_a_function_of_a_nic_is_shown_by_itself() -> None:
     own = msgspec.structs.replace(other, virtual_functions={ids("mlx5_0")[0]: ("f1",)})
     state = after(reservation("a", mine))
 
-    assert [(mine,)] == rest(state.observe(holding(other)))
-    assert [] == rest(state.observe(holding(own)))
+    assert [(mine,)] == rest(state.observe(holding(other), own=True))
+    assert [] == rest(state.observe(holding(own), own=True))
 
 
 def test_a_decision_becomes_a_reservation_and_allocations_again() -> None:
@@ -183,7 +217,7 @@ def test_what_is_held_is_what_is_reserved_without_what_was_seen(pods: list[int],
     state = after(*(reservation(pod, container(*sorted(gpus))) for pod, gpus in expected.items()))
 
     for gpu in seen:
-        state = state.observe(holding(allocated(f"GPU-{gpu}")))
+        state = state.observe(holding(allocated(f"GPU-{gpu}")), own=True)
         for left in expected.values():
             left.discard(f"GPU-{gpu}")
 

@@ -51,7 +51,7 @@ def test_the_answer_is_that_of_a_naive_reading(seed: int) -> None:
     message = changed(*(reservation(pod, *each, seconds=chance.choice((0.0, 30.0))) for pod, each in pods.items()))
     given_away = chance.sample(GPUS, chance.randrange(3))
     state = NodeState(node=NODE).holding(allocated(*given_away)) if given_away else NodeState(node=NODE)
-    reserved = NodeReservations().apply(message, 1, 100.0).observe(state)
+    reserved = NodeReservations().apply(message, 1, 100.0).observe(state, own=True)
     available = tuple(chance.sample([each for each in GPUS if each not in given_away], chance.randrange(3, 5)))
     size, must_include = chance.randrange(1, 4), tuple(chance.sample(available, chance.randrange(2)))
 
@@ -76,7 +76,7 @@ def test_the_nic_of_a_container_follows_its_gpus() -> None:
     reserved = NodeReservations().apply(
         changed(reservation("a", both("GPU-0", "mlx5_0")), reservation("b", both("GPU-4", "mlx5_1"))), 1, 100.0
     )
-    after = reserved.observe(NodeState(node=NODE).holding(allocated("GPU-4")))
+    after = reserved.observe(NodeState(node=NODE).holding(allocated("GPU-4")), own=True)
 
     assert ids("mlx5_0") == asked(reserved, 1, resource=NIC, available=ids("mlx5_1", "mlx5_0"))
     assert ids("mlx5_1") == asked(after, 1, resource=NIC, available=ids("mlx5_1", "mlx5_0"))
@@ -91,7 +91,7 @@ def test_what_is_given_or_over_is_reserved_no_more() -> None:
         1,
         100.0,
     )
-    after = reserved.observe(NodeState(node=NODE).holding(allocated("GPU-0", "GPU-1")))
+    after = reserved.observe(NodeState(node=NODE).holding(allocated("GPU-0", "GPU-1")), own=True)
 
     assert {*ids("GPU-0", "GPU-1", "GPU-2")} == reserved_devices(reserved, 100.0, GPU)
     assert {*ids("mlx5_0")} == reserved_devices(reserved, 100.0, NIC)

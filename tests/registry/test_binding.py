@@ -11,9 +11,9 @@ import pytest
 from binding_support import Registry, Site, running
 
 from topoalign.core import wire
-from topoalign.core.model.allocations import Allocation
+from topoalign.core.model.allocations import Allocation, Owner
 from topoalign.core.model.errors import BusUnavailable, TopoalignError
-from topoalign.core.model.ids import GPU, AllocationID, DeviceID, NodeName
+from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName
 from topoalign.core.ports import Message, Stream
 from topoalign.registry.kubernetes.memory import MemoryKubernetes
 from topoalign.registry.ports import ApiConflict, ApiRefused, ApiUnavailable, SeenPod
@@ -27,6 +27,7 @@ from topoalign.registry.scheduling.binding import (
     PodsPending,
 )
 from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.runtime.clock import all_tasks_blocked
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 
@@ -366,6 +367,23 @@ async def test_binds_of_one_node_at_the_same_time_get_devices_of_their_own(site:
     assert ["GPU-0", "GPU-1", "GPU-2", "GPU-3"] == sorted(gpu for gpus in registry.reserved().values() for gpu in gpus)
     assert 1 == len(failures)
     assert 0 == registry.reservations.counts["conflicts"]
+
+
+async def test_what_is_reserved_for_another_is_not_reserved_before_it_is_heard(site: Site, registry: Registry) -> None:
+    """The node has given the other pod GPU-1 and confirms GPU-0; its registry still holds GPU-0 for the other one."""
+    first, second = site.add("a"), site.add("b")
+    await registry.bind("a", first)
+    owner = Owner(namespace=Namespace("ml"), pod=PodName("a"), container=ContainerName("main"))
+    given = Allocation(id=AllocationID("x"), owner=owner, devices={GPU: (DeviceID("GPU-1"),)}, pod_uid=first)
+    site.ledgers[NODE].grant([given])
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(registry.bind, "b", second)
+        await all_tasks_blocked()
+        before = registry.reserved(), site.node_of("b")
+        registry.reservations.observe(NODE)
+
+    assert (({"a": ["GPU-0"]}, ""), "node-1") == (before, site.node_of("b"))
+    assert {"b": ["GPU-0"]} == registry.reserved()
 
 
 async def test_a_slow_node_holds_up_no_other(site: Site, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:

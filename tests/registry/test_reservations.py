@@ -38,9 +38,10 @@ class Replica:
             raise NotFound("node", node, "")
         return self.nodes[node]
 
-    def shows(self, *gpus: str) -> None:
-        held = allocated(*gpus)
-        self.nodes[NODE] = NodeState(node=NODE, allocations={held.id: held})
+    def shows(self, *containers: str) -> None:
+        """Containers of pod a, each with a GPU, which is not the one that was reserved for it."""
+        held = [allocated(f"GPU-{n + 4}", pod="a", name=name, number=n) for n, name in enumerate(containers)]
+        self.nodes[NODE] = NodeState(node=NODE, allocations={each.id: each for each in held})
         self.reservations.observe(NODE)
 
     async def reserve(self, pod: str, *gpus: str, node: NodeName = NODE, seconds: float = 30.0) -> None:
@@ -158,10 +159,11 @@ async def test_a_reservation_that_the_node_shows_is_consumed() -> None:
     bus, clock = MemoryBus(), ManualClock()
     one = Replica(bus, clock, "r1")
     async with running(one):
-        await one.reserve("a", "GPU-0", "GPU-1")
-        one.shows("GPU-0")
-        assert [("GPU-1",)] == [each.containers[0].devices["nvidia.com/gpu"] for each in one.reservations.held(NODE)]  # type: ignore[index]
-        one.shows("GPU-0", "GPU-1")
+        made = reservation("a", container("GPU-0", name="one"), container("GPU-1", name="two"))
+        await one.reservations.write([Change(node=NODE, position=0, made=(made,))])
+        one.shows("one")
+        assert [["two"]] == [[held.container for held in each.containers] for each in one.reservations.held(NODE)]
+        one.shows("one", "two")
         assert [] == one.pods()
         await clock.advance(TIDY_SECONDS)
 

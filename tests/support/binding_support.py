@@ -36,9 +36,9 @@ RULES = AdmissionRules()
 class Site:
     """A cluster: its nodes by name, each with 4 GPUs (2 on each of two NUMA nodes), and what the API server has."""
 
-    def __init__(self, names: Sequence[str] = ("node-1", "node-2")) -> None:
+    def __init__(self, names: Sequence[str] = ("node-1", "node-2"), clock: Clock | None = None) -> None:
         self.cluster = FakeCluster()
-        self.ledgers = {NodeName(name): ledger(NodeName(name)) for name in names}
+        self.ledgers = {NodeName(name): ledger(NodeName(name), clock or SystemClock()) for name in names}
 
     def facts(self, name: NodeName) -> NodeState:
         if name not in self.ledgers:
@@ -65,8 +65,8 @@ class Site:
             yield
 
 
-def ledger(name: NodeName) -> Ledger:
-    made = Ledger(name, MemoryJournal(), SystemClock())
+def ledger(name: NodeName, clock: Clock) -> Ledger:
+    made = Ledger(name, MemoryJournal(), clock)
     state = node(machine())
     assert state.topology is not None and state.health is not None
     made.hear(msgspec.structs.replace(state.topology, node=name))

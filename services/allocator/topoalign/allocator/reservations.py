@@ -34,7 +34,7 @@ class Reservations:
     def current(self) -> NodeReservations:
         """What is known of them now, with what the node has given since taken into account."""
         if self._heard.reservations:
-            self._heard = self._heard.observe(self._ledger.state)
+            self._heard = self._heard.observe(self._ledger.state, own=True)
         return self._heard
 
     async def run(self) -> None:

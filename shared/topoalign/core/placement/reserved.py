@@ -15,7 +15,8 @@ from collections.abc import Collection, Iterator, Sequence
 
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.state.reservations import NodeReservations, Part
+from topoalign.core.state.reservations import NodeReservations
+from topoalign.core.state.reserved_parts import Part
 
 
 def prefer_reserved(

@@ -23,8 +23,9 @@ import structlog
 from topoalign.core import wire
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.errors import BusConflict, NoFit, TopoalignError, Unavailable, clean
-from topoalign.core.model.ids import NodeName
+from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.model.requests import ConfirmRequest, PodRequest
+from topoalign.core.model.reservations import Reservation
 from topoalign.core.ports import Bus, Clock
 from topoalign.core.state.reservations import reservation_of
 from topoalign.registry.ports import ApiConflict, ApiNotFound, ApiRefused, ApiUnavailable, KubernetesApi, SeenPod
@@ -215,12 +216,19 @@ class Binder:
                 made = reservation_of(pod.uid, pod.request, admission.allocations, RESERVED_SECONDS, gang)
                 if not made.containers:
                     return
+                if devices_of(made) & self._reserved_for_others(pod.uid, node):
+                    await self._clock.sleep(PAUSE)  # the node has given another pod its devices, which is not heard yet
+                    continue
                 self.requests[pod.uid] = pod.request
                 while len(self.requests) > REMEMBERED:
                     self.requests.popitem(last=False)
                 with suppress(BusConflict):
                     await self._reservations.write([Change(node=node, position=position, made=(made,))])
                     return
+
+    def _reserved_for_others(self, uid: str, node: NodeName) -> frozenset[DeviceID]:
+        held = (each for each in self._reservations.held(node) if each.pod_uid != uid)
+        return frozenset[DeviceID]().union(*map(devices_of, held))
 
     async def _confirmed(self, pod: PodToSchedule, node: NodeName) -> Admission:
         """What the node will give the pod. Raises NodeRefuses; raises Unavailable if its allocator does not answer."""
@@ -235,3 +243,14 @@ class Binder:
             log.info("a node refuses what the view let pass", node=node, pod=pod.request.name, code=decision.code)
             raise NodeRefuses(node, decision.code, decision.finding)
         return decision
+
+
+def devices_of(reservation: Reservation) -> frozenset[DeviceID]:
+    """All whole devices of a reservation; of NICs that are shared, their virtual functions."""
+    return frozenset(
+        DeviceID(part)
+        for each in reservation.containers
+        for ids in (*each.devices.values(), *each.companions.values())
+        for device in ids
+        for part in each.virtual_functions.get(device, (device,))
+    )

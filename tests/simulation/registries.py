@@ -1,0 +1,255 @@
+"""
+Two registries that bind pods for one scheduler, in virtual time, while what is around them fails.
+
+Product code are the reservations, the binds and the nodes' admissions. Simulated are the bus (`bus`), an API server whose
+answers are late or lost, before or after the deed; registries that are killed and begin anew; a view of the nodes that lags;
+kubelets that take a while to admit what is bound to them; and a scheduler that asks any of the registries, gives up after
+five seconds and tries again. Pods end, or are deleted before they begin.
+"""
+
+from random import Random
+
+import anyio
+from binding_support import RULES, Site
+from simulation.bus import Broker, FaultyBus, happens
+from simulation.loop import Process, SimulatedLoop
+from simulation.world import SimulatedClock, Violation
+
+from topoalign.core import wire
+from topoalign.core.admission.admit import admit
+from topoalign.core.model.allocations import Allocation, Owner
+from topoalign.core.model.decisions import Admission
+from topoalign.core.model.errors import TopoalignError
+from topoalign.core.model.events import ReservationsChanged
+from topoalign.core.model.ids import GPU, ContainerName, DeviceID, Namespace, NodeName, PodName
+from topoalign.core.model.reservations import Reservation
+from topoalign.core.ports import Stream
+from topoalign.core.state.fold import NodeState
+from topoalign.core.state.reservations import with_reserved
+from topoalign.registry.kubernetes.memory import MemoryKubernetes
+from topoalign.registry.ports import ApiUnavailable, SeenPod
+from topoalign.registry.scheduling.binding import Binder
+from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.reservations import Reservations
+
+NODES = ("node-1", "node-2", "node-3")
+PODS, CALM_SECONDS = 24, 700.0
+"""Pods of a run; and seconds after the faults, longer than any reservation lasts."""
+GIVES_UP_SECONDS = 5.0
+"""After which the scheduler waits for a bind no longer."""
+
+
+class FaultyApi(MemoryKubernetes):
+    """The API server as one registry reaches it."""
+
+    def __init__(self, world: "Cluster", process: Process) -> None:
+        super().__init__(world.site.cluster)
+        self._world, self._process = world, process
+
+    async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
+        await self._reach()
+        await super().bind(namespace, name, uid, node)
+        await self._reach()
+
+    async def pod(self, namespace: str, name: str) -> SeenPod | None:
+        await self._reach()
+        seen = await super().pod(namespace, name)
+        await self._reach()
+        return seen
+
+    async def _reach(self) -> None:
+        """The way there, or back."""
+        if happens(self._world.faults, self._world.chance):
+            await anyio.sleep(self._world.chance.choice((0.01, 0.4, 6.0)))
+        if self._process.dead:
+            await anyio.sleep_forever()
+        if happens(self._world.faults, self._world.chance):
+            raise ApiUnavailable("no answer")
+
+
+class Replica:
+    """One registry, as far as it binds. `start` begins anew."""
+
+    def __init__(self, world: "Cluster", name: str) -> None:
+        self._world, self._name, self._lives = world, name, 0
+        self.process = Process(name)
+        self.start()
+
+    def start(self) -> None:
+        world, self._lives = self._world, self._lives + 1
+        process = self.process = Process(self._name)
+        bus = FaultyBus(world.broker, world.chance, lambda: process.dead)
+        self.seen: dict[NodeName, NodeState] = {name: NodeState(node=name) for name in world.site.ledgers}
+        self.reservations = Reservations(bus, world.clock, f"{self._name}-{self._lives}", self.seen.__getitem__)
+        api = FaultyApi(world, process)
+        self.binder = Binder(bus, world.clock, api, self.reservations, lambda node, pod: "")
+        world.loop.start(process, self.reservations.run)
+        world.loop.create_in(process, self._look)
+
+    async def _look(self) -> None:
+        """What nodes say and which pods are gone is seen some time later."""
+        while True:
+            await anyio.sleep(self._world.chance.choice((0.1, 0.5, 2.0)))
+            for name, ledger in self._world.site.ledgers.items():
+                self.seen[name] = ledger.state
+                self.reservations.observe(name)
+            for uid in [*self._world.gone]:
+                if self.reservations.of_pod(uid):
+                    await self.reservations.cancel(uid)
+
+    def admitting(self, pod: PodToSchedule) -> list[NodeName]:
+        """Which nodes would admit the pod, as this registry sees them; what is reserved for itself does not count."""
+        found = []
+        for name, state in self.seen.items():
+            others = [each for each in self.reservations.held(name) if each.pod_uid != pod.uid]
+            if state.topology and isinstance(admit(with_reserved(state, state, others), pod.request, RULES), Admission):
+                found.append(name)
+        return found
+
+    async def bind(self, name: str, uid: str, node: NodeName) -> str | None:
+        """How the bind ended: empty for ok, or the code of the error. None: no answer came in time."""
+        answered, answers = anyio.Event(), list[str]()
+
+        async def asked() -> None:
+            try:
+                await self.binder.bind("ml", name, uid, node)
+                answers.append("")
+            except TopoalignError as error:
+                answers.append(error.code)
+            answered.set()
+
+        self._world.loop.create_in(self.process, asked)
+        with anyio.move_on_after(GIVES_UP_SECONDS):
+            await answered.wait()
+            return answers[0]
+        return None
+
+
+class Cluster:
+    """All of a run."""
+
+    def __init__(self, loop: SimulatedLoop, seed: int) -> None:
+        self.loop, self.chance, self.clock = loop, Random(f"registries-{seed}"), SimulatedClock(loop)
+        self.broker, self.faults = Broker(), self.chance.choice((0.0, 0.1, 0.3))
+        self.site = Site(NODES, self.clock)
+        self.gone: set[str] = set()
+        """UIDs of pods that were deleted."""
+        self.refused: list[str] = []
+        """Pods that a kubelet refused."""
+        self.answers: list[str | None] = []
+        self.replicas = [Replica(self, name) for name in ("r1", "r2")]
+
+    async def run(self) -> None:
+        """Raises Violation."""
+        weather = self.broker.weather
+        weather.late, weather.timeout, weather.lose = self.faults, self.faults / 2, self.faults / 2
+        weather.repeat = self.faults
+        async with self.site.serving(self.broker.bus), anyio.create_task_group() as tasks:
+            tasks.start_soon(self._check)
+            for name in self.site.ledgers:
+                tasks.start_soon(self._admit, name)
+            async with anyio.create_task_group() as pods:
+                for number in range(PODS):
+                    pods.start_soon(self._live, f"p{number}", self.chance.randint(1, 4))
+                    await anyio.sleep(self.chance.choice((0.0, 0.2, 3.0)))
+                    if happens(self.faults / 3, self.chance):
+                        self._restart(self.chance.choice(self.replicas))
+            self.faults = 0.0
+            weather.clear()
+            await anyio.sleep(CALM_SECONDS)
+            tasks.cancel_scope.cancel()
+        await self._settle()
+
+    def _restart(self, replica: Replica) -> None:
+        self.loop.kill(replica.process)
+        replica.start()
+
+    async def _live(self, name: str, gpus: int) -> None:
+        """A pod is created, scheduled, runs for a while, and ends; or it is deleted at any time."""
+        uid = self.site.add(name, gpus=gpus)
+        with anyio.move_on_after(self.chance.choice((2.0, 60.0, 400.0))):
+            await self._schedule(name, uid)
+            await anyio.sleep(self.chance.choice((1.0, 30.0)))
+        self.site.cluster.delete_pod("ml", name, grace=0)
+        self.gone.add(uid)
+        for ledger in self.site.ledgers.values():
+            held = [each.id for each in ledger.state.allocations.values() if each.pod_uid == uid]
+            if held:
+                ledger.release(held, "gone")
+
+    async def _schedule(self, name: str, uid: str) -> None:
+        seen = await MemoryKubernetes(self.site.cluster).pod("ml", name)
+        assert seen is not None
+        pod = seen.to_schedule()
+        while not self.site.node_of(name):
+            replica = self.chance.choice(self.replicas)
+            nodes = replica.admitting(pod)
+            if nodes:
+                node = self.chance.choice(nodes)
+                answer = await replica.bind(name, uid, node)
+                self.answers.append(answer)
+                if answer == "" and self.site.node_of(name) != node:
+                    raise Violation(
+                        "bind", f"{name} is said to be bound to {node} and is on {self.site.node_of(name)!r}"
+                    )
+            await anyio.sleep(self.chance.choice((1.2, 1.9)))
+
+    async def _admit(self, node: NodeName) -> None:
+        """The kubelet: it gives pods what is reserved for them, as the device plugin prefers, or what others leave."""
+        ledger, known = self.site.ledgers[node], set[str]()
+        while True:
+            await anyio.sleep(self.chance.choice((0.2, 1.0, 5.0)))
+            for pod in [*self.site.cluster.pods]:
+                uid, name = pod["metadata"]["uid"], pod["metadata"]["name"]
+                if pod["spec"].get("nodeName") != node or uid in known:
+                    continue
+                known.add(uid)
+                gpus = await self._given(node, int(pod["spec"]["containers"][0]["resources"]["limits"][GPU]))
+                if not gpus:
+                    self.refused.append(name)
+                    continue
+                owner = Owner(namespace=Namespace("ml"), pod=PodName(name), container=ContainerName("main"))
+                ledger.grant([Allocation(id=ledger.next_id(), owner=owner, devices={GPU: gpus}, pod_uid=uid)])
+
+    async def _given(self, node: NodeName, count: int) -> tuple[DeviceID, ...]:
+        """
+        The GPUs that a pod gets; none: it is refused. The kubelet does not say for which pod it asks, so what is reserved
+        for any pod of as many GPUs may be the answer.
+        """
+        state = self.site.ledgers[node].state
+        free = {each for each in state.healthy(GPU) if not state.ownership.is_held(each)}
+        reserved = [gpus_of(each) for each in await self._reserved(node)]
+        fitting = [gpus for gpus in reserved if len(gpus) == count and free.issuperset(gpus)]
+        if fitting:
+            return self.chance.choice(fitting)
+        spared = sorted(free, key=lambda gpu: (any(gpu in gpus for gpus in reserved), gpu))
+        return tuple(spared[:count]) if len(free) >= count else ()
+
+    async def _reserved(self, node: NodeName) -> tuple[Reservation, ...]:
+        newest = await self.broker.bus.newest(Stream.ALLOCATIONS, wire.reservation_subject(node))
+        said = wire.decode(newest.message) if newest is not None else None
+        return said.reservations if isinstance(said, ReservationsChanged) else ()
+
+    async def _check(self) -> None:
+        """I14: no device is reserved for two pods."""
+        async with self.broker.bus.follow(Stream.ALLOCATIONS, wire.reservation_subject()) as messages:
+            async for received in messages:
+                said = wire.decode(received.message)
+                assert isinstance(said, ReservationsChanged)
+                gpus = [gpu for each in said.reservations for gpu in gpus_of(each)]
+                if len(gpus) != len({*gpus}):
+                    raise Violation("I14", f"a device of {said.node} is reserved twice: {said}")
+
+    async def _settle(self) -> None:
+        """What is reserved in the end, after all pods have ended: nothing; and no kubelet has refused a pod."""
+        if self.refused:
+            raise Violation("refused", f"kubelets refused {', '.join(self.refused)}")
+        for name in self.site.ledgers:
+            left = await self._reserved(name)
+            if left:
+                raise Violation("left", f"{name} still has {left}")
+
+
+def gpus_of(reservation: Reservation) -> tuple[DeviceID, ...]:
+    """All GPUs that are reserved for a pod."""
+    return tuple(gpu for each in reservation.containers for gpu in each.devices[GPU])

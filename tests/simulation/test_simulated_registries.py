@@ -1,0 +1,85 @@
+"""Two registries bind the pods of one cluster, whatever is lost on the way, and reserve no device twice."""
+
+from collections import Counter
+
+import msgspec
+import pytest
+from faults_support import THOROUGH
+from simulation.bus import FaultyBus
+from simulation.loop import SimulatedLoop, simulate
+from simulation.registries import Cluster
+from simulation.scenario import quietly
+from simulation.world import Violation
+
+from topoalign.core.model.ids import NodeName
+from topoalign.core.ports import Message
+from topoalign.registry.ports import SeenPod
+from topoalign.registry.scheduling.binding import Binder
+
+
+def run(seed: int) -> Cluster:
+    """Raises Violation."""
+
+    async def main(loop: SimulatedLoop) -> Cluster:
+        cluster = Cluster(loop, seed)
+        await cluster.run()
+        return cluster
+
+    with quietly():
+        try:
+            return simulate(seed, main)
+        except BaseExceptionGroup as group:
+            raise first_of(group) from None
+
+
+def first_of(error: BaseException) -> BaseException:
+    """The first error in a group, and so on."""
+    return first_of(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
+
+
+def test_no_seed_reserves_a_device_twice() -> None:
+    """I14. Every ok is true, no kubelet refuses a pod, and nothing stays reserved when all is over."""
+    answers: Counter[str | None] = Counter()
+    conflicts = 0
+    for seed in range(2_000 if THOROUGH else 30):
+        cluster = run(seed)
+        answers.update(cluster.answers)
+        conflicts += sum(each.reservations.counts["conflicts"] for each in cluster.replicas)
+
+    assert answers[""] > 200
+    assert answers["BindUnknown"] > 0 < answers["BusUnavailable"]
+    assert conflicts > 0
+
+
+def test_a_write_without_a_condition_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulation would see it: what another registry reserved is lost, and a kubelet refuses its pod."""
+    publish = FaultyBus.publish
+
+    async def blind(self: FaultyBus, message: Message, expected_last: int | None = None) -> int:
+        return await publish(self, message)
+
+    monkeypatch.setattr(FaultyBus, "publish", blind)
+    with pytest.raises(Violation, match="refused"):
+        for seed in range(30):
+            run(seed)
+
+
+def test_a_reservation_of_what_another_still_has_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """I14: the node has given the other pod something else, and the registry has not heard it."""
+    monkeypatch.setattr(Binder, "_reserved_for_others", lambda self, uid, node: frozenset())
+    with pytest.raises(Violation, match="I14"):
+        for seed in range(30):
+            run(seed)
+
+
+def test_an_ok_without_reading_the_pod_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Binder._read
+
+    async def hopeful(self: Binder, namespace: str, name: str, uid: str, node: NodeName) -> SeenPod:
+        seen = await first(self, namespace, name, uid, node)
+        return msgspec.structs.replace(seen, node=node) if uid in self.requests else seen
+
+    monkeypatch.setattr(Binder, "_read", hopeful)
+    with pytest.raises(Violation, match="bind"):
+        for seed in range(30):
+            run(seed)
