@@ -53,15 +53,20 @@ class Liveness:
         """Remembers that this run of the kubelet has shown the allocation."""
         self._evidence[allocation] = self._evidence[allocation].show(kubelet)
 
+    def was_shown(self, allocation: AllocationID, kubelet: Kubelet) -> bool:
+        """Whether this run of the kubelet is the last that has shown the allocation."""
+        return self._evidence[allocation].shown_by == kubelet
+
     def note_written(self, allocations: Iterable[Allocation], listing: Listing) -> None:
         """
         Remembers for which allocations this kubelet wrote entries of their pods: what it drops of them later has ended.
         """
-        if not listing.is_own:
+        new = [each for each in allocations if each.pod_uid and self._evidence[each.id].written_by != listing.kubelet]
+        if not listing.is_own or not new:
             return
         entries = {(part.pod_uid, part.resource, device) for part in listing.parts for device in part.devices}
-        for each in allocations:
-            if each.pod_uid and any((each.pod_uid, *place) in entries for place in places(each)):
+        for each in new:
+            if any((each.pod_uid, *place) in entries for place in places(each)):
                 self._evidence[each.id] = self._evidence[each.id].write(listing.kubelet)
 
     def forget_all_but(self, live: Collection[AllocationID]) -> None:

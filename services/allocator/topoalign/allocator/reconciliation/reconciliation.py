@@ -165,11 +165,12 @@ class Reconciliation:
         if poll.at < self._noted:
             return
         self._noted, listing = poll.at, poll.listing
-        live, shown = self._ledger.state.allocations, shown_of(listing)
-        known = [each for each in live.values() if each.id in poll.live]
-        for each in known:
-            if not shown.isdisjoint(places(each)):
-                self.seen(each.id, listing)
+        known = [each for each in self._ledger.state.allocations.values() if each.id in poll.live]
+        if new := [each for each in known if not self.liveness.was_shown(each.id, listing.kubelet)]:
+            shown = shown_of(listing)
+            for each in new:
+                if not shown.isdisjoint(places(each)):
+                    self.seen(each.id, listing)
         self.liveness.note_written(known, listing)
 
     def seen(self, allocation: AllocationID, listing: Listing) -> None:
