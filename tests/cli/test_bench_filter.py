@@ -23,14 +23,16 @@ from topoalign.tools.bench.filter.scheduler import Amounts, pod_json
 
 
 def test_each_case_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a few nodes all pass where they are half full, and none where they are full."""
+    """Of a few nodes all pass where they are half full, and none where they are full. A real agent confirms a bind."""
 
     def running(command: str, settings: dict[str, str], *, observed: bool) -> AbstractContextManager[Agent]:
         return agent.running(command, settings | {"REGISTRY_ANSWER_SECONDS": "60"}, observed=observed)
 
     monkeypatch.setitem(asking.__wrapped__.__globals__, "running", running)  # type: ignore[attr-defined]
     rows = {row["case"]: row for row in bench_filter.cases(small=6, sizes=(8,), calls=2)}
+    bound = rows.pop("bind")
 
+    assert 0 < float(str(bound["p50_ms"]))
     assert {"6-cold": 6, "6-full": 0, "6": 6, "8": 8, "8-new": 8} == {case: row["passed"] for case, row in rows.items()}
     for row in rows.values():
         assert {"case", "n", "p50_ms", "p99_ms", "passed", "longest_block_ms", "rss_mb"} == row.keys()
@@ -72,3 +74,10 @@ def test_the_pod_of_the_benchmark_fits_on_half_full_nodes_alone(number: int) -> 
 def is_admitted(state: NodeState, request: PodRequest) -> bool:
     basis = prediction_basis(state, 0.0)
     return isinstance(admit(basis.state, request, basis.rules), Admission)
+
+
+def test_without_a_client_of_kubernetes_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_filter, "find_spec", lambda name: None)
+
+    with pytest.raises(bench_filter.NoKubernetesClient, match="lightkube"):
+        next(bench_filter.cases())

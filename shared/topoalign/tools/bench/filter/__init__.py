@@ -10,19 +10,41 @@ own. A duration is that of filter with all nodes and prioritize with those that 
 - `5000-new`: the same, and each pod asks for what none has asked for.
 - `1000-cold`: the first call after a start of the registry.
 - `1000-full`: no node has a free GPU, and nothing changes.
+- `bind`: one pod after another is bound to a node with a real agent, which confirms it (see `binding`).
 
-`passed` is the number of nodes that filter let pass at last, `longest_block_ms` the longest time that one callback blocked
-the registry's event loop during the case, `rss_mb` its memory after it in units of 2^20 bytes.
+`passed` is the number of nodes that filter let pass at last (not of `bind`), `longest_block_ms` the longest time that one
+callback blocked the registry's event loop during the case, `rss_mb` its memory after it in units of 2^20 bytes.
 """
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 
+from topoalign.core.model.errors import Unavailable
+from topoalign.tools.bench.filter.binding import bind
 from topoalign.tools.bench.filter.measure import full, half_full
 
 
+class NoKubernetesClient(Unavailable):
+    """The library by which the registry binds pods is not installed."""
+
+    code = "NoKubernetesClient"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the registry's client of Kubernetes, lightkube, is not installed", "pip install 'topoalign[kubernetes]'"
+        )
+
+
 def cases(small: int = 1000, sizes: tuple[int, ...] = (5000, 10000), calls: int = 200) -> Iterator[dict[str, object]]:
-    """`calls`: of each case; new requests are a quarter of them. Raises NotStored, NotAnswered, AllocatorsEnded."""
+    """
+    `calls`: of each case; new requests are a quarter of them.
+
+    Raises NoKubernetesClient, NotStored, NotAnswered, AllocatorsEnded.
+    """
+    if find_spec("lightkube") is None:
+        raise NoKubernetesClient
     yield from half_full(small, calls, starts=max(2, calls // 40))
     yield full(small, calls)
     for place, size in enumerate(sizes):
         yield from half_full(size, calls, new=not place)
+    yield bind(calls)

@@ -1,4 +1,4 @@
-"""Asks the registry as kube-scheduler does: filter, then prioritize with the nodes that passed, on one kept connection."""
+"""Asks the registry as kube-scheduler does, on one kept connection: filter, then prioritize with the nodes that passed."""
 
 import socket
 import time
@@ -48,24 +48,31 @@ class Scheduler:
         number = next(self._numbers)
         turned = number % len(self._nodes)
         pod = pod_json(number, amounts)
-        took, answer = self._post("filter", pod, self._nodes[turned:] + self._nodes[:turned])
+        took, answer = self._post("filter", about(pod, self._nodes[turned:] + self._nodes[:turned]))
         filtered = msgspec.json.decode(answer, type=Filtered)
         if filtered.error:
             raise NotAnswered("/scheduler/filter", filtered.error)
         if len(filtered.node_names) > 1:
-            more, answer = self._post("prioritize", pod, filtered.node_names)
+            more, answer = self._post("prioritize", about(pod, filtered.node_names))
             scores = msgspec.json.decode(answer)
             if len(scores) != len(filtered.node_names):
                 raise NotAnswered("/scheduler/prioritize", f"{len(scores)} of {len(filtered.node_names)} scores")
             took += more
         return took * 1000, filtered
 
+    def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> float:
+        """Milliseconds that bind took. Raises NotAnswered where the pod is not bound."""
+        body = {"PodName": name, "PodNamespace": namespace, "PodUID": uid, "Node": node}
+        took, answer = self._post("bind", msgspec.json.encode(body))
+        if error := msgspec.json.decode(answer)["Error"]:
+            raise NotAnswered("/scheduler/bind", error)
+        return took * 1000
+
     def close(self) -> None:
         """Ends the connection."""
         self._socket.close()
 
-    def _post(self, verb: str, pod: bytes, nodes: list[NodeName]) -> tuple[float, bytes]:
-        body = b'{"Pod":%s,"Nodes":null,"NodeNames":%s}' % (pod, msgspec.json.encode(nodes))
+    def _post(self, verb: str, body: bytes) -> tuple[float, bytes]:
         head = (
             f"POST /scheduler/{verb} HTTP/1.1\r\nHost: 127.0.0.1\r\nUser-Agent: Go-http-client/1.1\r\n"
             f"Content-Length: {len(body)}\r\nContent-Type: application/json\r\nAccept-Encoding: gzip\r\n\r\n"
@@ -97,6 +104,11 @@ class Scheduler:
         if not data:
             raise NotAnswered("/scheduler", "the connection was closed")
         return data
+
+
+def about(pod: bytes, nodes: list[NodeName]) -> bytes:
+    """The arguments of filter and prioritize."""
+    return b'{"Pod":%s,"Nodes":null,"NodeNames":%s}' % (pod, msgspec.json.encode(nodes))
 
 
 def pod_json(number: int, amounts: Amounts) -> bytes:
