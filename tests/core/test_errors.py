@@ -28,6 +28,7 @@ CODES = {
     Unavailable: {
         "Unavailable",
         "BusUnavailable",
+        "BusConflict",
         "DeadlinePassed",
         "BusRefused",
         "IdTaken",

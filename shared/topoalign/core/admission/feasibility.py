@@ -29,12 +29,13 @@ from topoalign.core.hints.preconditions import check_decidable
 from topoalign.core.hints.rules import MOST_LISTED
 from topoalign.core.model.errors import NoFit
 from topoalign.core.model.ids import CPU, NodeName
-from topoalign.core.model.requests import Mode, Scope
+from topoalign.core.model.requests import Scope
 from topoalign.core.model.topology.bitmask import several
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.placement.memory import MemoryGroupsWouldMix, MemoryNotExtendable, NotEnoughMemory
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
+from topoalign.core.profile import profile_of
 from topoalign.core.state.fold import announced
 
 
@@ -69,7 +70,7 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
 def need_of(topology: Topology, demand: PodDemand) -> Need | None:
     """What a demand comes to on a machine. None: more than amounts decides."""
     rules = demand.rules
-    if rules.mode is not Mode.KUBELET or not are_listed(topology, demand):
+    if not profile_of(rules.mode).prefers_by_empty_machine or not are_listed(topology, demand):
         return None
     asking = [each for each in demand.containers if each.devices or each.cpus or each.memory]
     one = asking[0] if asking else demand.containers[0]
