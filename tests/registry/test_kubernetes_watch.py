@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import anyio
 import pytest
 from api_server_support import shown_pod
 from view_support import SETTLED
@@ -16,7 +15,7 @@ from topoalign.registry.kubernetes.memory import MemoryKubernetes
 from topoalign.registry.ports import ApiUnavailable, Report
 from topoalign.registry.scheduling.kubernetes_watch import KubernetesWatch
 from topoalign.registry.scheduling.view import ClusterView
-from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.runtime.tasks import background
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 
@@ -57,7 +56,7 @@ class World:
             yield
 
     async def settle(self) -> None:
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
 
     def held(self, node: NodeName = NODE) -> list[str]:
         return [each.request.name for each, _ in self.view.holds(node).waiting(NodeState(node=node))]

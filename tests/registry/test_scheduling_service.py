@@ -1,6 +1,5 @@
 """The scheduler's side of a whole registry, on a bus: when it answers, and what it says after streams were lost or mixed."""
 
-import anyio
 import httpx
 import msgspec
 import pytest
@@ -15,6 +14,7 @@ from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.scheduler import NotReadYet
 from topoalign.registry.scheduling.service import Scheduling
 from topoalign.registry.service import PAUSE
+from topoalign.runtime.clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 
@@ -47,7 +47,7 @@ async def test_a_scheduler_is_answered_once_every_node_was_read_and_asked(world:
         with pytest.raises(NotReadYet):
             scheduling.scheduler.filter(POD, (NODE,))
         await world.clock.advance(PAUSE)
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         async with httpx.AsyncClient() as client:
             answer = (await client.post(f"{url}/scheduler/filter", json=BODY)).json()
 
@@ -100,7 +100,7 @@ async def test_a_bound_pod_is_held_until_its_node_shows_it(world: World) -> None
         await world.rounds()
         free = code(scheduling)
         await scheduling.scheduler.bind("ml", "p", uid, NODE)
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         bound = code(scheduling)
         await world.say(*world.says.admit(pod(container("main", gpus=4), name="p"), uid))
         await world.rounds()
@@ -116,10 +116,10 @@ async def test_a_pod_that_another_scheduler_binds_is_held_as_predicted(world: Wo
     async with world.allocator(world.says), world.registry() as (scheduling, _):
         await world.rounds()
         world.kubernetes.add_pod(shown_pod("theirs", gpus=4, node=NODE))
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         bound = code(scheduling)
         world.kubernetes.set_status("ml", "theirs", phase="Failed", reason="TopologyAffinityError")
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
 
         assert ("NotAligned", "") == (bound, code(scheduling))
 
@@ -157,12 +157,12 @@ async def test_pods_of_a_planned_gang_pass_on_their_own_nodes(world: World) -> N
         scheduler, nodes = scheduling.scheduler, (NODE, other.node)
         before = scheduler.filter(requests["b"], nodes).passed
         await scheduler.bind("ml", "b", requests["b"].uid, other.node)
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         planned = {name: scheduler.filter(requests[name], nodes) for name in ("a", "c")}
         for name, filtered in planned.items():
             (node,) = filtered.passed
             await scheduler.bind("ml", name, requests[name].uid, node)
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
 
         assert nodes == (*before,)
         assert [*nodes] == sorted(filtered.passed[0] for filtered in planned.values())

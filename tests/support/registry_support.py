@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import anyio
 import msgspec
 from cluster_support import TIME
 from decision_support import machine
@@ -22,7 +21,7 @@ from topoalign.registry.ports import KubernetesApi
 from topoalign.registry.scheduling.service import Scheduling
 from topoalign.registry.service import Registry
 from topoalign.registry.settings import RegistrySettings
-from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.runtime.context import Context
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
@@ -38,12 +37,13 @@ class World:
         self.says = Says(NODE, machine(), RULES)
         self.kubernetes = FakeCluster()
         self.api = api or MemoryKubernetes(self.kubernetes)
+        self.settings = RegistrySettings(scheduler_port=0)
         self.context = Context(bus=self.bus, clock=self.clock, environment={})
 
     async def say(self, *events: Event) -> None:
         for event in events:
             await self.bus.publish(wire.encode(event, TIME))
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
 
     @asynccontextmanager
     async def allocator(self, says: Says) -> AsyncIterator[None]:
@@ -71,7 +71,7 @@ class World:
     @asynccontextmanager
     async def registry(self) -> AsyncIterator[tuple[Scheduling, str]]:
         """With the URL of its extender."""
-        settings = RegistrySettings(scheduler_port=0)
+        settings = self.settings
         client, cluster = Client(self.bus, self.clock, "registry", usage=True), Cluster(usage=True)
         metrics = Metrics(self.context.metrics, client)
         registry = Registry(self.bus, self.clock, client, cluster, metrics, settings)
@@ -79,11 +79,11 @@ class World:
         async with background() as tasks:
             url: str = await tasks.start(lambda *, task_status: scheduling.run(task_status=task_status))
             await tasks.start(lambda *, task_status: registry.run(task_status=task_status))
-            await anyio.wait_all_tasks_blocked()
+            await all_tasks_blocked()
             yield scheduling, url
 
     async def rounds(self, times: int = 1) -> None:
         """The registry asks all allocators so often."""
         for _ in range(times):
             await self.clock.advance(11)
-            await anyio.wait_all_tasks_blocked()
+            await all_tasks_blocked()

@@ -55,3 +55,7 @@ class RegistrySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     delete_refused_pods: bool = False
     """Whether pods are deleted that a node refused and a controller owns, six a minute. Default: they stay, as Failed."""
+
+    publish_topologies: bool = False
+    """Whether the NodeResourceTopology of each node (topology.node.k8s.io/v1alpha2) is kept up to date in Kubernetes, for
+    scheduler plugins that read it. The cluster must have that kind."""

@@ -49,9 +49,11 @@ class KubernetesWatch:
         delete_refused: bool,
     ) -> None:
         """`gangs`: is told of the pods as well. `delete_refused`: as `RegistrySettings`."""
-        self.refused = RefusedPods(api, clock, reservations, delete=delete_refused)
         self.reports = Reports(api, clock)
-        self.wake_ups = WakeUps(api, clock, waiting=lambda: bool(self._waiting), nodes=lambda: self._nodes)
+        self.refused = RefusedPods(api, clock, reservations, self.reports.tell, delete=delete_refused)
+        self.wake_ups = WakeUps(api, clock, waiting=lambda: bool(self._waiting), nodes=lambda: self.nodes)
+        self.nodes: dict[NodeName, str] = {}
+        """Name -> UID of the nodes that Kubernetes has."""
         self.version: tuple[int, int] | None = None
         """Of the API server. None: not known yet."""
         self._api, self._clock, self._view, self._reservations = api, clock, view, reservations
@@ -62,8 +64,6 @@ class KubernetesWatch:
         """UIDs of finished pods that are still there."""
         self._waiting: set[str] = set()
         """UIDs of pods that are not bound, and will hold something."""
-        self._nodes: dict[NodeName, None] = {}
-        """The nodes that Kubernetes has."""
         self._synced: set[str] = set()
         self._cancelled = Queue[str]()
         """UIDs of pods whose reservations are to be ended."""
@@ -99,10 +99,10 @@ class KubernetesWatch:
             async for each in told:
                 match each:
                     case SeenNode():
-                        self._nodes[each.name] = None
+                        self.nodes[each.name] = each.uid
                         self._view.label(each.name, each.labels)
                     case GoneNode():
-                        self._nodes.pop(each.name, None)
+                        self.nodes.pop(each.name, None)
                         self._view.forget(each.name)
                     case Synced():
                         self._synced.add("nodes")

@@ -8,7 +8,7 @@ that a controller which makes pods faster than nodes can take them does not fill
 
 from asyncio import Queue
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import structlog
@@ -16,7 +16,7 @@ import structlog
 from topoalign.core.model.errors import TopoalignError, clean
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Clock
-from topoalign.registry.ports import KubernetesApi, SeenPod
+from topoalign.registry.ports import KubernetesApi, Report, SeenPod
 from topoalign.registry.scheduling.pace import Pace
 
 REFUSALS = frozenset(
@@ -59,11 +59,21 @@ def was_refused(pod: SeenPod) -> bool:
 class RefusedPods:
     """Counts refused pods, and deletes those of controllers if `delete`; `run` deletes them."""
 
-    def __init__(self, api: KubernetesApi, clock: Clock, reservations: Cancelling, *, delete: bool) -> None:
+    def __init__(
+        self,
+        api: KubernetesApi,
+        clock: Clock,
+        reservations: Cancelling,
+        tell: Callable[[Report], None] = lambda report: None,
+        *,
+        delete: bool,
+    ) -> None:
+        """`tell` is given what is to be told about a pod."""
         self.counts: Counter[tuple[str, bool]] = Counter()
         """Reason, and whether the pod was reserved here -> pods."""
         self.deleted = 0
         self._api, self._clock, self._reservations, self._delete = api, clock, reservations, delete
+        self._tell = tell
         self._pace = Pace(clock, DELETED, DELETED_SECONDS)
         self._waiting = Queue[SeenPod](MOST_WAITING)
 
@@ -80,6 +90,7 @@ class RefusedPods:
             reason=clean(pod.reason),
             reserved=reserved,
         )
+        self._tell(report_of(pod, reserved))
         if self._delete and pod.controlled and not pod.deleting and not self._waiting.full():
             self._waiting.put_nowait(pod)
 
@@ -98,3 +109,16 @@ class RefusedPods:
             log.info("a refused pod was not deleted", pod=clean(pod.name), finding=error.finding)
         else:
             self.deleted += 1
+
+
+def report_of(pod: SeenPod, reserved: bool) -> Report:
+    """What is told about a refused pod."""
+    now = "what was reserved for it is free again" if reserved else "it was bound without a reservation"
+    return Report(
+        namespace=pod.namespace,
+        name=pod.name,
+        uid=pod.uid,
+        reason="RefusedByNode",
+        note=f"Node {pod.node} refused the pod ({clean(pod.reason)}); {now}",
+        kind="Warning",
+    )

@@ -22,6 +22,7 @@ from topoalign.registry.scheduling.pod_events import PodEvents
 from topoalign.registry.scheduling.reservations import Reservations
 from topoalign.registry.scheduling.scheduler import Scheduler
 from topoalign.registry.scheduling.server import serve_scheduler
+from topoalign.registry.scheduling.topology_objects import TopologyObjects
 from topoalign.registry.scheduling.view import ClusterView
 from topoalign.registry.service import PAUSE, Registry
 from topoalign.registry.settings import RegistrySettings
@@ -55,6 +56,7 @@ class Scheduling:
         cluster.listeners.append(self.reservations.observe)
         self.watch: KubernetesWatch | None = None
         self.binder: Binder | None = None
+        self.topologies: TopologyObjects | None = None
         if api is not None:
             gangs = Gangs(self.reservations, clock, self.scheduler.best, self._hardware, self._candidate)
             self.watch = KubernetesWatch(
@@ -67,6 +69,8 @@ class Scheduling:
             )
             events = PodEvents(self.binder, self.reservations.of_pod, self.watch.reports.tell)
             self.scheduler.binder, self.scheduler.refused = events, events.refuse
+            if settings.publish_topologies:
+                self.topologies = TopologyObjects(api, clock, self.view, self.watch.nodes.get)
             context.metrics.register(Figures(self.watch, self.binder.counts, self.reservations.counts))
             context.notes["kubernetes"] = lambda: api.trouble
         context.checks["scheduler"] = self.behind
@@ -91,6 +95,8 @@ class Scheduling:
             tasks.start_soon(self.reservations.run)
             if watch is not None:
                 tasks.start_soon(watch.run)
+            if self.topologies is not None:
+                tasks.start_soon(self.topologies.run)
             await serve_scheduler(
                 self._context,
                 self._settings,

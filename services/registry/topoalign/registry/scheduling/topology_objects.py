@@ -1,0 +1,83 @@
+"""
+Keeps the NodeResourceTopology objects of the nodes up to date, for scheduler plugins that read them.
+
+Every ten seconds the nodes that have changed are written, one after the other, twenty a second; an object that would be
+the same is not. Each belongs to its Node, so that Kubernetes deletes it with the node. What cannot be written is tried
+again; where the cluster does not have the kind, after a minute.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import structlog
+
+from topoalign.core.model.errors import NoFit, TopoalignError
+from topoalign.core.model.ids import NodeName
+from topoalign.core.node_resource_topology import node_resource_topology
+from topoalign.core.ports import Clock
+from topoalign.registry.ports import ApiNotFound, KubernetesApi
+from topoalign.registry.scheduling.view import ClusterView
+
+PERIOD = 10.0
+ABSENT_SECONDS = 60.0
+EACH_SECONDS = 0.05
+
+log = structlog.get_logger("topoalign.registry.scheduling")
+
+
+class TopologyObjects:
+    """Writes objects; `run` it."""
+
+    def __init__(
+        self, api: KubernetesApi, clock: Clock, view: ClusterView, uid_of: Callable[[NodeName], str | None]
+    ) -> None:
+        """`uid_of`: the UID of a Kubernetes Node; None: there is none of that name, so nothing is written."""
+        self.written = 0
+        """How many objects were written."""
+        self._api, self._clock, self._view, self._uid_of = api, clock, view, uid_of
+        self._version = 0
+        """Of the view, up to which changes were looked at."""
+        self._due: set[NodeName] = set()
+        self._last: dict[NodeName, dict[str, Any]] = {}
+        """Node -> what was written last."""
+
+    async def run(self) -> None:
+        """Writes what has changed, for ever."""
+        while True:
+            await self._clock.sleep(PERIOD)
+            self._due |= {each.name for each in self._view.changed_since(self._version)}
+            self._version = self._view.version
+            self._last = {node: last for node, last in self._last.items() if node in self._view.nodes}
+            try:
+                await self._write_due()
+            except ApiNotFound as error:
+                log.warning("the cluster has no NodeResourceTopology", finding=error.finding)
+                await self._clock.sleep(ABSENT_SECONDS)
+            except TopoalignError as error:
+                log.warning("a NodeResourceTopology was not written", finding=error.finding)
+
+    async def _write_due(self) -> None:
+        """Raises what `apply_topology` does; what is not written is still due then."""
+        for node in sorted(self._due):
+            made = self._object(node)
+            if made is not None and made != self._last.get(node):
+                await self._api.apply_topology(made)
+                self.written += 1
+                self._last[node] = made
+                await self._clock.sleep(EACH_SECONDS)
+            self._due.discard(node)
+
+    def _object(self, node: NodeName) -> dict[str, Any] | None:
+        """The object of a node; None where the node is not offered, or not in Kubernetes."""
+        view, uid = self._view.nodes.get(node), self._uid_of(node)
+        if view is None or view.kind is None or uid is None:
+            return None
+        basis = self._view.basis(view)
+        try:
+            made: dict[str, Any] = msgspec.to_builtins(node_resource_topology(basis.state, basis.rules))
+        except NoFit as error:
+            log.info("a node has no NodeResourceTopology", node=node, finding=error.finding)
+            return None
+        owner = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid}
+        return {**made, "metadata": {**made["metadata"], "ownerReferences": [owner]}}
