@@ -15,10 +15,9 @@ import anyio
 import click
 import msgspec
 
-from topoalign.cli import output
+from topoalign.cli import link, output
 from topoalign.cli.allocate import Changes
 from topoalign.cli.errors import REFUSED
-from topoalign.cli.link import connected, located
 from topoalign.cli.quantities import Count
 from topoalign.client.records import read_cluster
 from topoalign.core.diagnosis.answers import Answer, Outlook
@@ -116,10 +115,10 @@ def from_file(path: Path) -> ClusterRecord:
 
 def from_streams(nats: str | None) -> ClusterRecord:
     """The records of a running cluster. Raises NothingRuns, BusUnavailable, BusRefused."""
-    url, _ = located(nats, None, os.environ)
+    url, _ = link.located(nats, None, os.environ)
 
     async def read() -> ClusterRecord:
-        async with connected(url, log_level="critical") as bus:
+        async with link.connected(url, log_level="critical") as bus:
             return await read_cluster(bus, SystemClock())
 
     return anyio.run(read)
