@@ -131,10 +131,13 @@ class Scheduler:
         Raises InvalidField and NotReadYet as `filter` does.
         """
         request, uids = self._request(pod), frozenset({pod.uid})
+        view, holds = self.view.nodes.get(node), self.view.holds(node)
+        if view is not None and not holds.uids:
+            return self._verdicts.judge(request, view)  # no pod is waited for, and nothing is held beside the facts
         code = self._judge_without(request, node, uids)
         if code:
             return code
-        facts, holds = self.view.facts(node), self.view.holds(node)
+        facts = self.view.facts(node)
         fixed = self.view.basis_of(facts, uids | holds.uids)
         waiting = [each for each in holds.waiting(fixed.state) if each[0].uid != pod.uid]
         if not waiting:
