@@ -161,6 +161,20 @@ def test_a_pod_is_not_bound_beside_one_that_it_may_displace() -> None:
     assert ("", "PodsPending", "") == (filtered, pending, world.scheduler.fits_in_every_order(NODE, one))
 
 
+def test_a_node_has_others_until_it_has_shown_them() -> None:
+    """Reserved or bound; the pod that is to be bound is none."""
+    world, one = node(), asked(gpus(1, "one"), "one")
+    world.view.hold(NODE, [hold("a", "GPU-0")])
+    reserved = world.view.holds(NODE).has_others("a"), world.view.holds(NODE).has_others("b")
+    world.view.hold(NODE, [])
+    world.view.expect(NODE, one)
+    bound = world.view.holds(NODE).has_others("one"), world.view.holds(NODE).has_others("b")
+    world.tell(world.says.admit(gpus(1, "one"), "one"))
+    world.view.renew()
+
+    assert ((False, True), (False, True), False) == (reserved, bound, world.view.holds(NODE).has_others("b"))
+
+
 def test_alike_pods_fit_in_every_order_up_to_three_that_wait() -> None:
     world = node()
     refusals = []

@@ -107,6 +107,12 @@ class NodeHolds:
         """UIDs of all pods that are reserved or bound here."""
         return frozenset((*self._reserved, *self._bound))
 
+    def has_others(self, uid: str) -> bool:
+        """Whether any pod but this one is reserved here, or bound and not shown yet."""
+        return any(each != uid for each in self._reserved) or any(
+            bound.waiting is not None for each, bound in self._bound.items() if each != uid
+        )
+
     def names_of(self, uids: Collection[str]) -> frozenset[PodNames]:
         """The names of those of these pods that are bound to the node."""
         return frozenset(self._bound[uid].names for uid in uids if uid in self._bound)

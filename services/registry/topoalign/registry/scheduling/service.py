@@ -18,6 +18,7 @@ from topoalign.registry.scheduling.figures import Figures
 from topoalign.registry.scheduling.gang_reservations import Gangs
 from topoalign.registry.scheduling.holds import Hold
 from topoalign.registry.scheduling.kubernetes_watch import KubernetesWatch
+from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.pod_events import PodEvents
 from topoalign.registry.scheduling.reservations import Reservations
 from topoalign.registry.scheduling.scheduler import Scheduler
@@ -64,9 +65,7 @@ class Scheduling:
             )
             self.view.offered = self._offered
             self.scheduler.planned = gangs.node_of
-            self.binder = Binder(
-                context.bus, clock, api, self.reservations, self.scheduler.fits_in_every_order, gangs.plan
-            )
+            self.binder = Binder(context.bus, clock, api, self.reservations, self._fits, gangs.plan)
             events = PodEvents(self.binder, self.reservations.of_pod, self.watch.reports.tell)
             self.scheduler.binder, self.scheduler.refused = events, events.refuse
             if settings.publish_topologies:
@@ -123,6 +122,10 @@ class Scheduling:
             for each in self.reservations.held(node)
         )
         self.view.hold(node, tuple(holds))
+
+    def _fits(self, node: NodeName, pod: PodToSchedule) -> str:
+        """As `fits_in_every_order`, of a pod that its node has confirmed: only others that are pending can change that."""
+        return self.scheduler.fits_in_every_order(node, pod) if self.view.holds(node).has_others(pod.uid) else ""
 
     def _freed(self, node: NodeName) -> None:
         """A reservation has ended without its pod, which nobody sees in Kubernetes."""
