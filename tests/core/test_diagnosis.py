@@ -11,6 +11,7 @@ from feasibility_support import some_pod
 
 from topoalign.core.admission.prediction import predict, prediction_basis
 from topoalign.core.diagnosis.answers import Answer, Outlook
+from topoalign.core.diagnosis.changes import asking_for
 from topoalign.core.diagnosis.diagnosis import diagnose
 from topoalign.core.diagnosis.nodes import NO_CHANGES, Changes, Nodes
 from topoalign.core.diagnosis.records import ClusterRecord, NodeRecord, state_of
@@ -128,6 +129,27 @@ def test_the_strictest_policy_that_suffices_is_named() -> None:
     assert ({"policy": "restricted"}, 2, "a") == (change.rules, change.nodes, change.example)
     assert "policy restricted instead of single-numa-node in the kubelet's configuration" == change.text
     assert found.changes[-1] == change
+
+
+def test_rules_are_compared_with_those_that_were_asked_for() -> None:
+    """The kubelet has `restricted`; asked is what `single-numa-node` would say."""
+    record = cluster(node_with("a", topology=machine(gpus=(0, 1))))
+
+    found = answer(record, container(gpus=2), changes={"policy": "single-numa-node"})
+
+    assert ["policy restricted instead of single-numa-node in the kubelet's configuration"] == [
+        each.text for each in found.changes if each.rules
+    ]
+
+
+def test_a_limit_above_the_request_stays() -> None:
+    """A pod that is not Guaranteed may use more CPUs than it asks for; of its GPUs limit and request are the same."""
+    asked = pod(msgspec.structs.replace(container(gpus=4, cpus=2), limits={GPU: 4, CPU: 8000}))
+
+    less = asking_for(asking_for(asked, asked.containers[0].name, CPU, 1000), asked.containers[0].name, GPU, 2)
+
+    assert {GPU: 2, CPU: 8000} == less.containers[0].limits
+    assert {GPU: 2, CPU: 1000} == less.containers[0].requests
 
 
 def test_the_pod_that_holds_least_has_to_move() -> None:

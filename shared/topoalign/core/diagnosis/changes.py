@@ -92,7 +92,8 @@ def asking_for(pod: PodRequest, name: ContainerName, resource: ResourceName, amo
     def changed(container: ContainerRequest) -> ContainerRequest:
         if container.name != name:
             return container
-        limits = {**container.limits, resource: amount} if resource in container.limits else container.limits
+        equal = container.limits.get(resource) == container.requests[resource]
+        limits = {**container.limits, resource: amount} if equal else container.limits
         return msgspec.structs.replace(container, requests={**container.requests, resource: amount}, limits=limits)
 
     return msgspec.structs.replace(
@@ -112,12 +113,13 @@ def worded(resource: ResourceName, amount: int) -> tuple[str, str]:
 def other_rules(question: Question) -> Iterator[Change]:
     """The strictest rules under which a node would admit the pod."""
     for rules in OTHER_RULES:
+        ((key, value),) = rules.items()
         nodes = question.changed(rules=rules).admitting()
-        differing = [node for node in nodes if any(getattr(node.kind.rules, key) != rules[key] for key in rules)]
+        had = {node.name: getattr(question.of(node.kind).demand.rules, key) for node in nodes}
+        differing = [node for node in nodes if had[node.name] != value]
         if differing:
-            ((key, value),) = rules.items()
             yield Change(
-                text=f"{key} {value} instead of {getattr(differing[0].kind.rules, key)} in the kubelet's configuration",
+                text=f"{key} {value} instead of {had[differing[0].name]} in the kubelet's configuration",
                 cost=1.0,
                 nodes=len(differing),
                 example=differing[0].name,

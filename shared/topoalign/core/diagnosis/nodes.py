@@ -39,8 +39,6 @@ from topoalign.core.state.reservations import allocations_of
 Changes = Mapping[str, str | int | bool]
 """Rules that are to differ from those of each kubelet, by the field names of `AdmissionRules`."""
 NO_CHANGES: Changes = MappingProxyType({})
-
-
 REMEDY = "see what the services of the node log, and who may publish on its subjects"
 
 
