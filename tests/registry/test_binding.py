@@ -247,31 +247,17 @@ async def test_a_pod_that_is_gone_is_refused(site: Site, registry: Registry, api
     assert not again or "" == site.node_of("a") == site.node_of("b")
 
 
-async def test_a_binding_that_is_refused_cancels_its_reservation(
-    site: Site, registry: Registry, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [ApiRefused("forbidden"), ApiConflict("the object has been modified")])
+async def test_a_binding_that_fails_for_good_cancels_its_reservation(
+    site: Site, registry: Registry, monkeypatch: pytest.MonkeyPatch, error: TopoalignError
 ) -> None:
     uid = site.add("a")
 
     async def refuse(namespace: str, name: str, uid: str, node: NodeName) -> None:
-        raise ApiRefused("forbidden")
+        raise error
 
     monkeypatch.setattr(registry.api, "bind", refuse)
-    with pytest.raises(ApiRefused):
-        await registry.bind("a", uid)
-
-    assert {} == registry.reserved()
-
-
-async def test_a_conflict_of_a_pod_that_stays_unbound_is_refused(
-    site: Site, registry: Registry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    uid = site.add("a")
-
-    async def conflict(namespace: str, name: str, uid: str, node: NodeName) -> None:
-        raise ApiConflict("the object has been modified")
-
-    monkeypatch.setattr(registry.api, "bind", conflict)
-    with pytest.raises(ApiConflict):
+    with pytest.raises(type(error)):
         await registry.bind("a", uid)
 
     assert {} == registry.reserved()
