@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import anyio
 import pytest
 from api_server_support import POD, Followed, shown_pod
 
@@ -20,7 +19,7 @@ from topoalign.registry.ports import (
     SeenNode,
     Synced,
 )
-from topoalign.runtime.clock import SystemClock
+from topoalign.runtime.clock import SystemClock, all_tasks_blocked
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.fake_api_server.server import fake_api_server
 
@@ -196,7 +195,7 @@ async def test_nothing_new_means_nothing_told(api: KubernetesApi, cluster: FakeC
     cluster.add_pod(POD)
     async with Followed(api.pods()) as pods:
         await pods.until_synced()
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
 
         assert [] == pods.waiting()
         assert api.trouble is None

@@ -13,6 +13,7 @@ from anyio import to_thread
 from scheduling_support import RawClient, RecordedScheduling, go_json, parsed, request_bytes, serving
 
 from topoalign.registry.scheduling.extender.connection import SchedulerConnection
+from topoalign.runtime.clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 
@@ -189,7 +190,7 @@ async def test_half_a_request_is_no_call_and_harms_nobody() -> None:
     async with serving(scheduling) as url:
         with RawClient(url) as client:
             client.socket.sendall(request[:-5])
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         assert scheduling.untouched
         with RawClient(url) as client:
             status, _, answer = parsed(await client.segment(request))

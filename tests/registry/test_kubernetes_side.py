@@ -165,6 +165,8 @@ async def test_topology_objects_follow_what_nodes_say(cluster: FakeCluster, worl
     async with world.allocator(world.says), world.allocator(elsewhere), world.registry() as (scheduling, _):
         await world.rounds(3)
         first = [*cluster.topologies]
+        await world.say(world.says.usage())  # again the same
+        await world.rounds(2)
         assert scheduling.topologies is not None
         unchanged = scheduling.topologies.written
         await world.say(*world.says.admit(pod(container("main", gpus=2)), "u"))

@@ -17,7 +17,7 @@ from topoalign.registry.scheduling import server
 from topoalign.registry.scheduling.extender.certificates import POLL_SECONDS, Certificates, not_after
 from topoalign.registry.scheduling.extender.connection import IDLE_SECONDS
 from topoalign.registry.settings import RegistrySettings
-from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.runtime.context import Context
 from topoalign.runtime.memory_bus import MemoryBus
 
@@ -86,7 +86,7 @@ async def test_an_expired_certificate_is_named_with_its_date(authority: Authorit
         tasks.start_soon(certificates.keep_up)
         await clock.advance(POLL_SECONDS)
         while certificates.trouble() is not None:
-            await anyio.wait_all_tasks_blocked()
+            await all_tasks_blocked()
         tasks.cancel_scope.cancel()
 
     assert before is None
