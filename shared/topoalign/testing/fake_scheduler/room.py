@@ -1,6 +1,6 @@
 """What the scheduler itself counts: extended resources of nodes, and what pods on them ask for."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 from topoalign.testing.fake_api_server.objects import Object
 
@@ -17,6 +17,8 @@ class Room:
         self._allocatable: dict[str, dict[str, int]] = {}
         self._pods: dict[Key, tuple[str, Counter[str]]] = {}
         """Pod -> its node, and what it asks for."""
+        self._asked: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        """Node -> what its pods ask for."""
         self._first = 0
 
     def put_node(self, node: Object) -> None:
@@ -27,8 +29,8 @@ class Room:
             self.drop_node(name)
         elif self._allocatable.get(name) != counted:
             self._allocatable[name] = counted
-            here = [asked for on, asked in self._pods.values() if on == name]
-            self._nodes[name] = {each: amount - sum(one[each] for one in here) for each, amount in counted.items()}
+            asked = self._asked[name]
+            self._nodes[name] = {each: amount - asked[each] for each, amount in counted.items()}
 
     def drop_node(self, name: str) -> None:
         """A node is gone, or takes no pods."""
@@ -60,9 +62,11 @@ class Room:
 
     def _take(self, key: Key, sign: int) -> None:
         node, asked = self._pods[key]
-        left = self._nodes.get(node, {})
-        for each in left:
-            left[each] -= sign * asked[each]
+        left, here = self._nodes.get(node, {}), self._asked[node]
+        for each, amount in asked.items():
+            here[each] += sign * amount
+            if each in left:
+                left[each] -= sign * amount
 
 
 def asked_by(pod: Object) -> Counter[str]:

@@ -121,10 +121,11 @@ class FakeScheduler:
         if answer.get("Error"):
             raise ExtenderFailed(answer["Error"])
         passed = answer.get("NodeNames") or []
-        if unknown := set(passed) - set(nodes):
+        fit = set(passed)
+        if unknown := fit - set(nodes):
             raise ExtenderFailed(f"claims filtered nodes {sorted(unknown)} which are not found in the input node list")
         failed = {**(answer.get("FailedNodes") or {}), **(answer.get("FailedAndUnresolvableNodes") or {})}
-        return passed, Counter(text for node, text in failed.items() if node not in passed)
+        return passed, Counter(text for node, text in failed.items() if node not in fit)
 
     async def _best(self, pod: Object, nodes: list[str]) -> str:
         """The node with the highest score, of equals any. Raises ExtenderFailed."""

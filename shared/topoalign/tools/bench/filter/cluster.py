@@ -14,6 +14,8 @@ import msgspec
 
 from topoalign.core.model.events import (
     Allocation,
+    AllocationBound,
+    AllocationGranted,
     AllocationReleased,
     AllocationsSnapshot,
     ContainerUsage,
@@ -46,6 +48,8 @@ from topoalign.machines import load_machine
 from topoalign.tools.bench.registry.history import EPOCH
 
 GIB = 1 << 30
+HALF, ALL = 4, 8
+"""GPUs that are held of a node."""
 KEPT_CPUS = 2
 """Of each NUMA node for the system."""
 FACTS = 4
@@ -86,18 +90,15 @@ KINDS = (kind("hgx-h100", "restricted"), kind("dgx-a100", "single-numa-node"))
 
 
 class Container(msgspec.Struct, frozen=True):
-    """A container on a node, with one GPU."""
+    """A container on a node."""
 
     number: int
     owner: Owner
-    gpu: DeviceID
+    uid: str
+    """Of its pod."""
+    gpus: tuple[DeviceID, ...]
     cpus: str
-    memory: MemoryBlock
-
-    @property
-    def uid(self) -> str:
-        """Of its pod."""
-        return str(uuid5(NAMESPACE_OID, self.owner.pod))
+    memory: tuple[MemoryBlock, ...]
 
 
 class BusyNode:
@@ -158,6 +159,23 @@ class BusyNode:
         yield self._usage()
         yield released
 
+    def admitted(self, uid: str, given: Allocation) -> Iterator[Event]:
+        """Its kubelet admits a container of the pod with this UID, and gives it this."""
+        owner, seq = given.owner, self.state.seq + 1
+        assert owner is not None, "a decision names the container"
+        number = len(self._gpus) + seq
+        self.containers.append(Container(number, owner, uid, given.devices.get(GPU, ()), given.cpus, given.memory))
+        record = self._allocation(self.containers[-1])
+        bare = msgspec.structs.replace(record, owner=None, pod_uid="")
+        granted = AllocationGranted(node=self.node, epoch=EPOCH, seq=seq, allocation=bare)
+        bound = AllocationBound(
+            node=self.node, epoch=EPOCH, seq=seq + 1, allocation=record.id, owner=owner, boot=self._boot, pod_uid=uid
+        )
+        self.state = self.state.fold(granted).fold(bound)
+        yield granted
+        yield self._usage()
+        yield bound
+
     def _container(self, gpu: int, left: Mapping[int, list[int]], random: Random) -> Container:
         (place,) = self.kind.bare.listed_nodes(self.kind.bare.gpus[gpu].numa_affinity) or (0,)
         cpus = [left[place].pop(0) for _ in range(random.randrange(2, 13))]
@@ -166,16 +184,17 @@ class BusyNode:
         return Container(
             gpu + 1,
             Owner(namespace=Namespace("research"), pod=pod, container=ContainerName("main")),
-            self._gpus[gpu],
+            str(uuid5(NAMESPACE_OID, pod)),
+            (self._gpus[gpu],),
             format_cpuset(cpus),
-            MemoryBlock(resource=MEMORY, nodes=(place,), size=size, taken=(size,)),
+            (MemoryBlock(resource=MEMORY, nodes=(place,), size=size, taken=(size,)),),
         )
 
     def _allocation(self, container: Container) -> Allocation:
         return Allocation(
             id=AllocationID(f"{EPOCH:x}-{container.number}"),
             owner=container.owner,
-            devices={GPU: (container.gpu,)},
+            devices={GPU: container.gpus},
             boot=self._boot,
             pod_uid=container.uid,
         )
@@ -185,14 +204,14 @@ class BusyNode:
         self.revision += 1
         memory = NodeState(node=self.node)
         for each in self.containers:
-            memory = memory.holding(Allocation(id=AllocationID(each.uid), memory=(each.memory,)))
+            memory = memory.holding(Allocation(id=AllocationID(each.uid), memory=each.memory))
         entries = tuple(
             CheckpointEntry(
                 pod_uid=each.uid,
                 container=each.owner.container,
                 cpus=each.cpus,
-                memory=(each.memory,),
-                devices={GPU: (each.gpu,)},
+                memory=each.memory,
+                devices={GPU: each.gpus},
                 mounted=True,
             )
             for each in self.containers
@@ -202,7 +221,7 @@ class BusyNode:
             epoch=EPOCH,
             revision=self.revision,
             containers=tuple(
-                ContainerUsage(owner=each.owner, cpus=each.cpus, memory=(each.memory,)) for each in self.containers
+                ContainerUsage(owner=each.owner, cpus=each.cpus, memory=each.memory) for each in self.containers
             ),
             kubelet=KubeletObserved(
                 version="v1.36.2",

@@ -12,7 +12,7 @@ from topoalign.cli import output
 from topoalign.cli.measuring import summary
 from topoalign.tools.bench.device_plugin.agent import Agent, running
 from topoalign.tools.bench.device_plugin.node import Row, scratch
-from topoalign.tools.bench.filter.cluster import FACTS, BusyNode
+from topoalign.tools.bench.filter.cluster import ALL, FACTS, HALF, BusyNode
 from topoalign.tools.bench.filter.scheduler import Amounts, Filtered, Scheduler
 from topoalign.tools.bench.registry import pages
 from topoalign.tools.bench.registry.allocators import Allocators, allocators
@@ -22,8 +22,6 @@ from topoalign.tools.bench.registry.reader import PATIENCE_SECONDS, NotAnswered,
 
 Answer = tuple[float, Filtered]
 """What a call took in milliseconds, and which nodes passed."""
-HALF, ALL = 4, 8
-"""GPUs of a node."""
 WARM = 3
 """Calls that do not count."""
 
