@@ -14,6 +14,7 @@ import pytest
 from bus_support import killable
 from e2e_support import allocate, answering, in_one_process, pod
 from fact_support import Writer
+from reservation_support import changed, container, reservation
 from structlog.testing import capture_logs
 
 from topoalign.allocator.hardware_watch import ASK_AGAIN_SECONDS, HardwareWatch
@@ -161,6 +162,23 @@ async def test_events_of_unknown_types_and_versions_are_only_counted(kind: str) 
     assert writer.said == heard
     assert (1, 0, 0) == (client.counts.unknown, client.counts.undecodable, client.counts.gaps)
     assert 0 == await bus.last_position(Stream.DEADLETTERS)
+
+
+async def test_a_subscriber_of_allocations_never_receives_reservations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C46: nor does one of a version that does not know them, from its store, which takes them beside the allocations."""
+    bus, writer = MemoryBus(), Writer(NODE)
+    reserved = wire.encode(changed(reservation("a", container("GPU-0"))), 0)
+    for message in (wire.encode(writer.snapshot(), 0), reserved, wire.encode(writer.grant("1", "GPU-0"), 0)):
+        await bus.publish(message)
+    monkeypatch.setattr(wire, "KINDS", wire.KINDS - {reserved.headers["ce-type"]})
+    client = Client(bus)
+    async with aclosing(client.allocations(since=0)) as events:
+        heard = [(await anext(events)).event for _ in range(2)]
+
+    assert writer.said == heard
+    assert (0, 0, 0) == (client.counts.unknown, client.counts.undecodable, client.counts.gaps)
+    with pytest.raises(wire.UnknownEvent):
+        wire.decode(reserved)
 
 
 def test_events_of_the_version_before_which_say_less_are_understood() -> None:

@@ -28,6 +28,23 @@ def test_stores_begin_with_the_subjects_of_the_first_version() -> None:
     assert OF_ALLOCATIONS == stores.ALLOCATIONS.subjects[: len(OF_ALLOCATIONS)] == stores.FIRST[stores.ALLOCATIONS.name]
 
 
+def test_reservations_change_nothing_of_the_store_that_earlier_versions_made() -> None:
+    """Its subjects, and that it takes atomic batches: an older service beside a newer one finds what it expects."""
+    earlier = {
+        "subjects": [*OF_ALLOCATIONS],
+        "allow_atomic": True,
+        "retention": "limits",
+        "discard": "old",
+        "max_msgs_per_subject": -1,
+        "duplicate_window": 600 * 10**9,
+        "metadata": {"topoalign.owner": "topoalign", "topoalign.schema": "1"},
+    }
+    now = msgspec.to_builtins(stores.ALLOCATIONS)
+
+    assert earlier == {name: [*now[name]] if name == "subjects" else now[name] for name in earlier}
+    stores.check(stores.ALLOCATIONS, {**now, **earlier}, any_replicas=False)
+
+
 def test_each_subject_of_the_table_has_exactly_one_store() -> None:
     """The store is that of the event's base."""
     for event, (pattern, _) in wire.SUBJECTS.items():
