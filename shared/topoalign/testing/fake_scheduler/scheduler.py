@@ -41,7 +41,8 @@ class FakeScheduler:
         self._queue = SchedulingQueue(clock)
         self._assumed: dict[Key, str] = {}
         """Pod -> the node that it has got and may not be bound to yet."""
-        self._room = Room()
+        self.room = Room()
+        """What the scheduler counts itself."""
 
     @property
     def idle(self) -> bool:
@@ -71,19 +72,19 @@ class FakeScheduler:
         metadata = changed["metadata"]
         if objects is self._cluster.nodes:
             if gone:
-                self._room.drop_node(metadata["name"])
+                self.room.drop_node(metadata["name"])
             else:
-                self._room.put_node(changed)
+                self.room.put_node(changed)
             self._queue.wake()
             return
         key, node = (metadata["namespace"], metadata["name"]), changed["spec"].get("nodeName")
         if node or gone:
             self._queue.remove(key)
             self._assumed.pop(key, None)
-            self._room.drop_pod(key)
+            self.room.drop_pod(key)
             self._queue.wake()
         if node and not gone and changed["status"].get("phase") not in FINISHED:
-            self._room.put_pod(key, changed, node)
+            self.room.put_pod(key, changed, node)
         if not node and not gone and key not in self._assumed and changed["spec"]["schedulerName"] == self._name:
             self._queue.add(key, priority(changed))
 
@@ -95,7 +96,7 @@ class FakeScheduler:
             self._queue.remove(key)
             self._queue.assume(key)
             return
-        nodes = self._room.nodes_for(pod)
+        nodes = self.room.nodes_for(pod)
         try:
             passed, why = (
                 await self._filter(pod, nodes) if nodes else ([], {"Insufficient resources": len(self._cluster.nodes)})
@@ -111,7 +112,7 @@ class FakeScheduler:
             self._queue.refuse(key)
             return
         self._assumed[key] = node
-        self._room.put_pod(key, pod, node)
+        self.room.put_pod(key, pod, node)
         self._queue.assume(key)
         tasks.start_soon(self._bind, key, pod, node)
 
@@ -144,7 +145,7 @@ class FakeScheduler:
         except ExtenderFailed as error:
             self.errors.append(str(error))
             if self._assumed.pop(key, None) is not None:
-                self._room.drop_pod(key)
+                self.room.drop_pod(key)
                 self._queue.fail(key, priority(pod))
 
     async def _ask(self, verb: Any, arguments: Mapping[str, Any]) -> Any:

@@ -1,7 +1,8 @@
 """
 A cluster in one command: described nodes, registries, a scheduler and pods that come and go, and what became of them.
 
-`cluster` builds it, `node` is one node of it, `load` reads what pods there shall be, and `report` counts.
+`cluster` builds it, `node` is one node of it, `load` reads what pods there shall be, `foreign` binds some past the
+registries, and `report` counts.
 """
 
 import tempfile
@@ -13,9 +14,11 @@ from random import Random
 import anyio
 
 from topoalign.core.model.ids import NodeName
+from topoalign.runtime.tasks import background
 from topoalign.tools.simulate.cluster import SimulatedCluster, Tls, simulated_cluster
+from topoalign.tools.simulate.foreign import bind_foreign
 from topoalign.tools.simulate.load import Shape, pods_of
-from topoalign.tools.simulate.report import Report, report
+from topoalign.tools.simulate.report import Report, is_foreign, report
 
 LAST_SECONDS = (0.5, 3.0)
 """How long pods run."""
@@ -31,6 +34,7 @@ async def simulate(
     policies: Sequence[str],
     shapes: Sequence[Shape],
     *,
+    foreign: Sequence[Shape] = (),
     registries: int = 1,
     seed: int = 0,
     most_seconds: float = 600.0,
@@ -41,8 +45,8 @@ async def simulate(
     """
     Runs the cluster until every pod is bound and admitted or refused by its node, or for `most_seconds`.
 
-    `at_half` is called once half of the pods are bound; `tls` as for `simulated_cluster`. Raises NotReady, and what starting
-    the parts raises.
+    `foreign`: pods that another scheduler binds meanwhile. `at_half` is called once half of the pods are bound; `tls` as for
+    `simulated_cluster`. Raises NotReady, and what starting the parts raises.
     """
     chance = Random(seed)  # noqa: S311  # a seed repeats the load
     names = [NodeName(f"node-{number}") for number in range(nodes)]
@@ -53,16 +57,19 @@ async def simulate(
             pods, began, halved = pods_of(shapes, chance), time.monotonic(), False
             for pod in pods:
                 cluster.api.add_pod(pod)
-            while not is_done(cluster, len(pods)) and time.monotonic() < began + most_seconds:
-                bound = sum(bool(pod["spec"].get("nodeName")) for pod in cluster.api.pods)
-                progress(bound)
-                if not halved and 2 * bound >= len(pods):
-                    halved = True
-                    at_half(cluster)
-                await anyio.sleep(LOOK_SECONDS)
+            async with background() as tasks:
+                tasks.start_soon(bind_foreign, cluster, pods_of(foreign, chance), chance)
+                while not is_done(cluster, len(pods)) and time.monotonic() < began + most_seconds:
+                    bound = sum(bool(pod["spec"].get("nodeName")) for pod in cluster.api.pods)
+                    progress(bound)
+                    if not halved and 2 * bound >= len(pods):
+                        halved = True
+                        at_half(cluster)
+                    await anyio.sleep(LOOK_SECONDS)
             return report(cluster, len(pods), time.monotonic() - began)
 
 
 def is_done(cluster: SimulatedCluster, pods: int) -> bool:
     """Whether every pod has been judged by the kubelet of a node."""
-    return sum(node.admitted + len(node.refusals) for node in cluster.nodes) >= pods
+    judged = [pod for node in cluster.nodes for pod in (*node.admitted, *(each.pod for each in node.refusals))]
+    return sum(not is_foreign(pod) for pod in judged) >= pods

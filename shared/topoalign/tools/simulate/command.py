@@ -40,6 +40,7 @@ SHAPES = ("40:gpus=1,cpus=4,memory=8", "20:gpus=2,cpus=8,memory=16", "10:gpus=4,
     help="Topology policy of a node's kubelet; with several, nodes take turns.",
 )
 @click.option("--pods", "shapes", multiple=True, metavar="SHAPE", help="COUNT:gpus=N,cpus=N,memory=GIB,nics=N")
+@click.option("--foreign", metavar="SHAPE", multiple=True, help="Pods that another scheduler binds, as --pods.")
 @click.option("--registries", type=click.IntRange(1, 5), default=1, show_default=True, help="Replicas of the registry.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the order of the pods, and how long they run.")
 @click.option("--seconds", type=click.IntRange(1), default=600, show_default=True, help="After which it is given up.")
@@ -49,6 +50,7 @@ def simulate(
     machines: tuple[str, ...],
     policies: tuple[str, ...],
     shapes: tuple[str, ...],
+    foreign: tuple[str, ...],
     registries: int,
     seed: int,
     seconds: int,
@@ -77,6 +79,7 @@ def simulate(
                 machines,
                 policies,
                 read,
+                foreign=[read_shape(text) for text in foreign],
                 registries=registries,
                 seed=seed,
                 most_seconds=seconds,
@@ -96,4 +99,4 @@ def show(found: Report, *, as_json: bool) -> None:
         return
     for name, value in counts.items():
         text = ", ".join(f"{key} {count}" for key, count in value.items()) or "0" if isinstance(value, dict) else value
-        output.say(f"{name.replace('_', ' '):<16}{text}")
+        output.say(f"{name.replace('_', ' '):<18}{text}")

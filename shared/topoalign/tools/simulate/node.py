@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
 import anyio
 import msgspec
@@ -23,6 +24,15 @@ SERVICES = ("discovery", "hinting", "allocator")
 Key = tuple[str, str]
 
 
+class Refused(NamedTuple):
+    """A pod that a kubelet refused."""
+
+    pod: str
+    reason: str
+    at: float
+    """Seconds of the loop."""
+
+
 class SimulatedNode:
     """One node. What its containers would do is to last for a while."""
 
@@ -31,9 +41,12 @@ class SimulatedNode:
     ) -> None:
         """`folder`: its own, and short: sockets are made in it. `chance`: for how long pods last."""
         self.name, self._cluster, self._chance, self._folder = name, cluster, chance, folder
-        self.refusals: list[tuple[str, Refusal]] = []
-        """Pods that its kubelet refused, by name."""
-        self.admitted = 0
+        self.refusals: list[Refused] = []
+        """Pods that its kubelet refused."""
+        self.foreign_binds: list[float] = []
+        """When another scheduler bound pods to it, in seconds of the loop."""
+        self.admitted: list[str] = []
+        """Pods that its kubelet admitted."""
         self.doubled: list[tuple[str, DeviceID]] = []
         """Pod and device, where it was given a device that a running pod had."""
         self._held: dict[DeviceID, str] = {}
@@ -101,11 +114,11 @@ class SimulatedNode:
         request = manifest.pod_of(pod)
         decision = await self.kubelet.admit(request, pod["metadata"]["uid"])
         if isinstance(decision, Refusal):
-            self.refusals.append((request.name, decision))
+            self.refusals.append(Refused(request.name, decision.reason, anyio.current_time()))
             message = f"Pod was rejected: {decision.finding}"
             self._set_status(request.namespace, request.name, phase="Failed", reason=decision.reason, message=message)
             return
-        self.admitted += 1
+        self.admitted.append(request.name)
         for allocation in decision.allocations:
             for device in allocation.device_ids:
                 if device in self._held:

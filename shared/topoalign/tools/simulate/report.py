@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 
 from topoalign.tools.simulate.cluster import SimulatedCluster
+from topoalign.tools.simulate.foreign import OVERTAKING_SECONDS, PREFIX
+from topoalign.tools.simulate.node import Refused, SimulatedNode
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,6 +20,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """By a node's kubelet."""
     refused: dict[str, int]
     """Reason of a node's kubelet -> pods. Empty is the aim: the scheduler knew what the node would say."""
+    overtaken: int
+    """Pods that a node refused within a second after another scheduler had bound a pod there; not among `refused`."""
+    foreign_admitted: int
+    """Pods that another scheduler bound, and their nodes admitted."""
+    foreign_refused: int
+    """The same, refused."""
     doubled: int
     """Devices that were given to a container while another one had them. Anything but 0 is a defect."""
     waiting: int
@@ -37,13 +45,19 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 def report(cluster: SimulatedCluster, pods: int, seconds: float) -> Report:
     """The counts as they are now."""
     waiting = [pod for pod in cluster.api.pods if not pod["spec"].get("nodeName")]
-    admitted = sum(node.admitted for node in cluster.nodes)
+    admitted = [pod for node in cluster.nodes for pod in node.admitted]
+    refused = [(node, each) for node in cluster.nodes for each in node.refusals]
+    own = [(node, each) for node, each in refused if not is_foreign(each.pod)]
+    known = [each for node, each in own if not is_overtaken(node, each)]
     bound = pods - len(waiting)
     return Report(
         nodes=len(cluster.nodes),
         pods=pods,
-        admitted=admitted,
-        refused=dict(Counter(refusal.reason for node in cluster.nodes for _, refusal in node.refusals)),
+        admitted=sum(not is_foreign(pod) for pod in admitted),
+        refused=dict(Counter(each.reason for each in known)),
+        overtaken=len(own) - len(known),
+        foreign_admitted=sum(map(is_foreign, admitted)),
+        foreign_refused=len(refused) - len(own),
         doubled=sum(len(node.doubled) for node in cluster.nodes),
         waiting=len(waiting),
         unexplained=sum(not explained(pod) for pod in waiting),
@@ -52,6 +66,16 @@ def report(cluster: SimulatedCluster, pods: int, seconds: float) -> Report:
         seconds=round(seconds, 3),
         pods_per_second=round(bound / seconds, 1) if seconds else 0.0,
     )
+
+
+def is_foreign(pod: str) -> bool:
+    """Whether another scheduler bound the pod of this name."""
+    return pod.startswith(PREFIX)
+
+
+def is_overtaken(node: SimulatedNode, refused: Refused) -> bool:
+    """Whether a pod was bound to the node by another scheduler a moment before this refusal."""
+    return any(0 <= refused.at - at < OVERTAKING_SECONDS for at in node.foreign_binds)
 
 
 def explained(pod: dict[str, Any]) -> bool:
