@@ -96,7 +96,7 @@ def free_cpus(state: NodeState, rules: AdmissionRules) -> tuple[dict[Mask, int],
     return there, len(shared - broken)
 
 
-@lru_cache(maxsize=1 << 14)
+@lru_cache(maxsize=1 << 12)
 def sums(machine: tuple[int, ...], supply: tuple[tuple[Mask, int], ...]) -> tuple[int, ...]:
     """By set of NUMA nodes how much is near one of them. Cached: nodes with as much free share the table."""
     space = subsets(machine)
