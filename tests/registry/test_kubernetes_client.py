@@ -60,6 +60,18 @@ async def test_a_long_list_comes_in_pages(server: FakeApiServer, api: HttpKubern
     assert 1 + 3 == server.requests["LIST pods"]
 
 
+async def test_a_page_of_a_list_may_take_longer_than_a_call(server: FakeApiServer, tmp_path: Path) -> None:
+    """One that is given up makes the whole list begin anew."""
+    server.faults.add("LIST pods", Harm.SLOW, seconds=0.2)
+    where = str(server.kubeconfig(tmp_path / "kubeconfig"))
+
+    connected = connect_kubernetes(where, SystemClock(), "replica-1", call_seconds=0.05)
+    async with connected as api, Followed(api.pods()) as pods:
+        await pods.until_synced()
+
+    assert 1 == server.requests["LIST pods"]
+
+
 async def test_a_list_that_expires_between_pages_begins_again(server: FakeApiServer, api: HttpKubernetes) -> None:
     for number in range(PAGE + 2):
         server.cluster.add_pod(shown_pod(f"p-{number}"))

@@ -19,7 +19,9 @@ from topoalign.registry.kubernetes import objects
 from topoalign.registry.ports import ApiUnavailable
 
 CALL_SECONDS = 3.0
-"""For one request, answer included: a bind makes two and has to be done well under 5 s. A page of 500 pods takes 0.1 s."""
+"""For one request, answer included: a bind makes two and has to be done well under 5 s."""
+LIST_SECONDS = 30.0
+"""For a page of a list: a busy API server with large pods takes seconds, and a list that is given up begins anew."""
 CONNECT_SECONDS = 2.0
 MOST_LINE_BYTES = 16 << 20
 """etcd stores no object above 1.5 MiB."""
@@ -35,9 +37,13 @@ class Requests:
     def __init__(self, http: httpx2.AsyncClient, call_seconds: float = CALL_SECONDS) -> None:
         self._http, self._call_seconds = http, call_seconds
 
-    async def get(self, path: str, parameters: Mapping[str, str] | None = None) -> bytes:
+    async def get(self, path: str) -> bytes:
         """The body of the answer. Raises ApiUnavailable, ApiRefused and ApiNotFound."""
-        return await self.send("GET", path, parameters=parameters)
+        return await self.send("GET", path)
+
+    async def page(self, path: str, parameters: Mapping[str, str]) -> bytes:
+        """A page of a list. Raises as `get`, and Expired."""
+        return await self.send("GET", path, parameters=parameters, seconds=LIST_SECONDS)
 
     async def send(
         self,
@@ -46,12 +52,20 @@ class Requests:
         body: Mapping[str, Any] | None = None,
         content_type: str = "application/json",
         parameters: Mapping[str, str] | None = None,
+        seconds: float | None = None,
     ) -> bytes:
-        """The body of the answer. Raises ApiUnavailable, ApiRefused, ApiNotFound and ApiConflict."""
+        """
+        The body of the answer, which has to come within so many seconds. Raises ApiUnavailable, ApiRefused, ApiNotFound and
+        ApiConflict.
+        """
+        within = seconds or self._call_seconds
+        timeout = httpx2.Timeout(within, connect=CONNECT_SECONDS)
         content = None if body is None else msgspec.json.encode(body)
         headers = {} if body is None else {"Content-Type": content_type}
-        with failures(f"{method} {path}"), anyio.fail_after(self._call_seconds):
-            response = await self._http.request(method, path, content=content, headers=headers, params=parameters)
+        with failures(f"{method} {path}"), anyio.fail_after(within):
+            response = await self._http.request(
+                method, path, content=content, headers=headers, params=parameters, timeout=timeout
+            )
         if not response.is_success:
             raise refusal(response.status_code, response.content)
         return response.content

@@ -93,7 +93,7 @@ class Watch(Generic[S, G]):
         here: set[G] = set()
         parameters = {"limit": str(PAGE)}
         while True:
-            page = objects.decoded(await self._requests.get(self._kind.path, parameters), Listed)
+            page = objects.decoded(await self._requests.page(self._kind.path, parameters), Listed)
             for raw in page.items:
                 if (read := self._read(raw)) is not None:
                     here.add(read[1])
