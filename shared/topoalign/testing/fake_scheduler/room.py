@@ -51,12 +51,9 @@ class Room:
 
     def nodes_for(self, pod: Object) -> list[str]:
         """The nodes with room, from another one on each time."""
-        wanted = asked_by(pod)
-        names = [
-            name
-            for name, left in self._nodes.items()
-            if all(left[each] >= amount for each, amount in wanted.items() if each in left)
-        ]
+        names, left = list(self._nodes), self._nodes
+        for each, amount in asked_by(pod).items():
+            names = [name for name in names if left[name].get(each, amount) >= amount]
         self._first = (self._first + 1) % max(1, len(names))
         return names[self._first :] + names[: self._first]
 

@@ -132,8 +132,9 @@ class FakeScheduler:
         """The node with the highest score, of equals any. Raises ExtenderFailed."""
         answer = await self._ask("prioritize", {"Pod": as_sent(pod), "Nodes": None, "NodeNames": nodes})
         scores = {each["Host"]: each["Score"] for each in answer or ()}
-        highest = max(scores.get(node, 0) for node in nodes)
-        return self._chance.choice([node for node in nodes if scores.get(node, 0) == highest])
+        ranked = [scores.get(node, 0) for node in nodes]
+        highest = max(ranked)
+        return self._chance.choice([node for node, score in zip(nodes, ranked, strict=True) if score == highest])
 
     async def _bind(self, key: Key, pod: Object, node: str) -> None:
         metadata = pod["metadata"]

@@ -1,5 +1,6 @@
 """One cluster: its pods are created at once, and scheduled one after another until all run."""
 
+import gc
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -68,6 +69,7 @@ async def schedule(url: str, folder: Path, everywhere: Nodes, size: int, pods: i
     cluster = FakeCluster()
     for number in range(size):
         register(cluster, BusyNode(number, HALF))
+    gc.freeze()  # the objects of tens of thousands of pods, which the collector would look through all the time
     pages, port = free_port(), free_port()
     async with fake_api_server(cluster) as server:
         settings = {
