@@ -98,10 +98,14 @@ async def test_the_newest_message_tells_what_is_reserved() -> None:
 
 
 async def test_what_the_node_shows_is_not_reserved_any_more() -> None:
-    (had,) = A.allocations.allocations if A.allocations is not None else ()
-    shown = ReservedContainer(container=ContainerName("main"), devices=had.devices)
+    """The pod has it, by its UID."""
+    assert A.allocations is not None
+    (had,) = A.allocations.allocations
+    assert had.owner is not None
+    has = msgspec.structs.replace(had, pod_uid="u")
+    shown = ReservedContainer(container=had.owner.container, devices=had.devices)
     bus = MemoryBus()
-    await said(bus, A)
+    await said(bus, msgspec.structs.replace(A, allocations=msgspec.structs.replace(A.allocations, allocations=(has,))))
     await bus.publish(reserving("a", 1, msgspec.structs.replace(RESERVED, containers=(shown,))))
 
     (found,) = (await read(bus)).nodes
