@@ -28,7 +28,7 @@ def test_stores_begin_with_the_subjects_of_the_first_version() -> None:
     assert OF_ALLOCATIONS == stores.ALLOCATIONS.subjects[: len(OF_ALLOCATIONS)] == stores.FIRST[stores.ALLOCATIONS.name]
 
 
-def test_reservations_change_nothing_of_the_store_that_earlier_versions_made() -> None:
+def test_reservations_leave_the_store_of_earlier_versions_as_it_is() -> None:
     """Its subjects, and that it takes atomic batches: an older service beside a newer one finds what it expects."""
     earlier = {
         "subjects": [*OF_ALLOCATIONS],
