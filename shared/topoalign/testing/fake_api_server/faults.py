@@ -44,7 +44,3 @@ class Faults:
         """The fault of the request that comes now."""
         coming = self._coming.get(request)
         return coming.popleft() if coming else None
-
-    def clear(self) -> None:
-        """Nothing goes wrong any more."""
-        self._coming.clear()

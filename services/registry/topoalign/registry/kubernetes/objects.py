@@ -1,5 +1,5 @@
 """
-Reads pods and nodes as the API server shows them, and only the fields that are looked at: a pod of 4.3 kB keeps 0.6 kB.
+Reads pods and nodes as the API server shows them, and only the fields that are looked at.
 
 A field that is missing or null has its default. An object that does not have the form of its kind is Undecodable; an API
 server shows none, so whoever watches skips it.
