@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
-from decision_support import machine
+from decision_support import container, machine, pod
 from view_support import NODE, RULES, SETTLED, OneNode, Says, tell_all
 
 from topoalign.client.verifying import Unsettled
@@ -109,3 +109,24 @@ def test_devices_that_only_the_kubelet_knows_are_not_predicted(world: OneNode) -
     tell_all(world.cluster, [blind.usage(registered=("nvidia.com/gpu",))])
 
     assert ("UnknownResource", "DevicesUnknown") == (none, world.code(NodeName("node-2")))
+
+
+def test_what_a_node_has_more_of_than_before_is_told() -> None:
+    """A pod's end is shown in Kubernetes before its kubelet has given back what it had: then pods that wait are woken."""
+    one = OneNode()
+    told: list[str] = []
+    one.view.offered = told.append
+    found = []
+    for events in (
+        one.says.all(),
+        one.says.admit(pod(container("main", gpus=2)), "u"),
+        [one.says.usage()],
+        one.says.end("u"),
+        [one.says.usage()],
+    ):
+        one.tell(events)
+        one.view.renew()
+        found.append([*told])
+        told.clear()
+
+    assert [[NODE], [], [], [NODE], []] == found

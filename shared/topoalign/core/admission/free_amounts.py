@@ -6,8 +6,9 @@ A set is known by its number in `subsets(topology.node_ids)`: bit i is the i-th 
     2 NUMA nodes with 3 and 4 free GPUs: (0, 3, 4, 7), for no node, the first, the second, both
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from operator import gt
 
 import msgspec
 
@@ -82,6 +83,17 @@ def free_of(state: NodeState, rules: AdmissionRules) -> Free:
         usable=usable_sets(len(machine), reusable, used) if nodes and listed else (),
         reusable=reusable,
         used=used,
+    )
+
+
+def has_more(now: Free, before: Free) -> bool:
+    """Whether more is free than before, of anything or on any set of NUMA nodes: a pod that did not fit may fit."""
+    amounts = [(now.cpus, before.cpus), (now.whole_cores, before.whole_cores)]
+    amounts += [(amount, before.devices.get(name, NONE)) for name, amount in now.devices.items()]
+    tables: list[tuple[Sequence[int], Sequence[int]]] = [(now.usable, before.usable)]
+    tables += [(table, before.within.get(name, ())) for name, table in now.within.items()]
+    return any(after > had for after, had in amounts) or any(
+        len(after) > len(had) or any(map(gt, after, had)) for after, had in tables
     )
 
 

@@ -133,7 +133,10 @@ class Scheduling:
             self.watch.wake_ups.ask("ReservationEnded")
 
     def _offered(self, node: NodeName) -> None:
-        """A node is offered that was not, which nobody sees in Kubernetes."""
+        """
+        A node is offered that was not, or has more free than before, which nobody sees in Kubernetes: a pod's end is shown
+        there before its kubelet has given back what it had.
+        """
         if self.watch is not None and self.behind() is None:
             self.watch.wake_ups.ask("NodeOffered")
 

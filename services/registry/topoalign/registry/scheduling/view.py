@@ -19,7 +19,7 @@ import anyio
 import msgspec
 
 from topoalign.client.verifying import Unsettled
-from topoalign.core.admission.free_amounts import free_of
+from topoalign.core.admission.free_amounts import free_of, has_more
 from topoalign.core.admission.kinds import Kind, kind_key
 from topoalign.core.admission.prediction import PredictionBasis, prediction_basis
 from topoalign.core.demand.rules import check_rules
@@ -61,7 +61,7 @@ class ClusterView:
         self.resources: frozenset[ResourceName] = frozenset()
         """All that some node of the cluster offers, or did."""
         self.offered: Callable[[NodeName], None] = lambda node: None
-        """Called when a node is offered that was not."""
+        """Called when a node is offered that was not, or has more free than before."""
         self.reserved_on: dict[str, NodeName] = {}
         """UID of a pod -> the node on which something is reserved for it."""
         self._cluster, self._unsettled_now, self._clock = cluster, unsettled, clock
@@ -234,9 +234,9 @@ class ClusterView:
             self.places[node] = place
         self._changed.pop(node, None)
         self._changed[node] = view.version = self.version
-        before = view.refusal
+        before = view.free
         self._judge(view)
-        if before and not view.refusal:
+        if view.free is not None and (before is None or has_more(view.free, before)):
             self.offered(node)
 
     def _judge(self, view: NodeView) -> None:

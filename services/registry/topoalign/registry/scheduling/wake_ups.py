@@ -2,7 +2,8 @@
 Wakes the pods that wait, when something happens that the API server does not show.
 
 kube-scheduler tries a refused pod again when an object of the cluster changes; else after five minutes. That a reservation
-has expired, or that a node is offered again, changes no object: so an annotation of a node is changed. Each such change
+has expired, that a node is offered again, or that its kubelet has given back what a pod had whose end was shown before,
+changes no object: so an annotation of a node is changed. Each such change
 wakes all pods that wait, so there is at most one in five seconds, and none while no pod waits. What is asked for meanwhile
 is done together.
 """
