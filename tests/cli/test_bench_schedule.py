@@ -18,7 +18,7 @@ from topoalign.tools.bench.device_plugin import agent
 from topoalign.tools.bench.device_plugin.agent import Agent
 from topoalign.tools.bench.filter.cluster import ALL, FACTS, HALF, BusyNode
 from topoalign.tools.bench.filter.scheduler import Amounts, pod_json
-from topoalign.tools.bench.schedule.cycle import schedule
+from topoalign.tools.bench.schedule.control_plane import control_plane
 from topoalign.tools.bench.schedule.nodes import Admitted, Bound, Node
 
 POD = msgspec.json.decode(pod_json(0, Amounts(gpus=1)), type=Pod)
@@ -37,10 +37,10 @@ def test_all_pods_of_a_small_cluster_run(monkeypatch: pytest.MonkeyPatch) -> Non
     def running(command: str, settings: dict[str, str], *, observed: bool) -> AbstractContextManager[Agent]:
         return agent.running(command, settings | {"REGISTRY_ANSWER_SECONDS": "60"}, observed=observed)
 
-    monkeypatch.setitem(schedule.__globals__, "running", running)
-    rows = {str(row["case"]): row for row in bench_schedule.cases(((8, 6),))}
+    monkeypatch.setitem(control_plane.__wrapped__.__globals__, "running", running)  # type: ignore[attr-defined]
+    rows = {str(row["case"]): row for row in bench_schedule.cases(((8, 6),), waiting=9, seconds=0.5)}
 
-    assert ["8x6-filter", "8x6-prioritize", "8x6-bind", "8x6"] == list(rows)
+    assert ["8x6-filter", "8x6-prioritize", "8x6-bind", "8x6", "bind", "waiting-9"] == list(rows)
     assert (6, {}) == (rows["8x6"]["n"], rows["8x6"]["refused"])
     for row in rows.values():
         assert all(float(str(row[key])) > 0 for key in row.keys() - {"case", "refused", "errors"})

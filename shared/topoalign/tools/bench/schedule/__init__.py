@@ -13,28 +13,58 @@ all nodes that have room, and binds beside that. Pods ask for 1 GPU, 8 CPUs and 
   runs; `refused` counts what nodes refused and `errors` what calls ended with as an error.
 - `1000x500-filter`, `-prioritize`, `-bind`: how long these calls took, as the scheduler sees it.
 - `5000x1000`: the same with more.
+- `bind`: one bind after another, each to another of 1,000 nodes, while nothing else happens.
+- `waiting-500`: so many pods wait that no node takes, and containers on other nodes end 20 times a second; a call is one to
+  filter. `cpu_percent` is the share of one core that the registry used for everything, `longest_ms` the longest call.
 
 `longest_block_ms` is the longest time that one callback blocked the registry's event loop meanwhile, `rss_mb` its memory
 then in units of 2^20 bytes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 
 from anyio.from_thread import start_blocking_portal
 
-from topoalign.tools.bench.device_plugin.node import scratch
+from topoalign.tools.bench.device_plugin.node import Row, scratch
+from topoalign.tools.bench.filter.cluster import HALF, BusyNode
 from topoalign.tools.bench.registry.measure import streams
+from topoalign.tools.bench.schedule.binding import bind
+from topoalign.tools.bench.schedule.control_plane import ControlPlane, control_plane
 from topoalign.tools.bench.schedule.cycle import schedule
-from topoalign.tools.bench.schedule.nodes import nodes
+from topoalign.tools.bench.schedule.nodes import Nodes, nodes
+from topoalign.tools.bench.schedule.waiting import wait
 
 
-def cases(sizes: tuple[tuple[int, int], ...] = ((1000, 500), (5000, 1000))) -> Iterator[dict[str, object]]:
-    """`sizes`: nodes and pods. Raises NotStored, NotAnswered, AllocatorsEnded."""
+def cases(
+    sizes: tuple[tuple[int, int], ...] = ((1000, 500), (5000, 1000)), waiting: int = 500, seconds: float = 10.0
+) -> Iterator[dict[str, object]]:
+    """
+    `sizes`: nodes and pods; the first number of nodes is that of the other cases. `waiting`: pods that wait for so many
+    `seconds`. Raises NotStored, NotAnswered, AllocatorsEnded.
+    """
     for size, pods in sizes:
-        with (
-            start_blocking_portal() as portal,
-            scratch() as folder,
-            streams(portal, folder / "nats") as url,
-            nodes(url, size) as everywhere,
-        ):
-            yield from portal.call(schedule, url, folder, everywhere, size, pods)
+        with cluster(size) as (call, everywhere, _):
+            yield from call(partial(schedule, everywhere=everywhere, pods=pods))
+    with cluster(sizes[0][0]) as (call, everywhere, busy):
+        yield from call(partial(bind, nodes=busy, everywhere=everywhere, calls=max(2, sizes[0][1] // 2)))
+    with cluster(sizes[0][0]) as (call, everywhere, busy):
+        yield from call(partial(wait, nodes=busy, everywhere=everywhere, pods=waiting, seconds=seconds))
+
+
+Case = Callable[[ControlPlane], Awaitable[Sequence[Row]]]
+
+
+@contextmanager
+def cluster(size: int) -> Iterator[tuple[Callable[[Case], Sequence[Row]], Nodes, Sequence[BusyNode]]]:
+    """What runs a case, the process of the nodes, and the nodes as they are at first, while the context is open."""
+    busy = [BusyNode(number, HALF) for number in range(size)]
+    with (
+        start_blocking_portal() as portal,
+        scratch() as folder,
+        streams(portal, folder / "nats") as url,
+        nodes(url, size) as everywhere,
+        portal.wrap_async_context_manager(control_plane(url, folder, busy)) as plane,
+    ):
+        yield lambda case: portal.call(case, plane), everywhere, busy

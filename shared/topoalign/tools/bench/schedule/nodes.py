@@ -4,12 +4,13 @@ What runs on the nodes of a cluster, in a process of its own: allocators that an
 The process runs `main`. It gets the address of NATS and the number of nodes, publishes what they have said, and answers for
 their allocators: whether they are alive, and by the node's own decision what they would give a pod. It reads a `Bound` a
 line, decides about that pod as its kubelet would, publishes what the node shows of it, and writes an `Admitted` a line.
+After an `Ended` it publishes that a container has ended.
 """
 
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 
@@ -21,6 +22,7 @@ from topoalign.core import wire
 from topoalign.core.admission.prediction import predict
 from topoalign.core.model.decisions import Decision, Refusal
 from topoalign.core.model.errors import NotFound
+from topoalign.core.model.events import Event
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AliveRequest, ConfirmRequest, Standing
 from topoalign.core.ports import Bus, Endpoint
@@ -35,12 +37,18 @@ from topoalign.tools.bench.registry.filling import fill
 SERVING = "serving"
 
 
-class Bound(msgspec.Struct, frozen=True):
+class Bound(msgspec.Struct, frozen=True, tag=True):
     """A pod was bound to a node."""
 
     node: NodeName
     uid: str
     pod: Pod
+
+
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    """The first container of a node ends."""
+
+    node: NodeName
 
 
 class Admitted(msgspec.Struct, frozen=True):
@@ -59,8 +67,15 @@ class Nodes:
 
     def bind(self, node: NodeName, uid: str, pod: object) -> None:
         """A pod was bound."""
+        self._tell({"type": "Bound", "node": node, "uid": uid, "pod": pod})
+
+    def end(self, node: NodeName) -> None:
+        """The first container of a node ends."""
+        self._tell(Ended(node))
+
+    def _tell(self, what: object) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(msgspec.json.encode({"node": node, "uid": uid, "pod": pod}) + b"\n")
+        self._process.stdin.write(msgspec.json.encode(what) + b"\n")
         self._process.stdin.flush()
 
     def next(self) -> Admitted:
@@ -117,10 +132,18 @@ class Node:
             if isinstance(decision, Refusal):
                 return Admitted(bound.uid, decision.code)
             for given in decision.allocations:
-                for event in self.busy.admitted(bound.uid, given):
-                    self._state = self._state.apply(event)
-                    await bus.publish(wire.encode(event, time.time()))
+                await self._publish(bus, self.busy.admitted(bound.uid, given))
         return Admitted(bound.uid, "")
+
+    async def end(self, bus: Bus) -> None:
+        """Its first container ends."""
+        async with self._turn:
+            await self._publish(bus, self.busy.ended())
+
+    async def _publish(self, bus: Bus, events: Iterable[Event]) -> None:
+        for event in events:
+            self._state = self._state.apply(event)
+            await bus.publish(wire.encode(event, time.time()))
 
 
 async def serve(url: str, size: int) -> None:
@@ -140,8 +163,11 @@ async def serve(url: str, size: int) -> None:
     async def confirm(request: ConfirmRequest) -> Decision:
         return asked(request.node).decide(request)
 
-    async def admit(bus: Bus, bound: Bound) -> None:
-        print(msgspec.json.encode(await cluster[bound.node].admit(bus, bound)).decode(), flush=True)
+    async def do(bus: Bus, told: Bound | Ended) -> None:
+        if isinstance(told, Ended):
+            await cluster[told.node].end(bus)
+        else:
+            print(msgspec.json.encode(await cluster[told.node].admit(bus, told)).decode(), flush=True)
 
     endpoints = [
         Endpoint(name="alive", subject=subject("alive"), answer=answering(AliveRequest, alive)),
@@ -150,7 +176,7 @@ async def serve(url: str, size: int) -> None:
     async with connected(url) as bus, bus.serve("topoalign-allocator", endpoints), background() as tasks:
         print(SERVING, flush=True)
         async for line in anyio.wrap_file(sys.stdin.buffer):
-            tasks.start_soon(admit, bus, msgspec.json.decode(line, type=Bound))
+            tasks.start_soon(do, bus, msgspec.json.decode(line, type=Bound | Ended))
 
 
 def subject(verb: str) -> str:
