@@ -23,12 +23,14 @@ from topoalign.client import Client
 from topoalign.core import wire
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import GPU, DeviceID, NodeName
-from topoalign.core.ports import Bus
+from topoalign.core.model.requests import AliveRequest, Standing
+from topoalign.core.ports import Bus, Endpoint
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.metrics import Metrics
 from topoalign.registry.scheduling.view import ClusterView
 from topoalign.registry.service import Registry
 from topoalign.registry.settings import RegistrySettings
+from topoalign.runtime.answers import answering
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.nats_bus import connect_bus
 
@@ -81,8 +83,16 @@ class Site:
     async def running(self, bus: Bus) -> AsyncIterator[None]:
         for event in (self.says.topology(), self.says.health(), self.says.usage()):
             await bus.publish(wire.encode(event, CLOCK.wall()))
+
+        async def alive(request: AliveRequest) -> Standing:
+            state = self.ledger.state
+            return Standing(epoch=state.epoch, seq=state.seq, digest=state.digest)
+
         admissions = Admissions(self.ledger, bus, RULES, kubelet_owns_devices=True)
-        async with bus.serve("topoalign-allocator", admissions.endpoints()), anyio.create_task_group() as tasks:
+        subject = wire.admission_subject(NODE, "alive")
+        asked = Endpoint(name="alive", subject=subject, answer=answering(AliveRequest, alive))
+        endpoints = [*admissions.endpoints(), asked]
+        async with bus.serve("topoalign-allocator", endpoints), anyio.create_task_group() as tasks:
             tasks.start_soon(Outbox(self.ledger, bus, CLOCK).run)
             yield
             tasks.cancel_scope.cancel()
@@ -90,18 +100,18 @@ class Site:
 
 @asynccontextmanager
 async def registry(bus: Bus) -> AsyncIterator[tuple[Cluster, ClusterView, list[int]]]:
-    """With how many allocations of the node it had after each change while the node was offered."""
+    """With how many allocations of the node it had after each change, where a scheduler is told that it is offered."""
     client, cluster = Client(bus, CLOCK, "registry", usage=True), Cluster(usage=True)
     view = ClusterView(cluster, lambda: client.unsettled, CLOCK)
     offered: list[int] = []
 
     def look(node: NodeName) -> None:
         view.renew()
-        if node in view.nodes and not view.nodes[node].refusal:
+        if service.unasked() is None and node in view.nodes and not view.nodes[node].refusal:
             offered.append(len(view.facts(node).allocations))
 
-    cluster.listeners.append(look)
     service = Registry(bus, CLOCK, client, cluster, Metrics(CollectorRegistry(), client), IMPATIENT)
+    cluster.listeners.append(look)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(service.run)
         yield cluster, view, offered
@@ -144,6 +154,35 @@ async def test_a_lost_or_damaged_stream_costs_no_allocation(tmp_path: Path, harm
                 await equal(cluster, view, site.ledger)
 
     assert (3, 4) == (min([3, *offered]), offered[-1])
+
+
+@pytest.mark.parametrize("harm", [nothing, old_copy])
+async def test_a_registry_that_starts_on_an_old_stream_offers_no_less(
+    tmp_path: Path, harm: Callable[[Path, Path], None]
+) -> None:
+    """C38: what the stream has is whole and old, and the node's allocator says so when it is asked."""
+    store, old = tmp_path / "nats", tmp_path / "old"
+    store.mkdir()
+    with open_journal(tmp_path / "journal", NODE) as journal, anyio.fail_after(PATIENCE):
+        site = Site(Ledger(NODE, journal, CLOCK), Says(NODE, machine(), RULES))
+        async with killable(store) as server, connect_bus(server.url) as theirs, site.running(theirs):
+            site.ledger.announce()
+            async with connect_bus(server.url) as ours, registry(ours) as (cluster, view, _):
+                await equal(cluster, view, site.ledger)
+                await killed(server, ours, theirs)
+                shutil.copytree(store, old)
+                await server.start()
+                site.grant("GPU-0")
+                await equal(cluster, view, site.ledger)
+            await killed(server, theirs)
+            harm(store, old)
+            await server.start()
+            async with connect_bus(server.url) as ours, registry(ours) as (cluster, view, offered):
+                for event in (site.says.topology(), site.says.health(), site.says.usage()):
+                    await ours.publish(wire.encode(event, CLOCK.wall()))
+                await equal(cluster, view, site.ledger)
+
+    assert {0} & {*offered} == set()
 
 
 async def killed(server: KillableServer, *buses: Bus) -> None:

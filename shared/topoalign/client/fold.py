@@ -108,6 +108,8 @@ class Fold:
         """Whether the newest news replaces what was heard before, and does not follow it."""
         self.twins: dict[NodeName, int] = {}
         """The nodes for which two allocators speak -> how often one has to stand by what is believed until it is alone."""
+        self.behind: set[NodeName] = set()
+        """The nodes whose allocators have said more than was heard, when they were asked last."""
         self._counts = counts
         self._nodes: dict[NodeName, Believed] = {}
 
@@ -183,6 +185,7 @@ class Fold:
         former = (had.epoch, had.seq) if event.epoch > had.epoch else believed.former
         whole = self._nodes[event.node] = Believed(state, event, told=believed.told, former=former)
         self.broken.pop(event.node, None)
+        self.behind.discard(event.node)
         if believed.skipped is not None and believed.skipped > (event.epoch, event.seq):
             self._break(whole)  # messages overtook one another: the next snapshot has what was skipped
 
@@ -212,6 +215,7 @@ class Fold:
         """The node's allocator stands by what is believed of it."""
         believed = self.of(node)
         believed.behind, believed.told = None, False
+        self.behind.discard(node)
         left = self.twins.pop(node, 0) - 1
         if left > 0:
             self.twins[node] = left

@@ -60,7 +60,7 @@ class Unsettled(NamedTuple):
     """Nodes of which it is not certain what is allocated."""
 
     incomplete: frozenset[NodeName]
-    """Events are missing, or the allocator does not stand by what was heard."""
+    """Events are missing or on their way, or the allocator does not stand by what was heard."""
     twins: frozenset[NodeName]
     """Two allocators speak for it, or did a moment ago."""
 
@@ -88,7 +88,7 @@ class Verifier:
     @property
     def unsettled(self) -> Unsettled:
         """Of all folds that are compared."""
-        broken = (fold.broken.keys() for fold in self._folds)
+        broken = (fold.broken.keys() | fold.behind for fold in self._folds)
         return Unsettled(frozenset().union(*broken), frozenset().union(*(fold.twins for fold in self._folds)))
 
     def of_fold(self, fold: Fold) -> AbstractAsyncContextManager[None]:
@@ -161,6 +161,7 @@ class Verifier:
         if fold.of(node).behind == place:
             return MISSING
         fold.of(node).behind = place
+        fold.behind.add(node)
         return None
 
     async def _verify_readings(self, node: NodeName, places: Mapping[str, Place], said: Mapping[str, Place]) -> None:
