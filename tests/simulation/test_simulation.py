@@ -42,7 +42,8 @@ def played(seed: int, plant: str | None) -> Outcome:
 
 
 def broken(plant: str) -> Iterator[Outcome]:
-    return (outcome for outcome in (played(seed, plant) for seed in SEEDS) if outcome.violation is not None)
+    seeds = SEEDS[PLANTS[plant].first :]
+    return (outcome for outcome in (played(seed, plant) for seed in seeds) if outcome.violation is not None)
 
 
 @pytest.mark.parametrize("plant", PLANTS)
