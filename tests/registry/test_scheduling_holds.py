@@ -141,13 +141,18 @@ def test_a_reservation_that_the_node_has_shown_holds_nothing_again() -> None:
     assert ("NotAligned", "") == (shown, world.code(gpus=4))
 
 
-def test_a_deleted_node_holds_nothing() -> None:
+def test_a_node_that_is_registered_again_holds_what_it_held() -> None:
+    """Nobody tells again of its bound pods and reservations; they end as they do on any node."""
     world = node()
-    world.view.hold(NODE, [hold("a", "GPU-0", "GPU-2")])
+    world.view.hold(NODE, [hold("a", "GPU-0")])
+    world.view.expect(NODE, asked(gpus(1, "b"), "b"))
     world.view.forget(NODE)
     world.view.label(NODE, {})
+    again = world.code(gpus=4, uid="c")
+    world.view.gone(NODE, "b")
+    world.view.hold(NODE, [])
 
-    assert ("", {}) == (world.code(uid="b"), world.view.reserved_on)
+    assert ("NotAligned", "", {}) == (again, world.code(gpus=4, uid="c"), world.view.reserved_on)
 
 
 def test_a_pod_is_not_bound_beside_one_that_it_may_displace() -> None:

@@ -162,10 +162,11 @@ class ClusterView:
             self.mark(node)
 
     def forget(self, node: NodeName) -> None:
-        """The Kubernetes Node was deleted: it is not offered until `label` tells of another one."""
+        """
+        The Kubernetes Node was deleted: it is not offered until `label` tells of another one. What is held there stays until
+        its pods are gone or their reservations end: a kubelet that registers its node again still has them.
+        """
         self._labels.pop(node, None)
-        self.hold(node, ())
-        self._holds.pop(node, None)
         self._deleted.add(node)
         self.mark(node)
 
