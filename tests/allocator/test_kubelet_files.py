@@ -1,7 +1,7 @@
 """Predictions of a node with a kubelet stand on that kubelet's own files, as far as they can be read."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import anyio
@@ -16,13 +16,14 @@ from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.requests import kubelet_files
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.requests.kubelet_files import KubeletFiles
-from topoalign.allocator.requests.kubelet_watch import KubeletWatch
+from topoalign.allocator.requests.kubelet_watch import READ_SECONDS, KubeletWatch
 from topoalign.allocator.settings import AllocatorSettings
 from topoalign.core.admission.admit import admit
 from topoalign.core.admission.prediction import INSTEAD
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.events import Allocation, UsageObserved
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, NodeName
+from topoalign.core.model.kubelet import KubeletObserved
 from topoalign.core.model.requests import (
     AdmissionRules,
     AllocateRequest,
@@ -34,6 +35,7 @@ from topoalign.core.model.requests import (
     Scope,
 )
 from topoalign.core.model.reservations import Reservation, ReservedContainer
+from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.files import configuration
 from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.runtime.memory_bus import MemoryBus
@@ -58,7 +60,8 @@ class Node:
     """An allocator of a node whose kubelet keeps its files in `root`."""
 
     def __init__(self, root: Path) -> None:
-        self.ledger = Ledger(STATE.node, MemoryJournal(), ManualClock())
+        self.clock = ManualClock()
+        self.ledger = Ledger(STATE.node, MemoryJournal(), self.clock)
         assert STATE.topology is not None and STATE.health is not None
         self.ledger.hear(STATE.topology)
         self.ledger.hear(STATE.health)
@@ -153,6 +156,33 @@ async def test_files_are_read_at_every_question(root: Path) -> None:
     (root / "config.yaml").write_text(CONFIG.replace("single-numa-node", "restricted"))
 
     assert Policy.RESTRICTED is (await basis_from(it.files, it.ledger.state)).rules.policy
+
+
+async def test_a_confirmation_reads_files_that_have_changed_or_are_old(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheduler waits for it; what a kubelet writes counts in the next one."""
+    it, readings = Node(root), 0
+    read = it.files.read
+
+    async def counted(state: NodeState, ended: Sequence[AllocationID] = ()) -> KubeletObserved:
+        nonlocal readings
+        readings += 1
+        return await read(state, ended)
+
+    monkeypatch.setattr(it.files, "read", counted)
+
+    async def confirmed() -> tuple[object, int]:
+        """The NUMA nodes that the pod would get, and how often the files were read."""
+        decision = await it.admissions.predictions.confirm(ConfirmRequest(node=STATE.node, pod=ASKING, reserved=()))
+        assert isinstance(decision, Admission)
+        return decision.allocations[0].affinity, readings
+
+    assert [((1,), 1), ((1,), 1)] == [await confirmed(), await confirmed()]
+    write_files(root, STATE, configuration.load_configuration(root / "config.yaml"))
+    assert [((0,), 2), ((0,), 2)] == [await confirmed(), await confirmed()]
+    await it.clock.advance(READ_SECONDS)
+    assert ((0,), 3) == await confirmed()
 
 
 class SlowDisk:

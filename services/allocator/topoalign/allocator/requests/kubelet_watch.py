@@ -5,7 +5,7 @@ Every half second the files are polled, by their times alone, which are asked fo
 sockets beside them are (a configuration outside the kubelet's root directory is not); they are read, and plugins' devices
 are asked for, where one has changed, and every five seconds in any case, because the volumes of a pod go without a trace in
 their times. What is found becomes a part of the node's `UsageObserved` where it has changed. A prediction of the node reads
-everything first.
+everything first; one that a scheduler waits for looks at the times and reads what has to be read.
 
 As long as other plugins than ours are shown, or the question fails, devices are asked for at every poll: a kubelet writes
 its checkpoint when a plugin lists devices, and leaves it as it is when one goes away (kubelet v1.36.3, devicemanager
@@ -89,20 +89,35 @@ class KubeletWatch:
                 self._done = self._begun
 
     async def poll(self) -> None:
-        """Reads the files if they may have changed, and the devices. Does nothing before the hardware is known."""
+        """As `read_changed`; files that were late wait for their time. Does nothing before the hardware is known."""
         async with self._turn:
             if self._ledger.state.topology is None:
                 return
-            usage, now = self._ledger.state.usage, self._clock.monotonic()
-            known = usage.kubelet if usage is not None else None
-            if known is not None and now < self._again:
+            known = self._known()
+            if known is not None and self._clock.monotonic() < self._again:
                 self._observe(known, *await self._listed())
-                return
-            stamp, due = self._changed(), now >= self._read_at + READ_SECONDS
-            if known is None or stamp != self._stamp or due:
-                await self._read(stamp)
             else:
-                self._observe(known, *(await self._listed() if self._may_have_gone() else self._answer))
+                await self._read_changed()
+
+    async def read_changed(self) -> None:
+        """
+        Reads the files unless they are, by their times as they are now, those that were read in the last `READ_SECONDS`; and
+        the devices if they may have changed.
+        """
+        async with self._turn:
+            await self._read_changed()
+
+    async def _read_changed(self) -> None:
+        known, stamp = self._known(), self._changed()
+        if known is None or stamp != self._stamp or self._clock.monotonic() >= self._read_at + READ_SECONDS:
+            await self._read(stamp)
+        else:
+            self._observe(known, *(await self._listed() if self._may_have_gone() else self._answer))
+
+    def _known(self) -> KubeletObserved | None:
+        """What was said last."""
+        usage = self._ledger.state.usage
+        return usage.kubelet if usage is not None else None
 
     def _changed(self) -> tuple[object, ...]:
         """What differs when a file or the hardware has changed."""

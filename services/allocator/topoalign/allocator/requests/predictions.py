@@ -1,7 +1,8 @@
 """
 What would be decided about a pod, without any effect: `what-if` for people, `confirm` for the registry before it binds.
 
-On a node with a kubelet both read the kubelet's files first and predict what it would decide.
+On a node with a kubelet both predict what it would decide, from its files as they are at that moment: `what-if` reads them
+all, `confirm` those that have changed by their times, because a scheduler waits for it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,14 +35,20 @@ class Predictions:
     async def what_if(self, request: AllocateRequest) -> Decision:
         """Predicts the decision that `allocate` or the kubelet would make now. Nothing is recorded."""
         check_own(self._ledger, request.node)
-        return await self._predict(request.pod, request.rules, explain=True)
+        check_discovered(self._ledger)
+        if self._kubelet is not None:
+            await self._kubelet.read_all()
+        return self._predict(request.pod, request.rules, explain=True)
 
     async def confirm(self, request: ConfirmRequest) -> Decision:
         """Predicts the decision after others were given what is reserved for them. Nothing is recorded."""
         check_own(self._ledger, request.node)
-        return await self._predict(request.pod, {}, request.reserved)
+        check_discovered(self._ledger)
+        if self._kubelet is not None:
+            await self._kubelet.read_changed()
+        return self._predict(request.pod, {}, request.reserved)
 
-    async def _predict(
+    def _predict(
         self,
         pod: PodRequest,
         changes: Mapping[str, str | int | bool],
@@ -49,10 +56,8 @@ class Predictions:
         *,
         explain: bool = False,
     ) -> Decision:
-        check_discovered(self._ledger)
         pod = validate_pod(pod)
         if self._kubelet is not None:
-            await self._kubelet.read_all()
             now = self._ledger.clock.wall()
             return predict(self._ledger.state, pod, now, changes, explain=explain, reserved=reserved)
         state = with_reserved(self._ledger.state, self._ledger.state, reserved)
