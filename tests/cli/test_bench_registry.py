@@ -16,7 +16,7 @@ from topoalign.tools.bench.device_plugin import agent
 from topoalign.tools.bench.device_plugin.agent import Agent
 from topoalign.tools.bench.registry import pages
 from topoalign.tools.bench.registry.filling import NotStored, acknowledged, said
-from topoalign.tools.bench.registry.history import FACTS, LIVE, READINGS, History
+from topoalign.tools.bench.registry.history import FACTS, LIVE, MORE, READINGS, History
 from topoalign.tools.bench.registry.measure import measure
 
 NODES = 12
@@ -32,9 +32,10 @@ def test_each_case_is_measured_and_no_node_is_stale(monkeypatch: pytest.MonkeyPa
         return agent.running(command, settings | {"REGISTRY_ANSWER_SECONDS": "60"}, observed=observed)
 
     monkeypatch.setitem(measure.__globals__, "running", running)
-    rows = {row["case"]: row for row in registry.cases(nodes=NODES, calls=2)}
+    rows = {row["case"]: row for row in registry.cases(nodes=NODES, calls=2, changed=(87, 5))}
 
-    assert ["start-12", "asked-12", "page", "walk", "metrics", "spoken-again"] == list(rows)
+    last = "start-20097-events"
+    assert ["start-12", "asked-12", "page", "walk", "metrics", "spoken-again", last] == list(rows)
     for row in rows.values():
         assert {"case", "n", "p50_ms", "p99_ms", "longest_block_ms", "rss_mb"} == row.keys() - {"stale"}
         assert all(float(str(row[key])) > 0 for key in row.keys() - {"case", "stale"})
@@ -51,6 +52,14 @@ def test_a_history_has_as_many_facts_and_live_allocations_as_the_cases_say() -> 
     assert (state.digest, state.seq) == (history.state.digest, FACTS)
     assert 25 == max(event.seq for event in events if isinstance(event, AllocationsSnapshot))
     validate(state.hardware)
+
+
+def test_each_further_round_of_a_history_has_as_many_facts_as_said() -> None:
+    history = History(7)
+    facts = list(history.facts(rounds=3))
+
+    assert (FACTS + 2 * MORE, LIVE) == (len(facts), len(history.state.allocations))
+    assert history.state.digest == replay(history.node, facts).digest
 
 
 def test_snapshots_of_a_history_have_the_digest_of_the_facts_before() -> None:

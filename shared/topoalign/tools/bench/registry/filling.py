@@ -48,11 +48,11 @@ def fill(url: str, events: Iterable[Event]) -> Iterator[int]:
             yield stored
 
 
-def said(histories: list[History]) -> Iterator[Event]:
-    """The readings of each node, then the facts of the allocators in turns."""
+def said(histories: list[History], rounds: int = 1) -> Iterator[Event]:
+    """The readings of each node, then the facts of the allocators in turns; `rounds` as of `History.facts`."""
     for history in histories:
         yield from history.readings()  # type: ignore[misc]  # every reading is an event
-    for turn in zip(*(history.facts() for history in histories), strict=True):
+    for turn in zip(*(history.facts(rounds) for history in histories), strict=True):
         yield from turn
 
 

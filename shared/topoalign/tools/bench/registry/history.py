@@ -41,6 +41,8 @@ EPOCH = 1763715600000
 """Of every writer: milliseconds, as of a process that has started then."""
 READINGS, FACTS, LIVE = 3, 40, 8
 """Of each node: readings, facts of the allocator, and the allocations that are live after them."""
+MORE = FACTS - 1 + LIVE
+"""Facts of each further round: all but the first snapshot, and the end of what was live."""
 HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
 BARE = load_machine(MACHINE).topology
 RULES = KubeletRules(
@@ -85,15 +87,22 @@ class History:
         yield DeviceHealthChanged(node=self.node, epoch=EPOCH, revision=self.revision, devices=devices)
         yield self._usage()
 
-    def facts(self) -> Iterator[LedgerEvent]:
-        """Those of the allocator; `state` has folded what was yielded."""
+    def facts(self, rounds: int = 1) -> Iterator[LedgerEvent]:
+        """
+        Those of the allocator; `state` has folded what was yielded. `rounds`: so often all of it happens, after the end of
+        what is live from the round before.
+        """
         yield self.snapshot()
+        for _ in range(rounds):
+            for ended in list(self.state.allocations):
+                yield self._ended(ended)
+            yield from self._round()
+
+    def _round(self) -> Iterator[LedgerEvent]:
         for number in range(LIVE):
             yield from self._started(number, self.gpus[number])
         for ended in list(self.state.allocations)[1:]:
-            yield self._folded(
-                AllocationReleased(node=self.node, epoch=EPOCH, seq=self._seq, allocation=ended, reason="gone")
-            )
+            yield self._ended(ended)
         yield self.snapshot()
         for number in range(1, LIVE):
             yield from self._started(LIVE + number, self.gpus[number])
@@ -110,6 +119,11 @@ class History:
                 finding="1 nvidia.com/gpu is asked for, and 0 are free",
                 remedy="wait until a container ends, or ask for less",
             )
+        )
+
+    def _ended(self, allocation: AllocationID) -> LedgerEvent:
+        return self._folded(
+            AllocationReleased(node=self.node, epoch=EPOCH, seq=self._seq, allocation=allocation, reason="gone")
         )
 
     def _started(self, number: int, gpu: DeviceID) -> Iterator[LedgerEvent]:

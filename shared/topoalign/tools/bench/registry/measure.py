@@ -16,7 +16,7 @@ from topoalign.tools.bench.device_plugin.node import Row, scratch
 from topoalign.tools.bench.registry import pages
 from topoalign.tools.bench.registry.allocators import Allocators, allocators
 from topoalign.tools.bench.registry.filling import UNDER_WAY, fill, said, said_again
-from topoalign.tools.bench.registry.history import FACTS, READINGS, History
+from topoalign.tools.bench.registry.history import FACTS, MORE, READINGS, History
 from topoalign.tools.bench.registry.reader import Reader, free_port, until
 
 
@@ -32,6 +32,21 @@ def measure(nodes: int, calls: int) -> Iterator[Row]:
             pass
         with allocators(url, folder / "standings", histories) as everybody:
             yield from read(url, everybody, histories, calls)
+
+
+def long(nodes: int, rounds: int) -> Row:
+    """The case `start-N-events`: so many nodes whose containers have changed so often. Raises NotStored, NotAnswered."""
+    events = nodes * (READINGS + FACTS + (rounds - 1) * MORE)
+    port = free_port()
+    with start_blocking_portal() as portal, scratch() as folder, streams(portal, folder / "nats") as url:
+        histories = [History(number) for number in range(nodes)]
+        for _ in output.progress(fill(url, said(histories, rounds)), "facts", events // UNDER_WAY + 1):
+            pass
+        settings = {"NATS_URL": url, "HTTP_PORT": str(port), "LOG_LEVEL": "error"}
+        with running("registry", settings, observed=True) as registry, closing(Reader(port)) as reader:
+            row = start(registry, reader, f"{events}-events") | figures(registry)
+            until(lambda: pages.shows(reader, histories[-1]), "the last node is not shown as it is")
+            return row
 
 
 @contextmanager
@@ -59,7 +74,7 @@ def read(url: str, everybody: Allocators, histories: list[History], calls: int) 
     port = free_port()
     settings = {"NATS_URL": url, "HTTP_PORT": str(port), "LOG_LEVEL": "error"}
     with running("registry", settings, observed=True) as registry, closing(Reader(port)) as reader:
-        yield start(registry, reader, nodes) | figures(registry)
+        yield start(registry, reader, str(nodes)) | figures(registry)
         yield asked(everybody, reader, nodes) | figures(registry)
         for case in pages.cases(reader, calls):
             registry.longest_block_ms()
@@ -68,12 +83,12 @@ def read(url: str, everybody: Allocators, histories: list[History], calls: int) 
         yield spoken_again(url, everybody, reader, histories) | figures(registry) | {"stale": pages.stale(reader)}
 
 
-def start(registry: Agent, reader: Reader, nodes: int) -> Row:
-    """The case `start-5000`."""
+def start(registry: Agent, reader: Reader, what: str) -> Row:
+    """The case `start-5000`: until so much is read."""
     until(lambda: reader.is_ok("/livez"), "the registry serves no HTTP pages")
     registry.longest_block_ms()
     until(lambda: reader.is_ok("/readyz"), "the registry has not read the streams")
-    return once(f"start-{nodes}", registry.started)
+    return once(f"start-{what}", registry.started)
 
 
 def asked(everybody: Allocators, reader: Reader, nodes: int) -> Row:
