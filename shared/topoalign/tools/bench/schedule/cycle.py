@@ -59,7 +59,7 @@ async def scheduled(
             uids[made["metadata"]["uid"]] = (made["metadata"]["namespace"], made["metadata"]["name"])
         with anyio.move_on_after(PATIENCE_SECONDS) as waiting:
             while uids:
-                admitted = await to_thread.run_sync(everywhere.next)
+                admitted = await to_thread.run_sync(everywhere.next, abandon_on_cancel=True)
                 if admitted.code:
                     refused[admitted.code] += 1
                 key, phase = uids.pop(admitted.uid), "Failed" if admitted.code else "Running"
