@@ -394,7 +394,7 @@ async def test_a_slow_node_holds_up_no_other(site: Site, registry: Registry, mon
 
 
 async def test_two_registries_never_reserve_one_device_twice(site: Site, bus: MemoryBus) -> None:
-    """C44, I13: each binds at the same time to the same node; who loses the race asks the node anew."""
+    """C44, I14: each binds at the same time to the same node; who loses the race asks the node anew."""
     one, other = Registry(site, bus, "r1"), Registry(site, bus, "r2")
     pods = {f"p{n}": site.add(f"p{n}", gpus=2) for n in range(4)}
 

@@ -39,6 +39,7 @@ class HttpExtender:
         self._next, self._tls = cycle(self._parts), tls
         self._prefix = self._parts[0].path.rstrip("/")
         self._idle: list[HTTPConnection] = []
+        self._closed = False
 
     async def ask(self, verb: Verb, arguments: Mapping[str, Any]) -> Any:
         """The answer as decoded JSON. Raises ExtenderFailed."""
@@ -54,6 +55,8 @@ class HttpExtender:
             connection.close()
             raise ExtenderFailed(f"failed {verb}: {error!r}") from error
         self._idle.append(connection)
+        if self._closed:  # while this call was under way
+            self.close()
         if answer.status != 200:
             raise ExtenderFailed(f"failed {verb}, code {answer.status}")
         try:
@@ -69,6 +72,7 @@ class HttpExtender:
         return HTTPConnection(url.hostname, url.port, timeout=TIMEOUT_SECONDS)
 
     def close(self) -> None:
-        """Closes what is kept open."""
+        """Closes what is kept open, and keeps nothing open from now on."""
+        self._closed = True
         while self._idle:
             self._idle.pop().close()

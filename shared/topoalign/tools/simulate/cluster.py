@@ -133,8 +133,10 @@ async def simulated_cluster(
             await until_ready(replicas)
             cluster = SimulatedCluster(api, nodes, replicas, tls)
             await tasks.start(cluster.scheduler.run)
-            yield cluster
-            cluster.extender.close()
+            try:
+                yield cluster
+            finally:
+                cluster.extender.close()
         finally:
             with anyio.CancelScope(shield=True):
                 for each in replicas:
