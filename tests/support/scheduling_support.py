@@ -38,6 +38,9 @@ class RecordedScheduling:
         if self.error is not None:
             raise self.error
 
+    async def prepare(self, pod: PodToSchedule) -> None:
+        """Nothing takes long here."""
+
     def filter(
         self, pod: PodToSchedule, nodes: Sequence[NodeName], labels: Mapping[NodeName, Mapping[str, str]] = {}
     ) -> Filtered:

@@ -48,6 +48,12 @@ class Victims(msgspec.Struct, frozen=True, kw_only=True):
 class Scheduling(Protocol):
     """What the scheduler's protocol asks of the registry."""
 
+    async def prepare(self, pod: PodToSchedule) -> None:
+        """
+        Does what a `filter` that follows would take long for, with turns of the event loop in between. What is done stays
+        done where this is cancelled. Raises as `filter` does.
+        """
+
     def filter(
         self, pod: PodToSchedule, nodes: Sequence[NodeName], labels: Mapping[NodeName, Mapping[str, str]] = {}
     ) -> Filtered:

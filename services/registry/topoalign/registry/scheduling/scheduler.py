@@ -72,6 +72,10 @@ class Scheduler:
         """Told a pod that none of the nodes takes that were asked about, with the refusal of each."""
         self._behind, self._verdicts = behind, Verdicts(view)
 
+    async def prepare(self, pod: PodToSchedule) -> None:
+        """As `Scheduling.prepare`."""
+        await self._verdicts.prepare(self._request(pod))
+
     def filter(
         self, pod: PodToSchedule, nodes: Sequence[NodeName], labels: Mapping[NodeName, Mapping[str, str]] = {}
     ) -> Filtered:

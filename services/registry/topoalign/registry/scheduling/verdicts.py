@@ -123,18 +123,45 @@ class Verdicts:
     def codes(self, request: Request) -> bytearray:
         """By the place of each node the number of its refusal, 0 where it would admit the pod. Raises as `Asked` does."""
         view = self._view
-        if self._resources != view.resources:  # what was passed over as nobody's may be a device now
-            self._resources = view.resources
-            for each in self._requests.values():
-                each.reset()
+        self._note_resources()
         if request.version < view.version:
             request.codes.extend(bytes(view.size - len(request.codes)))
             for node in view.changed_since(request.version):
-                request.codes[node.place] = self.number(
-                    self.judge(request, node), helped=self._is_helped(request, node)
-                )
+                self._note(request, node)
             request.version = view.version
         return request.codes
+
+    async def prepare(self, request: Request) -> None:
+        """
+        Does the work of `codes` with turns of the event loop in between: where amounts do not decide, thousands of nodes
+        take seconds. Nodes are judged in the order of their changes, so that whoever comes next goes on from there.
+        """
+        turns = self._view.turns()
+        self._note_resources()
+        while request.version < self._view.version:
+            request.codes.extend(bytes(self._view.size - len(request.codes)))
+            due = [(node.version, node) for node in self._view.changed_since(request.version)]
+            if not due:  # what changed was dropped
+                return
+            for version, node in reversed(due):
+                is_there = self._view.nodes.get(node.name) is node
+                if is_there and node.version == version:  # else it comes later
+                    self._note(request, node)
+                request.version = version
+                await turns.give()
+                self._note_resources()
+                if request.version != version:  # another call has judged nodes, or none of it counts any more
+                    break
+
+    def _note_resources(self) -> None:
+        """What was passed over as nobody's may be a device now."""
+        if self._resources != self._view.resources:
+            self._resources = self._view.resources
+            for each in self._requests.values():
+                each.reset()
+
+    def _note(self, request: Request, node: NodeView) -> None:
+        request.codes[node.place] = self.number(self.judge(request, node), helped=self._is_helped(request, node))
 
     def judge(self, request: Request, node: NodeView) -> str:
         """The code of a node's refusal; empty where it would admit the pod. Raises InvalidField as `Asked` does."""

@@ -102,6 +102,10 @@ class ClusterView:
             self._is_due = anyio.Event()
             await self._is_due.wait()
 
+    def turns(self) -> Turns:
+        """For work on all nodes that takes long."""
+        return Turns(self._clock)
+
     def waiting(self) -> str | None:
         """Readiness: why not every node can be judged at once."""
         return None if self._started else f"{len(self._due)} nodes are not looked at yet"

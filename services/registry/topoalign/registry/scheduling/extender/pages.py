@@ -91,7 +91,9 @@ class Extender:
         """Which nodes would admit the pod."""
         asked = read_arguments(body)
         try:
-            filtered = self._scheduling.filter(read_pod(asked.pod), asked.nodes, asked.labels)
+            pod = read_pod(asked.pod)
+            await self._scheduling.prepare(pod)
+            filtered = self._scheduling.filter(pod, asked.nodes, asked.labels)
         except InvalidField:
             return answers.refuse_all(asked, self._kubernetes())
         except TopoalignError as failure:

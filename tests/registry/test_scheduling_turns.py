@@ -1,0 +1,125 @@
+"""A request that amounts do not decide takes long on thousands of nodes: it is judged with turns of the event loop."""
+
+from collections.abc import Callable
+
+import anyio
+import pytest
+from decision_support import container, machine, pod
+from view_support import RULES, SETTLED, Says, asked, tell_all
+
+from topoalign.core.model.ids import NodeName
+from topoalign.registry.cluster import Cluster
+from topoalign.registry.scheduling.nodes import NodeView
+from topoalign.registry.scheduling.scheduler import Scheduler
+from topoalign.registry.scheduling.verdicts import Request, Verdicts
+from topoalign.registry.scheduling.view import ClusterView
+from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.tasks import background
+from topoalign.runtime.turns import LONGEST_SECONDS
+
+pytestmark = pytest.mark.anyio
+
+NODES = tuple(NodeName(f"node-{number:02}") for number in range(20))
+NODES_IN_A_TURN = 4
+"""In these tests: each node takes a quarter of a turn."""
+POD = asked(pod(container("main", gpus=3), container("other", gpus=1)))
+
+
+class WorkingClock(ManualClock):
+    def pass_by(self, seconds: float) -> None:
+        self._now += seconds
+
+
+class Large:
+    """A cluster of which each node takes time, and what is judged in each turn of the loop."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock, self.cluster = WorkingClock(), Cluster(usage=True)
+        self.view = ClusterView(self.cluster, lambda: SETTLED, self.clock)
+        self.scheduler = Scheduler(self.view)
+        self.says = {name: Says(name, machine(gpus=(0, 0, 1, 1)), RULES) for name in NODES}
+        for each in self.says.values():
+            tell_all(self.cluster, each.all())
+        self.turns: list[list[str]] = [[]]
+        self.between: Callable[[], None] = lambda: None
+        """Called between two turns."""
+        judge = Verdicts.judge
+
+        def judging(verdicts: Verdicts, request: Request, node: NodeView) -> str:
+            self.clock.pass_by(LONGEST_SECONDS / NODES_IN_A_TURN)
+            self.turns[-1].append(node.name)
+            return judge(verdicts, request, node)
+
+        monkeypatch.setattr(Verdicts, "judge", judging)
+
+    async def note_turns(self) -> None:
+        while True:
+            await anyio.lowlevel.checkpoint()
+            self.turns.append([])
+            self.between()
+
+    async def prepare(self) -> None:
+        async with background() as tasks:
+            tasks.start_soon(self.note_turns)
+            await anyio.lowlevel.checkpoint()
+            await self.scheduler.prepare(POD)
+        self.turns.append([])
+
+    @property
+    def judged(self) -> list[str]:
+        return [name for turn in self.turns for name in turn]
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> Large:
+    return Large(monkeypatch)
+
+
+async def test_a_long_filter_gives_turns_and_finds_all_done(large: Large) -> None:
+    await large.prepare()
+    longest, judged = max(map(len, large.turns)), sorted(large.judged)
+    passed = large.scheduler.filter(POD, NODES).passed
+
+    assert (NODES_IN_A_TURN, sorted(NODES)) == (longest, judged)
+    assert ([], NODES) == (large.turns[-1], tuple(passed))
+
+
+async def test_a_filter_that_was_given_up_is_gone_on_with(large: Large) -> None:
+    """The scheduler gives up after 5 s, and tries again."""
+    with anyio.CancelScope() as scope:
+        large.between = lambda: scope.cancel() if len(large.judged) >= 8 else None
+        await large.prepare()
+    begun = len(large.judged)
+    large.between = lambda: None
+    await large.prepare()
+
+    assert 8 <= begun < len(NODES)
+    assert sorted(NODES) == sorted(large.judged)
+
+
+@pytest.mark.parametrize("calls", [0, 1])
+async def test_nodes_that_change_and_go_in_a_long_filter_are_right(large: Large, calls: int) -> None:
+    """One judged before changes, one is forgotten; and another call may have all judged at once meanwhile."""
+    first = large.says[NODES[0]]
+
+    def change() -> None:
+        tell_all(large.cluster, first.admit(pod(container("main", gpus=2)), "a"))
+        large.cluster.forget(NODES[-1])
+        large.view.renew()
+        for _ in range(calls):
+            large.scheduler.filter(POD, NODES)
+
+    steps = [change]
+
+    def between() -> None:
+        if steps and len(large.judged) >= NODES_IN_A_TURN:
+            steps.pop()()
+
+    large.between = between
+    await large.prepare()
+    filtered = large.scheduler.filter(POD, NODES)
+
+    assert [] == steps
+    assert NODES[-1] not in large.judged
+    assert NODES[1:-1] == tuple(filtered.passed)
+    assert "UnknownNode" == filtered.refused[NODES[-1]].code
