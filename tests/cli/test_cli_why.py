@@ -109,9 +109,9 @@ def test_a_pod_of_kubernetes_is_read_by_kubectl(tmp_path: Path, capsys: pytest.C
 
     assert 0 == status and out.startswith("1 of 3 nodes")
     assert "get pod --namespace=ml --output=json -- train\n" == Path("asked").read_text()
-    kubectl.write_text("#!/bin/sh\necho 'pods \"train\" not found' >&2\nexit 1\n")
+    kubectl.write_text("#!/bin/sh\necho 'E1122 log' >&2\necho 'pods \"train\" not found' >&2\nexit 1\n")
     status, _, err = run("why ml/train --from cluster.ndjson", capsys)
-    assert 69 == status and 'pods "train" not found' in err
+    assert 69 == status and 'cannot be read: pods "train" not found\n' in err
 
 
 def test_a_running_cluster_is_read_from_its_streams(

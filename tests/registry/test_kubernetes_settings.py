@@ -1,4 +1,4 @@
-"""TOPOALIGN_KUBERNETES, as a whole registry takes it."""
+"""TOPOALIGN_KUBERNETES, and the settings that need it or a port, as a whole registry takes them."""
 
 import sys
 from pathlib import Path
@@ -43,8 +43,14 @@ async def test_a_registry_follows_the_api_server_of_a_kubeconfig(tmp_path: Path)
 @pytest.mark.parametrize(
     ("settings", "finding"),
     [
-        ({"TOPOALIGN_KUBERNETES": "in-cluster", "TOPOALIGN_SCHEDULER_PORT": "0"}, "in-cluster cannot be used"),
-        ({"TOPOALIGN_KUBERNETES": "in-cluster"}, "the registry answers no scheduler"),
+        (
+            {"TOPOALIGN_KUBERNETES": "in-cluster", "TOPOALIGN_SCHEDULER_PORT": "0"},
+            "KUBERNETES: in-cluster cannot be used",
+        ),
+        ({"TOPOALIGN_KUBERNETES": "in-cluster"}, "KUBERNETES: the registry answers no scheduler"),
+        ({"TOPOALIGN_SCHEDULER_TLS_DIR": "/tls"}, "SCHEDULER_TLS_DIR: the registry answers no scheduler"),
+        ({**ANSWERING, "TOPOALIGN_DELETE_REFUSED_PODS": "true"}, "DELETE_REFUSED_PODS: the registry has no API server"),
+        ({**ANSWERING, "TOPOALIGN_PUBLISH_TOPOLOGIES": "true"}, "PUBLISH_TOPOLOGIES: the registry has no API server"),
     ],
 )
 async def test_a_registry_that_cannot_use_the_setting_does_not_start(settings: dict[str, str], finding: str) -> None:
@@ -52,7 +58,7 @@ async def test_a_registry_that_cannot_use_the_setting_does_not_start(settings: d
         async with in_one_process(MemoryBus(), settings, ["registry"]):
             pass
 
-    assert raised.group_contains(InvalidField, match=f"TOPOALIGN_KUBERNETES: {finding}")
+    assert raised.group_contains(InvalidField, match=f"TOPOALIGN_{finding}")
 
 
 async def test_the_extra_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,5 +85,8 @@ def pod_of_kubernetes(name: str, pod_file: Path | None, asked: dict[str, Any]) -
     except subprocess.TimeoutExpired:
         raise PodUnknown(name, f"kubectl did not answer within {KUBECTL_SECONDS:g} s") from None
     if done.returncode:
-        raise PodUnknown(name, done.stderr.decode(errors="replace").strip() or f"kubectl ended with {done.returncode}")
+        lines = (
+            done.stderr.decode(errors="replace").strip().splitlines()
+        )  # the last one says it, those before are its log
+        raise PodUnknown(name, lines[-1] if lines else f"kubectl ended with {done.returncode}")
     return manifest.pod_of(documents.read(done.stdout, "the answer of kubectl")), rules

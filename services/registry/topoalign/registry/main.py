@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, contextmanager
 from secrets import token_hex
 
 import anyio
+import structlog
 from anyio.abc import TaskStatus
 
 from topoalign.client import Client
@@ -22,6 +23,8 @@ from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.context import Context
 from topoalign.runtime.settings import from_environment
 
+log = structlog.get_logger("topoalign.registry")
+
 MOST_PASSES = 5
 """With 5,000 nodes that speak at once the longest block was 25 ms with five, and 49 ms with twenty."""
 
@@ -29,6 +32,7 @@ MOST_PASSES = 5
 async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
     """Build the service from the context's settings and run it. Raises InvalidField for a wrong setting."""
     settings = from_environment(RegistrySettings, context.environment)
+    check_settings(settings)
     scheduling = settings.scheduler_port is not None
     client = Client(context.bus, context.clock, "registry", bodies=False, usage=scheduling)
     cluster = Cluster(usage=scheduling)
@@ -42,8 +46,24 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
         async with kubernetes(context, settings, replica := token_hex(6)) as api, anyio.create_task_group() as tasks:
             if scheduling:
                 side = Scheduling(context, settings, client, cluster, registry, api, replica)
-                await tasks.start(side.run)
+                log.info("extender listens", url=await tasks.start(side.run))
             await registry.run(task_status=task_status)
+
+
+def check_settings(settings: RegistrySettings) -> None:
+    """Raises InvalidField for a setting that has no effect without another one, which is missing."""
+    if settings.scheduler_port is None:
+        no_port, remedy = "the registry answers no scheduler", "set TOPOALIGN_SCHEDULER_PORT, or unset this one"
+        if settings.kubernetes != "off":
+            raise InvalidField("TOPOALIGN_KUBERNETES", no_port, remedy)
+        if settings.scheduler_tls_dir:
+            raise InvalidField("TOPOALIGN_SCHEDULER_TLS_DIR", no_port, remedy)
+    if settings.kubernetes == "off":
+        no_server, remedy = "the registry has no API server", "set TOPOALIGN_KUBERNETES, or unset this one"
+        if settings.delete_refused_pods:
+            raise InvalidField("TOPOALIGN_DELETE_REFUSED_PODS", no_server, remedy)
+        if settings.publish_topologies:
+            raise InvalidField("TOPOALIGN_PUBLISH_TOPOLOGIES", no_server, remedy)
 
 
 @asynccontextmanager
@@ -52,15 +72,12 @@ async def kubernetes(context: Context, settings: RegistrySettings, replica: str)
     if settings.kubernetes == "off":
         yield None
         return
-    if settings.scheduler_port is None:
-        finding = "the registry answers no scheduler"
-        raise InvalidField("TOPOALIGN_KUBERNETES", finding, "set TOPOALIGN_SCHEDULER_PORT, or set it to off")
     try:  # a registry without Kubernetes does without
         from topoalign.registry.kubernetes.client import connect_kubernetes
     except ModuleNotFoundError as error:
         finding = f"{error.name} is not installed"
         raise InvalidField(
-            "TOPOALIGN_KUBERNETES", finding, "install topoalign[kubernetes], or set it to off"
+            "TOPOALIGN_KUBERNETES", finding, "install topoalign[kubernetes], or set this one to off"
         ) from error
     async with connect_kubernetes(settings.kubernetes, context.clock, replica) as api:
         yield api
