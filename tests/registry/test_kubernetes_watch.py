@@ -13,7 +13,7 @@ from topoalign.core.state.fold import NodeState
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.kubernetes.memory import MemoryKubernetes
 from topoalign.registry.ports import ApiUnavailable, Report
-from topoalign.registry.scheduling.kubernetes_watch import KubernetesWatch
+from topoalign.registry.scheduling.kubernetes_watch import PAUSE, KubernetesWatch
 from topoalign.registry.scheduling.view import ClusterView
 from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.runtime.tasks import background
@@ -27,16 +27,24 @@ class Reserved:
     """Pods that have a reservation, and whether it can be ended."""
 
     def __init__(self) -> None:
-        self.pods: set[str] = set()
+        self.uids: set[str] = set()
+        self.names: dict[str, str] = {}
+        self.read = True
         self.refusing = False
 
     def of_pod(self, uid: str) -> dict[NodeName, object]:
-        return {NODE: object()} if uid in self.pods else {}
+        return {NODE: object()} if uid in self.uids else {}
+
+    def behind(self) -> str | None:
+        return None if self.read else "not read"
+
+    def pods(self) -> dict[str, tuple[str, str]]:
+        return {uid: ("ml", self.names.get(uid, "gone")) for uid in self.uids}
 
     async def cancel(self, uid: str) -> None:
         if self.refusing:
             raise BusRefused("no permission", "give it")
-        self.pods.discard(uid)
+        self.uids.discard(uid)
 
 
 class World:
@@ -103,7 +111,7 @@ async def test_a_pod_that_ended_holds_nothing_and_is_not_reserved(how: str) -> N
     world = World()
     uid = world.cluster.add_pod(shown_pod("p", node=NODE))["metadata"]["uid"]
     async with world.running():
-        world.reserved.pods.add(uid)
+        world.reserved.uids.add(uid)
         if how == "deleted":
             world.cluster.delete_pod("ml", "p", grace=0)
         elif how == "succeeded":
@@ -112,25 +120,43 @@ async def test_a_pod_that_ended_holds_nothing_and_is_not_reserved(how: str) -> N
             world.refuse("p")
         await world.settle()
 
-        assert ([], set()) == (world.held(), world.reserved.pods)
+        assert ([], set()) == (world.held(), world.reserved.uids)
+
+
+async def test_reservations_of_pods_that_ended_before_the_start_end() -> None:
+    """Nobody tells of their end; one is deleted, one has finished, one was created again under its name."""
+    world = World()
+    done = world.cluster.add_pod(shown_pod("done", node=NODE))["metadata"]["uid"]
+    world.cluster.set_status("ml", "done", phase="Succeeded")
+    waiting = world.cluster.add_pod(shown_pod("waiting"))["metadata"]["uid"]
+    again = world.cluster.add_pod(shown_pod("again"))["metadata"]["uid"]
+    world.reserved.read = False
+    async with world.running():
+        world.reserved.names = {done: "done", waiting: "waiting", "old": "again", again: "again", "deleted": "deleted"}
+        world.reserved.uids = {*world.reserved.names}
+        world.reserved.read = True
+        await world.clock.advance(PAUSE)
+        await world.settle()
+
+        assert {waiting, again} == world.reserved.uids
 
 
 async def test_a_pod_deleted_before_its_binding_loses_its_reservation() -> None:
     world = World()
     uid = world.cluster.add_pod(shown_pod("p"))["metadata"]["uid"]
     async with world.running():
-        world.reserved.pods.add(uid)
+        world.reserved.uids.add(uid)
         world.cluster.delete_pod("ml", "p")
         await world.settle()
 
-        assert set() == world.reserved.pods
+        assert set() == world.reserved.uids
 
 
 async def test_a_reservation_that_cannot_be_ended_holds_up_no_other() -> None:
     world = World()
     uids = [world.cluster.add_pod(shown_pod(name))["metadata"]["uid"] for name in ("p", "q")]
     async with world.running():
-        world.reserved.pods.update(uids)
+        world.reserved.uids.update(uids)
         world.reserved.refusing = True
         world.cluster.delete_pod("ml", "p")
         await world.settle()
@@ -138,7 +164,7 @@ async def test_a_reservation_that_cannot_be_ended_holds_up_no_other() -> None:
         world.cluster.delete_pod("ml", "q")
         await world.settle()
 
-        assert {uids[0]} == world.reserved.pods
+        assert {uids[0]} == world.reserved.uids
 
 
 async def test_a_refused_pod_is_counted_once_with_its_reservation() -> None:
@@ -148,7 +174,7 @@ async def test_a_refused_pod_is_counted_once_with_its_reservation() -> None:
         world.cluster.add_pod(shown_pod(name, node=NODE))
     world.refuse("before")
     async with world.running():
-        world.reserved.pods.add(world.cluster.pods.get(("ml", "ours"))["metadata"]["uid"])
+        world.reserved.uids.add(world.cluster.pods.get(("ml", "ours"))["metadata"]["uid"])
         world.refuse("ours")
         world.refuse("foreign", "UnexpectedAdmissionError")
         world.refuse("own-fault", "Error")

@@ -8,7 +8,10 @@ from decision_support import container, machine, pod
 from registry_support import World
 from view_support import NODE, RULES, Says, asked
 
+from topoalign.core.model.events import ReservationsChanged
+from topoalign.core.model.ids import GPU, ContainerName, Namespace, PodName
 from topoalign.core.model.requests import GANG, GANG_SIZE
+from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.ports import Stream
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.scheduler import NotReadYet
@@ -109,6 +112,20 @@ async def test_a_bound_pod_is_held_until_its_node_shows_it(world: World) -> None
         await world.say(*world.says.end(uid))
 
         assert ("", "NotAligned", (), "NotAligned", "") == (free, bound, reserved, shown, code(scheduling))
+
+
+async def test_what_is_reserved_for_a_pod_that_is_gone_is_free_at_a_start(world: World) -> None:
+    """It was deleted while no registry was there: nobody tells of it any more."""
+    container = ReservedContainer(container=ContainerName("main"), devices={GPU: tuple(world.says.hardware.gpu_by_id)})
+    gone = Reservation(
+        pod_uid="gone", namespace=Namespace("ml"), pod=PodName("p"), containers=(container,), seconds_left=300.0
+    )
+    said = ReservationsChanged(node=NODE, epoch=1, seq=1, writer="r0", reservations=(gone,), made=("gone",))
+    await world.say(*world.says.all(), said)
+    async with world.allocator(world.says), world.registry() as (scheduling, _):
+        await world.rounds()
+
+        assert ((), "") == (scheduling.reservations.held(NODE), code(scheduling))
 
 
 async def test_a_pod_that_another_scheduler_binds_is_held_as_predicted(world: World) -> None:

@@ -4,6 +4,7 @@ What the API server shows of pods and nodes, told to the view of the cluster and
 - A pod that is bound holds something on its node until the node shows it, also where another scheduler bound it. Only pods
   to which a kubelet hands out something of their own count: devices, or the CPUs and memory of a Guaranteed pod.
 - A pod that has ended, or is gone, holds nothing. One that its node refused, or that is gone, loses its reservation at once.
+  So does, when the registry begins, one that ended before: nothing tells of it any more.
 - A deleted Node is forgotten; labels of nodes go to the view.
 
 Where pods or nodes are not listed yet, the registry is not ready: it would give away what bound pods hold.
@@ -78,7 +79,13 @@ class KubernetesWatch:
     async def run(self) -> None:
         """Follows pods and nodes, for ever."""
         async with anyio.create_task_group() as tasks:
-            for each in (self._follow_pods, self._follow_nodes, self._cancel_all, self._ask_version):
+            for each in (
+                self._follow_pods,
+                self._follow_nodes,
+                self._cancel_all,
+                self._end_left_over,
+                self._ask_version,
+            ):
                 tasks.start_soon(each)
             for other in (self.refused.run, self.reports.run, self.wake_ups.run):
                 tasks.start_soon(other)
@@ -160,6 +167,21 @@ class KubernetesWatch:
                 await self._reservations.cancel(uid)
             except TopoalignError as error:
                 log.warning("a reservation was not cancelled", pod_uid=clean(uid), finding=error.finding)
+
+    async def _end_left_over(self) -> None:
+        """Once, ends what is reserved for pods that ended while no registry was there."""
+        while self.behind() or self._reservations.behind():
+            await self._clock.sleep(PAUSE)
+        for uid, (namespace, name) in self._reservations.pods().items():
+            if uid in self._bound or uid in self._waiting:
+                continue
+            try:  # another registry may have reserved for it since pods were listed
+                seen = await self._api.pod(namespace, name)
+            except TopoalignError as error:
+                log.warning("it is not known whether a pod has gone", pod_uid=clean(uid), finding=error.finding)
+                continue
+            if seen is None or seen.uid != uid or seen.finished:
+                self._cancelled.put_nowait(uid)
 
     async def _ask_version(self) -> None:
         while True:

@@ -47,6 +47,12 @@ class Cancelling(Protocol):
     def of_pod(self, uid: str) -> Mapping[NodeName, object]:
         """What is reserved for this pod, by node."""
 
+    def behind(self) -> str | None:
+        """Why the reservations are not known yet."""
+
+    def pods(self) -> Mapping[str, tuple[str, str]]:
+        """UID -> namespace and name of all pods for which something is reserved."""
+
     async def cancel(self, uid: str) -> None:
         """Ends all that is reserved for this pod. Raises a TopoalignError."""
 

@@ -102,6 +102,11 @@ class Reservations:
             if each.pod_uid == uid
         }
 
+    def pods(self) -> dict[str, tuple[str, str]]:
+        """UID -> namespace and name of all pods for which something is reserved."""
+        now = self._clock.monotonic()
+        return {each.pod_uid: (each.namespace, each.pod) for known in self._known.values() for each in known.held(now)}
+
     def of_gang(self, gang: str) -> dict[str, NodeName]:
         """UID of a pod -> the node on which something is reserved for it as a member of this gang."""
         now = self._clock.monotonic()
