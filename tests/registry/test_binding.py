@@ -56,7 +56,7 @@ class Troubled(MemoryKubernetes):
     def __init__(self, cluster: FakeCluster) -> None:
         super().__init__(cluster)
         self.lost = self.dropped = self.unread = 0
-        self.binds = 0
+        self.binds = self.reads = 0
         self.before: Callable[[], object] = lambda: None
 
     async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
@@ -71,6 +71,7 @@ class Troubled(MemoryKubernetes):
             raise ApiUnavailable("no answer")
 
     async def pod(self, namespace: str, name: str) -> SeenPod | None:
+        self.reads += 1
         if self.unread:
             self.unread -= 1
             raise ApiUnavailable("no answer")
@@ -135,6 +136,18 @@ async def test_a_binding_whose_answer_was_lost_is_ok(site: Site, registry: Regis
     await registry.bind("a", site.add("a"))
 
     assert ("node-1", 1) == (site.node_of("a"), api.binds)
+
+
+@pytest.mark.parametrize(("shows", "reads"), [("node-1", 1), ("node-2", 2), (None, 2)])
+async def test_a_pod_that_the_watch_shows_on_our_node_is_not_read_again(
+    site: Site, bus: MemoryBus, api: Troubled, shows: NodeName | None, reads: int
+) -> None:
+    """The watch is the API server's word as well. Where it shows the pod elsewhere, or not yet, the pod is read."""
+    registry = Registry(site, bus, api=api, shown=lambda uid: shows)
+    async with running(site, bus, registry):
+        await registry.bind("a", site.add("a"))
+
+    assert ("node-1", 1, reads) == (site.node_of("a"), api.binds, api.reads)
 
 
 async def test_a_binding_that_was_not_made_is_tried_again(site: Site, registry: Registry, api: Troubled) -> None:

@@ -112,6 +112,7 @@ async def test_a_pod_that_ended_holds_nothing_and_is_not_reserved(how: str) -> N
     uid = world.cluster.add_pod(shown_pod("p", node=NODE))["metadata"]["uid"]
     async with world.running():
         world.reserved.uids.add(uid)
+        assert NODE == world.watch.node_of(uid)
         if how == "deleted":
             world.cluster.delete_pod("ml", "p", grace=0)
         elif how == "succeeded":
@@ -120,7 +121,7 @@ async def test_a_pod_that_ended_holds_nothing_and_is_not_reserved(how: str) -> N
             world.refuse("p")
         await world.settle()
 
-        assert ([], set()) == (world.held(), world.reserved.uids)
+        assert ([], set(), None) == (world.held(), world.reserved.uids, world.watch.node_of(uid))
 
 
 async def test_reservations_of_pods_that_ended_before_the_start_end() -> None:

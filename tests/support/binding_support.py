@@ -23,7 +23,7 @@ from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import with_reserved
 from topoalign.registry.kubernetes.memory import MemoryKubernetes
 from topoalign.registry.ports import KubernetesApi
-from topoalign.registry.scheduling.binding import Binder
+from topoalign.registry.scheduling.binding import Binder, not_shown
 from topoalign.registry.scheduling.gang_reservations import Gangs
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.reservations import Reservations
@@ -89,11 +89,12 @@ class Registry:
         api: KubernetesApi | None = None,
         fits: Callable[[NodeName, PodToSchedule], str] = always,
         clock: Clock | None = None,
+        shown: Callable[[str], NodeName | None] = not_shown,
     ) -> None:
         self.site, self.api = site, api or MemoryKubernetes(site.cluster)
         self.reservations = Reservations(bus, clock or SystemClock(), writer, site.facts)
         self.gangs = Gangs(self.reservations, SystemClock(), self.passing, self.hardware, self.candidate)
-        self.binder = Binder(bus, clock or SystemClock(), self.api, self.reservations, fits, self.gangs.plan)
+        self.binder = Binder(bus, clock or SystemClock(), self.api, self.reservations, fits, self.gangs.plan, shown)
 
     def passing(self, pod: PodToSchedule) -> list[NodeName]:
         """Nodes that would admit the pod, as the view has it."""

@@ -3,8 +3,9 @@ Binds a pod to a node that has confirmed what it will give it.
 
     read the pod -> ask the node -> reserve by compare-and-set -> create the Binding -> read the pod again
 
-The answer is ok only after the pod was read with our node in it, and always if it is found there, whoever bound it: the
-scheduler believes an ok, and holds an error against a pod that is bound. Whatever is not known at the deadline is an error.
+The answer is ok only after the API server has shown the pod with our node in it, and always if it is found there, whoever
+bound it: the scheduler believes an ok, and holds an error against a pod that is bound. Where the watch of all pods has shown
+it by then, the pod is not asked for once more. Whatever is not known at the deadline is an error.
 The deadline is below the five seconds after which the scheduler tries again, so that no Binding of an earlier try comes
 between. Binds of different nodes do not wait for one another; those of one node ask and reserve one after the other.
 
@@ -106,6 +107,11 @@ class BindUnknown(Unavailable):
         )
 
 
+def not_shown(uid: str) -> NodeName | None:
+    """Nothing is shown but what is asked for."""
+    return None
+
+
 async def no_gangs(pod: PodToSchedule, node: NodeName) -> str:
     """No pod belongs to a gang."""
     return ""
@@ -122,18 +128,20 @@ class Binder:
         reservations: Reservations,
         fits: Callable[[NodeName, PodToSchedule], str],
         plan: Callable[[PodToSchedule, NodeName], Awaitable[str]] = no_gangs,
+        shown: Callable[[str], NodeName | None] = not_shown,
     ) -> None:
         """
         `fits`: the code of why a node would not admit the pod in every order of the pods that are pending there; empty: it
         would. `plan` reserves for all of the pod's gang, if it has one and that was not done, and returns its name; raises
-        NoFit where the pod must not be bound there.
+        NoFit where the pod must not be bound there. `shown`: UID of a pod -> the node on which the API server has shown it,
+        without being asked; None: on none, or not yet.
         """
         self.counts: Counter[str] = Counter()
         """Binds by how they ended: `bound`, or the code of the error; and `stale`: the node knew better than the view."""
         self.requests: OrderedDict[str, PodRequest] = OrderedDict()
         """UID -> what it asks for, of the pods that were reserved here last."""
         self._bus, self._clock, self._api, self._reservations = bus, clock, api, reservations
-        self._fits, self._plan = fits, plan
+        self._fits, self._plan, self._shown = fits, plan, shown
         self._turns: defaultdict[NodeName, anyio.Lock] = defaultdict(anyio.Lock)
 
     async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
@@ -159,6 +167,8 @@ class Binder:
             refusal: TopoalignError | None = None
             try:
                 await self._api.bind(namespace, name, uid, node)
+                if self._shown(uid) == node:
+                    return
             except ApiUnavailable:
                 await self._clock.sleep(PAUSE)
             except (ApiConflict, ApiNotFound, ApiRefused) as error:

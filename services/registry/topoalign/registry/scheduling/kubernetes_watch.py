@@ -76,6 +76,10 @@ class KubernetesWatch:
             return None
         return self._api.trouble or f"{' and '.join(sorted(missing))} of Kubernetes are not listed yet"
 
+    def node_of(self, uid: str) -> NodeName | None:
+        """The node of a pod that is bound and neither ended nor gone, as far as it has been shown."""
+        return self._bound.get(uid)
+
     async def run(self) -> None:
         """Follows pods and nodes, for ever."""
         async with anyio.create_task_group() as tasks:
