@@ -29,7 +29,13 @@ def nrt() -> None:
 @nrt.command()
 @click.argument("node", required=False)
 @options.NATS
-@click.option("--from", "from_file", type=FILE, metavar="FILE", help="Of a file that `why --snapshot` wrote.")
+@click.option(
+    "--from",
+    "from_file",
+    type=FILE,
+    metavar="FILE",
+    help="Read a file that `why --snapshot` wrote; no cluster is asked.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of YAML; of several nodes a List.")
 def export(node: str | None, nats: str | None, from_file: Path | None, as_json: bool) -> None:
     """

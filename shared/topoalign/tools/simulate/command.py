@@ -17,6 +17,9 @@ from topoalign.tools.simulate.load import read_shape
 from topoalign.tools.simulate.report import Report
 
 SHAPES = ("40:gpus=1,cpus=4,memory=8", "20:gpus=2,cpus=8,memory=16", "10:gpus=4,cpus=16,memory=32")
+PODS_HELP = (
+    "Pods to create, COUNT:gpus=N,cpus=N,memory=GIB,nics=N; may be repeated.  [default: 70 with 1, 2 and 4 GPUs]"
+)
 
 
 @click.command()
@@ -39,11 +42,15 @@ SHAPES = ("40:gpus=1,cpus=4,memory=8", "20:gpus=2,cpus=8,memory=16", "10:gpus=4,
     show_default=True,
     help="Topology policy of a node's kubelet; with several, nodes take turns.",
 )
-@click.option("--pods", "shapes", multiple=True, metavar="SHAPE", help="COUNT:gpus=N,cpus=N,memory=GIB,nics=N")
+@click.option("--pods", "shapes", multiple=True, metavar="SHAPE", help=PODS_HELP)
 @click.option("--foreign", metavar="SHAPE", multiple=True, help="Pods that another scheduler binds, as --pods.")
 @click.option("--registries", type=click.IntRange(1, 5), default=1, show_default=True, help="Replicas of the registry.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the order of the pods, and how long they run.")
-@click.option("--seconds", type=click.IntRange(1), default=600, show_default=True, help="After which it is given up.")
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Seed of the order of the pods and of how long they run."
+)
+@click.option(
+    "--seconds", type=click.IntRange(1), default=600, show_default=True, help="Seconds after which the run is given up."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
 def simulate(
     nodes: int,
@@ -60,7 +67,7 @@ def simulate(
     Run a cluster on this machine: nodes, registries, a scheduler, and pods that come and go.
 
     The nodes play described machines; API server, scheduler and kubelets are stand-ins, all else is the product. The exit
-    code is 6 if a node refused a pod, or gave a device to two containers.
+    code is 6 if a node refused a pod or gave a device to two containers, or if a pod waits without a reason.
 
     \b
     Examples:
