@@ -188,6 +188,32 @@ async def test_pods_of_a_planned_gang_pass_on_their_own_nodes(world: World) -> N
         assert [NODE] == [*scheduler.filter(POD, nodes).passed]
 
 
+async def test_a_gang_is_planned_on_nodes_that_its_pods_may_go_to(world: World) -> None:
+    """The scheduler leaves out a node that is cordoned: a pod that were planned there would wait in vain."""
+    others, annotations = [Says(f"node-{n}", machine(), RULES) for n in (0, 2)], {GANG: "g", GANG_SIZE: "2"}
+    requests: dict[str, PodToSchedule] = {}
+    for name in ("a", "b"):
+        shown = shown_pod(name, gpus=4)
+        shown["metadata"]["annotations"] |= annotations
+        request = msgspec.structs.replace(pod(container("main", gpus=4), name=name), annotations=annotations)
+        request = msgspec.structs.replace(request, namespace=Namespace("ml"))
+        uid = str(world.kubernetes.add_pod(shown)["metadata"]["uid"])
+        requests[name] = PodToSchedule(uid=uid, request=request)
+    await world.say(*world.says.all(), *others[0].all(), *others[1].all())
+    async with (
+        world.allocator(world.says),
+        world.allocator(others[0]),
+        world.allocator(others[1]),
+        world.registry() as run,
+    ):
+        await world.rounds()
+        scheduler, nodes = run[0].scheduler, (NODE, others[1].node)
+        scheduler.filter(requests["b"], nodes)
+        await scheduler.bind("ml", "b", requests["b"].uid, NODE)
+
+        assert {others[1].node} == run[0].reservations.of_pod(requests["a"].uid).keys()
+
+
 async def test_waiting_pods_are_woken_when_a_node_is_offered(world: World) -> None:
     """Kubernetes shows nothing of it: a node that was away answers again."""
     world.kubernetes.add_node(NODE)

@@ -5,6 +5,7 @@ Nothing here has an effect on the view. A node that the registry does not know i
 the machine of `topoalign.io/machine`, or an empty sibling of the same instance type, under the rules of a sibling's kubelet.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import compress
 from operator import not_
@@ -15,7 +16,7 @@ import msgspec
 from topoalign.core.demand.pod_demand import pod_demand
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import NodeName, PodName
-from topoalign.core.model.requests import AdmissionRules
+from topoalign.core.model.requests import GANG, AdmissionRules
 from topoalign.registry.scheduling.binding import PODS_PENDING
 from topoalign.registry.scheduling.model import Filtered, NodeRefusal, PodToSchedule, Victims
 from topoalign.registry.scheduling.orders import MOST_PENDING, Comer, all_fit
@@ -28,6 +29,8 @@ from topoalign.registry.scheduling.view import ClusterView
 
 PLANNED_ELSEWHERE = "PlannedElsewhere"
 """The pods of a gang are planned together, and this one to another node."""
+GANGS_KEPT = 256
+"""Of which it is kept among which nodes the scheduler chose."""
 
 
 class NotReadYet(Unavailable):
@@ -71,6 +74,8 @@ class Scheduler:
         self.refused: Callable[[PodToSchedule, Iterable[NodeRefusal]], None] = lambda pod, refusals: None
         """Told a pod that none of the nodes takes that were asked about, with the refusal of each."""
         self._behind, self._verdicts = behind, Verdicts(view)
+        self._asked: OrderedDict[object, Sequence[NodeName]] = OrderedDict()
+        """Gang and what its pod asks for -> the nodes that were asked about last: others are not for it."""
 
     async def prepare(self, pod: PodToSchedule) -> None:
         """As `Scheduling.prepare`."""
@@ -81,6 +86,16 @@ class Scheduler:
     ) -> Filtered:
         """As `Scheduling.filter`. Raises NotReadYet."""
         request = self._request(pod)
+        self._note_asked(pod, request, nodes)
+        return self._filter(pod, request, nodes, labels)
+
+    def _filter(
+        self,
+        pod: PodToSchedule,
+        request: Request,
+        nodes: Sequence[NodeName],
+        labels: Mapping[NodeName, Mapping[str, str]] = {},
+    ) -> Filtered:
         codes = self._verdicts.codes(request)
         places, refusals = self.view.places, self._verdicts.refusals
         try:
@@ -112,8 +127,13 @@ class Scheduler:
         return [scores[places[node]] if node in places else 0 for node in nodes]
 
     def best(self, pod: PodToSchedule) -> Sequence[NodeName]:
-        """All nodes that would admit the pod, the best first. Raises as `filter` does."""
-        passed = self.filter(pod, tuple(self.view.nodes)).passed
+        """
+        All nodes that would admit the pod, the best first. Where pods of its gang that ask for the same were asked about,
+        those among which the scheduler chose: it alone knows selectors and taints. Raises as `filter` does.
+        """
+        request = self._request(pod)
+        asked = self._asked.get(key_of_gang(pod, request)) or tuple(self.view.nodes)
+        passed = self._filter(pod, request, asked).passed
         scores = dict(zip(passed, self.prioritize(pod, passed), strict=True))
         return sorted(passed, key=lambda node: (-scores[node], node))
 
@@ -163,6 +183,15 @@ class Scheduler:
             raise NoKubernetes
         await self.binder.bind(namespace, name, uid, node)
 
+    def _note_asked(self, pod: PodToSchedule, request: Request, nodes: Sequence[NodeName]) -> None:
+        """A single node may be that for which the pod is nominated: others may be for it, too."""
+        if GANG in pod.request.annotations and len(nodes) > 1:
+            key, known = key_of_gang(pod, request), self.view.nodes
+            self._asked[key] = tuple(known[node].name for node in nodes if node in known)  # no copies of the names
+            self._asked.move_to_end(key)
+            if len(self._asked) > GANGS_KEPT:
+                self._asked.popitem(last=False)
+
     def _request(self, pod: PodToSchedule) -> Request:
         """What the pod asks for, of a cluster of which all is known that was said up to now."""
         finding = self._behind()
@@ -187,3 +216,8 @@ class Scheduler:
             return asked.unlisted
         facts = without_pods(self.view.facts(node), uids, self.view.holds(node).names_of(uids))
         return decided(self.view.basis_of(facts, uids).state, asked.demand)
+
+
+def key_of_gang(pod: PodToSchedule, request: Request) -> object:
+    """Equal for the pods of a gang that ask for the same."""
+    return pod.request.namespace, pod.request.annotations.get(GANG), request.key
