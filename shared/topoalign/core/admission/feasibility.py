@@ -137,12 +137,6 @@ def machine_key(topology: Topology) -> bytes:
     return digest((topology.cpus, topology.nodes, topology.distances, supplies, clashes))
 
 
-def demand_key(demand: PodDemand) -> bytes:
-    """Equal for two demands if `need_of` is the same for both on each machine."""
-    containers = [(each.role, each.asked, each.devices, each.cpus, each.memory) for each in demand.containers]
-    return digest((demand.rules, demand.manages_memory, demand.devices, demand.cpus, demand.memory, containers))
-
-
 def digest(parts: tuple[object, ...]) -> bytes:
     """Equal for equal parts, in whatever order their sets and mappings are."""
     return hashlib.sha256(
