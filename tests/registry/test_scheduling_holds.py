@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from decision_support import container, machine, pod
 from faults_support import THOROUGH
-from view_support import NODE, RULES, OneNode, asked, scheduler_of, some_request, some_says, tell_all
+from view_support import NODE, RULES, OneNode, Says, asked, scheduler_of, some_request, some_says, tell_all
 
 from topoalign.core.model.events import Allocation, Owner
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName
@@ -139,6 +139,20 @@ def test_a_reservation_that_the_node_has_shown_holds_nothing_again() -> None:
     world.view.hold(NODE, [hold("a", "GPU-0", "GPU-1")])
 
     assert ("NotAligned", "") == (shown, world.code(gpus=4))
+
+
+def test_a_pod_fits_on_each_node_that_is_reserved_for_it() -> None:
+    """A bind of which nothing is known keeps its reservation, and the next try may be on another node."""
+    world, other = node(), Says("node-2", machine(), RULES)
+    world.tell(other.all())
+    for name in (NODE, other.node):
+        world.view.hold(name, [hold("a", "GPU-0", "GPU-1", "GPU-2", "GPU-3")])
+    both = [world.code(name, 4, uid="a") for name in (NODE, other.node)]
+    world.view.hold(other.node, [])
+
+    assert (["", ""], "", "NotAligned") == (both, world.code(gpus=4, uid="a"), world.code(gpus=4, uid="b"))
+    world.view.gone(NODE, "a")
+    assert {} == world.view.reserved_on
 
 
 def test_a_node_that_is_registered_again_holds_what_it_held() -> None:

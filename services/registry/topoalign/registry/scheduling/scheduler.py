@@ -105,8 +105,7 @@ class Scheduler:
                 codes[places[node]] if node in places else self._judge_unknown(request, labels.get(node, {}))
                 for node in nodes
             )
-        own = self.view.reserved_on.get(pod.uid)
-        if own is not None and own in nodes:
+        for own in self.view.reserved_on.get(pod.uid, frozenset()).intersection(nodes):
             number = self._verdicts.number(self._judge_without(request, own, frozenset({pod.uid})), helped=True)
             numbers = bytes(number if node == own else other for node, other in zip(nodes, numbers, strict=True))
         planned = self.planned(pod.uid)

@@ -62,8 +62,8 @@ class ClusterView:
         """All that some node of the cluster offers, or did."""
         self.offered: Callable[[NodeName], None] = lambda node: None
         """Called when a node is offered that was not, or has more free than before."""
-        self.reserved_on: dict[str, NodeName] = {}
-        """UID of a pod -> the node on which something is reserved for it."""
+        self.reserved_on: dict[str, frozenset[NodeName]] = {}
+        """UID of a pod -> the nodes on which something is reserved for it: several where it was tried on more than one."""
         self._cluster, self._unsettled_now, self._clock = cluster, unsettled, clock
         self._unsettled = Unsettled(frozenset(), frozenset())
         self._holds: dict[NodeName, NodeHolds] = {}
@@ -132,10 +132,10 @@ class ClusterView:
         """These are the pods now for which something of the node is reserved, and no other."""
         kept = self.holds(node)
         for uid in kept.reserved:
-            if self.reserved_on.get(uid) == node:
-                del self.reserved_on[uid]
+            self._end_reserved(uid, node)
         kept.reserve(holds)
-        self.reserved_on.update(dict.fromkeys(kept.reserved, node))
+        for uid in kept.reserved:
+            self.reserved_on[uid] = self.reserved_on.get(uid, frozenset()) | {node}
         self.mark(node)
 
     def expect(self, node: NodeName, pod: PodToSchedule) -> None:
@@ -145,10 +145,14 @@ class ClusterView:
 
     def gone(self, node: NodeName, pod_uid: str) -> None:
         """A pod that was reserved for or bound to the node is no more, or will not be admitted."""
-        if self.reserved_on.get(pod_uid) == node:
-            del self.reserved_on[pod_uid]
+        self._end_reserved(pod_uid, node)
         if node in self._holds and self._holds[node].end(pod_uid):
             self.mark(node)
+
+    def _end_reserved(self, uid: str, node: NodeName) -> None:
+        left = self.reserved_on.pop(uid, frozenset()) - {node}
+        if left:
+            self.reserved_on[uid] = left
 
     def holds(self, node: NodeName) -> NodeHolds:
         """What is held on a node."""
