@@ -84,6 +84,16 @@ async def test_a_long_filter_gives_turns_and_finds_all_done(large: Large) -> Non
     assert ([], NODES) == (large.turns[-1], tuple(passed))
 
 
+async def test_what_a_gang_is_planned_on_gives_turns_too(large: Large) -> None:
+    """A bind may be the first call about a pod that a registry gets."""
+    async with background() as tasks:
+        tasks.start_soon(large.note_turns)
+        best = await large.scheduler.best(POD)
+
+    assert NODES_IN_A_TURN == max(map(len, large.turns))
+    assert sorted(NODES) == sorted(best)
+
+
 async def test_a_filter_that_was_given_up_is_gone_on_with(large: Large) -> None:
     """The scheduler gives up after 5 s, and tries again."""
     with anyio.CancelScope() as scope:

@@ -96,7 +96,7 @@ class Registry:
         self.gangs = Gangs(self.reservations, SystemClock(), self.passing, self.hardware, self.candidate)
         self.binder = Binder(bus, clock or SystemClock(), self.api, self.reservations, fits, self.gangs.plan, shown)
 
-    def passing(self, pod: PodToSchedule) -> list[NodeName]:
+    async def passing(self, pod: PodToSchedule) -> list[NodeName]:
         """Nodes that would admit the pod, as the view has it."""
         held = {name: self.candidate(name) for name in self.site.ledgers}
         return [name for name, at in held.items() if isinstance(admit(at.state, pod.request, RULES), Admission)]

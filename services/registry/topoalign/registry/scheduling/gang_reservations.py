@@ -8,7 +8,7 @@ what its bound pods hold.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 import structlog
@@ -49,7 +49,7 @@ class Gangs:
         self,
         reservations: Reservations,
         clock: Clock,
-        nodes: Callable[[PodToSchedule], Sequence[NodeName]],
+        nodes: Callable[[PodToSchedule], Awaitable[Sequence[NodeName]]],
         hardware: Callable[[NodeName], Topology],
         candidate: Callable[[NodeName], Candidate | None],
     ) -> None:
@@ -148,7 +148,7 @@ class Gangs:
             return self._candidate(name)
 
         kinds = {key_of(each.request): PodToSchedule(uid=each.uid, request=each.request) for each in waiting}
-        nodes = dict.fromkeys(name for each in (pod, *kinds.values()) for name in self._nodes(each))
+        nodes = dict.fromkeys([name for each in (pod, *kinds.values()) for name in await self._nodes(each)])
         fabrics = {name: fabric_of(self._hardware(name)) for name in nodes}
         for fixed in ((pod.uid, node), None):
             for group in groups(fabrics, node):

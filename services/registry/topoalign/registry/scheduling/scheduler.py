@@ -125,11 +125,13 @@ class Scheduler:
         scores, places = scores_of(self._request(pod), self.view), self.view.places
         return [scores[places[node]] if node in places else 0 for node in nodes]
 
-    def best(self, pod: PodToSchedule) -> Sequence[NodeName]:
+    async def best(self, pod: PodToSchedule) -> Sequence[NodeName]:
         """
         All nodes that would admit the pod, the best first. Where pods of its gang that ask for the same were asked about,
-        those among which the scheduler chose: it alone knows selectors and taints. Raises as `filter` does.
+        those among which the scheduler chose: it alone knows selectors and taints. With turns of the event loop, as
+        `prepare`. Raises as `filter` does.
         """
+        await self.prepare(pod)
         request = self._request(pod)
         asked = self._asked.get(key_of_gang(pod, request)) or tuple(self.view.nodes)
         passed = self._filter(pod, request, asked).passed
