@@ -88,6 +88,7 @@ async def test_what_a_gang_is_planned_on_gives_turns_too(large: Large) -> None:
     """A bind may be the first call about a pod that a registry gets."""
     async with background() as tasks:
         tasks.start_soon(large.note_turns)
+        await anyio.lowlevel.checkpoint()
         best = await large.scheduler.best(POD)
 
     assert NODES_IN_A_TURN == max(map(len, large.turns))
