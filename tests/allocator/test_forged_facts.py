@@ -222,7 +222,7 @@ async def test_facts_under_way_while_the_allocator_answers_are_no_difference(wor
         log.append, append = hold, log.append  # type: ignore[method-assign]  # under way
         world.grant("late", "GPU-1")
         await world.clock.advance(PERIOD)
-        log.append = append  # type: ignore[method-assign]
+        log.append = append  # type: ignore[method-assign]  # the fault itself
         for message in late:
             append(message)
         await world.clock.advance(PERIOD)
@@ -238,7 +238,7 @@ async def test_facts_lost_for_good_are_asked_for_at_the_second_question(world: W
         log.append, append = (lambda message: 1), log.append  # type: ignore[method-assign]  # the stream loses it
         world.grant("lost", "GPU-1")
         await all_tasks_blocked()
-        log.append = append  # type: ignore[method-assign]
+        log.append = append  # type: ignore[method-assign]  # the fault itself
         await world.clock.advance(PERIOD)
         first = world.agrees()
         await world.clock.advance(PERIOD)
@@ -274,7 +274,7 @@ async def test_digests_that_never_agree_are_asked_about_ever_more_rarely(world: 
         await world.clock.advance(PERIOD)
         fold = world.client._verifier._folds[0]
         view = fold.view
-        fold.view = lambda node: view(node)._replace(digest="another")  # type: ignore[method-assign]
+        fold.view = lambda node: view(node)._replace(digest="another")  # type: ignore[method-assign]  # the fault itself
         for _ in range(60):
             world.clock._now += PERIOD
             await world.client.verify(NODE)

@@ -28,7 +28,7 @@ def test_each_case_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     def running(command: str, settings: dict[str, str], *, observed: bool) -> AbstractContextManager[Agent]:
         return agent.running(command, settings | {"REGISTRY_ANSWER_SECONDS": "60"}, observed=observed)
 
-    monkeypatch.setitem(asking.__wrapped__.__globals__, "running", running)  # type: ignore[attr-defined]
+    monkeypatch.setitem(asking.__wrapped__.__globals__, "running", running)  # type: ignore[attr-defined]  # of contextmanager
     rows = {row["case"]: row for row in bench_filter.cases(small=6, sizes=(8,), calls=2)}
     bound = rows.pop("bind")
 

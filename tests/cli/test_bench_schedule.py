@@ -37,7 +37,7 @@ def test_all_pods_of_a_small_cluster_run(monkeypatch: pytest.MonkeyPatch) -> Non
     def running(command: str, settings: dict[str, str], *, observed: bool) -> AbstractContextManager[Agent]:
         return agent.running(command, settings | {"REGISTRY_ANSWER_SECONDS": "60"}, observed=observed)
 
-    monkeypatch.setitem(control_plane.__wrapped__.__globals__, "running", running)  # type: ignore[attr-defined]
+    monkeypatch.setitem(control_plane.__wrapped__.__globals__, "running", running)  # type: ignore[attr-defined]  # of contextmanager
     rows = {str(row["case"]): row for row in bench_schedule.cases(((8, 6),), waiting=9, seconds=0.5)}
 
     assert ["8x6-filter", "8x6-prioritize", "8x6-bind", "8x6", "bind", "waiting-9"] == list(rows)

@@ -267,7 +267,7 @@ class Soak:
                 if same and (journal.epoch, journal.seq) == (self.state.epoch, self.state.seq):
                     return
                 await anyio.sleep(0.5)
-        raise Disagreement(json.dumps({name: sorted(map(str, view)) for name, view in views.items()}, indent=1))  # type: ignore[call-overload]
+        raise Disagreement(json.dumps({name: sorted(map(str, view)) for name, view in views.items()}, indent=1))  # type: ignore[call-overload]  # keys of more types
 
     def registry(self) -> set[tuple[object, str, frozenset[str]]]:
         try:

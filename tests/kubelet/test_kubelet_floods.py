@@ -64,11 +64,11 @@ async def kubelet_of(server: Server) -> AsyncIterator[v1beta1.DevicePluginStub]:
         stub = v1beta1.DevicePluginStub(channel)
         stream = stub.list_and_watch(v1beta1.Empty())
         await anext(stream)
-        watch = server.servicer.watch  # type: ignore[attr-defined]
+        watch = server.servicer.watch  # type: ignore[attr-defined]  # of the servicer that this server has
         yield stub
 
         assert watch.open
-        assert watch is server.servicer.watch  # type: ignore[attr-defined]
+        assert watch is server.servicer.watch  # type: ignore[attr-defined]  # of the servicer that this server has
 
 
 async def until(true: Callable[[], bool]) -> None:
@@ -247,7 +247,7 @@ async def test_a_word_of_a_peer_keeps_its_connection_and_pings_do_not() -> None:
             speaking, pinging = connected(server, held), connected(server, held)
             for one in (speaking, pinging):
                 await sent(one, HELLO)
-                await until(lambda one=one: answered(one))  # type: ignore[misc]
+                await until(lambda one=one: answered(one))  # type: ignore[misc]  # not inferred for defaults
             for _ in range(MOST_CONNECTIONS - 2):
                 connected(server, held).send(HELLO)
             await until(lambda: len(server.connections) == MOST_CONNECTIONS)
@@ -258,7 +258,7 @@ async def test_a_word_of_a_peer_keeps_its_connection_and_pings_do_not() -> None:
                 await until(lambda: not any(len(each.frames) for each in server.connections))
                 assert still_open(one)  # which reads what came before
                 one.send(word)
-                await until(lambda one=one: answered(one))  # type: ignore[misc]
+                await until(lambda one=one: answered(one))  # type: ignore[misc]  # not inferred for defaults
             connected(server, held).send(HELLO)
             await until(lambda: not still_open(pinging))
 
@@ -276,7 +276,7 @@ async def test_of_two_processes_the_one_with_more_connections_makes_room() -> No
             for _ in range(2 * MOST_CONNECTIONS):
                 one = connected(server, held)
                 await sent(one, HELLO + call("GetDevicePluginOptions", 1, EMPTY))
-                await until(lambda one=one: answered(one))  # type: ignore[misc]
+                await until(lambda one=one: answered(one))  # type: ignore[misc]  # not inferred for defaults
 
             assert still_open(quiet)
 
@@ -411,7 +411,7 @@ async def test_calls_ended_from_outside_leave_nothing_to_the_garbage_collector(h
                     before = guard.connection.streams_started
                     begun = call("GetDevicePluginOptions", n)
                     await sent(one, begun + (large[:5] + n.to_bytes(4) + large[9:] if how == "cut" else b""))
-                    await until(lambda before=before: guard.connection.streams_started > before)  # type: ignore[misc]
+                    await until(lambda before=before: guard.connection.streams_started > before)  # type: ignore[misc]  # not inferred for defaults
                     if how == "reset":
                         await anyio.lowlevel.checkpoint()
                         await sent(one, frame(Kind.RESET, bytes(4), 0, n))

@@ -14,6 +14,7 @@ from topoalign.core.model.requests import AdmissionRules, PodRequest
 from topoalign.core.model.topology.shapes import Shapes
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.scheduling.holds import Hold
+from topoalign.registry.scheduling.model import Filtered
 
 SEEDS = 600 if THOROUGH else 60
 STATIC = msgspec.structs.replace(RULES, cpu_manager="static", reserved_cpus="0,8")
@@ -238,6 +239,6 @@ def test_what_is_held_is_what_the_kubelet_gives_in_that_order(first: int) -> Non
     assert held
 
 
-def codes(filtered: object) -> str:
+def codes(filtered: Filtered) -> str:
     """The code of the one refusal; empty: there is none."""
-    return next((each.code for each in filtered.refused.values()), "")  # type: ignore[attr-defined]
+    return next((each.code for each in filtered.refused.values()), "")
