@@ -33,6 +33,8 @@ def prefer_reserved(
 
     A part of which the node has shown something is given already, and fits no more.
     """
+    if not reserved.reservations:  # most often, and thousands of shares may be available
+        return ()
     offered, required = frozenset(available), frozenset(must_include)
     begun = {(part.pod_uid, part.container) for part in reserved.shown}
     fitting = [
