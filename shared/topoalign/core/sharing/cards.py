@@ -1,0 +1,74 @@
+"""
+What a decision about shares knows of a card, and what is asked for.
+
+Cores are hundredths of a card, memory is in bytes. Whoever holds a card whole leaves nothing of it, whatever else is counted
+as held. Where more is held than is offered, as after a change of the configuration, nothing is left.
+"""
+
+import msgspec
+
+from topoalign.core.model.ids import DeviceID
+
+WHOLE_CARD = 100
+"""Cores of one whole card."""
+
+
+class SharedCard(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU that is offered in shares: what it has, and what of it is held."""
+
+    device: DeviceID
+    """Its uuid."""
+    index: int
+    """NVML's index."""
+    minor: int
+    """The number of /dev/nvidia<minor>. Not always the index."""
+    numa_node: int | None = None
+    """None: unknown."""
+    model: str = ""
+    """As NVIDIA names the product: `NVIDIA H100 80GB HBM3`. Empty: unknown."""
+    healthy: bool = True
+    cores: int = WHOLE_CARD
+    """Cores offered: 100, or more where they are scaled."""
+    memory: int
+    """Bytes offered, scaled where that is configured."""
+    slots: int = 0
+    """Slots offered. 0: the card is not offered in slots."""
+    cores_held: int = 0
+    memory_held: int = 0
+    """Bytes."""
+    slots_held: int = 0
+    processes: int = 0
+    """Compute processes that NVML shows on the card."""
+    exclusive: bool = False
+    """Whether somebody holds the card whole."""
+
+    @property
+    def cores_left(self) -> int:
+        """Cores that nobody holds."""
+        return 0 if self.exclusive else max(0, self.cores - self.cores_held)
+
+    @property
+    def memory_left(self) -> int:
+        """Bytes that nobody holds."""
+        return 0 if self.exclusive else max(0, self.memory - self.memory_held)
+
+    @property
+    def slots_left(self) -> int:
+        """Slots that nobody holds."""
+        return 0 if self.exclusive else max(0, self.slots - self.slots_held)
+
+    @property
+    def unused(self) -> bool:
+        """Whether nobody holds anything of the card."""
+        return not (self.exclusive or self.cores_held or self.memory_held or self.slots_held)
+
+
+class ShareRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What one container asks for."""
+
+    cores: int
+    """Cores of each card."""
+    memory: int
+    """Bytes of each card."""
+    cards: int = 1
+    """Over how many cards."""
