@@ -15,6 +15,7 @@ from topoalign.registry.kubernetes.memory import MemoryKubernetes
 from topoalign.registry.ports import ApiUnavailable, Report
 from topoalign.registry.scheduling.kubernetes_watch import PAUSE, KubernetesWatch
 from topoalign.registry.scheduling.view import ClusterView
+from topoalign.registry.scheduling.wake_ups import KEPT_SECONDS
 from topoalign.runtime.clock import ManualClock, all_tasks_blocked
 from topoalign.runtime.tasks import background
 from topoalign.testing.fake_api_server.cluster import FakeCluster
@@ -268,6 +269,36 @@ async def test_nobody_is_woken_while_no_pod_waits() -> None:
         await world.clock.advance(60)
 
         assert [] == world.woken
+
+
+async def test_a_pod_that_is_shown_after_the_change_is_woken() -> None:
+    """The scheduler has it earlier: it was refused by what was true before, and nothing else would wake it."""
+    world = World()
+    world.cluster.add_node(NODE)
+    async with world.running():
+        await world.settle()
+        world.watch.wake_ups.ask("node-whole")
+        await world.settle()
+        before = world.watch.wake_ups.done
+        world.cluster.add_pod(shown_pod("p"))
+        await world.settle()
+        world.cluster.add_pod(shown_pod("later"))
+        await world.clock.advance(60)
+
+        assert (0, 1) == (before, world.watch.wake_ups.done)
+
+
+async def test_a_change_of_long_ago_wakes_no_pod() -> None:
+    world = World()
+    world.cluster.add_node(NODE)
+    async with world.running():
+        await world.settle()
+        world.watch.wake_ups.ask("node-whole")
+        await world.clock.advance(KEPT_SECONDS + 1)
+        world.cluster.add_pod(shown_pod("p"))
+        await world.clock.advance(60)
+
+        assert 0 == world.watch.wake_ups.done
 
 
 async def test_a_wake_up_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,6 +124,7 @@ class KubernetesWatch:
         elif pod.node is None:
             if pod.uid not in self._waiting and understood(pod):
                 self._waiting.add(pod.uid)
+                self.wake_ups.show()
                 self._show(pod)
         elif pod.uid not in self._bound:
             self._waiting.discard(pod.uid)

@@ -6,6 +6,11 @@ has expired, that a node is offered again, or that its kubelet has given back wh
 changes no object: so an annotation of a node is changed. Each such change
 wakes all pods that wait, so there is at most one in five seconds, and none while no pod waits. What is asked for meanwhile
 is done together.
+
+A pod is shown some time after the scheduler has it, so it may be refused by what was true before, and not be shown yet when
+this changes. So what is asked for while no pod waits is done if a pod is shown within `KEPT_SECONDS`.
+
+    filter, by the node as it is -> the node changes: asked, no pod waits -> the filter refuses -> the pod is shown: woken
 """
 
 from collections.abc import Callable, Iterable
@@ -20,6 +25,8 @@ from topoalign.registry.ports import KubernetesApi
 
 PAUSE = 5.0
 """Seconds between two changes, failed ones included."""
+KEPT_SECONDS = 60.0
+"""For which what was asked for while no pod waited counts: longer than a filter takes, and than a pod is shown late."""
 
 log = structlog.get_logger("topoalign.registry.scheduling")
 
@@ -34,20 +41,28 @@ class WakeUps:
         self.done = 0
         """How often pods were woken."""
         self._api, self._clock, self._waiting, self._nodes = api, clock, waiting, nodes
-        self._why = ""
-        self._asked = anyio.Event()
+        self._why, self._since = "", 0.0
+        """What was asked for last and is not done, and when: monotonic seconds."""
+        self._news = anyio.Event()
 
     def ask(self, why: str) -> None:
         """Pods that were refused may fit now. `why` is a word for people who look at the node."""
-        self._why = why
-        self._asked.set()
+        self._why, self._since = why, self._clock.monotonic()
+        self._news.set()
+
+    def show(self) -> None:
+        """A pod waits that did not wait before."""
+        if self._why:
+            self._news.set()
 
     async def run(self) -> None:
         """Wakes pods when it is asked for, for ever."""
         while True:
-            await self._asked.wait()
-            self._asked = anyio.Event()
-            if self._waiting() and await self._wake():
+            await self._news.wait()
+            self._news = anyio.Event()
+            if self._clock.monotonic() > self._since + KEPT_SECONDS:
+                self._why = ""
+            if self._why and self._waiting() and await self._wake():
                 await self._clock.sleep(PAUSE)
 
     async def _wake(self) -> bool:
@@ -55,10 +70,11 @@ class WakeUps:
         node = next(iter(self._nodes()), None)
         if node is None:
             return False
+        why, self._why = self._why, ""
         try:
-            await self._api.wake(node, f"{self._why} {self._clock.wall():.3f}")
+            await self._api.wake(node, f"{why} {self._clock.wall():.3f}")
             self.done += 1
         except TopoalignError as error:
             log.warning("waiting pods were not woken", node=node, finding=error.finding)
-            self._asked.set()
+            self.ask(self._why or why)
         return True
