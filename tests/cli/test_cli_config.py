@@ -10,6 +10,7 @@ from serving_support import gpu, machine
 
 from topoalign.cli import errors, root, settings
 from topoalign.machines import Machine, document
+from topoalign.runtime.installed import kinds
 from topoalign.runtime.settings import RuntimeSettings
 
 SHARED = "version: v1\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 4, rename: small, devices: 2}]}}\n"
@@ -44,11 +45,11 @@ def test_every_setting_of_every_service_is_shown_with_where_it_is_from(
     monkeypatch.setenv("TOPOALIGN_SCOPE", "pod")
     found = {(each["service"], each["name"]): each for each in shown(capsys, "--scope", "container")["settings"]}
 
-    for service, kind in settings.kinds().items():
+    for service, kind in kinds().items():
         for field in msgspec.structs.fields(kind):
             if kind is RuntimeSettings or field.name != "node":
                 assert (service, f"TOPOALIGN_{field.name.upper()}") in found
-    assert ["every service", "discovery", "hinting", "allocator", "registry"] == list(settings.kinds())
+    assert ["every service", "discovery", "hinting", "allocator", "registry"] == list(kinds())
     assert ("3.0", "environment") == value_of(found[("discovery", "TOPOALIGN_READ_SECONDS")])
     assert ("container", "flag") == value_of(found[("allocator", "TOPOALIGN_SCOPE")])
     assert ("best-effort", "default") == value_of(found[("allocator", "TOPOALIGN_POLICY")])

@@ -20,8 +20,9 @@ from typing import Any
 import anyio
 
 from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.runtime.installed import find
 from topoalign.runtime.logging import configure_logging
-from topoalign.runtime.runner import find, run_services
+from topoalign.runtime.runner import run_services
 
 SERVICES = ("discovery", "hinting", "allocator")
 STEPS: list[tuple[Any, str]] = [

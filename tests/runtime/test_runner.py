@@ -1,11 +1,13 @@
 """How services are started, watched and ended in one process."""
 
+import importlib
 import os
 import signal
 import socket
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 
 import anyio
 import httpx
@@ -15,14 +17,16 @@ from bus_support import GRANTED, killable, said
 from runner_support import ENVIRONMENT, Recorder
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
+from structlog.testing import capture_logs
 
 from topoalign.core.model.errors import BusRefused, InvalidField, NotFound, StateFault
-from topoalign.runtime import runner
+from topoalign.runtime import installed, runner
 from topoalign.runtime.clock import all_tasks_blocked
 from topoalign.runtime.context import Context, Serve
 from topoalign.runtime.http_server import AddressInUse
+from topoalign.runtime.installed import ENTRY_POINTS, ServiceFailed, find, unread
 from topoalign.runtime.memory_bus import MemoryBus
-from topoalign.runtime.runner import ENTRY_POINTS, ServiceFailed, find, run_services, serve_all
+from topoalign.runtime.runner import run_services, serve_all
 
 pytestmark = pytest.mark.anyio
 
@@ -119,6 +123,55 @@ def test_the_own_services_are_found_without_reading_what_others_install(monkeypa
     assert [] == read
     assert ["another", "hinting"] == list(find(["another", "hinting"]))
     assert [ENTRY_POINTS] == read
+
+
+async def test_a_variable_that_is_no_setting_is_named_once_at_the_start() -> None:
+    """The process runs all the same: Kubernetes sets such variables itself."""
+    recorder = Recorder()
+    environment = {**ENVIRONMENT, "TOPOALIGN_POLCY": "restricted", "TOPOALIGN_REGISTRY_ASK_SECONDS": "5"}
+    with capture_logs() as logs:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(
+                lambda: serve_all({"a": recorder.service("a")}, environment, bus=MemoryBus(), ready=recorder.note)
+            )
+            await recorder.ready.wait()
+            tasks.cancel_scope.cancel()
+    warnings = [each["findings"] for each in logs if each["log_level"] == "warning" and "findings" in each]
+
+    assert [["TOPOALIGN_POLCY is set but is not a setting: did you mean TOPOALIGN_POLICY?"]] == warnings
+
+
+def test_what_a_kubelet_sets_for_a_service_is_no_misspelt_setting() -> None:
+    of_kubelet = {
+        "TOPOALIGN_NATS_SERVICE_HOST": "10.0.0.1",
+        "TOPOALIGN_NATS_SERVICE_PORT_CLIENT": "4222",
+        "TOPOALIGN_NATS_PORT": "tcp://10.0.0.1:4222",
+        "TOPOALIGN_NATS_PORT_4222_TCP": "tcp://10.0.0.1:4222",
+        "TOPOALIGN_NATS_PORT_4222_TCP_PROTO": "tcp",
+        "TOPOALIGN_PORT_53_UDP_ADDR": "10.0.0.1",
+    }
+
+    assert [] == unread(of_kubelet)
+    assert ["TOPOALIGN_HTP_PORT is set but is not a setting: did you mean TOPOALIGN_HTTP_PORT?"] == unread(
+        {"TOPOALIGN_HTP_PORT": "8080"}
+    )
+
+
+def test_settings_of_other_services_are_read_only_where_they_may_be_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The settings of a service load modules that a node agent does without."""
+    loaded: list[str] = []
+
+    def load(name: str) -> ModuleType:
+        loaded.append(name)
+        return importlib.import_module(name)
+
+    monkeypatch.setattr(installed, "import_module", load)
+    unread({"TOPOALIGN_NODE": "n", "TOPOALIGN_POLICY": "none"}, ["allocator"])
+    own = [*loaded]
+    unread({"TOPOALIGN_POLCY": "none"}, ["allocator"])
+
+    assert ["topoalign.allocator.settings"] == own
+    assert "topoalign.registry.settings" in loaded
 
 
 async def test_a_setting_that_cannot_be_meant_is_named() -> None:

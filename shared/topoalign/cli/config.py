@@ -18,13 +18,14 @@ from topoalign.cli import link, output
 from topoalign.cli.errors import FINDINGS
 from topoalign.cli.options import NATS, NODE
 from topoalign.cli.serve import ALLOCATING, on_a_node, options, variables
-from topoalign.cli.settings import all_settings, shown, unread
+from topoalign.cli.settings import all_settings, shown
 from topoalign.core.model.errors import NotFound, Unavailable, clean
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import Offer
 from topoalign.plugin_config.file import DEFAULT, FROM_FILE, Loaded, leaves, load_plugin_config
 from topoalign.plugin_config.offers import Offering, offers
 from topoalign.plugin_config.watching import first_read
+from topoalign.runtime.installed import unread
 from topoalign.runtime.settings import PREFIX
 
 

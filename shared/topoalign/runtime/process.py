@@ -21,7 +21,8 @@ def run(names: Sequence[str], environment: Mapping[str, str]) -> None:
     settings = from_environment(RuntimeSettings, environment)
     configure_logging(settings.log_format, settings.log_level)
     with importing():
-        from topoalign.runtime.runner import Running, find, serve_all  # here, because the collector is off
+        from topoalign.runtime.installed import find  # here, because the collector is off
+        from topoalign.runtime.runner import Running, serve_all
 
         services = find(names)
 

@@ -12,7 +12,6 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
-from importlib import metadata
 from types import FrameType
 
 import anyio
@@ -21,33 +20,24 @@ import structlog
 from anyio.abc import TaskGroup
 
 from topoalign.core import wire
-from topoalign.core.model.errors import NotFound, Unavailable, clean
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Bus
 from topoalign.runtime import systemd
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.context import Context, Reload, Serve
+from topoalign.runtime.installed import ServiceFailed, find, order, unread
 from topoalign.runtime.nats_bus import Access, NatsBus, connect_bus
 from topoalign.runtime.node_bus import NodeBus
 from topoalign.runtime.settings import RuntimeSettings, from_environment
 from topoalign.runtime.tasks import StoppedUnasked, background, lasting
 from topoalign.runtime.watchdog import Watchdog
 
-ENTRY_POINTS = "topoalign.services"
-ORDER = ("discovery", "hinting", "allocator", "registry")
-"""Who tells comes before who listens; any order works, this one is ready soonest."""
 CONNECT_SECONDS = 1.0
 """How long a start is held up by a NATS that does not answer, where it may go on without."""
 START_SECONDS = 30.0
 """Far above what any service takes, a node with slow drivers included."""
 
 log = structlog.get_logger("topoalign.runtime.runner")
-
-
-class ServiceFailed(Unavailable):
-    """A service could not be started."""
-
-    code = "ServiceFailed"
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +85,8 @@ async def serve_all(
     of the service that failed.
     """
     settings = from_environment(RuntimeSettings, environment)
+    if unknown := [*unread(environment, services)]:
+        log.warning("variables that are no settings have no effect", findings=unknown)
     node = NodeName(settings.node or socket.gethostname().lower())
     environment = {**environment, "TOPOALIGN_NODE": node}
     stopping = anyio.Event()
@@ -170,35 +162,6 @@ def spoken(services: Mapping[str, Serve], node: NodeName) -> list[str]:
         for pattern, writer in wire.SUBJECTS.values()
         if writer.split("-")[0] in services
     ]
-
-
-def find(names: Sequence[str]) -> dict[str, Serve]:
-    """The entries of these services. Raises NotFound, and ServiceFailed for one that cannot be loaded."""
-    points = {point.name: point for point in own_entry_points()}
-    if not points.keys() >= {*names}:  # another package brings it along: all that are installed are read
-        points |= {point.name: point for point in metadata.entry_points(group=ENTRY_POINTS)}
-    for name in names:
-        if name not in points:
-            raise NotFound("service", name, f"installed are: {', '.join(sorted(points, key=order)) or 'none'}")
-    try:
-        return {name: points[name].load() for name in names}
-    except ImportError as error:
-        raise ServiceFailed(
-            f"a service cannot be loaded: {clean(str(error), 300)}", "install topoalign anew"
-        ) from error
-
-
-def own_entry_points() -> metadata.EntryPoints:
-    """The services of this package; none where it runs without being installed."""
-    try:
-        return metadata.distribution("topoalign").entry_points.select(group=ENTRY_POINTS)
-    except metadata.PackageNotFoundError:
-        return metadata.EntryPoints()
-
-
-def order(name: str) -> tuple[int, str]:
-    """Sorts services as they are started."""
-    return (ORDER.index(name) if name in ORDER else len(ORDER), name)
 
 
 async def start(tasks: TaskGroup, name: str, serve: Serve, context: Context) -> None:

@@ -1,0 +1,108 @@
+"""
+The services that are installed, by entry point (group `topoalign.services`), and what they can be told.
+
+A service's settings are the Struct in the module `settings` beside its entry.
+"""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from importlib import import_module, metadata
+
+import msgspec
+
+from topoalign.core.model.errors import NotFound, Unavailable, clean
+from topoalign.runtime.context import Serve
+from topoalign.runtime.settings import PREFIX, RuntimeSettings
+
+ENTRY_POINTS = "topoalign.services"
+ORDER = ("discovery", "hinting", "allocator", "registry")
+"""Who tells comes before who listens; any order works, this one is ready soonest."""
+EVERYWHERE = "every service"
+
+OF_A_SERVICE = re.compile(r"_SERVICE_(?:HOST|PORT)(?:_\w+)?$|_PORT_[0-9]+_(?:TCP|UDP|SCTP)(?:_\w+)?$")
+OF_A_PORT = re.compile(r"(?:tcp|udp|sctp)://")
+
+
+class ServiceFailed(Unavailable):
+    """A service could not be started."""
+
+    code = "ServiceFailed"
+
+
+def find(names: Sequence[str]) -> dict[str, Serve]:
+    """The entries of these services. Raises NotFound, and ServiceFailed for one that cannot be loaded."""
+    points = {point.name: point for point in own_entry_points()}
+    if not points.keys() >= {*names}:  # another package brings it along: all that are installed are read
+        points |= {point.name: point for point in metadata.entry_points(group=ENTRY_POINTS)}
+    for name in names:
+        if name not in points:
+            raise NotFound("service", name, f"installed are: {', '.join(sorted(points, key=order)) or 'none'}")
+    try:
+        return {name: points[name].load() for name in names}
+    except ImportError as error:
+        raise ServiceFailed(
+            f"a service cannot be loaded: {clean(str(error), 300)}", "install topoalign anew"
+        ) from error
+
+
+def own_entry_points() -> metadata.EntryPoints:
+    """The services of this package; none where it runs without being installed."""
+    try:
+        return metadata.distribution("topoalign").entry_points.select(group=ENTRY_POINTS)
+    except metadata.PackageNotFoundError:
+        return metadata.EntryPoints()
+
+
+def order(name: str) -> tuple[int, str]:
+    """Sorts services as they are started."""
+    return (ORDER.index(name) if name in ORDER else len(ORDER), name)
+
+
+def kinds(names: Collection[str] | None = None) -> dict[str, type[msgspec.Struct]]:
+    """The settings Structs by service, of the process and of these services; None: of all that are installed."""
+    found: dict[str, type[msgspec.Struct]] = {EVERYWHERE: RuntimeSettings}
+    points = {point.name: point for point in own_entry_points()}
+    if names is None or not points.keys() >= {*names}:
+        points |= {point.name: point for point in metadata.entry_points(group=ENTRY_POINTS)}
+    for name in sorted(points if names is None else points.keys() & {*names}, key=order):
+        try:
+            module = import_module(points[name].module.rpartition(".")[0] + ".settings")
+        except ModuleNotFoundError:  # another's service, with other habits
+            continue
+        found.update(
+            (name, each)
+            for each in vars(module).values()
+            if isinstance(each, type) and issubclass(each, msgspec.Struct) and each.__module__ == module.__name__
+        )
+    return found
+
+
+def unread(environment: Mapping[str, str], running: Collection[str] = ()) -> list[str]:
+    """
+    What to say of each variable with our prefix that is a setting of no service: most often one that is misspelt.
+    `running`: services whose settings are loaded; those of the others are loaded only where some variable is not theirs.
+    """
+    ours = {name for name, value in environment.items() if name.startswith(PREFIX) and not is_of_kubelet(name, value)}
+    if not ours - variables(kinds(running)):
+        return []
+    from difflib import get_close_matches  # here, because seldom anything is misspelt
+
+    known = sorted(variables(kinds()))
+    near = {variable: get_close_matches(variable, known, n=1) for variable in sorted(ours.difference(known))}
+    return [
+        f"{clean(variable)} is set but is not a setting" + (f": did you mean {close[0]}?" if close else "")
+        for variable, close in near.items()
+    ]
+
+
+def variables(found: Mapping[str, type[msgspec.Struct]]) -> set[str]:
+    """The variables of these settings."""
+    return {PREFIX + field.upper() for kind in found.values() for field in kind.__struct_fields__}
+
+
+def is_of_kubelet(variable: str, value: str) -> bool:
+    """
+    Whether a kubelet has set a variable, as it does in every container for a Service that is named topoalign-something:
+    `TOPOALIGN_NATS_SERVICE_HOST`, `TOPOALIGN_NATS_PORT` (an address), `TOPOALIGN_NATS_PORT_4222_TCP_ADDR`.
+    """
+    return bool(OF_A_SERVICE.search(variable) or (variable.endswith("_PORT") and OF_A_PORT.match(value)))
