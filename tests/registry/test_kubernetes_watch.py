@@ -1,6 +1,6 @@
 """What the API server shows of pods and nodes reaches the view of the cluster, the reservations and the metrics."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 import pytest
@@ -42,7 +42,8 @@ class Reserved:
     def pods(self) -> dict[str, tuple[str, str]]:
         return {uid: ("ml", self.names.get(uid, "gone")) for uid in self.uids}
 
-    async def cancel(self, uid: str) -> None:
+    async def cancel(self, uid: str, nodes: Collection[NodeName] | None = None) -> None:
+        assert nodes == {NODE}
         if self.refusing:
             raise BusRefused("no permission", "give it")
         self.uids.discard(uid)

@@ -5,10 +5,14 @@ All pods of the gang that have no node yet are planned at once (`core.admission.
 or none of them is. From then on each passes on its own node only, until it is bound there. What is reserved for a pod that
 is not bound in time ends like any other reservation: so a gang that stays incomplete gives everything back, apart from
 what its bound pods hold.
+
+Members are the pods that the API server shows: neither ended nor being deleted, with a node or without, whoever bound them.
+A pod that is not shown, or no longer, is not bound as a member: it would count for a gang that is not whole.
 """
 
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 import anyio
 import structlog
@@ -21,6 +25,7 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock
 from topoalign.registry.ports import SeenPod
 from topoalign.registry.scheduling.gangs import Gang, gang_of
+from topoalign.registry.scheduling.holds import holds_something
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.reservations import Change, Reservations
 from topoalign.runtime.turns import Turns
@@ -42,6 +47,16 @@ class GangWaits(NoFit):
         super().__init__(f"gang {clean(gang, 300)}: {finding}", remedy)
 
 
+class SeenMember(NamedTuple):
+    """A pod of a gang as the API server shows it."""
+
+    pod: PodToSchedule
+    gang: Gang
+    """As the pod's annotations say; those of another member may say another size."""
+    node: NodeName | None
+    """None: it waits for one."""
+
+
 class Gangs:
     """The gangs of all pods that the API server shows."""
 
@@ -60,34 +75,33 @@ class Gangs:
         self._reservations, self._nodes = reservations, nodes
         self._hardware, self._candidate = hardware, candidate
         self._turns = Turns(clock)
-        self._pods: defaultdict[str, dict[str, PodToSchedule | None]] = defaultdict(dict)
-        """Gang -> UID of each of its pods -> the pod; None: it has a node."""
+        self._members: dict[str, dict[str, SeenMember]] = {}
+        """Gang -> UID of each of its pods -> the pod."""
         self._gangs: dict[str, str] = {}
         """UID of a pod -> its gang."""
-        self._planning: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
+        self._planning = WeakValueDictionary[str, anyio.Lock]()
+        """By gang, while somebody plans it."""
 
     def see(self, pod: SeenPod) -> None:
         """The API server shows a pod that has not ended."""
         metadata = pod.content.metadata
-        if metadata is None or GANG not in (metadata.annotations or {}):  # as most pods
+        named = metadata is not None and GANG in (metadata.annotations or {})
+        if not named and pod.uid not in self._gangs:  # as most pods
             return
-        try:
-            asked = pod.to_schedule()
-            gang = gang_of(asked.request)
-        except InvalidField:
-            return
-        if gang is not None:
-            self._gangs[pod.uid] = gang.name
-            self._pods[gang.name][pod.uid] = asked if pod.node is None else None
+        shown = member_of(pod)
+        if shown is None or self._gangs.get(pod.uid) != shown.gang.name:
+            self.lose(pod.uid)
+        if shown is not None:
+            self._gangs[pod.uid] = shown.gang.name
+            self._members.setdefault(shown.gang.name, {})[pod.uid] = shown
 
     def lose(self, uid: str) -> None:
         """A pod has ended, or is gone."""
         gang = self._gangs.pop(uid, None)
         if gang is not None:
-            del self._pods[gang][uid]
-            if not self._pods[gang]:
-                del self._pods[gang]
-                self._planning.pop(gang, None)
+            del self._members[gang][uid]
+            if not self._members[gang]:
+                del self._members[gang]
 
     def node_of(self, uid: str) -> NodeName | None:
         """The node that is reserved for a pod of a gang; None: any will do."""
@@ -98,12 +112,12 @@ class Gangs:
     async def plan(self, pod: PodToSchedule, node: NodeName) -> str:
         """
         The name of the pod's gang, all of which is reserved then; empty: it has none. Raises GangWaits if it does not fit as
-        a whole, if some of its pods are not there yet, or if the pod is to go to another node; raises InvalidField.
+        a whole, if some of its pods are not there, or if the pod is to go to another node; raises InvalidField.
         """
         gang = gang_of(pod.request)
         if gang is None:
             return ""
-        async with self._planning[gang.name]:
+        async with self._planning.setdefault(gang.name, anyio.Lock()):
             if self.node_of(pod.uid) is None:
                 await self._reserve(gang, pod, node)
         planned = self.node_of(pod.uid)
@@ -113,17 +127,16 @@ class Gangs:
 
     async def _reserve(self, gang: Gang, pod: PodToSchedule, node: NodeName) -> None:
         """Plans all pods of the gang that have neither node nor reservation, and reserves for them."""
-        pods = self._pods[gang.name]
-        self._gangs[pod.uid], pods[pod.uid] = gang.name, pod
-        if len(pods) < gang.size:
-            raise GangWaits(gang.name, "not all of its pods are there yet", "create them, or correct the gang's size")
         for _ in range(MOST_TRIES):
+            members = self._whole(gang, pod.uid)
             planned = self._reservations.of_gang(gang.name)
-            if pod.uid in planned:  # another registry was faster
-                return
             waiting = [
-                Member(uid, each.request) for uid, each in pods.items() if each is not None and uid not in planned
+                Member(uid, each.pod.request)
+                for uid, each in members.items()
+                if each.node is None and uid not in planned and holds_something(each.pod.request)
             ]
+            if all(each.uid != pod.uid for each in waiting):  # another registry was faster, or it needs nothing
+                return
             plan, positions = await self._planned(gang.name, waiting, pod, node)
             if plan is None:
                 break
@@ -134,8 +147,28 @@ class Gangs:
             except BusConflict:
                 continue
             log.info("reserved for a gang", gang=clean(gang.name), pods=len(waiting), nodes=len(plan))
+            await self._give_back(gang.name, plan)
             return
         raise GangWaits(gang.name, "it does not fit as a whole", "wait until devices are free, or ask for less")
+
+    def _whole(self, gang: Gang, uid: str) -> dict[str, SeenMember]:
+        """All members by UID. Raises GangWaits if this pod is none, if some are missing, or if they differ in the size."""
+        members = dict(self._members.get(gang.name, {}))
+        if uid not in members:
+            raise GangWaits(gang.name, "the pod is not shown by the API server", "the scheduler tries again")
+        if {each.gang.size for each in members.values() if each.node is None} != {gang.size}:
+            raise GangWaits(gang.name, "its pods differ in the gang's size", "give all of them the same")
+        if len(members) < gang.size:
+            raise GangWaits(gang.name, "not all of its pods are there yet", "create them, or correct the gang's size")
+        return members
+
+    async def _give_back(self, gang: str, plan: Plan) -> None:
+        """Ends what was reserved for pods that are gone, or got another node, while that was under way."""
+        members = self._members.get(gang, {})
+        for node, made in plan.items():
+            for uid in [each.pod_uid for each in made]:
+                if uid not in members or members[uid].node not in (None, node):
+                    await self._reservations.cancel(uid, {node})
 
     async def _planned(
         self, gang: str, waiting: Sequence[Member], pod: PodToSchedule, node: NodeName
@@ -164,3 +197,13 @@ class Gangs:
                         break
                     await self._turns.give()
         return None, positions
+
+
+def member_of(pod: SeenPod) -> SeenMember | None:
+    """The pod as a member of its gang; None: it belongs to none, cannot be meant, or is being deleted."""
+    try:
+        asked = pod.to_schedule()
+        gang = gang_of(asked.request)
+    except InvalidField:
+        return None
+    return None if gang is None or pod.deleting else SeenMember(asked, gang, pod.node)

@@ -24,9 +24,9 @@ from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.events import Allocation
-from topoalign.core.model.ids import AllocationID, Namespace, PodName
+from topoalign.core.model.ids import AllocationID, Namespace, PodName, is_native
 from topoalign.core.model.kubelet import CheckpointEntry
-from topoalign.core.model.requests import AdmissionRules, PodRequest
+from topoalign.core.model.requests import AdmissionRules, PodRequest, Qos
 from topoalign.core.state.fold import NodeState
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.parts import (
@@ -226,4 +226,16 @@ def predicted(state: NodeState, pod: PodToSchedule, rules: AdmissionRules) -> Ho
             for each in decision.allocations
         ),
         request=pod.request,
+    )
+
+
+def holds_something(request: PodRequest) -> bool:
+    """Whether a kubelet hands out something to the pod that no other pod has meanwhile."""
+    if request.qos is Qos.GUARANTEED:
+        return True
+    return any(
+        amount > 0 and not is_native(resource)
+        for container in (*request.init_containers, *request.containers)
+        for amounts in (container.limits, container.requests)
+        for resource, amount in amounts.items()
     )

@@ -17,11 +17,11 @@ import anyio
 import structlog
 
 from topoalign.core.model.errors import InvalidField, TopoalignError, clean
-from topoalign.core.model.ids import NodeName, is_native
-from topoalign.core.model.requests import PodRequest, Qos
+from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Clock
 from topoalign.registry.ports import GoneNode, GonePod, KubernetesApi, SeenNode, SeenPod, Synced
 from topoalign.registry.scheduling.gang_reservations import Gangs
+from topoalign.registry.scheduling.holds import holds_something
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.refused_pods import Cancelling, RefusedPods, was_refused
 from topoalign.registry.scheduling.reports import Reports
@@ -121,23 +121,21 @@ class KubernetesWatch:
     def _see(self, pod: SeenPod) -> None:
         if pod.finished:
             self._finish(pod)
-        elif pod.node is None:
+            return
+        if self._gangs is not None:
+            self._gangs.see(pod)
+        if pod.node is None:
             if pod.uid not in self._waiting and understood(pod):
                 self._waiting.add(pod.uid)
                 self.wake_ups.show()
-                self._show(pod)
         elif pod.uid not in self._bound:
             self._waiting.discard(pod.uid)
             self._bound[pod.uid] = pod.node
             asked = understood(pod)
             if asked is not None:
                 self._view.expect(pod.node, asked)
-                self._show(pod)
-
-    def _show(self, pod: SeenPod) -> None:
-        """Once while the pod waits, and once when it is bound."""
-        if self._gangs is not None:
-            self._gangs.see(pod)
+            if self._gangs is not None and self._gangs.node_of(pod.uid) not in (None, pod.node):
+                self._cancelled.put_nowait(pod.uid)
 
     def _finish(self, pod: SeenPod) -> None:
         if pod.uid in self._ended:
@@ -165,11 +163,14 @@ class KubernetesWatch:
             self._cancelled.put_nowait(uid)
 
     async def _cancel_all(self) -> None:
-        """Ends the reservations of pods that hold nothing. One that cannot be ended now ends by itself."""
+        """
+        Ends the reservations of pods that hold nothing, or hold it on another node. One that cannot be ended now ends by
+        itself.
+        """
         while True:
             uid = await self._cancelled.get()
             try:
-                await self._reservations.cancel(uid)
+                await self._reservations.cancel(uid, {*self._reservations.of_pod(uid)} - {self._bound.get(uid)})
             except TopoalignError as error:
                 log.warning("a reservation was not cancelled", pod_uid=clean(uid), finding=error.finding)
 
@@ -204,15 +205,3 @@ def understood(pod: SeenPod) -> PodToSchedule | None:
     except InvalidField:
         return None
     return asked if holds_something(asked.request) else None
-
-
-def holds_something(request: PodRequest) -> bool:
-    """Whether a kubelet hands out something to the pod that no other pod has meanwhile."""
-    if request.qos is Qos.GUARANTEED:
-        return True
-    return any(
-        amount > 0 and not is_native(resource)
-        for container in (*request.init_containers, *request.containers)
-        for amounts in (container.limits, container.requests)
-        for resource, amount in amounts.items()
-    )

@@ -8,7 +8,7 @@ that a controller which makes pods faster than nodes can take them does not fill
 
 from asyncio import Queue
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 import structlog
@@ -53,8 +53,8 @@ class Cancelling(Protocol):
     def pods(self) -> Mapping[str, tuple[str, str]]:
         """UID -> namespace and name of all pods for which something is reserved."""
 
-    async def cancel(self, uid: str) -> None:
-        """Ends all that is reserved for this pod. Raises a TopoalignError."""
+    async def cancel(self, uid: str, nodes: Collection[NodeName] | None = None) -> None:
+        """Ends what is reserved for this pod, on these nodes or on all. Raises a TopoalignError."""
 
 
 def was_refused(pod: SeenPod) -> bool:

@@ -1,0 +1,179 @@
+"""Which pods are members of a gang: those that the API server shows, whatever changes while they are planned."""
+
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from api_server_support import shown_pod
+from binding_support import Registry, Site, running
+from view_support import SETTLED
+
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import GANG, GANG_SIZE
+from topoalign.registry.cluster import Cluster
+from topoalign.registry.scheduling.gang_reservations import GangWaits
+from topoalign.registry.scheduling.kubernetes_watch import KubernetesWatch
+from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.view import ClusterView
+from topoalign.runtime.clock import SystemClock, all_tasks_blocked
+from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.tasks import background
+
+pytestmark = pytest.mark.anyio
+NODE = NodeName("node-1")
+
+
+class Interrupted(Registry):
+    """Something happens while the nodes for a gang are looked for."""
+
+    happens: Callable[[], None] = staticmethod(lambda: None)
+
+    async def passing(self, pod: PodToSchedule) -> list[NodeName]:
+        self.happens()
+        return await super().passing(pod)
+
+
+@pytest.fixture
+def site() -> Site:
+    return Site(("node-1", "node-2", "node-3"))
+
+
+@pytest.fixture
+async def registry(site: Site) -> AsyncIterator[Interrupted]:
+    bus = MemoryBus()
+    one = Interrupted(site, bus)
+    async with running(site, bus, one):
+        yield one
+
+
+def gang(site: Site, *pods: str, size: int = 2, name: str = "g") -> dict[str, str]:
+    """Pod -> UID of these pods, which wait."""
+    return {pod: site.add(pod, gpus=2, annotations={GANG: name, GANG_SIZE: str(size)}) for pod in pods}
+
+
+def reserved(registry: Registry) -> list[str]:
+    """The pods for which something is reserved."""
+    return sorted(pod for name in registry.site.ledgers for pod in registry.reserved(name))
+
+
+async def test_a_pod_that_is_lost_before_it_is_planned_is_no_member(site: Site, registry: Interrupted) -> None:
+    """The watch loses it after the bind has read it. It does not count for the gang of those that come after it."""
+    uids = gang(site, "a", "b")
+    await registry.see("a", "b")
+    seen = await registry.api.pod("ml", "a")
+    assert seen is not None
+    registry.gangs.lose(uids["a"])
+    with pytest.raises(GangWaits, match="not shown"):
+        await registry.gangs.plan(seen.to_schedule(), NODE)
+    with pytest.raises(GangWaits, match="not all of its pods are there yet"):
+        await registry.bind("b", uids["b"])
+
+    assert [] == reserved(registry)
+
+
+async def test_nothing_stays_reserved_for_a_pod_lost_while_planned(site: Site, registry: Interrupted) -> None:
+    uids = gang(site, "a", "b")
+    await registry.see("a", "b")
+    registry.happens = lambda: registry.gangs.lose(uids["b"])
+    await registry.bind("a", uids["a"])
+
+    assert ["a"] == reserved(registry)
+
+
+async def test_nothing_stays_reserved_elsewhere_for_a_pod_bound_meanwhile(site: Site, registry: Interrupted) -> None:
+    """Another scheduler binds it while it is planned to the first pod's node."""
+    uids = gang(site, "a", "b")
+    await registry.see("a", "b")
+    site.cluster.bind("ml", "b", {"target": {"name": "node-3"}})
+    bound = await registry.api.pod("ml", "b")
+    assert bound is not None
+    registry.happens = lambda: registry.gangs.see(bound)
+    await registry.bind("a", uids["a"])
+
+    assert ["a"] == reserved(registry)
+
+
+async def test_a_pod_that_another_scheduler_bound_counts_and_is_not_planned(site: Site, registry: Interrupted) -> None:
+    uids = gang(site, "a", "b")
+    site.cluster.bind("ml", "b", {"target": {"name": "node-3"}})
+    await registry.see("a", "b")
+    await registry.bind("a", uids["a"])
+
+    assert ["a"] == reserved(registry)
+
+
+async def test_a_pod_that_is_being_deleted_is_no_member(site: Site, registry: Interrupted) -> None:
+    """Its successor has its name and another UID: with the old one the gang would be whole one pod too early."""
+    uids = gang(site, "a", "b")
+    site.cluster.bind("ml", "b", {"target": {"name": "node-3"}})
+    await registry.see("a", "b")
+    site.cluster.delete_pod("ml", "b")
+    await registry.see("b")
+    with pytest.raises(GangWaits, match="not all of its pods are there yet"):
+        await registry.bind("a", uids["a"])
+
+    site.cluster.delete_pod("ml", "b", grace=0)
+    gang(site, "b")
+    await registry.see("b")
+    await registry.bind("a", uids["a"])
+    assert ["a", "b"] == reserved(registry)
+
+
+async def test_pods_that_differ_in_the_size_of_their_gang_wait(site: Site, registry: Interrupted) -> None:
+    """By the smaller size it would start in part. Pods that have their nodes say what was right then."""
+    uids = gang(site, "a", "b", size=2) | gang(site, "c", size=3)
+    await registry.see("a", "b", "c")
+    with pytest.raises(GangWaits, match="differ in the gang's size"):
+        await registry.bind("a", uids["a"])
+    assert [] == reserved(registry)
+
+    for pod in ("a", "b"):
+        site.cluster.bind("ml", pod, {"target": {"name": "node-3"}})
+    await registry.see("a", "b")
+    await registry.bind("c", uids["c"])
+    assert ["c"] == reserved(registry)
+
+
+async def test_a_pod_that_is_given_another_gang_leaves_its_former_one(site: Site, registry: Interrupted) -> None:
+    uids = gang(site, "a", "b")
+    await registry.see("a", "b")
+    site.cluster.pods.merge(("ml", "b"), {"metadata": {"annotations": {GANG: "other"}}})
+    await registry.see("b")
+    with pytest.raises(GangWaits, match="not all of its pods are there yet"):
+        await registry.bind("a", uids["a"])
+    site.cluster.pods.merge(("ml", "b"), {"metadata": {"annotations": {GANG: None, GANG_SIZE: None}}})
+    await registry.see("b")
+    await registry.bind("b", uids["b"])
+
+    assert ["b"] == reserved(registry)
+
+
+async def test_the_watch_tells_gangs_what_becomes_of_their_pods(site: Site, registry: Interrupted) -> None:
+    """
+    A launcher without devices counts, and nothing is reserved for it: the scheduler does not ask where it may go. A pod that
+    another scheduler binds elsewhere gives back what was planned for it, and one that is being deleted is none.
+    """
+    launcher = shown_pod("launcher")
+    launcher["metadata"]["annotations"] |= {GANG: "g", GANG_SIZE: "3"}
+    launcher["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "100m"}}
+    clock, api = SystemClock(), registry.api
+    view = ClusterView(Cluster(), lambda: SETTLED, clock)
+    watch = KubernetesWatch(api, clock, view, registry.reservations, registry.gangs, delete_refused=False)
+    async with background() as tasks:
+        tasks.start_soon(watch.run)
+        site.cluster.add_pod(launcher)
+        uids = gang(site, "a", "b", size=3)
+        await all_tasks_blocked()
+        await registry.bind("a", uids["a"])
+        assert (["a", "b"], 3) == (reserved(registry), registry.reservations.counts["made"])  # a when it is bound, too
+
+        site.cluster.bind("ml", "b", {"target": {"name": "node-3"}})
+        await all_tasks_blocked()
+        assert ["a"] == reserved(registry)
+
+        site.cluster.delete_pod("ml", "b")
+        uids |= gang(site, "c", size=3)
+        await all_tasks_blocked()
+        site.cluster.delete_pod("ml", "launcher")
+        await all_tasks_blocked()
+        with pytest.raises(GangWaits, match="not all of its pods are there yet"):
+            await registry.bind("c", uids["c"])
