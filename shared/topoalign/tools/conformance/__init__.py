@@ -57,12 +57,14 @@ def suites() -> dict[str, Suite]:
     from topoalign.tools.conformance import (  # most commands need none
         gpuallocator,
         hami,
+        hami_decisions,
+        hami_texts,
         koordinator,
         kubelet,
         nvidia_smi_topo,
     )
 
-    modules = (gpuallocator, hami, koordinator, kubelet, nvidia_smi_topo)
+    modules = (gpuallocator, hami, hami_decisions, hami_texts, koordinator, kubelet, nvidia_smi_topo)
     return dict(sorted((name, suite) for module in modules for name, suite in module.SUITES.items()))
 
 

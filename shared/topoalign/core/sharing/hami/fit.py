@@ -1,0 +1,183 @@
+"""
+Whether the cards of a node can serve one container, and which of them do.
+
+Cards are tried in their order until there are enough. Each is checked, and the first check that fails is its reason:
+health, cordon, type and mode, uuid, a free slot, nobody else on it (`mutex`), the namespace's quota, memory, cores, a
+whole card for 100 cores, a core left for a share without cores, a place for a MIG instance. With `topology-aware` all
+cards that fit are gathered, and `topology` picks.
+
+Where the pod binds to one NUMA node, a card of another node than the one before it throws away what was gathered. A
+card in mode `mig` is tried again as long as it fits: one container can have several instances of it.
+
+Traps of upstream that are kept: 100 cores mean a whole card only where a card has 100 cores (not where they are
+scaled); `numa-bind` looks at cards only, and with `topology-aware` what it throws away has no reason.
+
+Source: HAMi 4707fb02, NvidiaGPUDevices.Fit.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from enum import StrEnum
+
+import msgspec
+
+from topoalign.core.sharing.cards import WHOLE_CARD
+from topoalign.core.sharing.hami.mig import MIG_MODE, find_instances
+from topoalign.core.sharing.hami.names import VENDOR
+from topoalign.core.sharing.hami.quota import NamespaceQuota, within_quota
+from topoalign.core.sharing.hami.registration import PairScores
+from topoalign.core.sharing.hami.requests import CardRequest
+from topoalign.core.sharing.hami.selection import PodRules
+from topoalign.core.sharing.hami.topology import pick
+from topoalign.core.sharing.hami.usage import CardShare, CardUsage
+
+Shares = tuple[CardShare, ...]
+
+
+class Reason(StrEnum):
+    """Why a card is not taken, in HAMi's words."""
+
+    NOT_HEALTHY = "CardNotHealth"
+    CORDONED = "CardCordoned"
+    TYPE = "CardTypeMismatch"
+    NUMA = "NumaNotFit"
+    UUID = "CardUuidMismatch"
+    SLOTS = "CardTimeSlicingExhausted"
+    EXCLUSIVE = "ExclusiveDeviceAllocateConflict"
+    QUOTA = "ResourceQuotaNotFit"
+    MEMORY = "CardInsufficientMemory"
+    CORES = "CardInsufficientCore"
+    NO_CORES = "CardComputeUnitsExhausted"
+    MIG = "CardMigTopologyInfeasible"
+    TOO_FEW = "AllocatedCardsInsufficientRequest"
+    """It would fit, but not enough others do."""
+
+
+class Unfit(msgspec.Struct, frozen=True):
+    """Why a node cannot serve a container: `1/2 CardNotHealth, 1/2 CardTypeMismatch`."""
+
+    reason: str
+
+
+class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a container's cards depend on besides the cards."""
+
+    rules: PodRules = PodRules()
+    cordoned: frozenset[str] = frozenset()
+    """Uuids."""
+    scores: PairScores = {}
+    """What the links between the node's cards are worth."""
+    quota: NamespaceQuota | None = None
+    """Of the pod's namespace. None: there is none."""
+    init_containers: int = 0
+    """Of the pod; they come first."""
+    earlier: tuple[Shares, ...] = ()
+    """What the pod's containers before this one get."""
+
+
+def fit(cards: Sequence[CardUsage], request: CardRequest, around: Surroundings) -> Shares | Unfit:
+    """
+    The cards for one container, or why there are too few. `cards` come in the order in which they are tried.
+
+    Raises TooMuchWork where the best connected cards are not found within the limit on work.
+    """
+    if request.count <= 0:
+        return ()
+    walk = _Walk(request, around)
+    for card in cards:
+        while walk.take(card):
+            if walk.complete:
+                return walk.shares
+            if card.mode != MIG_MODE:
+                break
+    if around.rules.topology_aware and len(walk.gathered) >= request.count:
+        positions = pick([share.uuid for share in walk.gathered], request.count, around.scores)
+        return tuple(walk.gathered[position] for position in positions)
+    return Unfit(walk.reason(len(cards)))
+
+
+class _Walk:
+    """What was gathered of the cards tried so far, and why others were not taken."""
+
+    def __init__(self, request: CardRequest, around: Surroundings) -> None:
+        self.request, self.around, self.rules = request, around, around.rules
+        self.cores = min(request.cores, WHOLE_CARD)
+        self.mutex, self.topology_aware = around.rules.mutex, around.rules.topology_aware
+        self.gathered: list[CardShare] = []
+        self.reasons: Counter[Reason] = Counter()
+        self.numa: int | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether no other card is needed."""
+        return not self.topology_aware and len(self.gathered) >= self.request.count
+
+    @property
+    def shares(self) -> Shares:
+        """What was gathered, in the order in which it was tried."""
+        return tuple(self.gathered)
+
+    def take(self, card: CardUsage) -> bool:
+        """Gathers a share of this card, or counts why not."""
+        memory = self.request.memory_of(card.memory)
+        reason = self._unselected(card) or self._used_up(card) or self._too_small(card, memory)
+        if reason is not None:
+            self.reasons[reason] += 1
+            return False
+        self.gathered.append(CardShare(uuid=card.uuid, memory=memory, cores=self.cores))
+        return True
+
+    def reason(self, cards: int) -> str:
+        """All reasons with their counts, sorted as text."""
+        if self.gathered:
+            self.reasons[Reason.TOO_FEW] = len(self.gathered)
+        return ", ".join(sorted(f"{count}/{cards} {reason}" for reason, count in self.reasons.items()))
+
+    def _unselected(self, card: CardUsage) -> Reason | None:
+        """Why the pod does not want the card. A card of a wanted type decides on which NUMA node the walk is."""
+        if not card.healthy:
+            return Reason.NOT_HEALTHY
+        if card.uuid in self.around.cordoned:
+            return Reason.CORDONED
+        if not (
+            self.rules.types.takes_type(card.type)
+            and self.rules.takes_mode(card.mode)
+            and self.request.vendor == VENDOR
+        ):
+            return Reason.TYPE
+        if self.rules.numa_bind and self.numa != card.numa:
+            if self.gathered and not self.topology_aware:
+                self.reasons[Reason.NUMA] += len(self.gathered)
+            self.gathered, self.numa = [], card.numa
+        return None if self.rules.uuids.takes_uuid(card.uuid) else Reason.UUID
+
+    def _used_up(self, card: CardUsage) -> Reason | None:
+        """Why nobody can join those who use the card."""
+        if card.used_slots >= card.slots:
+            return Reason.SLOTS
+        return Reason.EXCLUSIVE if self.mutex and card.used_slots > 0 else None
+
+    def _too_small(self, card: CardUsage, memory: int) -> Reason | None:
+        """Why what is asked for is not left, or not allowed."""
+        if not self._within_quota(card, memory):
+            return Reason.QUOTA
+        if card.memory - card.used_memory < memory:
+            return Reason.MEMORY
+        if card.cores - card.used_cores < self.cores:
+            return Reason.CORES
+        if card.cores == WHOLE_CARD == self.cores and card.used_slots > 0:
+            return Reason.EXCLUSIVE
+        if self.cores == 0 and card.used_cores == card.cores != 0:
+            return Reason.NO_CORES
+        if card.mode == MIG_MODE:
+            memories = [*(share.memory for share in self.gathered if share.uuid == card.uuid), memory]
+            if find_instances(card.profiles, card.instances, memories) is None:
+                return Reason.MIG
+        return None
+
+    def _within_quota(self, card: CardUsage, memory: int) -> bool:
+        if self.around.quota is None:
+            return True
+        share = CardShare(uuid=card.uuid, memory=memory, cores=self.cores)
+        containers = (*self.around.earlier, (*self.gathered, share))
+        return within_quota(self.around.quota, containers, self.around.init_containers)

@@ -1,0 +1,52 @@
+"""
+Numbers and words in annotations as Go reads them, and its sentences about those that it cannot read.
+
+HAMi's parts are written in Go, and what one of them accepts another must. Source: Go 1.26, package strconv.
+"""
+
+import re
+
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+_BOOLS = {
+    **dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True),
+    **dict.fromkeys(("0", "f", "F", "false", "FALSE", "False"), False),
+}
+_ESCAPES = {
+    "\a": "\\a", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\v": "\\v", "\\": "\\\\", '"': '\\"',
+}  # fmt: skip
+
+
+def parse_int(text: str, bits: int = 32, function: str = "ParseInt") -> int:
+    """Reads a decimal integer of so many bits. Raises ValueError with Go's sentence."""
+    if not _INTEGER.fullmatch(text):
+        raise ValueError(f"strconv.{function}: parsing {go_quoted(text)}: invalid syntax")
+    value = int(text) if len(text) <= 30 else 1 << 100  # int() of thousands of digits would raise
+    if not -(1 << bits - 1) <= value < 1 << bits - 1:
+        raise ValueError(f"strconv.{function}: parsing {go_quoted(text)}: value out of range")
+    return value
+
+
+def parse_bool(text: str) -> bool:
+    """Reads a truth value. Raises ValueError with Go's sentence."""
+    if text not in _BOOLS:
+        raise ValueError(f"strconv.ParseBool: parsing {go_quoted(text)}: invalid syntax")
+    return _BOOLS[text]
+
+
+def is_true(text: str | None) -> bool:
+    """Whether a text is there and says yes; one that cannot be read does not."""
+    return text is not None and _BOOLS.get(text, False)
+
+
+def go_quoted(text: str) -> str:
+    """The text in double quotes, what cannot be printed escaped."""
+    return '"' + "".join(_escaped(c) for c in text) + '"'
+
+
+def _escaped(c: str) -> str:
+    if c in _ESCAPES:
+        return _ESCAPES[c]
+    if c.isprintable():
+        return c
+    code = ord(c)
+    return f"\\x{code:02x}" if code < 0x80 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

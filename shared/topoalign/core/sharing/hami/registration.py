@@ -1,0 +1,138 @@
+"""
+The cards of a node as HAMi's device plugin registers them in annotations, and the scores of their links.
+
+Today's text is JSON, and what is zero is left out of it: index 0, NUMA node 0 and an unhealthy card's health. Older
+versions wrote `id,count,memory,cores,type,numa,health[,index,mode]:` for each card, without index and mode in the
+oldest. Both are read.
+
+Source: HAMi 4707fb02, node registration.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from topoalign.core.model.errors import BadRequest, clean
+from topoalign.core.sharing.hami.go_text import go_quoted, parse_bool, parse_int
+from topoalign.core.sharing.hami.mig import MigProfile
+from topoalign.core.sharing.hami.names import PAIR_SCORES, REGISTER
+
+T = TypeVar("T")
+
+PairScores = Mapping[str, Mapping[str, int]]
+"""Uuid -> uuid of another card -> score of the links between them. What is missing is 0."""
+
+OLD_MODE = "hami-core"
+"""Mode of cards in the oldest text."""
+_OLDEST, _OLD = 7, 9
+"""Fields of a card in the old text."""
+
+
+class RegisteredCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One card of a node, field by field as in the annotation."""
+
+    id: str = ""
+    """Its uuid."""
+    index: int = 0
+    slots: int = msgspec.field(default=0, name="count")
+    memory: int = msgspec.field(default=0, name="devmem")
+    """MiB."""
+    cores: int = msgspec.field(default=0, name="devcore")
+    type: str = ""
+    """The model."""
+    numa: int = 0
+    mode: str = ""
+    profiles: tuple[MigProfile, ...] = msgspec.field(default=(), name="migProfiles")
+    healthy: bool = msgspec.field(default=False, name="health")
+
+
+class LinkScores(msgspec.Struct, frozen=True):
+    """The scores of one card's links, by the uuid of the other card."""
+
+    uuid: str = ""
+    score: dict[str, int] = {}
+
+
+class InvalidAnnotation(BadRequest):
+    """Raised for an annotation of HAMi that cannot be read; `reason` is what its own parts say of it."""
+
+    code = "InvalidAnnotation"
+
+    def __init__(self, key: str, reason: str) -> None:
+        self.key, self.reason = key, reason
+        super().__init__(f"annotation {key}: {clean(reason, 300)}", "look at the part of HAMi that writes it")
+
+
+def encode_register(cards: Sequence[RegisteredCard]) -> str:
+    """The annotation for these cards."""
+    return msgspec.json.encode(cards).decode()
+
+
+def decode_register(text: str) -> tuple[RegisteredCard, ...]:
+    """The cards in an annotation, today's or an old one. Raises InvalidAnnotation."""
+    if not text.lstrip().startswith("["):
+        return decode_old_register(text)
+    return _decoded(REGISTER, text, tuple[RegisteredCard, ...])
+
+
+def decode_old_register(text: str) -> tuple[RegisteredCard, ...]:
+    """The cards in an annotation of the old form. Raises InvalidAnnotation with upstream's reason."""
+    if ":" not in text:
+        raise InvalidAnnotation(REGISTER, "node annotation missing device separator")
+    return tuple(_old_card(segment) for segment in text.split(":") if segment)
+
+
+def encode_pair_scores(scores: Sequence[LinkScores]) -> str:
+    """The annotation for the links of these cards."""
+    return msgspec.json.encode(scores, order="deterministic").decode()
+
+
+def decode_pair_scores(text: str) -> PairScores:
+    """The scores in an annotation. Raises InvalidAnnotation."""
+    return {each.uuid: each.score for each in _decoded(PAIR_SCORES, text, tuple[LinkScores, ...])}
+
+
+def _decoded(key: str, text: str, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
+        raise InvalidAnnotation(key, str(error)) from error
+
+
+def _old_card(segment: str) -> RegisteredCard:
+    if "," not in segment:
+        raise InvalidAnnotation(REGISTER, f"malformed node annotation segment: {go_quoted(segment)}")
+    fields = segment.split(",")
+    if len(fields) not in (_OLDEST, _OLD):
+        raise InvalidAnnotation(REGISTER, f"unexpected field count {len(fields)} in node annotation")
+    slots, memory, cores = (
+        _field(name, text, parse_int) for name, text in zip(("count", "memory", "core"), fields[1:4], strict=True)
+    )
+    healthy = _field("health", fields[6], parse_bool)
+    numa = _field("numa", fields[5], _atoi)
+    index = _field("index", fields[7], _atoi) if len(fields) == _OLD else 0
+    if index < 0:
+        raise InvalidAnnotation(REGISTER, f"index field must not be negative: {index}")
+    return RegisteredCard(
+        id=fields[0],
+        index=index,
+        slots=slots,
+        memory=memory,
+        cores=cores,
+        type=fields[4],
+        numa=numa,
+        mode=fields[8] if len(fields) == _OLD else OLD_MODE,
+        healthy=healthy,
+    )
+
+
+def _field(name: str, text: str, read: Callable[[str], T]) -> T:
+    try:
+        return read(text)
+    except ValueError as error:
+        raise InvalidAnnotation(REGISTER, f"invalid {name} field: {error}") from error
+
+
+def _atoi(text: str) -> int:
+    return parse_int(text, 64, "Atoi")

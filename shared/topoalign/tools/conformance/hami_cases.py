@@ -1,0 +1,135 @@
+"""What the cases of the suites `hami/…` are made of: cards, requests and amounts, in the types of the product."""
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import msgspec
+
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.sharing.cards import SharedCard
+from topoalign.core.sharing.hami.mig import MigProfile, Placement
+from topoalign.core.sharing.hami.requests import CardRequest
+from topoalign.core.sharing.hami.usage import MIB, CardShare, CardUsage, usage_of
+from topoalign.tools.conformance.case_files import results
+from topoalign.tools.conformance.suite import CaseResult, Outcome, Suite
+
+Given = TypeVar("Given")
+Expected = TypeVar("Expected")
+
+TOLERANCE = 1e-4
+"""Within which two scores are equal."""
+
+
+class Case(msgspec.Struct, Generic[Given, Expected], frozen=True):
+    """A case of a suite."""
+
+    id: str
+    input: Given
+    expect: Expected
+
+
+def suite(kind: type[Case[Given, Expected]], outcome: Callable[[Given, Expected], object]) -> Suite:
+    """The suite of cases of a kind: `outcome` runs a case's input; from what is expected it takes the answer's form."""
+
+    def run(case: Case[Given, Expected]) -> Outcome:
+        return case.expect, outcome(case.input, case.expect)
+
+    def cases(path: Path) -> Iterator[CaseResult]:
+        return results(path, kind, run)
+
+    return cases
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """A MIG profile of a card."""
+
+    name: str
+    placements: tuple[Placement, ...]
+    memory_mb: int = 0
+    core: int = 0
+    slice_count: int = 0
+
+    @property
+    def read(self) -> MigProfile:
+        """The profile in the type of the product."""
+        return MigProfile(
+            name=self.name,
+            memory=self.memory_mb,
+            cores=self.core,
+            slices=self.slice_count,
+            placements=self.placements,
+        )
+
+
+class Card(msgspec.Struct, frozen=True):
+    """A card with what of it is used. Memory in MiB."""
+
+    uuid: str = ""
+    index: int = 0
+    numa: int = 0
+    type: str = ""
+    mode: str = ""
+    healthy: bool = True
+    slots: int = 0
+    used_slots: int = 0
+    total_mem: int = 0
+    used_mem: int = 0
+    total_cores: int = 0
+    used_cores: int = 0
+    mig_profiles: tuple[Profile, ...] = ()
+    score: float = 0.0
+
+    @property
+    def read(self) -> CardUsage:
+        """The card as the product makes it of what it knows of a card."""
+        card = SharedCard(
+            device=DeviceID(self.uuid),
+            index=self.index,
+            minor=self.index,
+            numa_node=self.numa,
+            model=self.type,
+            healthy=self.healthy,
+            cores=self.total_cores,
+            memory=self.total_mem * MIB,
+            slots=self.slots,
+            cores_held=self.used_cores,
+            memory_held=self.used_mem * MIB,
+            slots_held=self.used_slots,
+        )
+        return usage_of(card, self.mode, tuple(each.read for each in self.mig_profiles))
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What a container asks for, of each card. Memory in MiB."""
+
+    count: int
+    vendor: str
+    mem_mb: int
+    mem_percent: int
+    cores: int
+
+    @property
+    def read(self) -> CardRequest:
+        """The request in the type of the product."""
+        return CardRequest(
+            count=self.count, vendor=self.vendor, memory=self.mem_mb, percent=self.mem_percent, cores=self.cores
+        )
+
+
+class Share(msgspec.Struct, frozen=True):
+    """What a container has of a card. Memory in MiB."""
+
+    uuid: str
+    mem_mb: int
+    cores: int
+
+
+def shares_of(shares: Iterable[Share]) -> tuple[CardShare, ...]:
+    """The shares in the type of the product."""
+    return tuple(CardShare(uuid=DeviceID(each.uuid), memory=each.mem_mb, cores=each.cores) for each in shares)
+
+
+def close_to(expected: float, got: float) -> float:
+    """The expected score if what came out is as good as equal to it, else what came out."""
+    return expected if abs(expected - got) <= TOLERANCE else got

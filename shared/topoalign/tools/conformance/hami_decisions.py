@@ -1,0 +1,177 @@
+"""The suites `hami/…` about which cards a pod gets: scores, order, fit, topology, MIG, quota and the node."""
+
+from collections.abc import Sequence
+
+from msgspec import UNSET
+
+from topoalign.core.model.ids import NodeName
+from topoalign.core.sharing.hami.fit import Shares, Surroundings, Unfit, fit
+from topoalign.core.sharing.hami.mig import Placement, find_placement
+from topoalign.core.sharing.hami.order import ScoredCard, sort_key, walk
+from topoalign.core.sharing.hami.place import NodeCards, Placed, PodShares, choose_node, node_policy, place
+from topoalign.core.sharing.hami.quota import effective_use, namespace_quota, within_quota
+from topoalign.core.sharing.hami.scores import device_score, node_score
+from topoalign.core.sharing.hami.selection import read_rules
+from topoalign.core.sharing.hami.topology import GpuLinks, link_scores
+from topoalign.tools.conformance.hami_cases import Case, close_to, shares_of, suite
+from topoalign.tools.conformance.hami_decision_cases import (
+    Allocation,
+    Answer,
+    FitInput,
+    LinkExpected,
+    LinkInput,
+    MigExpected,
+    MigInput,
+    NodeFits,
+    NodeInput,
+    OrderExpected,
+    OrderInput,
+    PlaceExpected,
+    PlaceInput,
+    Placing,
+    QuotaExpected,
+    QuotaInput,
+    Score,
+    ScoreInput,
+    UuidScores,
+)
+from topoalign.tools.conformance.suite import Suite
+
+
+def device_order(case: OrderInput, _: OrderExpected) -> OrderExpected:
+    """Which of two cards is tried last."""
+    a, b = (sort_key(ScoredCard(each.read, each.score), case.policy, case.numa_bind) for each in (case.a, case.b))
+    return OrderExpected(a < b)
+
+
+def scores(case: ScoreInput, expect: Score) -> Score:
+    """How full a card or a node is."""
+    if case.devices is not None:
+        return Score(close_to(expect.score, node_score([each.read for each in case.devices])))
+    return Score(close_to(expect.score, device_score(case.device.read, [r.read for r in case.requests], case.weights)))
+
+
+def container_fit(case: FitInput, expect: Answer) -> Answer:
+    """The cards of one container."""
+    if case.devices:
+        scored = [ScoredCard(each.read, each.score) for each in case.devices]
+        cards = walk(scored, case.gpu_policy, case.group_by_numa)
+    else:
+        cards = tuple(each.read for each in reversed(case.devices_in_order))
+    rules = read_rules(case.annotations, case.gpu_policy)
+    return answer(fit(cards, case.request.read, Surroundings(rules=rules, scores=case.pair_scores)), expect)
+
+
+def answer(found: Shares | Unfit, expect: Answer) -> Answer:
+    """What came out, in the form in which it is expected; cards of a set in the expected order."""
+    uuids = [] if isinstance(found, Unfit) else [str(each.uuid) for each in found]
+    listed = expect.devices_set
+    same = listed is not UNSET and sorted(listed) == sorted(uuids)
+    return Answer(
+        fits=not isinstance(found, Unfit),
+        devices=UNSET if expect.devices is UNSET else uuids,
+        devices_set=listed if listed is UNSET or same else uuids,
+        reason=UNSET if expect.reason is UNSET else found.reason if isinstance(found, Unfit) else "",
+    )
+
+
+def gpu_pair_score(case: LinkInput, _: LinkExpected) -> LinkExpected:
+    """The scores of the links between all cards."""
+    gpus = [
+        GpuLinks(
+            uuid=gpu.uuid,
+            index=gpu.index,
+            links={index: tuple(link.nvlinks for link in links) for index, links in gpu.links.items()},
+        )
+        for gpu in case.gpus
+    ]
+    return LinkExpected([UuidScores(each.uuid, dict(each.score)) for each in link_scores(gpus)])
+
+
+def mig_place(case: MigInput, expect: MigExpected) -> MigExpected:
+    """The instances for several profiles of one card, or for one container."""
+    if case.request is None:
+        return MigExpected(placements=instances(case))
+    pod = PodShares(containers=((case.request.read,),), rules=read_rules(case.annotations))
+    found = place(NodeCards(cards=tuple(each.read for each in case.devices)), pod)
+    shares = () if isinstance(found, Unfit) else found.containers[0]
+    made = [Allocation(str(each.uuid), each.profile, each.placement, each.memory, each.cores) for each in shares]
+    return MigExpected(
+        fits=not isinstance(found, Unfit),
+        reason=UNSET if expect.reason is UNSET else found.reason if isinstance(found, Unfit) else "",
+        allocations=UNSET if expect.allocations is UNSET else made,
+    )
+
+
+def instances(case: MigInput) -> list[Placing]:
+    """Where instances of the profiles of a case go, one after another."""
+    profiles = {each.name: each.read for each in case.profiles}
+    occupied: list[Placement] = []
+    found = []
+    for name in case.requests:
+        placement = find_placement(profiles[name], occupied)
+        if placement is not None:
+            occupied.append(placement)
+            found.append(Placing(name, placement.start, placement.size))
+    return found
+
+
+def quota_fit(case: QuotaInput, _: QuotaExpected) -> QuotaExpected:
+    """What a pod uses with one more card, and whether its namespace may."""
+    given = [shares_of(each) for each in case.allocated_by_container]
+    containers = [*given, shares_of([*case.picked_for_current_container, case.candidate])]
+    quota = namespace_quota([case.quota.hard] if case.quota.namespace == case.namespace else [])
+    used = effective_use(containers, case.init_containers)
+    return QuotaExpected(
+        sum(each.memory for each in used.values()), within_quota(quota, containers, case.init_containers)
+    )
+
+
+def nodes(case: PlaceInput, expect: PlaceExpected) -> PlaceExpected:
+    """The cards of a pod on each node, and the node; one of those that may be chosen passes."""
+    found = {name: placed(node, case) for name, node in case.nodes.items()}
+    fitting = {name: each for name, each in found.items() if isinstance(each, Placed)}
+    policy = node_policy(case.annotations, case.node_policy)
+    chosen = choose_node({name: each.score for name, each in fitting.items()}, policy)
+    allowed = expect.chosen_node_any_of
+    return PlaceExpected(
+        fits={name: node_fits(name, each, expect) for name, each in fitting.items()},
+        failed={name: each.reason for name, each in found.items() if isinstance(each, Unfit)},
+        chosen_node_any_of=allowed if chosen in allowed else [chosen] if chosen is not None else [],
+    )
+
+
+def placed(node: NodeInput, case: PlaceInput) -> Placed | Unfit:
+    """The cards of a pod on one node."""
+    pod = PodShares(
+        containers=tuple(tuple(request.read for request in each) for each in case.containers),
+        init_containers=case.init_containers,
+        rules=read_rules(case.annotations, node.gpu_policy),
+    )
+    return place(NodeCards(cards=tuple(each.read for each in node.devices), scores=node.pair_scores), pod)
+
+
+def node_fits(name: NodeName, found: Placed, expect: PlaceExpected) -> NodeFits:
+    """A node that can serve the pod, as cases have it."""
+    expected = expect.fits.get(name)
+    containers: Sequence[Shares] = found.containers
+    return NodeFits(
+        node_score=found.score if expected is None else close_to(expected.node_score, found.score),
+        devices=[[str(share.uuid) for share in shares] for shares in containers],
+        mem_mb=[[share.memory for share in shares] for shares in containers],
+        cores=[[share.cores for share in shares] for shares in containers],
+    )
+
+
+SUITES: dict[str, Suite] = {
+    "hami/device_order": suite(Case[OrderInput, OrderExpected], device_order),
+    "hami/device_score": suite(Case[ScoreInput, Score], scores),
+    "hami/fit": suite(Case[FitInput, Answer], container_fit),
+    "hami/gpu_pair_score": suite(Case[LinkInput, LinkExpected], gpu_pair_score),
+    "hami/mig_place": suite(Case[MigInput, MigExpected], mig_place),
+    "hami/node_score": suite(Case[ScoreInput, Score], scores),
+    "hami/numa_bind": suite(Case[FitInput, Answer], container_fit),
+    "hami/place": suite(Case[PlaceInput, PlaceExpected], nodes),
+    "hami/quota_fit": suite(Case[QuotaInput, QuotaExpected], quota_fit),
+    "hami/topology_pick": suite(Case[FitInput, Answer], container_fit),
+}
