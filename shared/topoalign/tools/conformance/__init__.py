@@ -55,6 +55,7 @@ def conformance(suite: str | None, files: tuple[Path, ...], as_json: bool) -> in
 def suites() -> dict[str, Suite]:
     """All suites by name."""
     from topoalign.tools.conformance import (  # most commands need none
+        gaia,
         gpuallocator,
         hami,
         hami_decisions,
@@ -64,7 +65,7 @@ def suites() -> dict[str, Suite]:
         nvidia_smi_topo,
     )
 
-    modules = (gpuallocator, hami, hami_decisions, hami_texts, koordinator, kubelet, nvidia_smi_topo)
+    modules = (gaia, gpuallocator, hami, hami_decisions, hami_texts, koordinator, kubelet, nvidia_smi_topo)
     return dict(sorted((name, suite) for module in modules for name, suite in module.SUITES.items()))
 
 

@@ -1,0 +1,163 @@
+"""
+The tree of a machine's GPUs by their common ancestors on PCIe, and which of them are free.
+
+NVML tells for each pair of cards how near their common ancestor is: 10 a single switch, 20 several, 30 a host bridge, 40 a
+CPU, 50 the system; 0 is one board. Pairs of one level that share a card make one node of that level. Above a card or node is
+the first node of the next level that has one of its cards in it. NVLink has no say.
+
+    levels 0-1: 10, 2-3: 10, all others: 50        root(0 1 2 3) - 50(0 1 2 3) - 10(0 1), 10(2 3)
+
+Cards are known by their position in NVML's order. There may be more than the original's 32, and those of which no
+ancestor is known hang below the root: the original ends with an error there, or loses them.
+
+Source: gpu-manager 8cd842ed, device/nvidia (tree).
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+
+import msgspec
+
+from topoalign.core.sharing.cards import WHOLE_CARD, SharedCard
+
+INTERNAL, SINGLE_SWITCH, ROOT = 0, 10, 60
+LEVELS = (SINGLE_SWITCH, 20, 30, 40, 50)
+"""The levels of inner nodes, from the cards upwards."""
+
+Place = tuple[int, int]
+"""Level and number of a node while the tree is built; of a card its position."""
+
+
+class Node(msgspec.Struct, frozen=True):
+    """A card, or what some cards have in common."""
+
+    level: int
+    """0 for a card, 60 for the root."""
+    members: tuple[int, ...]
+    """The cards below it, ascending; of a card itself."""
+    children: tuple["Node", ...] = ()
+    """Empty for a card."""
+
+
+class GpuTree(msgspec.Struct, frozen=True):
+    """The tree with what its cards have left."""
+
+    root: Node
+    cards: tuple[SharedCard, ...]
+    """In NVML's order."""
+    free: frozenset[int]
+    """Cards that may be given whole."""
+
+    def available(self, node: Node) -> int:
+        """How many cards below a node are free. A card counts as one, even if it is in use."""
+        return sum([member in self.free for member in node.members]) if node.children else 1
+
+    def leaves(self, node: Node) -> list[SharedCard]:
+        """The free cards below a node, in NVML's order. A card counts as free, even if it is in use."""
+        return [self.cards[member] for member in node.members if member in self.free or not node.children]
+
+
+def tree_of(root: Node, cards: Sequence[SharedCard]) -> GpuTree:
+    """
+    The tree of cards as they are held now. Those that are unhealthy are not free.
+
+    Raises ValueError for another number of cards than the tree has.
+    """
+    if len(cards) != len(root.members):
+        raise ValueError(f"{len(cards)} cards for a tree of {len(root.members)}")
+    free = frozenset(at for at, card in enumerate(cards) if card.unused and card.healthy)
+    return GpuTree(root, tuple(cards), free)
+
+
+def build(levels: Sequence[Sequence[int]], boards: Sequence[int]) -> Node:
+    """
+    The root of the tree. `levels[a][b]`: common ancestor of two cards; unknown levels join nothing.
+
+    `boards[a]` above 0: NVML says that card a is on a board with several GPUs, so level 0 counts as a single switch.
+    """
+    clusters: dict[int, list[set[int]]] = {level: [] for level in LEVELS}
+    for a, b in combinations(range(len(levels)), 2):
+        level = SINGLE_SWITCH if levels[a][b] == INTERNAL and boards[a] > 0 else levels[a][b]
+        if level in clusters:
+            join(clusters[level], {a, b})
+    below: dict[Place, dict[Place, None]] = {(ROOT, 0): {}}
+    for card in range(len(levels)):
+        lower: Place = (INTERNAL, card)
+        for place in above(clusters, card):
+            below.setdefault(place, {})[lower] = None
+            lower = place
+        below[(ROOT, 0)][lower] = None
+    return assemble((ROOT, 0), below)
+
+
+def join(clusters: list[set[int]], pair: set[int]) -> None:
+    """Adds two cards to the first cluster that has one of them, else as a new one. Clusters are never merged."""
+    for cluster in clusters:
+        if cluster & pair:
+            cluster |= pair
+            return
+    clusters.append(pair)
+
+
+def above(clusters: dict[int, list[set[int]]], card: int) -> Iterator[Place]:
+    """The nodes above a card, the nearest first: on each level the first that has a card in common with the one below."""
+    members = {card}
+    for level in LEVELS:
+        number = next((at for at, cluster in enumerate(clusters[level]) if cluster & members), None)
+        if number is not None:
+            members = clusters[level][number]
+            yield level, number
+
+
+def assemble(place: Place, below: dict[Place, dict[Place, None]]) -> Node:
+    """The node at a place with all that is below it."""
+    level, number = place
+    if level == INTERNAL:
+        return Node(level, (number,))
+    children = tuple(assemble(lower, below) for lower in below[place])
+    return Node(level, tuple(sorted(member for child in children for member in child.members)), children)
+
+
+def occupy(tree: GpuTree, minor: int, cores: int, memory: int) -> GpuTree:
+    """
+    The tree after cores and bytes of a card are given; from 100 cores on the whole card. An unknown minor is ignored.
+
+    Whatever is given, and be it memory alone, the card is no longer free.
+    """
+    at = position(tree, minor)
+    if at is None:
+        return tree
+    card, whole = tree.cards[at], cores >= WHOLE_CARD
+    left_cores = 0 if whole else max(0, card.cores_left - cores)
+    left_memory = 0 if whole else max(0, card.memory_left - memory)
+    return with_card(tree, at, left_cores, left_memory, tree.free - {at})
+
+
+def release(tree: GpuTree, minor: int, cores: int, memory: int) -> GpuTree:
+    """
+    The tree after cores and bytes of a card are given back; from 100 cores on the whole card. An unknown minor is ignored.
+
+    A card that has all its cores again is free, even if not all its memory is back. The original resets such a card first,
+    which is no part of the decision.
+    """
+    at = position(tree, minor)
+    if at is None:
+        return tree
+    card, whole = tree.cards[at], cores >= WHOLE_CARD
+    left_cores = card.cores if whole else min(card.cores, card.cores_left + cores)
+    left_memory = card.memory if whole else min(card.memory, card.memory_left + memory)
+    return with_card(tree, at, left_cores, left_memory, tree.free | {at} if left_cores == card.cores else tree.free)
+
+
+def position(tree: GpuTree, minor: int) -> int | None:
+    """The position of the card with this minor number; None if there is none."""
+    return next((at for at, card in enumerate(tree.cards) if card.minor == minor), None)
+
+
+def with_card(tree: GpuTree, at: int, cores_left: int, memory_left: int, free: frozenset[int]) -> GpuTree:
+    """The tree with other amounts left of one card."""
+    card = tree.cards[at]
+    changed = msgspec.structs.replace(
+        card, exclusive=False, cores_held=card.cores - cores_left, memory_held=card.memory - memory_left
+    )
+    return GpuTree(tree.root, (*tree.cards[:at], changed, *tree.cards[at + 1 :]), free)

@@ -1,0 +1,213 @@
+"""The suites `gaia/…`: the tree of gpu-manager 8cd842ed and the cards that it chooses; `gaia/admission` is beside."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from topoalign.core.model.errors import TopoalignError
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.sharing.cards import WHOLE_CARD, SharedCard, ShareRequest
+from topoalign.core.sharing.gaia import BLOCK, evaluators
+from topoalign.core.sharing.gaia.tree import GpuTree, Node, build, occupy, release, tree_of
+from topoalign.core.sharing.refusals import AmountMissing, MemoryAboveCard, NothingAsked, NotWholeCards
+from topoalign.tools.conformance import gaia_admission
+from topoalign.tools.conformance.case_files import results
+from topoalign.tools.conformance.gaia_admission import Amounts, request_of
+from topoalign.tools.conformance.suite import CaseResult, Outcome, Suite
+
+ERRORS: dict[type[TopoalignError], str] = {
+    NothingAsked: "zero-request",
+    NotWholeCards: "cores-not-multiple-of-100",
+    AmountMissing: "zero-cores-or-memory-in-share-mode",
+    MemoryAboveCard: "request-memory-larger-than-one-card",
+    evaluators.NoFreeCard: "no-free-node",
+}
+"""What the cases call the refusals."""
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """The cards of a case, by index."""
+
+    minors: list[int]
+    total_memory_bytes: list[int]
+    multi_gpu_board: list[int]
+    levels: list[list[int]]
+
+
+class Occupancy(msgspec.Struct, frozen=True):
+    """What of a card is used when a case begins."""
+
+    used_cores: int
+    used_memory_blocks: int
+    processes: int
+
+
+class ExpectedCards(msgspec.Struct, frozen=True):
+    """The minors of the cards that are given, in any of these orders, or an error."""
+
+    devices: list[int] | None = None
+    any_of: list[list[int]] | None = None
+    error: str | None = None
+
+
+class EvaluatorCase(msgspec.Struct, frozen=True):
+    """A case of `gaia/evaluators`."""
+
+    id: str
+    via: Literal["dispatch", "evaluator"]
+    evaluator: Literal["link", "fragment", "share", ""]
+    topology: Machine
+    occupancy: list[Occupancy]
+    request: Amounts
+    expect: ExpectedCards
+
+
+class ShapedNode(msgspec.Struct, frozen=True, order=True):
+    """A node of the tree that a case expects."""
+
+    depth: int
+    level: int
+    members: list[int]
+    parent_members: list[int]
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """The tree that a case expects."""
+
+    root_members: list[int]
+    nodes: list[ShapedNode]
+
+
+class ShapeCase(msgspec.Struct, frozen=True):
+    """A case of `gaia/tree_shape`."""
+
+    id: str
+    topology: Machine
+    expect: Shape
+
+
+class Operation(Amounts, frozen=True):
+    """What happens to a card."""
+
+    op: Literal["occupy", "free"]
+    minor: int
+
+
+class TreeState(msgspec.Struct, frozen=True):
+    """What the cards of a tree have left, by index, and which of them are free."""
+
+    cores: list[int]
+    memory_bytes: list[int]
+    available: int
+    available_minors: list[int]
+
+
+class OperationsCase(msgspec.Struct, frozen=True):
+    """A case of `gaia/tree_ops`."""
+
+    id: str
+    topology: Machine
+    ops: list[Operation]
+    expect_after_each_op: list[TreeState]
+
+
+def evaluators_suite(path: Path) -> Iterator[CaseResult]:
+    """The results of a case file of `gaia/evaluators`."""
+    return results(path, EvaluatorCase, chosen_cards)
+
+
+def chosen_cards(case: EvaluatorCase) -> Outcome:
+    """The cards of a request, or the refusal; any of the listed answers passes."""
+    tree = empty_tree(case.topology)
+    used = [
+        msgspec.structs.replace(card, processes=occupied.processes)
+        for card, occupied in zip(tree.cards, case.occupancy, strict=True)
+    ]
+    tree = tree_of(tree.root, used)
+    for card, occupied in zip(tree.cards, case.occupancy, strict=True):
+        if occupied.used_cores or occupied.used_memory_blocks:
+            tree = occupy(tree, card.minor, occupied.used_cores, occupied.used_memory_blocks * BLOCK)
+    request, expected = request_of(case.request), case.expect
+    try:
+        got = answer(case, tree, request)
+    except tuple(ERRORS) as error:
+        return expected, ExpectedCards(error=ERRORS[type(error)])
+    minors = [card.minor for card in got]
+    return expected, expected if minors in (expected.any_of or []) else ExpectedCards(devices=minors)
+
+
+def answer(case: EvaluatorCase, tree: GpuTree, request: ShareRequest) -> evaluators.Chosen:
+    """The cards by the evaluator that the request asks for, or by the one that the case names. Raises NoFreeCard."""
+    count = request.cores // WHOLE_CARD
+    if case.via == "dispatch":
+        return evaluators.evaluate(tree, request)
+    if case.evaluator == "share":
+        chosen = evaluators.share(tree, request.cores, request.memory)
+    else:
+        chosen = (evaluators.link if case.evaluator == "link" else evaluators.fragment)(tree, count)
+    if not chosen:
+        raise evaluators.NoFreeCard(request)
+    return chosen
+
+
+def tree_shape(path: Path) -> Iterator[CaseResult]:
+    """The results of a case file of `gaia/tree_shape`."""
+    return results(path, ShapeCase, shape)
+
+
+def shape(case: ShapeCase) -> Outcome:
+    """All nodes of the tree, as the cases sort them."""
+    root = empty_tree(case.topology).root
+    nodes = sorted(shaped(root), key=lambda node: (node.depth, -node.level, node.members[0]))
+    return case.expect, Shape([*root.members], nodes)
+
+
+def shaped(node: Node, depth: int = 1) -> Iterator[ShapedNode]:
+    """All nodes below one."""
+    for child in node.children:
+        yield ShapedNode(depth, child.level, [*child.members], [*node.members])
+        yield from shaped(child, depth + 1)
+
+
+def tree_ops(path: Path) -> Iterator[CaseResult]:
+    """The results of a case file of `gaia/tree_ops`."""
+    return results(path, OperationsCase, operations)
+
+
+def operations(case: OperationsCase) -> Outcome:
+    """What the tree has left after each operation."""
+    tree, got = empty_tree(case.topology), []
+    for each in case.ops:
+        change = occupy if each.op == "occupy" else release
+        tree = change(tree, each.minor, each.cores, each.memory_blocks * BLOCK)
+        got.append(state_of(tree))
+    return case.expect_after_each_op, got
+
+
+def state_of(tree: GpuTree) -> TreeState:
+    """What the cards have left."""
+    return TreeState(
+        cores=[card.cores_left for card in tree.cards],
+        memory_bytes=[card.memory_left for card in tree.cards],
+        available=tree.available(tree.root),
+        available_minors=[card.minor for card in tree.leaves(tree.root)],
+    )
+
+
+def empty_tree(machine: Machine) -> GpuTree:
+    """The tree of a machine of which nothing is held."""
+    cards = [
+        SharedCard(device=DeviceID(f"GPU-{minor}"), index=index, minor=minor, memory=memory)
+        for index, (minor, memory) in enumerate(zip(machine.minors, machine.total_memory_bytes, strict=True))
+    ]
+    return tree_of(build(machine.levels, machine.multi_gpu_board), cards)
+
+
+SUITES: dict[str, Suite] = {
+    **gaia_admission.SUITES,
+    "gaia/evaluators": evaluators_suite,
+    "gaia/tree_ops": tree_ops,
+    "gaia/tree_shape": tree_shape,
+}

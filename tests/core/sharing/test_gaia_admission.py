@@ -1,0 +1,163 @@
+"""What gpu-admission promises, against a reference that keeps plain numbers for each node and card."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topoalign.core.model.ids import DeviceID, NodeName
+from topoalign.core.sharing.cards import SharedCard, ShareRequest
+from topoalign.core.sharing.gaia import BLOCK
+from topoalign.core.sharing.gaia.admission import AdmissionNode, Placed, Promise, indexes, promise, promised
+
+Amounts = tuple[int, int]
+"""Cores and blocks of a container."""
+Described = tuple[str, int, int, list[tuple[int, int, str]]]
+"""A node: name, cores, blocks, and what is promised on it already."""
+
+amounts = st.tuples(st.sampled_from([0, 20, 50, 50, 100, 150, 200]), st.integers(0, 3))
+annotations = st.sampled_from(["0", "1", "2", "0,1", "7", "-1", "", "x", "0,x", "+1"])
+held = st.lists(st.tuples(st.sampled_from([0, 30, 50, 100, 200]), st.integers(0, 3), annotations), max_size=5)
+described = st.lists(
+    st.tuples(st.sampled_from("abcd"), st.sampled_from([0, 50, 100, 200, 350]), st.integers(0, 9), held),
+    max_size=4,
+    unique_by=lambda node: node[0],
+)
+
+
+class Card:
+    """What a card of the reference has used."""
+
+    def __init__(self, memory: int) -> None:
+        self.memory, self.used_cores, self.used_memory = memory, 0, 0
+
+    def add(self, cores: int, memory: int) -> bool:
+        if self.used_cores + cores > 100 or self.used_memory + memory > self.memory:
+            return False
+        self.used_cores += cores
+        self.used_memory += memory
+        return True
+
+
+def reference(nodes: list[Described], containers: list[Amounts]) -> Promise | None:
+    """The rules one by one: read the nodes, sort them, and take the first on which each container finds its cards."""
+    total_cores, total_memory = (sum(each[i] for each in containers) for i in (0, 1))
+    if total_cores == 0 or (total_cores < 100 and total_memory == 0):
+        return None
+    failed, ready = {}, []
+    for name, cores, blocks, placed in nodes:
+        count = cores // 100
+        if count == 0:
+            failed[name] = "no GPU device"
+            continue
+        cards = [Card(blocks // count) for _ in range(count)]
+        for asked, memory, text in placed:
+            if all(part.lstrip("+-").isdigit() for part in text.split(",")):
+                for index in map(int, text.split(",")):
+                    if 0 <= index < count:
+                        whole = asked >= 100
+                        cards[index].add(100 if whole else asked, blocks // count if whole else memory)
+        free_cores = 100 * count - sum(card.used_cores for card in cards)
+        ready.append((free_cores, blocks - sum(card.used_memory for card in cards), name, cards))
+    ready.sort(key=lambda node: node[:3])
+    chosen, given_cards = None, {}
+    for _, _, name, cards in ready:
+        if chosen is not None:
+            failed[name] = "already matched to another node"
+        elif (found := fit(cards, containers)) is None:
+            failed[name] = "does not match with this node"
+        else:
+            chosen, given_cards = NodeName(name), found
+    return Promise(
+        node=chosen,
+        cards=given_cards,
+        failed=failed,  # type: ignore[arg-type]  # the reasons compare as the texts that they are
+        tried=tuple(NodeName(name) for _, _, name, _ in ready),
+    )
+
+
+def fit(cards: list[Card], containers: list[Amounts]) -> dict[int, tuple[int, ...]] | None:
+    found = {}
+    for position, (cores, memory) in enumerate(containers):
+        if cores == 0 or (cores < 100 and memory == 0):
+            continue
+        order = sorted(
+            range(len(cards)), key=lambda i: (100 - cards[i].used_cores, cards[i].memory - cards[i].used_memory)
+        )
+        if cores >= 100:
+            picked = [i for i in order if cards[i].used_cores == 0][: cores // 100]
+            if len(picked) < cores // 100 or not all(cards[i].add(100, cards[i].memory) for i in picked):
+                return None
+        else:
+            picked = [
+                i
+                for i in order
+                if cards[i].used_cores + cores <= 100 and cards[i].used_memory + memory <= cards[i].memory
+            ][:1]
+            if not picked:
+                return None
+            cards[picked[0]].add(cores, memory)
+        found[position] = tuple(picked)
+    return found
+
+
+def nodes_of(nodes: list[Described]) -> list[AdmissionNode]:
+    return [
+        promised(
+            NodeName(name), cores, blocks, [Placed(cores=c, memory=m * BLOCK, cards=text) for c, m, text in placed]
+        )
+        for name, cores, blocks, placed in nodes
+    ]
+
+
+def requests(containers: list[Amounts]) -> list[ShareRequest]:
+    return [ShareRequest(cores=cores, memory=blocks * BLOCK) for cores, blocks in containers]
+
+
+@given(described, st.lists(amounts, min_size=1, max_size=3))
+def test_node_and_cards_are_those_of_the_rules(nodes: list[Described], containers: list[Amounts]) -> None:
+    assert reference(nodes, containers) == promise(nodes_of(nodes), requests(containers))
+
+
+def test_memory_that_no_card_has_counts_for_the_order_of_nodes() -> None:
+    """7 blocks over two cards leave one over, so node b has more left than node a, whose cards are as large."""
+    nodes: list[Described] = [("b", 200, 6, []), ("a", 200, 7, [])]
+    found = promise(nodes_of(nodes), requests([(20, 1)]))
+
+    assert found is not None and ("b", "a") == found.tried
+
+
+def test_a_card_with_memory_held_alone_is_taken_for_whole_and_fails() -> None:
+    """An oddity of the original: nobody holds cores of the card, so it is chosen, and its memory is not there."""
+    nodes: list[Described] = [("a", 200, 8, [(0, 1, "0")])]
+
+    one = promise(nodes_of(nodes), requests([(100, 0)]))
+    share = promise(nodes_of(nodes), requests([(99, 4)]))
+
+    assert one is not None and {"a": "does not match with this node"} == one.failed
+    assert share is not None and {0: (1,)} == share.cards
+
+
+def test_of_equal_cores_the_card_with_less_memory_goes_first() -> None:
+    nodes: list[Described] = [("a", 300, 12, [(50, 1, "0"), (50, 2, "1"), (50, 1, "2")])]
+    found = promise(nodes_of(nodes), requests([(20, 1), (20, 2)]))
+
+    assert found is not None and {0: (1,), 1: (0,)} == found.cards
+
+
+def test_a_pod_of_halves_is_promised_a_node_without_cards() -> None:
+    """An oddity of the original: the sums ask for a GPU, and no container does."""
+    found = promise(nodes_of([("a", 100, 1, [])]), requests([(20, 0), (0, 5)]))
+
+    assert found is not None and ("a", {}) == (found.node, found.cards)
+
+
+def test_cards_that_are_unhealthy_are_not_promised() -> None:
+    ill = SharedCard(device=DeviceID("GPU-0"), index=0, minor=0, memory=BLOCK, healthy=False)
+    well = SharedCard(device=DeviceID("GPU-1"), index=1, minor=1, memory=BLOCK)
+    found = promise([AdmissionNode(name=NodeName("a"), cards=(ill, well))], requests([(20, 1)]))
+
+    assert found is not None and {0: (1,)} == found.cards
+
+
+def test_an_annotation_that_is_no_list_of_numbers_counts_nothing() -> None:
+    assert (0, 12, -1) == indexes("0,12,-1")
+    assert () == indexes("0, 1") == indexes("") == indexes("1_0") == indexes("²")

@@ -1,0 +1,187 @@
+"""The evaluators of the GPU tree against references that know only sets of cards, and accept every tied answer."""
+
+import pytest
+from gaia_machines import BLOCK, LEVELS, Levels, card_lists, hierarchies
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topoalign.core.model.errors import TopoalignError
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.sharing.cards import SharedCard, ShareRequest
+from topoalign.core.sharing.gaia import evaluators
+from topoalign.core.sharing.gaia.tree import GpuTree, build, tree_of
+from topoalign.core.sharing.refusals import AmountMissing, MemoryAboveCard, NothingAsked, NotWholeCards
+
+Cards = tuple[SharedCard, ...]
+Answer = tuple[int, ...]
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> tuple[Levels, GpuTree]:
+    levels = draw(hierarchies())
+    return levels, tree_of(build(levels, [0] * len(levels)), draw(card_lists(len(levels))))
+
+
+def nodes_of(levels: Levels) -> list[tuple[int, frozenset[int]]]:
+    """Level and cards of the inner nodes below the root: the neighbours of a card up to a level that one of them has."""
+    found = set()
+    for card, row in enumerate(levels):
+        for level in LEVELS:
+            if level in row:
+                found.add((level, frozenset(b for b, other in enumerate(row) if b == card or 0 < other <= level)))
+    return sorted(found, key=lambda node: (node[0], sorted(node[1])))
+
+
+def is_free(card: SharedCard) -> bool:
+    return card.healthy and not card.exclusive and card.cores_held == card.memory_held == 0
+
+
+def free(cards: Cards, members: frozenset[int]) -> int:
+    return sum(is_free(cards[member]) for member in members)
+
+
+def processes(cards: Cards, members: frozenset[int]) -> int:
+    return sum(cards[member].processes for member in members)
+
+
+def first(cards: Cards, members: frozenset[int], count: int) -> Answer:
+    indexes = [member for member in sorted(members) if is_free(cards[member])]
+    return tuple(indexes[:count]) if len(indexes) >= count else ()
+
+
+def all_fragments(levels: Levels, cards: Cards, count: int) -> set[Answer]:
+    """All answers of `fragment`: each of the smallest nodes below is entered."""
+    nodes = nodes_of(levels)
+
+    def enter(members: frozenset[int], below: int) -> set[Answer]:
+        inside = [node for node in nodes if node[1] <= members and node[0] < below]
+        nearest = [n for n in inside if not any(n[0] < other[0] and n[1] <= other[1] for other in inside)]
+        enough = [node for node in nearest if free(cards, node[1]) >= count]
+        if not enough:
+            return {first(cards, members, count)}
+        keys = {node: (free(cards, node[1]), processes(cards, node[1])) for node in enough}
+        best = [node for node in enough if keys[node] == min(keys.values())]
+        return {answer for level, members in best for answer in enter(members, level)}
+
+    return enter(frozenset(range(len(cards))), 60)
+
+
+def all_links(levels: Levels, cards: Cards, count: int) -> set[Answer]:
+    """All answers of `link` for two cards or more: of the nodes that are the lowest with enough for one of their cards."""
+    nodes = nodes_of(levels)
+    lowest = set()
+    for card in range(len(cards)):
+        around = [node for node in nodes if card in node[1] and free(cards, node[1]) >= count]
+        lowest |= {min(around)} if around else set()
+    if not lowest:
+        return {first(cards, frozenset(range(len(cards))), count)}
+    keys = {node: (node[0], free(cards, node[1]), processes(cards, node[1])) for node in lowest}
+    return {first(cards, node[1], count) for node in lowest if keys[node] == min(keys.values())}
+
+
+def indexes(chosen: Cards) -> Answer:
+    return tuple(card.index for card in chosen)
+
+
+@given(trees(), st.integers(1, 6))
+def test_fragment_gives_one_of_the_tied_answers(machine: tuple[Levels, GpuTree], count: int) -> None:
+    levels, tree = machine
+
+    assert indexes(evaluators.fragment(tree, count)) in all_fragments(levels, tree.cards, count)
+
+
+@given(trees(), st.integers(2, 6))
+def test_link_gives_one_of_the_tied_answers(machine: tuple[Levels, GpuTree], count: int) -> None:
+    levels, tree = machine
+
+    assert indexes(evaluators.link(tree, count)) in all_links(levels, tree.cards, count)
+
+
+@given(trees(), st.integers(1, 100), st.integers(1, 4 * BLOCK))
+def test_share_gives_the_first_in_order_that_has_enough(
+    machine: tuple[Levels, GpuTree], cores: int, memory: int
+) -> None:
+    _, tree = machine
+    order = sorted(tree.cards, key=lambda c: (c.cores_left, c.memory_left // BLOCK, c.processes, c.minor))
+    enough = [card for card in order if card.healthy and card.cores_left >= cores and card.memory_left >= memory]
+
+    assert tuple(enough[:1]) == evaluators.share(tree, cores, memory)
+
+
+@given(trees())
+def test_link_asked_for_one_card_may_give_one_in_use(machine: tuple[Levels, GpuTree]) -> None:
+    """An oddity of the original that `evaluate` never meets: a card is not asked whether it is in use."""
+    _, tree = machine
+    order = sorted(tree.cards, key=lambda c: (c.memory_left // BLOCK, c.processes, c.minor))
+
+    assert (order[0],) == evaluators.link(tree, 1)
+
+
+def two_pairs(*, busy: int | None = None, minors: tuple[int, ...] = (0, 1, 2, 3)) -> GpuTree:
+    levels = [[0 if a == b else 10 if a // 2 == b // 2 else 50 for b in range(4)] for a in range(4)]
+    cards = [
+        SharedCard(
+            device=DeviceID(f"GPU-{i}"), index=i, minor=minor, memory=4 * BLOCK, cores_held=10 if i == busy else 0
+        )
+        for i, minor in enumerate(minors)
+    ]
+    return tree_of(build(levels, [0] * 4), cards)
+
+
+def chosen(tree: GpuTree, cores: int, memory: int = BLOCK) -> list[int]:
+    return [card.minor for card in evaluators.evaluate(tree, ShareRequest(cores=cores, memory=memory))]
+
+
+def test_equal_nodes_go_by_the_lowest_minor_below_them() -> None:
+    """Where the original answers by chance, and not by the lowest index."""
+    assert [3, 0] == chosen(two_pairs(minors=(2, 1, 3, 0)), 200)
+    assert [3] == chosen(two_pairs(minors=(2, 1, 3, 0)), 100)
+
+
+def test_a_lower_level_counts_more_than_fewer_free_cards() -> None:
+    """Cards 2 and 3 behind several switches are just two; the three behind one switch are nearer to one another."""
+    three, two = {0, 1, 4}, {2, 3}
+    levels = [[10 if {a, b} <= three else 20 if {a, b} <= two else 50 for b in range(5)] for a in range(5)]
+    cards = [SharedCard(device=DeviceID(f"GPU-{i}"), index=i, minor=9 - i, memory=BLOCK) for i in range(5)]
+
+    assert [9, 8] == chosen(tree_of(build(levels, [0] * 5), cards), 200)
+
+
+def test_one_card_is_taken_beside_a_card_in_use() -> None:
+    assert [3] == chosen(two_pairs(busy=2), 100)
+    assert [0, 1] == chosen(two_pairs(busy=2), 200)
+    assert [0, 1, 3] == chosen(two_pairs(busy=2), 300)
+    assert [2] == chosen(two_pairs(busy=2), 20)
+
+
+def test_memory_of_whole_cards_is_not_looked_at() -> None:
+    """An oddity of the original: a card of 4 blocks is given to who asks for 100."""
+    assert [0] == chosen(two_pairs(), 100, 100 * BLOCK)
+
+
+@pytest.mark.parametrize(
+    ("cores", "memory", "error", "finding"),
+    [
+        (0, 0, NothingAsked, "cores: 0, and so is memory"),
+        (150, 1, NotWholeCards, "cores: 150 is neither"),
+        (20, 0, AmountMissing, "memory: nothing is asked for beside cores"),
+        (0, 1, AmountMissing, "cores: nothing is asked for beside memory"),
+        (20, 4 * BLOCK + 1, MemoryAboveCard, f"memory: {4 * BLOCK + 1} bytes"),
+        (500, 0, evaluators.NoFreeCard, "fewer than 5 cards"),
+    ],
+)
+def test_what_cannot_be_given_is_refused(cores: int, memory: int, error: type[TopoalignError], finding: str) -> None:
+    with pytest.raises(error, match=finding):
+        chosen(two_pairs(), cores, memory)
+
+
+def test_memory_is_compared_with_the_first_card_after_all_cards() -> None:
+    """An oddity of the original: a larger card may be given, and a smaller first card is what a refusal names."""
+    tree = two_pairs()
+    large = tree_of(
+        tree.root, [*tree.cards[:3], SharedCard(device=DeviceID("GPU-3"), index=3, minor=3, memory=9 * BLOCK)]
+    )
+
+    assert [3] == chosen(large, 20, 9 * BLOCK)
+    with pytest.raises(MemoryAboveCard, match=f"has {4 * BLOCK}"):
+        chosen(large, 20, 10 * BLOCK)
