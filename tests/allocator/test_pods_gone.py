@@ -623,6 +623,29 @@ async def test_who_displaces_the_displacer_displaces_them_all(node: Node) -> Non
     assert {"x1", "x2"} == {former.owner.pod for former in given.displaced}
 
 
+async def test_a_container_lost_right_after_a_reboot_is_displaced_by_name(node: Node) -> None:
+    """
+    A container that the kubelet lists without devices after a reboot may be admitted with its former ones already, although
+    no poll has shown that before the checkpoint was lost. Once it has others it did not run.
+    """
+    await rebooted_without_checkpoint(node)
+    (given,) = await node.device_allocations.allocate(GPU, [[GPUS[0]]])
+    write(node, entry("uid-2", GPUS[0]))
+    show(node, "x2", "uid-2", GPUS[0])
+    directories(node, "uid-1", "uid-2")
+    await node.device_allocations.reconcile()
+    told = node.allocation(GPUS[0]).displaced
+    write(node, entry("uid-1", GPUS[1]), entry("uid-2", GPUS[0]))
+    show(node, "train", "uid-1", GPUS[1])
+    await later(node, 5)
+
+    assert [owner("train")] == [former.owner for former in given.displaced]
+    assert told == given.displaced
+    assert ["displaced"] == [event.reason for event in node.said(AllocationReleased)]
+    assert {"GPU-0": "x2", "GPU-1": "train"} == node.live()
+    assert () == node.allocation(GPUS[0]).displaced
+
+
 async def test_without_directories_a_container_that_is_listed_by_name_runs(node: Node) -> None:
     """Without directories a container that the kubelet lists by name is taken to run."""
     node.kubelet.directories = None
@@ -636,11 +659,15 @@ async def test_without_directories_a_container_that_is_listed_by_name_runs(node:
 
 
 async def test_nothing_from_before_a_reboot_is_displaced(node: Node) -> None:
-    """A pod that runs when the node goes down often fails afterwards, and its directory stays for a while."""
+    """
+    A pod that runs when the node goes down often fails afterwards, and its directory stays for a while. The kubelet lists
+    it no more.
+    """
     await runs(node, "x1", "uid-1", GPUS[0])
     await lost(node)
     node.boot = "another boot"
     node.restart()
+    node.kubelet.usage = ()
     (given,) = await node.device_allocations.allocate(GPU, [[GPUS[0]]])
 
     assert () == given.displaced

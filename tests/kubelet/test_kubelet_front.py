@@ -11,16 +11,17 @@ import anyio
 import pytest
 import structlog
 from grpclib.client import Channel
-from kubelet_support import MemoryAllocator, node, offers, short_directory, two_nodes
+from kubelet_support import MemoryAllocator, node, offers, pod, short_directory, two_nodes
 
 from topoalign.allocator.device_plugin.front import KubeletFront
-from topoalign.allocator.device_plugin.registration import REGISTER_SECONDS
+from topoalign.allocator.device_plugin.registration import REGISTER_SECONDS, register
 from topoalign.allocator.device_plugin.registration_states import FIRST_RETRY_SECONDS, LISTEN_SECONDS, POLL_SECONDS
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.events import DeviceHealth, HealthState
-from topoalign.core.model.ids import GPU, NIC, DeviceID
+from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.model import Topology
+from topoalign.core.ports import Clock
 from topoalign.kubelet.grpc import sockets
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.transport import Server
@@ -105,6 +106,31 @@ async def test_after_a_kubelet_restart_all_devices_are_back_at_the_next_look() -
         await it.kubelet.until(offers(MACHINE))
 
         assert it.front.reason() is None
+
+
+async def test_no_call_of_a_former_kubelet_goes_on_when_the_next_one_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An Allocate of a kubelet that has restarted is not judged after those of the next one: it ends with its connection."""
+    clock, calls = ManualClock(), []
+    async with node(two_nodes(nics=0), clock=clock) as it, anyio.create_task_group() as tasks:
+        it.allocator.pause = anyio.Event()
+        service = it.front.plugins[GPU].service
+
+        async def noted(path: Path, resource: ResourceName, clock: Clock) -> None:
+            calls.append(service.calls)
+            await register(path, resource, clock)
+
+        monkeypatch.setattr("topoalign.allocator.device_plugin.plugin.register", noted)
+        tasks.start_soon(it.kubelet.admit, pod("train", gpus=1))
+        await it.allocator.started.wait()
+        before = service.calls
+        await it.kubelet.restart()
+        await clock.advance(POLL_SECONDS)
+        await clock.advance(POLL_SECONDS)
+        await it.kubelet.until(offers(two_nodes(nics=0)))
+        it.allocator.pause.set()
+
+    assert (1, [0]) == (before, calls)
+    assert {} == it.allocator.state.allocations
 
 
 async def made_anew(directory: Path, kubelet: FakeKubelet) -> Server:

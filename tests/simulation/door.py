@@ -19,6 +19,8 @@ class Call:
         self.done = anyio.Event()
         self.reset = anyio.CancelScope()
         """Cancelled when the caller has gone and the plugin notices."""
+        self.is_left = False
+        """Whether the caller has gone, and the plugin has not noticed it."""
         self.result: Any = None
         self.error: TopoalignError | None = None
 
@@ -44,12 +46,22 @@ class Door:
         try:
             await call.done.wait()
         except asyncio.CancelledError:
+            call.is_left = True
             if self._world.faults.random() < 0.5:
-                self._process.context.copy().run(call.reset.cancel)
+                self._reset(call)
             raise
         if call.error is not None:
             raise call.error
         return call.result
+
+    def hang_up(self) -> None:
+        """Ends the calls whose callers have gone: so does a plugin with its old socket before it registers anew."""
+        for call in self._open:
+            if call.is_left:
+                self._reset(call)
+
+    def _reset(self, call: Call) -> None:
+        self._process.context.copy().run(call.reset.cancel)
 
     async def run(self) -> None:
         async with anyio.create_task_group() as tasks:

@@ -159,6 +159,8 @@ class Agent:
     def offer(self) -> None:
         """Also what a kubelet asks for when it has restarted and the plugin has registered anew."""
         if self.kubelet is not None and self.device_allocations is not None and not self.process.dead:
+            if self.kubelet.up and self.kubelet.plugin is None:
+                self.door.hang_up()
             state = self.device_allocations.state
             self.kubelet.lists(self, {resource: state.healthy(resource) for resource in state.hardware.devices})
 

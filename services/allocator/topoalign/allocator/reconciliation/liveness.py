@@ -171,20 +171,15 @@ class Liveness:
             return False
         return self._is_unknown(allocation, listing, boot) and not listing.directories.is_gone(allocation.pod_uid)
 
-    def has_returned(self, allocation: Allocation, listing: Listing, boot: str) -> bool:
+    def has_returned(self, allocation: Allocation, listing: Listing) -> bool:
         """
-        Whether a container of a former boot has its devices again in `boot`, and the kubelet has lost them since. To be
-        asked of a kubelet that has settled.
+        Whether a container, also one of a former boot, has its devices in this one, and the kubelet has lost them since. To
+        be asked of a kubelet that has settled, and so has admitted all pods that it lists.
 
-        By then it has admitted all pods that it lists. One that it gives devices is shown with them, and one that it refuses
-        is listed no more (v1.36.3 lists active pods); so one that it lists without devices was admitted with its former
-        ones, and runs.
+        One that it gives devices is shown with them, and one that it refuses is listed no more (v1.36.3 lists active pods);
+        so one that it lists without devices was admitted with its former ones, and runs.
         """
-        names_it = any(
-            used.owner == allocation.owner and not any(used.devices.get(resource) for resource in allocation.devices)
-            for used in listing.usage
-        )
-        return names_it and is_before(allocation, boot) and self.is_forgotten(allocation, listing, "")
+        return is_bare(allocation, listing) and self.is_forgotten(allocation, listing, "")
 
     def is_waited_for(self, allocation: Allocation, listing: Listing) -> bool:
         """
@@ -201,10 +196,11 @@ class Liveness:
         """
         Whether a container that is bound, and not shown, may run on although the kubelet gives its devices to another one.
 
-        As `is_forgotten`; where there are no UIDs or directories, if the kubelet lists a container of its name.
+        As `is_forgotten`; where there are no UIDs or directories, if the kubelet lists a container of its name. One from
+        before `boot` may be admitted already if the kubelet lists it, settled or not (`has_returned`).
         """
         owner = allocation.owner
-        if owner is None or not self._is_unknown(allocation, listing, boot):
+        if owner is None or not self._is_unknown(allocation, listing, "" if is_bare(allocation, listing) else boot):
             return False
         return runs(owner, allocation.pod_uid, allocation.devices, listing)
 
@@ -232,6 +228,14 @@ class Liveness:
 def is_before(allocation: Allocation, boot: str) -> bool:
     """Whether an allocation was given, and last seen, before this boot of the node: its container does not run."""
     return bool(boot and allocation.boot) and allocation.boot != boot
+
+
+def is_bare(allocation: Allocation, listing: Listing) -> bool:
+    """Whether the kubelet lists the container of an allocation, and with no device of its resources."""
+    return any(
+        used.owner == allocation.owner and not any(used.devices.get(resource) for resource in allocation.devices)
+        for used in listing.usage
+    )
 
 
 def has_other_devices(

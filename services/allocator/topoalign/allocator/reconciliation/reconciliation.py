@@ -192,7 +192,7 @@ class Reconciliation:
             return Finding.SHOWN, self._binding(allocation, owner, uid, listing)
         if self.liveness.is_forgotten(allocation, listing, boot):
             return Finding.FORGOTTEN, None
-        if self._is_settled(poll) and self.liveness.has_returned(allocation, listing, boot):
+        if self._is_settled(poll) and self.liveness.has_returned(allocation, listing):
             assert allocation.owner is not None
             return Finding.FORGOTTEN, Binding(allocation.id, allocation.owner, allocation.pod_uid)
         is_part = allocation.owner is None and self.liveness.is_kept_in_part(allocation, listing)
