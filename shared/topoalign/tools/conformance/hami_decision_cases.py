@@ -5,8 +5,8 @@ from msgspec import UNSET, UnsetType
 
 from topoalign.core.model.ids import NodeName
 from topoalign.core.sharing.hami.mig import Placement
-from topoalign.core.sharing.hami.scores import Weights
 from topoalign.core.sharing.hami.selection import SPREAD
+from topoalign.core.sharing.rules import Weights
 from topoalign.tools.conformance.hami_cases import Card, Profile, Request, Share
 
 

@@ -17,28 +17,16 @@ Source: HAMi 4707fb02, scheduling policies.
 import struct
 from collections.abc import Iterable, Sequence
 
-import msgspec
-
 from topoalign.core.deviceshare.annotations import path
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.sharing.hami.go_text import parse_int
 from topoalign.core.sharing.hami.names import SCORING_WEIGHTS
 from topoalign.core.sharing.hami.requests import UNSET, CardRequest
 from topoalign.core.sharing.hami.usage import CardUsage
+from topoalign.core.sharing.rules import EQUAL_WEIGHTS, Weights
 
 SCALE = 10.0
 _SINGLE = struct.Struct("<f")
-
-
-class Weights(msgspec.Struct, frozen=True):
-    """What slots, cores and memory count in a card's score."""
-
-    slot: int = 1
-    core: int = 1
-    memory: int = 1
-
-
-EQUAL_WEIGHTS = Weights()
 
 
 def read_weights(text: str) -> Weights:

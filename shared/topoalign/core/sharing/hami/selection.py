@@ -23,31 +23,13 @@ from topoalign.core.sharing.hami.names import (
     USE_UUID,
     VGPU_MODE,
 )
-from topoalign.core.sharing.hami.scores import EQUAL_WEIGHTS, Weights, read_weights
+from topoalign.core.sharing.hami.scores import read_weights
+from topoalign.core.sharing.rules import EQUAL_WEIGHTS, Selection, Weights
 
 BINPACK, SPREAD, NUMA = "binpack", "spread", "numa"
 """Policies that order the cards of a node."""
 MUTEX, TOPOLOGY_AWARE = "mutex", "topology-aware"
 """Policies that take only unused cards, and the best connected ones."""
-
-
-class Selection(msgspec.Struct, frozen=True):
-    """A list of what is wanted and one of what is not. None: no such list."""
-
-    wanted: tuple[str, ...] | None = None
-    unwanted: tuple[str, ...] | None = None
-
-    def takes_uuid(self, uuid: str) -> bool:
-        """Whether a card of this uuid is accepted."""
-        return (self.wanted is None or uuid in self.wanted) and (self.unwanted is None or uuid not in self.unwanted)
-
-    def takes_type(self, model: str) -> bool:
-        """Whether a card of this model is accepted."""
-        name = model.upper()
-        wanted, unwanted = self.wanted, self.unwanted
-        return (wanted is None or any(_within(each, name) for each in wanted)) and (
-            unwanted is None or not any(_within(each, name) for each in unwanted)
-        )
 
 
 class PodRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,7 +96,3 @@ def words(policy: str) -> tuple[str, ...]:
 def _listed(annotations: Mapping[str, str], key: str) -> tuple[str, ...] | None:
     text = annotations.get(key, "")
     return tuple(filter(None, words(text))) if text.strip() else None
-
-
-def _within(name: str, model: str) -> bool:
-    return name.upper() in model
