@@ -48,6 +48,7 @@ def bus() -> MemoryBus:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(binding, "PAUSE", 0.001)
+    monkeypatch.setattr(binding, "SHOWN_SECONDS", 0.0)
 
 
 class Troubled(MemoryKubernetes):
@@ -58,6 +59,7 @@ class Troubled(MemoryKubernetes):
         self.lost = self.dropped = self.unread = 0
         self.binds = self.reads = 0
         self.before: Callable[[], object] = lambda: None
+        self.after: Callable[[], object] = lambda: None
 
     async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
         self.binds += 1
@@ -66,6 +68,7 @@ class Troubled(MemoryKubernetes):
             self.dropped -= 1
             raise ApiUnavailable("no answer")
         await super().bind(namespace, name, uid, node)
+        self.after()
         if self.lost:
             self.lost -= 1
             raise ApiUnavailable("no answer")
@@ -138,16 +141,67 @@ async def test_a_binding_whose_answer_was_lost_is_ok(site: Site, registry: Regis
     assert ("node-1", 1) == (site.node_of("a"), api.binds)
 
 
-@pytest.mark.parametrize(("shows", "reads"), [("node-1", 1), ("node-2", 2), (None, 2)])
-async def test_a_pod_that_the_watch_shows_on_our_node_is_not_read_again(
-    site: Site, bus: MemoryBus, api: Troubled, shows: NodeName | None, reads: int
-) -> None:
-    """The watch is the API server's word as well. Where it shows the pod elsewhere, or not yet, the pod is read."""
-    registry = Registry(site, bus, api=api, shown=lambda uid: shows)
-    async with running(site, bus, registry):
-        await registry.bind("a", site.add("a"))
+async def test_a_pod_that_the_watch_shows_is_not_read(site: Site, registry: Registry, api: Troubled) -> None:
+    """The watch is the API server's word as well, before the bind and after it."""
+    uid = site.add("a")
+    await registry.show("a")
+    api.after = lambda: registry.shown.bind(uid, NODE)
+    await registry.bind("a", uid)
 
-    assert ("node-1", 1, reads) == (site.node_of("a"), api.binds, api.reads)
+    assert ("node-1", 1, 0) == (site.node_of("a"), api.binds, api.reads)
+
+
+@pytest.mark.parametrize("shows", [NodeName("node-2"), None])
+async def test_a_binding_that_the_watch_does_not_show_is_read(
+    site: Site, registry: Registry, api: Troubled, shows: NodeName | None
+) -> None:
+    """It shows the pod elsewhere, or nothing in time."""
+    uid = site.add("a")
+    await registry.show("a")
+    api.after = lambda: registry.shown.bind(uid, shows) if shows else None
+    await registry.bind("a", uid)
+
+    assert ("node-1", 1, 1) == (site.node_of("a"), api.binds, api.reads)
+
+
+async def test_a_binding_is_awaited_until_the_watch_shows_it(
+    site: Site, registry: Registry, api: Troubled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(binding, "SHOWN_SECONDS", 60.0)
+    uid = site.add("a")
+    await registry.show("a")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(registry.bind, "a", uid)
+        await all_tasks_blocked()
+        before = registry.binder.counts["bound"]
+        registry.shown.bind(uid, NODE)
+
+    assert (0, 1, 0) == (before, registry.binder.counts["bound"], api.reads)
+
+
+@pytest.mark.parametrize(("how", "binds"), [("deleted", 1), ("bound", 1), ("being deleted", 0), ("another name", 0)])
+async def test_what_the_watch_has_not_shown_yet_is_found_out(
+    site: Site, registry: Registry, api: Troubled, how: str, binds: int
+) -> None:
+    """C49: the watch is behind, and the Binding is refused; or the pod is read. Nothing is bound or stays reserved."""
+    uid, pod = site.add("a"), "a"
+    if how == "being deleted":
+        shown = site.cluster.pods.get(("ml", "a"))
+        deleted = {**shown["metadata"], "deletionTimestamp": "2026-01-01T00:00:30Z"}
+        site.cluster.pods.replace(("ml", "a"), {**shown, "metadata": deleted})
+    await registry.show("a")
+    if how == "deleted":
+        site.cluster.delete_pod("ml", "a")
+    if how == "bound":
+        site.cluster.bind("ml", "a", {"target": {"name": "node-2"}})
+    if how == "another name":
+        pod = "b"
+        site.add(pod)
+    with pytest.raises((PodGone, BoundElsewhere)):
+        await registry.bind(pod, uid)
+
+    assert ({}, binds) == (registry.reserved(), api.binds)
+    assert NODE not in [each["spec"].get("nodeName") for each in site.cluster.pods]
 
 
 async def test_a_binding_that_was_not_made_is_tried_again(site: Site, registry: Registry, api: Troubled) -> None:

@@ -1,5 +1,6 @@
 """What the API server shows of pods and nodes reaches the view of the cluster, the reservations and the metrics."""
 
+from asyncio import get_running_loop
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
@@ -108,13 +109,33 @@ async def test_a_pod_without_anything_of_its_own_is_not_held() -> None:
         assert [] == world.held()
 
 
+async def test_a_pod_that_waits_is_kept_as_it_was_shown_last() -> None:
+    """Until it is bound or gone; one that will hold nothing is not kept."""
+    world = World()
+    uid = world.cluster.add_pod(shown_pod("p"))["metadata"]["uid"]
+    gone = world.cluster.add_pod(shown_pod("gone"))["metadata"]["uid"]
+    world.cluster.add_pod(shown_pod("nothing", gpus=0))
+    async with world.running():
+        first = set(world.watch.pods.waiting)
+        world.cluster.pods.merge(("ml", "p"), {"metadata": {"annotations": {"note": "y"}}})
+        world.cluster.delete_pod("ml", "gone")
+        await world.settle()
+        kept = world.watch.pods.waiting_pod("ml", "p", uid)
+        world.cluster.bind("ml", "p", {"target": {"name": NODE}})
+        await world.settle()
+
+        assert {uid, gone} == first
+        assert kept is not None and {"note": "y"} == kept.to_schedule().request.annotations
+        assert ({}, {uid: NODE}) == (world.watch.pods.waiting, world.watch.pods.bound)
+
+
 @pytest.mark.parametrize("how", ["deleted", "succeeded", "refused"])
 async def test_a_pod_that_ended_holds_nothing_and_is_not_reserved(how: str) -> None:
     world = World()
     uid = world.cluster.add_pod(shown_pod("p", node=NODE))["metadata"]["uid"]
     async with world.running():
         world.reserved.uids.add(uid)
-        assert NODE == world.watch.node_of(uid)
+        assert NODE == world.watch.pods.bound[uid]
         if how == "deleted":
             world.cluster.delete_pod("ml", "p", grace=0)
         elif how == "succeeded":
@@ -123,7 +144,7 @@ async def test_a_pod_that_ended_holds_nothing_and_is_not_reserved(how: str) -> N
             world.refuse("p")
         await world.settle()
 
-        assert ([], set(), None) == (world.held(), world.reserved.uids, world.watch.node_of(uid))
+        assert ([], set(), {}) == (world.held(), world.reserved.uids, world.watch.pods.bound)
 
 
 async def test_reservations_of_pods_that_ended_before_the_start_end() -> None:
@@ -337,6 +358,22 @@ async def test_the_same_report_is_written_once_in_ten_minutes() -> None:
 
         assert (1, 2) == (once, len(world.cluster.events))
         assert {"written": 2, "repeated": 2} == world.watch.reports.counts
+
+
+async def test_what_a_report_tells_of_is_answered_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its task is awake before the answer is on its way."""
+    world, order = World(), list[str]()
+
+    async def report(report: Report) -> None:
+        order.append("written")
+
+    monkeypatch.setattr(world.api, "report", report)
+    async with world.running():
+        world.watch.reports.tell(Report(namespace="ml", name="p", uid="u", reason="R", note=""))
+        get_running_loop().call_soon(order.append, "answered")
+        await world.settle()
+
+    assert ["answered", "written"] == order
 
 
 async def test_reports_beyond_the_bound_are_dropped_and_counted() -> None:

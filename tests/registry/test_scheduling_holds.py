@@ -88,6 +88,27 @@ def test_a_pod_that_runs_already_is_not_held_a_second_time() -> None:
     assert ("", "") == (once, world.code(gpus=4))
 
 
+def test_a_node_is_renewed_only_where_something_else_is_held() -> None:
+    """Not when the same is told again, or the pod is bound for which it was reserved."""
+    world = node()
+
+    def version() -> int:
+        world.view.renew()
+        return world.view.version
+
+    versions = [version()]
+    world.view.hold(NODE, (hold("a", "GPU-0"),))
+    versions.append(version())
+    world.view.hold(NODE, (hold("a", "GPU-0"),))
+    world.view.expect(NODE, asked(gpus(1), "a"))
+    versions.append(version())
+    world.view.hold(NODE, ())
+    world.view.expect(NODE, asked(gpus(1), "b"))
+
+    assert [0, 1, 1] == [each - versions[0] for each in versions]
+    assert versions[0] + 2 == version()
+
+
 def test_a_pod_is_known_by_its_names_where_the_node_has_no_uid() -> None:
     world = node()
     world.tell(world.says.admit(gpus(2), ""))

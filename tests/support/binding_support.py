@@ -23,10 +23,11 @@ from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import with_reserved
 from topoalign.registry.kubernetes.memory import MemoryKubernetes
 from topoalign.registry.ports import KubernetesApi
-from topoalign.registry.scheduling.binding import Binder, not_shown
+from topoalign.registry.scheduling.binding import Binder
 from topoalign.registry.scheduling.gang_reservations import Gangs
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.reservations import Reservations
+from topoalign.registry.scheduling.shown_pods import ShownPods
 from topoalign.runtime.clock import SystemClock, all_tasks_blocked
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 
@@ -89,12 +90,14 @@ class Registry:
         api: KubernetesApi | None = None,
         fits: Callable[[NodeName, PodToSchedule], str] = always,
         clock: Clock | None = None,
-        shown: Callable[[str], NodeName | None] = not_shown,
     ) -> None:
         self.site, self.api = site, api or MemoryKubernetes(site.cluster)
         self.reservations = Reservations(bus, clock or SystemClock(), writer, site.facts)
         self.gangs = Gangs(self.reservations, SystemClock(), self.passing, self.hardware, self.candidate)
-        self.binder = Binder(bus, clock or SystemClock(), self.api, self.reservations, fits, self.gangs.plan, shown)
+        self.shown = ShownPods()
+        self.binder = Binder(
+            bus, clock or SystemClock(), self.api, self.reservations, fits, self.gangs.plan, self.shown
+        )
 
     async def passing(self, pod: PodToSchedule) -> list[NodeName]:
         """Nodes that would admit the pod, as the view has it."""
@@ -114,6 +117,12 @@ class Registry:
             seen = await self.api.pod("ml", name)
             assert seen is not None
             self.gangs.see(seen)
+
+    async def show(self, pod: str) -> None:
+        """The watch shows this pod, which waits."""
+        seen = await MemoryKubernetes(self.site.cluster).pod("ml", pod)
+        assert seen is not None
+        self.shown.waiting[seen.uid] = seen
 
     async def bind(self, pod: str, uid: str, to: str = "node-1") -> None:
         await self.binder.bind("ml", pod, uid, NodeName(to))

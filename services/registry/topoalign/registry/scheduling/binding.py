@@ -1,13 +1,16 @@
 """
 Binds a pod to a node that has confirmed what it will give it.
 
-    read the pod -> ask the node -> reserve by compare-and-set -> create the Binding -> read the pod again
+    see the pod -> ask the node -> reserve by compare-and-set -> create the Binding -> see the pod on the node
+
+A pod is seen where the watch of all pods has shown it, and read where it has not. What the watch does not know yet the
+Binding finds out, which names the UID: the API server refuses it for a pod that is bound, being deleted or gone.
 
 The answer is ok only after the API server has shown the pod with our node in it, and always if it is found there, whoever
-bound it: the scheduler believes an ok, and holds an error against a pod that is bound. Where the watch of all pods has shown
-it by then, the pod is not asked for once more. Whatever is not known at the deadline is an error.
-The deadline is below the five seconds after which the scheduler tries again, so that no Binding of an earlier try comes
-between. Binds of different nodes do not wait for one another; those of one node ask and reserve one after the other.
+bound it: the scheduler believes an ok, and holds an error against a pod that is bound. Whatever is not known at the deadline
+is an error. The deadline is below the five seconds after which the scheduler tries again, so that no Binding of an earlier
+try comes between. Binds of different nodes do not wait for one another; those of one node ask and reserve one after the
+other.
 
 A Binding that has failed for good cancels the reservation. One of which nothing is known keeps it: it is replaced when the
 scheduler tries again, and ends by its own time.
@@ -32,11 +35,14 @@ from topoalign.core.state.reservations import reservation_of
 from topoalign.registry.ports import ApiConflict, ApiNotFound, ApiRefused, ApiUnavailable, KubernetesApi, SeenPod
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.reservations import Change, Reservations
+from topoalign.registry.scheduling.shown_pods import ShownPods
 
 BIND_SECONDS = 4.0
 """The scheduler gives up a bind after five."""
 CONFIRM_SECONDS = 1.5
 """For the node's allocator to answer, which reads its kubelet's files."""
+SHOWN_SECONDS = 0.05
+"""For the watch to show a Binding that was created, which takes it some milliseconds. Then the pod is read."""
 TIDY_SECONDS = 0.5
 """After the pod is bound, for ending what an earlier try reserved elsewhere. What is left ends by its own time."""
 RESERVED_SECONDS = 300.0
@@ -107,11 +113,6 @@ class BindUnknown(Unavailable):
         )
 
 
-def not_shown(uid: str) -> NodeName | None:
-    """Nothing is shown but what is asked for."""
-    return None
-
-
 async def no_gangs(pod: PodToSchedule, node: NodeName) -> str:
     """No pod belongs to a gang."""
     return ""
@@ -128,20 +129,19 @@ class Binder:
         reservations: Reservations,
         fits: Callable[[NodeName, PodToSchedule], str],
         plan: Callable[[PodToSchedule, NodeName], Awaitable[str]] = no_gangs,
-        shown: Callable[[str], NodeName | None] = not_shown,
+        shown: ShownPods | None = None,
     ) -> None:
         """
         `fits`: the code of why a node would not admit the pod in every order of the pods that are pending there; empty: it
         would. `plan` reserves for all of the pod's gang, if it has one and that was not done, and returns its name; raises
-        NoFit where the pod must not be bound there. `shown`: UID of a pod -> the node on which the API server has shown it,
-        without being asked; None: on none, or not yet.
+        NoFit where the pod must not be bound there. `shown`: what the watch of all pods has shown; None: there is none.
         """
         self.counts: Counter[str] = Counter()
         """Binds by how they ended: `bound`, or the code of the error; and `stale`: the node knew better than the view."""
         self.requests: OrderedDict[str, PodRequest] = OrderedDict()
         """UID -> what it asks for, of the pods that were reserved here last."""
         self._bus, self._clock, self._api, self._reservations = bus, clock, api, reservations
-        self._fits, self._plan, self._shown = fits, plan, shown
+        self._fits, self._plan, self._shown = fits, plan, shown or ShownPods()
         self._turns: defaultdict[NodeName, anyio.Lock] = defaultdict(anyio.Lock)
 
     async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
@@ -159,7 +159,7 @@ class Binder:
             await self._end_elsewhere(uid, node)
 
     async def _bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
-        seen = await self._read(namespace, name, uid, node)
+        seen = self._shown.waiting_pod(namespace, name, uid) or await self._read(namespace, name, uid, node)
         if seen.node == node:
             return
         await self._reserve(seen.to_schedule(), node)
@@ -167,7 +167,7 @@ class Binder:
             refusal: TopoalignError | None = None
             try:
                 await self._api.bind(namespace, name, uid, node)
-                if self._shown(uid) == node:
+                if await self._shown.node_of(uid, SHOWN_SECONDS) == node:
                     return
             except ApiUnavailable:
                 await self._clock.sleep(PAUSE)

@@ -79,22 +79,28 @@ class NodeHolds:
         self._shown: dict[str, set[Part]] = {}
         """UID -> the parts of its pod that have ended."""
 
-    def reserve(self, holds: Sequence[Hold]) -> None:
-        """These are the reserved pods now, and no other. One that is bound keeps what it had until the node shows it."""
+    def reserve(self, holds: Sequence[Hold]) -> bool:
+        """
+        These are the reserved pods now, and no other. One that is bound keeps what it had until the node shows it. Returns
+        whether that is news.
+        """
         now = {each.pod_uid: each for each in holds}
+        if list(now.values()) == list(self._reserved.values()):
+            return False
         for uid, hold in self._reserved.items():
             bound = self._bound.get(uid)
             if uid not in now and bound is not None and bound.waiting is not None:
                 bound.hold = hold
         self._reserved = now
         self._shown = {uid: parts for uid, parts in self._shown.items() if uid in now or uid in self._bound}
+        return True
 
     def expect(self, pod: PodToSchedule) -> bool:
-        """A pod is bound to the node. Returns whether that is news."""
+        """A pod is bound to the node. Returns whether it holds more there than what is reserved for it."""
         if pod.uid in self._bound:
             return False
         self._bound[pod.uid] = BoundPod((pod.request.namespace, pod.request.name), pod)
-        return True
+        return pod.uid not in self._reserved
 
     def end(self, uid: str) -> bool:
         """The pod is no more, or will not be admitted. Returns whether it was known."""

@@ -25,6 +25,7 @@ from topoalign.registry.scheduling.holds import holds_something
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.refused_pods import Cancelling, RefusedPods, was_refused
 from topoalign.registry.scheduling.reports import Reports
+from topoalign.registry.scheduling.shown_pods import ShownPods
 from topoalign.registry.scheduling.view import ClusterView
 from topoalign.registry.scheduling.wake_ups import WakeUps
 
@@ -52,19 +53,16 @@ class KubernetesWatch:
         """`gangs`: is told of the pods as well. `delete_refused`: as `RegistrySettings`."""
         self.reports = Reports(api, clock)
         self.refused = RefusedPods(api, clock, reservations, self.reports.tell, delete=delete_refused)
-        self.wake_ups = WakeUps(api, clock, waiting=lambda: bool(self._waiting), nodes=lambda: self.nodes)
+        self.wake_ups = WakeUps(api, clock, waiting=lambda: bool(self.pods.waiting), nodes=lambda: self.nodes)
         self.nodes: dict[NodeName, str] = {}
         """Name -> UID of the nodes that Kubernetes has."""
         self.version: tuple[int, int] | None = None
         """Of the API server. None: not known yet."""
         self._api, self._clock, self._view, self._reservations = api, clock, view, reservations
         self._gangs = gangs
-        self._bound: dict[str, NodeName] = {}
-        """UID -> node of the pods that may hold something."""
+        self.pods = ShownPods()
         self._ended: set[str] = set()
         """UIDs of finished pods that are still there."""
-        self._waiting: set[str] = set()
-        """UIDs of pods that are not bound, and will hold something."""
         self._synced: set[str] = set()
         self._cancelled = Queue[str]()
         """UIDs of pods whose reservations are to be ended."""
@@ -75,10 +73,6 @@ class KubernetesWatch:
         if not missing:
             return None
         return self._api.trouble or f"{' and '.join(sorted(missing))} of Kubernetes are not listed yet"
-
-    def node_of(self, uid: str) -> NodeName | None:
-        """The node of a pod that is bound and neither ended nor gone, as far as it has been shown."""
-        return self._bound.get(uid)
 
     async def run(self) -> None:
         """Follows pods and nodes, for ever."""
@@ -125,12 +119,13 @@ class KubernetesWatch:
         if self._gangs is not None:
             self._gangs.see(pod)
         if pod.node is None:
-            if pod.uid not in self._waiting and understood(pod):
-                self._waiting.add(pod.uid)
+            if pod.uid in self.pods.waiting:
+                self.pods.waiting[pod.uid] = pod
+            elif understood(pod):
+                self.pods.waiting[pod.uid] = pod
                 self.wake_ups.show()
-        elif pod.uid not in self._bound:
-            self._waiting.discard(pod.uid)
-            self._bound[pod.uid] = pod.node
+        elif pod.uid not in self.pods.bound:
+            self.pods.bind(pod.uid, pod.node)
             asked = understood(pod)
             if asked is not None:
                 self._view.expect(pod.node, asked)
@@ -155,8 +150,7 @@ class KubernetesWatch:
         """The pod holds nothing any more, and nothing is kept for it."""
         if self._gangs is not None:
             self._gangs.lose(uid)
-        self._waiting.discard(uid)
-        node = self._bound.pop(uid, None)
+        node = self.pods.end(uid)
         if node is not None:
             self._view.gone(node, uid)
         if self._reservations.of_pod(uid):
@@ -170,7 +164,7 @@ class KubernetesWatch:
         while True:
             uid = await self._cancelled.get()
             try:
-                await self._reservations.cancel(uid, {*self._reservations.of_pod(uid)} - {self._bound.get(uid)})
+                await self._reservations.cancel(uid, {*self._reservations.of_pod(uid)} - {self.pods.bound.get(uid)})
             except TopoalignError as error:
                 log.warning("a reservation was not cancelled", pod_uid=clean(uid), finding=error.finding)
 
@@ -179,7 +173,7 @@ class KubernetesWatch:
         while self.behind() or self._reservations.behind():
             await self._clock.sleep(PAUSE)
         for uid, (namespace, name) in self._reservations.pods().items():
-            if uid in self._bound or uid in self._waiting:
+            if uid in self.pods.bound or uid in self.pods.waiting:
                 continue
             try:  # another registry may have reserved for it since pods were listed
                 seen = await self._api.pod(namespace, name)

@@ -8,6 +8,7 @@ events are kept in the cluster's own store; what exceeds that is dropped and cou
 from asyncio import Queue
 from collections import Counter, OrderedDict
 
+import anyio.lowlevel
 import structlog
 
 from topoalign.core.model.errors import TopoalignError
@@ -56,6 +57,7 @@ class Reports:
         """Writes what is told, for ever."""
         while True:
             report = await self._waiting.get()
+            await anyio.lowlevel.checkpoint()  # what it tells of is answered first
             try:
                 await self._api.report(report)
             except TopoalignError as error:

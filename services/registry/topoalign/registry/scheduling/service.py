@@ -65,7 +65,7 @@ class Scheduling:
             )
             self.view.offered = self._offered
             self.scheduler.planned = gangs.node_of
-            self.binder = Binder(context.bus, clock, api, self.reservations, self._fits, gangs.plan, self.watch.node_of)
+            self.binder = Binder(context.bus, clock, api, self.reservations, self._fits, gangs.plan, self.watch.pods)
             events = PodEvents(self.binder, self.reservations.of_pod, self.watch.reports.tell)
             self.scheduler.binder, self.scheduler.refused = events, events.refuse
             if settings.publish_topologies:

@@ -131,15 +131,19 @@ class ClusterView:
     def hold(self, node: NodeName, holds: Sequence[Hold]) -> None:
         """These are the pods now for which something of the node is reserved, and no other."""
         kept = self.holds(node)
-        for uid in kept.reserved:
-            self._end_reserved(uid, node)
-        kept.reserve(holds)
-        for uid in kept.reserved:
-            self.reserved_on[uid] = self.reserved_on.get(uid, frozenset()) | {node}
-        self.mark(node)
+        before = tuple(kept.reserved)
+        if kept.reserve(holds):
+            for uid in before:
+                self._end_reserved(uid, node)
+            for uid in kept.reserved:
+                self.reserved_on[uid] = self.reserved_on.get(uid, frozenset()) | {node}
+            self.mark(node)
 
     def expect(self, node: NodeName, pod: PodToSchedule) -> None:
-        """A pod is bound to the node, by whomever. To be called in the order of binding; again it has no effect."""
+        """
+        A pod is bound to the node, by whomever. To be called in the order of binding; again it has no effect, nor while
+        something is reserved for the pod there.
+        """
         if self.holds(node).expect(pod):
             self.mark(node)
 

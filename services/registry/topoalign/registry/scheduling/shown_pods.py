@@ -1,0 +1,43 @@
+"""The pods as the API server's watch has shown them: what those that wait ask for, and where the others are bound."""
+
+import anyio
+
+from topoalign.core.model.ids import NodeName
+from topoalign.registry.ports import SeenPod
+
+
+class ShownPods:
+    """The pods by UID. What a watch shows was true a moment ago; a pod that it has not shown may exist."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, SeenPod] = {}
+        """Pods that are not bound, and will hold something of a node."""
+        self.bound: dict[str, NodeName] = {}
+        """The nodes of pods that are bound and neither ended nor gone."""
+        self._awaited: dict[str, anyio.Event] = {}
+
+    def bind(self, uid: str, node: NodeName) -> None:
+        """The pod is shown on a node."""
+        self.waiting.pop(uid, None)
+        self.bound[uid] = node
+        awaited = self._awaited.pop(uid, None)
+        if awaited is not None:
+            awaited.set()
+
+    def end(self, uid: str) -> NodeName | None:
+        """The pod has ended, or is gone. Returns the node that it was bound to."""
+        self.waiting.pop(uid, None)
+        return self.bound.pop(uid, None)
+
+    def waiting_pod(self, namespace: str, name: str, uid: str) -> SeenPod | None:
+        """The pod of this name with this UID, if it waits and is not on its way out."""
+        pod = self.waiting.get(uid)
+        return pod if pod is not None and (pod.namespace, pod.name, pod.deleting) == (namespace, name, False) else None
+
+    async def node_of(self, uid: str, seconds: float) -> NodeName | None:
+        """The node of a pod. Waits for so long until it is shown; None: it was not."""
+        if uid not in self.bound:
+            with anyio.move_on_after(seconds):
+                await self._awaited.setdefault(uid, anyio.Event()).wait()
+        self._awaited.pop(uid, None)
+        return self.bound.get(uid)
