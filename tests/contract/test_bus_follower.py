@@ -6,12 +6,12 @@ from pathlib import Path
 import anyio
 import pytest
 from bus_support import bodies, heard, killable, said
-from nats.aio.msg import Msg
 
 from topoalign.core.model.errors import BusRefused, BusUnavailable
 from topoalign.core.ports import Message, Received, Stream
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_bus.connection import Connection
+from topoalign.runtime.nats_bus.delivered import Delivered
 from topoalign.runtime.nats_bus.follower import Follower, Pull
 
 pytestmark = pytest.mark.anyio
@@ -23,9 +23,9 @@ async def test_a_message_that_got_lost_on_its_way_is_fetched_again(
     """The consumer counts what it sends, and one number is missing."""
     arrive, losses = Pull.heard, chain([False, False, True], repeat(False))
 
-    async def lose(self: Pull, message: Msg) -> None:
-        if not (message.reply.startswith("$JS.ACK.") and next(losses)):
-            await arrive(self, message)
+    def lose(self: Pull, delivered: Delivered) -> None:
+        if delivered.is_remark or not next(losses):
+            arrive(self, delivered)
 
     monkeypatch.setattr(Pull, "heard", lose)
     async with killable(tmp_path) as server, connect_bus(server.url) as bus:

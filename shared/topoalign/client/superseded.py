@@ -43,7 +43,7 @@ class Superseded:
         """Whether this fact is superseded."""
         if not self._newest:
             return False
-        token = received.message.subject.split(".")[3]  # of allocation_subjects
+        token = received.message.subject.split(".", 4)[3]  # of allocation_subjects
         if received.position >= self._newest.get(token, 0):
             return False
         place = place_of(received.message)
@@ -77,9 +77,9 @@ class Superseded:
 def place_of(message: Message) -> Place:
     """Epoch and seq of a fact by its id, without decoding it; the highest possible where the id does not tell them."""
     try:
-        _, _, epoch, seq = message.headers["Nats-Msg-Id"].split(".")[:4]
-        return int(epoch), int(seq)
-    except (KeyError, ValueError):
+        parts = message.headers["Nats-Msg-Id"].split(".", 4)
+        return int(parts[2]), int(parts[3])
+    except (LookupError, ValueError):
         return LARGEST_NUMBER, LARGEST_NUMBER
 
 

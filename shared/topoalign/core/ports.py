@@ -43,7 +43,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     """A message on the bus: `wire` encodes an event as one and decodes it again."""
 
     subject: str
-    headers: dict[str, str]
+    headers: Mapping[str, str]
     body: bytes
 
 

@@ -25,6 +25,7 @@ from nats.aio.subscription import Subscription
 from topoalign.core.model.errors import BusRefused, BusUnavailable, NobodyAnswers, clean
 from topoalign.runtime.clock import until_tick
 from topoalign.runtime.nats_bus.access import Access, shown
+from topoalign.runtime.nats_bus.delivered import Delivered
 from topoalign.runtime.nats_bus.library import CLOCK, TolerantClient, abandon, contained, parked, socket_of
 
 OLDEST_SERVER = (2, 12)
@@ -135,6 +136,13 @@ class Connection:
         """Subscribe to a subject. Raises BusUnavailable, and BusRefused without the permission."""
         with self.waiting(subject, CONNECT_SECONDS), self.translated(subject):
             return await self.client.subscribe(subject, cb=heard)
+
+    async def take(self, subject: str, take: Callable[[Delivered], None]) -> Subscription:
+        """Subscribe to a subject; `take` is called with each message as it comes. Raises as `subscribe` does."""
+        with self.waiting(subject, CONNECT_SECONDS), self.translated(subject):
+            subscription = await self.client.subscribe(subject)
+            self.client.deliver(subscription, take)
+            return subscription
 
     @contextmanager
     def translated(self, subject: str) -> Iterator[None]:

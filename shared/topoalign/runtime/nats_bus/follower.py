@@ -2,7 +2,7 @@
 Follows a stream: messages in order, each at least once, through any number of lost connections.
 
 The server keeps only a short-lived consumer without acknowledgements; the position is kept here. Messages are
-fetched in small batches when the reader asks, so a slow reader costs the server nothing. While a batch is under way the
+fetched in batches when the reader asks, so a slow reader costs the server nothing. While a batch is under way the
 server sends a heartbeat every two seconds. If a heartbeat is missing, or a message is missing from the count, or the
 connection is lost, the consumer is created again from the position after the last message that the reader had.
 
@@ -19,17 +19,18 @@ import anyio
 import msgspec
 import nats.errors
 import structlog
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from topoalign.core.model.errors import BusRefused, BusUnavailable, clean
-from topoalign.core.ports import Message, Received, Stream
+from topoalign.core.ports import Received, Stream
 from topoalign.runtime.backoff import backoff_seconds
 from topoalign.runtime.nats_bus.connection import Connection
+from topoalign.runtime.nats_bus.delivered import Delivered
 from topoalign.runtime.nats_bus.library import contained
 from topoalign.runtime.stores import NOT_FOUND, SECOND, Info, refused, stream_info
 
-BATCH = 128
+BATCH, LARGEST_BATCH = 128, 1000
+"""Messages of one fetch. It is larger where more wait: each costs a round trip, in which nothing is read."""
 BATCH_BYTES = 4 * 1024 * 1024
 EXPIRES = 30.0
 """Seconds a fetch waits at the server for messages to come."""
@@ -52,16 +53,18 @@ class Pull:
         self._stream, self._name = stream, name
         self._inbox = connection.client.new_inbox()
         self._subscription: Subscription | None = None
-        self._arrived: deque[Msg] = deque()
+        self._arrived: deque[Delivered] = deque()
         self._news = anyio.Event()
         self._due = 0
         """Messages that the fetch under way may still bring."""
         self._count = 0
         """Messages this consumer has brought."""
+        self._waiting = 0
+        """Messages that waited behind the last of them."""
 
     async def begin(self, subject: str, after: int) -> None:
         """Create the consumer, from the message after a position."""
-        self._subscription = await self.connection.subscribe(self._inbox, self.heard)
+        self._subscription = await self.connection.take(self._inbox, self.heard)
         config = {
             "name": self._name,
             "deliver_policy": "by_start_sequence",
@@ -96,9 +99,9 @@ class Pull:
 
     async def fetch(self) -> None:
         """Request the next batch; the server sends heartbeats until it ends."""
-        self._due = BATCH
+        self._due = min(max(BATCH, self._waiting), LARGEST_BATCH)
         wish = {
-            "batch": BATCH,
+            "batch": self._due,
             "max_bytes": BATCH_BYTES,
             "expires": int(EXPIRES * SECOND),
             "idle_heartbeat": int(HEARTBEAT * SECOND),
@@ -106,30 +109,25 @@ class Pull:
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._name}"
         await self.connection.send(subject, msgspec.json.encode(wish), self._inbox)
 
-    def take(self, message: Msg) -> Received | None:
+    def take(self, delivered: Delivered) -> Received | None:
         """A message of the stream, or None for the server's remarks about the fetch."""
-        headers = dict(message.headers or {})
-        if not message.reply.startswith("$JS.ACK."):
-            self.remark(headers.get("Status", ""), headers.get("Description", ""))
+        if delivered.is_remark:
+            self.remark(*delivered.status)
             return None
-        metadata = message.metadata
-        sequence = metadata.sequence
-        if sequence.consumer != self._count + 1:
+        count, received = delivered.counted()
+        if count != self._count + 1:
             raise BusUnavailable(f"message {self._count + 1} of a fetch from {self._stream} is missing")
         self._count += 1
         self._due -= 1
-        return Received(
-            message=Message(subject=message.subject, headers=headers, body=message.data),
-            position=sequence.stream,
-            waiting=metadata.num_pending,
-        )
+        self._waiting = received.waiting
+        return received
 
     def remark(self, status: str, description: str) -> None:
         """100 is a sign of life; 408 and 409 end the fetch, unless the consumer itself is gone; others are failures."""
         if status == "409" and description.startswith("Exceeded"):
             raise BusRefused(
                 f"fetching from {self._stream}: {clean(description, 100)}",
-                f"allow consumers at least {BATCH} messages and {BATCH_BYTES} bytes a request",
+                f"allow consumers at least {LARGEST_BATCH} messages and {BATCH_BYTES} bytes a request",
             )
         ended = status == "408" or (status == "409" and "Consumer" not in description)
         if ended:
@@ -137,9 +135,9 @@ class Pull:
         elif status != "100":
             raise BusUnavailable(f"fetching from {self._stream}: {status} {clean(description, 100)}")
 
-    async def heard(self, message: Msg) -> None:
+    def heard(self, delivered: Delivered) -> None:
         """Handle a message of the server."""
-        self._arrived.append(message)
+        self._arrived.append(delivered)
         self._news.set()
 
     async def end(self) -> None:

@@ -8,16 +8,18 @@ turns it into an error of the library.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import cast
 
 import nats.errors
 from nats.aio.client import Client, Server
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
 
 from topoalign.runtime.clock import SystemClock, until_tick
+from topoalign.runtime.nats_bus.delivered import Delivered
 
 PARKED = 3600.0
 CLOCK = SystemClock()
@@ -57,6 +59,25 @@ class TolerantClient(Client):
     NATS stores such a subject; the library's read loop ends on it (nats-py 2.16.0), on every new connection again. With
     the odd bytes replaced the message is one more that cannot be decoded, and is put aside by whoever hears it.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._takers: dict[int, Callable[[Delivered], None]] = {}
+
+    def deliver(self, subscription: Subscription, take: Callable[[Delivered], None]) -> None:
+        """The messages of this subscription go to `take` as they come, until it ends, and through no queue."""
+        self._takers[subscription._id] = take
+
+    def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
+        self._takers.pop(sid, None)
+        super()._remove_sub(sid, max_msgs)
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        take = self._takers.get(sid)
+        if take is None:
+            await super()._process_msg(sid, subject, reply, data, headers)
+        else:
+            take(Delivered(subject, reply, data, headers or b""))
 
     def _build_message(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
