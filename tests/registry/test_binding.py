@@ -349,7 +349,7 @@ async def test_a_pod_must_fit_beside_those_that_are_pending(site: Site, bus: Mem
     asked: list[tuple[NodeName, str]] = []
     answers = ["", "NotAligned"]
 
-    def fits(node: NodeName, pod: PodToSchedule) -> str:
+    async def fits(node: NodeName, pod: PodToSchedule) -> str:
         asked.append((node, pod.uid))
         return answers[len(asked) - 1]
 
@@ -367,7 +367,11 @@ async def test_a_pod_must_fit_beside_those_that_are_pending(site: Site, bus: Mem
 async def test_what_is_reserved_stays_while_others_are_pending(site: Site, bus: MemoryBus, api: Troubled) -> None:
     """As for a pod of a gang: it is planned there, and only has to wait."""
     answers = ["", PODS_PENDING]
-    registry = Registry(site, bus, api=api, fits=lambda node, pod: answers.pop(0))
+
+    async def fits(node: NodeName, pod: PodToSchedule) -> str:
+        return answers.pop(0)
+
+    registry = Registry(site, bus, api=api, fits=fits)
     uid = site.add("a")
     async with running(site, bus, registry):
         api.dropped = 1_000_000

@@ -16,6 +16,7 @@ from topoalign.registry.cluster import Cluster
 from topoalign.registry.scheduling.holds import Hold
 from topoalign.registry.scheduling.model import Filtered
 
+pytestmark = pytest.mark.anyio
 SEEDS = 600 if THOROUGH else 60
 STATIC = msgspec.structs.replace(RULES, cpu_manager="static", reserved_cpus="0,8")
 UNKNOWN_OWNER = Owner(namespace=Namespace("default"), pod=PodName("a"), container=ContainerName("main"))
@@ -191,15 +192,15 @@ def test_a_node_that_is_registered_again_holds_what_it_held() -> None:
     assert ("NotAligned", "", {}) == (again, world.code(gpus=4, uid="c"), world.view.reserved_on)
 
 
-def test_a_pod_is_not_bound_beside_one_that_it_may_displace() -> None:
+async def test_a_pod_is_not_bound_beside_one_that_it_may_displace() -> None:
     """One GPU is taken of NUMA node 0, where three are wanted: the three fit before the one, and not after it."""
     world = node(places=(0, 0, 0, 1, 1))
     world.view.expect(NODE, asked(gpus(3, "three"), "three"))
     one = asked(gpus(1, "one"), "one")
-    filtered, pending = world.code(gpus=1), world.scheduler.fits_in_every_order(NODE, one)
+    filtered, pending = world.code(gpus=1), await world.scheduler.fits_in_every_order(NODE, one)
     world.tell(world.says.admit(gpus(3, "three"), "three"))
 
-    assert ("", "PodsPending", "") == (filtered, pending, world.scheduler.fits_in_every_order(NODE, one))
+    assert ("", "PodsPending", "") == (filtered, pending, await world.scheduler.fits_in_every_order(NODE, one))
 
 
 def test_a_node_has_others_until_it_has_shown_them() -> None:
@@ -216,23 +217,23 @@ def test_a_node_has_others_until_it_has_shown_them() -> None:
     assert ((False, True), (False, True), False) == (reserved, bound, world.view.holds(NODE).has_others("b"))
 
 
-def test_alike_pods_fit_in_every_order_up_to_three_that_wait() -> None:
+async def test_alike_pods_fit_in_every_order_up_to_three_that_wait() -> None:
     world = node()
     refusals = []
     for number in range(4):
-        refusals.append(world.scheduler.fits_in_every_order(NODE, asked(gpus(1, f"p{number}"), f"p{number}")))
+        refusals.append(await world.scheduler.fits_in_every_order(NODE, asked(gpus(1, f"p{number}"), f"p{number}")))
         world.view.expect(NODE, asked(gpus(1, f"p{number}"), f"p{number}"))
-    full = world.scheduler.fits_in_every_order(NODE, asked(gpus(1, "p4"), "p4"))
-    more = world.scheduler.fits_in_every_order(NODE, asked(gpus(0, "p5"), "p5"))
+    full = await world.scheduler.fits_in_every_order(NODE, asked(gpus(1, "p4"), "p4"))
+    more = await world.scheduler.fits_in_every_order(NODE, asked(gpus(0, "p5"), "p5"))
 
     assert ([""] * 4, "NotAligned", "PodsPending") == (refusals, full, more)
 
 
-def test_what_is_reserved_for_the_pod_itself_does_not_keep_it_out() -> None:
+async def test_what_is_reserved_for_the_pod_itself_does_not_keep_it_out() -> None:
     world = node()
     world.view.hold(NODE, [hold("a", "GPU-0", "GPU-1", "GPU-2", "GPU-3")])
 
-    assert "" == world.scheduler.fits_in_every_order(NODE, asked(gpus(4), "a"))
+    assert "" == await world.scheduler.fits_in_every_order(NODE, asked(gpus(4), "a"))
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 20))

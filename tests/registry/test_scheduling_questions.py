@@ -17,6 +17,8 @@ SEEDS = 600 if THOROUGH else 60
 TWO, FIVE, NINE = (asked(pod(container("main", gpus=gpus), name=f"p{gpus}")) for gpus in (2, 5, 9))
 NEW = NodeName("new")
 
+pytestmark = pytest.mark.anyio
+
 
 @pytest.fixture
 def world() -> OneNode:
@@ -75,28 +77,28 @@ def test_victims_help_where_amounts_are_what_is_lacking(world: OneNode) -> None:
     assert [True, False, False] == [each.helped_by_victims for each in (short, never, away)]
 
 
-def test_nodes_that_are_not_offered_are_left_out_of_a_preemption(world: OneNode) -> None:
+async def test_nodes_that_are_not_offered_are_left_out_of_a_preemption(world: OneNode) -> None:
     world.tell(world.says.admit(pod(container("main", gpus=4)), "a"))
     victims = {each: Victims(uids=("a",)) for each in (NODE, NEW)}
-    helped = world.scheduler.preempt(TWO, victims)
+    helped = await world.scheduler.preempt(TWO, victims)
     world.cluster.answers(NODE, False)
 
-    assert ([NODE], {}) == (list(helped), world.scheduler.preempt(TWO, victims))
+    assert ([NODE], {}) == (list(helped), await world.scheduler.preempt(TWO, victims))
 
 
-def test_victims_that_a_node_knows_by_their_names_are_found(world: OneNode) -> None:
+async def test_victims_that_a_node_knows_by_their_names_are_found(world: OneNode) -> None:
     """Where no checkpoint could be read, the record has the names of pods alone."""
     world.view.expect(NODE, asked(pod(container("main", gpus=4), name="a"), "uid-a"))
     world.tell(world.says.admit(pod(container("main", gpus=4), name="a"), ""))
     world.says.entries = ()
     world.tell([world.says.usage()])
 
-    assert [NODE] == list(world.scheduler.preempt(TWO, {NODE: Victims(uids=("uid-a",))}))
-    assert {} == world.scheduler.preempt(TWO, {NODE: Victims(uids=("uid-b",))})
+    assert [NODE] == list(await world.scheduler.preempt(TWO, {NODE: Victims(uids=("uid-a",))}))
+    assert {} == await world.scheduler.preempt(TWO, {NODE: Victims(uids=("uid-b",))})
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 20))
-def test_a_preemption_says_what_filter_says_when_the_victims_are_gone(first: int) -> None:
+async def test_a_preemption_says_what_filter_says_when_the_victims_are_gone(first: int) -> None:
     """Of pods that the node shows, and of pods that are bound and not shown yet."""
     tally = {True: 0, False: 0}
     for seed in range(first, first + 20):
@@ -111,7 +113,7 @@ def test_a_preemption_says_what_filter_says_when_the_victims_are_gone(first: int
                 tell_all(cluster, says.admit(request, uid))
         victims = [uid for uid in uids if chance.random() < 0.5]
         pods = [asked(some_request(chance, says.hardware, f"o{number}")) for number in range(8)]
-        fits = [bool(scheduler.preempt(each, {says.node: Victims(uids=tuple(victims))})) for each in pods]
+        fits = [bool(await scheduler.preempt(each, {says.node: Victims(uids=tuple(victims))})) for each in pods]
         for uid in victims:
             scheduler.view.gone(says.node, uid)
             tell_all(cluster, says.end(uid))

@@ -1,6 +1,8 @@
 """A request that amounts do not decide takes long on thousands of nodes: it is judged with turns of the event loop."""
 
 from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
 import anyio
 import pytest
@@ -9,6 +11,8 @@ from view_support import RULES, SETTLED, Says, asked, tell_all
 
 from topoalign.core.model.ids import NodeName
 from topoalign.registry.cluster import Cluster
+from topoalign.registry.scheduling import orders, scheduler
+from topoalign.registry.scheduling.model import Victims
 from topoalign.registry.scheduling.nodes import NodeView
 from topoalign.registry.scheduling.scheduler import Scheduler
 from topoalign.registry.scheduling.verdicts import Request, Verdicts
@@ -52,6 +56,17 @@ class Large:
 
         monkeypatch.setattr(Verdicts, "judge", judging)
 
+    def note(self, monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> None:
+        """Each call of this function of a module takes the time of a node, too."""
+        function = getattr(module, name)
+
+        def noted(*args: Any) -> Any:
+            self.clock.pass_by(LONGEST_SECONDS / NODES_IN_A_TURN)
+            self.turns[-1].append("")
+            return function(*args)
+
+        monkeypatch.setattr(module, name, noted)
+
     async def note_turns(self) -> None:
         while True:
             await anyio.lowlevel.checkpoint()
@@ -93,6 +108,38 @@ async def test_what_a_gang_is_planned_on_gives_turns_too(large: Large) -> None:
 
     assert NODES_IN_A_TURN == max(map(len, large.turns))
     assert sorted(NODES) == sorted(best)
+
+
+async def test_a_preemption_of_many_nodes_gives_turns(large: Large, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is gone in a turn is left out, and ends nothing."""
+    large.note(monkeypatch, scheduler, "decided")
+
+    def between() -> None:
+        if len(large.judged) == NODES_IN_A_TURN:
+            large.cluster.forget(NODES[-1])
+
+    large.between = between
+    async with background() as tasks:
+        tasks.start_soon(large.note_turns)
+        await anyio.lowlevel.checkpoint()
+        helped = await large.scheduler.preempt(POD, {name: Victims(uids=("a",)) for name in NODES})
+
+    assert NODES_IN_A_TURN == max(map(len, large.turns))
+    assert NODES[:-1] == tuple(helped)
+
+
+async def test_pods_that_are_tried_in_every_order_give_turns(large: Large, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four pods of which no two are alike: 64 decisions."""
+    large.note(monkeypatch, orders, "decide")
+    for cpus in (1, 2, 3):
+        large.view.expect(NODES[0], asked(pod(container("main", gpus=1, cpus=cpus), name=f"p{cpus}"), f"p{cpus}"))
+    async with background() as tasks:
+        tasks.start_soon(large.note_turns)
+        await anyio.lowlevel.checkpoint()
+        refusal = await large.scheduler.fits_in_every_order(NODES[0], asked(pod(container("main", gpus=1))))
+
+    assert ("", 64) == (refusal, len(large.judged))
+    assert NODES_IN_A_TURN == max(map(len, large.turns))
 
 
 async def test_a_filter_that_was_given_up_is_gone_on_with(large: Large) -> None:

@@ -10,7 +10,7 @@ five seconds and tries again. Pods end, or are deleted before they begin.
 from random import Random
 
 import anyio
-from binding_support import RULES, Site
+from binding_support import RULES, Site, always
 from simulation.bus import Broker, FaultyBus, happens
 from simulation.loop import Process, SimulatedLoop
 from simulation.world import SimulatedClock, Violation
@@ -82,7 +82,7 @@ class Replica:
         self.seen: dict[NodeName, NodeState] = {name: NodeState(node=name) for name in world.site.ledgers}
         self.reservations = Reservations(bus, world.clock, f"{self._name}-{self._lives}", self.seen.__getitem__)
         api = FaultyApi(world, process)
-        self.binder = Binder(bus, world.clock, api, self.reservations, lambda node, pod: "")
+        self.binder = Binder(bus, world.clock, api, self.reservations, always)
         world.loop.start(process, self.reservations.run)
         world.loop.create_in(process, self._look)
 

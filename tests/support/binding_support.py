@@ -1,6 +1,6 @@
 """Nodes with real allocators, an API server in memory, and registries that bind pods."""
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import anyio
@@ -75,7 +75,7 @@ def ledger(name: NodeName, clock: Clock) -> Ledger:
     return made
 
 
-def always(node: NodeName, pod: PodToSchedule) -> str:
+async def always(node: NodeName, pod: PodToSchedule) -> str:
     return ""
 
 
@@ -88,7 +88,7 @@ class Registry:
         bus: Bus,
         writer: str = "r1",
         api: KubernetesApi | None = None,
-        fits: Callable[[NodeName, PodToSchedule], str] = always,
+        fits: Callable[[NodeName, PodToSchedule], Awaitable[str]] = always,
         clock: Clock | None = None,
     ) -> None:
         self.site, self.api = site, api or MemoryKubernetes(site.cluster)

@@ -56,7 +56,7 @@ class RecordedScheduling:
         self._asked(pod)
         return [10 - position % 11 for position in range(len(nodes))]
 
-    def preempt(self, pod: PodToSchedule, victims: Mapping[NodeName, Victims]) -> Mapping[NodeName, Victims]:
+    async def preempt(self, pod: PodToSchedule, victims: Mapping[NodeName, Victims]) -> Mapping[NodeName, Victims]:
         self._asked(pod)
         self.victims.append(victims)
         return {node: some for node, some in victims.items() if self.refused(node) is None}

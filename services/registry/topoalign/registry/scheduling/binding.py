@@ -127,7 +127,7 @@ class Binder:
         clock: Clock,
         api: KubernetesApi,
         reservations: Reservations,
-        fits: Callable[[NodeName, PodToSchedule], str],
+        fits: Callable[[NodeName, PodToSchedule], Awaitable[str]],
         plan: Callable[[PodToSchedule, NodeName], Awaitable[str]] = no_gangs,
         shown: ShownPods | None = None,
     ) -> None:
@@ -215,7 +215,7 @@ class Binder:
                 position = self._reservations.of(node).position
                 try:
                     admission = await self._confirmed(pod, node)
-                    refusal = self._fits(node, pod)
+                    refusal = await self._fits(node, pod)
                     if refusal == PODS_PENDING:
                         raise PodsPending(node)
                     if refusal:

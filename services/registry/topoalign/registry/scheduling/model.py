@@ -67,9 +67,10 @@ class Scheduling(Protocol):
     def prioritize(self, pod: PodToSchedule, nodes: Sequence[NodeName]) -> Sequence[int]:
         """A score of 0 to 10 for each of these nodes, in their order. Raises InvalidField as `filter` does."""
 
-    def preempt(self, pod: PodToSchedule, victims: Mapping[NodeName, Victims]) -> Mapping[NodeName, Victims]:
+    async def preempt(self, pod: PodToSchedule, victims: Mapping[NodeName, Victims]) -> Mapping[NodeName, Victims]:
         """
-        Those of the nodes that would admit the pod if these victims were gone; none that would not.
+        Those of the nodes that would admit the pod if these victims were gone; none that would not. With turns of the event
+        loop, as `prepare`.
 
         Raises InvalidField as `filter` does.
         """

@@ -13,6 +13,7 @@ from topoalign.core.admission.admit import decide
 from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.model.decisions import Admission
 from topoalign.core.state.fold import NodeState
+from topoalign.runtime.turns import Turns
 
 MOST_PENDING = 3
 """Pods that are tried in every order, besides the one that is to be bound: 64 decisions where no two are alike."""
@@ -29,13 +30,17 @@ class Comer(NamedTuple):
     """Whether all is in vain if it is refused."""
 
 
-def all_fit(state: NodeState, pods: Sequence[Comer]) -> bool:
-    """Whether those of the pods that must fit are admitted, in whatever order all of them come."""
+async def all_fit(state: NodeState, pods: Sequence[Comer], turns: Turns) -> bool:
+    """
+    Whether those of the pods that must fit are admitted, in whatever order all of them come. A decision takes up to a
+    millisecond: the event loop has its turns between them.
+    """
     tried = set()
     for place, pod in enumerate(pods):
         if pod.key in tried:
             continue
         tried.add(pod.key)
+        await turns.give()
         decision, after = decide(state, pod.demand), state
         if isinstance(decision, Admission):
             for each in decision.allocations:
@@ -43,6 +48,6 @@ def all_fit(state: NodeState, pods: Sequence[Comer]) -> bool:
         elif pod.must_fit:
             return False
         rest = (*pods[:place], *pods[place + 1 :])
-        if rest and not all_fit(after, rest):
+        if rest and not await all_fit(after, rest, turns):
             return False
     return True

@@ -138,16 +138,18 @@ class Scheduler:
         scores = dict(zip(passed, self.prioritize(pod, passed), strict=True))
         return sorted(passed, key=lambda node: (-scores[node], node))
 
-    def preempt(self, pod: PodToSchedule, victims: Mapping[NodeName, Victims]) -> Mapping[NodeName, Victims]:
+    async def preempt(self, pod: PodToSchedule, victims: Mapping[NodeName, Victims]) -> Mapping[NodeName, Victims]:
         """As `Scheduling.preempt`. Raises NotReadYet."""
-        request = self._request(pod)
-        return {
-            node: each
-            for node, each in victims.items()
-            if not self._judge_without(request, node, frozenset((*each.uids, pod.uid)))
-        }
+        request, turns = self._request(pod), self.view.turns()
+        helped: dict[NodeName, Victims] = {}
+        for node, each in victims.items():
+            await turns.give()
+            self.view.renew()  # nodes may have changed, or gone, in the turn
+            if not self._judge_without(request, node, frozenset((*each.uids, pod.uid))):
+                helped[node] = each
+        return helped
 
-    def fits_in_every_order(self, node: NodeName, pod: PodToSchedule) -> str:
+    async def fits_in_every_order(self, node: NodeName, pod: PodToSchedule) -> str:
         """
         The code of why the pod may not be bound to the node now; empty: its kubelet will admit it and all pods that are
         bound or reserved there and not shown yet, in whatever order they come. What is reserved for the pod itself does not
@@ -171,7 +173,8 @@ class Scheduler:
             return PODS_PENDING
         moving = uids | {each.uid for each, _ in waiting}
         comers = [self._comer(place, *each, fixed.rules) for place, each in enumerate(((pod, True), *waiting))]
-        return "" if all_fit(self.view.basis_of(facts, moving).state, comers) else PODS_PENDING
+        fit = await all_fit(self.view.basis_of(facts, moving).state, comers, self.view.turns())
+        return "" if fit else PODS_PENDING
 
     def _comer(self, place: int, pod: PodToSchedule, must_fit: bool, rules: AdmissionRules) -> Comer:
         request = self._verdicts.request(pod)

@@ -123,9 +123,9 @@ class Scheduling:
         )
         self.view.hold(node, tuple(holds))
 
-    def _fits(self, node: NodeName, pod: PodToSchedule) -> str:
+    async def _fits(self, node: NodeName, pod: PodToSchedule) -> str:
         """As `fits_in_every_order`, of a pod that its node has confirmed: only others that are pending can change that."""
-        return self.scheduler.fits_in_every_order(node, pod) if self.view.holds(node).has_others(pod.uid) else ""
+        return await self.scheduler.fits_in_every_order(node, pod) if self.view.holds(node).has_others(pod.uid) else ""
 
     def _freed(self, node: NodeName) -> None:
         """A reservation has ended without its pod, which nobody sees in Kubernetes."""

@@ -115,7 +115,7 @@ class Extender:
         """On which nodes these victims would make room for the pod."""
         pod, victims = read_preempt(body)
         try:
-            helped = self._scheduling.preempt(read_pod(pod), victims)
+            helped = await self._scheduling.preempt(read_pod(pod), victims)
         except TopoalignError as failure:
             log.info("no preemption", code=failure.code, finding=failure.finding)
             helped = {}
