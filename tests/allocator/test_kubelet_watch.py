@@ -14,7 +14,7 @@ from topoalign.allocator.ledger.journal import MemoryJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.reconciliation.pod_resources import Listed, PodResourcesClient
 from topoalign.allocator.requests.kubelet_files import KubeletFiles
-from topoalign.allocator.requests.kubelet_watch import POLL_SECONDS, KubeletWatch
+from topoalign.allocator.requests.kubelet_watch import POLL_SECONDS, READ_SECONDS, KubeletWatch
 from topoalign.core.admission.prediction import predict
 from topoalign.core.model.decisions import Decision
 from topoalign.core.model.ids import GPU, ContainerName, DeviceID, PodName, ResourceName
@@ -22,7 +22,8 @@ from topoalign.core.model.kubelet import KubeletObserved, ListedDevices
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest
 from topoalign.kubelet.files import configuration
 from topoalign.kubelet.grpc.client import KubeletAway
-from topoalign.runtime.clock import ManualClock
+from topoalign.runtime.clock import ManualClock, all_tasks_blocked
+from topoalign.runtime.directory_changes import DirectoryChanges
 from topoalign.runtime.tasks import background
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 
@@ -282,6 +283,53 @@ async def test_without_other_plugins_devices_are_asked_for_when_the_files_change
     assert ([ours], []) == (first, idle)
     assert [ours | theirs] * 6 == written + shown
     assert [None] * 4 == away
+
+
+async def test_where_changes_are_told_files_are_polled_after_them(tmp_path: Path) -> None:
+    """The directory of pods is not there at first: the one above it tells."""
+    known = MemoryAllocator(MACHINE).state
+    ours: Listed = {GPU: (ListedDevices(nodes=(0,), ids=tuple(gpu.id for gpu in MACHINE.gpus)),)}
+    readings = 0
+
+    async def devices(others_than: Collection[ResourceName]) -> Listed:
+        nonlocal readings
+        readings += 1
+        return ours
+
+    clock, changes = ManualClock(1_700_000_000.2), DirectoryChanges()
+    ledger = Ledger(NODE, MemoryJournal(), clock)
+    assert known.topology is not None and known.health is not None
+    ledger.hear(known.topology)
+    ledger.hear(known.health)
+    (tmp_path / "device-plugins").mkdir()
+    watch = CountedWatch(ledger, KubeletFiles(tmp_path / "none", tmp_path, OWN, 60.0), clock, devices, changes=changes)
+
+    async def next_poll(seconds: float) -> tuple[int, int]:
+        """The polls so far, and the readings of the last of them."""
+        before, polls = readings, watch.polls
+        await clock.advance(seconds)
+        while watch.polls == polls:
+            await watch.polled.wait()
+        await all_tasks_blocked()
+        return watch.polls, readings - before
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(changes.run)
+        tasks.start_soon(watch.run)
+        first = await next_poll(0)
+        second = await next_poll(POLL_SECONDS)
+        idle = await next_poll(READ_SECONDS)
+        change = changes.next_change
+        (tmp_path / "pods").mkdir()
+        await change.wait()
+        made = await next_poll(POLL_SECONDS)
+        change = changes.next_change
+        (tmp_path / "pods" / "uid").mkdir()
+        await change.wait()
+        added = await next_poll(POLL_SECONDS)
+        tasks.cancel_scope.cancel()
+
+    assert [(1, 1), (2, 0), (3, 1), (4, 1), (5, 1)] == [first, second, idle, made, added]
 
 
 async def test_many_questions_at_once_ask_the_kubelet_once_or_twice() -> None:

@@ -40,6 +40,7 @@ from topoalign.kubelet.grpc.client import KubeletAway
 from topoalign.kubelet.grpc.kept_channel import KeptChannel
 from topoalign.kubelet.grpc.transport import Load, Server
 from topoalign.runtime.clock import ManualClock, SystemClock
+from topoalign.runtime.directory_changes import DirectoryChanges
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 
 NODE = NodeName("node-1")
@@ -253,8 +254,12 @@ async def node(
     drain_seconds: float = 5.0,
     until: Callable[[FakeKubelet], bool] | None = None,
     chance: Random | None = None,
+    changes: DirectoryChanges | None = None,
 ) -> AsyncIterator[Node]:
-    """Runs a fake kubelet and the front; yields when all resources are allocatable, or when `until` says."""
+    """
+    Runs a fake kubelet and the front; yields when all resources are allocatable, or when `until` says. With `changes` the
+    kernel tells of the plugin directory.
+    """
     machine = machine or two_nodes()
     with short_directory() as directory:
         plugins, resources = directory / "device-plugins", directory / "pod-resources"
@@ -271,8 +276,11 @@ async def node(
             pod_resources=channel,
             drain_seconds=drain_seconds,
             jitter=lambda: 1.0,
+            changes=changes,
         )
         async with anyio.create_task_group() as tasks:
+            if changes is not None:
+                tasks.start_soon(changes.run)
             await tasks.start(kubelet.run)
             await tasks.start(front.run)
             await kubelet.until(until or offers(machine))

@@ -12,6 +12,7 @@ from topoalign.allocator.device_allocations import DeviceAllocations
 from topoalign.allocator.device_plugin.containers import Containers
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.hardware_watch import HardwareWatch
+from topoalign.allocator.ledger.journal import FileJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.metrics import figures
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
@@ -24,13 +25,14 @@ from topoalign.allocator.service import Allocator, refuse_twin
 from topoalign.allocator.settings import AllocatorSettings
 from topoalign.allocator.takeover import Vacancy, hardware_known, open_in_turn, wait_for_successor
 from topoalign.runtime.context import Context
+from topoalign.runtime.directory_changes import DirectoryChanges
 from topoalign.runtime.settings import from_environment
 
 
 class KubeletSide(NamedTuple):
     """
     The parts of an allocator whose node has a kubelet: its PodResources, what is reserved, what it allocated, the device
-    plugins, and the watch of its files.
+    plugins, the watch of its files, and what tells of changes in its directories.
     """
 
     pod_resources: PodResourcesClient
@@ -38,6 +40,7 @@ class KubeletSide(NamedTuple):
     allocations: DeviceAllocations
     front: KubeletFront
     watch: KubeletWatch
+    changes: DirectoryChanges
 
 
 async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -77,12 +80,12 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
             reservations=kubelet.reservations if kubelet is not None else None,
             hub=context.hub,
         )
-        context.figures.extend(figures(allocator, lambda: len(journal.set_aside), lambda: journal.syncs))
-        tell_state(context, allocator, kubelet, containers)
+        tell_state(context, allocator, journal, kubelet, containers)
         async with kubelet.pod_resources if kubelet is not None else nullcontext(), anyio.create_task_group() as tasks:
             await tasks.start(allocator.run)
             tasks.start_soon(configuration.keep_up, context.clock, context.reload.wait)
             if kubelet is not None:
+                tasks.start_soon(kubelet.changes.run)
                 tasks.start_soon(kubelet.watch.run)
                 tasks.start_soon(containers.run, kubelet.allocations, context.clock)
                 await tasks.start(kubelet.front.run)
@@ -98,6 +101,7 @@ def kubelet_side(
     """Builds the parts for a node with a kubelet from the settings; nothing runs yet. Raises InvalidField."""
     rules, pod_resources = settings.rules, PodResourcesClient(settings.pod_resources, Path(settings.kubelet_dir))
     reservations = Reservations(ledger, context.hub or context.bus, context.clock)
+    changes = DirectoryChanges()
     allocations = DeviceAllocations(
         ledger,
         context.clock,
@@ -115,6 +119,7 @@ def kubelet_side(
         containers=containers,
         pod_resources=pod_resources.channel,
         drain_seconds=settings.drain_seconds,
+        changes=changes,
     )
     files = KubeletFiles(
         settings.kubelet_configuration,
@@ -123,12 +128,18 @@ def kubelet_side(
         version=settings.kubelet_version,
         settle_seconds=settings.settle_seconds,
     )
-    watch = KubeletWatch(ledger, files, context.clock, pod_resources.devices, allocations.ended)
-    return KubeletSide(pod_resources, reservations, allocations, front, watch)
+    watch = KubeletWatch(ledger, files, context.clock, pod_resources.devices, allocations.ended, changes)
+    return KubeletSide(pod_resources, reservations, allocations, front, watch, changes)
 
 
-def tell_state(context: Context, allocator: Allocator, kubelet: KubeletSide | None, containers: Containers) -> None:
-    """Registers the allocator's checks and notes for /readyz; a note does not make the process unready."""
+def tell_state(
+    context: Context, allocator: Allocator, journal: FileJournal, kubelet: KubeletSide | None, containers: Containers
+) -> None:
+    """
+    Registers the allocator's figures for /metrics, and its checks and notes for /readyz; a note does not make the process
+    unready.
+    """
+    context.figures.extend(figures(allocator, lambda: len(journal.set_aside), lambda: journal.syncs))
     if kubelet is not None:
         context.checks["kubelet"] = kubelet.front.reason
         context.checks["containers"] = containers.reason

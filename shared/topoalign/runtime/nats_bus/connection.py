@@ -30,8 +30,8 @@ from topoalign.runtime.nats_bus.library import CLOCK, TolerantClient, abandon, c
 
 OLDEST_SERVER = (2, 12)
 """Older ones silently ignore settings of our stores: atomic batches, per-message expiry (measured with 2.9.10)."""
-PING_SECONDS, PINGS_MISSED = 1, 2
-"""A peer that has fallen silent is noticed after three seconds instead of the library's four minutes."""
+PING_SECONDS, PINGS_MISSED = 2, 1
+"""A peer that has fallen silent is noticed after four seconds instead of the library's four minutes."""
 CONNECT_SECONDS = 2
 CLOSE_SECONDS = 2
 

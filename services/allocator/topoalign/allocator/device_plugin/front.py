@@ -28,6 +28,7 @@ from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.grpc import sockets
 from topoalign.kubelet.grpc.kept_channel import KeptChannel
 from topoalign.kubelet.grpc.transport import Load
+from topoalign.runtime.directory_changes import DirectoryChanges
 
 
 class KubeletFront:
@@ -43,14 +44,16 @@ class KubeletFront:
         pod_resources: KeptChannel | None = None,
         drain_seconds: float = 5.0,
         jitter: Jitter = JITTER,
+        changes: DirectoryChanges | None = None,
     ) -> None:
         """
         `kubelet_dir`: the kubelet's device plugin directory. `containers` knows what containers are told; None: by the
         defaults of the configuration. `pod_resources`: to the kubelet's PodResources, where it is asked whether it has
         our devices; None: it is not asked. `drain_seconds`: how long calls that have begun may go on when this is stopped.
-        `jitter` spreads the retries of many nodes.
+        `jitter` spreads the retries of many nodes. `changes` tells of changes in the directory; None: nobody does.
         """
         self._allocator, self._directory = allocator, kubelet_dir
+        self._changes = changes or DirectoryChanges()
         self.plugins: dict[ResourceName, Plugin] = {}
         """Those that run."""
         self.plugin_for = partial(
@@ -62,6 +65,7 @@ class KubeletFront:
             drain_seconds=drain_seconds,
             jitter=jitter,
             load=Load(),
+            changes=self._changes,
         )
         self._guard = Guard(pod_resources, clock, self.plugins.values) if pod_resources is not None else None
 
@@ -81,7 +85,9 @@ class KubeletFront:
                 version = self._allocator.version
                 wanted = resources(self._allocator.state)
                 for resource, plugin in self.plugins.items():
-                    plugin.wanted = resource in wanted
+                    if plugin.wanted != (resource in wanted):
+                        plugin.wanted = not plugin.wanted
+                        self._changes.tell()
                 for resource in wanted - self.plugins.keys():
                     plugin = self.plugins[resource] = self.plugin_for(resource)
                     tasks.start_soon(self._serve, plugin)

@@ -3,8 +3,10 @@ One resource's place in the kubelet: its socket, its registration, and the strea
 
 The kubelet forgets its plugins when it restarts, and tells nobody. It may come up long after us, may sweep its directory
 with our socket in it, may accept a registration and never listen. So nothing here waits for an event that might not come:
-twice a second a plugin polls what is there, and mends what is not as it should be. Nothing that the kubelet does ends
-this process. What it does with the registration is an event of `registration_states`, whose tables say what follows.
+twice a second a plugin polls what is there, and mends what is not as it should be. Where the kernel tells of changes in the
+directory (`runtime.directory_changes`) a plugin to which the kubelet listens polls after each of them, and otherwise every
+`QUIET_SECONDS`. Nothing that the kubelet does ends this process. What it does with the registration is an event of
+`registration_states`, whose tables say what follows.
 
 The order matters in one place: a stream to the kubelet is ended before a new registration, because the kubelet drops its
 newest client when an old stream ends late (kubelet v1.36.3, devicemanager runClient).
@@ -18,7 +20,16 @@ import structlog
 
 from topoalign.allocator.device_plugin.containers import Containers
 from topoalign.allocator.device_plugin.registration import register, socket_path
-from topoalign.allocator.device_plugin.registration_states import POLL_SECONDS, Event, Jitter, Registration, Sign
+from topoalign.allocator.device_plugin.registration_states import (
+    POLL_SECONDS,
+    QUIET_SECONDS,
+    SETTLE_SECONDS,
+    Event,
+    Jitter,
+    Registration,
+    Sign,
+    State,
+)
 from topoalign.allocator.device_plugin.server import DevicePlugin
 from topoalign.allocator.ports import AllocatorPort
 from topoalign.core.model.errors import StateFault
@@ -29,6 +40,7 @@ from topoalign.kubelet.grpc.client import KubeletAway
 from topoalign.kubelet.grpc.plugin_api import KUBELET_SOCKET
 from topoalign.kubelet.grpc.transport import Load, Server
 from topoalign.runtime.clock import until_tick
+from topoalign.runtime.directory_changes import DirectoryChanges
 
 log = structlog.get_logger()
 
@@ -50,7 +62,9 @@ class Plugin:
         drain_seconds: float,
         jitter: Jitter,
         load: Load | None = None,
+        changes: DirectoryChanges | None = None,
     ) -> None:
+        """`changes` tells of changes in `directory`; None: nobody does."""
         self.resource = resource
         self.path = socket_path(directory, resource)
         self.service = DevicePlugin(resource, allocator, containers)
@@ -62,6 +76,8 @@ class Plugin:
         self._clock = clock
         self._drain_seconds = drain_seconds
         self._load = load or Load()
+        self._changes = changes or DirectoryChanges()
+        self.service.watches.when_ended = self._changes.tell
         self._server: Server | None = None
         self._registration = Registration(jitter)
         self._former = self.service.watch
@@ -70,11 +86,18 @@ class Plugin:
         """How many healthy devices the kubelet was told of and did not show."""
 
     async def run(self) -> None:
-        """Polls every `POLL_SECONDS` until cancelled or no longer `wanted`, then closes the socket."""
+        """Polls again and again until cancelled or no longer `wanted`, then closes the socket."""
         try:
             while self.wanted:
+                change = self._changes.next_change
+                is_told = self._changes.watch(self.path.parent)
                 self.settle(await self.poll() or self.missing_devices())
-                await self._clock.sleep(until_tick(self._clock, POLL_SECONDS))
+                if is_told and self._registration.state is State.LISTENING:
+                    await self._changes.wait(change, self._clock, until_tick(self._clock, QUIET_SECONDS))
+                    if change.is_set():
+                        await self._clock.sleep(SETTLE_SECONDS)
+                else:
+                    await self._clock.sleep(until_tick(self._clock, POLL_SECONDS))
         finally:
             await self.stop()
 
@@ -177,6 +200,7 @@ class Plugin:
         if sign is Sign.HIDDEN_AGAIN:
             log.error("the kubelet has lost our devices: registering anew", resource=self.resource, devices=len(told))
             self._registration.apply(Event.LOST, now)
+            self._changes.tell()
 
     def settle(self, reason: str | None) -> None:
         """Notes why the resource is not served (None: it is), and logs that once per change, not once per poll."""

@@ -20,6 +20,12 @@ from topoalign.runtime.backoff import backoff_seconds
 POLL_SECONDS = 0.5
 """Between two polls of the sockets. A kubelet that restarts has its resources back within a second."""
 
+QUIET_SECONDS = 10.0
+"""The same while the kubelet listens, in a directory whose changes are told."""
+
+SETTLE_SECONDS = 0.02
+"""After a change in the directory, before it is polled: changes come together, and a socket is made before it is served."""
+
 LISTEN_SECONDS = 5.0
 """How long a kubelet that has registered us may go without a ListAndWatch stream before we register anew."""
 

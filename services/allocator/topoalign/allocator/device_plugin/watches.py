@@ -55,6 +55,8 @@ class Watches:
     def __init__(self) -> None:
         self.kubelet = Watch()
         """The kubelet's: open, or ended, or none yet. It drops its newest client when an old stream ends: there is one."""
+        self.when_ended: Callable[[], None] | None = None
+        """Is called when a stream has ended."""
         self._others: set[Watch] = set()
         self._vacant = True
         """No stream has been taken for the kubelet's since the last registration began."""
@@ -90,6 +92,8 @@ class Watches:
             watch.open = False
             watch.ended.set()
             self._others.discard(watch)
+            if self.when_ended is not None:
+                self.when_ended()
 
     def dialled(self, connection: Connection | None) -> None:
         """Notes that this peer has asked for the options, as the kubelet does while it registers a plugin."""

@@ -65,6 +65,8 @@ class KubeletFiles:
             root / pod_directories.NAME,
         )
         self._stamped = [path for path in paths if path.is_relative_to(root)]
+        self.directories = (root, root / DEVICE_PLUGINS, root / pod_directories.NAME)
+        """Those whose entries `stamp` asks for, or that it asks for itself; parents first."""
         self._rules = msgspec.structs.replace(rules, mode=Mode.KUBELET)
         self._turn = anyio.Lock()
         self._reading = False

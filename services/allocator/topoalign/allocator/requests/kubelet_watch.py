@@ -1,14 +1,15 @@
 """
 Keeps up with what the node's kubelet decides by, so that the node and every listener predict from the same facts.
 
-Every half second the files are polled, by their times alone, which are asked for on the event loop as those of the
-sockets beside them are (a configuration outside the kubelet's root directory is not); they are read, and plugins' devices
-are asked for, where one has changed, and every five seconds in any case, because the volumes of a pod go without a trace in
-their times. What is found becomes a part of the node's `UsageObserved` where it has changed. A prediction of the node reads
-everything first; one that a scheduler waits for looks at the times and reads what has to be read.
+The files are polled, by their times alone, which are asked for on the event loop as those of the sockets beside them are (a
+configuration outside the kubelet's root directory is not): at the next half second after the kernel has told of a change in
+their directories, and every half second where it cannot tell (`runtime.directory_changes`). They are read, and plugins'
+devices are asked for, where one has changed, and every five seconds in any case, because the volumes of a pod go without a
+trace in their times. What is found becomes a part of the node's `UsageObserved` where it has changed. A prediction of the
+node reads everything first; one that a scheduler waits for looks at the times and reads what has to be read.
 
-As long as other plugins than ours are shown, or the question fails, devices are asked for at every poll: a kubelet writes
-its checkpoint when a plugin lists devices, and leaves it as it is when one goes away (kubelet v1.36.3, devicemanager
+As long as other plugins than ours are shown, or the question fails, devices are asked for every half second: a kubelet
+writes its checkpoint when a plugin lists devices, and leaves it as it is when one goes away (kubelet v1.36.3, devicemanager
 `genericDeviceUpdateCallback`, `PluginDisconnected`).
 
 Where the files cannot be read in time, what was read last stands, with the time of that reading, and they are read again
@@ -32,6 +33,7 @@ from topoalign.core.model.kubelet import KubeletObserved
 from topoalign.core.ports import Clock
 from topoalign.runtime.backoff import backoff_seconds
 from topoalign.runtime.clock import until_tick
+from topoalign.runtime.directory_changes import DirectoryChanges
 
 POLL_SECONDS = 0.5
 """Between two polls: what changes is announced within a second."""
@@ -51,14 +53,16 @@ class KubeletWatch:
         clock: Clock,
         devices: Callable[[Collection[ResourceName]], Awaitable[Listed]] | None = None,
         ended: Callable[[], Awaitable[Sequence[Allocation]]] = nothing_ended,
+        changes: DirectoryChanges | None = None,
     ) -> None:
         """
         `devices` is asked for the devices of all plugins apart from those of our resources, and raises Unavailable; None:
         there is nobody to ask. `ended` is asked for what the record still has of containers that have ended, as the kubelet
-        says now.
+        says now. `changes` tells of changes in directories; None: nobody does.
         """
         self._ledger, self._files, self._clock = ledger, files, clock
         self._devices, self._ended = devices, ended
+        self._changes = changes or DirectoryChanges()
         self._turn = anyio.Lock(fast_acquire=True)
         self._begun = self._done = 0
         """Whole readings: how many began, and which was the last to come to an end."""
@@ -74,9 +78,16 @@ class KubeletWatch:
         """What was read last, and when, in seconds since 1970."""
 
     async def run(self) -> None:
-        """Polls every `POLL_SECONDS`, until cancelled."""
+        """Polls at every `POLL_SECONDS` at which something may have changed, and every `READ_SECONDS`, until cancelled."""
         while True:
+            change = self._changes.next_change
+            is_told = self._known() is not None and self._changes.watch(*self._files.directories)
             await self.poll()
+            if is_told and not self._may_have_gone() and self._clock.monotonic() >= self._again:
+                await self._changes.wait(change, self._clock, until_tick(self._clock, READ_SECONDS))
+                if not change.is_set():
+                    self._stamp = None
+                    continue
             await self._clock.sleep(until_tick(self._clock, POLL_SECONDS))
 
     async def read_all(self) -> None:

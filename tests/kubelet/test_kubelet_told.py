@@ -1,0 +1,112 @@
+"""Where the kernel tells of changes in the directory, a plugin polls after them at once, and else seldom."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from kubelet_support import Node, node, offers, two_nodes
+
+from topoalign.allocator.device_plugin.plugin import Plugin
+from topoalign.allocator.device_plugin.registration_states import POLL_SECONDS, QUIET_SECONDS, SETTLE_SECONDS, State
+from topoalign.core.model.ids import GPU, NIC
+from topoalign.runtime.clock import ManualClock, all_tasks_blocked
+from topoalign.runtime.directory_changes import DirectoryChanges
+
+pytestmark = pytest.mark.anyio
+MACHINE = two_nodes()
+
+
+@asynccontextmanager
+async def told_node(clock: ManualClock, polls: list[str], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
+    """A node whose plugins are listened to, know that, and wait; from then on `polls` has the resource of each poll."""
+    poll = Plugin.poll
+
+    async def noted(plugin: Plugin) -> str | None:
+        polls.append(plugin.resource)
+        return await poll(plugin)
+
+    monkeypatch.setattr(Plugin, "poll", noted)
+    async with node(MACHINE, clock=clock, changes=DirectoryChanges()) as it:
+        while any(plugin._registration.state is not State.LISTENING for plugin in it.front.plugins.values()):
+            await clock.advance(POLL_SECONDS)
+        await clock.advance(POLL_SECONDS)
+        polls.clear()
+        monkeypatch.setattr(
+            it.kubelet.plugins, "_changed", lambda: None
+        )  # which writes a checkpoint into the directory
+        yield it
+
+
+async def told(clock: ManualClock, changes: DirectoryChanges) -> None:
+    """Returns after the next change, and after the plugins have waited for what belongs to it."""
+    await changes.next_change.wait()
+    await clock.advance(SETTLE_SECONDS)
+
+
+async def test_a_kubelet_that_restarts_has_its_devices_back_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Far less than `POLL_SECONDS` pass: what the kernel tells is all that is waited for."""
+    clock = ManualClock()
+    async with told_node(clock, [], monkeypatch) as it:
+        began = clock.monotonic()
+        await it.kubelet.restart()
+        while not offers(MACHINE)(it.kubelet):
+            await clock.advance(SETTLE_SECONDS)
+            if clock.monotonic() - began > POLL_SECONDS / 2:
+                break
+
+        assert offers(MACHINE)(it.kubelet)
+
+
+async def test_a_plugin_that_is_told_of_changes_polls_seldom_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, polls = ManualClock(), list[str]()
+    async with told_node(clock, polls, monkeypatch):
+        for _ in range(4):
+            await clock.advance(QUIET_SECONDS)
+
+        assert sorted([GPU, NIC] * 4) == sorted(polls)
+
+
+async def test_an_entry_of_the_directory_that_changes_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, polls = ManualClock(), list[str]()
+    async with told_node(clock, polls, monkeypatch) as it:
+        (it.directory / "device-plugins" / "other.sock").touch()
+        await told(clock, it.front._changes)
+        await all_tasks_blocked()
+
+        assert {GPU, NIC} == {*polls}
+
+
+async def test_a_stream_that_ends_is_noticed_without_a_poll(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No entry of the directory changes then."""
+    clock = ManualClock()
+    async with told_node(clock, [], monkeypatch) as it:
+        plugin = it.front.plugins[GPU]
+        change = it.front._changes.next_change
+        plugin.service.watch.end()
+        await change.wait()
+        await clock.advance(SETTLE_SECONDS)
+
+        assert f"the kubelet does not listen to {GPU}" == it.front.reason()
+
+
+async def test_a_loss_of_devices_is_registered_again_without_a_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock()
+    async with told_node(clock, [], monkeypatch) as it:
+        before = it.kubelet.plugins.registrations
+        for _ in range(2):
+            it.front.plugins[GPU].compare(())
+        await clock.advance(SETTLE_SECONDS)
+        await it.kubelet.until(lambda kubelet: kubelet.plugins.registrations == before + 1)
+
+
+async def test_a_resource_that_is_offered_no_more_ends_without_a_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock()
+    async with told_node(clock, [], monkeypatch) as it:
+        it.allocator.discover(two_nodes(nics=0))
+        await all_tasks_blocked()
+        await clock.advance(SETTLE_SECONDS)
+        await all_tasks_blocked()
+
+        assert {GPU} == it.front.plugins.keys()
