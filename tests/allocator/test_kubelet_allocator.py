@@ -1,90 +1,28 @@
 """The kubelet's way in, whole: stand-in, sockets, front, hand-outs and ledger; only the disk is left out."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import anyio
 import msgspec
 import pytest
-from anyio.abc import TaskGroup
 from kubelet_files_support import basis_from
-from kubelet_support import NODE, RESTRICTED, MemoryAllocator, offers, pod, short_directory, two_nodes
+from kubelet_support import RESTRICTED, offers, pod
+from whole_node_support import MACHINE, fits, node
 
-from topoalign.allocator.device_allocations import DeviceAllocations
-from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.device_plugin.registration_states import POLL_SECONDS
-from topoalign.allocator.ledger.journal import MemoryJournal
-from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.reconciliation.owner_polls import FIRST_SECONDS
-from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.allocator.requests.kubelet_files import KubeletFiles
-from topoalign.core.model.decisions import Admission, Decision, Refusal
+from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.events import AllocationBound, AllocationGranted, AllocationReleased, Owner
 from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID, Namespace, PodName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy
 from topoalign.core.placement import sparing
 from topoalign.core.placement.preference import prefer
-from topoalign.runtime.clock import ManualClock
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 
 pytestmark = pytest.mark.anyio
-MACHINE = two_nodes()
 DEFAULT = Namespace("default")
-
-
-@dataclass
-class Node:
-    kubelet: FakeKubelet
-    ledger: Ledger
-    device_allocations: DeviceAllocations
-    clock: ManualClock
-    tasks: TaskGroup
-    journal: MemoryJournal
-    pod_resources: PodResourcesClient
-
-    def restarted(self) -> tuple[Ledger, DeviceAllocations]:
-        """What the next process of the allocator finds and knows."""
-        ledger = Ledger(NODE, self.journal, self.clock)
-        assert self.ledger.state.topology is not None and self.ledger.state.health is not None
-        ledger.hear(self.ledger.state.topology)
-        ledger.hear(self.ledger.state.health)
-        return ledger, DeviceAllocations(ledger, self.clock, self.pod_resources, settle_seconds=0)
-
-    def facts(self) -> list[str]:
-        """What the ledger has said, by name, the snapshot of its start left out."""
-        return [type(event).__name__ for event, _ in self.ledger.pending][1:]
-
-
-@asynccontextmanager
-async def node(rules: AdmissionRules = RESTRICTED) -> AsyncIterator[Node]:
-    with short_directory() as directory:
-        plugins, resources = directory / "device-plugins", directory / "pod-resources"
-        plugins.mkdir()
-        resources.mkdir()
-        clock = ManualClock()
-        journal = MemoryJournal()
-        ledger = Ledger(NODE, journal, clock)
-        known = MemoryAllocator(MACHINE).state
-        assert known.topology is not None and known.health is not None
-        ledger.hear(known.topology)
-        ledger.hear(known.health)
-        pod_resources = PodResourcesClient(resources / "kubelet.sock", plugins, clock)
-        allocator = DeviceAllocations(ledger, clock, pod_resources, settle_seconds=0)
-        kubelet = FakeKubelet(plugins, resources, MACHINE, rules)
-        async with pod_resources, anyio.create_task_group() as tasks:
-            await tasks.start(kubelet.run)
-            await tasks.start(KubeletFront(allocator, plugins, clock).run)
-            await kubelet.until(offers(MACHINE))
-            yield Node(kubelet, ledger, allocator, clock, tasks, journal, pod_resources)
-            tasks.cancel_scope.cancel()
-
-
-def fits(decision: Decision) -> Admission:
-    assert isinstance(decision, Admission), decision
-    return decision
 
 
 async def test_what_the_kubelet_gave_is_recorded_with_its_owner() -> None:

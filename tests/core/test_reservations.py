@@ -165,7 +165,7 @@ def test_podresources_shows_what_a_checkpoint_does_not_tell(unknown: str) -> Non
     assert [not unknown] == [bool(rest(state))]
 
 
-def test_companions_end_with_the_first_devices_of_their_container() -> None:
+def test_companions_end_with_the_gpus_of_their_container() -> None:
     """They come with the GPUs' Allocate or not at all."""
     state = after(reservation("a", container("GPU-0", companions=("mlx5_0",))))
 
@@ -189,23 +189,29 @@ def test_a_function_of_a_nic_is_shown_by_itself() -> None:
 
 
 def test_a_decision_becomes_a_reservation_and_allocations_again() -> None:
-    """Devices beyond those asked for are companions. A container that gets nothing of its own is left out."""
+    """Companions stay apart. A container that gets nothing of its own is left out."""
     owner = Owner(namespace=Namespace("default"), pod=PodName("a"), container=ContainerName("main"))
     given = msgspec.structs.replace(
-        allocated("GPU-0", "GPU-1"), owner=owner, devices={GPU: ids("GPU-0"), NIC: ids("n0", "n1")}, cpus="0-1"
+        allocated(),
+        owner=owner,
+        devices={GPU: ids("GPU-0"), NIC: ids("n0", "n1")},
+        companions=ids("n1"),
+        cpus="0-1",
     )
     empty = Allocation(id=given.id, owner=msgspec.structs.replace(owner, container=ContainerName("none")))
 
     asked = ContainerRequest(name=owner.container, limits={GPU: 1, NIC: 1, CPU: 2000})
     asking = PodRequest(name=owner.pod, containers=(asked,))
 
-    made = reservation_of("uid-a", asking, (given, empty), 30.0)
+    made = reservation_of("uid-a", asking, (given, empty), 30.0, needs_companions=True)
     (held,) = allocations_of(made)
 
     assert {GPU: ids("GPU-0"), NIC: ids("n0")} == made.containers[0].devices
     assert {NIC: ids("n1")} == made.containers[0].companions
     assert ["main"] == [each.container for each in made.containers]
+    assert made.containers[0].needs_companions
     assert (given.devices, given.cpus, "uid-a") == (held.devices, held.cpus, held.pod_uid)
+    assert given.companions == held.companions
     assert held.owner is not None
     assert ("", "uid-a") == (held.owner.namespace, held.owner.pod)
 
@@ -256,3 +262,22 @@ def test_memory_of_each_size_is_a_part() -> None:
     state = after(reservation("a", container(memory=both))).observe(listing(entry("a", memory=both[:1])))
 
     assert [ResourceName("hugepages-2Mi")] == [each.resource for each in rest(state)[0][0].memory]
+
+
+def test_what_an_init_container_holds_shows_nothing_of_the_next_one() -> None:
+    """It takes over the devices, and comes with more: its own part is shown when it has them."""
+    first = msgspec.structs.replace(container("GPU-0", name="first"), role="init")
+    state = after(reservation("a", first, container("GPU-0", "GPU-1", companions=("mlx5_0",))))
+
+    seen = state.observe(holding(allocated("GPU-0")), own=True)
+
+    assert [(container("GPU-0", "GPU-1", companions=("mlx5_0",)),)] == rest(seen)
+
+
+def test_what_was_held_before_a_reservation_shows_nothing_of_it() -> None:
+    """The record keeps what a container had for some seconds after its end."""
+    before = allocated("GPU-0")
+    state = NodeReservations().apply(changed(reservation("a", container("GPU-0"))), 1, 100.0, [before.id])
+
+    assert [(container("GPU-0"),)] == rest(state.observe(holding(before), own=True))
+    assert [] == rest(state.observe(holding(allocated("GPU-0", number=2)), own=True))

@@ -143,6 +143,9 @@ class MemoryAllocator:
         self._become(state)
         return tuple(granted)
 
+    def named(self, resource: ResourceName, allocation: Allocation) -> dict[ResourceName, tuple[DeviceID, ...]]:
+        return {}
+
     async def start_container(self, resource: ResourceName, devices: Sequence[DeviceID]) -> None:
         self.starting.append(tuple(devices))
         self._raise()

@@ -22,6 +22,7 @@ from contextlib import suppress
 
 import anyio
 
+from topoalign.allocator.companions import ReservedCompanions
 from topoalign.allocator.grants import Grants
 from topoalign.allocator.group_commit import AllocateCall, GroupCommit
 from topoalign.allocator.ledger.ledger import Ledger
@@ -93,8 +94,15 @@ class DeviceAllocations:
         self._turn = anyio.Lock(fast_acquire=True)
         """Of the calls for which the kubelet has to be asked: one at a time."""
         self.owner_polls = OwnerPolls(clock, lambda: ledger.state, self.reconcile)
+        self._companions = ReservedCompanions(lambda: ledger.state, clock, reserved)
         self._grants = Grants(
-            ledger, clock, pod_resources, self._reconciliation, self._preferences, self.owner_polls.expect
+            ledger,
+            clock,
+            pod_resources,
+            self._reconciliation,
+            self._preferences,
+            self._companions,
+            self.owner_polls.expect,
         )
         self._commits = GroupCommit(self._grants.record)
         self._polling = anyio.Lock()
@@ -184,7 +192,10 @@ class DeviceAllocations:
 
     def _must_ask(self, call: AllocateCall) -> bool:
         """Whether the kubelet has to tell what is held before this call can be judged."""
-        return self._ledger.unconfirmed is not None or any(map(self.state.ownership.is_held, call.devices))
+        if self._ledger.unconfirmed is not None or any(map(self.state.ownership.is_held, call.devices)):
+            return True
+        companions = self._companions
+        return any(companions.held_of(companions.waiting(call.resource, each)) for each in call.containers)
 
     async def _ask_for(self, call: AllocateCall, arrived: float) -> None:
         """Polls the kubelet for a call that arrived at this monotonic second. Raises Unavailable, StateFault."""
@@ -193,6 +204,10 @@ class DeviceAllocations:
         if self._ledger.unconfirmed is not None:
             self._confirm_record(poll)
         call.poll, call.grant = poll, grant
+
+    def named(self, resource: ResourceName, allocation: Allocation) -> dict[ResourceName, tuple[DeviceID, ...]]:
+        """As `AllocatorPort.named`."""
+        return self._companions.named(resource, allocation)
 
     async def start_container(self, resource: ResourceName, devices: Sequence[DeviceID]) -> None:
         """As `AllocatorPort.start_container`."""

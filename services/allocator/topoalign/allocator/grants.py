@@ -5,13 +5,14 @@ Calls that are ready together are judged in order, each by the state in which th
 recorded in one entry of the journal. Nothing here pauses between judging and recording.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from topoalign.allocator.allocate_checks import check_allocate, check_amount
+from topoalign.allocator.companions import Companions, ReservedCompanions, companions_told
 from topoalign.allocator.group_commit import AllocateCall
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ports import PodResources
+from topoalign.allocator.ports import PodResources, Poll
 from topoalign.allocator.preferences import Preferences
 from topoalign.allocator.reconciliation.adoption import returned
 from topoalign.allocator.reconciliation.device_order import in_order
@@ -20,10 +21,12 @@ from topoalign.allocator.reconciliation.liveness import places, shown_of
 from topoalign.allocator.reconciliation.memory import Grant, Rest
 from topoalign.allocator.reconciliation.reconciliation import Reconciliation
 from topoalign.core.model.errors import DeviceInUse, StateFault
-from topoalign.core.model.events import Allocation
+from topoalign.core.model.events import Allocation, Displaced
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
+from topoalign.core.model.reservations import ReservedContainer
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
+from topoalign.core.state.ownership import Ownership
 
 
 class Judgement(NamedTuple):
@@ -46,11 +49,13 @@ class Grants:
         pod_resources: PodResources,
         reconciliation: Reconciliation,
         preferences: Preferences,
+        companions: ReservedCompanions,
         expect: Callable[[Sequence[Allocation]], None],
     ) -> None:
         """`expect` is told what each call is given once that is recorded, whether or not the caller still waits for it."""
         self._ledger, self._clock, self._pod_resources = ledger, clock, pod_resources
         self._reconciliation, self._preferences, self._expect = reconciliation, preferences, expect
+        self.companions = companions
 
     @property
     def state(self) -> NodeState:
@@ -96,40 +101,109 @@ class Grants:
         if self._ledger.version != call.checked:
             self.check(resource, containers)  # the hardware may have changed while this waited
         listing, known = (call.poll.listing, call.poll.live) if call.poll is not None else (None, frozenset())
-        shown, owned = shown_of(listing), self.state.ownership
-        answers: list[Allocation] = []
-        granted: list[Allocation] = []
-        gone: dict[AllocationID, Allocation] = {}
+        shown, answers = shown_of(listing), list[Allocation]()
+        new = New([], {}, {})
         for devices in containers:
-            asked = frozenset(devices)
-            records = [self.state.allocations[name] for name in owned.overlapping(map(owned.holding, asked))]
+            asked, waiting = frozenset(devices), self.companions.waiting(resource, devices)
+            records = self._overlapping(asked, waiting)
             if not known.issuperset(record.id for record in records):
                 return None
-            if len(records) == 1 and records[0].device_ids == asked and shown.issuperset(places(records[0])):
+            if len(records) == 1 and all_given(records[0]) == asked and shown.issuperset(places(records[0])):
                 assert listing is not None
                 self._reconciliation.seen(records[0].id, listing)
                 answers.append(records[0])
                 continue
-            for record in records:
-                if in_use := [d for _, d in shown.intersection(touching(owned, record, asked))]:
-                    raise DeviceInUse(sorted(in_use), record.id)
-                gone[record.id] = record
-            check_amount(self.state, resource, len(asked))
-            granted.append(
-                Allocation(
-                    id=self._ledger.next_id(len(granted)),
-                    devices={resource: in_order(self.state.hardware, resource, asked)},
-                    boot=self._ledger.boot,
-                    machine=self._ledger.machine,
-                    cards=owned.cards_of(devices),
-                    displaced=displaced_by(self._reconciliation.liveness, self._ledger, records, asked, listing),
-                )
-            )
-            answers.append(granted[-1])
-        deviations = self._preferences.deviations(resource, granted)
+            way = dict(self._making_way(records, asked, call.poll))
+            new.gone.update(way)
+            displaced = displaced_by(self._reconciliation.liveness, self._ledger, [*way.values()], asked, listing)
+            answers.append(self._granted(resource, asked, waiting, new, displaced))
+        granted, gone, deviations = new
+        for name, chosen in self._preferences.deviations(resource, granted).items():
+            deviations.setdefault(name, chosen)
+            self.companions.check_followed(resource, chosen)
         reasons = {former.allocation: "displaced" for each in granted for former in each.displaced}
         rests = remainders(self._ledger, gone.values(), containers, listing, granted)
         granted += [rest.allocation for rest in rests]
         granted += returned(self._ledger, [*gone.values()], listing, granted)
         self._ledger.grant(granted, instead_of=list(gone), reasons=reasons, preferred=deviations)
         return Judgement(answers, granted, rests)
+
+    def _overlapping(self, asked: Collection[DeviceID], waiting: ReservedContainer | None) -> list[Allocation]:
+        """The records that hold something of what is asked for, or of what is to come with it."""
+        owned = self.state.ownership
+        names = {*owned.overlapping(map(owned.holding, asked)), *self.companions.held_of(waiting)}
+        return [self.state.allocations[name] for name in sorted(names)]
+
+    def _making_way(
+        self, records: Sequence[Allocation], asked: Collection[DeviceID], poll: Poll | None
+    ) -> Iterator[tuple[AllocationID, Allocation]]:
+        """
+        Those of the records that make way, by id: the kubelet asks for what they hold and shows it nowhere, or their
+        containers have ended. Raises DeviceInUse where it asks for what a container has.
+        """
+        owned, has_ended = self.state.ownership, self._reconciliation.liveness.has_ended
+        for record in records:
+            assert poll is not None, "a record is known to the poll"
+            asks = touching(owned, record, asked)
+            if in_use := [d for _, d in shown_of(poll.listing).intersection(asks)]:
+                raise DeviceInUse(sorted(in_use), record.id)
+            if asks or has_ended(record, poll.listing, poll.at):
+                yield record.id, record
+            elif beside := touching_companions(owned, record, asked):
+                raise DeviceInUse(sorted(beside), record.id)
+
+    def _granted(
+        self,
+        resource: ResourceName,
+        asked: Collection[DeviceID],
+        waiting: ReservedContainer | None,
+        new: "New",
+        displaced: tuple[Displaced, ...],
+    ) -> Allocation:
+        """
+        Makes the allocation of what is asked for, with what comes with it. Raises InvalidField for more than a container may
+        have, and CompanionsLacking.
+        """
+        check_amount(self.state, resource, len(asked))
+        owned, hardware = self.state.ownership, self.state.hardware
+        companions = Companions()
+        if waiting is not None:
+            companions = self.companions.left(waiting, new.gone)
+        else:
+            self.companions.check_met(resource, asked)
+        new.granted.append(
+            Allocation(
+                id=self._ledger.next_id(len(new.granted)),
+                devices={resource: in_order(hardware, resource, asked), **companions.devices},
+                virtual_functions=dict(companions.functions),
+                boot=self._ledger.boot,
+                machine=self._ledger.machine,
+                cards=owned.cards_of(asked),
+                displaced=displaced,
+                companions=companions.ids,
+            )
+        )
+        if companions.lacking:
+            new.deviations[new.granted[-1].id] = (*new.granted[-1].device_ids, *companions.lacking)
+        return new.granted[-1]
+
+
+class New(NamedTuple):
+    """What a call leads to so far."""
+
+    granted: list[Allocation]
+    gone: dict[AllocationID, Allocation]
+    """Records that make way."""
+    deviations: dict[AllocationID, tuple[DeviceID, ...]]
+    """As `Ledger.grant` takes it: what was preferred or reserved, where that was something else."""
+
+
+def all_given(record: Allocation) -> frozenset[DeviceID]:
+    """The devices of a record that the kubelet gave."""
+    return frozenset(device for ids in record.from_kubelet.values() for device in ids)
+
+
+def touching_companions(owned: Ownership, record: Allocation, asked: Collection[DeviceID]) -> list[DeviceID]:
+    """The companions of a record that overlap what is asked for, under the ids by which its container is told of them."""
+    wanted = owned.set_of(asked)
+    return [each for _, ids in companions_told(record) for each in ids if wanted.overlaps(owned.holding(each))]

@@ -1,6 +1,6 @@
 """What the kubelet front needs of the allocator, what the allocator needs of the kubelet's record, and defaults for both."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -38,9 +38,17 @@ class AllocatorPort(Protocol):
         self, resource: ResourceName, containers: Sequence[Sequence[DeviceID]]
     ) -> tuple[Allocation, ...]:
         """
-        Records that the kubelet gave these devices, one set per container; when this returns it is on disk.
+        Records that the kubelet gave these devices, one set per container, with the companions that are reserved with
+        them; when this returns it is on disk.
 
-        Raises UnknownDevice, InvalidField (empty or repeated ids), DeviceInUse, StateFault. All sets or none.
+        Raises UnknownDevice, InvalidField (empty or repeated ids), DeviceInUse, CompanionsLacking, StateFault. All sets or
+        none.
+        """
+
+    def named(self, resource: ResourceName, allocation: Allocation) -> Mapping[ResourceName, tuple[DeviceID, ...]]:
+        """
+        For an allocation of this resource: resource of companions -> all that its container has of it or is to have, which
+        is what each answer to the container names. Empty where nothing comes together with its GPUs.
         """
 
     async def start_container(self, resource: ResourceName, devices: Sequence[DeviceID]) -> None:

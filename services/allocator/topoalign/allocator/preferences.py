@@ -47,7 +47,7 @@ class Preferences:
         given = self._newest.pop(resource, None)
         if given is None or len(granted) != 1 or self._clock.monotonic() - given.at > FOLLOWED_SECONDS:
             return {}
-        taken = granted[0].device_ids
+        taken = {device for ids in granted[0].from_kubelet.values() for device in ids}
         if (
             len(taken) != len(given.chosen)
             or not all(device in given.available for device in taken)

@@ -61,7 +61,8 @@ class Reservations:
         if not isinstance(event, ReservationsChanged) or event.node != self._ledger.node:
             self._note_unreadable(f"{type(event).__name__} of node {event.node!r}")
             return
-        self._heard = self.current().apply(event, received.position, self._clock.monotonic())
+        live, now = self._ledger.state.allocations.keys(), self._clock.monotonic()
+        self._heard = self.current().apply(event, received.position, now, live)
 
     def _note_unreadable(self, finding: str) -> None:
         self.unreadable += 1

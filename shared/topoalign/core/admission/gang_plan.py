@@ -17,6 +17,7 @@ import msgspec
 from topoalign.core.admission.admit import decide
 from topoalign.core.admission.kubelet_devices import as_others
 from topoalign.core.demand.pod_demand import read_pod
+from topoalign.core.deviceshare.demand import needs_companions
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import GPU, NodeName, PodName
 from topoalign.core.model.requests import AdmissionRules, PodRequest
@@ -112,7 +113,10 @@ def fill(
         if not isinstance(decision, Admission):
             refused.add(alike)
             continue
-        reservation = reservation_of(member.uid, member.request, decision.allocations, seconds, gang)
+        needs = needs_companions(member.request.annotations)
+        reservation = reservation_of(
+            member.uid, member.request, decision.allocations, seconds, gang, needs_companions=needs
+        )
         placed.append(reservation)
         for allocation in allocations_of(reservation):
             state = state.holding(allocation)

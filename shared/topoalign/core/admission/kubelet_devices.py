@@ -107,13 +107,15 @@ def without_dropped(state: NodeState, dropped: Mapping[AllocationID, Devices]) -
 
 
 def remaining(held: Allocation, dropped: Devices) -> Allocation | None:
-    """An allocation without these devices. None: nothing is left."""
+    """An allocation without these devices. None: nothing is left but companions, which end with them."""
     devices = {
         resource: left
         for resource, ids in held.devices.items()
         if (left := tuple(device for device in ids if device not in dropped.get(resource, ())))
     }
-    return msgspec.structs.replace(held, devices=devices) if devices else None
+    if all(device in held.companions for ids in devices.values() for device in ids):
+        return None
+    return msgspec.structs.replace(held, devices=devices)
 
 
 def dropped_of(
@@ -126,7 +128,7 @@ def dropped_of(
     found = {
         name: {
             resource: gone
-            for resource, ids in held.devices.items()
+            for resource, ids in held.from_kubelet.items()
             if (gone := tuple(device for device in ids if device in listed.get(resource, ())))
         }
         for name, held in live.items()
@@ -155,7 +157,10 @@ def unaccounted(state: NodeState, kubelet: KubeletObserved) -> tuple[str, ...]:
     """
     told = {device for entry in kubelet.entries for ids in entry.devices.values() for device in ids}
     waiting = sorted(
-        device for held in state.allocations.values() if held.owner is None for device in held.device_ids - told
+        device
+        for held in state.allocations.values()
+        if held.owner is None
+        for device in held.device_ids - told - {*held.companions}
     )
     if not waiting or kubelet.checkpoint_unknown:
         return ()

@@ -110,6 +110,12 @@ def is_joint(annotations: Mapping[str, str]) -> bool:
     return any(key in annotations for key in ANNOTATIONS)
 
 
+def needs_companions(annotations: Mapping[str, str]) -> bool:
+    """Whether the containers of a pod must not start without the devices that go with their GPUs. Raises InvalidField."""
+    said = read_annotations(annotations, compat=False)
+    return said.joint is not None and said.joint.required_scope == JointScope.SAME_PCIE
+
+
 def check_keys(annotations: Iterable[str]) -> None:
     """Raises InvalidField for one about devices that nobody knows: it would have no effect, and was meant to have one."""
     for key in annotations:

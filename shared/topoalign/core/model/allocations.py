@@ -103,16 +103,23 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """UID of the owner's pod, as the kubelet's checkpoint has it; empty: not known, as on a node without a kubelet."""
     displaced: tuple[Displaced, ...] = ()
     """Whose devices these are as well, as far as is known: those containers were not seen to end."""
+    companions: tuple[DeviceID, ...] = ()
+    """
+    Those of the devices that came together with the others, without the container asking the kubelet for them: the kubelet
+    knows nothing of them, and its plugin lists them as unhealthy until they are released.
+    """
 
     def __post_init__(self) -> None:
         """
-        Raises ValueError for a bad list of CPUs, and for virtual functions of a NIC that is not among the devices.
+        Raises ValueError for a bad list of CPUs, and for virtual functions or companions that are not among the devices.
         """
         parse_cpuset(self.cpus)  # so that whoever folds a record from outside need not expect worse
         if self.virtual_functions and (
             not self.virtual_functions.keys() <= self.device_ids or not all(self.virtual_functions.values())
         ):
             raise ValueError("virtual functions of a NIC that is not among the devices, or none of one that is")
+        if self.companions and not self.device_ids.issuperset(self.companions):
+            raise ValueError("companions that are not among the devices")
 
     @cached_property
     def cpu_ids(self) -> frozenset[int]:
@@ -123,6 +130,17 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     def device_ids(self) -> frozenset[DeviceID]:
         """Ids of all devices, including NICs of which the allocation holds only virtual functions."""
         return frozenset(device for devices in self.devices.values() for device in devices)
+
+    @cached_property
+    def from_kubelet(self) -> Mapping[ResourceName, tuple[DeviceID, ...]]:
+        """Resource -> devices without companions: on a node with a kubelet those that it gave, and that it lists."""
+        if not self.companions:
+            return self.devices
+        rest = {
+            resource: tuple(device for device in ids if device not in self.companions)
+            for resource, ids in self.devices.items()
+        }
+        return {resource: ids for resource, ids in rest.items() if ids}
 
     @cached_property
     def given(self) -> Mapping[ResourceName, tuple[Holding, ...]]:

@@ -14,6 +14,7 @@ known once the kubelet names the owner. Example:
 from collections.abc import Collection, Iterator, Sequence
 
 from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.reservations import ReservedContainer
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.reservations import NodeReservations
 from topoalign.core.state.reserved_parts import Part
@@ -38,8 +39,8 @@ def prefer_reserved(
     offered, required = frozenset(available), frozenset(must_include)
     begun = {(part.pod_uid, part.container) for part in reserved.shown}
     fitting = [
-        (container not in begun, devices)
-        for container, devices in parts_of(reserved, now, resource)
+        ((uid, container.container) not in begun, devices)
+        for uid, container, devices in parts_of(reserved, now, resource)
         if len(devices) == size and required <= devices <= offered
     ]
     if not fitting:
@@ -50,8 +51,8 @@ def prefer_reserved(
 
 def parts_of(
     reserved: NodeReservations, now: float, resource: ResourceName
-) -> Iterator[tuple[tuple[str, str], frozenset[DeviceID]]]:
-    """(pod UID, container) and all its devices of the resource, where none of them is given yet, the oldest first."""
+) -> Iterator[tuple[str, ReservedContainer, frozenset[DeviceID]]]:
+    """Pod UID, container and all its devices of the resource, where none of them is given yet, the oldest first."""
     for each in reserved.reservations:
         if reserved.until[each.pod_uid] <= now:
             continue
@@ -59,7 +60,27 @@ def parts_of(
             devices = frozenset(container.devices.get(resource, ()))
             given = (Part(each.pod_uid, container.container, resource, device) in reserved.shown for device in devices)
             if devices and not any(given):
-                yield (each.pod_uid, container.container), devices
+                yield each.pod_uid, container, devices
+
+
+def reserved_with(
+    reserved: NodeReservations, now: float, resource: ResourceName, devices: Collection[DeviceID]
+) -> ReservedContainer | None:
+    """
+    The container for which just these devices of the resource are reserved at monotonic second `now`, given or not. None:
+    there is none.
+    """
+    wanted = frozenset(devices)
+    return next(
+        (
+            container
+            for each in reserved.reservations
+            if reserved.until[each.pod_uid] > now
+            for container in each.containers
+            if wanted == frozenset(container.devices.get(resource, ()))
+        ),
+        None,
+    )
 
 
 def reserved_devices(reserved: NodeReservations, now: float, resource: ResourceName) -> frozenset[DeviceID]:

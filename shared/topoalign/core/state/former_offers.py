@@ -71,13 +71,16 @@ class FormerOffers:
         former: list[Holding] = []
         unlisted: list[Place] = []
         by_base, devices = self._hardware.offer_by_base, self._hardware.devices
+        companions = allocation.companions
         for resource, given in allocation.given.items():
             for holding in given:
+                if companions and holding.id in companions:  # no offer of theirs was used
+                    continue
                 offer = by_base.get(holding.base)
                 shared = holding.part is not WHOLE and isinstance(holding.part, TimeSlice)
                 if offer is None or (offer.resource, offer.replicas > 1) != (resource, shared):
                     former.append(placed_on(self._cards, holding) if self._cards else holding)
-        for resource, held in allocation.devices.items():
+        for resource, held in (allocation.from_kubelet if companions else allocation.devices).items():
             listed = devices.get(resource, NOTHING)
             for device in held:
                 if device not in listed:

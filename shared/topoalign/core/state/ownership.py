@@ -82,6 +82,8 @@ class Ownership:
         if changed is not None and not changed.cards.keys() <= self._hardware.cards.keys():
             return after
         known: dict[str, object] = {"_cards": self._cards} if "_cards" in self.__dict__ else {}
+        if "companions" in self.__dict__ and (changed is None or not changed.companions):
+            known["companions"] = self.companions
         if index is not None:
             known["_index"] = index
         if former is not None:
@@ -170,6 +172,20 @@ class Ownership:
         held = HoldingSet(chain.from_iterable(self._former.holdings.values()))
         return frozenset(base for base in self._hardware.offer_by_base if held.overlaps(self.holding(base)))
 
+    @cached_property
+    def companions(self) -> frozenset[DeviceID]:
+        """
+        Devices that are offered, but of which a container holds something that the kubelet did not give it
+        (`Allocation.companions`): the kubelet must give them to nobody.
+        """
+        held = HoldingSet(
+            holding
+            for each in self._allocations.values()
+            for device in each.companions
+            for holding in map(self.holding, map(DeviceID, each.virtual_functions.get(device, (device,))))
+        )
+        return frozenset(base for base in self._hardware.offer_by_base if held.overlaps(self.holding(base)))
+
     def unlisted(self, resource: ResourceName) -> list[DeviceID]:
         """The ids that allocations hold of a resource although they are offered no more. Sorted."""
         held = self._former.unlisted.values()
@@ -189,8 +205,9 @@ class Ownership:
     def free(self, resource: ResourceName) -> tuple[DeviceID, ...]:
         """Devices of a resource that may be handed out whole now, in the hardware's order."""
         if resource not in self._free:
-            free = (device for device in self.handed_out.healthy(resource) if device not in self.holders)
-            self._free[resource] = tuple(free)
+            taken, holders = self.companions, self.holders
+            healthy = self.handed_out.healthy(resource)
+            self._free[resource] = tuple(d for d in healthy if d not in holders and not (taken and base_of(d) in taken))
         return self._free[resource]
 
     @cached_property

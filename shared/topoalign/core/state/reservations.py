@@ -5,7 +5,7 @@ The newest message has all reservations of the node. A reservation lasts for the
 by the reader's own monotonic clock from receipt; a later message that repeats it does not prolong it. It is held part by
 part: a device, the CPUs, each kind of memory of a container. A part ends as soon as the node shows it: an allocation, or an
 entry of the kubelet's checkpoints, gives the container of this pod the resource, whichever devices it got. Companions end
-with the first devices of their container. A part that was shown once stays shown, although the container may end before
+with the GPUs of their container. A part that was shown once stays shown, although the container may end before
 the reservation does.
 
 That some allocation holds a reserved device does not show it to others than the node: what they know of the node lags, and
@@ -16,14 +16,14 @@ stays reserved for it. An allocation of a has GPU-1, because the kubelet cannot 
 a is consumed, and GPU-0 is now what is reserved for b.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from topoalign.core.model.allocations import Allocation, Owner
 from topoalign.core.model.events import ReservationsChanged
-from topoalign.core.model.ids import AllocationID, Namespace, PodName, ResourceName
+from topoalign.core.model.ids import AllocationID, Namespace, PodName
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.state.fold import NodeState
@@ -52,26 +52,40 @@ class NodeReservations(msgspec.Struct, frozen=True, kw_only=True):
     """What the node has shown of the reservations."""
     swaps: tuple[Swap, ...] = ()
     """What pods have got of what was reserved for others."""
+    former: Mapping[str, frozenset[AllocationID]] = {}
+    """UID of the pod -> the allocations that were live when its reservation was heard."""
 
-    def apply(self, event: ReservationsChanged, position: int, now: float) -> "NodeReservations":
-        """Returns the state after this message, which is the newest, received at monotonic second `now`."""
+    def apply(
+        self, event: ReservationsChanged, position: int, now: float, live: Collection[AllocationID] = ()
+    ) -> "NodeReservations":
+        """
+        Returns the state after this message, which is the newest, received at monotonic second `now`. `live`: the
+        allocations of the node's own record at that moment.
+        """
         until = {each.pod_uid: now + each.seconds_left for each in event.reservations}
         until |= {
             uid: min(end, self.until[uid]) for uid, end in until.items() if uid in self.until and uid not in event.made
         }
         shown = frozenset(part for part in self.shown if part.pod_uid in until and part.pod_uid not in event.made)
         swaps = tuple(each for each in self.swaps if each.pod_uid in until and each.pod_uid not in event.made)
-        reservations = swapped(event.reservations, swaps)
+        kept = {uid: before for uid, before in self.former.items() if uid in until and uid not in event.made}
         return NodeReservations(
-            newest=event, position=position, until=until, reservations=reservations, shown=shown, swaps=swaps
+            newest=event,
+            position=position,
+            until=until,
+            reservations=swapped(event.reservations, swaps),
+            shown=shown,
+            swaps=swaps,
+            former=dict.fromkeys(until, frozenset(live)) | kept if live else kept,
         )
 
     def observe(self, state: NodeState, *, own: bool = False) -> "NodeReservations":
         """
         Returns the state after the node was seen so; the same one if nothing more is shown. `own`: this is the node's own
-        record, which is never behind; then a device is shown as well by any allocation that holds it.
+        record, which is never behind; then a device is shown as well by any allocation that holds it, unless that was live
+        before the reservation: then its container has ended, or will before the pod of the reservation is admitted.
         """
-        found = frozenset(shown_by(state, self.reservations, own=own)) - self.shown
+        found = frozenset(shown_by(state, self.reservations, self.former, own=own)) - self.shown
         if not found:
             return self
         shown = self.shown | found
@@ -114,13 +128,18 @@ def with_reserved(state: NodeState, facts: NodeState, reservations: Sequence[Res
 
 
 def reservation_of(
-    uid: str, pod: PodRequest, allocations: Sequence[Allocation], seconds: float, gang: str = ""
+    uid: str,
+    pod: PodRequest,
+    allocations: Sequence[Allocation],
+    seconds: float,
+    gang: str = "",
+    *,
+    needs_companions: bool = False,
 ) -> Reservation:
     """
-    What a decision gives a pod, as its reservation for so many seconds. What a container gets beyond what it asks the
-    kubelet for are companions.
+    What a decision gives a pod, as its reservation for so many seconds. `needs_companions`: its containers must not start
+    without their companions.
     """
-    asked = {each.name: {**each.requests, **each.limits} for each in (*pod.init_containers, *pod.containers)}
     return Reservation(
         pod_uid=uid,
         namespace=pod.namespace,
@@ -129,22 +148,25 @@ def reservation_of(
             reserved
             for each in allocations
             if each.owner is not None
-            and is_something(reserved := reserved_container(each, each.owner, asked.get(each.owner.container, {})))
+            and is_something(reserved := reserved_container(each, each.owner, needs_companions))
         ),
         seconds_left=seconds,
         gang=gang,
     )
 
 
-def reserved_container(allocation: Allocation, owner: Owner, asked: Mapping[ResourceName, int]) -> ReservedContainer:
-    """What a decision gives one container."""
-    devices = {name: ids[: asked.get(name, 0)] for name, ids in allocation.devices.items()}
-    companions = {name: ids[asked.get(name, 0) :] for name, ids in allocation.devices.items()}
+def reserved_container(allocation: Allocation, owner: Owner, needs_companions: bool) -> ReservedContainer:
+    """What a decision gives one container; `needs_companions` as in `reservation_of`."""
+    companions = {
+        name: tuple(device for device in ids if device in allocation.companions)
+        for name, ids in allocation.devices.items()
+    }
     return ReservedContainer(
         container=owner.container,
         role=allocation.role,
-        devices={name: ids for name, ids in devices.items() if ids},
+        devices=dict(allocation.from_kubelet),
         companions={name: ids for name, ids in companions.items() if ids},
+        needs_companions=needs_companions and bool(allocation.companions),
         virtual_functions=allocation.virtual_functions,
         cpus=allocation.cpus,
         memory=allocation.memory,
@@ -170,6 +192,7 @@ def allocations_of(reservation: Reservation) -> tuple[Allocation, ...]:
             memory=reserved.memory,
             lowest_first=bool(reserved.memory),
             pod_uid=reservation.pod_uid,
+            companions=tuple(device for ids in reserved.companions.values() for device in ids),
         )
         for reserved in reservation.containers
     )

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from topoalign.core.model.allocations import Allocation
-from topoalign.core.model.ids import CPU, ContainerName, DeviceID, ResourceName
+from topoalign.core.model.ids import CPU, GPU, AllocationID, ContainerName, DeviceID, ResourceName
 from topoalign.core.model.kubelet import CheckpointEntry
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.state.fold import NodeState
@@ -74,21 +74,39 @@ def is_something(reserved: ReservedContainer) -> bool:
     return bool(reserved.devices or reserved.companions or reserved.cpus or reserved.memory)
 
 
-def shown_by(state: NodeState, reservations: Sequence[Reservation], *, own: bool) -> Iterator[Part]:
-    """The parts of these reservations that the node shows as it is now. `own`: as `NodeReservations.observe`."""
-    held = {device for allocation in state.allocations.values() if own for device in ids_held(allocation)}
-    given = given_by_uid(state)
+def shown_by(
+    state: NodeState, reservations: Sequence[Reservation], former: Mapping[str, Collection[AllocationID]], *, own: bool
+) -> Iterator[Part]:
+    """
+    The parts of these reservations that the node shows as it is now. `former`: UID of a pod -> allocations from before its
+    reservation, which show nothing of it by what they hold; `own`: as `NodeReservations.observe`.
+    """
+    live = state.allocations.values() if own else ()
+    holders = {device: each.id for each in live for device in ids_held(each)}
+    given = given_by_uid(state, companions=False)
     by_name = given_by_name(state)
     for reservation in reservations:
+        before = frozenset(former.get(reservation.pod_uid, ()))
+        init = [each for each in reservation.containers if each.role == "init"]
+        left = {device for each in init for device in ids_reserved(each)}
         for reserved in reservation.containers:
             owner = (reservation.namespace, reservation.pod, reserved.container)
             resources = {*given.get((reservation.pod_uid, reserved.container), ()), *by_name.get(owner, ())}
-            has_devices = not resources.isdisjoint(reserved.devices)
+            companions = {device for ids in reserved.companions.values() for device in ids}
             for part in parts(reserved, reservation.pod_uid):
                 ids = reserved.virtual_functions.get(part.device, (part.device,))
-                is_companion = part.resource not in reserved.devices and part.device != ""
-                if part.resource in resources or (is_companion and has_devices) or held.issuperset(ids):
+                shown_with = GPU if part.device in companions else part.resource
+                held_by = [holders.get(each) for each in ids]
+                is_left = reserved.role != "init" and part.device in left  # held for the init container, maybe
+                is_held = None not in held_by and before.isdisjoint(held_by) and not is_left
+                if shown_with in resources or is_held:
                     yield part
+
+
+def ids_reserved(reserved: ReservedContainer) -> Iterator[DeviceID]:
+    """All devices that are reserved for a container."""
+    for devices in (reserved.devices, reserved.companions):
+        yield from (device for ids in devices.values() for device in ids)
 
 
 def ids_held(allocation: Allocation) -> Iterator[str]:
@@ -97,9 +115,12 @@ def ids_held(allocation: Allocation) -> Iterator[str]:
         yield from allocation.virtual_functions.get(device, (device,))
 
 
-def given_by_uid(state: NodeState) -> dict[tuple[str, ContainerName], dict[ResourceName, set[DeviceID]]]:
+def given_by_uid(
+    state: NodeState, *, companions: bool = True
+) -> dict[tuple[str, ContainerName], dict[ResourceName, set[DeviceID]]]:
     """
-    UID of a pod and container -> the resources that the record or the kubelet's checkpoints give it, with the devices.
+    UID of a pod and container -> the resources that the record or the kubelet's checkpoints give it, with the devices;
+    with or without companions.
     """
     given: dict[tuple[str, ContainerName], dict[ResourceName, set[DeviceID]]] = {}
     kubelet = state.usage.kubelet if state.usage is not None else None
@@ -110,8 +131,9 @@ def given_by_uid(state: NodeState) -> dict[tuple[str, ContainerName], dict[Resou
     for uid, container, held in known:
         if uid:
             found = given.setdefault((uid, container), {})
-            for resource in resources_of(held):
-                found.setdefault(resource, set()).update(held.devices.get(resource, ()))
+            devices = held.from_kubelet if isinstance(held, Allocation) and not companions else held.devices
+            for resource in resources_of(held, devices):
+                found.setdefault(resource, set()).update(devices.get(resource, ()))
     return given
 
 
@@ -132,9 +154,11 @@ def given_by_name(state: NodeState) -> dict[tuple[str, str, ContainerName], set[
     return given
 
 
-def resources_of(held: Allocation | CheckpointEntry) -> Iterator[ResourceName]:
-    """The resources of which an allocation, or an entry of a checkpoint, gives something."""
-    yield from held.devices
+def resources_of(
+    held: Allocation | CheckpointEntry, devices: Mapping[ResourceName, tuple[DeviceID, ...]]
+) -> Iterator[ResourceName]:
+    """The resources of which an allocation, or an entry of a checkpoint, gives something; of its devices these."""
+    yield from devices
     if held.cpus:
         yield CPU
     yield from (block.resource for block in held.memory)
@@ -162,23 +186,30 @@ def swaps_of(
 def swapped(reservations: Sequence[Reservation], swaps: Sequence[Swap]) -> tuple[Reservation, ...]:
     """The reservations with other devices in the place of those that were taken."""
     instead = {(each.pod_uid, each.resource, each.taken): each.instead for each in swaps}
+    if not instead:
+        return tuple(reservations)
+    functions = {
+        device: addresses
+        for reservation in reservations
+        for each in reservation.containers
+        for device, addresses in each.virtual_functions.items()
+    }
 
-    def after(
-        uid: str, devices: Mapping[ResourceName, tuple[DeviceID, ...]]
-    ) -> dict[ResourceName, tuple[DeviceID, ...]]:
-        return {name: tuple(instead.get((uid, name, each), each) for each in ids) for name, ids in devices.items()}
+    def after(uid: str, reserved: ReservedContainer) -> ReservedContainer:
+        devices, companions = (
+            {name: tuple(instead.get((uid, name, each), each) for each in ids) for name, ids in had.items()}
+            for had in (reserved.devices, reserved.companions)
+        )
+        now = {device for ids in (*devices.values(), *companions.values()) for device in ids}
+        kept = {**functions, **reserved.virtual_functions}
+        return msgspec.structs.replace(
+            reserved,
+            devices=devices,
+            companions=companions,
+            virtual_functions={device: some for device, some in kept.items() if device in now},
+        )
 
     return tuple(
-        msgspec.structs.replace(
-            reservation,
-            containers=tuple(
-                msgspec.structs.replace(
-                    each,
-                    devices=after(reservation.pod_uid, each.devices),
-                    companions=after(reservation.pod_uid, each.companions),
-                )
-                for each in reservation.containers
-            ),
-        )
-        for reservation in reservations
+        msgspec.structs.replace(each, containers=tuple(after(each.pod_uid, part) for part in each.containers))
+        for each in reservations
     )

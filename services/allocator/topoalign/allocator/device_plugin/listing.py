@@ -89,7 +89,13 @@ class EncodedDevices(v1beta1.ListAndWatchResponse):
 
 
 def health_of(state: NodeState, device: DeviceID) -> str:
-    """The health of a device in the words of the API."""
+    """
+    The health of a device in the words of the API. What a container has beside its GPUs, without the kubelet's knowledge, is
+    listed as unhealthy, so that the kubelet gives it to nobody else.
+    """
+    companions = state.ownership.companions
+    if companions and base_of(device) in companions:
+        return UNHEALTHY
     return HEALTHY if state.health_of(device).usable else UNHEALTHY
 
 

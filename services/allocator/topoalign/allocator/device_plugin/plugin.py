@@ -19,6 +19,7 @@ from random import SystemRandom
 import structlog
 
 from topoalign.allocator.device_plugin.containers import Containers
+from topoalign.allocator.device_plugin.listing import health_of
 from topoalign.allocator.device_plugin.registration import register, socket_path
 from topoalign.allocator.device_plugin.registration_states import (
     POLL_SECONDS,
@@ -37,7 +38,7 @@ from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.ports import Clock
 from topoalign.kubelet.grpc import sockets
 from topoalign.kubelet.grpc.client import KubeletAway
-from topoalign.kubelet.grpc.plugin_api import KUBELET_SOCKET
+from topoalign.kubelet.grpc.plugin_api import HEALTHY, KUBELET_SOCKET
 from topoalign.kubelet.grpc.transport import Load, Server
 from topoalign.runtime.clock import until_tick
 from topoalign.runtime.directory_changes import DirectoryChanges
@@ -187,7 +188,7 @@ class Plugin:
             return
         state = self._allocator.state
         listed = () if self.lists(shown) else state.hardware.devices.get(self.resource, ())
-        told = [device for device in listed if state.health_of(device).usable]
+        told = [device for device in listed if health_of(state, device) == HEALTHY]
         if not told:
             if visibility.is_lost:
                 log.info("the kubelet shows our devices again", resource=self.resource)

@@ -18,8 +18,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+from topoalign.allocator.companions import companions_told
 from topoalign.allocator.device_plugin import cdi, device_nodes
 from topoalign.allocator.device_plugin.host import ContainerUnready, Root
+from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.errors import quoted
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import DeviceID, ResourceName
@@ -102,6 +104,26 @@ class Teller(NamedTuple):
         told.envs = dict(sorted(told.envs.items()))
         return told
 
+    def response_with(
+        self,
+        topology: Topology,
+        resource: ResourceName,
+        allocation: Allocation,
+        named: Mapping[ResourceName, Sequence[DeviceID]],
+    ) -> v1beta1.ContainerAllocateResponse:
+        """
+        `response` for an allocation of this resource, with what an Allocate of the companions' own resource would tell of
+        them. `named`: resource -> devices that variables name, which a container has by several answers.
+        """
+        told = self.response(topology, resource, allocation.from_kubelet[resource])
+        for name, ids in named.items():
+            companions = {each for of, beside in companions_told(allocation) if of == name for each in beside}
+            nodes = [function_of(topology, each) for each in ids if each in companions]
+            tell_functions(told, name, [f for f in nodes if f is not None])
+            tell_names(told, name, [f for each in ids if (f := function_of(topology, base_of(each))) is not None])
+        told.envs = dict(sorted(told.envs.items()))
+        return told
+
     def name_of(self, base: DeviceID, gpu: Gpu, instance: MigDevice | None) -> str:
         """The uuid or the index of a device, as `deviceIDStrategy` says. Raises ContainerUnready for an unknown index."""
         if self.configuration.flags.plugin.device_id_strategy == "uuid":
@@ -168,12 +190,17 @@ def tell_functions(
     Adds NICs and virtual functions to an answer: their names and PCI addresses as variables, their verbs devices and the
     connection manager as device nodes. NICs of a described machine have no device nodes.
     """
+    tell_names(told, resource, functions)
+    paths = [f"/dev/infiniband/{function.verbs}" for function in functions if function.verbs is not None]
+    told.devices += [node(path, path) for path in (*paths, *([RDMA_CM] if paths else []))]
+
+
+def tell_names(told: v1beta1.ContainerAllocateResponse, resource: ResourceName, functions: Sequence[Function]) -> None:
+    """Sets the variables of an answer that name NICs and virtual functions."""
     if names := [function.name for function in functions if function.name]:
         told.envs[NICS_VARIABLE] = ",".join(names)
     if addresses := [function.pci for function in functions if function.pci is not None]:
         told.envs[address_variable(resource)] = ",".join(addresses)
-    paths = [f"/dev/infiniband/{function.verbs}" for function in functions if function.verbs is not None]
-    told.devices += [node(path, path) for path in (*paths, *([RDMA_CM] if paths else []))]
 
 
 def function_of(topology: Topology, base: DeviceID) -> Function | None:

@@ -119,7 +119,9 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
         hardware = self.allocator.state.hardware
         return v1beta1.AllocateResponse(
             container_responses=[
-                teller.response(hardware, self.resource, allocation.devices[self.resource])
+                teller.response_with(
+                    hardware, self.resource, allocation, self.allocator.named(self.resource, allocation)
+                )
                 for allocation in allocations
             ]
         )

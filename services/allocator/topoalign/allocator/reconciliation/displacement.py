@@ -71,7 +71,7 @@ def tell_displaced(granted: Iterable[Allocation]) -> None:
 def tell_readmitted(gone: Iterable[Allocation], listing: Listing) -> None:
     """Logs each container whose record goes because the kubelet has given it other devices."""
     for each in gone:
-        if has_other_devices(each.owner, each.pod_uid, each.devices, listing):
+        if has_other_devices(each.owner, each.pod_uid, each.from_kubelet, listing):
             log.error(
                 "a container was admitted once more, with other devices: see that it does not use its former ones",
                 container=titled(each.owner),
@@ -108,26 +108,39 @@ def remainders(
 
     Of most that is what the kubelet still has given out: an app container takes over some devices of an init container,
     and the others stay the init container's until the pod goes. Of those that were displaced it is all, for their
-    containers run on.
+    containers run on. Companions stay with what is left.
     """
     asked = {device for devices in containers for device in devices}
     held = shown_of(listing) | ((listing.checkpoint or frozenset()) if listing is not None else frozenset())
     unread = listing is not None and listing.checkpoint is None  # then what is not shown may be held all the same
     displaced = {former.allocation for each in granted for former in each.displaced}
+    new = {device for each in granted for device in each.companions}
     rests: list[Rest] = []
     for record in replaced:
         whole = unread or record.id in displaced
         given = touching(ledger.state.ownership, record, asked)
         kept = [place for place in places(record) if (whole or place in held) and place not in given]
-        if kept:
+        beside = [each for each in companions_of(record) if each[1] not in new] if kept or whole else []
+        if kept or beside:
             rest = msgspec.structs.replace(
                 record,
                 id=ledger.next_id(len(granted) + len(rests)),
-                devices=by_resource(kept),
+                devices=by_resource([*kept, *beside]),
+                virtual_functions={
+                    nic: some
+                    for nic, some in record.virtual_functions.items()
+                    if any(nic == each for _, each in beside)
+                },
+                companions=tuple(device for _, device in beside),
                 displaced=of_devices(ledger.state, record.displaced, [device for _, device in kept]),
             )
             rests.append(Rest(rest, record.id))
     return rests
+
+
+def companions_of(record: Allocation) -> list[Place]:
+    """Resource and device of what came together with the other devices of a record."""
+    return [(resource, each) for resource, ids in record.devices.items() for each in ids if each in record.companions]
 
 
 def by_resource(devices: Sequence[Place]) -> dict[ResourceName, tuple[DeviceID, ...]]:

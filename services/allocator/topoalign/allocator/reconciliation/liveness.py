@@ -105,7 +105,7 @@ class Liveness:
         kept |= {(part.resource, device) for part in held if part not in gone for device in part.devices}
         return any(
             0 < sum((resource, device) in kept for device in devices) < len(devices)
-            for resource, devices in allocation.devices.items()
+            for resource, devices in allocation.from_kubelet.items()
         )
 
     def is_gone(self, allocation: Allocation, listing: Listing) -> bool:
@@ -202,14 +202,14 @@ class Liveness:
         owner = allocation.owner
         if owner is None or not self._is_unknown(allocation, listing, "" if is_bare(allocation, listing) else boot):
             return False
-        return runs(owner, allocation.pod_uid, allocation.devices, listing)
+        return runs(owner, allocation.pod_uid, allocation.from_kubelet, listing)
 
     def _is_unknown(self, allocation: Allocation, listing: Listing, boot: str) -> bool:
         """Whether the kubelet that answers has never told of an allocation of this boot, and its checkpoint does not."""
         evidence = self._evidence[allocation.id]
         if listing.kubelet in (evidence.shown_by, evidence.written_by) or is_before(allocation, boot):
             return False
-        if has_other_devices(allocation.owner, allocation.pod_uid, allocation.devices, listing):
+        if has_other_devices(allocation.owner, allocation.pod_uid, allocation.from_kubelet, listing):
             return False
         held = places(allocation)
         if listing.checkpoint is None or listing.checkpoint.isdisjoint(held):
@@ -233,7 +233,7 @@ def is_before(allocation: Allocation, boot: str) -> bool:
 def is_bare(allocation: Allocation, listing: Listing) -> bool:
     """Whether the kubelet lists the container of an allocation, and with no device of its resources."""
     return any(
-        used.owner == allocation.owner and not any(used.devices.get(resource) for resource in allocation.devices)
+        used.owner == allocation.owner and not any(used.devices.get(resource) for resource in allocation.from_kubelet)
         for used in listing.usage
     )
 
@@ -290,8 +290,8 @@ def entries_of(held: Collection[Place], listing: Listing) -> list[Part]:
 
 
 def places(allocation: Allocation) -> list[Place]:
-    """Resource and device of everything that an allocation holds."""
-    return [(resource, device) for resource, ids in allocation.devices.items() for device in ids]
+    """Resource and device of everything that the kubelet gave an allocation, which its companions are not."""
+    return [(resource, device) for resource, ids in allocation.from_kubelet.items() for device in ids]
 
 
 def shown_of(listing: Listing | None) -> frozenset[Place]:

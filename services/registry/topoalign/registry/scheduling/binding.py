@@ -25,6 +25,7 @@ import msgspec
 import structlog
 
 from topoalign.core import wire
+from topoalign.core.deviceshare.demand import needs_companions
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.errors import BusConflict, NoFit, TopoalignError, Unavailable, clean
 from topoalign.core.model.ids import DeviceID, NodeName
@@ -223,7 +224,10 @@ class Binder:
                 except NodeRefuses:  # nor is what an earlier try reserved of any use
                     await self._reservations.cancel(pod.uid, {node})
                     raise
-                made = reservation_of(pod.uid, pod.request, admission.allocations, RESERVED_SECONDS, gang)
+                needs = needs_companions(pod.request.annotations)
+                made = reservation_of(
+                    pod.uid, pod.request, admission.allocations, RESERVED_SECONDS, gang, needs_companions=needs
+                )
                 if not made.containers:
                     return
                 if devices_of(made) & self._reserved_for_others(pod.uid, node):

@@ -1,0 +1,219 @@
+"""NICs that come with the GPUs of a container, over the sockets: given, told, listed as unhealthy, and free again."""
+
+import msgspec
+import pytest
+from kubelet_support import pod, two_nodes
+from reservation_support import ids, reservation
+from whole_node_support import Node, fits, node
+
+from topoalign.allocator.companions import CompanionsLacking
+from topoalign.allocator.device_plugin.responses import Teller
+from topoalign.core.model.errors import DeviceInUse
+from topoalign.core.model.events import Allocation, AllocationDeviated, DeviceHealth, HealthState
+from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID, Namespace, PodName
+from topoalign.core.model.reservations import Reservation, ReservedContainer
+from topoalign.core.model.topology.model import Topology, VirtualFunction
+from topoalign.core.model.topology.offers import Offer
+from topoalign.kubelet.grpc.api import v1beta1
+
+pytestmark = pytest.mark.anyio
+DEFAULT = Namespace("default")
+MACHINE = two_nodes(nics=4)
+"""GPU-0 to GPU-3 with mlx5_0 and mlx5_1 on NUMA node 0, the others on node 1."""
+FUNCTIONS = ("0000:05:00.1", "0000:05:00.2")
+
+
+def joint(
+    name: str,
+    gpus: tuple[DeviceID, ...],
+    companions: tuple[DeviceID, ...],
+    *,
+    nics: tuple[DeviceID, ...] = (),
+    functions: dict[DeviceID, tuple[str, ...]] | None = None,
+    needed: bool = False,
+) -> Reservation:
+    """What is reserved for a pod of one container: GPUs and NICs that it asks for, and NICs that come with them."""
+    reserved = ReservedContainer(
+        container=ContainerName("main"),
+        devices={GPU: gpus, NIC: nics} if nics else {GPU: gpus},
+        companions={NIC: companions},
+        virtual_functions=functions or {},
+        needs_companions=needed,
+    )
+    return reservation(name, reserved)
+
+
+def live(it: Node) -> list[Allocation]:
+    return [*it.ledger.state.allocations.values()]
+
+
+def told(it: Node, name: str, resource: str = GPU) -> v1beta1.ContainerAllocateResponse:
+    """What the plugin of a resource told the container of this pod."""
+    responses = it.kubelet.running[DEFAULT, PodName(name)].responses
+    return next(response for (_, of), response in responses.items() if of == resource)
+
+
+async def shown(it: Node, nics: int) -> None:
+    """Returns once the kubelet counts so many NICs as healthy."""
+    await it.kubelet.until(lambda kubelet: kubelet.allocatable(NIC) == nics)
+
+
+async def test_companions_are_given_recorded_and_told_with_the_gpus() -> None:
+    """One grant has all, and the container is told what the plugin of the NICs would have told it."""
+    async with node(machine=MACHINE) as it:
+        it.reserve(joint("a", ids("GPU-2", "GPU-3"), ids("mlx5_1")))
+        fits(await it.kubelet.admit(pod("a", gpus=2)))
+        answer, alone = told(it, "a"), Teller().response(MACHINE, NIC, ids("mlx5_1"))
+
+        (held,) = live(it)
+        assert {GPU: ids("GPU-2", "GPU-3"), NIC: ids("mlx5_1")} == held.devices
+        assert ids("mlx5_1") == held.companions
+        assert ["AllocationGranted"] == it.facts()[:1]
+        assert alone.envs.items() <= answer.envs.items()
+        assert "GPU-2,GPU-3" == answer.envs["NVIDIA_VISIBLE_DEVICES"]
+        assert all(each in answer.devices for each in alone.devices)
+
+
+async def test_companions_are_unhealthy_for_the_kubelet_until_released() -> None:
+    """Their cards are well all the same, and the kubelet gives them to nobody."""
+    async with node(machine=MACHINE) as it:
+        it.reserve(joint("a", ids("GPU-2", "GPU-3"), ids("mlx5_1")))
+        fits(await it.kubelet.admit(pod("a", gpus=2)))
+        await shown(it, 3)
+        card = it.ledger.state.health_of(DeviceID("mlx5_1"))
+        ailing = it.ledger.state.ailing(live(it)[0])
+        other = fits(await it.kubelet.admit(pod("b", nics=1)))
+        with pytest.raises(DeviceInUse):
+            await it.device_allocations.allocate(NIC, [ids("mlx5_1")])
+        await it.device_allocations.reconcile()
+        await it.kubelet.remove(DEFAULT, PodName("a"))
+        await it.device_allocations.reconcile()
+        await it.clock.advance(6)
+        await it.device_allocations.reconcile()
+        await shown(it, 4)
+
+        assert (True, {}) == (card.usable, ailing)
+        assert ids("mlx5_0") == other.allocations[0].devices[NIC]
+        assert [{NIC: ids("mlx5_0")}] == [each.devices for each in live(it)]
+
+
+async def test_companions_stay_through_polls_and_restarts() -> None:
+    """PodResources does not list them, and neither a new agent nor a new kubelet loses them."""
+    async with node(machine=MACHINE) as it:
+        it.reserve(joint("a", ids("GPU-2", "GPU-3"), ids("mlx5_1")))
+        fits(await it.kubelet.admit(pod("a", gpus=2)))
+        for _ in range(3):
+            await it.clock.advance(40)
+            await it.device_allocations.reconcile()
+        (before,) = live(it)
+        await it.kubelet.restart()
+        await it.clock.advance(1)
+        await it.device_allocations.reconcile()
+        await it.clock.advance(1)
+        await shown(it, 3)
+        ledger, again = it.restarted()
+        await again.reconcile()
+        await it.clock.advance(40)
+        await again.reconcile()
+
+        assert before.owner is not None
+        assert "a" == before.owner.pod
+        assert [before] == live(it) == [*ledger.state.allocations.values()]
+        assert {DeviceID("mlx5_1")} == ledger.state.ownership.companions
+
+
+async def test_gpus_that_are_reserved_for_nobody_bring_no_nics() -> None:
+    async with node(machine=MACHINE) as it:
+        it.reserve(joint("a", ids("GPU-2", "GPU-3"), ids("mlx5_1")))
+        fits(await it.kubelet.admit(pod("b", gpus=1)))
+
+        assert [()] == [each.companions for each in live(it)]
+
+
+async def test_a_container_with_nics_of_its_own_is_told_of_all_of_them() -> None:
+    """The kubelet passes on one value of each variable: both answers have the same, and each its own device nodes."""
+    async with node(machine=MACHINE) as it:
+        it.reserve(joint("a", ids("GPU-2", "GPU-3"), ids("mlx5_1"), nics=ids("mlx5_0")))
+        fits(await it.kubelet.admit(pod("a", gpus=2, nics=1)))
+        gpus, nics = told(it, "a"), told(it, "a", NIC)
+
+        assert [{GPU, NIC}, {NIC}] == [{*each.devices} for each in live(it)]
+        assert ["mlx5_0,mlx5_1"] * 2 == [answer.envs["TOPOALIGN_NICS"] for answer in (gpus, nics)]
+        assert ["uverbs1", "uverbs0"] == [
+            next(node.host_path for node in answer.devices if "uverbs" in node.host_path).rpartition("/")[2]
+            for answer in (gpus, nics)
+        ]
+
+
+async def test_virtual_functions_come_with_the_gpus_and_share_their_nic() -> None:
+    """The kubelet must not give the NIC, another container may have its other function; one that is taken is replaced."""
+    async with node(machine=with_functions(MACHINE)) as it:
+        nic = DeviceID("mlx5_0")
+        first = joint("a", ids("GPU-0"), (nic,), functions={nic: FUNCTIONS[:1]}, needed=True)
+        it.reserve(first)
+        fits(await it.kubelet.admit(pod("a", gpus=1)))
+        it.reserve(first, joint("b", ids("GPU-1"), (nic,), functions={nic: FUNCTIONS[:1]}, needed=True), seq=2)
+        fits(await it.kubelet.admit(pod("b", gpus=1)))
+        await shown(it, 3)
+
+        assert [{nic: FUNCTIONS[:1]}, {nic: FUNCTIONS[1:]}] == [each.virtual_functions for each in live(it)]
+        assert FUNCTIONS[0] == told(it, "a").envs["PCIDEVICE_TOPOALIGN_IO_NIC"]
+
+
+@pytest.mark.parametrize("needed", [True, False])
+async def test_a_container_without_its_companions_fails_if_it_needs_them(needed: bool) -> None:
+    """Where another pod has got one of the NICs, the pod is refused, or gets the others and that is told."""
+    async with node(machine=MACHINE) as it:
+        fits(await it.kubelet.admit(pod("b", nics=1)))
+        taken = live(it)[0].devices[NIC]
+        other = next(nic.id for nic in MACHINE.nics if nic.id not in taken)
+        it.reserve(joint("a", ids("GPU-2", "GPU-3"), (*taken, other), needed=needed))
+        decision = await it.kubelet.admit(pod("a", gpus=2))
+        deviations = [event for event, _ in it.ledger.pending if isinstance(event, AllocationDeviated)]
+
+        if needed:
+            assert "NICs" not in str(decision)
+            assert CompanionsLacking.code in str(decision)
+            assert [NIC] == [name for each in live(it) for name in each.devices]
+        else:
+            assert [{*ids("GPU-2", "GPU-3"), *taken, other}] == [{*each.preferred} for each in deviations]
+            assert (other,) == live(it)[1].companions
+
+
+async def test_a_container_that_needs_companions_gets_no_other_gpus() -> None:
+    """Its own GPU became ill: the kubelet comes with others, and does not say for whom."""
+    async with node(machine=MACHINE) as it:
+        it.reserve(joint("a", ids("GPU-2", "GPU-3"), ids("mlx5_1"), needed=True))
+        health = it.ledger.state.health
+        assert health is not None
+        ill = {**health.devices, DeviceID("GPU-3"): DeviceHealth(state=HealthState.UNHEALTHY, reason="Xid 79")}
+        it.ledger.hear(msgspec.structs.replace(health, revision=health.revision + 1, devices=ill))
+        await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 7)
+        refused = await it.kubelet.admit(pod("a", gpus=2))
+        fits(await it.kubelet.admit(pod("b", gpus=1)))
+
+        assert CompanionsLacking.code in str(refused)
+
+
+async def test_a_reservation_on_devices_of_an_ended_pod_still_counts() -> None:
+    """The record keeps what the former pod had for some seconds; its GPUs and NICs are the next one's all the same."""
+    async with node(machine=MACHINE) as it:
+        it.reserve(joint("a", ids("GPU-2", "GPU-3"), ids("mlx5_1")))
+        fits(await it.kubelet.admit(pod("a", gpus=2)))
+        await it.device_allocations.reconcile()
+        await it.kubelet.remove(DEFAULT, PodName("a"))
+        it.reserve(joint("b", ids("GPU-2", "GPU-3"), ids("mlx5_1"), needed=True), seq=2)
+        fits(await it.kubelet.admit(pod("b", gpus=2)))
+
+        assert [ids("mlx5_1")] == [each.companions for each in live(it)]
+
+
+def with_functions(machine: Topology) -> Topology:
+    """The machine with two virtual functions of its first NIC, which is offered as a whole."""
+    functions = tuple(VirtualFunction(pci=each) for each in FUNCTIONS)
+    first = msgspec.structs.replace(machine.nics[0], virtual_functions=functions)
+    offers = tuple(
+        Offer(resource=resource, devices=tuple(each.id for each in cards))
+        for resource, cards in ((GPU, machine.gpus), (NIC, machine.nics))
+    )
+    return msgspec.structs.replace(machine, nics=(first, *machine.nics[1:]), offers=offers)
