@@ -1,0 +1,247 @@
+"""Annotations as HAMi's parts write and read them, and what they say about a text that is none."""
+
+from datetime import datetime, timedelta
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topoalign.core.sharing.hami.go_text import go_quoted, parse_int
+from topoalign.core.sharing.hami.handshake import NodeHealth, Reported, check_handshake, check_node, requesting
+from topoalign.core.sharing.hami.mig import MigProfile, Placement
+from topoalign.core.sharing.hami.pod_devices import (
+    MigAllocation,
+    PodCard,
+    decode_mig_allocations,
+    decode_pod,
+    encode_mig_allocations,
+    encode_pod,
+)
+from topoalign.core.sharing.hami.registration import (
+    InvalidAnnotation,
+    LinkScores,
+    RegisteredCard,
+    decode_old_register,
+    decode_pair_scores,
+    decode_register,
+    encode_pair_scores,
+    encode_register,
+)
+
+NOW = datetime(2026, 3, 4, 5, 6, 7)
+words = st.text(st.characters(codec="ascii", exclude_characters=",:;"), min_size=1, max_size=8)
+numbers = st.integers(-(1 << 31), (1 << 31) - 1)
+pod_cards = st.builds(PodCard, uuid=words, type=words, memory=numbers, cores=numbers)
+
+
+@given(st.lists(st.lists(pod_cards, max_size=3).map(tuple), max_size=4).map(tuple))
+def test_a_pod_is_read_as_it_was_written_with_one_container_more(containers: tuple[tuple[PodCard, ...], ...]) -> None:
+    assert (*containers, ()) == decode_pod(encode_pod(containers))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a,NVIDIA,1:;", "pod annotation format error, missing fields, do not use nodeName in task spec"),
+        ("a,NVIDIA,x,1:;", 'invalid memory field: strconv.ParseInt: parsing "x": invalid syntax'),
+        ("a,NVIDIA,1,:;", 'invalid core field: strconv.ParseInt: parsing "": invalid syntax'),
+        ("a,NVIDIA,1,2147483648:;", 'invalid core field: strconv.ParseInt: parsing "2147483648": value out of range'),
+    ],
+)
+def test_a_pod_that_cannot_be_read_has_upstreams_reason(text: str, reason: str) -> None:
+    with pytest.raises(InvalidAnnotation) as raised:
+        decode_pod(text)
+
+    assert ("hami.io/vgpu-devices-allocated", reason) == (raised.value.key, raised.value.reason)
+
+
+def test_what_has_no_comma_is_no_card_of_a_pod() -> None:
+    assert ((), (PodCard(uuid="a", type="NVIDIA", memory=1, cores=-2),)) == decode_pod("x:;a,NVIDIA,1,-2,more::")
+
+
+registered = st.builds(
+    RegisteredCard,
+    id=words,
+    index=st.integers(0, 9),
+    slots=numbers,
+    memory=numbers,
+    cores=numbers,
+    type=words,
+    numa=st.integers(-1, 3),
+    mode=words,
+    profiles=st.lists(
+        st.builds(MigProfile, name=words, memory=numbers, placements=st.just((Placement(0, 4), Placement(4, 4)))),
+        max_size=2,
+    ).map(tuple),
+    healthy=st.booleans(),
+)
+
+
+@given(st.lists(registered, max_size=3).map(tuple))
+def test_the_cards_of_a_node_are_read_as_they_were_written(cards: tuple[RegisteredCard, ...]) -> None:
+    assert cards == decode_register(encode_register(cards))
+
+
+def test_what_is_zero_is_left_out_of_a_nodes_cards() -> None:
+    profile = MigProfile(name="1g.5gb", memory=4864, placements=(Placement(0, 1),))
+    card = RegisteredCard(
+        id="GPU-a", slots=10, memory=8192, cores=100, type="NVIDIA P4", mode="mig", profiles=(profile,)
+    )
+
+    assert encode_register([card]) == (
+        '[{"id":"GPU-a","count":10,"devmem":8192,"devcore":100,"type":"NVIDIA P4","mode":"mig",'
+        '"migProfiles":[{"name":"1g.5gb","memoryMB":4864,"core":0,"sliceCount":0,"placements":[{"start":0,"size":1}]}]}]'
+    )
+
+
+def test_todays_text_and_both_old_ones_are_told_apart() -> None:
+    card = RegisteredCard(id="a", slots=10, memory=7680, cores=100, type="P4", numa=1, mode="hami-core", healthy=True)
+    later = msgspec.structs.replace(card, index=2, mode="mig")
+
+    assert (card,) == decode_register("a,10,7680,100,P4,1,true:") == decode_register(encode_register([card]))
+    assert (later, later) == decode_register("a,10,7680,100,P4,1,T,2,mig::a,10,7680,100,P4,1,1,2,mig:")
+
+
+OLD = "a,10,7680,100,P4,0,true"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (OLD, "node annotation missing device separator"),
+        ('gar"bage\n:', 'malformed node annotation segment: "gar\\"bage\\n"'),
+        ("a,x,1,1,P4,0,true:", 'invalid count field: strconv.ParseInt: parsing "x": invalid syntax'),
+        ("a,1,1,1_0,P4,0,true:", 'invalid core field: strconv.ParseInt: parsing "1_0": invalid syntax'),
+        (
+            "a,1,9999999999,1,P4,0,true:",
+            'invalid memory field: strconv.ParseInt: parsing "9999999999": value out of range',
+        ),
+        ("a,1,1,1,P4,x,yes:", 'invalid health field: strconv.ParseBool: parsing "yes": invalid syntax'),
+        (f"{OLD},x,m:", 'invalid index field: strconv.Atoi: parsing "x": invalid syntax'),
+        (f"{OLD},1:", "unexpected field count 8 in node annotation"),
+        (f"{OLD}:{OLD},-2,m:", "index field must not be negative: -2"),
+    ],
+)
+def test_a_node_that_cannot_be_read_has_upstreams_reason(text: str, reason: str) -> None:
+    with pytest.raises(InvalidAnnotation) as raised:
+        decode_old_register(text)
+
+    assert ("hami.io/node-nvidia-register", reason) == (raised.value.key, raised.value.reason)
+
+
+@pytest.mark.parametrize("text", ["[", "[1]", '[{"id":1,"uuid":1}]', "[" * 5000, "\ud800["])
+def test_a_damaged_text_is_refused(text: str) -> None:
+    for read in (decode_register, decode_pair_scores, decode_mig_allocations):
+        with pytest.raises(InvalidAnnotation):
+            read(text)
+
+
+def test_link_scores_are_read_as_they_were_written() -> None:
+    text = '[{"uuid":"b","score":{"a":110,"c":10}},{"uuid":"c","score":{}}]'
+
+    assert text == encode_pair_scores([LinkScores("b", {"c": 10, "a": 110}), LinkScores("c")])
+    assert {"b": {"a": 110, "c": 10}, "c": {}} == decode_pair_scores(text)
+
+
+WITHOUT_IDS = '{"containerIndex":0,"deviceIndex":1,"gpuUUID":"a","profile":"1g","placement":{"start":6,"size":1}}'
+PARTIAL = WITHOUT_IDS[:-1] + ',"migUUID":"MIG-1","gpuInstanceID":0}'
+WITH_IDS = PARTIAL[:-1] + ',"computeInstanceID":0}'
+
+
+def altered(old: str, new: str) -> str:
+    assert old in WITHOUT_IDS
+    return f"[{WITHOUT_IDS.replace(old, new)}]"
+
+
+def test_instances_are_read_as_they_were_written() -> None:
+    planned = MigAllocation(container=0, device=1, gpu="a", profile="1g", placement=Placement(6, 1))
+
+    assert (planned,) == decode_mig_allocations(f"[{WITHOUT_IDS}]")
+    assert f"[{WITHOUT_IDS}]" == encode_mig_allocations([planned])
+    assert f"[{WITH_IDS}]" == encode_mig_allocations(decode_mig_allocations(f"[{WITH_IDS}]"))
+    assert () == decode_mig_allocations("")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (f"[{WITHOUT_IDS},{WITHOUT_IDS}]", "duplicate MIG allocation for container 0 device 1"),
+        (f"[{PARTIAL}]", "MIG allocation 0 has partial runtime identity"),
+        (altered('"size":1', '"size":0'), "MIG allocation 0 is incomplete"),
+        (altered('"gpuUUID":"a"', '"gpuUUID":""'), "MIG allocation 0 is incomplete"),
+        (altered('"deviceIndex":1', '"deviceIndex":-1'), "MIG allocation 0 is incomplete"),
+    ],
+)
+def test_instances_that_contradict_themselves_are_refused(text: str, reason: str) -> None:
+    with pytest.raises(InvalidAnnotation) as raised:
+        decode_mig_allocations(text)
+
+    assert reason == raised.value.reason
+
+
+HEALTHY, UNHEALTHY = NodeHealth(healthy=True, refresh=False), NodeHealth(healthy=False, refresh=False)
+ANEW = NodeHealth(healthy=True, refresh=True)
+
+
+def asked(seconds: float) -> str:
+    return requesting(NOW - timedelta(seconds=seconds))
+
+
+@pytest.mark.parametrize(
+    ("handshake", "allocatable", "expected"),
+    [
+        (None, 0, ANEW),
+        ("", 0, ANEW),
+        ("Reported 2026-03-04 05:06:07", 0, ANEW),
+        ("Deleted_2026", 1, ANEW),
+        (asked(59), 0, HEALTHY),
+        (asked(60), 0, UNHEALTHY),
+        (asked(60), 1, HEALTHY),
+        (asked(-99), 0, HEALTHY),
+        ("Requesting", 0, HEALTHY),
+        ("Requesting_2020-02-30 00:00:00", 0, HEALTHY),
+        ("Requesting_2020-02-28T00:00:00", 0, HEALTHY),
+        ("Requesting_2020-02-28 0:00:00.5", 0, UNHEALTHY),
+        ("Requesting_2020-02-28 00:00:00 ", 0, HEALTHY),
+    ],
+)
+def test_a_node_is_unhealthy_a_minute_after_its_cards_are_gone(
+    handshake: str | None, allocatable: int, expected: NodeHealth
+) -> None:
+    assert expected == check_handshake(handshake, allocatable, NOW)
+
+
+@pytest.mark.parametrize(
+    ("before", "current", "expected"),
+    [
+        (Reported(), Reported(), UNHEALTHY),
+        (Reported(allocatable=8), Reported(), UNHEALTHY),
+        (Reported(), Reported(allocatable=8), ANEW),
+        (Reported(allocatable=8), Reported(allocatable=7), ANEW),
+        (Reported(allocatable=8), Reported(allocatable=8), HEALTHY),
+        (Reported(allocatable=8, register=""), Reported(allocatable=8), HEALTHY),
+        (Reported(allocatable=8, register="a"), Reported(allocatable=8, register="b"), ANEW),
+    ],
+)
+def test_what_changes_on_a_node_is_read_anew(before: Reported, current: Reported, expected: NodeHealth) -> None:
+    assert expected == check_node(asked(60), before, current, NOW)
+
+
+def test_a_node_whose_last_card_goes_is_unhealthy_at_once() -> None:
+    assert UNHEALTHY == check_node(asked(1), Reported(allocatable=8), Reported(), NOW)
+    assert HEALTHY == check_node(asked(1), Reported(), Reported(), NOW)
+    assert NodeHealth(healthy=False, refresh=True) == check_node(None, Reported(allocatable=8), Reported(), NOW)
+
+
+@given(st.integers())
+def test_integers_have_their_size(number: int) -> None:
+    if -(1 << 31) <= number < 1 << 31:
+        assert number == parse_int(str(number))
+    else:
+        with pytest.raises(ValueError, match="value out of range"):
+            parse_int(str(number))
+
+
+def test_texts_are_quoted_as_go_quotes_them() -> None:
+    assert '"a\\"b\\\\\\t\\x00é\\u200b\\U000e0001"' == go_quoted('a"b\\\t\x00é\u200b\U000e0001')

@@ -1,0 +1,157 @@
+"""Which cards a container gets, against a reference written from HAMi's rules, and its reasons one by one."""
+
+from typing import Any
+
+import hami_reference as reference
+import pytest
+from hami_support import UUIDS, annotations, asked, cards, namespaces, pair_scores, quota, requests, usage
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.sharing.hami.fit import Surroundings, Unfit, fit
+from topoalign.core.sharing.hami.quota import NamespaceQuota
+from topoalign.core.sharing.hami.selection import read_rules
+from topoalign.core.sharing.hami.usage import CardShare
+
+earlier = st.lists(
+    st.lists(st.tuples(st.sampled_from(UUIDS), st.sampled_from([128, 512]), st.sampled_from([0, 25])), max_size=2),
+    max_size=3,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    cards(),
+    requests,
+    annotations,
+    st.sets(st.sampled_from(UUIDS), max_size=1),
+    pair_scores,
+    namespaces,
+    earlier,
+    st.integers(0, 2),
+)
+@example([reference.Card("a"), reference.Card("b", numa=1)], reference.Request(), {}, {"b"}, {}, None, [], 0)
+def test_fit_takes_what_the_rules_take(
+    some: list[reference.Card],
+    request: reference.Request,
+    notes: dict[str, str],
+    cordoned: set[str],
+    scores: dict[str, dict[str, int]],
+    namespace: reference.Namespace | None,
+    before: list[reference.Given],
+    init: int,
+) -> None:
+    """Cards in any order, in all modes, with every annotation; the same cards in the same order, or the same reasons."""
+    node = reference.Node(some, cordoned, scores)
+
+    expected = reference.fit(some, request, notes, "spread", node, namespace, before, init)
+
+    around = Surroundings(
+        rules=read_rules(notes),
+        cordoned=frozenset(cordoned),
+        scores=scores,
+        quota=None if namespace is None else quota(namespace),
+        init_containers=init,
+        earlier=tuple(tuple(CardShare(uuid=DeviceID(u), memory=m, cores=c) for u, m, c in each) for each in before),
+    )
+    assert expected == answer([usage(card) for card in reversed(some)], request, around)
+
+
+def answer(walk: list[Any], request: reference.Request, around: Surroundings) -> reference.Answer:
+    found = fit(walk, asked(request), around)
+    if isinstance(found, Unfit):
+        return False, [], found.reason
+    return True, [(share.uuid, share.memory, share.cores) for share in found], ""
+
+
+REASONS = [
+    ("CardNotHealth", {"healthy": False}, {}, {}),
+    ("CardCordoned", {"uuid": "cordoned"}, {}, {}),
+    ("CardTypeMismatch", {}, {}, {"nvidia.com/use-gputype": "V100"}),
+    ("CardTypeMismatch", {"mode": "mps"}, {}, {"nvidia.com/vgpu-mode": "hami-core"}),
+    ("CardTypeMismatch", {}, {"vendor": "Ascend"}, {}),
+    ("CardUuidMismatch", {}, {}, {"nvidia.com/nouse-gpuuuid": "a"}),
+    ("CardTimeSlicingExhausted", {"used_slots": 4}, {}, {}),
+    ("ExclusiveDeviceAllocateConflict", {"used_slots": 1}, {}, {"hami.io/gpu-scheduler-policy": "spread,mutex"}),
+    ("ResourceQuotaNotFit", {}, {"memory": 900}, {}),
+    ("CardInsufficientMemory", {"used_memory": 900}, {"memory": 200}, {}),
+    ("CardInsufficientCore", {"used_cores": 80}, {"cores": 30}, {}),
+    ("CardInsufficientCore", {"cores": 4}, {"cores": 200}, {}),
+    ("ExclusiveDeviceAllocateConflict", {"used_slots": 1}, {"cores": 100}, {}),
+    ("CardComputeUnitsExhausted", {"used_cores": 100}, {}, {}),
+    ("CardMigTopologyInfeasible", {"mode": "mig"}, {}, {}),
+]
+
+
+@pytest.mark.parametrize(("reason", "card", "request_", "notes"), REASONS)
+def test_each_check_has_its_reason(
+    reason: str, card: dict[str, Any], request_: dict[str, Any], notes: dict[str, str]
+) -> None:
+    around = Surroundings(rules=read_rules(notes), cordoned=frozenset({"cordoned"}), quota=NamespaceQuota(memory=800))
+    walk = [usage(reference.Card(**{"uuid": "a", **card}))]
+
+    assert (False, [], f"1/1 {reason}") == answer(walk, reference.Request(**request_), around)
+
+
+def test_checks_come_in_their_order() -> None:
+    """A card that fails all of them is refused for the first; repaired one by one, for the next."""
+    faults: dict[str, Any] = {
+        "uuid": "cordoned",
+        "healthy": False,
+        "used_slots": 4,
+        "used_memory": 900,
+        "used_cores": 100,
+    }
+    notes = {"nvidia.com/use-gputype": "V100", "nvidia.com/nouse-gpuuuid": "cordoned"}
+    repairs: list[tuple[dict[str, Any], list[str]]] = [
+        ({"healthy": True}, []),
+        ({"uuid": "a"}, []),
+        ({}, ["nvidia.com/use-gputype"]),
+        ({}, ["nvidia.com/nouse-gpuuuid"]),
+        ({"slots": 8}, []),
+        ({"used_memory": 0}, []),
+    ]
+    request = reference.Request(memory=200, cores=50)
+    reasons = []
+    for changes, dropped in [({}, []), *repairs]:
+        faults |= changes
+        notes = {key: text for key, text in notes.items() if key not in dropped}
+        if "cordoned" not in faults["uuid"] and "nvidia.com/nouse-gpuuuid" in notes:
+            notes["nvidia.com/nouse-gpuuuid"] = "a"
+        walk = [usage(reference.Card(**faults))]
+        reasons.append(
+            answer(walk, request, Surroundings(rules=read_rules(notes), cordoned=frozenset({"cordoned"})))[2].split()[1]
+        )
+
+    assert [
+        "CardNotHealth",
+        "CardCordoned",
+        "CardTypeMismatch",
+        "CardUuidMismatch",
+        "CardTimeSlicingExhausted",
+        "CardInsufficientMemory",
+        "CardInsufficientCore",
+    ] == reasons
+
+
+def test_a_whole_card_is_one_only_where_cores_are_not_scaled() -> None:
+    """A card of 200 cores takes a second container that asks for 100, as upstream has it."""
+    scaled = usage(reference.Card("a", cores=200, used_cores=100, used_slots=1))
+
+    assert answer([scaled], reference.Request(cores=100), Surroundings())[0]
+
+
+def test_one_container_can_have_several_instances_of_a_card() -> None:
+    profile = reference.Profile("1g.5gb", 128, 14, 1, tuple((start, 1) for start in range(3)))
+    card = usage(reference.Card("a", mode="mig", profiles=(profile,)))
+
+    assert [("a", 100, 0)] * 3 == answer([card], reference.Request(count=3, memory=100), Surroundings())[1]
+    assert (
+        "1/1 CardMigTopologyInfeasible, 3/1 AllocatedCardsInsufficientRequest"
+        == answer([card], reference.Request(count=4, memory=100), Surroundings())[2]
+    )
+
+
+def test_who_asks_for_no_card_gets_none() -> None:
+    assert () == fit([], asked(reference.Request(count=0)), Surroundings())

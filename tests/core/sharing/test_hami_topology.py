@@ -1,0 +1,100 @@
+"""Which cards are connected best, against all combinations, and what links are worth."""
+
+import hami_reference as reference
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from topoalign.core.model.errors import TooMuchWork
+from topoalign.core.model.topology.links import PcieClass
+from topoalign.core.sharing.hami import topology
+from topoalign.core.sharing.hami.topology import (
+    GpuLinks,
+    asymmetric,
+    link_score,
+    link_scores,
+    nvlinks_between,
+    pair_score,
+    pick,
+)
+
+CARDS = "abcdefg"
+tables = st.dictionaries(
+    st.sampled_from(CARDS),
+    st.dictionaries(st.sampled_from(CARDS), st.sampled_from([-5, -1, 0, 1, 10, 100, 200])),
+    max_size=len(CARDS),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.permutations(CARDS), st.integers(1, 7), st.integers(0, 3), tables)
+def test_the_best_set_of_all_is_picked(
+    order: list[str], count: int, again: int, scores: dict[str, dict[str, int]]
+) -> None:
+    """With scores below zero, different in both directions or missing, and with cards that come twice, as instances do."""
+    cards = [*order, *order[:again]]
+    given_cards = [(uuid, position, 0) for position, uuid in enumerate(cards)]
+    expected = tuple(position for _, position, _ in reference.picked(given_cards, count, scores))
+
+    assert expected == pick(cards, count, scores)
+
+
+def test_the_example_of_six_cards() -> None:
+    """Walked from f to a: f and c, f and a are linked; the third of three is the first that ties."""
+    scores = {a: {b: 100 if {a, b} in ({"a", "f"}, {"c", "f"}) else 1 for b in "abcdef" if b != a} for a in "abcdef"}
+
+    assert ("f", "c", "a") == tuple("fedcba"[position] for position in pick("fedcba", 3, scores))
+
+
+def test_eight_of_sixteen_equal_cards_are_found_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no set can be better than the first one, no other is looked at."""
+    cards = [str(number) for number in range(16)]
+    monkeypatch.setattr(topology, "MOST_STEPS", 20)
+
+    assert tuple(range(8)) == pick(cards, 8, {a: dict.fromkeys(cards, 1800) for a in cards})
+
+
+def test_a_search_that_takes_too_long_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = {a: {b: abs(ord(a) - ord(b)) for b in CARDS} for a in CARDS}
+    monkeypatch.setattr(topology, "MOST_STEPS", 5)
+
+    with pytest.raises(TooMuchWork):
+        pick(CARDS, 3, scores)
+
+
+@pytest.mark.parametrize(
+    ("link", "worth"),
+    [
+        (PcieClass.SYS, 10),
+        (PcieClass.NODE, 20),
+        (PcieClass.PHB, 30),
+        (PcieClass.PXB, 40),
+        (PcieClass.PIX, 50),
+        (PcieClass.PSB, 60),
+        (1, 100),
+        (18, 1800),
+        (19, 0),
+        (0, 0),
+    ],
+)
+def test_what_a_link_is_worth(link: PcieClass | int, worth: int) -> None:
+    assert worth == link_score(link)
+
+
+def test_links_of_a_pair_add_up() -> None:
+    a = GpuLinks(uuid="a", index=0, links={1: (PcieClass.SYS, 4)})
+    b = GpuLinks(uuid="b", index=1, links={0: (PcieClass.SYS, 4)})
+
+    assert 410 == pair_score(a, b)
+    assert [("a", {"b": 410}), ("b", {"a": 410})] == [(each.uuid, each.score) for each in link_scores([a, b])]
+
+
+def test_a_pair_that_counts_its_links_differently_is_worth_nothing() -> None:
+    a = GpuLinks(uuid="a", index=0, links={1: (PcieClass.SYS, 4)})
+    b = GpuLinks(uuid="b", index=1, links={0: (PcieClass.SYS,)})
+
+    assert (0, 0, True) == (pair_score(a, b), pair_score(b, a), asymmetric(a, b))
+
+
+def test_through_switches_the_card_with_fewer_links_counts() -> None:
+    assert (4, 12, 0) == tuple(nvlinks_between(*each) for each in ((4, (18, 18)), (0, (18, 12)), (0, (18, 0))))
