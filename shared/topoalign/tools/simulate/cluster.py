@@ -16,6 +16,7 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from http.client import HTTPConnection, HTTPException
+from itertools import cycle
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -26,6 +27,7 @@ from anyio.abc import Process
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import NodeName
 from topoalign.runtime.clock import SystemClock
+from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats
 from topoalign.runtime.settings import PREFIX
 from topoalign.runtime.tasks import background
@@ -35,6 +37,7 @@ from topoalign.testing.fake_scheduler.extender import HttpExtender
 from topoalign.testing.fake_scheduler.scheduler import FakeScheduler
 from topoalign.tools.bench.registry.reader import free_port
 from topoalign.tools.simulate.node import SimulatedNode
+from topoalign.tools.simulate.reserved import Reservations
 
 READY_SECONDS = 120.0
 """For the registries to know all nodes; on an idle machine it takes some seconds."""
@@ -91,6 +94,7 @@ class SimulatedCluster:
         self, api: FakeCluster, nodes: Sequence[SimulatedNode], replicas: Sequence[Replica], tls: Tls | None
     ) -> None:
         self.api, self.nodes, self.replicas = api, nodes, replicas
+        self.reservations = Reservations()
         verified = ssl.create_default_context(cafile=str(tls.authority)) if tls is not None else None
         scheme = "http" if tls is None else "https"
         self.extender = HttpExtender(
@@ -109,21 +113,22 @@ async def simulated_cluster(
     chance: Random,
     folder: Path,
     tls: Tls | None = None,
+    *,
+    shuffled: bool = False,
 ) -> AsyncIterator[SimulatedCluster]:
     """
     A cluster while the context is open: nodes that take turns with machines and policies, and whose pods last between the
     two numbers of `seconds`. `folder`: a short path, because sockets are made below it. `tls` None: the
-    scheduler uses HTTP.
+    scheduler uses HTTP. `shuffled`: as for `SimulatedNode`.
 
     Raises NotReady, and what starting the parts raises.
     """
     api = FakeCluster()
     async with local_nats(folder / "nats") as nats, fake_api_server(api) as server, background() as tasks:
+        turns = zip(names, cycle(machines), cycle(policies), strict=False)  # nodes take turns
         nodes = [
-            SimulatedNode(
-                name, machines[n % len(machines)], policies[n % len(policies)], folder / str(n), nats, api, chance
-            )
-            for n, name in enumerate(names)
+            SimulatedNode(name, machine, policy, folder / str(n), nats, api, chance, shuffled=shuffled)
+            for n, (name, machine, policy) in enumerate(turns)
         ]
         for node in nodes:
             await tasks.start(node.run, seconds)
@@ -134,7 +139,9 @@ async def simulated_cluster(
             cluster = SimulatedCluster(api, nodes, replicas, tls)
             await tasks.start(cluster.scheduler.run)
             try:
-                yield cluster
+                async with connect_bus(nats) as bus, background() as listening:
+                    listening.start_soon(cluster.reservations.follow, bus)
+                    yield cluster
             finally:
                 cluster.extender.close()
         finally:

@@ -46,6 +46,9 @@ PODS_HELP = (
 @click.option("--foreign", metavar="SHAPE", multiple=True, help="Pods that another scheduler binds, as --pods.")
 @click.option("--registries", type=click.IntRange(1, 5), default=1, show_default=True, help="Replicas of the registry.")
 @click.option(
+    "--shuffle", "shuffled", is_flag=True, help="Kubelets take pods late and in a random order, not as they were bound."
+)
+@click.option(
     "--seed", type=int, default=0, show_default=True, help="Seed of the order of the pods and of how long they run."
 )
 @click.option(
@@ -59,6 +62,7 @@ def simulate(
     shapes: tuple[str, ...],
     foreign: tuple[str, ...],
     registries: int,
+    shuffled: bool,
     seed: int,
     seconds: int,
     as_json: bool,
@@ -78,7 +82,7 @@ def simulate(
     configure_logging("console", "error")
     bar = Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
     with bar:
-        bound = bar.add_task("pods bound", total=sum(shape.count for shape in read))
+        bound = bar.add_task("pods that a node has judged", total=sum(shape.count for shape in read))
 
         async def simulated() -> Report:
             return await run(
@@ -88,6 +92,7 @@ def simulate(
                 read,
                 foreign=[read_shape(text) for text in foreign],
                 registries=registries,
+                shuffled=shuffled,
                 seed=seed,
                 most_seconds=seconds,
                 progress=lambda done: bar.update(bound, completed=done),

@@ -19,8 +19,11 @@ from topoalign.runtime.settings import PREFIX
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.fake_api_server.objects import ApiError, Object
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
+from topoalign.tools.simulate.reserved import Given
 
 SERVICES = ("discovery", "hinting", "allocator")
+LATE_SECONDS = 0.5
+"""A kubelet that takes pods in a random order takes the next one so much later at most."""
 Key = tuple[str, str]
 
 
@@ -37,24 +40,43 @@ class SimulatedNode:
     """One node. What its containers would do is to last for a while."""
 
     def __init__(
-        self, name: NodeName, machine: str, policy: str, folder: Path, nats: str, cluster: FakeCluster, chance: Random
+        self,
+        name: NodeName,
+        machine: str,
+        policy: str,
+        folder: Path,
+        nats: str,
+        cluster: FakeCluster,
+        chance: Random,
+        *,
+        shuffled: bool,
     ) -> None:
-        """`folder`: its own, and short: sockets are made in it. `chance`: for how long pods last."""
-        self.name, self._cluster, self._chance, self._folder = name, cluster, chance, folder
+        """
+        `folder`: its own, and short: sockets are made in it. `chance`: for how long pods last. `shuffled`: its kubelet
+        takes pods late and in a random order.
+        """
+        self.name, self._cluster, self._folder = name, cluster, folder
+        self._chance, self._shuffled = chance, shuffled
         self.refusals: list[Refused] = []
         """Pods that its kubelet refused."""
         self.foreign_binds: list[float] = []
         """When another scheduler bound pods to it, in seconds of the loop."""
         self.admitted: list[str] = []
         """Pods that its kubelet admitted."""
+        self.given: list[Given] = []
+        """What each of these got."""
+        self.freed: list[float] = []
+        """When pods gave back what they had, in seconds of the loop."""
         self.doubled: list[tuple[str, DeviceID]] = []
         """Pod and device, where it was given a device that a running pod had."""
         self._held: dict[DeviceID, str] = {}
+        self._bound: list[Object] = []
+        """Pods that its kubelet has not taken yet, in the order in which they were bound."""
+        self._bound_more = anyio.Event()
         plugins, resources = folder / "device-plugins", folder / "pod-resources"
         for each in (plugins, resources):
             each.mkdir(parents=True)
-        config = folder / "config.yaml"
-        config.write_bytes(msgspec.json.encode(kubelet_configuration(policy)))
+        (config := folder / "config.yaml").write_bytes(msgspec.json.encode(kubelet_configuration(policy)))
         rules: AdmissionRules = configuration.load_configuration(config)
         self._topology = load_machine(machine).topology
         self.kubelet = FakeKubelet(plugins, resources, self._topology, rules)
@@ -84,7 +106,8 @@ class SimulatedNode:
             await serving.wait()
             await self.kubelet.until(lambda kubelet: all(self._allocatable().values()))
             self._register()
-            tasks.start_soon(self._follow, tasks, seconds)
+            tasks.start_soon(self._follow)
+            tasks.start_soon(self._admit_all, tasks, seconds)
             task_status.started()
 
     def _allocatable(self) -> Mapping[str, int]:
@@ -97,18 +120,30 @@ class SimulatedNode:
         allocatable = {name: str(amount) for name, amount in self._allocatable().items()}
         self._cluster.nodes.merge(("", self.name), {"status": {"allocatable": allocatable}})
 
-    async def _follow(self, tasks: TaskGroup, seconds: tuple[float, float]) -> None:
-        """Admits what is bound to this node, one pod after another, as a kubelet does."""
+    async def _follow(self) -> None:
+        """Notes what is bound to this node."""
         seen, pods = self._cluster.pods.newest, self._cluster.pods
-        taken: set[str] = set()
+        noted: set[str] = set()
         while True:
             for change in pods.since(seen):
                 seen, pod = change.version, change.object
                 uid = pod["metadata"]["uid"]
-                if change.type != "DELETED" and pod["spec"].get("nodeName") == self.name and uid not in taken:
-                    taken.add(uid)
-                    await self._admit(pod, tasks, seconds)
+                if change.type != "DELETED" and pod["spec"].get("nodeName") == self.name and uid not in noted:
+                    noted.add(uid)
+                    self._bound.append(pod)
+                    self._bound_more.set()
             await pods.wait()
+
+    async def _admit_all(self, tasks: TaskGroup, seconds: tuple[float, float]) -> None:
+        """Admits what is bound to this node, one pod after another, as a kubelet does."""
+        while True:
+            if not self._bound:
+                self._bound_more = anyio.Event()
+                await self._bound_more.wait()
+            if self._shuffled:
+                await anyio.sleep(self._chance.uniform(0, LATE_SECONDS))
+            place = self._chance.randrange(len(self._bound)) if self._shuffled else 0
+            await self._admit(self._bound.pop(place), tasks, seconds)
 
     async def _admit(self, pod: Object, tasks: TaskGroup, seconds: tuple[float, float]) -> None:
         request = manifest.pod_of(pod)
@@ -119,6 +154,8 @@ class SimulatedNode:
             self._set_status(request.namespace, request.name, phase="Failed", reason=decision.reason, message=message)
             return
         self.admitted.append(request.name)
+        devices = (device for allocation in decision.allocations for device in allocation.device_ids)
+        self.given.append(Given(pod["metadata"]["uid"], frozenset(devices), anyio.current_time()))
         for allocation in decision.allocations:
             for device in allocation.device_ids:
                 if device in self._held:
@@ -131,6 +168,7 @@ class SimulatedNode:
         """The containers of a pod run, and end."""
         await anyio.sleep(seconds)
         self._held = {device: pod for device, pod in self._held.items() if pod != name}
+        self.freed.append(anyio.current_time())
         await self.kubelet.remove(namespace, name)
         self._set_status(namespace, name, phase="Succeeded")
 

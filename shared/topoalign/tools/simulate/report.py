@@ -9,6 +9,7 @@ import msgspec
 from topoalign.tools.simulate.cluster import SimulatedCluster
 from topoalign.tools.simulate.foreign import OVERTAKING_SECONDS, PREFIX
 from topoalign.tools.simulate.node import Refused, SimulatedNode
+from topoalign.tools.simulate.reserved import differences
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +29,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The same, refused."""
     doubled: int
     """Devices that were given to a container while another one had them. Anything but 0 is a defect."""
+    swapped: int
+    """Pods that got the devices that were reserved for another one which waited for the same node."""
+    realigned: int
+    """Pods that got other devices than were reserved after something of their node became free: they were aligned anew."""
+    undisturbed: int
+    """Pods on whose nodes nothing became free from shortly before they were reserved until they were admitted."""
+    deviated: int
+    """Of these, pods that got devices which were reserved for none."""
     waiting: int
     """Pods that were never bound."""
     unexplained: int
@@ -49,7 +58,10 @@ def report(cluster: SimulatedCluster, pods: int, seconds: float) -> Report:
     refused = [(node, each) for node in cluster.nodes for each in node.refusals]
     own = [(node, each) for node, each in refused if not is_foreign(each.pod)]
     known = [each for node, each in own if not is_overtaken(node, each)]
-    bound = pods - len(waiting)
+    bound = sum(not is_foreign(pod["metadata"]["name"]) for pod in cluster.api.pods) - len(waiting)
+    found = Counter[str]()
+    for node in cluster.nodes:
+        found += differences(cluster.reservations.nodes[node.name], node.given, node.freed)
     return Report(
         nodes=len(cluster.nodes),
         pods=pods,
@@ -59,7 +71,11 @@ def report(cluster: SimulatedCluster, pods: int, seconds: float) -> Report:
         foreign_admitted=sum(map(is_foreign, admitted)),
         foreign_refused=len(refused) - len(own),
         doubled=sum(len(node.doubled) for node in cluster.nodes),
-        waiting=len(waiting),
+        swapped=found["swapped"],
+        realigned=found["realigned"],
+        undisturbed=found["undisturbed"],
+        deviated=found["deviated"],
+        waiting=pods - bound,
         unexplained=sum(not explained(pod) for pod in waiting),
         errors=dict(Counter(cluster.scheduler.errors)),
         calls=dict(cluster.scheduler.calls),

@@ -1,0 +1,104 @@
+"""
+Whether pods got the devices that registries had reserved for them.
+
+A kubelet does not say for which pod it asks, so of two pods that wait for their node and ask for as many devices, each may
+get what was reserved for the other: they are swapped, and both have what was chosen. A kubelet also aligns a pod anew when
+it admits it: where something of the node became free that was not known to be free when the reservation was made, it may
+take other NUMA nodes than were predicted, which no device plugin can change. Any other difference is a deviation.
+"""
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import anyio
+
+from topoalign.core import wire
+from topoalign.core.model.events import ReservationsChanged
+from topoalign.core.model.ids import DeviceID, NodeName
+from topoalign.core.ports import Bus, Stream
+
+NEXT = 3
+"""Pods that wait for their node at the same time: a registry binds no more."""
+
+UNKNOWN_SECONDS = 2.0
+"""For so long at most a pod has ended and its node's allocator does not know of it."""
+
+Devices = frozenset[DeviceID]
+
+
+class Given(NamedTuple):
+    """What a kubelet gave a pod."""
+
+    uid: str
+    devices: Devices
+    at: float
+    """Seconds of the loop."""
+
+
+class Reserved(NamedTuple):
+    """What was reserved for a pod, when that was written last."""
+
+    devices: Devices
+    at: float
+    """Seconds of the loop."""
+
+
+class NodeRecord:
+    """What was reserved on one node."""
+
+    def __init__(self) -> None:
+        self.reserved: dict[str, Reserved] = {}
+        """By the UID of the pod."""
+        self.freed: list[float] = []
+        """When reservations ended without their pods."""
+
+    def note(self, event: ReservationsChanged, now: float) -> None:
+        """The reservations of the node have changed."""
+        for each in event.reservations:
+            if each.pod_uid in event.made:
+                devices = (ids for container in each.containers for ids in container.devices.values())
+                self.reserved[each.pod_uid] = Reserved(frozenset[DeviceID]().union(*devices), now)
+        if event.cancelled or event.expired:
+            self.freed.append(now)
+
+
+class Reservations:
+    """What was reserved on all nodes."""
+
+    def __init__(self) -> None:
+        self.nodes: defaultdict[NodeName, NodeRecord] = defaultdict(NodeRecord)
+
+    async def follow(self, bus: Bus) -> None:
+        """Listens until cancelled."""
+        async with bus.follow(Stream.ALLOCATIONS, wire.reservation_subject()) as messages:
+            async for received in messages:
+                event = wire.decode(received.message)
+                if isinstance(event, ReservationsChanged):
+                    self.nodes[event.node].note(event, anyio.current_time())
+
+
+def differences(record: NodeRecord, given: Sequence[Given], freed: Sequence[float]) -> Counter[str]:
+    """
+    Of the pods that a node admitted, in that order: how many were `swapped` or `realigned`; how many came while nothing
+    became free (`undisturbed`), and how many of these `deviated`. Those for which nothing was reserved do not count.
+    `freed`: when pods of the node ended.
+    """
+    left, counts, ends = dict(record.reserved), Counter[str](), sorted((*freed, *record.freed))
+    for place, each in enumerate(given):
+        expected = left.pop(each.uid, None)
+        if expected is None:
+            continue
+        undisturbed = bisect_left(ends, expected.at - UNKNOWN_SECONDS) == bisect_left(ends, each.at)
+        counts["undisturbed"] += undisturbed
+        if expected.devices == each.devices:
+            continue
+        later = (other.uid for other in given[place + 1 : place + 1 + NEXT])
+        other = next((uid for uid in later if uid in left and left[uid].devices == each.devices), None)
+        if other is not None:
+            left[other] = expected
+            counts["swapped"] += 1
+        else:
+            counts["deviated" if undisturbed else "realigned"] += 1
+    return counts
